@@ -230,7 +230,7 @@ def test_benchmarks_have_the_flags_that_pages_give_them(name):
     assert flags <= set(known)
 
 
-def test_what_pages_bind_by_name_is_there():
+def test_names_that_pages_bind_exist():
     modules: dict[str, list[str]] = {}
     for path in (ROOT / "jaxir").rglob("*.py"):
         modules.setdefault(path.stem, []).append(".".join(path.relative_to(ROOT).with_suffix("").parts))

@@ -96,7 +96,7 @@ def test_all_parts_are_measured_in_one_command(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_was_measured_stays_when_the_rest_is_interrupted(tmp_path):
+def test_interrupted_report_keeps_measured_parts(tmp_path):
     with report(tmp_path / "report.md") as process:
         end = time.monotonic() + 200
         while not (tmp_path / "report.md").exists():

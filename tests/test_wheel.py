@@ -103,7 +103,7 @@ def jaxir(wheel, tmp_path_factory) -> Path:
     return home / "bin" / "jaxir"
 
 
-def test_what_is_in_it(source, wheel):
+def test_wheel_holds_code_recipes_and_tasks(source, wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     notes = f"jaxir-{here.__version__}.dist-info/"
     assert {name.split("/")[0] + "/" for name in names} == {"jaxir/", notes}
@@ -139,7 +139,7 @@ def train(jaxir: Path, folder: Path, data: str) -> None:
     assert "a loss of the working directory" in trained and "run is complete: 3 steps" in trained
 
 
-def test_what_the_command_says_of_itself(jaxir, wheel, tmp_path):
+def test_wheel_command_reports_version_and_commands(jaxir, wheel, tmp_path):
     code = "import jaxir.core.installation as i; print(i.__file__, i.how_to_install('serve'), i.clone())"
     told = run(jaxir.with_name("python"), "-c", code, cwd=tmp_path)
     assert told.startswith(str(jaxir.parents[1])) and f"{wheel}[serve]" in told and told.endswith(" None\n")

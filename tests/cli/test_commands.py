@@ -94,7 +94,7 @@ def test_a_mistyped_command_costs_one_sentence(arguments, message):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
-def test_what_expand_does_is_listed(capsys):
+def test_expand_lists_its_actions(capsys):
     assert expand.main(["--help"]) == 0
     listed = capsys.readouterr().out
     for action in expand.ACTIONS:

@@ -87,7 +87,7 @@ def test_the_record_repeats_the_run(bind, tmp_path):
     assert values["names"] == ["a", "b"] and values["rate"] == 0.25
 
 
-def test_of_two_flags_on_one_macro_the_one_of_its_name_sets_it(bind):
+def test_flag_named_like_a_shared_macro_sets_it(bind):
     values, config = bind("--steps=30", "--warmup=3")
     assert (values["steps"], values["warmup"]) == (30, 3)
     assert "STEPS = 30" in config and "job.steps = %STEPS" in config and "job.warmup = 3" in config
@@ -110,7 +110,7 @@ def test_a_flag_and_a_binding_of_the_same_thing_are_an_error(bind, flags, bindin
         bind(*flags)
 
 
-def test_what_is_typed_sets_the_alternative_of_a_file_aside(bind):
+def test_typed_setting_replaces_its_alternative_in_a_file(bind):
     values, config = bind("--epochs=2")
     assert (values["steps"], values["epochs"], values["warmup"]) == (None, 2, 400)
     assert bind(recipe=config)[0] == values
@@ -213,7 +213,7 @@ def test_a_value_of_the_wrong_type_is_told_by_the_name_that_was_typed(bind, bind
     assert str(raised.value) == sentence
 
 
-def test_what_only_others_hang_on_need_not_be_set(tmp_path):
+def test_macros_of_unread_parameters_need_no_value(tmp_path):
     recipe = tmp_path / "open.gin"
     lines = [f"{name} = %gin.REQUIRED" for name in ("default/DATA", "STEPS")]
     recipe.write_text("\n".join([*lines, "job.steps = %STEPS", "job.names = [%DATA]", "job.rate = 2.0"]))
@@ -230,7 +230,7 @@ def test_what_only_others_hang_on_need_not_be_set(tmp_path):
             arguments(only)
 
 
-def test_what_a_piece_offers_may_go_unused_in_silence(bind, capsys):
+def test_unused_defaults_of_a_piece_are_accepted(bind, capsys):
     values, config = bind(recipe="default/RATE = 0.5\njob.rate = %RATE\njob.rate = 2.0\n")
     assert values["rate"] == 2.0 and "RATE" not in config
     assert capsys.readouterr().err == ""
@@ -324,7 +324,7 @@ texts.Texts.path = "there"
         ("kept.Kept.of=dev", None),  # by a call that gin does not see
     ],
 )
-def test_what_is_typed_of_what_is_not_made_is_an_error(tmp_path, monkeypatch, typed, sentence):
+def test_typed_setting_of_an_unused_object_is_refused(tmp_path, monkeypatch, typed, sentence):
     (tmp_path / "kept.py").write_text(
         "import gin\n@gin.configurable\nclass Kept:\n  def __init__(self, of): pass\n"
     )
@@ -384,7 +384,7 @@ train.train.data = @texts.Texts
         gin_config.bind(train, [str(path)], [], {})
 
 
-def test_what_a_run_records_has_the_parts_of_a_sum_in_their_order(tmp_path):
+def test_config_keeps_the_order_of_a_sum(tmp_path):
     """Each draws its random numbers and its first parameters by its place."""
     files = ["gin/unsupervised.gin", "gin/objectives/multi_task.gin"]
     gin_config.bind(train, files, ["TEXT=texts.txt"], {"output_dir": "run"})

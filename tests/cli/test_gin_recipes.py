@@ -470,7 +470,7 @@ def test_lengths_are_those_of_the_model_unless_they_are_typed(recipe, bindings, 
     assert (found.query_max_length, found.passage_max_length) == lengths
 
 
-def test_what_a_plain_folder_can_read_is_bounded_and_what_a_model_was_saved_with_is_not():
+def test_lengths_are_bounded_for_plain_folders_only():
     settings = EncoderSettings(query_max_length=40, passage_max_length=8192)
     assert Pretrained(source="hf:x").cut(settings) == EncoderSettings(
         query_max_length=40, passage_max_length=512

@@ -211,7 +211,7 @@ def test_a_setting_that_may_be_a_number_may_be_a_whole_one(loss):
     assert tried
 
 
-def test_what_a_class_of_ours_says_of_its_settings_can_be_read():
+def test_settings_of_our_classes_are_documented():
     """Else they would be accepted whatever they are."""
     found = []
     for room in ("data", "evaluators", "losses", "objectives", "training", "interop", "models"):

@@ -177,7 +177,7 @@ def test_strategies_of_figure_7(collection, minilm, selection, queries):
         assert all(text.endswith(QUERY) for text in negatives)
 
 
-def test_what_a_selection_does_not_read_is_refused(collection, minilm, capsys):
+def test_unread_selection_settings_are_refused(collection, minilm, capsys):
     """Trained by another selection than meant, in silence."""
     for given, sentence in (
         ({"name": "random", "groups": 4}, "4 groups are for the selection 'curriculum', not for 'random'"),
@@ -240,7 +240,7 @@ def test_mined_pairs_without_a_number_of_negatives_are_refused():
         pairs_or_mined(pairs, "mined.jsonl", 0)
 
 
-def test_what_the_tower_reads(collection, minilm):
+def test_passages_are_read_with_their_chosen_query(collection, minilm):
     data = source(collection, selection=Top()).build(minilm, pair_features(FORM))
     plain = TevatronPairs(path=str(collection / "pairs.jsonl")).build(minilm, pair_features(FORM))
     ours, theirs = (next(d.batches(batch_size=3, seed=1)) for d in (data.scheduled(1), plain))

@@ -97,7 +97,7 @@ OK = [record(_id=i, outputs=["x"]) for i in IDS]
         ("a.jsonl", lines(record(_id="d1", outputs=[3])), "an item of 'outputs' is empty or not a string"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_costs_one_sentence(tmp_path, name, content, sentence):
+def test_malformed_expansions_are_refused(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BadInputError) as error:
         read(tmp_path / name)

@@ -130,7 +130,7 @@ def test_a_group_too_large_is_trained_on_and_what_cannot_be_held_out_is_said(tmp
     assert not (tmp_path / "c").exists()
 
 
-def test_what_is_of_no_use_is_left_out_and_counted(tmp_path, capsys):
+def test_useless_rows_are_left_out_and_counted(tmp_path, capsys):
     odd = [("", "p"), ("q", " "), (" same ", "same"), ROWS[0], (ROWS[1][0], None)]
     path = write(tmp_path / "a.jsonl", ["query", "positive"], [*ROWS, *odd])
     with path.open("a") as file:

@@ -80,7 +80,7 @@ def tree(tmp_path):
     return tmp_path / "site"
 
 
-def test_what_is_a_pair_and_what_is_not(tree):
+def test_pydocs_takes_documented_public_objects(tree):
     entries = {e.name: e for e in package_docs.collect([tree])}
     assert "wheels.Wheel._private" not in entries and not any("test" in n or "six" in n for n in entries)
     for dropped in ("short", "bare", "undocumented", "signature"):

@@ -209,7 +209,7 @@ def test_damaged_forums_say_where_and_why(tmp_path, content, sentence):
         read_cqadupstack(tmp_path, strict=True)
 
 
-def test_what_is_missing_says_where_to_get_it(tmp_path):
+def test_missing_question_sets_say_where_to_get_them(tmp_path):
     with pytest.raises(
         UserError, match=r"no questions of Quora: .*quora_duplicate_questions\.tsv \(Quora's own"
     ):

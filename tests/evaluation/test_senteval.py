@@ -137,7 +137,7 @@ def test_files_are_read_as_senteval_reads_them(tmp_path):
     assert [row.label for row in rows] == [1] * 14 + [0] * 14
 
 
-def test_what_is_there_is_judged_and_what_is_not_is_told(folder, tmp_path, capsys):
+def test_senteval_runs_present_tasks_and_names_missing_ones(folder, tmp_path, capsys):
     """By the command, on a model of no use: SST2 and TREC, the others are missing."""
     for task in ("SST", "TREC"):  # not those of nested folds: in ten they take six hundred fits
         (tmp_path / task).symlink_to(folder / task)

@@ -100,7 +100,7 @@ def test_the_most_probable_word_is_the_darkest(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_has_no_decoder_costs_one_sentence(run, tmp_path):
+def test_word_heat_refuses_models_without_a_decoder(run, tmp_path):
     with pytest.raises(UserError, match="is no run: it has nothing beside the model"):
         word_heat.decoder_of(f"{GOLDEN}/bert")
     for name in ("jaxir.json", "tokenizer"):

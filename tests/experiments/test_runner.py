@@ -136,9 +136,7 @@ def grid_of(tmp_path, folder, model, tiny_gin):
         ("sts.tsv", "1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: give"),
     ],
 )
-def test_what_was_made_of_files_that_have_changed_since_is_in_no_table(
-    grid_of, tmp_path, file, change, sentence
-):
+def test_cells_of_changed_files_are_in_no_table(grid_of, tmp_path, file, change, sentence):
     def run():
         return cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
 
@@ -163,9 +161,7 @@ def test_what_was_made_of_files_that_have_changed_since_is_in_no_table(
         ("third", "-seed0 was begun when DECODER of .*tiny.gin had other content"),
     ],
 )
-def test_what_was_made_with_a_model_that_has_other_weights_since_is_in_no_table(
-    grid_of, tmp_path, folder_of, sentence
-):
+def test_cells_of_changed_models_are_in_no_table(grid_of, tmp_path, folder_of, sentence):
     (tmp_path / folder_of / "README.md").write_text("what a model is does not depend on this")
     assert cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None) == []
     weights = tmp_path / folder_of / "model.safetensors"
@@ -233,7 +229,7 @@ def judged(before: Cell, content: str) -> Cell:
     return dataclasses.replace(before, commands=commands, judged_by={"rated": content})
 
 
-def test_what_is_there_of_a_cell_is_not_made_again(tmp_path, capsys):
+def test_finished_steps_of_a_cell_are_kept(tmp_path, capsys):
     """Its model where its test had failed, and both where a judge comes later."""
 
     def commands_of(made: Cell) -> list[str]:
@@ -249,7 +245,7 @@ def test_what_is_there_of_a_cell_is_not_made_again(tmp_path, capsys):
     assert "rated Spearman 0.5000" in capsys.readouterr().err
 
 
-def test_what_a_judge_has_read_is_remembered_until_it_reads_other_data(tmp_path):
+def test_judges_rerun_only_on_other_data(tmp_path):
     def run(made: Cell):
         return cell_runner.run_cells([made], steps=4, on_result=lambda: None)
 

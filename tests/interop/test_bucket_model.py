@@ -113,7 +113,7 @@ def test_training_and_encoding_start_from_a_bucket(bucket, tmp_path):
     np.testing.assert_array_equal(there, here)
 
 
-def test_where_an_output_cannot_be_is_said_before_anything_is_read(tmp_path, capsys):
+def test_convert_refuses_impossible_outputs_before_reading(tmp_path, capsys):
     (tmp_path / "here").write_text("a file")
     for output, to, message in (
         ("gs://bucket/m", "hf", "gs://bucket/m: this is written to local paths only"),

@@ -86,7 +86,7 @@ def test_tokens_and_scores_of_pairs_match(loaded, name):
     np.testing.assert_allclose(scores, arrays["pair_scores"], atol=1e-5)
 
 
-def test_what_was_trained_in_bfloat16_is_used_in_float32(tmp_path):
+def test_bfloat16_cross_encoder_scores_in_float32(tmp_path):
     """As dual encoders are: the scores are those of its exports, too."""
     arrays = golden("bert")
     loaded = model_dir.load(f"hf:{GOLDEN / 'cross_bert'}", kind="cross_encoder", dtype="bfloat16")
@@ -257,7 +257,7 @@ def test_modernberts_head_has_the_epsilon_of_its_norms(tmp_path):
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_what_is_no_cross_encoder_costs_one_sentence(folder, how):
+def test_cross_encoder_refuses_other_folders(folder, how):
     spoil, sentence = SPOILT[how]
     spoil(folder)
     with pytest.raises(UserError) as caught:

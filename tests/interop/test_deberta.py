@@ -234,7 +234,7 @@ def test_config_json_as_the_published_ones_write_it(tmp_path):
         ({"pos_att_type": 7}, "."),
     ],
 )
-def test_what_it_cannot_compute_costs_one_sentence(changes, message, tmp_path):
+def test_deberta_refuses_unsupported_configurations(changes, message, tmp_path):
     folder = edited(tmp_path, **changes)
     with pytest.raises(UserError, match=message) as caught:
         hf.read_encoder(folder)

@@ -273,7 +273,7 @@ def test_tokens_that_a_tokenizer_lacks_are_not_left_out_in_silence(
     assert found == reads(text)["input_ids"]
 
 
-def test_what_was_lower_cased_stays_so_in_another_toolkit(folder, tmp_path):
+def test_exported_tokenizer_keeps_lower_casing(folder, tmp_path):
     """Else BERT's class would make a normaliser anew, by a tokenizer_config.json that is silent on it."""
     change(folder / "tokenizer_config.json", do_lower_case=False)
     change(folder / "sentence_bert_config.json", do_lower_case=True)

@@ -82,7 +82,7 @@ def test_settings_by_an_architectures_name(name, folder):
     assert f"sentence_{name}_config.json" in hub_files.wanted(names, read, "it", modules=True).small
 
 
-def test_what_is_converted_is_not_longer_than_the_positions(folder, tmp_path, capsys):
+def test_converted_lengths_fit_the_positions(folder, tmp_path, capsys):
     change(folder / TRANSFORMER, max_seq_length=200, query_length=40)
     assert cli.main("jaxir.convert:convert", [f"--source=st:{folder}", f"--output={tmp_path / 'ours'}"]) == 0
     note = f"note: {folder / TRANSFORMER} says 200 tokens, but the model has 160 positions"
@@ -273,7 +273,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_would_give_other_vectors_costs_one_sentence(what, folder):
+def test_settings_that_would_change_vectors_are_refused(what, folder):
     spoil, sentence = REFUSED[what]
     spoil(folder)
     with pytest.raises(UserError, match=sentence) as caught:
@@ -289,7 +289,7 @@ def test_roberta_is_no_decoder_either(tmp_path):
 
 
 @pytest.mark.parametrize("function", ["torch.nn.Tanh", "torch.nn.modules.activation.Tanh", None])
-def test_what_is_as_here_is_read(function, folder):
+def test_settings_equal_to_ours_are_accepted(function, folder):
     before = model_dir.read(f"st:{folder}")[0]
     change(folder / DENSE, activation_function=function, module_output_name=None)
     normalized()(folder)

@@ -204,7 +204,7 @@ def test_a_name_is_known_whole_or_not_at_all(tmp_path, pickled, wanted):
         (state(w=tensor(rest=b"\x89}}X\x03\x00\x00\x00negK\x01s")), "with metadata"),
     ],
 )
-def test_what_is_not_a_state_dict_costs_one_sentence_and_nothing_else(tmp_path, pickled, sentence):
+def test_malformed_pickles_are_refused_within_time_and_memory(tmp_path, pickled, sentence):
     save(tmp_path, pickled, **{"0": bytes(24)})
     began = time.perf_counter()
     tracemalloc.start()

@@ -375,7 +375,7 @@ def test_processes_of_one_run_fetch_each_file_once_and_say_so_once(hub, tmp_path
 
 
 @pytest.mark.slow
-def test_what_the_hub_refuses_costs_one_sentence(hub, resolve):
+def test_hub_refusals_are_reported(hub, resolve):
     hub.add("google/t5-v1_1-base", files_of("t5_1_0"))
     hub.add("meta/gated", files_of("roberta"))
     hub.add("some/busy", files_of("roberta"))

@@ -89,7 +89,7 @@ def test_config_json_as_transformers_4_wrote_it(tmp_path):
         ({"num_attention_heads": 5}, "embed_dim 32 is not a multiple of 2 x num_heads 5"),
     ],
 )
-def test_what_it_cannot_compute_costs_one_sentence(changes, message, tmp_path):
+def test_modernbert_refuses_unsupported_configurations(changes, message, tmp_path):
     folder = edited(tmp_path, **changes)
     with pytest.raises(UserError, match=message) as caught:
         hf.read_encoder(folder)

@@ -170,7 +170,7 @@ def test_hf_export_is_the_encoder_alone_and_refuses_a_projection(tmp_path, capsy
 
 
 @pytest.mark.parametrize("flag", ["--pooling=cls", "--similarity=dot"])
-def test_what_an_hf_folder_has_no_place_for_is_not_taken(flag, tmp_path, capsys):
+def test_hf_export_refuses_settings_it_cannot_hold(flag, tmp_path, capsys):
     flags = [f"--source=st:{GOLDEN / 'roberta'}", "--to=hf", f"--output={tmp_path / 'out'}", flag]
     assert cli.main("jaxir.convert:convert", flags) == 1
     name = flag[2:].partition("=")[0]

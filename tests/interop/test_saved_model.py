@@ -143,7 +143,7 @@ def test_ten_thousand_texts_have_the_ids_of_sentencepiece(sentencepiece_folder):
     assert_same_ids(tokenizer, varied_texts(pieces, 10_000), 48)
 
 
-def test_of_several_sentencepiece_models_the_one_that_is_read_goes_along(sentencepiece_folder, tmp_path):
+def test_saved_model_holds_the_sentencepiece_model_that_is_read(sentencepiece_folder, tmp_path):
     folder = Path(shutil.copytree(sentencepiece_folder, tmp_path / "folder"))
     (folder / "tokenizer.model").write_bytes(b"none of T5's")
     tokenizer = Tokenizer.load(folder)
@@ -157,7 +157,7 @@ def test_of_several_sentencepiece_models_the_one_that_is_read_goes_along(sentenc
     assert 'SentencePieceProcessor(model_file="spiece.model")' in (tmp_path / "README.md").read_text()
 
 
-def test_who_makes_the_ids_is_told_of_prompts_and_lengths(tmp_path):
+def test_readme_names_prompts_and_lengths_for_clients_that_tokenize(tmp_path):
     tokenizer = Tokenizer.load(GOLDEN / "roberta")
     backbone = BertConfig(vocab_size=100, embed_dim=8, num_layers=1, num_heads=2, mlp_dim=8)
     model = DualEncoderModel(DualEncoderConfig(backbone=backbone), rngs=nnx.Rngs(0))
@@ -541,7 +541,7 @@ def test_tree_of_scann_in_a_graph(storage, tmp_path):
     ],
 )
 @pytest.mark.slow
-def test_what_cannot_be_exported_costs_one_sentence(flags, message, tmp_path, capsys):
+def test_saved_model_refuses_models_it_cannot_hold(flags, message, tmp_path, capsys):
     ExactIndex.build(np.eye(4, dtype=np.float32), list("abcd")).save(tmp_path / "index")
     flags = [f.format(golden=GOLDEN, index=tmp_path / "index") for f in flags]
     assert export(f"--output={tmp_path / 'out'}", *flags) == 1

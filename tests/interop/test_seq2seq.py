@@ -88,7 +88,7 @@ def test_folders_come_out_as_they_went_in(name, tmp_path):
         model_dir.load(str(tmp_path / "encoder"), kind="seq2seq")
 
 
-def test_what_torch_wrote_is_read(tmp_path):
+def test_seq2seq_reads_torch_weights(tmp_path):
     """pytorch_model.bin is all that many generators have on the hub."""
     words = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, 30)}
     word_level = tokenizers.models.WordLevel(words, unk_token="<unk>")
@@ -142,7 +142,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_what_is_no_generator_costs_one_sentence(folder, how):
+def test_seq2seq_refuses_other_folders(folder, how):
     spoil, sentence = SPOILT[how]
     spoil(folder)
     with pytest.raises(UserError, match=sentence) as caught:

@@ -121,7 +121,7 @@ def without(beginning: str):
         ),
     ],
 )
-def test_what_is_no_generator_costs_one_sentence(tmp_path, spoil, sentence):
+def test_t5x_generator_refuses_other_checkpoints(tmp_path, spoil, sentence):
     params = spoil(t5x_writer.golden_generator(GOLDEN / "seq2seq_1_1"))
     t5x_writer.write(tmp_path, params, inlined=INLINED)
     with pytest.raises(UserError, match=sentence) as error:
@@ -129,7 +129,7 @@ def test_what_is_no_generator_costs_one_sentence(tmp_path, spoil, sentence):
     assert "\n" not in str(error.value)
 
 
-def test_what_t5x_would_compute_otherwise_is_not_written(tmp_path):
+def test_t5x_export_refuses_generators_that_t5x_computes_differently(tmp_path):
     model = model_dir.read(f"hf:{GOLDEN / 'seq2seq_1_0'}", kind="seq2seq")[0]
     for changes, sentence in (({"scaled": False}, "T5X scales"), ({"eos_id": 2}, "end with token 1")):
         other = dataclasses.replace(model, config=dataclasses.replace(model.config, **changes))

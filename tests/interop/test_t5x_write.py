@@ -156,14 +156,14 @@ def _with(tmp_path, **changes):
         (lambda p: _with(p, backbone={"relative_max_distance": 64}), "relative_max_distance is 128 in T5X"),
     ],
 )
-def test_what_t5x_cannot_hold(make, message, tmp_path, capsys):
+def test_t5x_export_refuses_models_it_cannot_hold(make, message, tmp_path, capsys):
     source = make(tmp_path)
     assert export(source, tmp_path / "out") == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_checkpoint_does_not_say_is_noted(tmp_path, capsys):
+def test_t5x_export_notes_settings_it_does_not_hold(tmp_path, capsys):
     assert export(_with(tmp_path, similarity="dot"), tmp_path / "out") == 0
     assert "does not say this model's similarity dot" in capsys.readouterr().err
 

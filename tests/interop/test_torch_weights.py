@@ -249,7 +249,7 @@ def test_an_index_names_no_link_to_elsewhere_but_in_the_cache_of_the_hub(tmp_pat
     assert len(read_tensors(cached)) == len(read_tensors(WEIGHTS / "t5" / "torch_sharded"))
 
 
-def test_what_an_index_misses_costs_one_sentence(tmp_path):
+def test_weight_index_refuses_missing_files_and_tensors(tmp_path):
     folder = sharded(tmp_path)
     index = folder / f"{BIN}.index.json"
     content = json.loads(index.read_text())
@@ -330,7 +330,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_what_is_no_state_dict_costs_one_sentence(tmp_path, how):
+def test_damaged_and_foreign_torch_files_are_refused(tmp_path, how):
     source, spoil, sentence = SPOILT[how]
     path = Path(shutil.copy(WEIGHTS / source / BIN, tmp_path))
     if spoil:

@@ -72,7 +72,7 @@ def test_gradients(arrays, loss):
 
 
 @pytest.mark.parametrize("loss", [margin_mse, kl_distillation])
-def test_it_is_least_where_the_model_scores_as_the_teacher(arrays, loss):
+def test_distillation_is_least_at_the_teachers_scores(arrays, loss):
     same = {
         "passage_score": jnp.array([similarity(arrays, i, 0) for i in range(B)], jnp.float32),
         "negative_scores": jnp.array(

@@ -102,7 +102,7 @@ def test_a_teachers_scores_pass_through():
         ({"dimensions": [4, 2], "weights": [1.0]}, "there are 2 dimensions and 1 weights"),
     ],
 )
-def test_what_cannot_be_costs_a_sentence(settings, sentence):
+def test_matryoshka_refuses_impossible_dimensions(settings, sentence):
     case = to_jax(make_case(negatives=0))
     with pytest.raises(UserError, match=sentence):
         matryoshka(case["query"], case["passage"], **settings)

@@ -69,7 +69,7 @@ def test_beams_are_transformers(name):
 
 
 @pytest.mark.parametrize("scan", [False, True])
-def test_what_is_read_token_by_token_is_what_is_read_at_once(scan):
+def test_incremental_decoding_equals_teacher_forcing(scan):
     backbone = T5Config(
         vocab_size=50, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=16, scan_layers=scan
     )
@@ -218,7 +218,7 @@ def test_unlikely_tokens_are_those_of_the_definition(top_k, top_p):
         assert set(np.asarray(drawn).tolist()) == set(np.flatnonzero(found[0]).tolist())
 
 
-def test_of_equal_tokens_the_nucleus_has_all_or_none():
+def test_nucleus_keeps_equal_tokens_together():
     logits = jnp.log(jnp.array([[0.4, 0.2, 0.2, 0.1, 0.1], [0.2] * 5, [0.1, 0.2, 0.4, 0.1, 0.2]]))
     left, _ = decoding.likely(logits, top_k=None, top_p=0.5)
     assert np.isfinite(left).tolist() == [[1, 1, 1, 0, 0], [1] * 5, [0, 1, 1, 0, 1]]
@@ -301,7 +301,7 @@ def test_the_loop_ends_when_all_outputs_have_and_a_shape_is_compiled_once():
     assert generated._cache_size() == before + 1
 
 
-def test_what_is_drawn_depends_on_the_text_and_the_seed_alone():
+def test_samples_depend_on_text_and_seed_only():
     model, golden = model_and_golden("seq2seq_1_1")
     source, how = golden["source_ids"], Decoding(max_new_tokens=6, num_outputs=4, temperature=2.0)
     found = generate(model, source, how)
@@ -323,6 +323,6 @@ def test_what_is_drawn_depends_on_the_text_and_the_seed_alone():
         ({"max_new_tokens": 0}, "max_new_tokens"),
     ],
 )
-def test_what_cannot_be_decoded_costs_one_sentence(given, sentence):
+def test_decoding_refuses_non_finite_logits(given, sentence):
     with pytest.raises(UserError, match=sentence):
         Decoding(**given)

@@ -191,7 +191,7 @@ def kernels_in(jaxpr):
                 yield from kernels_in(inner)
 
 
-def test_what_is_dropped_is_as_good_as_random():
+def test_fused_dropout_is_unbiased():
     """Of 2^16 weights the rate, in no row or column more; no text, head or key is like another."""
     rate, length = 0.1, 256
     kept = jax.jit(lambda *at: attention_kernel.kept(*map(jnp.int32, at), length, rate))
@@ -225,7 +225,7 @@ def test_what_is_dropped_is_as_good_as_random():
         ((4, 64, 2, 64), {}, False),  # one head a device: half of a register
     ],
 )
-def test_what_they_take(as_on_tpus, shape, more, taken):
+def test_fused_kernels_take_supported_shapes_only(as_on_tpus, shape, more, taken):
     partitioner = MeshConfig(tensor=2, fused_attention=more.get("fused", True)).build()
     query = jax.ShapeDtypeStruct(shape, more.get("dtype", jnp.bfloat16))
     key = jax.ShapeDtypeStruct((*shape[:2], more.get("kv_heads", shape[2]), shape[3]), query.dtype)

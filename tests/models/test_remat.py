@@ -99,7 +99,7 @@ def flops(make) -> list[float]:
         *(pytest.param(name, True, marks=pytest.mark.slow) for name in BACKBONES),
     ],
 )
-def test_what_is_kept_is_not_computed_anew(name, scan):
+def test_kept_tensors_are_not_recomputed(name, scan):
     config = dataclasses.replace(BACKBONES.get(name, T5), scan_layers=scan)
 
     def make(remat):

@@ -70,7 +70,7 @@ def test_any_token_is_as_likely_chosen_and_never_more_than_the_most(share):
         np.testing.assert_allclose(rates, max(share, 1 / words), atol=0.015)
 
 
-def test_of_masked_words_alone_there_are_logits():
+def test_logits_are_computed_at_masked_tokens_only():
     model, batch = make_model(dropout=0.0), batch_of(make_texts())
     auxiliary = made(MaskedLM(), model)
     text = str(
@@ -195,7 +195,7 @@ def test_multi_task_is_the_weighted_sum_of_equation_3_6():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_it_learns_to_write_texts(name):
+def test_autoencoders_learn_to_reconstruct(name):
     objective, model = OBJECTIVES[name], make_model(similarity="dot")
     losses = overfit(objective, model, made(objective, model), make_texts(), steps=300)
     assert np.mean(losses[-10:]) < (0.75 if name == "masked lm" else 0.5) * losses[0], losses[::10]

@@ -39,7 +39,7 @@ def made(objective, model, seed=1):
     return objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
 
 
-def test_what_a_batch_holds_and_which_words_a_text_has():
+def test_cpdae_batch_has_bags_of_words():
     assert CPDAE().features(FORM) == {"text_ids": Tokens("text", 12), "text_key": Key("text")}
     ids = make_texts()
     found = np.asarray(words_of(ids, WORDS))
@@ -173,7 +173,7 @@ def test_the_idf_of_words_is_counted_in_the_corpus_and_not_trained():
     assert made(CPDAE(), model).idf is None
 
 
-def test_it_adds_up_with_other_objectives():
+def test_cpdae_sums_with_other_objectives():
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(7)
     objective = WeightedSum(parts={"words": CPDAE(idf=True), "contrast": SimCSE()}, weights={"words": 0.5})
     auxiliary = made(objective, model)
@@ -192,7 +192,7 @@ def test_a_tokenizer_without_a_mask_token_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
-def test_it_learns_which_words_a_text_has(name):
+def test_cpdae_learns_the_words_of_a_text(name):
     objective, model = VARIANTS[name], make_model(similarity="dot")
     auxiliary, ids = made(objective, model), make_texts()
     if objective.idf:

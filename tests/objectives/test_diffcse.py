@@ -502,7 +502,7 @@ def test_a_sum_has_it_beside_others_and_knows_what_is_frozen():
     assert np.isfinite(loss) and metrics["diffcse/difference_loss"] > 0
 
 
-def test_what_cannot_be_is_refused():
+def test_diffcse_refuses_impossible_settings():
     model = make_model()
     with pytest.raises(UserError, match="needs a generator that fills masks: set GENERATOR"):
         DiffCSE()
@@ -529,7 +529,7 @@ def test_what_cannot_be_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["diffcse", "all", "conditional mlm", "corrective"])
-def test_it_learns_to_tell_texts_apart(name):
+def test_diffcse_learns_to_separate_texts(name):
     model = make_model()
     objective = dataclasses.replace(VARIANTS[name], contrastive_weight=0.0, weight=1.0, projector="none")
     losses = overfit(objective, model, made(objective, model), make_texts(), steps=300, rate=3e-3)

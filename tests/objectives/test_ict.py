@@ -78,7 +78,7 @@ def test_gradients_reach_the_encoder_and_neither_chunks_nor_devices_change_numbe
             np.testing.assert_allclose(gradient, expected[2][name], atol=1e-4, err_msg=name)
 
 
-def test_it_learns_where_sentences_come_from():
+def test_ict_learns_the_passage_of_a_sentence():
     import optax
     from flax import nnx
 

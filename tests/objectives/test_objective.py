@@ -133,7 +133,7 @@ class Beside(Answers):
         ),
     ],
 )
-def test_what_is_beside_the_model_is_a_module(answer, sentence):
+def test_auxiliary_must_be_a_module(answer, sentence):
     for objective in (Beside(answer=answer), WeightedSum(parts={"a": Beside(answer=answer)})):
         with pytest.raises(UserError, match=sentence):
             auxiliary_of(objective, make_model(), form=FORM, rngs=nnx.Rngs(0))
@@ -184,7 +184,7 @@ def test_plain_arrays_beside_the_model_would_not_be_trained(shapes):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int32"])
-def test_what_is_trained_is_float32(dtype):
+def test_trained_parameters_must_be_float32(dtype):
     class Head(nnx.Module):
         def __init__(self):
             self.scale = layers.param(jnp.ones([], dtype))

@@ -42,7 +42,7 @@ def smoothed(text: list[int], mu: float) -> np.ndarray:
     return (np.array([text.count(word) for word in range(WORDS)]) + mu * of_corpus) / (len(text) + mu)
 
 
-def test_what_follows_from_the_corpus():
+def test_prop_reads_its_language_model_of_the_corpus():
     auxiliary = made(PROP(subsampling=0.005), make_model())
     everything = [word for text in CORPUS.texts for word in text]
     p = np.array([everything.count(word) for word in range(WORDS)]) / len(everything)
@@ -134,7 +134,7 @@ def test_gradients_reach_the_encoder_and_devices_change_nothing():
     assert any(path.startswith("query_encoder") for path in one[2])
 
 
-def test_it_adds_up_with_others_and_evaluation_is_the_same_each_time():
+def test_prop_sums_with_others_and_evaluates_deterministically():
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(7)
     objective = WeightedSum(parts={"sets": PROP(), "contrast": SimCSE()}, weights={"sets": 0.5})
     auxiliary = made(objective, model)
@@ -145,7 +145,7 @@ def test_it_adds_up_with_others_and_evaluation_is_the_same_each_time():
 
 
 @pytest.mark.slow
-def test_it_learns_which_set_represents_a_text():
+def test_prop_learns_representative_words():
     objective, model = PROP(subsampling=None, mu=3.0), make_model(similarity="dot")
     losses = overfit(objective, model, made(objective, model), make_texts(), steps=400)
     assert np.mean(losses[-20:]) < 0.6 * np.mean(losses[:5]), losses[::10]

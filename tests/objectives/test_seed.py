@@ -101,7 +101,7 @@ def test_the_defaults_are_the_papers_and_it_adds_up_with_others():
 
 
 @pytest.mark.slow
-def test_it_learns_to_write_texts():
+def test_seed_learns_to_reconstruct():
     objective, model = Seed(decoder_head_dim=16), make_model(similarity="dot")
     losses = overfit(objective, model, made(objective, model), make_texts(), steps=300)
     assert np.mean(losses[-10:]) < 0.6 * losses[0], losses[::10]

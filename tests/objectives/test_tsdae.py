@@ -46,7 +46,7 @@ def texts(rows: int = 8, length: int = 12) -> jax.Array:
     return jnp.asarray(ids)
 
 
-def test_what_is_deleted():
+def test_tsdae_deletes_the_share_of_tokens():
     ids = np.tile(np.asarray(texts()), (200, 1))
     ids[:, 1:-1] = np.where(ids[:, 1:-1] > 3, np.arange(4, 14), ids[:, 1:-1])  # words in ascending order
     delete = jax.jit(delete_tokens, static_argnames="share")
@@ -199,7 +199,7 @@ def test_a_run_on_texts_is_an_encoder_judged_by_sts(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_learns_to_write_texts_from_their_vectors():
+def test_tsdae_learns_to_reconstruct():
     model = DualEncoderModel(DualEncoderConfig(backbone=BACKBONE, similarity="dot"), rngs=nnx.Rngs(0))
     auxiliary = TSDAE(decoder_head_dim=16).auxiliary(model, form=FORM, rngs=nnx.Rngs(1))
     import optax

@@ -80,7 +80,7 @@ def test_a_signal_while_the_step_is_compiled(tmp_path):
     assert done.returncode == 0 and "compiled by the TPU's compiler" in done.stdout, done.stderr
 
 
-def test_what_is_done_aside_is_returned_or_raised_and_a_signal_comes_between():
+def test_background_compilation_returns_raises_and_hears_signals():
     assert aside(lambda: threading.current_thread().name) == "compiler"
     with pytest.raises(ZeroDivisionError):
         aside(lambda: 1 // 0)

@@ -54,7 +54,7 @@ def started(name: str) -> str:
     return f"%{name} = ({PART}, {WHOLE}) all-gather-start(%b), {OVER_ALL}"
 
 
-def test_what_stands_between_start_and_done_hides_it():
+def test_work_between_start_and_done_hides_a_collective():
     found = follow(program(f"{started('s')}\n{product('x')}\n%g = {WHOLE} all-gather-done(%s)"))
     assert found.seconds == pytest.approx(PRODUCT)
     assert found.hidden_seconds == pytest.approx(GATHER)
@@ -141,7 +141,7 @@ ENTRY %main (a: f32[1]) -> f32[1] {{
 
 
 @pytest.mark.parametrize("carries", [True, False])
-def test_what_products_carry_on_gets_on_during_these_alone(carries):
+def test_carried_collectives_advance_during_their_products_only(carries):
     text = CARRIED if carries else CARRIED.replace("calls=%carry", "calls=%plain")
     plain = CARRIED[CARRIED.index("%carry (") : CARRIED.index("%end (")].replace("%carry", "%plain", 1)
     plain = "\n".join(line for line in plain.splitlines() if "all-gather" not in line) + "\n\n"

@@ -119,7 +119,7 @@ def useful(step) -> float:
         return work.differentiated(step.forward, step.trained, step.state, step.batch)
 
 
-def test_what_is_frozen_has_a_forward_pass_alone():
+def test_frozen_layers_have_no_backward_pass():
     def loss(trained, frozen, tokens):
         given, _ = jax.lax.scan(lambda x, w: (jax.nn.relu(x @ w), None), tokens, frozen)  # 3 products
         ids = jax.numpy.argmax(given @ frozen[0], -1)  # 1
@@ -226,7 +226,7 @@ def test_a_plan_says_how_thorough_its_compiler_was(changed, quick, gpu):
     assert "settings" not in run_plan.render(gpu._replace(settings=found))
 
 
-def test_what_does_not_fit_says_so_and_what_to_do():
+def test_plan_that_does_not_fit_advises_changes():
     large = config()
     backbone = dataclasses.replace(large.backbone, embed_dim=4096, num_layers=24, mlp_dim=10240, num_heads=64)
     large = dataclasses.replace(large, backbone=backbone)
@@ -242,7 +242,7 @@ def test_what_does_not_fit_says_so_and_what_to_do():
 
 
 @pytest.mark.slow
-def test_what_is_advised_fits():
+def test_advised_settings_fit():
     """By its shapes, not in proportion: the logits of a batch do not shrink with its chunks."""
     target = dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(make().memory.total * 0.9))
     changed = {"--gin.FSDP": "fsdp", "--gin.REMAT": "remat", "--gin.CHUNKS": "chunks", "--batch_size": "size"}
@@ -312,7 +312,7 @@ def test_but_for_products_of_attention_none_is_computed_anew(chunks):
 
 
 @pytest.mark.slow
-def test_what_is_recomputed_is_chosen_for_the_planned_chips_memory():
+def test_auto_remat_is_chosen_for_the_planned_chip():
     def on_one(remat, room):  # of which the program need not be partitioned
         one = planned(config(remat=remat), mesh=MeshConfig(fsdp=1), devices=1)
         return run_plan.make(dataclasses.replace(targets.parse("gpu:1xl4"), chip=chip(room)), one)

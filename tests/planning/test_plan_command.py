@@ -73,7 +73,7 @@ def test_gpus_by_arithmetic_with_nothing_but_a_recipe(model, tmp_path, tmp_path_
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
+def test_plan_that_does_not_fit_exits_with_1_and_advice(tmp_path):
     done = plan(
         "--gin_file",
         "gin/samtone_xxl.gin",

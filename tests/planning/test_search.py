@@ -105,7 +105,7 @@ def run(machine, start=START, levels=LEVELS):
         (1.5, 7),  # in two chunks
     ],
 )
-def test_it_finds_what_compiling_everything_would(limit, most):
+def test_search_finds_the_optimum_of_all_settings(limit, most):
     machine = Machine(limit=limit)
     rows = run(machine)
     assert setting_search.best(rows) == machine.quickest()
@@ -122,13 +122,13 @@ def test_each_that_is_not_compiled_says_why():
     assert reasons[START._replace(fsdp=2, remat=False)] == "by what each change does, 41.00 GiB"
 
 
-def test_what_does_not_divide_is_not_compiled():
+def test_search_skips_settings_that_do_not_divide():
     rows = run(Machine(limit=15.0, fsdp_ms=-1.0))
     assert setting_search.best(rows).fsdp == 4
     assert rows[START._replace(fsdp=4, tensor=2)] == "cannot be split so"
 
 
-def test_what_keeps_more_than_something_that_does_not_fit_is_not_compiled():
+def test_search_skips_settings_larger_than_one_that_does_not_fit():
     machine = Machine(limit=5.0)
     rows = run(machine)
     assert START._replace(remat="products") in machine.compiled
@@ -144,7 +144,7 @@ def test_chunks_that_cannot_be_enough_are_passed_over():
     assert {c.chunks for c in machine.compiled} == {1, 4}
 
 
-def test_where_nothing_fits_it_says_so():
+def test_search_reports_that_nothing_fits():
     machine = Machine(limit=0.1)
     assert setting_search.best(run(machine)) is None and machine.quickest() is None
 

@@ -75,7 +75,7 @@ def joint(question: str, document: str) -> str:
 
 
 @pytest.mark.parametrize("length", [100, 40, 28])
-def test_what_is_read_is_the_joint_text_cut_at_its_end(folder, tokenizer, length, capsys):
+def test_reader_text_is_cut_at_its_end(folder, tokenizer, length, capsys):
     questions = read(folder, tokenizer, length=length, prompt="read: ")
     assert questions.ids == ["q0", "q1", "q2"]
     assert "1 of 4 questions of" in (told := capsys.readouterr().err) and "have no passages in" in told
@@ -313,7 +313,7 @@ def test_few_lengths_are_read(loaded, folder, monkeypatch):
     assert found == [min(-(-length // 8) * 8, 61) for length in longest]
 
 
-def test_what_was_interrupted_is_taken_up_and_ends_the_same(loaded, many, tmp_path, monkeypatch):
+def test_interrupted_answers_resume_to_the_same_output(loaded, many, tmp_path, monkeypatch):
     reader = Reader(loaded, spec="x", devices=jax.devices()[:1])
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     report = write_answers(reader, many, whole, HOW, window=4)

@@ -130,7 +130,7 @@ def test_the_next_texts_are_tokenised_in_a_thread(encoder):
 
 
 @pytest.mark.parametrize("wrong", ["one string", ["a", None], [b"bytes"]])
-def test_what_is_no_list_of_texts(encoder, wrong):
+def test_encode_refuses_other_than_lists_of_texts(encoder, wrong):
     with pytest.raises(TypeError, match="list of strings"):
         encoder.encode_queries(wrong)
 
@@ -165,7 +165,7 @@ def test_a_directory_with_a_colon_in_its_name_is_found_from_anywhere(tmp_path, m
 
 
 @pytest.mark.parametrize("spec", ["hf:google/bert", "st:a@main", "t5x:gs://bucket/run", "gs://bucket/run"])
-def test_what_is_no_local_directory_keeps_its_name(spec):
+def test_model_names_that_are_no_directories_are_kept(spec):
     assert text_encoder.lasting(spec) == spec
 
 

@@ -82,7 +82,7 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path, corpus, small_model
 
 
 @pytest.mark.slow
-def test_what_is_stored(uninterrupted, corpus, small_model, toy):
+def test_embeddings_directory_holds_vectors_ids_and_description(uninterrupted, corpus, small_model, toy):
     stored = open_embeddings(uninterrupted)
     assert stored.ids == [f"d{i}" for i in range(2001)]
     assert [len(s) for s in stored.shards] == [SHARD] * 250 + [1]
@@ -283,7 +283,7 @@ def test_a_flipped_bit_is_told(tmp_path, toy, encoder):
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_what_was_begun_is_checked_too_once_it_is_whole(tmp_path, toy, encoder, older):
+def test_resumed_embeddings_get_checksums(tmp_path, toy, encoder, older):
     """A directory that is taken up has the hashes of the first shards; one of an older jaxir gets them."""
     corpus, out = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(30)), tmp_path / "out"
     encode_corpus(encoder, corpus, out, shard_size=10)

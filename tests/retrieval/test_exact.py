@@ -126,7 +126,7 @@ def test_rounded_products_cost_no_answer(points, comparisons, similarity):
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-6, atol=1e-6)
 
 
-def test_what_rounding_tells_apart_and_is_equal_goes_by_id(comparisons):
+def test_equal_scores_are_ordered_by_id_despite_rounding(comparisons):
     """257 + 1 is 129 + 129, but in bfloat16 257 is 256."""
     vectors = np.float32([[257, 1], [129, 129], *([-i, 0] for i in range(40))])
     ids = ["y", "x", *(f"d{i}" for i in range(40))]
@@ -233,7 +233,7 @@ def test_only_answers_travel():
     assert {re.sub(r"\{.*", "", size) for size, _ in found} <= {"f32[4,16,5]", "s32[4,16,5]"}
 
 
-def test_what_fills_a_block_up_is_no_answer():
+def test_padding_rows_are_never_answers():
     """Five rows on four devices are filled up with zeros, which are nearer than any of them."""
     vectors = -np.arange(1, 11, dtype=np.float32).reshape(5, 2)
     index = ExactIndex.build(vectors, list("abcde"), similarity="dot").on(MeshConfig().build())

@@ -216,7 +216,7 @@ def test_a_collection_that_another_index_has_made_anew_is_told(tmp_path, vectors
     index.close()
 
 
-def test_what_cannot_be_reached_is_told_soon(tmp_path, vectors, ids, monkeypatch):
+def test_unreachable_milvus_is_reported_soon(tmp_path, vectors, ids, monkeypatch):
     monkeypatch.setattr(milvus_collection, "CONNECT_SECONDS", 1.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -52,7 +52,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_it_is_killed_taken_up_and_shared(folder, capsys):
+def test_shared_candidates_survive_kills(folder, capsys):
     def retrieve(name: str) -> list[str]:
         given = [f"--{what}={folder}/{what}.jsonl" for what in ("queries", "answers")]
         given += [f"--expansions={folder}/made.jsonl", f"--index={folder}/index", "--depth=10"]

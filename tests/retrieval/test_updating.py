@@ -94,7 +94,7 @@ def test_added_and_deleted(root, tmp_path, toy, backend, capsys):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_cannot_be_done_changes_nothing(root, tmp_path, toy, backend, capsys):
+def test_refused_update_changes_nothing(root, tmp_path, toy, backend, capsys):
     directory = built(root, tmp_path, backend)
     before = fingerprint(directory)
     shutil.copytree(root / "new", tmp_path / "other")

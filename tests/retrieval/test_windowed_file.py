@@ -52,7 +52,7 @@ def test_a_run_killed_while_it_tidies_up_leaves_nothing_to_another(tmp_path, mon
         assert write(output, "second") == [text.id for text in TEXTS]
 
 
-def test_what_is_whole_is_not_made_again(tmp_path):
+def test_complete_output_is_not_made_again(tmp_path):
     output, every = tmp_path / "out.jsonl", [text.id for text in TEXTS]
     assert write(output, "first") == every
     before = output.stat()
@@ -72,7 +72,7 @@ def test_what_is_whole_is_not_made_again(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out.jsonl"], "nothing lies beside it"
 
 
-def test_what_was_begun_without_a_window_is_begun_anew(tmp_path):
+def test_output_without_a_window_is_begun_anew(tmp_path):
     output = tmp_path / "out.jsonl"
 
     def fail(batch, done):

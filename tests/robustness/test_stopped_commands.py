@@ -59,7 +59,7 @@ def wait(*, number: int) -> None:
 
 
 @both
-def test_what_a_stopped_command_was_about_to_await_is_no_users_affair(tmp_path, number, status, said):
+def test_stopped_command_hides_unawaited_coroutines(tmp_path, number, status, said):
     assert stopped(tmp_path, STOPPED_BEFORE_AWAITING, number) == (status, "", said)
 
 

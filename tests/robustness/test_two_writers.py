@@ -72,9 +72,7 @@ def holder(tmp_path):
 
 
 @pytest.mark.parametrize(("command", "name", "kind"), [(c, n, k) for c, n, k in OUTPUTS if k in WHOLE])
-def test_what_another_process_writes_is_told_before_anything_is_read(
-    command, name, kind, tmp_path, capsys, holder
-):
+def test_second_writer_is_refused_before_reading(command, name, kind, tmp_path, capsys, holder):
     module, function = function_of(command)
     needed = {
         n: "3" if n == "train" else "absent"

@@ -104,7 +104,7 @@ def mesh_of(device, *, sparse_cores=False, count=2):
     return types.SimpleNamespace(mesh=mesh, sparse_cores=sparse_cores)
 
 
-def test_what_compilers_are_told():
+def test_compiler_options_follow_platform_and_mesh():
     gpu = Device("gpu", "NVIDIA H100 80GB HBM3")
     assert compiler_options(mesh_of(gpu)) == compiler_options(mesh_of(gpu, sparse_cores=True)) == GPU_OPTIONS
     for kind, has in (("TPU v5p", True), ("TPU v5", True), ("TPU v6 lite", True), ("TPU v5 lite", False)):

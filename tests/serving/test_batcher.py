@@ -45,7 +45,7 @@ async def under_way(batcher, work, job: int = 0) -> asyncio.Task:
     return task
 
 
-def test_what_waits_is_done_together_in_order():
+def test_waiting_requests_share_a_batch_in_order():
     async def scenario(batcher, work):
         first = await under_way(batcher, work)
         others = [asyncio.create_task(batcher.results([i])) for i in range(1, 4)]

@@ -71,7 +71,7 @@ def test_every_text_is_laid_out_once_in_few_shapes():
         assert len(shapes) <= len(ROWS) * len(lengths)
 
 
-def test_where_calls_cost_most_a_batch_is_filled_up():
+def test_batches_are_filled_up_where_calls_cost_most():
     assert [p[0] for p in lay_out([5] * 7, lengths=[16], batch_tokens=1024, call_tokens=0)] == [4, 2, 1]
     assert [p[0] for p in lay_out([5] * 7, lengths=[16], batch_tokens=1024, call_tokens=16)] == [8]
 

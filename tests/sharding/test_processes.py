@@ -228,7 +228,7 @@ def test_a_killed_run_on_records_ends_with_the_bits_of_one_in_memory(tmp_path, l
 
 
 @pytest.mark.slow
-def test_what_one_process_lacks_ends_all_with_one_sentence(tmp_path, launch, finish, pairs):
+def test_missing_input_of_one_process_ends_all(tmp_path, launch, finish, pairs):
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
         folder.mkdir()
@@ -257,9 +257,7 @@ def test_what_one_process_lacks_ends_all_with_one_sentence(tmp_path, launch, fin
         pytest.param("model", "the processes begin with other parameters", marks=pytest.mark.slow),
     ],
 )
-def test_what_one_process_has_otherwise_ends_all_before_the_first_step(
-    tmp_path, launch, finish, pairs, other, sentence
-):
+def test_different_settings_of_processes_end_all(tmp_path, launch, finish, pairs, other, sentence):
     """They trained one model on it, and replicas that differed, in silence."""
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
@@ -292,7 +290,7 @@ def test_what_one_process_has_otherwise_ends_all_before_the_first_step(
         ("Terminated()", 143, "SIGTERM"),
     ],
 )
-def test_what_ends_one_process_is_its_status_and_ends_the_other_soon(error, status, reason, launch, finish):
+def test_failure_of_one_process_ends_the_other(error, status, reason, launch, finish):
     code = f"""
 import jax, time
 from jaxir.runtime.distributed import maybe_initialize_distributed, together
@@ -328,7 +326,7 @@ with together():
     assert (other.wait(timeout=400), first.wait(timeout=200)) == (1, 1)
 
 
-def test_who_waits_for_others_says_so(launch):
+def test_waiting_for_other_processes_is_reported(launch):
     code = (
         "import jaxir.runtime.distributed as d\nd.WAITING_TOLD_AFTER_SECONDS = 0.5\n"
         "d.maybe_initialize_distributed()"
@@ -340,7 +338,7 @@ def test_who_waits_for_others_says_so(launch):
 
 
 @pytest.mark.slow
-def test_what_all_lack_ends_all_with_one_sentence(tmp_path, launch, finish, pairs):
+def test_missing_input_of_all_processes_ends_all(tmp_path, launch, finish, pairs):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes").write_text("not a run")
     flags = command(recipe(tmp_path, pairs), tmp_path / "run", {"fsdp": 2})
@@ -349,7 +347,7 @@ def test_what_all_lack_ends_all_with_one_sentence(tmp_path, launch, finish, pair
 
 
 @pytest.mark.slow
-def test_what_is_beside_the_model_ends_killed_and_resumed_with_the_same_bits(tmp_path, launch, finish, pairs):
+def test_auxiliary_resumes_bit_for_bit_over_processes(tmp_path, launch, finish, pairs):
     """Learnt, frozen and averaged: two processes of four devices, killed and resumed, against one alone."""
     flag = recipe(tmp_path, pairs, imports="import beside")
     path = tmp_path / "recipe.gin"

@@ -277,7 +277,7 @@ def test_impacts_are_pyserinis(sidecar, tmp_path, anserini):
             assert {i for i, s in hits if s > least} == {i for i, s in expected[n] if s > least + 0.5}
 
 
-def test_what_is_no_index_is_told(sidecar, tmp_path):
+def test_missing_lucene_index_is_refused(sidecar, tmp_path):
     with pytest.raises(UserError, match="nowhere is not a Lucene index"):
         sidecar.search(tmp_path / "nowhere", ["cat"], 5)
 

@@ -73,7 +73,7 @@ def test_an_index_describes_itself(index):
     assert loaded.documents["cat"].title == "Cats"
 
 
-def test_it_is_searched_by_texts(index):
+def test_lucene_index_is_searched_by_texts(index):
     scores, ids = load_index(index).search(["milk", "dog cat", "zebra", ""], 10)
     assert scores.dtype == np.float32
     assert scores.shape == (4, 3)
@@ -105,7 +105,7 @@ def test_two_fields(sidecar, tmp_path, write_corpus):
         built.ranked_by(feedback=Rm3())
 
 
-def test_it_can_be_saved_elsewhere(index, tmp_path):
+def test_lucene_index_can_be_saved_elsewhere(index, tmp_path):
     load_index(index).save(tmp_path / "copy")
     assert load_index(tmp_path / "copy").search(["dog"], 1)[1] == [["dog"]]
 
@@ -123,7 +123,7 @@ def test_a_flipped_bit_is_told(index):
         load_index(index)
 
 
-def test_what_is_open_goes_on_where_an_update_or_nothing_takes_its_place(index, tmp_path, write_corpus):
+def test_open_lucene_index_outlives_updates_and_removal(index, tmp_path, write_corpus):
     """Nothing of two indexes is mixed: ids of the new one have no documents in the old one."""
     opened = load_index(index)
     before = opened.search(["dog"], 3)[1]
@@ -140,7 +140,7 @@ def test_what_is_open_goes_on_where_an_update_or_nothing_takes_its_place(index, 
             shutil.rmtree(index)
 
 
-def test_what_is_open_is_not_read_where_its_files_were_cut(index):
+def test_cut_lucene_index_is_refused(index):
     """Java would end by SIGBUS, or give answers of both contents."""
     opened = load_index(index)
     assert opened.search(["dog"], 1)[1] == [["dog"]]
@@ -153,7 +153,7 @@ def test_what_is_open_is_not_read_where_its_files_were_cut(index):
 
 
 @pytest.mark.parametrize("said", [None, "queryCount = 2 is not equal to completedTaskCount = 1"])
-def test_what_was_searched_while_its_files_were_written_to_is_no_answer(tmp_path, said):
+def test_lucene_answers_of_changed_files_are_dropped(tmp_path, said):
     """Lucene answers of both contents, or fails without a word of why."""
     file = tmp_path / "segments_1"
     file.write_bytes(b"one")
@@ -288,7 +288,7 @@ def test_from_learned_sparse_vectors_to_a_run_by_commands(sidecar, tmp_path, wri
         ),
     ],
 )
-def test_what_an_impact_index_cannot_take_costs_one_sentence(sidecar, impact, asked, message, capsys):
+def test_impact_index_refuses_bad_vectors(sidecar, impact, asked, message, capsys):
     before = sorted(path.name for path in impact.iterdir())
     name, *flags = asked.replace("DIR", str(impact)).split()
     assert command(name, *flags, *([] if name == "index" else [f"--index={impact}/index"])) == 1

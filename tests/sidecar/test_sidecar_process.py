@@ -148,7 +148,7 @@ def test_many_threads_ask_at_once(plain):
     assert told == [None] * 16 * 20
 
 
-def test_it_ends_with_close_and_starts_again(plain):
+def test_sidecar_ends_with_close_and_starts_again(plain):
     pid, directory = plain.pid, plain._process.directory
     plain.close()
     assert plain.pid is None
@@ -158,7 +158,7 @@ def test_it_ends_with_close_and_starts_again(plain):
     assert plain.pid != pid
 
 
-def test_it_is_started_again_after_a_crash(plain, capfd):
+def test_sidecar_restarts_after_a_crash(plain, capfd):
     pid, directory = plain.pid, plain._process.directory
     os.kill(pid, signal.SIGKILL)
     assert gone(pid)
@@ -180,7 +180,7 @@ def test_it_is_started_again_after_a_crash(plain, capfd):
     ],
     ids=["kill -9", "kill -9 with a child", "SIGTERM", "end of the program", "exit"],
 )
-def test_it_does_not_outlive_its_user(then, end):
+def test_sidecar_does_not_outlive_its_user(then, end):
     with subprocess.Popen(
         [sys.executable, "-c", USER.format(then=then)], stdout=subprocess.PIPE, text=True
     ) as user:
@@ -239,7 +239,7 @@ def test_a_half_made_environment_is_not_taken(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_installed_leaves_nothing(tmp_path, monkeypatch, capfd):
+def test_failed_installation_leaves_nothing(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")

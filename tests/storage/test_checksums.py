@@ -58,7 +58,7 @@ def test_coreutils_check_it_too(written):
     assert subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=written, capture_output=True).returncode == 1
 
 
-def test_what_this_machine_wrote_or_has_checked_is_not_read_again(written, monkeypatch, tmp_path):
+def test_verified_files_are_not_read_again(written, monkeypatch, tmp_path):
     read = bytes_read(monkeypatch)
     check(written, without=("engine.db",))
     assert read == []
@@ -87,7 +87,7 @@ def test_a_flipped_bit_under_old_times_is_told(written):
     check(written, without=("engine.db",))
 
 
-def test_what_was_written_a_moment_ago_is_not_trusted_by_its_times(tmp_path, monkeypatch):
+def test_recent_files_are_verified_despite_equal_times(tmp_path, monkeypatch):
     """Two writes within a tick of the clock may leave the same times."""
     monkeypatch.setattr(checksums, "TICK_NS", 200_000_000)
     with directory_with_checksums(tmp_path / "index") as aside:
@@ -146,7 +146,7 @@ def test_damage_costs_a_sentence(written, damage, said):
     assert "\n" not in str(told.value)
 
 
-def test_what_may_change_and_what_is_older(written):
+def test_files_without_checksums_are_accepted(written):
     (written / "engine.db" / "rows").write_text("changed")
     (written / ".nfs0001").touch()
     (written / ".cache").mkdir()

@@ -59,7 +59,7 @@ def test_only_where_something_may_still_be_written_its_removal_waits(
     assert bool(waited) == waits and list(tmp_path.iterdir()) == []
 
 
-def test_of_two_processes_that_write_one_directory_the_second_says_so(tmp_path):
+def test_second_writer_of_a_directory_is_refused(tmp_path):
     code = (
         "import sys\nfrom jaxir.core.errors import UserError\n"
         "from jaxir.storage.files import atomic_directory\n"
@@ -77,7 +77,7 @@ def test_of_two_processes_that_write_one_directory_the_second_says_so(tmp_path):
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["b", "index"]
 
 
-def test_what_appears_meanwhile_is_never_replaced(tmp_path):
+def test_output_that_appears_meanwhile_is_not_replaced(tmp_path):
     for number, make in enumerate((lambda p: p.touch(), lambda p: p.symlink_to("nowhere"))):
         target = tmp_path / str(number)
         with pytest.raises(UserError, match="by another process"), atomic_directory(target) as aside:
@@ -149,7 +149,7 @@ def test_names_that_files_hold_lead_nowhere_else(tmp_path):
             inside(folder, name, said_by="index")
 
 
-def test_what_is_local_only_says_so():
+def test_bucket_paths_are_refused_where_only_local_ones_work():
     assert str(local_path("/a/b")) == "/a/b"
     for url in ("gs://bucket/index", "s3://bucket/index", "gs:/bucket/index"):
         with pytest.raises(UserError, match=f"{url}: this is read from local paths only; copy it here first"):

@@ -189,7 +189,7 @@ def test_a_lease_that_a_crash_left_is_taken_over_once(bucket, capsys):
     assert not bucket.names()
 
 
-def test_who_has_lost_a_lease_is_told_and_leaves_the_other_its_own(bucket):
+def test_lost_lease_is_reported_and_not_removed(bucket):
     with lease() as held:
         bucket.put("run/LEASE", b'{"host": "other", "process": 8, "since": "now"}')
         with pytest.raises(

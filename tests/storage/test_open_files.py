@@ -18,7 +18,7 @@ from jaxir.storage.open_files import open_to_read
 BROKEN = "/proc/self/mem"
 
 
-def test_what_the_system_says_names_the_file(tmp_path):
+def test_system_errors_name_the_file(tmp_path):
     (tmp_path / "broken").symlink_to(BROKEN)
     for read in (lambda f: f.read(), lambda f: f.read(7), lambda f: f.readline(), lambda f: next(iter(f))):
         with open_to_read(tmp_path / "broken") as file, pytest.raises(OSError, match="broken") as raised:

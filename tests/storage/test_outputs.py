@@ -89,7 +89,7 @@ def test_a_place_that_gin_names_is_looked_at_too(tmp_path, capsys):
     assert "is a directory; give a file to write" in capsys.readouterr().err
 
 
-def test_what_writes_nothing_looks_at_no_output(capsys, tmp_path):
+def test_commands_without_output_check_none(capsys, tmp_path):
     (tmp_path / "file").touch()
     flags = ["--gin_file=gin/experiments/table1.gin", "--datasets=a=absent", "--dry_run"]
     assert cli.main("jaxir.grid:grid", [*flags, f"--output_dir={tmp_path}/file"]) == 1
@@ -114,7 +114,7 @@ def test_what_writes_nothing_looks_at_no_output(capsys, tmp_path):
         ("convert", ["--source=hf:gs://b/x", "--output={new}"]),
     ],
 )
-def test_what_is_read_from_local_paths_only_says_so(command, flags, tmp_path, capsys):
+def test_bucket_inputs_are_refused_where_only_local_ones_work(command, flags, tmp_path, capsys):
     flags = [flag.format(new=tmp_path / "new") for flag in flags]
     assert cli.main(function_of(command)[0], flags) == 1
     told = capsys.readouterr().err.splitlines()[-1]
@@ -131,7 +131,7 @@ def test_what_is_read_from_local_paths_only_says_so(command, flags, tmp_path, ca
         ("search", ["--index=index", "--queries=a.trec", "--k=3"]),
     ],
 )
-def test_what_a_command_reads_is_not_replaced(command, flags, tmp_path, monkeypatch, capsys):
+def test_inputs_are_never_replaced(command, flags, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("a.trec", "b.trec"):
         (tmp_path / name).write_text("q0 Q0 d0 1 0.5 t\n")
@@ -150,7 +150,7 @@ def test_what_a_command_reads_is_not_replaced(command, flags, tmp_path, monkeypa
         ("expand choose", ["--candidates=candidates.jsonl"], "file of outputs"),
     ],
 )
-def test_what_is_no_earlier_output_is_not_replaced(command, flags, kind, tmp_path, monkeypatch, capsys):
+def test_foreign_files_are_never_replaced(command, flags, kind, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("a.trec", "b.trec"):
         (tmp_path / name).write_text("q0 Q0 d0 1 0.5 t\n")

@@ -67,7 +67,7 @@ def test_a_thread_that_writes_a_moment_longer_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_process_left_goes_and_what_another_is_writing_stays(tmp_path, writer):
+def test_leftovers_of_killed_processes_are_removed_others_stay(tmp_path, writer):
     killed = writer()
     left = hidden(tmp_path)
     assert len(left) == 2
@@ -114,7 +114,7 @@ def test_the_temporary_directory_of_a_killed_process_goes_with_the_next(tmp_path
     assert hidden(tmp_path) == []
 
 
-def test_what_another_machine_left_goes_when_it_is_old(tmp_path):
+def test_old_leftovers_of_other_machines_are_removed(tmp_path):
     there = [tmp_path / ".index.0123abcd.0123456789ab.part", tmp_path / ".index.0123456789ab.part"]
     foreign = [tmp_path / ".somebody.else.part", tmp_path / ".zip.0123456789ab.partial"]
     for place in there:

@@ -242,7 +242,7 @@ def test_logs_are_followed_until_interrupted(cloud):
     assert cloud.calls("ssh")[-1][5:7] == ["--worker=1", "--node=0"]
 
 
-def test_what_a_run_told_is_fetched_while_it_goes_on_and_after(cloud, tmp_path):
+def test_logs_are_fetched_during_and_after_a_run(cloud, tmp_path):
     run_dir, profile = cloud.bucket / "run", "tensorboard/plugins/profile/steps_1_to_2/host.xplane.pb"
     (run_dir / profile).parent.mkdir(parents=True)
     (run_dir / profile).write_text("trace")
@@ -343,7 +343,7 @@ def test_workers_that_never_answer_are_not_waited_for(cloud, tmp_path, silence):
     assert not (tmp_path / "report.md").exists()
 
 
-def test_what_the_others_measured_is_brought_back(cloud, tmp_path):
+def test_results_of_other_hosts_are_fetched(cloud, tmp_path):
     with measuring(cloud, tmp_path) as report:
         (cloud.folder / "silent1").touch()
         (cloud.bucket / "go").touch()
@@ -513,7 +513,7 @@ def test_dry_run_of_no_script_runs_gcloud(cloud):
     assert cloud.calls() == []
 
 
-def test_what_a_dry_run_of_status_prints_asks_for_the_status(cloud):
+def test_dry_run_of_status_prints_its_command(cloud):
     for script in ("create.sh", "install.sh", "launch.sh"):
         cloud.ok(script)
     cloud.until_waiting()

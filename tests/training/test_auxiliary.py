@@ -39,7 +39,7 @@ def whole(tmp_path_factory):
     return place
 
 
-def test_it_is_trained_averaged_or_frozen(whole):
+def test_auxiliary_parameters_are_trained_averaged_or_frozen(whole):
     before, after = arrays(whole, 6), arrays(whole, 12)
     assert before.keys() == after.keys()
     same = {name for name in before if np.array_equal(before[name], after[name])}
@@ -161,7 +161,7 @@ def test_a_variable_may_hold_several_arrays():
     assert told["arrays"] == {"average.0": "[3] float32", "average.1": "[2, 2] float32"}
 
 
-def test_what_is_frozen_is_not_trained(tmp_path):
+def test_frozen_parameters_stay_unchanged(tmp_path):
     model = Bag()
     before = jax.device_get(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     run(tmp_path / "run", model=model, frozen=["table"], steps=5, dev=None)
@@ -341,7 +341,7 @@ class Counting(Sigmoid):
         auxiliary.examples[...] = jnp.float32(data.num_examples)
 
 
-def test_what_follows_from_the_data_is_that_of_the_later_stages_data(tmp_path):
+def test_warm_start_reads_statistics_of_its_own_data(tmp_path):
     name = "statistics['examples']"
     for stage, count, settings in (
         ("first", 64, {}),
@@ -360,7 +360,7 @@ def run_fresh(tmp_path, optimizer):
     return arrays(tmp_path / "fresh", 1)
 
 
-def test_what_no_stage_can_start_from(whole, tmp_path):
+def test_warm_start_refuses_unsuitable_runs(whole, tmp_path):
     run(tmp_path / "plain", steps=5, dev=None)
     (tmp_path / "plain" / "jaxir.json").touch()
     (tmp_path / "empty").mkdir()
@@ -417,7 +417,7 @@ SIGMOID = r"Sigmoid\(frozen=\['auxiliary.teacher.\*'\], scale=2.0, width=32\)"
 
 
 @pytest.mark.parametrize(("kind", "sentence"), [("narrow", "has head.kernel"), ("damaged", "is damaged")])
-def test_what_no_stage_can_start_from_costs_one_sentence_and_nothing_of_orbaxs(refused, kind, sentence):
+def test_warm_start_hides_orbax_errors(refused, kind, sentence):
     """To the end of the process, as it lets go of what was being read."""
     ended, place = refused
     (said,) = [line for line in ended.stdout.splitlines() if f"{place / kind}: " in line]
@@ -449,7 +449,7 @@ class Rarity(Objective):
         return model.encode(batch["query_ids"], tower="query").sum(), {"rarity": rarity}
 
 
-def test_what_follows_from_the_corpus_is_kept_and_another_corpus_is_not_resumed(tmp_path):
+def test_resume_keeps_corpus_statistics_and_refuses_another_corpus(tmp_path):
     settings = {"steps": 4, "checkpoint_every": 2, "batch_size": 8}
     objective = WeightedSum(parts={"task": Contrastive(), "rarity": Rarity()}, weights={"rarity": 0.0})
     run(tmp_path / "run", objective=objective, data=pairs(64), **settings)
@@ -480,7 +480,7 @@ class Begun(Exception):
 
 
 @pytest.mark.slow
-def test_what_is_damaged_beside_the_model_is_not_used_without_a_word(whole, tmp_path, monkeypatch):
+def test_damaged_auxiliary_is_reported(whole, tmp_path, monkeypatch):
     """By a later stage: a file removed, cut off, or a bit flipped in it."""
     found, real = [], warm_start.with_auxiliary_of
 

@@ -67,7 +67,7 @@ def test_a_half_removed_older_checkpoint_is_set_aside_and_the_newest_used(tmp_pa
         assert json.loads((run_dir / "checkpoints" / "best.json").read_text())["step"] != older
 
 
-def test_what_may_pass_ends_the_run_and_sets_nothing_aside(tmp_path, stopped):
+def test_transient_errors_set_no_checkpoint_aside(tmp_path, stopped):
     run_dir = tmp_path / "run"
     shutil.copytree(stopped, run_dir)
     older, *_, newest = steps_in(run_dir)
@@ -85,7 +85,7 @@ def test_what_may_pass_ends_the_run_and_sets_nothing_aside(tmp_path, stopped):
     assert run(run_dir, **SETTINGS).started_at == newest
 
 
-def test_what_is_known_to_be_damage():
+def test_only_known_errors_count_as_damage():
     def caused(cause: Exception) -> Exception:
         error = Exception("Encountered error while reading array index")
         error.__cause__ = cause

@@ -71,7 +71,7 @@ def test_a_batch_has_the_score_of_each_passage_that_was_drawn(tmp_path):
         partial(kl_distillation, temperature=0.25),
     ],
 )
-def test_it_learns_what_the_teacher_knows(tmp_path, loss, capsys):
+def test_distillation_learns_the_teachers_ranking(tmp_path, loss, capsys):
     source, losses = write(tmp_path / "mined.jsonl"), []
     for steps in (1, 60):
         fit(
@@ -92,7 +92,7 @@ def test_it_learns_what_the_teacher_knows(tmp_path, loss, capsys):
 
 
 @pytest.mark.slow
-def test_it_adds_to_another_objective(tmp_path):
+def test_distillation_sums_with_another_objective(tmp_path):
     objective = WeightedSum(
         parts={"labels": Contrastive(), "teacher": Distillation()}, weights={"teacher": 0.1}
     )
@@ -137,7 +137,7 @@ def test_a_line_whose_scores_are_incomplete_is_told_where_they_are_read(tmp_path
     assert source.build(tokenizer, Contrastive().features(form)).num_examples == 32
 
 
-def test_what_cannot_be_costs_a_sentence(tmp_path):
+def test_distillation_refuses_impossible_settings(tmp_path):
     tokenizer = Tokenizer.load(GOLDEN)
     plain = write(tmp_path / "plain.jsonl", scored=False)
     with pytest.raises(UserError, match="reads the field 'passage_score', but the data have only query, "):

@@ -268,7 +268,7 @@ def test_a_fault_of_an_evaluator_that_is_being_prepared_names_it(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_no_data_and_dimensions_that_vectors_lack_are_refused_before_the_first_step(tmp_path):
+def test_evaluators_refuse_bad_data_and_dimensions_before_the_first_step(tmp_path):
     for settings, sentence in (
         ({"data": MeshConfig()}, r"data must be data, such as Pairs\(.* or BeirPairs.*, not MeshConfig\("),
         ({"evaluators": [Loss(data=MeshConfig(), name="x")]}, r"evaluator Loss 'x': its data must be data, "),
@@ -322,7 +322,7 @@ def test_resume_compares_the_settings_of_an_evaluator_that_is_not_jaxirs():
     assert disagreement({"dev": "norm on the same data"}, one) is None  # as earlier versions recorded it
 
 
-def test_what_was_chosen_is_named_before_what_follows_from_it():
+def test_resume_names_the_chosen_setting_before_its_consequences():
     saved = {"auxiliary": "2 arrays a", "model": "9 parameters a", "objective": "TSDAE()", "seed": 0}
     now = {"auxiliary": "2 arrays b", "model": "9 parameters b", "objective": "TSDAE()", "seed": 1}
     assert disagreement(saved, now).startswith("was trained with seed=0, not 1;")

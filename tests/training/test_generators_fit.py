@@ -66,7 +66,7 @@ def rouge(targets, written) -> float:
 
 
 @pytest.mark.slow
-def test_what_is_measured_is_what_the_model_writes(generator, tmp_path):
+def test_generation_metrics_equal_the_models_output(generator, tmp_path):
     """Targets are what it writes of every second source; at this rate nothing is learnt."""
     written = [" ".join(outputs) for outputs in generator.generate(PASSAGES, GREEDY)]
     assert all(written)
@@ -102,7 +102,7 @@ def test_what_is_measured_is_what_the_model_writes(generator, tmp_path):
         (START, {"dev": PAIRS, "dev_metric": "nDCG@10"}, "there is no dev metric 'nDCG@10', only loss"),
     ],
 )
-def test_what_cannot_be_measured_costs_one_sentence(model, settings, sentence):
+def test_generation_refuses_unknown_metrics(model, settings, sentence):
     with pytest.raises(UserError, match=sentence) as error:
         fit(model, PAIRS, steps=2, batch_size=4, **settings)
     assert "\n" not in str(error.value)

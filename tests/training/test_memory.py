@@ -56,7 +56,7 @@ def test_a_step_that_never_fits_costs_a_sentence(compile_step):
 
 
 @pytest.mark.slow
-def test_what_cannot_fit_is_not_compiled(compile_step):
+def test_fit_skips_settings_that_cannot_fit(compile_step):
     sizes = {n: memory_of(compile_step(False, Contrastive(chunks=n))) for n in (1, 16)}
     tried = []
 
@@ -125,7 +125,7 @@ def test_fewest_chunks_come_first_and_then_the_quickest_to_recompute():
         chosen("auto", 10_000, 10_000, 10_000)
 
 
-def test_what_is_written_in_place_counts_once():
+def test_donated_buffers_count_once():
     x = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
     twice, once = (
         memory_of(jax.jit(lambda x: x + 1.0, donate_argnums=donated).lower(x).compile())

@@ -134,7 +134,7 @@ print(json.dumps([
 @pytest.mark.skipif(
     not (Path(__file__).parents[2] / ".plan-tools").exists(), reason="no TPU compiler (make plan-tools)"
 )
-def test_what_a_run_logs_is_what_its_plan_says():
+def test_logged_figures_equal_the_plan():
     quick = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": "O1"}
     quick |= {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # plans are made anew
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | quick

@@ -120,7 +120,7 @@ def test_candidates_that_were_not_searched_deep_enough_are_no_measure(folder, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_learns_which_expansion_finds_the_answer(folder, tmp_path, kind):
+def test_query_reranker_learns_the_better_expansion(folder, tmp_path, kind):
     run = tmp_path / "run"
     assert train(folder, kind, run, "--steps=120", *evaluated(folder, kind, "--gin.EVAL_EVERY=40")) == 0
     assert rerank(folder, kind, run, tmp_path / "best.jsonl") == 0
@@ -181,7 +181,7 @@ def test_the_output_is_of_queries_and_of_candidates_in_their_new_order(folder, m
         assert some.outputs == record["outputs"][:2], "another number of them is another file"
 
 
-def test_it_is_read_as_what_it_was_trained_for(folder, models, tmp_path, capsys):
+def test_query_reranker_is_loaded_as_one(folder, models, tmp_path, capsys):
     out = ["--output=" + str(tmp_path / "out.jsonl")]
     candidates = f"--candidates={folder}/ri-dev.jsonl"
     ri, rd = (f"--model={model}" for model in models.values())

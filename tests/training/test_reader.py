@@ -64,7 +64,7 @@ def exact(folder, output) -> float:
 
 
 @pytest.mark.slow
-def test_it_learns_what_only_the_second_passage_says(folder, tmp_path, capsys):
+def test_reader_learns_from_the_second_passage(folder, tmp_path, capsys):
     run = tmp_path / "run"
     settings = ["--gin_file=gin/evaluators/reading.gin", f"--gin.DEV_RUN={folder}/run.trec"]
     settings += ["--gin.DEV_NEW_TOKENS=12", "--gin.DROPOUT=0.0", "--gin.LEARNING_RATE=1e-2"]

@@ -80,7 +80,7 @@ def trained(folder, one_layer, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_it_learns_to_put_the_relevant_first(folder, tmp_path):
+def test_reranker_learns_to_rank(folder, tmp_path):
     run = tmp_path / "run"
     assert train(folder, run, "--steps=150") == 0
     lines = [x for x in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if "loss" in x]
@@ -187,7 +187,7 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
 
 
 @pytest.mark.parametrize("to", ["hf", "st", "jaxir"])
-def test_it_is_written_and_read(trained, tmp_path, to):
+def test_reranker_survives_a_round_trip(trained, tmp_path, to):
     out = tmp_path / "out"
     flags = [f"--source={trained}", f"--output={out}", f"--format={to}"]
     assert cli.main("jaxir.convert:convert", flags) == 0
@@ -334,7 +334,7 @@ def test_dev_pairs_are_refused_before_anything_is_made(folder, tmp_path, capsys)
     assert not run.exists()
 
 
-def test_what_cannot_be_costs_a_sentence(folder, trained, capsys, tmp_path):
+def test_reranker_refuses_impossible_settings(folder, trained, capsys, tmp_path):
     with pytest.raises(UserError, match="learns from hard negatives: set num_negatives"):
         Reranking().features(TextFormat(8, 8))
     run = [f"--run={folder}/run.trec", f"--dataset=beir:{folder}", f"--output={tmp_path}/x.trec"]

@@ -72,7 +72,7 @@ def records(path):
 
 
 @pytest.mark.slow
-def test_it_learns_its_targets_and_writes_them(data, trained, tmp_path, capsys):
+def test_seq2seq_learns_its_targets(data, trained, tmp_path, capsys):
     lines = [x for x in records(trained / "log.jsonl") if "loss" in x]
     assert lines[0]["loss"] > 2 and lines[-1]["loss"] < 0.05 and lines[-1]["token_accuracy"] == 1.0
     out = tmp_path / "out.jsonl"
@@ -131,7 +131,7 @@ def generator(one_layer_seq2seq):
 SAMPLED = Decoding(max_new_tokens=5, num_outputs=3, top_k=30, seed=3)
 
 
-def test_what_was_interrupted_is_taken_up_and_ends_the_same(data, generator, tmp_path, monkeypatch):
+def test_interrupted_generation_resumes_to_the_same_output(data, generator, tmp_path, monkeypatch):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     report = outputs_file.write_outputs(generator, data / "texts.jsonl", whole, SAMPLED, window=3)
     assert report.texts == 8 and 8 < report.outputs <= 24
