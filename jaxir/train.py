@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jaxir import cli
+from jaxir.core.errors import UsageError
+from jaxir.core.values import hints_of, simple
 from jaxir.runtime.cpu import restart_with_huge_pages
 from jaxir.storage.outputs import writes
 from jaxir.training.run.recipe import Recipe
@@ -16,7 +20,7 @@ from jaxir.training.run.recipe import Recipe
 @cli.one_of("steps", "epochs")
 @cli.gives_way(min_steps="epochs")
 @cli.also_called(output_dir="output")
-@cli.hands_over(plan="jaxir.plan:plan")
+@cli.hands_over(plan="jaxir.plan:plan", recipe="jaxir.train:train_recipe")
 @writes(output_dir="run")
 @cli.takes(Recipe)
 def train(recipe: Recipe, *, output_dir: str) -> int:
@@ -34,13 +38,53 @@ def train(recipe: Recipe, *, output_dir: str) -> int:
     Args:
       output_dir: directory of the run, new or to be resumed; local or gs://BUCKET/PATH.
     """
+    return _train(lambda: recipe, output_dir, bindings=_gin_bindings, on_start=_write_gin)
+
+
+@writes(output_dir="run")
+def train_recipe(recipe: str, *, output_dir: str, **typed: Any) -> int:
+    """Trains the recipe that a Python file makes: `def recipe() -> Recipe`.
+
+    Typed flags replace fields of the recipe. RUN/recipe.py is what ran: --recipe=RUN/recipe.py repeats it.
+
+    Args:
+      recipe: the file.
+      output_dir: as for `train`.
+      **typed: fields of the recipe that are flags.
+    """
+    from jaxir.training.run.recipe_file import read_recipe, with_typed, write_recipe
+
+    if any(word.startswith("--gin") for word in cli.TYPED):
+        raise UsageError("--recipe is a whole recipe in Python: leave out gin files and --gin. bindings")
+    return _train(
+        lambda: with_typed(read_recipe(recipe), typed),
+        output_dir,
+        on_start=lambda run: write_recipe(recipe, typed, run),
+    )
+
+
+_FLAGS = [name for name, hint in hints_of(Recipe).items() if simple(hint) is not None]
+_NAMED = inspect.signature(train_recipe.__wrapped__).parameters
+train_recipe.__signature__ = inspect.Signature(
+    [
+        *(_NAMED[name] for name in ("recipe", "output_dir")),
+        *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _FLAGS),
+    ]
+)
+
+
+def _train(
+    make: Callable[[], Recipe], output_dir: str, *, on_start: Callable[[Path], None], **bindings: Any
+) -> int:
+    """Trains the recipe that `make` returns, says how the run ended, and returns the exit status."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks are not for users
     from jaxir.runtime.distributed import maybe_initialize_distributed, say, together
     from jaxir.training import trainer
 
     maybe_initialize_distributed()
     with together():
-        result = trainer.train(recipe, output_dir, bindings=_gin_bindings, on_start=_write_gin)
+        recipe = make()
+        result = trainer.train(recipe, output_dir, on_start=on_start, **bindings)
         best = (
             ""
             if result.best_step is None

@@ -204,6 +204,9 @@ def test_commands_can_be_typed(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gin_config, "bind", bind_only)
     if not by_gin or hasattr(function, "bound_as"):
         monkeypatch.setattr(module, function_name, instead)
+        for name in getattr(function, "hands_over", {}).values():
+            other = getattr(importlib.import_module(name.partition(":")[0]), name.partition(":")[2])
+            monkeypatch.setattr(name.replace(":", "."), functools.wraps(other)(lambda **s: calls.append(s)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name, content in files_to_write(command.page).items():
