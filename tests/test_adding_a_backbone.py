@@ -287,7 +287,7 @@ def test_one_that_looks_at_padding_is_refused_however_it_gets_its_parameters(mes
 
 
 @pytest.mark.parametrize("mesh", [None, MeshConfig(data=2, fsdp=2)])
-def test_backbone_of_foreign_parts_is_refused(mesh, mixed):
+def test_backbone_takes_flax_layers_and_refuses_plain_arrays(mesh, mixed):
     """Flax's own layers, whose axes have no names, but no arrays that nothing would train or save."""
     partitioner = mesh and mesh.build()
 

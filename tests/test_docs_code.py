@@ -233,7 +233,7 @@ def test_benchmarks_have_the_flags_that_pages_give_them(name):
     assert flags <= set(known)
 
 
-def test_names_that_pages_bind_exist():
+def test_class_settings_named_in_docs_exist():
     modules: dict[str, list[str]] = {}
     for path in (ROOT / "jaxir").rglob("*.py"):
         modules.setdefault(path.stem, []).append(".".join(path.relative_to(ROOT).with_suffix("").parts))

@@ -214,7 +214,7 @@ def test_bad_input_is_one_sentence_under_gin_too(cook):
     assert (code, err) == (1, "error: corpus.jsonl:7: no field 'text'")
 
 
-def test_parameters_that_only_gin_sets_are_named(tmp_path):
+def test_missing_parameters_that_only_gin_sets_are_named(tmp_path):
     command = [sys.executable, "-m", "jaxir.train", "--output_dir=run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -283,7 +283,7 @@ def test_a_command_that_is_stopped_ends_as_shells_tell_it(cook, number, status, 
     ],
 )
 @pytest.mark.parametrize("command", ["train", "plan"])
-def test_names_of_other_tools_are_suggested(command, flag, meant, capsys):
+def test_flags_of_other_tools_get_our_flag_suggested(command, flag, meant, capsys):
     assert cli.main(f"jaxir.{command}:{command}", [f"{flag}=3"]) == 2
     assert capsys.readouterr().err == f"error: there is no flag {flag}; did you mean '{meant}'?\n"
 

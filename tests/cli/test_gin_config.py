@@ -384,7 +384,7 @@ train.train.data = @texts.Texts
         gin_config.bind(train, [str(path)], [], {})
 
 
-def test_config_keeps_the_order_of_a_sum(tmp_path):
+def test_recorded_config_keeps_the_order_of_a_sums_parts(tmp_path):
     """Each draws its random numbers and its first parameters by its place."""
     files = ["gin/unsupervised.gin", "gin/objectives/multi_task.gin"]
     gin_config.bind(train, files, ["TEXT=texts.txt"], {"output_dir": "run"})

@@ -211,7 +211,7 @@ def test_a_setting_that_may_be_a_number_may_be_a_whole_one(loss):
     assert tried
 
 
-def test_settings_of_our_classes_are_documented():
+def test_settings_of_our_classes_have_resolvable_type_hints():
     """Else they would be accepted whatever they are."""
     found = []
     for room in ("data", "evaluators", "losses", "objectives", "training", "interop", "models"):

@@ -39,13 +39,13 @@ def test_endless_work_says_how_far_it_is(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("how", [{"hidden": True}, {"lines": False}])
-def test_commands_that_print_lines_get_no_bar(monkeypatch, capsys, how):
+def test_progress_prints_nothing_if_hidden_or_without_lines(monkeypatch, capsys, how):
     monkeypatch.setattr(progress, "EVERY", 0.01)
     run(5, 0.01, **how)
     assert capsys.readouterr().err == ""
 
 
-def test_short_work_shows_no_progress(capsys):
+def test_short_work_prints_no_progress_line_to_a_log(capsys):
     run(5, 0.0)
     assert capsys.readouterr().err == ""
 

@@ -107,7 +107,7 @@ def test_a_malformed_line_costs_a_sentence(folder, changes, sentence):
         list(read_candidates(candidates(folder, **changes)))
 
 
-def test_malformed_candidates_are_refused(folder, capsys):
+def test_unsuitable_candidates_and_flags_are_refused(folder, capsys):
     with pytest.raises(UserError, match=r"100 passages of a query were looked at.* max_rank is 90"):
         list(QueryCandidates(path=str(candidates(folder)), max_rank=90).questions())
     path = candidates(folder, ranks=[])

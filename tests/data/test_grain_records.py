@@ -199,7 +199,7 @@ def test_the_fingerprint_is_of_all_that_was_written(written, minilm, tmp_path):
     assert opened(tmp_path / "turned", minilm).fingerprint not in told
 
 
-def test_grain_records_refuse_other_models_and_lengths(written, minilm, sentencepiece_folder, tmp_path):
+def test_grain_records_refuse_unfit_tokenizers_and_features(written, minilm, sentencepiece_folder, tmp_path):
     with pytest.raises(UserError, match="another tokenizer"):
         opened(written, Tokenizer.load(sentencepiece_folder))
     with pytest.raises(UserError, match="passage length 20, not 64"):

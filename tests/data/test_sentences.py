@@ -31,7 +31,7 @@ from jaxir.objectives.simcse import SimCSE
         ("「你好。」\n再见！", ["「你好。」", "再见！"]),
     ],
 )
-def test_sentences_end_at_punctuation(text, expected):
+def test_sentences_end_at_punctuation_and_blank_lines(text, expected):
     assert sentences_of(text) == expected
 
 

@@ -37,7 +37,7 @@ def test_files_of_gar_are_read_as_a_file_of_both_is(end, pack, tmp_path):
         (b"a\n\xff\n", b"c\nd\n", r"val\.source:2: not UTF-8"),
     ],
 )
-def test_malformed_sources_are_refused(sources, targets, sentence, tmp_path):
+def test_malformed_or_uneven_sources_and_targets_are_refused(sources, targets, sentence, tmp_path):
     (tmp_path / "val.source").write_bytes(sources)
     (tmp_path / "val.target").write_bytes(targets)
     with pytest.raises(BadInputError, match=sentence):

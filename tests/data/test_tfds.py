@@ -165,6 +165,6 @@ def test_names_that_are_no_beir_set(name, message):
         ("beir/scifact", "validation", r"has no split 'validation' \(has: .*train"),
     ],
 )
-def test_missing_tfds_sets_are_refused(data_dir, name, split, message):
+def test_missing_tfds_sets_versions_and_splits_are_refused(data_dir, name, split, message):
     with pytest.raises(UserError, match=message):
         TfdsBeirPairs(name=name, split=split, data_dir=data_dir).examples(OnBadInput())

@@ -39,7 +39,7 @@ def test_the_largest_groups_are_kept_and_share_the_first_passage():
 @pytest.mark.parametrize(
     ("unique", "message"), [(0.2, "the largest group has 4 pairs"), (0, "more than 0"), (1.5, "more than 0")]
 )
-def test_duplicates_refuse_impossible_settings(unique, message):
+def test_merge_passages_refuses_impossible_unique_shares(unique, message):
     with pytest.raises(UserError, match=message):
         merge_passages(pairs(8), ["b", "a", "a", "c", "b", "a", "a", "d"], unique=unique)
 

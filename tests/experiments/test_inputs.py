@@ -75,7 +75,7 @@ def test_a_model_of_others_is_whatever_its_folder_holds(tmp_path, scheme):
     assert inputs.of_model(f"{scheme}{place}") == seen[-1]
 
 
-def test_models_off_this_disk_have_no_hash(tmp_path):
+def test_paths_that_are_no_local_model_have_no_hash(tmp_path):
     (tmp_path / "train").mkdir()  # as a split is called
     (tmp_path / "train" / "rows").touch()
     for spec in (str(tmp_path / "train"), "hf:someone/model", "x" * 5000, "hf:" + "x" * 300):

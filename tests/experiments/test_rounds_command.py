@@ -193,7 +193,7 @@ def finish(out: Path) -> None:
     "name",
     ["train.trec", "negatives/train.jsonl", "negatives/mining.json", "model/run.json", "test.json"],
 )
-def test_changed_results_of_a_round_are_noticed(tmp_path, flags, capsys, name):
+def test_changed_results_of_a_round_are_refused(tmp_path, flags, capsys, name):
     finish(tmp_path / "out")
     for _ in range(2):
         assert cli.main("jaxir.rounds:rounds", flags) == 0

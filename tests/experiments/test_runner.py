@@ -136,7 +136,7 @@ def grid_of(tmp_path, folder, model, tiny_gin):
         ("sts.tsv", "1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: give"),
     ],
 )
-def test_cells_of_changed_files_are_in_no_table(grid_of, tmp_path, file, change, sentence):
+def test_cells_of_changed_files_are_refused(grid_of, tmp_path, file, change, sentence):
     def run():
         return cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
 
@@ -161,7 +161,7 @@ def test_cells_of_changed_files_are_in_no_table(grid_of, tmp_path, file, change,
         ("third", "-seed0 was begun when DECODER of .*tiny.gin had other content"),
     ],
 )
-def test_cells_of_changed_models_are_in_no_table(grid_of, tmp_path, folder_of, sentence):
+def test_cells_of_changed_models_are_refused(grid_of, tmp_path, folder_of, sentence):
     (tmp_path / folder_of / "README.md").write_text("what a model is does not depend on this")
     assert cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None) == []
     weights = tmp_path / folder_of / "model.safetensors"
@@ -245,7 +245,7 @@ def test_finished_steps_of_a_cell_are_kept(tmp_path, capsys):
     assert "rated Spearman 0.5000" in capsys.readouterr().err
 
 
-def test_judges_rerun_only_on_other_data(tmp_path):
+def test_judged_results_of_other_data_are_refused_until_removed(tmp_path):
     def run(made: Cell):
         return cell_runner.run_cells([made], steps=4, on_result=lambda: None)
 

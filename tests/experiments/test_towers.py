@@ -32,7 +32,7 @@ def test_every_way_of_sharing_starts_from_the_encoder_as_it_is(model, sharing, t
     assert np.abs(vectors(again.model, "query") - vectors(plain.model, "query")).max() > 1e-3
 
 
-def test_towers_refuse_non_square_projections(model, tmp_path):
+def test_identity_projection_refuses_other_projections_and_ade_towers(model, tmp_path):
     with pytest.raises(UserError, match="projection cannot be set"):
         UnderIdentityProjection(source=model, projection=16).build(seed=0)
     loaded = model_dir.load(model, sharing="ade")

@@ -257,7 +257,7 @@ def test_modernberts_head_has_the_epsilon_of_its_norms(tmp_path):
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_cross_encoder_refuses_other_folders(folder, how):
+def test_cross_encoder_refuses_unsupported_folders(folder, how):
     spoil, sentence = SPOILT[how]
     spoil(folder)
     with pytest.raises(UserError) as caught:

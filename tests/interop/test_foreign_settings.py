@@ -273,7 +273,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_settings_that_would_change_vectors_are_refused(what, folder):
+def test_unsupported_or_malformed_folder_settings_are_refused(what, folder):
     spoil, sentence = REFUSED[what]
     spoil(folder)
     with pytest.raises(UserError, match=sentence) as caught:
@@ -289,7 +289,7 @@ def test_roberta_is_no_decoder_either(tmp_path):
 
 
 @pytest.mark.parametrize("function", ["torch.nn.Tanh", "torch.nn.modules.activation.Tanh", None])
-def test_settings_equal_to_ours_are_accepted(function, folder):
+def test_foreign_settings_that_change_nothing_are_accepted(function, folder):
     before = model_dir.read(f"st:{folder}")[0]
     change(folder / DENSE, activation_function=function, module_output_name=None)
     normalized()(folder)

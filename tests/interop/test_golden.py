@@ -98,7 +98,7 @@ def test_a_model_is_the_one_it_was_before_there_was_a_registry(name, fingerprint
     assert model_dir.load(f"st:{GOLDEN / name}").fingerprint == fingerprint
 
 
-def test_folder_settings_are_read():
+def test_sentence_transformers_settings_are_read():
     bert = model_dir.load(f"st:{GOLDEN / 'bert'}")
     assert (bert.settings.query_prompt, bert.settings.passage_prompt) == ("a dog ", "the cat ")
     assert bert.settings.query_max_length == bert.settings.passage_max_length == 24

@@ -375,7 +375,7 @@ def test_processes_of_one_run_fetch_each_file_once_and_say_so_once(hub, tmp_path
 
 
 @pytest.mark.slow
-def test_hub_refusals_are_reported(hub, resolve):
+def test_unusable_hub_models_are_refused_before_weights_are_fetched(hub, resolve):
     hub.add("google/t5-v1_1-base", files_of("t5_1_0"))
     hub.add("meta/gated", files_of("roberta"))
     hub.add("some/busy", files_of("roberta"))

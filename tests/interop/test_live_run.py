@@ -59,7 +59,7 @@ def test_a_directory_that_a_trainer_removed_meanwhile_is_missing(tmp_path):
         check_files(tmp_path / "params")
 
 
-def test_run_without_checkpoints_is_refused(tmp_path, loaded):
+def test_run_with_missing_checkpoints_or_metadata_is_refused(tmp_path, loaded):
     write_run(tmp_path / "run", loaded, {1: 1.5})
     checkpoint = tmp_path / "run" / "checkpoints" / "1"
     (checkpoint / "run" / "metadata").rename(tmp_path / "metadata")

@@ -66,7 +66,7 @@ def test_names_of_the_first_checkpoints_are_read(folder):
     assert all(map(np.array_equal, jax.tree.leaves(nnx.state(one)), jax.tree.leaves(nnx.state(other))))
 
 
-def test_masked_lm_refuses_other_folders(folder):
+def test_masked_lm_refuses_unsupported_sources(folder):
     with pytest.raises(UserError, match=r"no cls.predictions.transform.dense.weight among its weights"):
         source(GOLDEN / "bert").build()
     with pytest.raises(UserError, match="no masked language model of model_type 't5' is known"):
@@ -87,7 +87,7 @@ def test_masked_lm_refuses_other_folders(folder):
         ("mlm_distilbert", "distilbert.embeddings", ("vocab_projector.weight",)),
     ],
 )
-def test_masked_lm_head_shares_the_token_table(name, table, copies, tmp_path):
+def test_masked_lm_refuses_unequal_tied_copies_and_non_finite_weights(name, table, copies, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(GOLDEN / name, folder)
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")

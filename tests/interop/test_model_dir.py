@@ -76,7 +76,7 @@ def test_run_directory_means_its_best_else_its_latest_checkpoint(scan, tmp_path)
         model_dir.load(str(tmp_path / "run"))
 
 
-def test_other_entries_of_checkpoints_are_ignored(tmp_path):
+def test_checkpoint_steps_ignores_entries_that_are_no_checkpoints(tmp_path):
     for name in ("9", "10", "007", "8.orbax-checkpoint-tmp-1", ".7.removed"):
         (tmp_path / name).mkdir()
     (tmp_path / "11").touch()

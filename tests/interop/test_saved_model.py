@@ -143,7 +143,7 @@ def test_ten_thousand_texts_have_the_ids_of_sentencepiece(sentencepiece_folder):
     assert_same_ids(tokenizer, varied_texts(pieces, 10_000), 48)
 
 
-def test_saved_model_holds_the_sentencepiece_model_that_is_read(sentencepiece_folder, tmp_path):
+def test_onnx_readme_names_the_sentencepiece_model_that_is_read(sentencepiece_folder, tmp_path):
     folder = Path(shutil.copytree(sentencepiece_folder, tmp_path / "folder"))
     (folder / "tokenizer.model").write_bytes(b"none of T5's")
     tokenizer = Tokenizer.load(folder)
@@ -541,7 +541,7 @@ def test_tree_of_scann_in_a_graph(storage, tmp_path):
     ],
 )
 @pytest.mark.slow
-def test_saved_model_refuses_models_it_cannot_hold(flags, message, tmp_path, capsys):
+def test_export_refuses_unsupported_models_indexes_and_flags(flags, message, tmp_path, capsys):
     ExactIndex.build(np.eye(4, dtype=np.float32), list("abcd")).save(tmp_path / "index")
     flags = [f.format(golden=GOLDEN, index=tmp_path / "index") for f in flags]
     assert export(f"--output={tmp_path / 'out'}", *flags) == 1

@@ -142,7 +142,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_seq2seq_refuses_other_folders(folder, how):
+def test_seq2seq_refuses_incomplete_and_unsupported_models(folder, how):
     spoil, sentence = SPOILT[how]
     spoil(folder)
     with pytest.raises(UserError, match=sentence) as caught:

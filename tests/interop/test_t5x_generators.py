@@ -121,7 +121,7 @@ def without(beginning: str):
         ),
     ],
 )
-def test_t5x_generator_refuses_other_checkpoints(tmp_path, spoil, sentence):
+def test_t5x_generator_refuses_missing_unknown_or_misshapen_arrays(tmp_path, spoil, sentence):
     params = spoil(t5x_writer.golden_generator(GOLDEN / "seq2seq_1_1"))
     t5x_writer.write(tmp_path, params, inlined=INLINED)
     with pytest.raises(UserError, match=sentence) as error:

@@ -421,7 +421,7 @@ def test_directories_that_lead_nowhere(tmp_path):
             model_dir.load(spec, tokenizer=TOKENIZER)
 
 
-def test_t5x_checkpoint_takes_the_tokenizer_beside_it(whole, tmp_path):
+def test_t5x_tokenizer_comes_from_argument_or_config_and_must_fit(whole, tmp_path):
     import sentencepiece
 
     words = (GOLDEN.parent / "golden" / "make_golden.py").read_text()
@@ -459,7 +459,7 @@ def test_t5x_checkpoint_takes_the_tokenizer_beside_it(whole, tmp_path):
         model_dir.load(f"t5x:{tmp_path / 'small'}", tokenizer=str(model))
 
 
-def test_t5x_checkpoint_is_recognised_without_a_tokenizer(whole):
+def test_t5x_checkpoint_is_described_without_a_tokenizer(whole):
     config, settings = t5x.describe(str(whole))
     assert config == model_dir.load(f"st:{GOLDEN / 't5_1_1'}").model.config
     assert (settings.query_max_length, settings.passage_max_length) == (512, 512)

@@ -190,7 +190,7 @@ def test_two_starting_points_are_a_clear_error(recipe, capsys):
     assert not (recipe.parent / "run").exists()
 
 
-def test_t5x_training_starts_from_the_latest_checkpoint():
+def test_t5x_run_starts_from_default_model_or_initial_checkpoint():
     assert t5x.start_from(default="hf:a") == "hf:a"
     assert t5x.start_from(default="hf:a", model="st:b") == "st:b"
     for path in ("gs://bucket/run", "t5x:gs://bucket/run"):

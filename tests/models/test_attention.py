@@ -194,7 +194,7 @@ def test_heads_that_cannot_be_shared_out_evenly():
     ("groups", "window", "has_bias", "has_rope"),
     [(4, None, False, False), (2, None, True, False), (1, 2, False, True), (4, 1, True, True)],
 )
-def test_chunked_attention_equals_whole_attention(groups, window, has_bias, has_rope):
+def test_cached_attention_in_pieces_equals_whole_attention(groups, window, has_bias, has_rope):
     """Token by token, and in pieces: the cache has the positions before, for RoPE, windows and biases too."""
     length = 7
     module = Attention(

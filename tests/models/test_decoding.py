@@ -323,6 +323,6 @@ def test_samples_depend_on_text_and_seed_only():
         ({"max_new_tokens": 0}, "max_new_tokens"),
     ],
 )
-def test_decoding_refuses_non_finite_logits(given, sentence):
+def test_decoding_refuses_impossible_settings(given, sentence):
     with pytest.raises(UserError, match=sentence):
         Decoding(**given)

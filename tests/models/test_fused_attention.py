@@ -191,7 +191,7 @@ def kernels_in(jaxpr):
                 yield from kernels_in(inner)
 
 
-def test_fused_dropout_is_unbiased():
+def test_fused_dropout_masks_have_the_rate_and_are_uncorrelated():
     """Of 2^16 weights the rate, in no row or column more; no text, head or key is like another."""
     rate, length = 0.1, 256
     kept = jax.jit(lambda *at: attention_kernel.kept(*map(jnp.int32, at), length, rate))

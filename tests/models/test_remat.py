@@ -99,7 +99,7 @@ def flops(make) -> list[float]:
         *(pytest.param(name, True, marks=pytest.mark.slow) for name in BACKBONES),
     ],
 )
-def test_kept_tensors_are_not_recomputed(name, scan):
+def test_remat_products_recomputes_only_attention_products(name, scan):
     config = dataclasses.replace(BACKBONES.get(name, T5), scan_layers=scan)
 
     def make(remat):

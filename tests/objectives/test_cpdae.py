@@ -39,7 +39,7 @@ def made(objective, model, seed=1):
     return objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
 
 
-def test_cpdae_batch_has_bags_of_words():
+def test_cpdae_makes_bags_of_words_from_token_ids():
     assert CPDAE().features(FORM) == {"text_ids": Tokens("text", 12), "text_key": Key("text")}
     ids = make_texts()
     found = np.asarray(words_of(ids, WORDS))

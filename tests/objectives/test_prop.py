@@ -42,7 +42,7 @@ def smoothed(text: list[int], mu: float) -> np.ndarray:
     return (np.array([text.count(word) for word in range(WORDS)]) + mu * of_corpus) / (len(text) + mu)
 
 
-def test_prop_reads_its_language_model_of_the_corpus():
+def test_prop_takes_its_language_model_from_the_corpus():
     auxiliary = made(PROP(subsampling=0.005), make_model())
     everything = [word for text in CORPUS.texts for word in text]
     p = np.array([everything.count(word) for word in range(WORDS)]) / len(everything)
@@ -145,7 +145,7 @@ def test_prop_sums_with_others_and_evaluates_deterministically():
 
 
 @pytest.mark.slow
-def test_prop_learns_representative_words():
+def test_prop_learns_the_representative_word_set():
     objective, model = PROP(subsampling=None, mu=3.0), make_model(similarity="dot")
     losses = overfit(objective, model, made(objective, model), make_texts(), steps=400)
     assert np.mean(losses[-20:]) < 0.6 * np.mean(losses[:5]), losses[::10]

@@ -62,7 +62,7 @@ def test_simcse_without_dropout_is_refused():
     assert SimCSE().auxiliary(make_model(), form=FORM, rngs=None) is None
 
 
-def test_two_views_batch_has_ids_and_keys():
+def test_simcse_batch_has_text_ids_and_keys():
     assert SimCSE().features(FORM) == {"text_ids": Tokens("text", 12), "text_key": Key("text")}
 
 
@@ -207,7 +207,7 @@ def one_of():
 
 
 @pytest.mark.parametrize("name", WITH_LOSSES)
-def test_two_views_learn_to_separate_texts(name, one_of):
+def test_simcse_learns_to_separate_texts_with_each_loss(name, one_of):
     batch = batch_of(make_texts()) | {"which": jnp.int32(list(WITH_LOSSES).index(name))}
     losses = train(*one_of, batch, steps=40)
     assert np.mean(losses[-5:]) < 0.5 * losses[0], losses

@@ -65,7 +65,7 @@ def test_the_loop_counts_as_often_as_an_output_has_tokens(how):
     assert int(rate[3].replace(",", "")) == pytest.approx(plan.batch.tokens / seconds, rel=0.02)
 
 
-def test_decoding_plan_reads_no_weights(tmp_path):
+def test_generator_is_described_without_weights(tmp_path):
     config, settings = architecture.describe_generator("hf:google/t5-v1_1-base")
     assert (config.num_decoder_layers, config.tied, config.scaled) == (12, False, False)
     assert (settings.passage_max_length, settings.query_max_length) == (512, 64)

@@ -119,7 +119,7 @@ def useful(step) -> float:
         return work.differentiated(step.forward, step.trained, step.state, step.batch)
 
 
-def test_frozen_layers_have_no_backward_pass():
+def test_counted_work_of_frozen_layers_is_their_forward_pass():
     def loss(trained, frozen, tokens):
         given, _ = jax.lax.scan(lambda x, w: (jax.nn.relu(x @ w), None), tokens, frozen)  # 3 products
         ids = jax.numpy.argmax(given @ frozen[0], -1)  # 1

@@ -105,7 +105,7 @@ def run(machine, start=START, levels=LEVELS):
         (1.5, 7),  # in two chunks
     ],
 )
-def test_search_finds_the_optimum_of_all_settings(limit, most):
+def test_search_finds_the_optimum_with_few_compilations(limit, most):
     machine = Machine(limit=limit)
     rows = run(machine)
     assert setting_search.best(rows) == machine.quickest()
@@ -144,7 +144,7 @@ def test_chunks_that_cannot_be_enough_are_passed_over():
     assert {c.chunks for c in machine.compiled} == {1, 4}
 
 
-def test_search_reports_that_nothing_fits():
+def test_search_finds_no_best_setting_if_nothing_fits():
     machine = Machine(limit=0.1)
     assert setting_search.best(run(machine)) is None and machine.quickest() is None
 

@@ -91,7 +91,7 @@ def test_an_index(written, name):
         ({"coutn": 5}, "'coutn' is unknown; did you mean 'count'?"),
     ],
 )
-def test_index_description_is_checked(written, tmp_path, changes, sentence):
+def test_index_with_a_malformed_description_is_refused(written, tmp_path, changes, sentence):
     shutil.copytree(written / "index", tmp_path / "index")
     path = tmp_path / "index/index.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

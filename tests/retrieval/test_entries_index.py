@@ -74,7 +74,7 @@ def test_ids_of_entries_rank_as_those_of_documents(entries):
     assert [document_of(entry) for entry in sorted(numbered)] == sorted(ids)
 
 
-def test_entries_index_refuses_impossible_settings(entries, tmp_path):
+def test_entries_index_refuses_mismatched_ids_and_changes_in_place(entries, tmp_path):
     vectors, ids, _ = entries
     with pytest.raises(UserError, match="embeddings and 1 ids"):
         EntriesIndex.build(vectors, ["a"], similarity="dot")

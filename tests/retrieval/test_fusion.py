@@ -227,7 +227,7 @@ def test_runs_that_do_not_belong_together(tmp_path, capsys, flags):
     assert not (tmp_path / "x.trec").exists()
 
 
-def test_fusion_reports_odd_runs(tmp_path, capsys):
+def test_fusion_warns_of_incomplete_and_foreign_runs(tmp_path, capsys):
     whole = {f"q{q}": {f"d{d}": float(d) for d in range(3)} for q in range(9)}
     write_run(tmp_path / "a.trec", whole)
     write_run(tmp_path / "cut.trec", {q: whole[q] for q in list(whole)[:5]})

@@ -267,7 +267,7 @@ def test_queries_that_do_not_fit():
     ],
 )
 @pytest.mark.parametrize("engine", ENGINES)
-def test_index_refuses_bad_vectors(engine, change, message):
+def test_index_refuses_bad_vectors_ids_and_similarity(engine, change, message):
     good = {"embeddings": np.ones([3, 4], np.float32), "ids": ["a", "b", "c"]}
     with pytest.raises(UserError, match=message):
         engine.build(**good | change)

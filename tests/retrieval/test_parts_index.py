@@ -69,7 +69,7 @@ def test_parts_answer_as_one_index(many, tmp_path):
         assert len(set(expected[0].tolist())) < min(k, 30) or k == 1, "guard: ties"
 
 
-def test_killed_parts_index_keeps_finished_parts(many, tmp_path):
+def test_interrupted_parts_index_keeps_finished_parts(many, tmp_path):
     passages, queries = many
     built = []
 

@@ -77,7 +77,7 @@ def test_a_query_without_answers_is_not_in_the_file(tmp_path):
         ({"q": [("a", 1.0), ("a", 2.0)]}, "same document twice"),
     ],
 )
-def test_write_run_refuses_malformed_ids(tmp_path, run, message):
+def test_write_run_refuses_malformed_ids_scores_and_duplicates(tmp_path, run, message):
     with pytest.raises(UserError, match=message):
         write_run(tmp_path / "run", {"fine": [("a", 1.0)], **run})
     assert list(tmp_path.iterdir()) == []

@@ -52,7 +52,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_shared_candidates_survive_kills(folder, capsys):
+def test_resumed_and_shared_candidates_equal_those_of_one_process(folder, capsys):
     def retrieve(name: str) -> list[str]:
         given = [f"--{what}={folder}/{what}.jsonl" for what in ("queries", "answers")]
         given += [f"--expansions={folder}/made.jsonl", f"--index={folder}/index", "--depth=10"]

@@ -193,7 +193,7 @@ def test_a_model_without_a_name_stays_here(tmp_path, toy, encoder):
         ([{"CPU": 2.0}, {"CPU": 96.0, "TPU": 8.0}, {"TPU": 4.0}], {"resources": {"TPU": 4}}, 3),
     ],
 )
-def test_each_process_takes_its_share_of_a_machine(machines, needs, count):
+def test_ray_process_needs_and_count_follow_the_machines(machines, needs, count):
     assert cluster._share(machines) == (needs, count)
 
 

@@ -347,13 +347,13 @@ def test_codes_are_of_the_main_directions(tmp_path, monkeypatch, flat_vectors, i
     assert "directions" not in index.without_soar().info.settings
 
 
-def test_codes_keep_dimensions_if_all_directions_count(vectors):
+def test_spread_vectors_have_nearly_all_directions_however_sharded(vectors):
     assert main_directions([vectors], "cosine", energy=ENERGY) > NEARLY_ALL * DIMENSION
     parts = np.array_split(vectors, 3)
     assert main_directions(parts, "cosine", energy=0.5) == main_directions([vectors], "cosine", energy=0.5)
 
 
-def test_common_part_of_vectors_is_no_direction():
+def test_main_directions_ignore_the_mean_of_vectors():
     rng = np.random.default_rng(0)
     scales = np.array([4, 3, 2, 1, 1, 1, 1, 1])
     vectors = (scales * rng.normal(size=(5000, 8)) + 50).astype(np.float32)

@@ -112,7 +112,7 @@ def test_a_projection_becomes_part_of_the_map_and_leaves_by_sentence_transformer
     np.testing.assert_allclose(raw_vectors(f"st:{tmp_path / 'folder'}", texts), before, atol=1e-5)
 
 
-def test_whitening_refuses_unsuitable_models(model, texts, file, tmp_path, capsys):
+def test_whitening_refuses_unsuitable_models_texts_and_dimensions(model, texts, file, tmp_path, capsys):
     few = tmp_path / "few.txt"
     few.write_text("".join(f"{text}\n" for text in texts[:9]))
     model_dir.save(tmp_path / "two", *model_dir.load(model, sharing="ade")[:3])

@@ -52,7 +52,7 @@ def test_a_run_killed_while_it_tidies_up_leaves_nothing_to_another(tmp_path, mon
         assert write(output, "second") == [text.id for text in TEXTS]
 
 
-def test_complete_output_is_not_made_again(tmp_path):
+def test_complete_output_is_made_again_only_if_changed(tmp_path):
     output, every = tmp_path / "out.jsonl", [text.id for text in TEXTS]
     assert write(output, "first") == every
     before = output.stat()

@@ -59,7 +59,7 @@ def wait(*, number: int) -> None:
 
 
 @both
-def test_stopped_command_hides_unawaited_coroutines(tmp_path, number, status, said):
+def test_stopped_command_prints_no_unawaited_coroutine_warning(tmp_path, number, status, said):
     assert stopped(tmp_path, STOPPED_BEFORE_AWAITING, number) == (status, "", said)
 
 

@@ -55,7 +55,7 @@ def test_help_is_answered_at_once(tmp_path):
     assert len(starts) == 1
 
 
-def test_huge_pages_keep_the_users_setting(tmp_path):
+def test_users_glibc_tunables_are_kept_without_a_restart(tmp_path):
     printed, starts = run(tmp_path, "-m", "probe", GLIBC_TUNABLES="glibc.malloc.arena_max=1")
     assert printed == ["glibc.malloc.arena_max=1 [] 0 typed"]
     assert len(starts) == 1

@@ -346,7 +346,7 @@ def test_an_address_of_many_parameters_is_refused(served):
         ("\ud800", "texts.1: Input should be a valid string"),
     ],
 )
-def test_encode_refuses_other_than_texts(served, tower, text, sentence):
+def test_encode_refuses_empty_and_malformed_texts(served, tower, text, sentence):
     """Half of a surrogate pair would fail the texts of others that are encoded together with it."""
     status, _, content = served.request("POST", "/encode", {"texts": ["a", text], "tower": tower})
     assert (status, json.loads(content)["detail"][: len(sentence)]) == (422, sentence)
@@ -555,7 +555,7 @@ def test_sigterm_ends_what_is_under_way_and_leaves_no_process(tmp_path, start):
 
 
 @pytest.mark.slow
-def test_unanswered_requests_get_503_at_the_end(tmp_path, world, start_over):
+def test_unanswered_requests_get_503_at_shutdown(tmp_path, world, start_over):
     """The request's body never comes; the time for answers under way is 15 s."""
     (tmp_path / "limits.gin").write_text(
         "from __gin__ import dynamic_registration\n"

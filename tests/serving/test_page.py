@@ -126,7 +126,7 @@ def test_an_id_that_cannot_stand_in_an_address_as_it_is(page, world):
     expect(item.locator(".text")).to_have_text("w11")
 
 
-def test_page_reports_errors_to_people(page):
+def test_page_explains_errors_in_plain_words(page):
     search(page, "w1")
     page.context.set_offline(True)
     page.locator(".open").first.click()

@@ -141,7 +141,7 @@ def test_too_many_are_refused(world, model):
         (["reranked=dense"], {}, "the name 'reranked' is taken"),
     ],
 )
-def test_serve_refuses_unsuitable_rerankers(world, model, indexes, flags, sentence):
+def test_serve_refuses_unsuitable_rerankers_depths_and_names(world, model, indexes, flags, sentence):
     names = [f"{world.root}/{i}" if "=" not in i else i.replace("=", f"={world.root}/") for i in indexes]
     given = {
         k: v.format(model=world.model, cross_encoder=model) if isinstance(v, str) else v

@@ -257,7 +257,7 @@ def test_missing_input_of_one_process_ends_all(tmp_path, launch, finish, pairs):
         pytest.param("model", "the processes begin with other parameters", marks=pytest.mark.slow),
     ],
 )
-def test_different_settings_of_processes_end_all(tmp_path, launch, finish, pairs, other, sentence):
+def test_differing_inputs_end_all_processes_before_training(tmp_path, launch, finish, pairs, other, sentence):
     """They trained one model on it, and replicas that differed, in silence."""
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
@@ -338,7 +338,7 @@ def test_waiting_for_other_processes_is_reported(launch):
 
 
 @pytest.mark.slow
-def test_missing_input_of_all_processes_ends_all(tmp_path, launch, finish, pairs):
+def test_output_directory_that_is_no_run_ends_all_processes(tmp_path, launch, finish, pairs):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes").write_text("not a run")
     flags = command(recipe(tmp_path, pairs), tmp_path / "run", {"fsdp": 2})

@@ -140,7 +140,7 @@ def test_open_lucene_index_outlives_updates_and_removal(index, tmp_path, write_c
             shutil.rmtree(index)
 
 
-def test_cut_lucene_index_is_refused(index):
+def test_open_lucene_index_with_cut_files_is_refused(index):
     """Java would end by SIGBUS, or give answers of both contents."""
     opened = load_index(index)
     assert opened.search(["dog"], 1)[1] == [["dog"]]
@@ -288,7 +288,7 @@ def test_from_learned_sparse_vectors_to_a_run_by_commands(sidecar, tmp_path, wri
         ),
     ],
 )
-def test_impact_index_refuses_bad_vectors(sidecar, impact, asked, message, capsys):
+def test_impact_index_refuses_unsuitable_vectors_queries_and_flags(sidecar, impact, asked, message, capsys):
     before = sorted(path.name for path in impact.iterdir())
     name, *flags = asked.replace("DIR", str(impact)).split()
     assert command(name, *flags, *([] if name == "index" else [f"--index={impact}/index"])) == 1

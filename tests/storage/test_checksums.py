@@ -146,7 +146,7 @@ def test_damage_costs_a_sentence(written, damage, said):
     assert "\n" not in str(told.value)
 
 
-def test_files_without_checksums_are_accepted(written):
+def test_checksum_check_passes_excluded_hidden_and_unlisted_files(written):
     (written / "engine.db" / "rows").write_text("changed")
     (written / ".nfs0001").touch()
     (written / ".cache").mkdir()

@@ -59,7 +59,7 @@ def test_only_where_something_may_still_be_written_its_removal_waits(
     assert bool(waited) == waits and list(tmp_path.iterdir()) == []
 
 
-def test_second_writer_of_a_directory_is_refused(tmp_path):
+def test_writer_that_ends_second_leaves_the_directory_of_the_first(tmp_path):
     code = (
         "import sys\nfrom jaxir.core.errors import UserError\n"
         "from jaxir.storage.files import atomic_directory\n"

@@ -189,7 +189,7 @@ def test_a_lease_that_a_crash_left_is_taken_over_once(bucket, capsys):
     assert not bucket.names()
 
 
-def test_lost_lease_is_reported_and_not_removed(bucket):
+def test_lost_lease_ends_the_holder_and_keeps_the_new_lease(bucket):
     with lease() as held:
         bucket.put("run/LEASE", b'{"host": "other", "process": 8, "since": "now"}')
         with pytest.raises(

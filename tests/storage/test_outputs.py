@@ -89,7 +89,7 @@ def test_a_place_that_gin_names_is_looked_at_too(tmp_path, capsys):
     assert "is a directory; give a file to write" in capsys.readouterr().err
 
 
-def test_commands_without_output_check_none(capsys, tmp_path):
+def test_dry_run_does_not_check_the_output_directory(capsys, tmp_path):
     (tmp_path / "file").touch()
     flags = ["--gin_file=gin/experiments/table1.gin", "--datasets=a=absent", "--dry_run"]
     assert cli.main("jaxir.grid:grid", [*flags, f"--output_dir={tmp_path}/file"]) == 1

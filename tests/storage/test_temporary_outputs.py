@@ -67,7 +67,7 @@ def test_a_thread_that_writes_a_moment_longer_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_leftovers_of_killed_processes_are_removed_others_stay(tmp_path, writer):
+def test_temporary_files_of_killed_writers_go_and_of_live_ones_stay(tmp_path, writer):
     killed = writer()
     left = hidden(tmp_path)
     assert len(left) == 2

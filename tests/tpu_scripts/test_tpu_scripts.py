@@ -343,7 +343,7 @@ def test_workers_that_never_answer_are_not_waited_for(cloud, tmp_path, silence):
     assert not (tmp_path / "report.md").exists()
 
 
-def test_results_of_other_hosts_are_fetched(cloud, tmp_path):
+def test_report_is_fetched_though_one_worker_never_answers(cloud, tmp_path):
     with measuring(cloud, tmp_path) as report:
         (cloud.folder / "silent1").touch()
         (cloud.bucket / "go").touch()
@@ -513,7 +513,7 @@ def test_dry_run_of_no_script_runs_gcloud(cloud):
     assert cloud.calls() == []
 
 
-def test_dry_run_of_status_prints_its_command(cloud):
+def test_dry_run_of_status_prints_a_command_that_works(cloud):
     for script in ("create.sh", "install.sh", "launch.sh"):
         cloud.ok(script)
     cloud.until_waiting()

@@ -417,7 +417,7 @@ SIGMOID = r"Sigmoid\(frozen=\['auxiliary.teacher.\*'\], scale=2.0, width=32\)"
 
 
 @pytest.mark.parametrize(("kind", "sentence"), [("narrow", "has head.kernel"), ("damaged", "is damaged")])
-def test_warm_start_hides_orbax_errors(refused, kind, sentence):
+def test_refused_warm_start_prints_no_orbax_errors(refused, kind, sentence):
     """To the end of the process, as it lets go of what was being read."""
     ended, place = refused
     (said,) = [line for line in ended.stdout.splitlines() if f"{place / kind}: " in line]
@@ -480,7 +480,7 @@ class Begun(Exception):
 
 
 @pytest.mark.slow
-def test_damaged_auxiliary_is_reported(whole, tmp_path, monkeypatch):
+def test_warm_start_never_uses_a_damaged_auxiliary(whole, tmp_path, monkeypatch):
     """By a later stage: a file removed, cut off, or a bit flipped in it."""
     found, real = [], warm_start.with_auxiliary_of
 

@@ -137,7 +137,7 @@ def test_a_line_whose_scores_are_incomplete_is_told_where_they_are_read(tmp_path
     assert source.build(tokenizer, Contrastive().features(form)).num_examples == 32
 
 
-def test_distillation_refuses_impossible_settings(tmp_path):
+def test_distillation_refuses_unsuitable_data_and_settings(tmp_path):
     tokenizer = Tokenizer.load(GOLDEN)
     plain = write(tmp_path / "plain.jsonl", scored=False)
     with pytest.raises(UserError, match="reads the field 'passage_score', but the data have only query, "):

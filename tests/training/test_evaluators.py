@@ -268,7 +268,7 @@ def test_a_fault_of_an_evaluator_that_is_being_prepared_names_it(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_evaluators_refuse_bad_data_and_dimensions_before_the_first_step(tmp_path):
+def test_bad_data_and_dimensions_are_refused_before_the_first_step(tmp_path):
     for settings, sentence in (
         ({"data": MeshConfig()}, r"data must be data, such as Pairs\(.* or BeirPairs.*, not MeshConfig\("),
         ({"evaluators": [Loss(data=MeshConfig(), name="x")]}, r"evaluator Loss 'x': its data must be data, "),

@@ -234,7 +234,7 @@ def test_pairs_that_are_none(arguments, message):
         (BERT, {"steps": 3, "mesh": None}, "^fit has no setting 'mesh'; did you mean 'partitioner'"),
     ],
 )
-def test_fit_refuses_impossible_settings_before_compiling(model, settings, message):
+def test_fit_refuses_impossible_models_and_settings(model, settings, message):
     with pytest.raises(UserError, match=message):
         fit(model, PAIRS, **settings)
 
@@ -293,7 +293,7 @@ def test_pairs_from_a_file(tmp_path):
     assert Pairs.read(path, query="source", passage="answer").queries == ["x", "y", "z"]
 
 
-def test_repr_is_one_line(start):
+def test_reprs_describe_objects_in_one_line(start):
     dataset = PAIRS.build(start.tokenizer, pair_features(TextFormat(query_length=8, passage_length=12)))
     assert isinstance(dataset, ArrayDataset)
     index = ExactIndex.build(encode(start), [str(n) for n in range(9)], model=BERT)

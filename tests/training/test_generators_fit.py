@@ -66,7 +66,7 @@ def rouge(targets, written) -> float:
 
 
 @pytest.mark.slow
-def test_generation_metrics_equal_the_models_output(generator, tmp_path):
+def test_generation_metrics_score_the_models_own_output(generator, tmp_path):
     """Targets are what it writes of every second source; at this rate nothing is learnt."""
     written = [" ".join(outputs) for outputs in generator.generate(PASSAGES, GREEDY)]
     assert all(written)
@@ -102,7 +102,7 @@ def test_generation_metrics_equal_the_models_output(generator, tmp_path):
         (START, {"dev": PAIRS, "dev_metric": "nDCG@10"}, "there is no dev metric 'nDCG@10', only loss"),
     ],
 )
-def test_generation_refuses_unknown_metrics(model, settings, sentence):
+def test_unavailable_generation_metrics_are_refused(model, settings, sentence):
     with pytest.raises(UserError, match=sentence) as error:
         fit(model, PAIRS, steps=2, batch_size=4, **settings)
     assert "\n" not in str(error.value)

@@ -225,7 +225,7 @@ def test_damaged_lines_of_a_log_cost_no_run_and_are_kept_elsewhere(tmp_path, cap
     assert capsys.readouterr().err == told and kept.read_bytes() == whole
 
 
-def test_log_lines_after_the_checkpoint_are_dropped_silently():
+def test_log_lines_after_the_checkpoint_or_cut_off_are_dropped_silently():
     own = b'{"step": 1, "run": "a"}\n{"step": 2, "checkpoint": true}\n{"step": 3}\n'
     for end in (b"", b'{"step": 4', b'{"step": 4, "run": "a"}'):
         assert own_lines(own + end, 2, "a") == ([line + "\n" for line in own.decode().split("\n")[:2]], "")

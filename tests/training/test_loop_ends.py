@@ -69,7 +69,7 @@ class BlindToDev(Contrastive):
 @pytest.mark.parametrize(
     ("objective", "told"), [(Steep(), "grad_norm"), (BlindToDev(), "evaluator Loss: loss")]
 )
-def test_non_finite_state_ends_the_run_unsaved(tmp_path, objective, told):
+def test_non_finite_gradient_or_dev_loss_ends_the_run_unsaved(tmp_path, objective, told):
     sentence = rf"^step 1: {told} is nan; training stopped, none was saved yet$"
     with pytest.raises(UserError, match=sentence):
         run(tmp_path / "run", objective=objective, **ONE_STEP)
@@ -160,7 +160,7 @@ def test_a_run_whose_reader_has_gone_goes_on_and_ends_in_good_order(unheard, cas
     assert unheard[case] == ("SIGINT True", "0")
 
 
-def test_failure_before_the_first_step_leaves_no_new_directory(tmp_path):
+def test_failure_before_the_first_step_leaves_directories_as_they_were(tmp_path):
     wrong = {"objective": Contrastive(loss=functools.partial(matryoshka, dimensions=[99])), "dev": None}
     with pytest.raises(UserError, match="the vectors have 32 dimensions, of which 99 cannot be the first"):
         run(tmp_path / "a/run", **wrong)

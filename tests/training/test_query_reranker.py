@@ -181,7 +181,7 @@ def test_the_output_is_of_queries_and_of_candidates_in_their_new_order(folder, m
         assert some.outputs == record["outputs"][:2], "another number of them is another file"
 
 
-def test_query_reranker_is_loaded_as_one(folder, models, tmp_path, capsys):
+def test_query_reranker_is_refused_for_inputs_of_another_kind(folder, models, tmp_path, capsys):
     out = ["--output=" + str(tmp_path / "out.jsonl")]
     candidates = f"--candidates={folder}/ri-dev.jsonl"
     ri, rd = (f"--model={model}" for model in models.values())

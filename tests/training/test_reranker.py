@@ -187,7 +187,7 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
 
 
 @pytest.mark.parametrize("to", ["hf", "st", "jaxir"])
-def test_reranker_survives_a_round_trip(trained, tmp_path, to):
+def test_trained_reranker_survives_conversion_to_each_format(trained, tmp_path, to):
     out = tmp_path / "out"
     flags = [f"--source={trained}", f"--output={out}", f"--format={to}"]
     assert cli.main("jaxir.convert:convert", flags) == 0
@@ -334,7 +334,7 @@ def test_dev_pairs_are_refused_before_anything_is_made(folder, tmp_path, capsys)
     assert not run.exists()
 
 
-def test_reranker_refuses_impossible_settings(folder, trained, capsys, tmp_path):
+def test_reranker_refuses_unsuitable_models_and_settings(folder, trained, capsys, tmp_path):
     with pytest.raises(UserError, match="learns from hard negatives: set num_negatives"):
         Reranking().features(TextFormat(8, 8))
     run = [f"--run={folder}/run.trec", f"--dataset=beir:{folder}", f"--output={tmp_path}/x.trec"]

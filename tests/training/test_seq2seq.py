@@ -72,7 +72,7 @@ def records(path):
 
 
 @pytest.mark.slow
-def test_seq2seq_learns_its_targets(data, trained, tmp_path, capsys):
+def test_seq2seq_learns_and_generates_its_targets(data, trained, tmp_path, capsys):
     lines = [x for x in records(trained / "log.jsonl") if "loss" in x]
     assert lines[0]["loss"] > 2 and lines[-1]["loss"] < 0.05 and lines[-1]["token_accuracy"] == 1.0
     out = tmp_path / "out.jsonl"
