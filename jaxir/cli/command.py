@@ -23,7 +23,7 @@ import termios
 import threading
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import docstring_parser
@@ -40,7 +40,9 @@ AGAIN_SECONDS = 0.05
 YOUNG_OBJECTS = 10_000
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 TYPED: list[str] = []  # the command line that `run` works on, from "python" on
-GIN_HELP = "gin file (may be repeated); --gin.NAME=VALUE binds one parameter or macro"
+GIN_HELP = (
+    "gin file (may be repeated); --name=VALUE sets its macro NAME, --gin.object.parameter=VALUE any parameter"
+)
 
 
 def one_of(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -310,6 +312,9 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
         if "=" not in binding:
             raise UserError(f"--gin.{binding} has no value; write --gin.NAME=VALUE")
     parsed, unknown = parser.parse_known_args([a for a in argv if not a.startswith("--gin.")])
+    if hasattr(function, "has_recipes"):
+        short, unknown = _short_names(unknown, getattr(parsed, "gin_file", ()))
+        bindings = _with_short(bindings, short)
     if unknown:
         raise UsageError(_unknown(unknown[0], parser, prog, macros=hasattr(function, "has_recipes")))
     flags = vars(parsed)
@@ -335,6 +340,50 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     return result if isinstance(result, int) else 0
 
 
+def _short_names(arguments: Sequence[str], gin_files: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Splits arguments that no flag takes into settings of recipes, such as --learning_rate, and others.
+
+    Args:
+      arguments: as they were typed: `--name=value`, or `--name` and `value`.
+      gin_files: what they may set, beside jaxir's own recipes.
+
+    Returns:
+      {NAME: value} for macros NAME of recipes; the other arguments.
+    """
+    from jaxir.cli.gin_files import macros_in, shipped_macros
+
+    if not any(argument.startswith("--") for argument in arguments):
+        return {}, list(arguments)
+    macros = shipped_macros() | macros_in(gin_files)
+    short, others, left = {}, [], list(arguments)
+    while left:
+        argument = left.pop(0)
+        flag, has_value, value = argument.partition("=")
+        name = flag.removeprefix("--").replace("-", "_").upper()
+        if not flag.startswith("--") or name not in macros or flag != flag.lower():
+            others.append(argument)
+            continue
+        if not has_value:
+            if not left or left[0].startswith("--"):
+                raise UsageError(f"{flag} has no value; write {flag}=...")
+            value = left.pop(0)
+        if name in short:
+            raise UsageError(f"{flag} is given twice; keep one of them")
+        short[name] = value
+    return short, others
+
+
+def _with_short(bindings: Sequence[str], short: Mapping[str, str]) -> list[str]:
+    """Returns bindings with those that short names make."""
+    typed = {binding.partition("=")[0].strip() for binding in bindings}
+    for name in short:
+        if name in typed:
+            raise UsageError(
+                f"{name} is given twice, by --{name.lower()} and by --gin.{name}; keep one of them"
+            )
+    return [*bindings, *(f"{name}={value}" for name, value in short.items())]
+
+
 def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, *, macros: bool) -> str:
     """Returns what to say of an argument that no flag takes; one of the recipes' macros may be meant."""
     flag = argument.split("=")[0]
@@ -346,7 +395,7 @@ def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, *, macro
         from jaxir.cli.gin_files import shipped_macros
 
         flags = {option.lstrip("-") for option in known}
-        settings = [f"--gin.{name}" for name in shipped_macros() if name.lower() not in flags]
+        settings = [f"--{name.lower()}" for name in shipped_macros() if name.lower() not in flags]
     meant = (
         suggest(flag, [*known, *settings], likeness=1.0)  # another spelling, or another tool's name
         or suggest(flag, known)

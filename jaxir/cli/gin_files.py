@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import tokenize
+from collections.abc import Iterable
 from pathlib import Path
 
 from jaxir.core.errors import UserError
@@ -13,6 +14,7 @@ from jaxir.core.installation import PACKAGE, RECIPES, find_recipe, included_in
 
 # Modules that were renamed when they moved, of those that a run's config.gin may import.
 RENAMED = {"jaxir.evaluators.search": "corpus_search", "jaxir.experiments.plan": "grid_cells"}
+_MACRO = re.compile(r"^(?:default/)?(\w+) *=", re.M)
 MOST_NESTED = 50  # brackets within each other; gin, which recurses, ends at some hundreds
 
 
@@ -89,7 +91,21 @@ def _is_module(name: str) -> bool:
 def shipped_macros() -> set[str]:
     """Returns the macros that jaxir's own gin files know: none of them is a misspelling."""
     files = (RECIPES / "gin").rglob("*.gin")
-    return {name for file in files for name in re.findall(r"^(?:default/)?(\w+) *=", file.read_text(), re.M)}
+    return {name for file in files for name in _MACRO.findall(file.read_text())}
+
+
+def macros_in(files: Iterable[str]) -> set[str]:
+    """Returns the macros that gin files and those that they include set."""
+    found, left, seen = set(), list(files), set()
+    while left:
+        path = find_recipe(left.pop())
+        if path is None or path in seen:
+            continue
+        seen.add(path)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        found |= set(_MACRO.findall(text))
+        left += included_in(text)
+    return found
 
 
 def unclosed(file: str) -> str | None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jaxir import cli
+from jaxir.cli import gin_config
 from jaxir.core import error_report
 from jaxir.core.errors import UsageError, UserError, suggest
 from jaxir.core.installation import missing_recipe
@@ -278,14 +279,38 @@ def test_a_command_that_is_stopped_ends_as_shells_tell_it(cook, number, status, 
 @pytest.mark.parametrize(
     ("flag", "meant"),
     [
-        *[("--lr", "--gin.LEARNING_RATE"), ("--learning-rate", "--gin.LEARNING_RATE")],
-        *[("--bs", "--batch_size"), ("--num_train_epochs", "--epochs"), ("--temp", "--gin.TEMPERATURE")],
+        *[("--lr", "--learning_rate"), ("--learning_rates", "--learning_rate")],
+        *[("--bs", "--batch_size"), ("--num_train_epochs", "--epochs"), ("--temp", "--temperature")],
     ],
 )
 @pytest.mark.parametrize("command", ["train", "plan"])
 def test_flags_of_other_tools_get_our_flag_suggested(command, flag, meant, capsys):
     assert cli.main(f"jaxir.{command}:{command}", [f"{flag}=3"]) == 2
     assert capsys.readouterr().err == f"error: there is no flag {flag}; did you mean '{meant}'?\n"
+
+
+def test_short_names_set_the_macros_of_recipes_and_of_own_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.gin").write_text(
+        'include "gin/pairs.gin"\nMINE = 7\ntrain.train.keep_last = %MINE\nMODEL = "absent"\nDATA = "data"\n'
+    )
+    given = []
+    monkeypatch.setattr(gin_config, "bind", lambda function, files, bindings, flags: given.append(bindings))
+    for flags in (
+        ["--learning_rate=1e-4", "--mine=3", "--model=st:x"],
+        ["--learning-rate", "1e-4", "--mine", "3", "--model", "st:x"],
+    ):
+        cli.main("jaxir.train:train", ["--gin_file=mine.gin", "--output_dir=run", *flags])
+        assert given.pop() == ["LEARNING_RATE=1e-4", "MINE=3", "MODEL=st:x"]
+    for flags, sentence in (
+        (["--mine"], "--mine has no value; write --mine=..."),
+        (["--mine=3", "--mine=4"], "--mine is given twice; keep one of them"),
+        (["--mine=3", "--gin.MINE=4"], "MINE is given twice, by --mine and by --gin.MINE; keep one of them"),
+        (["--MINE=3"], "there is no flag --MINE"),
+    ):
+        assert cli.main("jaxir.train:train", ["--gin_file=mine.gin", "--output_dir=run", *flags]) == 2
+        assert sentence in capsys.readouterr().err
+    assert not given
 
 
 @pytest.mark.parametrize(
