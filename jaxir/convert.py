@@ -22,7 +22,7 @@ def convert(
     A model with two towers becomes two folders, query/ and passage/, in formats hf and sentence_transformers.
     Parameters are read and written one by one, and what a bucket holds is a model only when it is whole: so a
     large model is put where every host of a pod reads its own part of it (--output=gs://BUCKET/MODEL, then
-    --gin.MODEL=gs://BUCKET/MODEL).
+    --model=gs://BUCKET/MODEL).
 
     Args:
       source: hf:DIR_OR_NAME, st:DIR_OR_NAME (sentence-transformers), t5x:DIR (a T5X checkpoint or run, local

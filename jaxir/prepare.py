@@ -30,9 +30,7 @@ PREPARE = """python -m jaxir.prepare --dataset=pairs:faq.csv --output=faq
   python -m jaxir.prepare --dataset=msmarco:DIR --splits=train,dev.small --output=beir
   python -m jaxir.prepare --output=squad-test\
  --dataset=multireqa:mrqa/dev/SQuAD.jsonl.gz,MultiReQA/data/dev/SQuAD/candidates.json.gz"""
-RECORDS = (
-    "python -m jaxir.prepare records --gin_file=gin/samtone_base.gin --gin.DATA=msmarco --output=records"
-)
+RECORDS = "python -m jaxir.prepare records --gin_file=gin/samtone_base.gin --data=msmarco --output=records"
 
 
 @writes(output="directory")
@@ -181,7 +179,7 @@ def _prepare_pairs(
     query, passage = made.example.query.text, made.example.passage.contents
     for name, text in (("query", query), ("passage", passage)):
         print(f"  {name:8} {textwrap.shorten(text, 100, placeholder=' ...')}")
-    train = f"--gin.DATA={output}{'' if 'dev' in made.queries else ' --gin.DEV_SPLIT=None'}"
+    train = f"--data={output}{'' if 'dev' in made.queries else ' --dev_split=None'}"
     if made.with_negatives:
         print(f"{output}/{NEGATIVES}: {made.with_negatives:,} of the pairs to train on, with their negatives")
     print(f"train on it: python -m jaxir.train --gin_file=gin/pairs.gin {train} --output_dir=run")
@@ -290,7 +288,7 @@ def records(recipe: Recipe, *, output: str) -> None:
     files = f"{len(written.files):,} file{'s' if len(written.files) > 1 else ''}"
     print(f"{output}: {written.counts.examples:,} examples in {files}, {size / 1e6:,.1f} MB")
     print(told_of_dataset(written, settings.text_format(), FLAGS))
-    print(f"train on it: the same recipe, and --gin_file=gin/data/records.gin --gin.RECORDS={output}")
+    print(f"train on it: the same recipe, and --gin_file=gin/data/records.gin --records={output}")
 
 
 def main(arguments: list[str]) -> int:

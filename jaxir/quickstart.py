@@ -57,7 +57,7 @@ def run_all(out: Path) -> None:
     title(2, "MiniLM as it comes: encode the packages held out for testing, index them, search")
     make_run(BASE, docs, before)
     title(3, "Fine-tune MiniLM with SamToNe on the other packages")
-    step("train", makes=None, gin_file=RECIPE, output_dir=tuned, **{"gin.DATA": docs})
+    step("train", makes=None, gin_file=RECIPE, output_dir=tuned, data=docs)
     title(4, "The fine-tuned model: encode, index, search")
     make_run(tuned, docs, after)
     title(5, "Compare them on the packages that were never trained on")

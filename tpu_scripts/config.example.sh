@@ -26,6 +26,6 @@ SETUP="gcloud storage cp --recursive gs://my-bucket/msmarco ."
 TRAIN=(
   python -m jaxir.train
   --gin_file=gin/samtone_xxl.gin
-  --gin.DATA=msmarco
+  --data=msmarco
   --output_dir=gs://my-bucket/samtone-xxl
 )

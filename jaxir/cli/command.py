@@ -312,7 +312,7 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
         if "=" not in binding:
             raise UserError(f"--gin.{binding} has no value; write --gin.NAME=VALUE")
     parsed, unknown = parser.parse_known_args([a for a in argv if not a.startswith("--gin.")])
-    if hasattr(function, "has_recipes"):
+    if hasattr(function, "has_recipes") or hasattr(function, "bound_as") or "gin_file" in parsed:
         short, unknown = _short_names(unknown, getattr(parsed, "gin_file", ()))
         bindings = _with_short(bindings, short)
     if unknown:

@@ -70,7 +70,7 @@ def check_set(read: set[Key] | None) -> None:
     macros = None if read is None else macros_behind(read)
     for key in left_open:
         if read is None or key in read or (key.selector == MACRO and key.scope in macros):
-            raise UserError(f"{key} must be set: --gin.{key}=...")
+            raise UserError(f"{key} must be set: {key.flags[0]}=...")
     if not left_open:
         return
     unset = {key.scope for key in left_open if key.selector == MACRO}

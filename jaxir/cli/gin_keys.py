@@ -31,6 +31,11 @@ class Key(NamedTuple):
         """What is bound to it; None where nothing is."""
         return gin_internals._CONFIG.get(self[:2], {}).get(self.parameter)
 
+    @property
+    def flags(self) -> list[str]:
+        """The flags that set it, the best one first."""
+        return [f"--{self.scope.lower()}"] * (self.selector == MACRO) + [f"--gin.{self}"]
+
     def __str__(self) -> str:
         name = self.selector.rpartition(".")[2]
         return self.scope if self.selector == MACRO else f"{name}.{self.parameter}"
@@ -52,11 +57,11 @@ def chain_of(key: Key) -> list[Key]:
 def flags_of(name: str, parameter: str) -> list[str]:
     """Returns the flags that set a parameter of the class or function of this name, the best one first.
 
-    That is `--gin.MACRO` where a gin file binds the parameter to a macro, else `--gin.NAME.PARAMETER`.
+    That is `--macro` where a gin file binds the parameter to MACRO, else `--gin.NAME.PARAMETER`.
     """
     own = [k for k in parameters_bound() if (k.selector.rpartition(".")[2], k.parameter) == (name, parameter)]
     chain = chain_of(own[0]) if own else []
-    return [f"--gin.{key}" for key in reversed(chain)] or [f"--gin.{name}.{parameter}"]
+    return [flag for key in reversed(chain) for flag in key.flags] or [f"--gin.{name}.{parameter}"]
 
 
 def macro_of(value: Any) -> str | None:

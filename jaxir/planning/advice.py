@@ -194,7 +194,7 @@ def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) 
         changes = mesh_changes(mesh, target)
         if not changes:
             raise
-        macros = " ".join(f"--gin.{MACROS[axis]}={size}" for axis, size in changes.items())
+        macros = " ".join(f"--{MACROS[axis].lower()}={size}" for axis, size in changes.items())
         raise UserError(
             f"{error}: for {target.name} set {macros} (in a recipe without these macros"
             f" {' and '.join(f'partitioning.MeshConfig.{axis}' for axis in changes)})"

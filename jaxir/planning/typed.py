@@ -33,9 +33,11 @@ class Command:
         replaced = {flag for name in settings for flag in self.flags[name]}
         kept, value_follows = [], False
         for word in self.words:
-            if word.partition("=")[0] not in replaced and not value_follows:
+            flag = word.partition("=")[0]
+            flag = flag if flag.startswith("--gin.") else f"--{flag.removeprefix('--').replace('-', '_')}"
+            if flag not in replaced and not value_follows:
                 kept.append(word)
-            value_follows = word in replaced  # `--topology v5e:2x2`
+            value_follows = flag in replaced and "=" not in word  # `--topology v5e:2x2`
         new = [f"{self.flags[name][0]}={value}" for name, value in settings.items() if value is not None]
         return shlex.join([*kept, *new])
 
@@ -46,8 +48,8 @@ OF_RECIPES = Command(
         "topology": ("--topology",),
         "prices": ("--prices",),
         "batch_size": ("--batch_size", "--gin.BATCH_SIZE"),
-        "remat": ("--gin.REMAT",),
-        "chunks": ("--gin.CHUNKS",),
-        **{axis: (f"--gin.{macro}",) for axis, macro in MACROS.items()},
+        "remat": ("--remat", "--gin.REMAT"),
+        "chunks": ("--chunks", "--gin.CHUNKS"),
+        **{axis: (f"--{macro.lower()}", f"--gin.{macro}") for axis, macro in MACROS.items()},
     },
 )

@@ -129,7 +129,7 @@ def test_help_names_flags_defaults_and_an_example(cook):
         (("--model=m", "--lr=3"), 2, "there is no flag --lr (see"),
         (("--gin_file=none.gin",), 1, "error: gin file none.gin does not exist"),
         (("--gin_file=recip.gin",), 1, "recip.gin does not exist; did you mean 'recipe.gin'?"),
-        (("--gin_file=recipe.gin",), 1, "error: MODEL must be set: --gin.MODEL=..."),
+        (("--gin_file=recipe.gin",), 1, "error: MODEL must be set: --model=..."),
         (("--gin_file=recipe.gin", "--gin.MODEL=m", "--steps=4", "--gin.STEPS=4"), 1, "steps is given twice"),
         (("--gin_file=recipe.gin", "--model=m", "--gin.STEPS=four"), 1, "STEPS must be a whole number"),
         (

@@ -226,7 +226,7 @@ def test_macros_of_unread_parameters_need_no_value(tmp_path):
     assert arguments(["names"], None, "DATA=here") == {"names": ["here"]}
     assert arguments(["rate"], None, "DATA=typed in vain, but right") == {"rate": 2.0}
     for only, name in ((["steps"], "STEPS"), (["names", "rate"], "DATA")):
-        with pytest.raises(UserError, match=f"^{name} must be set: --gin.{name}=...$"):
+        with pytest.raises(UserError, match=f"^{name} must be set: --{name.lower()}=...$"):
             arguments(only)
 
 

@@ -230,7 +230,7 @@ def test_texts_that_are_cut_are_counted_and_the_counts_are_saved(minilm, tmp_pat
     form = TextFormat(query_length=4, passage_length=6)
     assert told_of_dataset(data, form, FLAGS) == (
         "cut: 1 of 3 queries (33.3 %) at 4 tokens, 1 of 2 passages (50.0 %) at 6 tokens;"
-        " --gin.QUERY_LENGTH and --gin.PASSAGE_LENGTH set this"
+        " --query_length and --passage_length set this"
     )
 
 

@@ -79,7 +79,7 @@ def test_every_format_gives_the_same_folder(tmp_path, capsys, name):
         "query = question, passage = answer\n" in out
         and "  train        20 pairs of        20 queries" in out
     )
-    assert f"--gin_file=gin/pairs.gin --gin.DATA={tmp_path / 'out'}" in out
+    assert f"--gin_file=gin/pairs.gin --data={tmp_path / 'out'}" in out
 
 
 def test_no_text_is_in_two_splits_whatever_the_order_of_the_file(tmp_path):

@@ -33,8 +33,8 @@ def test_msmarco_with_two_splits(tmp_path, capsys):
     assert prepare(f"--dataset=msmarco:{folder}", "--splits=train,dev.small", f"--output={output}") == 0
     assert capsys.readouterr().out == (
         f"{output}: 6 passages, 4 queries, 3 judgements (train), 1 judgements (dev.small)\n"
-        "cut: 0 of 4 queries (0 %) at 256 tokens, 0 of 6 passages (0 %) at 256 tokens; --gin.QUERY_LENGTH and"
-        " --gin.PASSAGE_LENGTH of jaxir.train set this for gin/pairs.gin\n"
+        "cut: 0 of 4 queries (0 %) at 256 tokens, 0 of 6 passages (0 %) at 256 tokens; --query_length and"
+        " --passage_length of jaxir.train set this for gin/pairs.gin\n"
         f"evaluate on it: python -m jaxir.evaluate --model=MODEL --dataset=beir:{output} --split=train\n"
     )
     for split in ("train", "dev.small"):

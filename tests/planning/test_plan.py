@@ -237,7 +237,7 @@ def test_plan_that_does_not_fit_advises_changes():
     assert text.startswith("does not fit: ")
     words, command = made.advice[-2:]
     assert re.fullmatch(r"\d+ chips, fsdp=\d+.* \(about [\d.]+ GiB on each chip\):", words)
-    assert re.fullmatch(r"  python -m jaxir\.plan --topology=gpu:(\d+)xl4 --gin\.FSDP=\1.*", command)
+    assert re.fullmatch(r"  python -m jaxir\.plan --topology=gpu:(\d+)xl4 --fsdp=\1.*", command)
     assert text.splitlines()[2:5] == ["try one of these:", f"  {made.advice[0]}", f"  {made.advice[1]}"]
 
 
@@ -245,7 +245,7 @@ def test_plan_that_does_not_fit_advises_changes():
 def test_advised_settings_fit():
     """By its shapes, not in proportion: the logits of a batch do not shrink with its chunks."""
     target = dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(make().memory.total * 0.9))
-    changed = {"--gin.FSDP": "fsdp", "--gin.REMAT": "remat", "--gin.CHUNKS": "chunks", "--batch_size": "size"}
+    changed = {"--fsdp": "fsdp", "--remat": "remat", "--chunks": "chunks", "--batch_size": "size"}
     commands = run_plan.make(target, planned()).advice[1::2]
     assert len(commands) > 1
     for command in commands:
@@ -271,12 +271,12 @@ def test_prices_are_of_any_plan(gpu, text, costs):
 @pytest.mark.parametrize(
     ("typed", "changed"),
     [
-        (["--topology=gpu:1xl4", "--prices=l4=1"], "--topology=gpu:2xl4 --gin.REMAT=True"),
+        (["--topology=gpu:1xl4", "--prices=l4=1"], "--topology=gpu:2xl4 --remat=True"),
         (
-            ["--topology", "gpu:1xl4", "--gin.REMAT=none", "--steps=3"],
-            "--steps=3 --topology=gpu:2xl4 --gin.REMAT=True",
+            ["--topology", "gpu:1xl4", "--remat=none", "--steps=3"],
+            "--steps=3 --topology=gpu:2xl4 --remat=True",
         ),
-        (["--gin.MODEL=a b"], "'--gin.MODEL=a b' --topology=gpu:2xl4 --gin.REMAT=True"),
+        (["--model=a b"], "'--model=a b' --topology=gpu:2xl4 --remat=True"),
     ],
 )
 def test_a_typed_command_is_changed(typed, changed):
@@ -365,7 +365,7 @@ def test_a_mesh_for_other_chips_says_which_macros_to_change(mesh, machine, macro
     ]
     if target.chip.kind == "gpu":
         there = [types.SimpleNamespace(platform="cpu")] * target.count
-    changes = " ".join(f"--gin.{advice.MACROS[axis]}={size}" for axis, size in macros.items())
+    changes = " ".join(f"--{advice.MACROS[axis].lower()}={size}" for axis, size in macros.items())
     with pytest.raises(UserError, match=f"for {re.escape(machine)} set {changes} ") as raised:
         advice.build_mesh(MeshConfig(**mesh), there, target)
     assert all(f"MeshConfig.{axis}" in str(raised.value) for axis in macros)

@@ -77,7 +77,7 @@ def test_plan_that_does_not_fit_exits_with_1_and_advice(tmp_path):
     done = plan(
         "--gin_file",
         "gin/samtone_xxl.gin",
-        "--gin.FSDP=1",
+        "--fsdp=1",
         "--topology",
         "gpu:1xl4",
         "--prices=l4=0.7",
@@ -102,18 +102,18 @@ def test_plan_that_does_not_fit_exits_with_1_and_advice(tmp_path):
     [
         pytest.param(("--topology=v5z:4x4",), "no chip 'v5z'; did you mean 'v5", marks=pytest.mark.slow),
         pytest.param(
-            ("--topology=gpu:4xh100", "--gin.BATCH_SIZE=510"),
+            ("--topology=gpu:4xh100", "--batch_size=510"),
             "batch_size must be a multiple of the 4 devices",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            ("--topology=gpu:4xh100", "--gin.PASSAGE_LENGTH=10000000000"),
+            ("--topology=gpu:4xh100", "--passage_length=10000000000"),
             "10000000000, 10000000000]), more than chips hold: batch_size is 512, and lengths may be",
             marks=pytest.mark.slow,
         ),
         (
-            ("--topology=gpu:4xh100", "--gin.FSDP=8"),
-            "does not cover 4 devices exactly: for gpu:4xh100 set --gin.FSDP=4",
+            ("--topology=gpu:4xh100", "--fsdp=8"),
+            "does not cover 4 devices exactly: for gpu:4xh100 set --fsdp=4",
         ),
         pytest.param(
             ("--topology=gpu:4xh100", "--epochs=2"),
@@ -121,7 +121,7 @@ def test_plan_that_does_not_fit_exits_with_1_and_advice(tmp_path):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            ("--topology=gpu:1xl4", "--gin.MODEL=hf:./nowhere"),
+            ("--topology=gpu:1xl4", "--model=hf:./nowhere"),
             "./nowhere: no such directory",
             marks=pytest.mark.slow,
         ),
@@ -138,7 +138,7 @@ def test_a_users_error_costs_one_sentence(arguments, message, tmp_path):
 
 def test_training_still_needs_data(tmp_path):
     done = plan("--gin_file=gin/samtone_base.gin", "--output_dir=run", cwd=tmp_path, command="train")
-    assert done.stderr.strip() == "error: DATA must be set: --gin.DATA=..."
+    assert done.stderr.strip() == "error: DATA must be set: --data=..."
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_training_still_needs_data(tmp_path):
     [
         ("plan", ("--topology=gpu:2xh100",)),
         ("train", ("--plan=gpu:2xh100",)),
-        ("train", ("--plan", "gpu:2xh100", "--output=run", "--eval_every=3", "--gin.DATA=nowhere")),
+        ("train", ("--plan", "gpu:2xh100", "--output=run", "--eval_every=3", "--data=nowhere")),
     ],
 )
 def test_training_hands_plans_over(command, arguments, monkeypatch):
@@ -170,7 +170,7 @@ def test_training_hands_plans_over(command, arguments, monkeypatch):
         (("--topology=gpu:1xl4", "--output=run"), "there is no flag --output"),
         (
             ("--topology=gpu:1xl4", "--gin.BATCH_SIZE=%gin.REQUIRED"),
-            "BATCH_SIZE must be set: --gin.BATCH_SIZE",
+            "BATCH_SIZE must be set: --batch_size",
         ),
     ],
 )

@@ -236,7 +236,7 @@ def test_a_search_that_was_killed_goes_on(tmp_path):
     env |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     macros = ("QUERY_LENGTH=8", "PASSAGE_LENGTH=16", "BATCH_SIZE=16", "PROJECTION=8", "STEPS=1000")
     command = [sys.executable, "-m", "jaxir.plan", "--search", "--gin_file=gin/samtone_base.gin"]
-    command += ["--topology=v5e:1x1,v5e:16x16", "--prices=v5e=1.2", "--hours=24", "--gin.SCAN=False"]
+    command += ["--topology=v5e:1x1,v5e:16x16", "--prices=v5e=1.2", "--hours=24", "--scan=False"]
     command += [f"--gin.{m}" for m in (*macros, f"MODEL=hf:{tmp_path / 'model'}")]
     with subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         first = process.stderr.readline()

@@ -192,4 +192,4 @@ def test_every_temporary_directory_is_one_that_the_next_process_clears():
     """Python's own stay for good when the process is killed."""
     jaxir = Path(__file__).parent.parent.parent / "jaxir"
     found = {str(p.relative_to(jaxir)) for p in jaxir.rglob("*.py") for word in MADE if word in p.read_text()}
-    assert found == {"faults.py"}, "which keeps tracebacks"
+    assert found == {"core/error_report.py"}, "which keeps tracebacks"

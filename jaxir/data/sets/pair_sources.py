@@ -67,10 +67,10 @@ def dev_pairs(directory: str, split: str | None) -> BeirPairs | None:
     splits = splits_in(Path(str(directory).removeprefix("beir:")) / "qrels", "")
     if splits and split not in splits:
         others = [name for name in splits if name != "train"]
-        take = f"--gin.DEV_SPLIT={others[0]} evaluates on another, " if others else ""
+        take = f"--dev_split={others[0]} evaluates on another, " if others else ""
         raise UserError(
             f"{directory} has no split {split!r} (has: {', '.join(splits)}) to evaluate on while training"
-            f"{suggest(split, others)}: {take}--gin.DEV_SPLIT=None evaluates nothing; of your own pairs,"
+            f"{suggest(split, others)}: {take}--dev_split=None evaluates nothing; of your own pairs,"
             f" jaxir.prepare --dataset=pairs:FILE --dev=0.1 holds some out"
         )
     return BeirPairs(directory=directory, split=split)

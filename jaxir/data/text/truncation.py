@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxir.core.features import TextFormat
 
-FLAGS = ("--gin.QUERY_LENGTH", "--gin.PASSAGE_LENGTH")
+FLAGS = ("--query_length", "--passage_length")
 ARGUMENTS = ("query_max_length", "passage_max_length")  # of `Pretrained` and its kin
 
 

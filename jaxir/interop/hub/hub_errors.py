@@ -68,7 +68,7 @@ def _explained(error: Exception, wish: Wish) -> UserError:
     from huggingface_hub import constants, errors
 
     name, page = wish.name, f"{constants.ENDPOINT}/{wish.name}"
-    locally = f"or give a local copy of it, {wish.kind}:DIR (in a recipe --gin.MODEL={wish.kind}:DIR)"
+    locally = f"or give a local copy of it, {wish.kind}:DIR (in a recipe --model={wish.kind}:DIR)"
     log_in = "run `hf auth login` or set HF_TOKEN"
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
     if isinstance(error, errors.HFValidationError):
