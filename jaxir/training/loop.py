@@ -167,11 +167,11 @@ class Run:
                 if stopping or done == steps:
                     break
             else:
-                reporter.stop(ENDED.format(done, steps))
+                reporter.fail(ENDED.format(done, steps))
 
             reporter.settle_checkpoint()
             if done == steps or kept:
-                directory.settle(done)
+                directory.finish(done)
             if done == steps:
                 directory.mark_complete(steps)
             return self._result(done, stop.received if done < steps else None)
@@ -184,10 +184,10 @@ class Run:
         )
 
     def _compile(self, batch: Any, key_data: jax.Array) -> Compiled:
-        """Compiles the step and the evaluation, once."""
+        """Compiles the step and the evaluation; with "auto" it chooses among several compiled steps."""
         objective, partitioner, plan = self.recipe.objective, self.partitioner, self.plan
 
-        def compile_step(remat: Remat, objective: Objective) -> Any:
+        def compiled_with(remat: Remat, objective: Objective) -> Any:
             step = train_state.make_step(plan.with_remat(remat), objective, self.optimizer)
             jitted = jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))
             with partitioner():
@@ -199,7 +199,7 @@ class Run:
                 _, objective, step, note = fit(
                     remat,
                     objective,
-                    compile_step,
+                    compiled_with,
                     rows=self.recipe.batch_size // partitioner.batch_divisor(),
                     limit=device_memory(),
                     gathers=partitioner.mesh.shape["fsdp"] > 1,
@@ -207,7 +207,7 @@ class Run:
                     seconds_of=functools.partial(scheduled_seconds, partitioner=partitioner),
                 )
             else:
-                step = compile_step(remat, objective)
+                step = compiled_with(remat, objective)
             ideal = ideal_seconds(plan, objective, self.state, batch, partitioner)
             figures = planned(step, partitioner) if jax.process_index() == 0 else {}
         if self.suite.evaluators:

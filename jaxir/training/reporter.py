@@ -1,4 +1,4 @@
-"""What is read of a run while it trains: metrics and evaluations, checked, logged and shown."""
+"""Metrics and evaluations of a run while it trains: read or run, checked, logged and shown."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Reporter:
         values = {k: float(v) for k, v in jax.device_get(metrics).items()}
         for name in ("loss", "grad_norm"):
             if not np.isfinite(values[name]):
-                self.stop(f"step {done}: {name} is {values[name]}")
+                self.fail(f"step {done}: {name} is {values[name]}")
         self._check_negatives(done, values)
         self._narrator.step(done, values["loss"], values)
         if done % self._recipe.log_every == 0 or done == self._recipe.steps:
@@ -102,7 +102,7 @@ class Reporter:
         try:
             scores = self._suite.measure(done, state)
         except UserError as error:
-            self.stop(str(error), error)
+            self.fail(str(error), error)
         self._check_negatives(done, scores, "dev batches")
         self._log.write(done, {f"dev/{k}": v for k, v in scores.items()})
         named = {k: scores[k] for k in self._suite.directions if k in scores}
@@ -122,7 +122,7 @@ class Reporter:
         """Brings the logs to the run's bucket, before a checkpoint that a resume starts from."""
         self._log.bring()
 
-    def stop(self, why: str, cause: Exception | None = None) -> NoReturn:
+    def fail(self, why: str, cause: Exception | None = None) -> NoReturn:
         """Raises a UserError that says why training stops, and where the last good checkpoint is."""
         self.settle_checkpoint()
         raise UserError(f"{why}; training stopped, {self._checkpoints.last_good()}") from cause

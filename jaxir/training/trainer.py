@@ -71,7 +71,7 @@ def train(
 
     A resumed run sees the same batches and random numbers as one that was never interrupted, and on CPU
     ends with the same parameters bit for bit. SIGTERM or SIGINT ends the step at hand, saves a checkpoint
-    and returns; a second one interrupts at once.
+    and returns; a second SIGINT interrupts at once.
 
     Args:
       recipe: what to train; its `model` may be a `LoadedModel`, which is trained in place, its `data` a
@@ -110,7 +110,7 @@ def prepare(
     Raises:
       UserError: as `train`.
     """
-    # Impossible settings are refused before the directory is touched.
+    # Settings that need neither the model nor the data are checked before the directory is touched.
     recipe, partitioner, evaluators = _checked(recipe)
     directory = closing.enter_context(RunDirectory(output_dir))
 
@@ -132,7 +132,7 @@ def prepare(
         process_index=share.part,
         process_count=share.parts,
     )
-    batches_from(start_step=0)  # refuses impossible batches before anything is made
+    batches_from(start_step=0)  # refuses impossible batches
     bench = _bench_of(recipe, loaded, form, data, partitioner)
     suite = Suite(
         evaluators, bench, best_by=recipe.dev_metric, eval_every=recipe.eval_every, steps=recipe.steps

@@ -4,7 +4,7 @@ RUN/run.json        marks the directory and names the run
 RUN/checkpoints/    the newest checkpoints and the best (see `checkpoints`)
 RUN/log.jsonl       metrics, also for TensorBoard in RUN/tensorboard/
 RUN/jaxir.json      with RUN/tokenizer/: the run as a model
-RUN/config.gin      repeats the run
+RUN/config.gin      repeats the run; of a recipe in Python, RUN/recipe.py does
 RUN/COMPLETE        written after the last step
 """
 
@@ -32,7 +32,7 @@ COMPLETE = "COMPLETE"
 class RunDirectory:
     """The directory of one run, held by this process until the context ends.
 
-    If the context ends before `begin`, what `open` made is removed again.
+    If the context ends before `begin`, what `open` made on a disk is removed again.
 
     Attributes:
       path: the directory, local or in a bucket.
@@ -70,7 +70,7 @@ class RunDirectory:
         """Returns the newest whole checkpoint, or None for a run that starts from its first step.
 
         Args:
-          settings: what the run must agree with to be resumed, as `run_settings.agreed_settings` gives it.
+          settings: what must be equal for the run to be resumed; see `trainer.prepare`.
           abstract: shapes and shardings of the state.
           keep_last: how many of the newest checkpoints to keep; the best one is kept besides.
           metric: the dev metric that chooses the best checkpoint; None for none.
@@ -103,7 +103,7 @@ class RunDirectory:
         self._closing.callback(log.close)
         return log
 
-    def settle(self, done: int) -> None:
+    def finish(self, done: int) -> None:
         """Checks that the checkpoint of step `done` is there and restores files removed while it trained.
 
         Raises:

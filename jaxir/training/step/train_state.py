@@ -288,7 +288,7 @@ def inspect(state: TrainState) -> tuple[jax.Array, dict[str, dict[str, jax.Array
     """Returns whether every number of the state is finite (bool []) and its checksums (uint32 [] each).
 
     There is one for each array, by its name in "params", "opt_state" and, where there is one, "auxiliary" and
-    "statistics"; see `interop.array_checksums`.
+    "statistics"; see `interop.weights.array_checksums`.
     """
     finite = jnp.bool_(True)
     for leaf in jax.tree.leaves(state):
