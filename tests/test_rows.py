@@ -10,6 +10,7 @@ import gin
 import pytest
 
 from jaxir.cli import gin_config
+from jaxir.core.values import hints_of, simple
 from jaxir.train import train
 from jaxir.training.run.recipe import Recipe
 
@@ -68,11 +69,12 @@ def bound(row: Row, flags: list[str]) -> tuple[Recipe, str]:
     """Returns the recipe of a run, and its configuration."""
     files = [f.partition("=")[2] for f in flags if f.startswith("--gin_file=")]
     objectives = files or [f"gin/objectives/{name}.gin" for name in row.objectives]
-    bindings = [f.removeprefix("--gin.") for f in flags if f.startswith("--gin.")]
+    typed = [f.removeprefix("--").partition("=") for f in flags if not f.startswith("--gin_file=")]
+    own = [name for name, hint in hints_of(Recipe).items() if simple(hint) is not None]
+    bindings = [f"{name.upper()}={value}" for name, _, value in typed if name not in own]
     given = {binding.partition("=")[0] for binding in bindings}
     needed = [binding for binding in (*NEEDED, *row.needed) if binding.partition("=")[0] not in given]
-    plain = [f.removeprefix("--").split("=") for f in flags if not f.startswith("--gin")]
-    only = {name: ast.literal_eval(value) for name, value in plain}
+    only = {name: ast.literal_eval(value) for name, _, value in typed if name in own}
     pieces = ["gin/unsupervised.gin", *objectives, f"gin/experiments/{row.settings}.gin"]
     gin_config.bind(train, pieces, [*needed, *bindings], {**only, "output_dir": "run"})
     try:
@@ -107,4 +109,4 @@ def test_wangs_short_runs_end_within_the_warm_up():
 
 
 # Values of a sweep that are those of the base.
-DEFAULTS = {"--batch_size=64", "--gin.MASKING_RATIO=0.3", "--gin.LAMBDA=0.005"}
+DEFAULTS = {"--batch_size=64", "--masking_ratio=0.3", "--lambda=0.005"}
