@@ -391,7 +391,7 @@ def test_unusable_hub_models_are_refused_before_weights_are_fetched(hub, resolve
     hub.add("some/part", damaged)
     neither = "neither a local directory nor a model on the hub, or is private"
     log_in = "run `hf auth login` or set HF_TOKEN"
-    locally = "or give a local copy of it, hf:DIR (in a recipe --gin.MODEL=hf:DIR)"
+    locally = "or give a local copy of it, hf:DIR (in a recipe --model=hf:DIR)"
     alone = "for its encoder alone write hf:"
     readable = "(model.safetensors, pytorch_model.bin or flax_model.msgpack)"
     cases = {
@@ -428,7 +428,7 @@ def test_out_of_reach_and_out_of_room(hub, resolve, tmp_path):
     assert said == f"note: {T5} as it was last fetched, for the hub does not give it now ({found})\n"
     assert lost == (
         f"{T5}: the hub ({nobody}) cannot be reached (connection refused): try again, or give a local copy"
-        " of it, hf:DIR (in a recipe --gin.MODEL=hf:DIR)"
+        " of it, hf:DIR (in a recipe --model=hf:DIR)"
     )
 
 

@@ -117,9 +117,9 @@ def test_sigterm_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrup
 def test_a_terminal_that_is_closed_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrupted):
     run_dir = tmp_path / "run"
     ours, theirs = os.openpty()
-    # Slow steps, so that a busy machine does not finish the run before it delivers the signal.
-    command = ["setsid", "--ctty", sys.executable, str(SCRIPT), f"--run_dir={run_dir}", "--pause=0.3"]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    # `env`, because children of tests that `nohup` started would ignore SIGHUP.
+    command = ["env", "--default-signal=HUP", "setsid", "--ctty", sys.executable, str(SCRIPT)]
+    process = subprocess.Popen([*command, f"--run_dir={run_dir}"], stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said = b""
     while b"step 5" not in said:

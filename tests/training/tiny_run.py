@@ -140,16 +140,15 @@ def run(
     return trainer.train(recipe, run_dir)
 
 
-def main(*, run_dir: str, settings: str = "{}", pause: float = 0.03) -> int:
+def main(*, run_dir: str, settings: str = "{}") -> int:
     """Trains the small BERT, slowly enough to be interrupted.
 
     Args:
       run_dir: the run's directory.
       settings: keyword arguments of `run`, in JSON.
-      pause: seconds that each batch takes.
     """
     leases.RENEWED_EVERY, leases.STALE_AFTER = 0.5, 3.0
-    slow = Hooked(pairs(64), lambda step: time.sleep(pause))
+    slow = Hooked(pairs(64), lambda step: time.sleep(0.03))
     result = run(run_dir, model=bert(num_layers=1), data=slow, **json.loads(settings))
     return 128 + result.stopped_by if result.stopped_by else 0
 
