@@ -23,7 +23,7 @@ import termios
 import threading
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, NoReturn
 
 import docstring_parser
@@ -312,9 +312,12 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
         if "=" not in binding:
             raise UserError(f"--gin.{binding} has no value; write --gin.NAME=VALUE")
     parsed, unknown = parser.parse_known_args([a for a in argv if not a.startswith("--gin.")])
+    short: dict[str, str] = {}
     if hasattr(function, "has_recipes") or hasattr(function, "bound_as") or "gin_file" in parsed:
-        short, unknown = _short_names(unknown, getattr(parsed, "gin_file", ()))
-        bindings = _with_short(bindings, short)
+        from jaxir.cli import short_names
+
+        short, unknown = short_names.split(unknown, getattr(parsed, "gin_file", ()))
+        bindings = short_names.joined(bindings, short)
     if unknown:
         raise UsageError(_unknown(unknown[0], parser, prog, macros=hasattr(function, "has_recipes")))
     flags = vars(parsed)
@@ -326,6 +329,9 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
             function, prog = _load(name), f"{prog} --{flag}"
             first, *others = _parameters(function)
             flags = {first: flags[flag]} | {n: value for n, value in flags.items() if n in others}
+            if short and not hasattr(function, "bound_as"):
+                name = next(iter(short)).lower()
+                raise UsageError(f"--{name} sets what a gin file names, and {prog} reads none: set it there")
     call, bound = function, set()
     if gin_files or bindings:
         from jaxir.cli import gin_config
@@ -338,50 +344,6 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     check_required(function, bound | flags.keys(), prog)
     result = call(**flags)
     return result if isinstance(result, int) else 0
-
-
-def _short_names(arguments: Sequence[str], gin_files: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Splits arguments that no flag takes into settings of recipes, such as --learning_rate, and others.
-
-    Args:
-      arguments: as they were typed: `--name=value`, or `--name` and `value`.
-      gin_files: what they may set, beside jaxir's own recipes.
-
-    Returns:
-      {NAME: value} for macros NAME of recipes; the other arguments.
-    """
-    from jaxir.cli.gin_files import macros_in, shipped_macros
-
-    if not any(argument.startswith("--") for argument in arguments):
-        return {}, list(arguments)
-    macros = shipped_macros() | macros_in(gin_files)
-    short, others, left = {}, [], list(arguments)
-    while left:
-        argument = left.pop(0)
-        flag, has_value, value = argument.partition("=")
-        name = flag.removeprefix("--").replace("-", "_").upper()
-        if not flag.startswith("--") or name not in macros or flag != flag.lower():
-            others.append(argument)
-            continue
-        if not has_value:
-            if not left or left[0].startswith("--"):
-                raise UsageError(f"{flag} has no value; write {flag}=...")
-            value = left.pop(0)
-        if name in short:
-            raise UsageError(f"{flag} is given twice; keep one of them")
-        short[name] = value
-    return short, others
-
-
-def _with_short(bindings: Sequence[str], short: Mapping[str, str]) -> list[str]:
-    """Returns bindings with those that short names make."""
-    typed = {binding.partition("=")[0].strip() for binding in bindings}
-    for name in short:
-        if name in typed:
-            raise UsageError(
-                f"{name} is given twice, by --{name.lower()} and by --gin.{name}; keep one of them"
-            )
-    return [*bindings, *(f"{name}={value}" for name, value in short.items())]
 
 
 def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, *, macros: bool) -> str:

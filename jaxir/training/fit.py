@@ -122,6 +122,11 @@ def fit(
         eval_every=eval_every,
         **settings,
     )
+    return _trained(recipe, kind, output_dir)
+
+
+def _trained(recipe: Recipe, kind: type[Any], output_dir: str | Path | None) -> Any:
+    """Trains a recipe, and opens the run as a model of this kind."""
     with contextlib.ExitStack() as closing:
         place = output_dir or closing.enter_context(temporary_directory()) / "run"
         result = trainer.train(recipe, place, kept=output_dir is not None)

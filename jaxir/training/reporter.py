@@ -19,7 +19,7 @@ from jaxir.training.suite import Suite
 
 NO_NEGATIVES = (
     "no pair of the {} has a negative, so the loss is 0 whatever the model does: no hard negatives but the"
-    " passages themselves, and no other pairs with another query and another passage (told by their ids)"
+    " passages themselves, and no other pairs with another query and another passage (by their ids)"
 )
 
 

@@ -85,7 +85,7 @@ def test_a_shortened_mixture_has_one_length_that_cuts_no_text(minilm, sources):
     assert batch["passage_ids"].shape[1] == length < 200 and length % 16 == 0
     np.testing.assert_array_equal(batch["passage_ids"], padded["passage_ids"][:, :length])
     assert not padded["passage_ids"][:, length:].any()
-    assert short.fingerprint != whole.fingerprint, "the trainer is told that of the whole"
+    assert short.fingerprint != whole.fingerprint, "a run records the fingerprint of the whole"
     queries = whole.truncation["queries"]
     assert (queries.length, queries.cut, queries.texts) == (64, 0, sum(SIZES.values()))
 

@@ -51,6 +51,7 @@ def test_a_recipe_file_imports_modules_beside_it(tmp_path):
     [
         ("recipes = 1\n", "has no function recipe; did you mean 'recipes'?"),
         ("def recipe():\n    return {}\n", r"recipe\(\) must return a Recipe, not \{\}"),
+        ("x = 1\ndef recipe(:\n", "mine.py:2: invalid syntax"),
         (None, "--recipe must be a Python file, such as my_recipe.py"),
     ],
 )
@@ -65,6 +66,8 @@ def test_gin_beside_a_recipe_file_is_refused(tmp_path, capsys):
     flags = [f"--recipe={tmp_path}/mine.py", f"--output_dir={tmp_path}/run", "--gin_file=gin/pairs.gin"]
     assert cli.main("jaxir.train:train", flags) == 2
     assert "--recipe is a whole recipe in Python" in capsys.readouterr().err
+    assert cli.main("jaxir.train:train", [*flags[:2], "--learning_rate=1e-4"]) == 2
+    assert "--learning_rate sets what a gin file names" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

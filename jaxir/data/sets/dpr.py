@@ -41,7 +41,7 @@ class DprPairs(PairSource):
 def read_dpr(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[PairExample]:
     """Yields a pair for each of `positive_ctxs` of each object, with its `hard_negative_ctxs`.
 
-    Of these, all but those that are among the positive ones, too.
+    Negatives that are among the positive passages too are left out.
     Ids are the hashes of the texts: equal passages are one, whatever the file calls them.
 
     Raises:

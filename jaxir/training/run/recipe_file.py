@@ -27,7 +27,8 @@ def read_recipe(file: str | Path) -> Recipe:
     The file may import modules beside it.
 
     Raises:
-      UserError: there is no such file, or it has no such function, or that returns something else.
+      UserError: there is no such file, it is not Python, it has no such function, or that returns something
+        else.
     """
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
@@ -36,7 +37,10 @@ def read_recipe(file: str | Path) -> Recipe:
         sys.path.insert(0, beside)
     spec = importlib.util.spec_from_file_location(MODULE, path)
     module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UserError(f"{error.filename}:{error.lineno}: {error.msg}") from error
     make = getattr(module, FUNCTION, None)
     if not inspect.isfunction(make):
         raise UserError(

@@ -13,6 +13,7 @@ from jaxir.interop.model_dir import LoadedModel
 from jaxir.storage.files import atomic_file
 from jaxir.training.run.damage import keep_aside
 from jaxir.training.run.marker import MARKER
+from jaxir.training.run.recipe_file import NAME
 
 TOKENIZER = "tokenizer"
 
@@ -60,6 +61,6 @@ class RunFiles:
 
     def _files(self) -> Iterator[Path]:
         tokenizer = self._run_dir / TOKENIZER
-        found = [self._run_dir / name for name in (model_dir.CONFIG, MARKER, "config.gin")]
+        found = [self._run_dir / name for name in (model_dir.CONFIG, MARKER, "config.gin", NAME)]
         found += tokenizer.iterdir() if tokenizer.is_dir() else ()
         yield from (path for path in found if path.is_file())
