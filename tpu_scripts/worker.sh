@@ -29,6 +29,15 @@ install() {
   printf '%s: installed\n' "$(hostname)"
 }
 
+# in_turn start|stop: a stop waits for a start, even one that was interrupted, until the command has noted its process.
+in_turn() {
+  mkdir -p "$run"
+  (
+    flock --wait 30 9 || true
+    "$@"
+  ) 9>"$run/lock"
+}
+
 start() {
   local other
   if alive; then
@@ -45,14 +54,15 @@ start() {
     printf 'error: %s: nothing is installed: run install.sh first\n' "$(hostname)" >&2
     exit 1
   }
-  mkdir -p "$run"
-  rm -f "$run/exit_status"
+  rm -f "$run/exit_status" "$run/pid"
   printf -- '--- %s: %s\n' "$(date -u +%FT%TZ)" "$*" >>"$run/log"
   # A signal to the group reaches the command, while this shell waits for its end to note how it ended.
   # shellcheck disable=SC2016
   PATH="$PWD/.venv/bin:$PATH" setsid nohup bash -c '
-    trap : TERM INT
-    "$@" &
+    "$@" 9>&- &
+    trap : TERM INT # after the fork: until it becomes COMMAND, the child has the traps of this shell
+    echo $$ >"${0%/*}/pid"
+    exec 9>&-
     status=0
     while true; do
       wait $! && status=0 || status=$?
@@ -60,7 +70,7 @@ start() {
     done
     echo "$status" >"$0.part" && mv "$0.part" "$0"
   ' "$run/exit_status" "$@" >>"$run/log" 2>&1 </dev/null &
-  echo $! >"$run/pid"
+  until alive || [[ -f "$run/exit_status" ]] || ! kill -0 $! 2>/dev/null; do sleep 0.05; done
   printf '%s: started\n' "$(hostname)"
 }
 
@@ -92,9 +102,13 @@ stop() {
 
 verb="${1:-}"
 case "$verb" in
-  install | start | status | stop)
+  install | status)
     shift
     "$verb" "$@"
+    ;;
+  start | stop)
+    shift
+    in_turn "$verb" "$@"
     ;;
   *)
     echo "error: worker.sh install|start|status|stop, not '$verb'" >&2

@@ -409,7 +409,10 @@ def test_an_interrupt_while_measuring_begins_ends_it_and_brings_no_earlier_repor
         (cloud.folder / worker / "jaxir-report").mkdir()
     (cloud.folder / "worker0/jaxir-report/report.md").write_text("an earlier one")
     os.mkfifo(cloud.folder / "worker1/jaxir-report/log")  # which nobody reads: it waits for that
-    begun, to = cloud.folder / "worker0/jaxir-report/pid", tmp_path / "report.md"
+    slow = cloud.folder.parent / "bin/setsid"  # the command is not yet itself when the interrupt arrives
+    slow.write_text(f'#!/bin/sh\nsleep 1\nexec {shutil.which("setsid")} "$@"\n')
+    slow.chmod(0o755)
+    begun, to = cloud.folder / "worker0/jaxir-report/log", tmp_path / "report.md"
     err = interrupted_report(cloud, to, lambda: begun.exists() and begun.read_text())
     cloud.until(lambda: not any(cloud.runs(group) for group in cloud.groups()))
     assert not to.exists() and "written" not in err
