@@ -9,7 +9,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.features import Reads
 from jaxir.core.values import fits
-from jaxir.interop.hub import st_names
+from jaxir.interop.hub import hub_files
 from jaxir.interop.huggingface import hf, hf_config, st_files, tokenizer_files
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
@@ -98,7 +98,7 @@ def is_one(directory: Path) -> bool:
     path = directory / "config.json"
     if not path.is_file():
         return False
-    if (directory / st_names.MODULES).exists():
+    if (directory / hub_files.ST_MODULES).exists():
         return st_files.kind_of(directory) == "cross_encoder"
     content = read_json(path, dict[str, Any])
     architectures, labels = content.get("architectures") or [""], content.get("id2label")
@@ -192,7 +192,7 @@ def _settings(
         raise UserError(f"{directory / 'config.json'}: {_READS} is {reads!r:.40}")
     if reads == "expanded_query":
         found = dataclasses.replace(found, query_max_length=length)
-    if (directory / st_names.MODULES).exists():  # without this file it reads no prompts
+    if (directory / hub_files.ST_MODULES).exists():  # without this file it reads no prompts
         named, default = about["prompts"], about.get("default_prompt_name")
         found = dataclasses.replace(
             found,
@@ -259,10 +259,10 @@ def write_prompts(directory: Path, settings: EncoderSettings) -> None:
     if not named:
         return
     about = {"model_type": "CrossEncoder", "prompts": dict(named), "default_prompt_name": default}
-    write_json(directory / st_names.CONFIG, about | {"activation_fn": _LOGIT})
+    write_json(directory / hub_files.ST_CONFIG, about | {"activation_fn": _LOGIT})
     module = "sentence_transformers.base.modules.transformer.Transformer"
-    write_json(directory / st_names.MODULES, [{"idx": 0, "name": "0", "path": "", "type": module}])
-    write_json(directory / st_names.TRANSFORMER_CONFIGS[0], {"transformer_task": "sequence-classification"})
+    write_json(directory / hub_files.ST_MODULES, [{"idx": 0, "name": "0", "path": "", "type": module}])
+    write_json(directory / hub_files.ST_TRANSFORMER[0], {"transformer_task": "sequence-classification"})
 
 
 def _read_head(directory: Path, head: _Head, config: CrossEncoderConfig) -> dict[str, np.ndarray]:
@@ -319,7 +319,7 @@ def _may_pool(model_type: str, pooling: str) -> bool:
 
 def _check_use(directory: Path) -> None:
     """Refuses what sentence-transformers would do beside the model."""
-    path = directory / st_names.MODULES
+    path = directory / hub_files.ST_MODULES
     modules = st_files.modules(directory) if path.exists() else []
     if modules not in ([], [("Transformer", directory)]):
         raise UserError(

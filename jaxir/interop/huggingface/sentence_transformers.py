@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, fits
-from jaxir.interop.hub import st_names
+from jaxir.interop.hub import hub_files
 from jaxir.interop.huggingface import hf, st_files, tokenizer_files
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
@@ -62,7 +62,7 @@ def read(directory: Path) -> StoredModel:
     """
     about = st_files.read_config(directory, "dual_encoder")
     if (dimension := about.get("truncate_dim")) is not None:
-        path = directory / st_names.CONFIG
+        path = directory / hub_files.ST_CONFIG
         raise UserError(
             f"{path}: truncate_dim {dimension!r:.40} is not supported: without it vectors are whole"
         )
@@ -126,12 +126,10 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
         )
     hf.write_tower(directory, model, tower=tower)
     length = hf.length_of(model, tower)
-    write_json(
-        directory / st_names.TRANSFORMER_CONFIGS[0], {"max_seq_length": length, "do_lower_case": False}
-    )
+    write_json(directory / hub_files.ST_TRANSFORMER[0], {"max_seq_length": length, "do_lower_case": False})
     named, default = st_files.folder_prompts(settings)
     write_json(
-        directory / st_names.CONFIG,
+        directory / hub_files.ST_CONFIG,
         {"prompts": named, "default_prompt_name": default, "similarity_fn_name": config.similarity},
     )
     modules = ["Transformer", "Pooling"]
@@ -153,7 +151,7 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
         }
         for i, kind in enumerate(modules)
     ]
-    write_json(directory / st_names.MODULES, listed)
+    write_json(directory / hub_files.ST_MODULES, listed)
 
 
 def _modules(directory: Path) -> dict[str, Path]:
@@ -163,7 +161,7 @@ def _modules(directory: Path) -> dict[str, Path]:
     wanted = [kind for kind in _ORDER if kind in kinds]
     if kinds != wanted or kinds[:2] != ["Transformer", "Pooling"]:
         raise UserError(
-            f"{directory / st_names.MODULES}: the modules {', '.join(kinds)} are not supported;"
+            f"{directory / hub_files.ST_MODULES}: the modules {', '.join(kinds)} are not supported;"
             f" there may be {', '.join(_ORDER)}, in this order, the last two or not"
         )
     return dict(found)
