@@ -19,7 +19,6 @@ from tests.interop import hub_server
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = "google/t5-tiny"
-T5_FOLDER = f"hf:{GOLDEN / 't5_1_1'}"
 # What such a repository holds beside: the same weights for others, and in another precision.
 OTHERS = (
     *(
