@@ -20,7 +20,7 @@ from jaxir.core.values import Count, Layers, Positive, Rate, Size, Within, check
 from jaxir.models import activations, layers
 from jaxir.models.attention import Attention, attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
-from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
+from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead
 from jaxir.runtime.partitioning import constrain
 
 _WEIGHTS = {
@@ -104,6 +104,15 @@ _FOLDER = HuggingFace(
     read_more=_read_attention,
     write_more=_write_attention,
     left_out=_LEFT_OUT,
+    score_head=ScoreHead(
+        pooler="pooler.dense",
+        activations=("gelu", "relu", "tanh"),
+        prefix="deberta.",
+        entries={"activation": "pooler_hidden_act"},
+        widths=("pooler_hidden_size",),
+        written={"pooler_dropout": 0.0},
+    ),
+    tokenizer_class="DebertaV2Tokenizer",
 )
 
 

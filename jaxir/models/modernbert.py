@@ -19,7 +19,7 @@ from jaxir.core.values import Count, Layers, Positive, Rate, Size, checked
 from jaxir.models import activations, layers
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
-from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
+from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead
 from jaxir.runtime.partitioning import constrain
 
 
@@ -104,6 +104,17 @@ _FOLDER = HuggingFace(
     pad_id=50283,
     first_layer=1,
     left_out=("head.", "decoder.", "classifier."),
+    score_head=ScoreHead(
+        pooler="head.dense",
+        activations=("gelu",),
+        norm="head.norm",
+        prefix="model.",
+        poolings=("cls", "mean"),
+        entries={"pooling": "classifier_pooling"},
+        fixed={"classifier_activation": "gelu", "classifier_bias": False},
+        written={"classifier_dropout": 0.0},
+    ),
+    heeds_tokenizer_class=False,  # folders often name a wrong one
 )
 
 

@@ -89,6 +89,7 @@ _T5 = HuggingFace(
     # One table under several names. (In T5 1.1 lm_head's is another.)
     aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")},
     left_out=("decoder.", "encoder.embed_tokens.", "lm_head", "classifier."),
+    begins=False,
 )
 
 

@@ -189,7 +189,7 @@ def test_a_cross_encoder_comes_out_as_it_went_in(tmp_path):
     (tmp_path / "out/SHA256SUMS").unlink()
     assert model_dir.load(f"hf:{tmp_path / 'out'}", kind="cross_encoder").model.config.activation == "tanh"
     (tmp_path / "out/config.json").write_text(json.dumps(tanh | {"pooler_hidden_act": "mish"}))
-    with pytest.raises(UserError, match="pooler_hidden_act 'mish' is not supported, only 32 with gelu, relu"):
+    with pytest.raises(UserError, match="pooler_hidden_act 'mish' is not supported, only gelu, relu, tanh"):
         model_dir.load(f"hf:{tmp_path / 'out'}", kind="cross_encoder")
 
 

@@ -103,8 +103,8 @@ def read_encoder(directory: Path) -> Encoder:
     return found._replace(params=params)
 
 
-def read_tokenizer(directory: Path, encoder: Encoder) -> Tokenizer:
-    """Reads the tokenizer of a folder and checks that it belongs to the encoder.
+def read_tokenizer(directory: Path, encoder: Encoder, *, lower_case: bool = False) -> Tokenizer:
+    """Reads the tokenizer of a folder, with lower-casing before it if asked; it must fit the encoder.
 
     Raises:
       UserError: there is none, it pads with another id, it has more ids than the encoder has vectors, or as
@@ -127,7 +127,7 @@ def read_tokenizer(directory: Path, encoder: Encoder) -> Tokenizer:
             f" {encoder.config.vocab_size:,}: are its files whole?",
             file=sys.stderr,
         )
-    return tokenizer
+    return tokenizer_files.lower_cased(tokenizer, directory) if lower_case else tokenizer
 
 
 def max_length(directory: Path, encoder: Encoder) -> int:
@@ -207,6 +207,18 @@ def read_part(
     expected = _shapes_there(tensors, shapes)
     found = {name: value for name, value in found.items() if name in expected}
     return _taken_apart(tensors, found, shapes, expected, directory)
+
+
+def read_ending(directory: Path, tensors: Mapping[str, Any], end: str, missing: str) -> np.ndarray:
+    """Returns the tensor whose name is `end`, with or without modules before it, float32.
+
+    Raises:
+      UserError: there is none; `missing` ends the sentence.
+    """
+    name = next((n for n in tensors if n == end or n.endswith(f".{end}")), None)
+    if name is None:
+        raise UserError(f"{directory}: no {end} among its weights{missing}")
+    return np.array(tensors[name].astype(np.float32))
 
 
 def tensors_of_part(

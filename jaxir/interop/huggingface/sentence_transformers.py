@@ -8,7 +8,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, fits
 from jaxir.interop.hub import hub_files
-from jaxir.interop.huggingface import hf, st_files, tokenizer_files
+from jaxir.interop.huggingface import hf, st_files
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
@@ -69,10 +69,8 @@ def read(directory: Path) -> StoredModel:
     modules = _modules(directory)
     root = modules["Transformer"]
     encoder = hf.read_encoder(root)
-    tokenizer = hf.read_tokenizer(root, encoder)
     transformer = st_files.read_transformer(root, encoder, "dual_encoder")
-    if transformer.lower_case:
-        tokenizer = tokenizer_files.lower_cased(tokenizer, root)
+    tokenizer = hf.read_tokenizer(root, encoder, lower_case=transformer.lower_case)
     projection, params = None, {f"encoder.{name}": value for name, value in encoder.params.items()}
     if "Dense" in modules:
         projection, projection_params = _read_dense(modules["Dense"])
