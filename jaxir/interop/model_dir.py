@@ -396,8 +396,6 @@ def _read_params(directory: Path, sums: Mapping[str, int] | None) -> dict[str, A
 
 def _read_arrays(directory: Path, sums: Mapping[str, int] | None, what: str) -> dict[str, Any]:
     """Opens what Orbax wrote, by TensorStore: on a damaged file Orbax's own threads print tracebacks."""
-    if not is_bucket(directory) and directory.is_dir():
-        stores.check_files(directory)
     index = stores.read(str(directory), stores.ORBAX_INDEX)
     if index is None:
         raise UserError(f"{directory / stores.ORBAX_INDEX}: no such file")

@@ -1,7 +1,6 @@
 """Model and run directories, names, overrides, and what a wrong directory costs: one clear sentence."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -315,12 +314,6 @@ def _truncate_params(directory):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def _pipe(directory):
-    path = next((directory / "params" / "d").iterdir())
-    path.unlink()
-    os.mkfifo(path)
-
-
 def _edit_backbone(**changes):
     def edit(directory):
         path = directory / "jaxir.json"
@@ -370,7 +363,6 @@ JAXIR_DAMAGES = {
     "no description": (_remove("jaxir.json"), r"no jaxir\.json in it, so no model of ours"),
     "no params": (lambda d: shutil.rmtree(d / "params"), "neither params nor checkpoints in it"),
     "half a params": (_truncate_params, "params: the parameters cannot be read"),
-    "a pipe": (_pipe, r"params/d/\w+ is no file"),
     "no manifest": (_remove("params/manifest.ocdbt"), "params: the parameters cannot be read"),
     "format": (_edit("jaxir.json", format=99), r"jaxir\.json: format 99 is not 1"),
     "no model": (_edit("jaxir.json", model=None), r"jaxir\.json: 'model' is missing"),

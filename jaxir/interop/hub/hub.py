@@ -327,6 +327,11 @@ def _parse(name: str, default_owner: str | None, modules: bool, weights: bool) -
     return Wish(owned, revision or _MAIN, "st" if default_owner else "hf", modules, weights)
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _packaged_minilm() -> Path | None:
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -335,9 +340,7 @@ def _packaged_minilm() -> Path | None:
     weights = directory / "model.safetensors"
     if not weights.is_file():
         raise UserError(f"{weights} is missing: reinstall the package {MINILM_PACKAGE}")
-    with weights.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != MINILM_SHA256:
+    if not checksums.is_intact(weights, MINILM_SHA256, _sha256):
         raise UserError(
             f"{weights} is not the published all-MiniLM-L6-v2: reinstall the package {MINILM_PACKAGE}"
         )

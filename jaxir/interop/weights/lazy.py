@@ -92,11 +92,7 @@ def in_file(
         if 0 in shape:
             return np.empty(shape, np.float32)[index]
         _check_floating(path, dtype, shape)
-        try:
-            mapped = np.memmap(path, np.uint8, "r", offset, (extent,))
-        except (OSError, ValueError) as error:  # it is gone, or shorter than it was
-            raise UserError(f"{path}: changed while it was in use ({error})") from error
-        # A copy: a file that is cut later must not take the process with it.
+        mapped = np.memmap(path, np.uint8, "r", offset, (extent,))
         return np.array(np.ndarray(shape, dtype, mapped, 0, steps)[index], np.float32)
 
     return LazyArray(shape, read)
