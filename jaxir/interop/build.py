@@ -177,7 +177,7 @@ class PretrainedMaskedLM:
         Raises:
           UserError: there is no such model, it is damaged, or it has no such head.
         """
-        found = hf_masked_lm.read(hub.resolve(_name_of(self.source, self._what), check=hf.check))
+        found = hf_masked_lm.read(hub.resolve(_name_of(self.source, self._what), check=hf.read_architecture))
         found = dataclasses.replace(found, config=self._computed(found.config))
         return stored.build(found), found.tokenizer.vocabulary
 
@@ -202,7 +202,9 @@ class PretrainedPooler:
         Raises:
           UserError: there is no such folder, it is damaged, or it has no pooler.
         """
-        return hf_masked_lm.read_pooler(hub.resolve(_name_of(self.source, "a pooler"), check=hf.check))
+        return hf_masked_lm.read_pooler(
+            hub.resolve(_name_of(self.source, "a pooler"), check=hf.read_architecture)
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Cross-encoders: tokens, logits and scores of the reference implementations; folders that are none."""
 
 import importlib.util
-import json
 import shutil
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from jaxir.interop.model import stored
 from jaxir.models import activations
 from jaxir.models.bert import Bert, BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
+from tests.interop.folders import change
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["bert", "roberta", "distilbert", "modernbert", "deberta"]
@@ -120,12 +120,6 @@ def test_fingerprints_of_dual_encoders_have_stayed():
     assert stored.fingerprint(model_dir.read(f"hf:{GOLDEN / 'bert'}")[0]) == expected
 
 
-def change(folder: Path, file: str, **changes) -> None:
-    path = folder / file
-    content = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(content | changes))
-
-
 def with_labels(folder: Path, count: int) -> None:
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     tensors["classifier.weight"] = np.zeros((count, 32), np.float32)
@@ -136,11 +130,11 @@ def with_labels(folder: Path, count: int) -> None:
 SPOILT = {
     "three labels": (lambda f: with_labels(f, 3), "it has 3 labels, where a cross-encoder has one"),
     "softmax": (
-        lambda f: change(f, "config_sentence_transformers.json", activation_fn="torch.nn.Softmax"),
+        lambda f: change(f / "config_sentence_transformers.json", activation_fn="torch.nn.Softmax"),
         "its scores are made by torch.nn.Softmax, only Identity and Sigmoid are known",
     ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no weights in it"),
-    "other padding": (lambda f: change(f, "tokenizer_config.json", pad_token="[UNK]"), "pads with id 1"),
+    "other padding": (lambda f: change(f / "tokenizer_config.json", pad_token="[UNK]"), "pads with id 1"),
 }
 
 
@@ -154,7 +148,7 @@ DAMAGED = {
 @pytest.mark.parametrize("what", DAMAGED)
 def test_a_damaged_configuration_costs_one_sentence(folder, what):
     changes, sentence = DAMAGED[what]
-    change(folder, "config.json", **changes)
+    change(folder / "config.json", **changes)
     with pytest.raises(UserError) as caught:
         model_dir.read(f"hf:{folder}", kind=None)
     assert str(caught.value).startswith(f"{folder / 'config.json'}: ") and sentence in str(caught.value)
@@ -163,21 +157,19 @@ def test_a_damaged_configuration_costs_one_sentence(folder, what):
 def test_a_classifier_of_two_labels_gives_its_encoder(folder):
     """Of two labels, its default, transformers says nothing in config.json."""
     with_labels(folder, 2)
-    content = json.loads((folder / "config.json").read_text())
-    kept = {name: value for name, value in content.items() if name not in ("id2label", "label2id")}
-    (folder / "config.json").write_text(json.dumps(kept))
+    change(folder / "config.json", id2label=..., label2id=...)
     found = model_dir.read(f"hf:{folder}", kind=None)[0]
     assert isinstance(found.config, DualEncoderConfig)
     started = PretrainedCrossEncoder(source=f"hf:{folder}").build(seed=0).model
     assert started.classifier.kernel.shape == (32, 1) and np.any(started.classifier.kernel[...])
-    change(folder, "config.json", num_labels=1)
+    change(folder / "config.json", num_labels=1)
     with pytest.raises(UserError, match="it has 2 labels, where a cross-encoder has one"):
         model_dir.read(f"hf:{folder}", kind=None)
 
 
 def test_token_types_that_the_tokenizer_does_not_give_are_not_read(loaded, folder, tmp_path):
     """transformers gives a model what model_input_names says, and a BERT that is told no types has zeros."""
-    change(folder, "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+    change(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
     pair = ["a cat", "the dog sat"]
     assert "token_type_ids" not in transformers.AutoTokenizer.from_pretrained(folder)(*pair)
     model, tokenizer = loaded["bert"].model, loaded["bert"].tokenizer
@@ -190,7 +182,7 @@ def test_token_types_that_the_tokenizer_does_not_give_are_not_read(loaded, folde
         found = model_dir.load(f"hf:{place}", kind="cross_encoder").model
         np.testing.assert_allclose(score(found, ids, types), expected, atol=1e-6)
     assert "token_type_ids" not in transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(*pair)
-    change(folder, "tokenizer_config.json", model_input_names="input_ids")
+    change(folder / "tokenizer_config.json", model_input_names="input_ids")
     with pytest.raises(UserError, match=r"tokenizer_config\.json: model_input_names is no list of names"):
         model_dir.load(f"hf:{folder}", kind="cross_encoder")
 
@@ -214,9 +206,7 @@ OTHER_CLASSES = [
     ],
 )
 def test_the_class_of_a_tokenizer_decides_whether_it_gives_token_types(folder, tokenizer_class):
-    change(folder, "tokenizer_config.json", model_input_names=None, tokenizer_class=tokenizer_class)
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if v is not None}))
+    change(folder / "tokenizer_config.json", model_input_names=..., tokenizer_class=tokenizer_class or ...)
     given = transformers.AutoTokenizer.from_pretrained(folder)("a cat", "the dog sat")
     found = model_dir.read(f"hf:{folder}", kind="cross_encoder")[0]
     assert (found.config.backbone.num_token_types > 1) == ("token_type_ids" in given)
@@ -243,7 +233,7 @@ def test_settings_of_dual_encoders_make_none_of_a_cross_encoder(folder, tmp_path
 
 def test_modernberts_head_has_the_epsilon_of_its_norms(tmp_path):
     folder = shutil.copytree(GOLDEN / "cross_modernbert", tmp_path / "model")
-    change(folder, "config.json", norm_eps=0.1)
+    change(folder / "config.json", norm_eps=0.1)
     model = model_dir.load(f"hf:{folder}", kind="cross_encoder").model
     ids = jnp.array([[2, 5, 9, 3, 6, 3], [2, 7, 3, 8, 3, 0]], jnp.int32)
     hidden, found = nnx.jit(lambda m, x: (m.encoder(x), m.score(x, jnp.zeros_like(x))))(model, ids)

@@ -23,6 +23,7 @@ from jaxir.interop.model import stored
 from jaxir.models.deberta import PUBLISHED, DebertaConfig, DisentangledAttention, log_buckets
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture
+from tests.interop.folders import edited
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "deberta"
 CROSS = GOLDEN.parent / "cross_deberta"
@@ -115,26 +116,6 @@ def test_other_attentions_are_those_of_transformers(name, tmp_path):
     assert hf.read_encoder(tmp_path / "out").config == encoder.config
 
 
-@pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow), True], ids=["list", "scan"])
-def test_gradients_are_those_of_torch(scan):
-    golden = np.load(GOLDEN / "gradients.npz")
-    model = model_dir.load(f"hf:{GOLDEN}", scan_layers=scan, remat=scan).model
-    graph, state = nnx.split(model.encoder)
-
-    def total(state, ids):
-        return (nnx.merge(graph, state)(ids) * golden["weights"]).sum()
-
-    found = jax.jit(jax.grad(total))(state, jnp.asarray(golden["ids"]))
-    theirs = hf.tensors_of(model.config.backbone, stored.flatten(nnx.to_pure_dict(found)), pad_id=0)
-    names = set(golden) - {"ids", "weights"}
-    assert len(names) == 4
-    for name in names:
-        expected = golden[name]
-        assert np.abs(expected).max() > 0.1
-        error = np.abs(theirs[f"{name}.weight"] - expected).max() / np.abs(expected).max()
-        assert error < 1e-5, (name, error)
-
-
 def test_tokens_of_awkward_texts_are_those_of_transformers(tmp_path):
     """Of spm.model as it is published, with config.json and without; of the tokenizer.json made of it."""
     golden = np.load(GOLDEN / "golden_texts.npz")
@@ -193,13 +174,6 @@ def test_a_cross_encoder_comes_out_as_it_went_in(tmp_path):
         model_dir.load(f"hf:{tmp_path / 'out'}", kind="cross_encoder")
 
 
-def edited(place: Path, **changes) -> Path:
-    folder = shutil.copytree(GOLDEN, place / "model")
-    content = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
-    return folder
-
-
 def test_config_json_as_the_published_ones_write_it(tmp_path):
     folder = edited(
         tmp_path, pos_att_type="p2c|c2p", share_att_key=True, max_relative_positions=160, legacy=...
@@ -235,14 +209,14 @@ def test_config_json_as_the_published_ones_write_it(tmp_path):
     ],
 )
 def test_deberta_refuses_unsupported_configurations(changes, message, tmp_path):
-    folder = edited(tmp_path, **changes)
+    folder = edited(GOLDEN, tmp_path, **changes)
     with pytest.raises(UserError, match=message) as caught:
         hf.read_encoder(folder)
     assert str(caught.value).startswith(str(folder / "config.json")) and "\n" not in str(caught.value)
 
 
 def test_a_checkpoint_of_pretraining_gives_its_encoder(tmp_path):
-    folder = edited(tmp_path)
+    folder = edited(GOLDEN, tmp_path)
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     tensors = {f"deberta.{name}": value.astype(np.float16) for name, value in tensors.items()}
     heads = ("lm_predictions.lm_head.dense.weight", "mask_predictions.dense.weight", "pooler.dense.weight")

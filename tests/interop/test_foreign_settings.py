@@ -14,18 +14,11 @@ from jaxir.core.errors import UserError
 from jaxir.interop import formats, model_dir
 from jaxir.interop.build import PretrainedCrossEncoder, outline_of
 from jaxir.interop.hub import hub_files
+from tests.interop.folders import change
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TRANSFORMER = "sentence_bert_config.json"
 ABOUT = "config_sentence_transformers.json"
-UNSAID = {"max_seq_length": None, "model_max_length": None}
-
-
-def change(path: Path, **changes) -> None:
-    """Changes entries of a JSON file, and takes out those that become None."""
-    content = json.loads(path.read_text()) if path.exists() else {}
-    content = {k: v for k, v in (content | changes).items() if v is not None}
-    path.write_text(json.dumps(content))
 
 
 @pytest.fixture
@@ -64,7 +57,7 @@ def test_lengths_are_sentence_transformers(said, expected, folder):
 def test_a_length_that_nobody_says_is_that_of_the_positions(folder):
     change(folder / "tokenizer_config.json", model_max_length=10**30)
     assert lengths(folder) == (160, 160)
-    change(folder / "tokenizer_config.json", model_max_length=None)
+    change(folder / "tokenizer_config.json", model_max_length=...)
     assert lengths(folder) == (160, 160)
 
 
@@ -288,31 +281,14 @@ def test_roberta_is_no_decoder_either(tmp_path):
         model_dir.read(f"st:{folder}")
 
 
-@pytest.mark.parametrize("function", ["torch.nn.Tanh", "torch.nn.modules.activation.Tanh", None])
+@pytest.mark.parametrize("function", ["torch.nn.Tanh", "torch.nn.modules.activation.Tanh", ...])
 def test_foreign_settings_that_change_nothing_are_accepted(function, folder):
     before = model_dir.read(f"st:{folder}")[0]
-    change(folder / DENSE, activation_function=function, module_output_name=None)
+    change(folder / DENSE, activation_function=function, module_output_name=...)
     normalized()(folder)
     change(folder / "tokenizer_config.json", truncation_side="right")
     found = model_dir.read(f"st:{folder}")[0].config
     assert (found.projection, found.similarity) == (before.config.projection, "cosine")
-
-
-def test_a_shard_gives_what_the_index_takes_from_it(folder):
-    """Some hold a tensor of another's name too, which is not the model's."""
-    expected = {n: np.asarray(v) for n, v in model_dir.read(f"st:{folder}")[0].params.items()}
-    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    names = sorted(tensors)
-    parts = {"a.safetensors": names[:20], "b.safetensors": names[20:]}
-    for file, part in parts.items():
-        safetensors.numpy.save_file(
-            {n: v if n in part else np.zeros_like(v) for n, v in tensors.items()}, folder / file
-        )
-    weight_map = {name: file for file, part in parts.items() for name in part}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    for name, value in model_dir.read(f"st:{folder}")[0].params.items():
-        np.testing.assert_array_equal(np.asarray(value), expected[name], err_msg=name)
 
 
 @pytest.mark.parametrize("kind", ["I8", "F8_E4M3", "U8"])

@@ -51,7 +51,7 @@ for spec in sys.argv[1:]:
             found = hub.resolve(name, weights=False)
         elif kind == "checked":
             from jaxir.interop.huggingface import hf
-            found = hub.resolve(name, check=hf.check)
+            found = hub.resolve(name, check=hf.read_architecture)
         else:
             found = hub.configuration(name)
         print(json.dumps(str(found)))

@@ -15,7 +15,7 @@ from flax import nnx, serialization
 
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
-from jaxir.interop.huggingface import hf, hf_cross_encoder
+from jaxir.interop.huggingface import hf
 from jaxir.interop.model import stored
 from jaxir.interop.weights import torch_zip
 from jaxir.interop.weights.weights import read_tensors
@@ -88,26 +88,6 @@ def test_encoders_are_read_in_every_format(tmp_path, model):
         assert found.config == expected.config and found.params.keys() == expected.params.keys()
         for name, value in expected.params.items():
             np.testing.assert_array_equal(found.params[name], np.asarray(value), err_msg=f"{form} {name}")
-
-
-@pytest.mark.parametrize("form", ["torch", "flax"])
-@pytest.mark.parametrize("model", ["distilbert", "roberta"])
-def test_cross_encoders_are_read_in_every_format(tmp_path, model, form):
-    tokenizer = GOLDEN / ("bert" if model == "distilbert" else model)
-    folders = {form: folder_of(tmp_path, model, form), "safe": tmp_path / "safe"}
-    shutil.copytree(WEIGHTS / model, folders["safe"])
-    for folder in folders.values():
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(tokenizer / name, folder)
-        # The tiny models have fewer words than the tokenizer.
-        content = json.loads((folder / "tokenizer.json").read_text())
-        vocabulary = content["model"]["vocab"]
-        content["model"]["vocab"] = {token: i for token, i in vocabulary.items() if i < 30}
-        content["model"]["merges"] = []
-        (folder / "tokenizer.json").write_text(json.dumps(content))
-    found, expected = (hf_cross_encoder.read(folder) for folder in folders.values())
-    for name, value in expected.params.items():
-        np.testing.assert_array_equal(found.params[name], np.asarray(value), err_msg=name)
 
 
 def test_a_dense_module_in_torchs_format(tmp_path):

@@ -90,7 +90,7 @@ def resolve(
     default_owner: str | None = None,
     modules: bool = False,
     weights: bool = True,
-    check: Callable[[Path], None] = lambda directory: None,
+    check: Callable[[Path], object] = lambda directory: None,
 ) -> Path:
     """Returns the directory of the model `name`.
 
@@ -179,7 +179,7 @@ def _ask(wish: Wish, is_enough: Callable[[Path], bool]) -> _Repository | Path:
     return _Repository(wish.name, info.sha, sizes)
 
 
-def _fetch(wish: Wish, there: _Repository, check: Callable[[Path], None]) -> Path:
+def _fetch(wish: Wish, there: _Repository, check: Callable[[Path], object]) -> Path:
     """Downloads what is missing, the weights last."""
     sizes, directory = there.sizes, there.directory
     before = {file for file in sizes if (directory / file).is_file()}

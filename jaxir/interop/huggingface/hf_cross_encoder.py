@@ -31,21 +31,9 @@ from jaxir.models.cross_encoder import CrossEncoderConfig
 _OUTPUTS = ("Identity", "Sigmoid")
 _LOGIT = "torch.nn.modules.linear.Identity"
 _TYPES, _TYPE_TABLE = "token_type_ids", "embeddings.token_type.embedding"
-# Tokenizer classes of transformers 5.24 that give token types by default: those that have "token_type_ids" in
-# their `model_input_names`. TokenizersBackend and PreTrainedTokenizerFast have not.
-_TYPED_TOKENIZERS = (
-    "BertTokenizer",
-    "ConvBertTokenizer",
-    "DPRContextEncoderTokenizer",
-    "DPRQuestionEncoderTokenizer",
-    "DebertaTokenizer",
-    "DebertaV2Tokenizer",
-    "ElectraTokenizer",
-    "LayoutLMTokenizer",
-    "LxmertTokenizer",
-    "MobileBertTokenizer",
-    "SqueezeBertTokenizer",
-)
+# Tokenizer classes of transformers 5.24 for these models that give token types by default: those that have
+# "token_type_ids" in their `model_input_names`.
+_TYPED_TOKENIZERS = ("BertTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer", "ElectraTokenizer")
 _READS = "jaxir_reads"  # of config.json, where it does not read pairs: ours alone
 
 

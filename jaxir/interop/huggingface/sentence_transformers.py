@@ -48,7 +48,7 @@ def check(directory: Path) -> None:
     """
     st_files.read_config(directory, "dual_encoder")
     modules = _modules(directory)
-    hf.check(modules["Transformer"])
+    hf.read_architecture(modules["Transformer"])
     _read_pooling(modules["Pooling"] / "config.json", has_prompts=False)
 
 
@@ -206,10 +206,10 @@ def _read_dense(directory: Path) -> tuple[Projection, dict[str, np.ndarray]]:
         raise UserError(f"{path}: a Dense with a residual is not supported")
     _check_names(content, path)
     tensors = read_tensors(directory)
-    kernel = require(tensors, "linear.weight", directory).astype(np.float32).T
+    kernel = require(tensors, "linear.weight", directory).T
     params = {"projection.kernel": kernel}
     if content.get("bias", True):
-        params["projection.bias"] = require(tensors, "linear.bias", directory).astype(np.float32)
+        params["projection.bias"] = require(tensors, "linear.bias", directory)
     elif "linear.bias" in tensors:
         raise UserError(f"{path}: bias is false, but the weights beside it have a linear.bias")
     dimension = require(content, "out_features", path)

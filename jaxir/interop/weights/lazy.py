@@ -51,12 +51,6 @@ class LazyArray:
         """Reads all of it."""
         return np.array(self[...])
 
-    def astype(self, dtype: Any) -> "LazyArray":
-        """Returns itself; there is no other type than float32."""
-        if np.dtype(dtype) != self.dtype:
-            raise TypeError(f"arrays at rest are read as float32, not {dtype}")
-        return self
-
     def transpose(self, axes: None = None) -> "LazyArray":
         """Returns the array with its dimensions in reverse order, at rest like this one."""
         return LazyArray(self.shape[::-1], lambda index: self._read(index[::-1]).T)
