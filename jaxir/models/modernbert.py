@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.core.values import Count, Layers, Positive, Rate, Size, checked
-from jaxir.models import activations, layers
+from jaxir.models import activations, backbones, layers
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead
@@ -193,13 +193,13 @@ class ModernBertConfig(BackboneConfig):
         return ModernBert(self, rngs=rngs)
 
 
-# Models on the hub, so that what is planned with them needs no network.
 PUBLISHED = {
     "answerdotai/ModernBERT-base": ModernBertConfig(),
     "answerdotai/ModernBERT-large": ModernBertConfig(
         embed_dim=1024, num_layers=28, num_heads=16, mlp_dim=2624
     ),
 }
+backbones.PUBLISHED.update(PUBLISHED)
 
 
 class ModernBert(Encoder):

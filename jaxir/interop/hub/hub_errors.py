@@ -6,16 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxir.core.errors import UserError, suggest
+from jaxir.models import backbones
 
-# T5 on the hub, and what models.t5 calls the same.
-PUBLISHED_T5 = (
-    {f"google/t5-v1_1-{size}": f"1.1-{size}" for size in ("small", "base", "large", "xl", "xxl")}
-    | {f"t5-{size}": f"1.0-{size}" for size in ("small", "base", "large", "3b", "11b")}
-    | {f"google-t5/t5-{size}": f"1.0-{size}" for size in ("small", "base", "large", "3b", "11b")}
-)
 # Suggestions for a misspelt name.
 _KNOWN = (
-    *PUBLISHED_T5,
+    *backbones.PUBLISHED,
     *(f"google/mt5-{size}" for size in ("small", "base", "large", "xl", "xxl")),
     *(f"sentence-transformers/gtr-t5-{size}" for size in ("base", "large", "xl", "xxl")),
     *(f"sentence-transformers/sentence-t5-{size}" for size in ("base", "large", "xl", "xxl")),
