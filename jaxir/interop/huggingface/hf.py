@@ -70,6 +70,11 @@ class Encoder(NamedTuple):
     params: dict[str, np.ndarray]
     pad_id: int
 
+    @property
+    def in_model(self) -> dict[str, Any]:
+        """The parameters by their names in a model with one encoder."""
+        return {f"encoder.{name}": value for name, value in self.params.items()}
+
 
 def read_architecture(directory: Path) -> Encoder:
     """Reads config.json alone; there are no parameters.
@@ -162,10 +167,14 @@ def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:
     Raises:
       UserError: Hugging Face has no architecture of this shape.
     """
-    prefix = "encoder." if model.config.sharing == "sde" else f"{tower}_encoder."
-    params = {n.removeprefix(prefix): v for n, v in model.params.items() if n.startswith(prefix)}
+    params = encoder_of(model.params, "encoder." if model.config.sharing == "sde" else f"{tower}_encoder.")
     write_encoder(directory, model.config.backbone, params, pad_id=model.tokenizer.pad_swap or 0)
     save_tokenizer(directory, model, length_of(model, tower))
+
+
+def encoder_of(params: Mapping[str, Any], prefix: str = "encoder.") -> dict[str, Any]:
+    """Returns the parameters of an encoder in a model, by the encoder's own names."""
+    return {n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)}
 
 
 def save_tokenizer(directory: Path, model: StoredModel, max_length: int) -> None:

@@ -91,8 +91,7 @@ def read(directory: Path) -> StoredModel:
         normed=head.norm is not None,
         **_head_fields(content, head, directory, encoder),
     )
-    params = {f"encoder.{name}": value for name, value in encoder.params.items()}
-    params |= _read_head(directory, head, config)
+    params = encoder.in_model | _read_head(directory, head, config)
     about = st_files.read_config(directory, "cross_encoder")
     _check_output(directory, content, about)
     _check_use(directory)
@@ -198,8 +197,7 @@ def write(directory: Path, model: StoredModel) -> None:
         content[_READS] = settings.reads
     # The scores are logits, as they are here.
     content["sentence_transformers"] = {"activation_fn": _LOGIT}
-    encoder = {n.removeprefix("encoder."): v for n, v in model.params.items() if n.startswith("encoder.")}
-    tensors = hf.tensors_of(config.backbone, encoder, pad_id=pad_id)
+    tensors = hf.tensors_of(config.backbone, hf.encoder_of(model.params), pad_id=pad_id)
     tensors = {f"{head.prefix}{name}": value for name, value in tensors.items()}
     for ours, theirs in _tensors_of_head(head).items():
         within = head.pooler_prefix if ours.startswith("pooler") else ""

@@ -43,8 +43,7 @@ def read(directory: Path) -> StoredModel:
     """
     config = outline(directory / "config.json")
     encoder = hf.read_encoder(directory)
-    params: dict[str, Any] = {f"encoder.{name}": value for name, value in encoder.params.items()}
-    params |= _read_head(directory, config, encoder.pad_id)
+    params = encoder.in_model | _read_head(directory, config, encoder.pad_id)
     for name, value in params.items():  # the words of a frozen generator would show none
         if not np.isfinite(np.asarray(value)).all():
             raise UserError(f"{directory} is damaged: {name} has a number that is not finite")

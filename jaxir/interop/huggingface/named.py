@@ -66,7 +66,7 @@ def _dual_encoder(directory: Path, encoder: hf.Encoder) -> StoredModel:
     length = min(_DEFAULT_LENGTH, encoder.config.max_positions or _DEFAULT_LENGTH)
     return StoredModel(
         config=DualEncoderConfig(backbone=encoder.config),
-        params={f"encoder.{name}": value for name, value in encoder.params.items()},
+        params=encoder.in_model,
         tokenizer=hf.read_tokenizer(directory, encoder),
         settings=EncoderSettings(query_max_length=length, passage_max_length=length),
     )

@@ -71,7 +71,7 @@ def read(directory: Path) -> StoredModel:
     encoder = hf.read_encoder(root)
     transformer = st_files.read_transformer(root, encoder, "dual_encoder")
     tokenizer = hf.read_tokenizer(root, encoder, lower_case=transformer.lower_case)
-    projection, params = None, {f"encoder.{name}": value for name, value in encoder.params.items()}
+    projection, params = None, encoder.in_model
     if "Dense" in modules:
         projection, projection_params = _read_dense(modules["Dense"])
         params |= projection_params
