@@ -91,7 +91,7 @@ class _Opened:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretrained(Overrides, _Opened):
-    """A model to load, with changes (see `Overrides`).
+    """A model to load, with changes (see `Overrides`): `build(seed=0, partitioner=None)` gives a `LoadedModel`.
 
     Attributes:
       source: as `model_dir.load` takes it.
@@ -107,7 +107,7 @@ class Pretrained(Overrides, _Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedCrossEncoder(CommonOverrides, _Opened):
-    """A cross-encoder to load, or to make of an encoder with a new head.
+    """A cross-encoder to load, or to make of an encoder with a new head; `build` as `Pretrained`.
 
     Attributes:
       source: as `model_dir.load` takes it: a cross-encoder, or a dual encoder of one encoder.
@@ -136,7 +136,9 @@ class PretrainedCrossEncoder(CommonOverrides, _Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedSeq2Seq(CommonOverrides, _Opened):
-    """A generator to load, with changes; `passage_max_length` is of sources, `query_max_length` of targets.
+    """A generator to load, with changes; `build` as `Pretrained`.
+
+    `passage_max_length` is of sources, `query_max_length` of targets.
 
     Attributes:
       source: as `model_dir.load` takes it.
