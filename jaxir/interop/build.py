@@ -91,7 +91,7 @@ class _Opened:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretrained(Overrides, _Opened):
-    """A model to load, with changes (see `Overrides`): `build(seed=0, partitioner=None)` gives a `LoadedModel`.
+    """A model to load, with changes (see `Overrides`); `build(seed=0, partitioner=None)` loads it.
 
     Attributes:
       source: as `model_dir.load` takes it.
