@@ -8,6 +8,7 @@ for nothing: the vector of a text is the mean of the vectors of the words that a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -73,20 +74,15 @@ def _rows(path: str) -> Rows:
     number, first = next(lines)
     header = first.split()
     if len(header) != 2 or not all(field.isdigit() for field in header):
-        return _text(path, _and(number, first, lines), max(1, len(header) - 1))
+        return _text(path, itertools.chain([(number, first)], lines), max(1, len(header) - 1))
     count, width = map(int, header)
     if not width:
         raise BadInputError(path, 1, "its vectors have no numbers")
     number, second = next(lines, (2, b""))
     if _is_text(second, width):
-        return _counted(path, _text(path, _and(number, second, lines), width), count)
+        return _counted(path, _text(path, itertools.chain([(number, second)], lines), width), count)
     content = b"".join([second, *(line for _, line in lines)])
     return _counted(path, _binary(content, width), count)
-
-
-def _and(number: int, line: bytes, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    yield number, line
-    yield from lines
 
 
 def _is_text(line: bytes, width: int) -> bool:
