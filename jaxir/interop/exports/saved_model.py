@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +27,7 @@ from jaxir.interop.exports.signatures import GraphSearch, Signature
 from jaxir.models import activations, layers
 from jaxir.runtime.lean_tensorflow import import_tensorflow
 from jaxir.storage.checksums import directory_with_checksums
+from jaxir.storage.temporary_outputs import temporary_directory
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -74,7 +77,7 @@ def write(
         raise UserError("a search takes texts: leave out --signatures=ids or --index")
     exported.check_backend("a SavedModel is")
     tf = _tensorflow()
-    with directory_with_checksums(output) as aside:
+    with directory_with_checksums(output) as aside, _own_temporary_files():
         tokenizer = None
         if signatures == "text":
             tokenizer = GraphTokenizer(source.tokenizer, num_texts=len(programs[0].texts))
@@ -104,6 +107,18 @@ def write(
             versions={p: metadata.version(p) for p in [*packages, "jax"]},
             index=index,
         )
+
+
+@contextlib.contextmanager
+def _own_temporary_files() -> Iterator[None]:
+    """Has AutoGraph write into a temporary directory of ours, which is removed even after a kill."""
+    usual = tempfile.tempdir
+    with temporary_directory() as directory:
+        tempfile.tempdir = str(directory)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = usual
 
 
 def _words_of_system(message: str) -> str | None:
