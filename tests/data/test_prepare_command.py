@@ -1,7 +1,9 @@
 """python -m jaxir.prepare: published formats become BEIR folders that evaluation and training read."""
 
+import importlib.util
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,10 @@ from jaxir.data.sets.msmarco import MsMarcoPairs
 from jaxir.data.sets.multireqa import MultiReqaPairs
 from jaxir.data.sets.pair_sources import BeirPairs
 from jaxir.evaluation.collection import read_collection
-from tests.data import published
+
+spec = importlib.util.spec_from_file_location("published", Path(__file__).parent / "published.py")
+published = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(published)
 
 
 def prepare(*flags):
