@@ -256,8 +256,6 @@ def _edit_sums(name, value, *, there=True):
 
 JAXIR_DAMAGES = {
     "layers": (_edit_backbone(num_layers="two"), r"does not describe a model: num_layers is 'two'"),
-    "minus": (_edit_backbone(num_layers=-1), r"does not describe a model: num_layers is -1"),
-    "no heads": (_edit_backbone(num_heads=0), r"jaxir\.json: does not describe a model"),
     "epsilon": (_edit_backbone(layer_norm_epsilon=float("nan")), r"layer_norm_epsilon is nan"),
     "activation": (_edit_backbone(activation="gelv"), r"activation is 'gelv'"),
     "unknown": (_edit_backbone(colour="red"), r"does not describe a model: .*colour"),
@@ -275,7 +273,6 @@ JAXIR_DAMAGES = {
         _edit("jaxir.json", settings={"query_max_length": 9, "passage_max_length": 9, "query_prompt": "x"}),
         r"jaxir\.json: not what was written there; if you changed it on purpose, remove its sha256",
     ),
-    "another depth": (_edit_backbone(layer_norm_epsilon=0.5), r"jaxir\.json: not what was written there"),
     "no description": (_remove("jaxir.json"), r"no jaxir\.json in it, so no model of ours"),
     "no params": (lambda d: shutil.rmtree(d / "params"), "neither params nor checkpoints in it"),
     "half a params": (_truncate_params, "params: the parameters cannot be read"),
