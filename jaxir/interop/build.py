@@ -53,8 +53,7 @@ class _Opened:
 
     _kind: ClassVar[str | None]
     source: str
-    tokenizer: str | None = None
-    from_scratch: bool | None = None
+    tokenizer = from_scratch = None  # fields of `Pretrained` alone
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Loads the model onto the mesh of `partitioner`; each process reads the parts that its devices hold.
