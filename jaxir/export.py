@@ -42,12 +42,10 @@ def export(
         raise UserError(f"the state of the optimizer can be written to t5x only, not to {format}")
     if format != "saved_model" and (signatures, dtype, index, k) != (None, None, None, None):
         raise UserError("--signatures, --dtype, --index and --k are for --format=saved_model")
-    if format == "saved_model":
-        if k is not None and index is None:
-            raise UserError("--k is for --index, the index that a SavedModel is to search")
-        _saved_model(model, output, signatures or "text", dtype or "float32", index, 10 if k is None else k)
-    elif format == "onnx":
-        _onnx(model, output)
+    if k is not None and index is None:
+        raise UserError("--k is for --index, the index that a SavedModel is to search")
+    if format in ("saved_model", "onnx"):
+        _graph(model, output, format, signatures or "text", dtype or "float32", index, 10 if k is None else k)
     else:
         from jaxir.interop import formats
 
@@ -55,9 +53,10 @@ def export(
     print(f"wrote {output}")
 
 
-def _saved_model(
+def _graph(
     model: str,
     output: str,
+    format: Literal["saved_model", "onnx"],
     signatures: Literal["ids", "text"],
     dtype: Literal["float32", "bfloat16"],
     index: str | None,
@@ -67,29 +66,20 @@ def _saved_model(
 
     jax.config.update("jax_platforms", "cpu")  # the programs are lowered, not run
     from jaxir.interop import formats, model_dir
-    from jaxir.interop.exports import saved_model
+    from jaxir.interop.exports import onnx_model, saved_model
     from jaxir.interop.exports.exported import Source
     from jaxir.retrieval.indexes import saved_search
 
     loaded = model_dir.load(model, kind=None, dtype=dtype)
-    formats.say_unused_prompts(loaded.settings, "saved_model")
+    formats.say_unused_prompts(loaded.settings, format)
+    source = Source.of(model, loaded)
+    if format == "onnx":
+        onnx_model.write(output, source)
+        return
     search = None
     if index is not None:
         search = lambda: saved_search.SavedSearch(index, k=k, fingerprint=loaded.fingerprint, name=model)  # noqa: E731
-    saved_model.write(output, Source.of(model, loaded), signatures=signatures, search=search)
-
-
-def _onnx(model: str, output: str) -> None:
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
-    from jaxir.interop import formats, model_dir
-    from jaxir.interop.exports import onnx_model
-    from jaxir.interop.exports.exported import Source
-
-    loaded = model_dir.load(model, kind=None, dtype="float32")
-    formats.say_unused_prompts(loaded.settings, "onnx")
-    onnx_model.write(output, Source.of(model, loaded))
+    saved_model.write(output, source, signatures=signatures, search=search)
 
 
 if __name__ == "__main__":

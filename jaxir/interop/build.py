@@ -25,7 +25,6 @@ from jaxir.models import backbones, layers
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
-from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.runtime.partitioning import Partitioner
 
 # (the name of a model, a tokenizer's directory or None, kind="dual_encoder"; None: any) -> the model at rest.
@@ -49,60 +48,75 @@ class Source(Protocol):
         """
 
 
+class _Opened:
+    """A model to load, with the changes of `CommonOverrides`: what the classes below have in common."""
+
+    _kind: ClassVar[str | None]
+    source: str
+    tokenizer = from_scratch = None  # fields of `Pretrained` alone
+
+    def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
+        """Loads the model onto the mesh of `partitioner`; each process reads the parts that its devices hold.
+
+        What is new is drawn from `seed`. The fingerprint is of the source's name where the files do not say
+        one: hashing the parameters would mean that every process reads all of them.
+
+        Raises:
+          UserError: there is no such model, it is damaged, or a change does not fit it.
+        """
+        drawn = bool(self.from_scratch)
+
+        def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
+            model = self.apply(found, seed=seed, where=self.source)
+            if drawn:
+                made = stored.initialize(model.config, seed=seed, partitioner=partitioner)
+                fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed)
+                return LoadedModel(made, model.tokenizer, model.settings, fingerprint)
+            another = self.change_outputs() or kinds.of(model.config) is not kinds.of(found.config)
+            if fingerprint is None or another:
+                how = {"source": self.source}
+                fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, **how)
+            return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
+
+        how = {"tokenizer": self.tokenizer, "kind": self._kind, "weights": not drawn}
+        return model_dir.read_with(built, self.source, **how)
+
+    def outline(self, read: Reader) -> tuple[ModelConfig, EncoderSettings]:
+        """Returns the configuration and the lengths with the changes made; see `Source`."""
+        found = read(self.source, self.tokenizer, self._kind)
+        model = self.apply(found, seed=0, where=self.source)
+        return model.config, model.settings
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pretrained(Overrides):
-    """A model to load, with changes (see `Overrides`).
+class Pretrained(Overrides, _Opened):
+    """A model to load, with changes (see `Overrides`); `build(seed=0, partitioner=None)` loads it.
 
     Attributes:
       source: as `model_dir.load` takes it.
       from_scratch: have its architecture and tokenizer, and random parameters in place of its own; None: not.
     """
 
+    _kind: ClassVar[str | None] = "dual_encoder"
+
     source: str
     from_scratch: bool | None = None
-
-    def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
-        """Loads the model onto the mesh of `partitioner`; each process reads the parts that its devices hold.
-
-        The fingerprint is of the source's name where the files do not say one: hashing the parameters would
-        mean that every process reads all of them.
-
-        Raises:
-          UserError: there is no such model, it is damaged, or a change does not fit it.
-        """
-        return _loaded(self, "dual_encoder", seed, partitioner, tokenizer=self.tokenizer)
-
-    def outline(self, read: Reader) -> tuple[DualEncoderConfig, EncoderSettings]:
-        """Returns the configuration and the lengths with the changes made; see `Source`."""
-        model = self.apply(read(self.source, self.tokenizer), seed=0, where=self.source)
-        return model.config, model.settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PretrainedCrossEncoder(CommonOverrides):
-    """A cross-encoder to load, or to make of an encoder with a new head.
+class PretrainedCrossEncoder(CommonOverrides, _Opened):
+    """A cross-encoder to load, or to make of an encoder with a new head; `build` as `Pretrained`.
 
     Attributes:
       source: as `model_dir.load` takes it: a cross-encoder, or a dual encoder of one encoder.
       reads: what it is to read (`features.Reads`); None leaves it.
     """
 
+    _kind: ClassVar[str | None] = None
+
     source: str
     reads: Reads | None = None
-
-    def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
-        """Loads the model onto the mesh of `partitioner`, as `Pretrained`; a new head is drawn from `seed`.
-
-        Raises:
-          UserError: there is no such model, it is damaged, or a change does not fit it.
-        """
-        return _loaded(self, None, seed, partitioner)
-
-    def outline(self, read: Reader) -> tuple[CrossEncoderConfig, EncoderSettings]:
-        """Returns the configuration and the lengths with the changes made; see `Source`."""
-        model = self.apply(read(self.source, None, None), seed=0, where=self.source)
-        return model.config, model.settings
 
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
         """See `CommonOverrides.apply`; what may be added is a head."""
@@ -120,27 +134,18 @@ class PretrainedCrossEncoder(CommonOverrides):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PretrainedSeq2Seq(CommonOverrides):
-    """A generator to load, with changes; `passage_max_length` is of sources, `query_max_length` of targets.
+class PretrainedSeq2Seq(CommonOverrides, _Opened):
+    """A generator to load, with changes; `build` as `Pretrained`.
+
+    `passage_max_length` is of sources, `query_max_length` of targets.
 
     Attributes:
       source: as `model_dir.load` takes it.
     """
 
+    _kind: ClassVar[str | None] = "seq2seq"
+
     source: str
-
-    def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
-        """Loads the model onto the mesh of `partitioner`, as `Pretrained`.
-
-        Raises:
-          UserError: there is no such model, it is damaged, or it is no generator.
-        """
-        return _loaded(self, "seq2seq", seed, partitioner)
-
-    def outline(self, read: Reader) -> tuple[Seq2SeqConfig, EncoderSettings]:
-        """Returns the configuration and the lengths with the changes made; see `Source`."""
-        model = self.apply(read(self.source, None, "seq2seq"), seed=0, where=self.source)
-        return model.config, model.settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,7 +178,7 @@ class PretrainedMaskedLM:
         Raises:
           UserError: there is no such model, it is damaged, or it has no such head.
         """
-        found = hf_masked_lm.read(hub.resolve(_name_of(self.source, self._what), check=hf.check))
+        found = hf_masked_lm.read(hub.resolve(_name_of(self.source, self._what), check=hf.read_architecture))
         found = dataclasses.replace(found, config=self._computed(found.config))
         return stored.build(found), found.tokenizer.vocabulary
 
@@ -198,7 +203,9 @@ class PretrainedPooler:
         Raises:
           UserError: there is no such folder, it is damaged, or it has no pooler.
         """
-        return hf_masked_lm.read_pooler(hub.resolve(_name_of(self.source, "a pooler"), check=hf.check))
+        return hf_masked_lm.read_pooler(
+            hub.resolve(_name_of(self.source, "a pooler"), check=hf.read_architecture)
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,42 +277,12 @@ def outline_of(
     found = []
 
     def read(source: str, tokenizer: str | None, kind: str | None = "dual_encoder") -> StoredModel:
-        wanted = weights and not _is_drawn(model)
+        wanted = weights and not getattr(model, "from_scratch", None)
         found.append(model_dir.read(source, tokenizer=tokenizer, kind=kind, weights=wanted)[0])
         return found[0]
 
     config, settings = model.outline(read)
     return config, settings, found[0].tokenizer if found else None
-
-
-def _loaded(
-    start: Pretrained | PretrainedCrossEncoder | PretrainedSeq2Seq,
-    kind: str | None,
-    seed: int,
-    partitioner: Partitioner | None,
-    *,
-    tokenizer: str | None = None,
-) -> LoadedModel:
-    drawn = _is_drawn(start)
-
-    def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
-        model = start.apply(found, seed=seed, where=start.source)
-        if drawn:
-            made = stored.initialize(model.config, seed=seed, partitioner=partitioner)
-            fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed)
-            return LoadedModel(made, model.tokenizer, model.settings, fingerprint)
-        another = start.change_outputs() or kinds.of(model.config) is not kinds.of(found.config)
-        if fingerprint is None or another:
-            how = {"source": start.source}
-            fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, **how)
-        return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
-
-    return model_dir.read_with(built, start.source, tokenizer=tokenizer, kind=kind, weights=not drawn)
-
-
-def _is_drawn(start: Source) -> bool:
-    """Whether it starts from random parameters, so that its source needs none."""
-    return isinstance(start, Pretrained) and bool(start.from_scratch)
 
 
 def pooler_of(source: str | None) -> PretrainedPooler | None:
@@ -329,9 +306,7 @@ def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
     config = found.config
     if kinds.name_of(config) != "dual_encoder" or config.sharing != "sde":
         raise UserError(f"{where}: a cross-encoder starts from one encoder, not from {config.summary}")
-    made = CrossEncoderConfig(
-        backbone=config.backbone, **hf_cross_encoder.head_of(config.backbone.model_type)
-    )
+    made = CrossEncoderConfig(backbone=config.backbone, **hf_cross_encoder.head_of(config.backbone))
     params = {n: v for n, v in found.params.items() if n.startswith("encoder.")}
     width, init = config.backbone.embed_dim, layers.normal(0.02)
     shapes = {"pooler": (width, width), "classifier": (width, 1)}

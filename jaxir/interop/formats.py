@@ -69,16 +69,13 @@ def convert(
         check_new_directory(output)
 
     def write(model: StoredModel, _: str | None) -> None:
+        found = kinds.name_of(model.config)
+        if given and found != "dual_encoder":
+            hint = ", or take its encoder alone by --kind=dual_encoder" if source.startswith("hf:") else ""
+            raise UserError(
+                f"{source} is {kinds.KINDS[found].what}, without {given[0]}: leave out --{given[0]}{hint}"
+            )
         if given:
-            if (found := kinds.name_of(model.config)) != "dual_encoder":
-                raise UserError(
-                    f"{source} is {kinds.KINDS[found].what}, without {given[0]}: leave out --{given[0]}"
-                    + (
-                        ", or take its encoder alone by --kind=dual_encoder"
-                        if source.startswith("hf:")
-                        else ""
-                    )
-                )
             model = Overrides(**changes).apply(model, seed=0, where=source)
         _write(model, source, output, to, optimizer_state)
 

@@ -8,6 +8,7 @@ for nothing: the vector of a text is the mean of the vectors of the words that a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -25,7 +26,6 @@ from jaxir.storage.temporary_outputs import temporary_directory
 
 _PADDING = "[PAD]"  # no word of a text: its brackets are words of their own
 _LENGTH = 512  # words of a text
-_LONGEST = 1e19  # the square of a longer vector's length may exceed float32's greatest number, 3.4e38
 
 # One word at a time: (its line, or its number in a binary file, the word, its vector).
 Rows = Iterator[tuple[int, bytes, np.ndarray]]
@@ -43,13 +43,8 @@ def read(path: str) -> StoredModel:
     ids: dict[str, int] = {_PADDING: 0}
     vectors: list[np.ndarray] = []
     for number, name, vector in _rows(path):
-        with np.errstate(over="ignore", invalid="ignore"):
-            comparable = vector @ vector <= _LONGEST**2
-        if not comparable:
-            reason = "a number that is not finite"
-            if np.isfinite(vector).all():
-                reason = f"a vector longer than {_LONGEST:g}, whose scores do not fit into float32"
-            raise BadInputError(path, number, reason)
+        if not np.isfinite(vector).all():
+            raise BadInputError(path, number, "a number that is not finite")
         if ids.setdefault(name.decode("utf-8", "replace"), len(ids)) == len(vectors) + 1:
             vectors.append(vector)
     if not vectors:
@@ -79,20 +74,15 @@ def _rows(path: str) -> Rows:
     number, first = next(lines)
     header = first.split()
     if len(header) != 2 or not all(field.isdigit() for field in header):
-        return _text(path, _and(number, first, lines), max(1, len(header) - 1))
+        return _text(path, itertools.chain([(number, first)], lines), max(1, len(header) - 1))
     count, width = map(int, header)
     if not width:
         raise BadInputError(path, 1, "its vectors have no numbers")
     number, second = next(lines, (2, b""))
     if _is_text(second, width):
-        return _counted(path, _text(path, _and(number, second, lines), width), count)
+        return _counted(path, _text(path, itertools.chain([(number, second)], lines), width), count)
     content = b"".join([second, *(line for _, line in lines)])
     return _counted(path, _binary(content, width), count)
-
-
-def _and(number: int, line: bytes, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    yield number, line
-    yield from lines
 
 
 def _is_text(line: bytes, width: int) -> bool:

@@ -237,6 +237,8 @@ def edited(xs: Sequence[jax.Array], edits: Sequence[Edit | None] | None) -> list
 
 
 _KINDS: dict[str, type[BackboneConfig]] = {}
+# Models on the hub by name, which need no network to be planned; the files of backbones add theirs.
+PUBLISHED: dict[str, "BackboneConfig"] = {}
 
 
 def check_registered(config: BackboneConfig) -> None:

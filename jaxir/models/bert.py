@@ -21,7 +21,7 @@ from jaxir.core.values import Layers, Natural, Positive, Rate, Size, checked
 from jaxir.models import activations, layers
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
-from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
+from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, ScoreHead, Weights
 from jaxir.runtime.partitioning import constrain
 
 _EMBEDDINGS = {
@@ -106,6 +106,10 @@ _FOLDERS = (
             "norm": "cls.predictions.transform.LayerNorm",
             "bias": "cls.predictions",
         },
+        score_head=ScoreHead(
+            pooler="pooler.dense", activations=("tanh",), prefix="bert.", pooler_prefix="bert."
+        ),
+        tokenizer_class="BertTokenizer",
     ),
     HuggingFace(
         model_type="roberta",
@@ -118,6 +122,14 @@ _FOLDERS = (
         pad_id=1,
         left_out=(*_LEFT_OUT, "lm_head"),
         masked_lm={"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head"},
+        masked_lm_activation="gelu",
+        score_head=ScoreHead(
+            pooler="classifier.dense",
+            classifier="classifier.out_proj",
+            activations=("tanh",),
+            prefix="roberta.",
+        ),
+        tokenizer_class="RobertaTokenizer",
     ),
     HuggingFace(
         model_type="distilbert",
@@ -138,6 +150,8 @@ _FOLDERS = (
         written={"sinusoidal_pos_embds": False},
         left_out=(*_LEFT_OUT, "pre_classifier.", "vocab_", "qa_outputs."),
         masked_lm={"dense": "vocab_transform", "norm": "vocab_layer_norm", "bias": "vocab_projector"},
+        score_head=ScoreHead(pooler="pre_classifier", activations=("relu",), prefix="distilbert."),
+        tokenizer_class="BertTokenizer",
     ),
 )
 

@@ -53,6 +53,37 @@ Weights = Mapping[str | tuple[str, ...], str | Changed]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreHead:
+    """The head of a model for sequence classification with one label: two layers over the encoder's output.
+
+    Attributes:
+      pooler: the module there of the first layer. A folder may have more before it ("bert.").
+      classifier: of the second layer.
+      activations: what may lie between the layers; a folder that names none has the first.
+      norm: the module of a norm between the layers, which then have no biases; None for no norm.
+      prefix: what a folder that is written has before the encoder's names.
+      pooler_prefix: before the pooler's name.
+      poolings: what the head may read; a folder that names none has the first.
+      entries: `pooling` or `activation` -> entry of config.json that names it.
+      fixed: entry -> its one value. A folder with another is not read.
+      widths: entries whose value is the encoder's width.
+      written: entries that are written and not read.
+    """
+
+    pooler: str
+    classifier: str = "classifier"
+    activations: tuple[str, ...]
+    norm: str | None = None
+    prefix: str
+    pooler_prefix: str = ""
+    poolings: tuple[str, ...] = ("cls",)
+    entries: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    widths: tuple[str, ...] = ()
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class HuggingFace:
     """The folders of one `model_type`.
 
@@ -74,6 +105,11 @@ class HuggingFace:
       left_out: beginnings of the names of tensors that are no part of the encoder (heads, buffers).
       masked_lm: `dense`, `norm` and `bias` of a masked language model's head -> their modules; empty where
         there is none.
+      masked_lm_activation: of that head; None for the encoder's own.
+      score_head: the head that scores pairs; None where there is none.
+      begins: whether texts begin with a special token, which a new head reads; else it reads the mean.
+      tokenizer_class: the class of transformers that reads the tokenizer of a folder that names no class.
+      heeds_tokenizer_class: whether the class that a folder names decides how its tokenizer is read.
     """
 
     model_type: str
@@ -90,3 +126,8 @@ class HuggingFace:
     aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     masked_lm: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    masked_lm_activation: str | None = None
+    score_head: ScoreHead | None = None
+    begins: bool = True
+    tokenizer_class: str = ""
+    heeds_tokenizer_class: bool = True

@@ -17,10 +17,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.core.values import Count, Layers, Positive, Rate, Size, Within, checked
-from jaxir.models import activations, layers
+from jaxir.models import activations, backbones, layers
 from jaxir.models.attention import Attention, attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
-from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
+from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead
 from jaxir.runtime.partitioning import constrain
 
 _WEIGHTS = {
@@ -104,6 +104,15 @@ _FOLDER = HuggingFace(
     read_more=_read_attention,
     write_more=_write_attention,
     left_out=_LEFT_OUT,
+    score_head=ScoreHead(
+        pooler="pooler.dense",
+        activations=("gelu", "relu", "tanh"),
+        prefix="deberta.",
+        entries={"activation": "pooler_hidden_act"},
+        widths=("pooler_hidden_size",),
+        written={"pooler_dropout": 0.0},
+    ),
+    tokenizer_class="DebertaV2Tokenizer",
 )
 
 
@@ -185,7 +194,6 @@ class DebertaConfig(BackboneConfig):
         return Deberta(self, rngs=rngs)
 
 
-# Models on the hub, so that what is planned with them needs no network.
 PUBLISHED = {
     "microsoft/deberta-v3-xsmall": DebertaConfig(embed_dim=384, num_heads=6, mlp_dim=1536),
     "microsoft/deberta-v3-small": DebertaConfig(num_layers=6),
@@ -193,6 +201,7 @@ PUBLISHED = {
     "microsoft/deberta-v3-large": DebertaConfig(embed_dim=1024, num_layers=24, num_heads=16, mlp_dim=4096),
     "microsoft/mdeberta-v3-base": DebertaConfig(vocab_size=251000),
 }
+backbones.PUBLISHED.update(PUBLISHED)
 
 
 class Deberta(Encoder):

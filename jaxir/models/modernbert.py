@@ -16,10 +16,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.core.values import Count, Layers, Positive, Rate, Size, checked
-from jaxir.models import activations, layers
+from jaxir.models import activations, backbones, layers
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
-from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
+from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead
 from jaxir.runtime.partitioning import constrain
 
 
@@ -104,6 +104,17 @@ _FOLDER = HuggingFace(
     pad_id=50283,
     first_layer=1,
     left_out=("head.", "decoder.", "classifier."),
+    score_head=ScoreHead(
+        pooler="head.dense",
+        activations=("gelu",),
+        norm="head.norm",
+        prefix="model.",
+        poolings=("cls", "mean"),
+        entries={"pooling": "classifier_pooling"},
+        fixed={"classifier_activation": "gelu", "classifier_bias": False},
+        written={"classifier_dropout": 0.0},
+    ),
+    heeds_tokenizer_class=False,  # folders often name a wrong one
 )
 
 
@@ -182,13 +193,13 @@ class ModernBertConfig(BackboneConfig):
         return ModernBert(self, rngs=rngs)
 
 
-# Models on the hub, so that what is planned with them needs no network.
 PUBLISHED = {
     "answerdotai/ModernBERT-base": ModernBertConfig(),
     "answerdotai/ModernBERT-large": ModernBertConfig(
         embed_dim=1024, num_layers=28, num_heads=16, mlp_dim=2624
     ),
 }
+backbones.PUBLISHED.update(PUBLISHED)
 
 
 class ModernBert(Encoder):

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.values import Buckets, Count, Layers, Positive, Rate, Size, checked
-from jaxir.models import activations, layers
+from jaxir.models import activations, backbones, layers
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
@@ -89,6 +89,7 @@ _T5 = HuggingFace(
     # One table under several names. (In T5 1.1 lm_head's is another.)
     aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")},
     left_out=("decoder.", "encoder.embed_tokens.", "lm_head", "classifier."),
+    begins=False,
 )
 
 
@@ -200,6 +201,16 @@ def preset(
         remat=remat,
         scan_layers=scan_layers,
     )
+
+
+backbones.PUBLISHED.update(
+    {f"google/t5-v1_1-{size}": preset(f"1.1-{size}") for size in ("small", "base", "large", "xl", "xxl")}
+    | {
+        f"{owner}t5-{size}": preset(f"1.0-{size}")
+        for owner in ("", "google-t5/")
+        for size in ("small", "base", "large", "3b", "11b")
+    }
+)
 
 
 class T5Encoder(Encoder):

@@ -7,17 +7,17 @@ from pathlib import Path
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir, t5x
 from jaxir.interop.build import Source
-from jaxir.interop.hub import hub, hub_errors
+from jaxir.interop.hub import hub
 from jaxir.interop.huggingface import hf_config, hf_seq2seq
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import ModelConfig, StoredModel
 from jaxir.interop.weights.weights import read_json
-from jaxir.models import deberta, modernbert
-from jaxir.models import t5 as t5_lib
+from jaxir.models import backbones
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
+from jaxir.models.t5 import T5Config
 
 _DEFAULT_LENGTH = 512
 
@@ -44,9 +44,9 @@ def describe_generator(source: str) -> tuple[Seq2SeqConfig, EncoderSettings]:
     """
     kind, separator, name = source.partition(":")
     if separator and name and kind == "hf":
-        published = hub_errors.PUBLISHED_T5.get(name)
-        if published is not None and not Path(name).is_dir():
-            backbone, old = t5_lib.preset(published), published.startswith("1.0")
+        backbone = backbones.PUBLISHED.get(name)
+        if isinstance(backbone, T5Config) and not Path(name).is_dir():
+            old = not backbone.gated
             config = Seq2SeqConfig(
                 backbone=backbone, num_decoder_layers=backbone.num_layers, tied=old, scaled=old
             )
@@ -82,8 +82,7 @@ def _describe_source(
 
 
 def _describe_hf(name: str) -> BackboneConfig:
-    published = {name: t5_lib.preset(preset) for name, preset in hub_errors.PUBLISHED_T5.items()}
-    found = (published | deberta.PUBLISHED | modernbert.PUBLISHED).get(name.partition("@")[0])
+    found = backbones.PUBLISHED.get(name.partition("@")[0])
     if found is not None and not Path(name).is_dir():
         return found  # so that planning with it needs no network
     path = hub.configuration(name)

@@ -15,17 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import local_server
+from tests import local_server
 
 LARGE = 1000
 
 
 class Request(NamedTuple):
-    """What was asked for; `first` is the first byte of the range, if there was one."""
+    """What was asked for."""
 
     method: str
     path: str
-    first: int | None
 
 
 class Hub:
@@ -34,22 +33,20 @@ class Hub:
     Attributes:
       url: where it is served.
       asked: every request for a model, in order.
+      sent: the path and the first byte of every file that was sent, in order.
       tokens: the Authorization headers that came, by the host that was asked.
       refusals: by the name of a repository, the status and the value of X-Error-Code of every answer.
       sends: given a path and the bytes that an answer holds, returns how many of them are sent before the
         connection is cut; None for all.
-      before_cut: called, in the server's thread, when they are sent; may wait.
-      knows_ranges: whether a part of a file can be asked for.
     """
 
     def __init__(self, url: str):
         self.url = url
         self.asked: list[Request] = []
+        self.sent: list[tuple[str, int]] = []
         self.tokens: dict[str, set[str]] = {}
         self.refusals: dict[str, tuple[int, str]] = {}
         self.sends: Callable[[str, int], int | None] = lambda path, size: None
-        self.before_cut: Callable[[], None] = lambda: None
-        self.knows_ranges = True
         self._repositories: dict[tuple[str, str], dict[str, bytes]] = {}
         self._refs: dict[tuple[str, str], str] = {}
 
@@ -68,11 +65,6 @@ class Hub:
         plain = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
         return {**plain, "HF_ENDPOINT": self.url, "HF_HOME": str(cache), **more}
 
-    def downloads(self) -> list[str]:
-        """The paths in repositories of the files that were sent, each as often as it was."""
-        sent = [r.path for r in self.asked if r.method == "GET" and "/resolve/" in r.path]
-        return [re.sub("^.*/resolve/[^/]+/", "", path) for path in sent]
-
     def commit(self, name: str, revision: str) -> str | None:
         return self._refs.get((name, revision))
 
@@ -89,6 +81,15 @@ def etag(content: bytes) -> str:
     if len(content) >= LARGE:
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+
+
+def _about(content: bytes, name: str) -> dict[str, Any]:
+    """A file's entry in a list, in which `name` is its hash."""
+    if len(content) < LARGE:
+        return {"size": len(content), name: etag(content)}
+    git = hashlib.sha1(b"a pointer to " + content).hexdigest()
+    lfs = {"sha256": etag(content), "oid": etag(content), "size": len(content), "pointerSize": 134}
+    return {"size": len(content), name: git, "lfs": lfs}
 
 
 @contextlib.contextmanager
@@ -113,27 +114,22 @@ class Handler(local_server.Handler):
         if stored := re.fullmatch(r"/stored/([0-9a-f]{40})/(.+?/.+?)/(.+)", urllib.parse.unquote(path)):
             self._token()
             return self._send(self.hub.files(stored[2], stored[1])[stored[3]], {}, stored[3])
-        found = re.fullmatch(r"/api/models/(.+?)/revision/(.+)", path)
+        found = re.fullmatch(r"/api/models/(.+?)/(revision|tree)/(.+)", path)
         if not found:
             return self._resolve()
-        self._note(None)
-        name, revision = found[1], urllib.parse.unquote(found[2])
+        self._note()
+        name, revision = found[1], urllib.parse.unquote(found[3])
         commit = self._commit(name, revision)
         if commit is None:
             return None
-        siblings = []
-        for file, content in self.hub.files(name, commit).items():
-            siblings.append({"rfilename": file, "size": len(content), "blobId": etag(content)})
-            if len(content) >= LARGE:
-                git = hashlib.sha1(b"a pointer to " + content).hexdigest()
-                lfs = {"sha256": etag(content), "size": len(content), "pointerSize": 134}
-                siblings[-1] |= {"blobId": git, "lfs": lfs}
+        files = self.hub.files(name, commit).items()
+        if found[2] == "tree":
+            return self._json([{"type": "file", "path": f, **_about(c, "oid")} for f, c in files])
         about = {"_id": "1", "id": name, "sha": commit, "private": False, "tags": [], "downloads": 0}
-        return self._json(about | {"siblings": siblings})
+        return self._json(about | {"siblings": [{"rfilename": f, **_about(c, "blobId")} for f, c in files]})
 
     def _resolve(self) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        self._note(int(asked[1]) if asked else None)
+        self._note()
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
         found = re.fullmatch(r"/(.+?)/resolve/([0-9a-f]{40}|main)/(.+)", path)
         commit = self._commit(found[1], found[2]) if found else self._refuse(404, "RepoNotFound")
@@ -151,23 +147,25 @@ class Handler(local_server.Handler):
         return self._send(content, headers | {"ETag": f'"{etag(content)}"'}, found[3])
 
     def _send(self, content: bytes, headers: dict[str, str], path: str) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        status, size = 200, len(content)
-        if asked and self.hub.knows_ranges:
-            first, last = int(asked[1]), min(int(asked[2]), size - 1)
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        status, size, first = 200, len(content), 0
+        if asked:
+            first, last = int(asked[1]), min(int(asked[2] or size), size - 1)
             headers["Content-Range"] = f"bytes {first}-{last}/{size}"
             status, content = 206, content[first : last + 1]
+        if self.command == "GET":
+            self.hub.sent.append((path, first))
         self._answer(status, content, headers | {"Accept-Ranges": "bytes"}, path=path)
 
     def _token(self) -> None:
         host = self.headers["Host"].partition(":")[0]
         self.hub.tokens.setdefault(host, set()).add(self.headers.get("Authorization", ""))
 
-    def _note(self, first: int | None) -> None:
+    def _note(self) -> None:
         if self.path.startswith("/api/") and not self.path.startswith("/api/models/"):
             return  # what the client library asks on its own
         self._token()
-        self.hub.asked.append(Request(self.command, urllib.parse.unquote(self.path.partition("?")[0]), first))
+        self.hub.asked.append(Request(self.command, urllib.parse.unquote(self.path.partition("?")[0])))
 
     def _commit(self, name: str, revision: str) -> str | None:
         if name in self.hub.refusals:
@@ -193,7 +191,6 @@ class Handler(local_server.Handler):
             self.wfile.write(content[:sent])
             if sent is not None and sent < len(content):
                 self.wfile.flush()
-                self.hub.before_cut()
                 self.close_connection = True
 
     def log_message(self, *args):

@@ -14,15 +14,11 @@ from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import formats, model_dir
 from jaxir.interop.huggingface import tokenizer_files
+from tests.interop.folders import change
 
 pytestmark = pytest.mark.compiled
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TEXTS = ["Dogs CHASE the Café", "the cat sat on the mat", "a 猫 and a 犬"]
-
-
-def change(path: Path, **changes) -> None:
-    content = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(content | changes))
 
 
 @pytest.fixture
@@ -137,18 +133,16 @@ SETTINGS = {
     "cased": {"do_lower_case": False},
     "accents": {"do_lower_case": True, "strip_accents": False},
     "Chinese": {"tokenize_chinese_chars": False},
-    "the class alone": {"do_lower_case": None, "strip_accents": None},
+    "the class alone": {"do_lower_case": ..., "strip_accents": ...},
     "another class": {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False},
-    "no class": {"tokenizer_class": None, "do_lower_case": False},
+    "no class": {"tokenizer_class": ..., "do_lower_case": False},
 }
 
 
 @pytest.mark.parametrize("form", ["hf", "st"])
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_texts_are_normalised_as_transformers_does(settings, form, folder):
-    path = folder / "tokenizer_config.json"
-    content = json.loads(path.read_text()) | SETTINGS[settings]
-    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+    change(folder / "tokenizer_config.json", **SETTINGS[settings])
     found, before = model_dir.read(f"{form}:{folder}")[0].tokenizer, Tokenizer.load(folder)
     assert ours(found) == theirs(folder)
     differs = settings not in ("as it is", "the class alone", "another class")
@@ -184,11 +178,8 @@ def test_a_class_that_lower_cases_does_so_where_nothing_is_said(folder):
     spec = json.loads((folder / "tokenizer.json").read_text())
     spec["normalizer"]["lowercase"] = False
     (folder / "tokenizer.json").write_text(json.dumps(spec))
-    change(folder / "tokenizer_config.json", tokenizer_class="BertTokenizerFast")
     path = folder / "tokenizer_config.json"
-    path.write_text(
-        json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "do_lower_case"})
-    )
+    change(path, tokenizer_class="BertTokenizerFast", do_lower_case=...)
     assert ours(model_dir.read(f"st:{folder}")[0].tokenizer) == theirs(folder) != ours(Tokenizer.load(folder))
     path.unlink()  # now only the type of the model says which class it is
     with pytest.raises(

@@ -5,12 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from test_model_dir import ROBERTA, write_run
 
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.interop.model import run_dir
-from jaxir.interop.weights.stores import check_files
+from tests.interop.test_model_dir import ROBERTA, write_run
 
 # What `training.checkpoints` does to the directory, and nothing else: a checkpoint appears by a rename, the
 # best is named, the one before goes by a rename.
@@ -52,11 +51,6 @@ def test_a_run_is_read_while_it_is_trained(tmp_path, loaded, pause):
     assert count and trainer.returncode == 0
     model, _ = model_dir.read(str(tmp_path / "run"))
     assert model.checkpoint == run_dir.checkpoint_of(tmp_path / "run") == tmp_path / "run/checkpoints/59"
-
-
-def test_a_directory_that_a_trainer_removed_meanwhile_is_missing(tmp_path):
-    with pytest.raises(UserError, match=r"params: no such directory$"):
-        check_files(tmp_path / "params")
 
 
 def test_run_with_missing_checkpoints_or_metadata_is_refused(tmp_path, loaded):

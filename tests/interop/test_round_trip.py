@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -54,37 +55,46 @@ def test_hf_to_jaxir_to_hf_is_bit_identical(name, tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "prefix"),
-    [("bert", "bert."), ("roberta", "roberta."), ("distilbert", "distilbert."), ("bert", "encoder.")],
-)
-def test_prefixes_and_heads_of_pretraining_checkpoints(name, prefix, tmp_path):
-    shutil.copytree(GOLDEN / name, tmp_path / "model")
-    tensors = {prefix + key: value for key, value in tensors_of(GOLDEN / name).items()}
-    tensors["cls.predictions.bias"] = np.zeros(100, np.float32)
-    safetensors.numpy.save_file(tensors, tmp_path / "model" / "model.safetensors")
-    assert_same(hf.read_encoder(GOLDEN / name).params, hf.read_encoder(tmp_path / "model").params)
+def prefixed(prefix: str, **heads: tuple[int, ...]):
+    """Puts a prefix before the names of tensors, as a checkpoint with such heads has it."""
+    more = {name.replace("__", "."): np.zeros(shape, np.float32) for name, shape in heads.items()}
+    return lambda tensors: {prefix + name: value for name, value in tensors.items()} | more
 
 
-def test_t5_with_decoder_and_only_the_encoder_table(tmp_path):
-    shutil.copytree(GOLDEN / "t5_1_1", tmp_path / "model")
-    tensors = tensors_of(GOLDEN / "t5_1_1")
+def as_first_berts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    return {re.sub("LayerNorm.(weight|bias)", lambda m: names[m[0]], name): v for name, v in tensors.items()}
+
+
+def with_decoder(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    tensors = dict(tensors)
     tensors["encoder.embed_tokens.weight"] = tensors.pop("shared.weight")
-    tensors["decoder.final_layer_norm.weight"] = np.zeros(32, np.float32)
-    tensors["lm_head.weight"] = np.zeros((100, 32), np.float32)
-    safetensors.numpy.save_file(tensors, tmp_path / "model" / "model.safetensors")
-    assert_same(hf.read_encoder(GOLDEN / "t5_1_1").params, hf.read_encoder(tmp_path / "model").params)
+    shapes = {"decoder.final_layer_norm.weight": (32,), "lm_head.weight": (100, 32)}
+    return tensors | {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
 
-def test_first_bert_checkpoints_name_norms_gamma_and_beta(tmp_path):
-    shutil.copytree(GOLDEN / "bert", tmp_path / "model")
-    tensors = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
-        for name, value in tensors_of(GOLDEN / "bert").items()
-    }
-    assert any("gamma" in name for name in tensors)
-    safetensors.numpy.save_file(tensors, tmp_path / "model" / "model.safetensors")
-    assert_same(hf.read_encoder(GOLDEN / "bert").params, hf.read_encoder(tmp_path / "model").params)
+LABELS = {"cls__predictions__bias": (100,)}
+MODERN = {"head__dense__weight": (32, 32), "head__norm__weight": (32,), "decoder__weight": (100, 32)}
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("bert", prefixed("bert.", **LABELS)),
+        ("bert", prefixed("encoder.", **LABELS)),
+        ("bert", as_first_berts),
+        ("roberta", prefixed("roberta.", **LABELS)),
+        ("distilbert", prefixed("distilbert.", **LABELS)),
+        ("modernbert", prefixed("model.", **MODERN)),
+        ("t5_1_1", with_decoder),
+    ],
+)
+def test_checkpoints_of_pretraining_give_their_encoder(name, write, tmp_path):
+    shutil.copy(GOLDEN / name / "config.json", tmp_path)
+    tensors = write(tensors_of(GOLDEN / name))
+    assert not tensors.keys() <= tensors_of(GOLDEN / name).keys()
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    assert_same(hf.read_encoder(GOLDEN / name).params, hf.read_encoder(tmp_path).params)
 
 
 def test_sharded_and_half_precision_weights(tmp_path):
@@ -218,16 +228,6 @@ def test_prompts_that_a_folder_cannot_hold_are_said(source, format, said, tmp_pa
     there = model_dir.read(f"{format}:{tmp_path / 'out'}", kind=kind or kinds.name_of(loaded.model.config))
     kept = there[0].settings.query_prompt, there[0].settings.passage_prompt
     assert kept == ("query: " if format == "st" else "", "passage: " if not said else "")
-
-
-def test_do_lower_case_of_the_folder_reaches_the_tokenizer(tmp_path):
-    shutil.copytree(GOLDEN / "roberta", tmp_path / "model")
-    path = tmp_path / "model" / "sentence_bert_config.json"
-    path.write_text(json.dumps({"max_seq_length": 24, "do_lower_case": True}))
-    lower = model_dir.read(f"st:{tmp_path / 'model'}")[0].tokenizer
-    cased = model_dir.read(f"st:{GOLDEN / 'roberta'}")[0].tokenizer
-    encode = lambda t, text: t.encode_batch([text], max_length=24)[0].tolist()  # noqa: E731
-    assert encode(lower, "Dogs CHASE") == encode(cased, "dogs chase") != encode(cased, "Dogs CHASE")
 
 
 # Prints what of torch and transformers reading has imported, then where torch would have come from.

@@ -16,6 +16,7 @@ from jaxir.interop import formats, model_dir
 from jaxir.interop.exports import exported
 from jaxir.interop.huggingface import hf_seq2seq
 from jaxir.interop.model import stored
+from tests.interop.folders import change
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["seq2seq_1_0", "seq2seq_1_1"]
@@ -31,11 +32,6 @@ def loaded():
 def folder(tmp_path):
     """A copy of the T5 1.1, to be spoilt."""
     return shutil.copytree(GOLDEN / "seq2seq_1_1", tmp_path / "model")
-
-
-def change(folder: Path, **changes) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def without(folder: Path, beginning: str) -> None:
@@ -124,30 +120,9 @@ def test_tables_that_are_one_are_written_twice_where_outputs_are_not_scaled(fold
 
 
 def test_a_second_table_beside_tied_ones_is_told(folder, capsys):
-    change(folder, tie_word_embeddings=True)
+    change(folder / "config.json", tie_word_embeddings=True)
     assert hf_seq2seq.read(folder).config.tied
     assert "lm_head.weight is left out: it is another table than shared.weight" in capsys.readouterr().err
-
-
-SPOILT = {
-    "encoder alone": (lambda f: without(f, "decoder."), "no decoder among its weights"),
-    "a missing layer": (
-        lambda f: without(f, "decoder.block.1.layer.1.EncDec"),
-        "lacks decoder.block.1.layer.1.EncDecAttention.k.weight",
-    ),
-    "another start": (lambda f: change(f, decoder_start_token_id=3), "decoder_start_token_id 3 are not"),
-    "several ends": (lambda f: change(f, eos_token_id=[1, 2]), "eos_id"),
-    "no layers": (lambda f: change(f, num_decoder_layers=-1), "num_decoder_layers"),
-}
-
-
-@pytest.mark.parametrize("how", SPOILT)
-def test_seq2seq_refuses_incomplete_and_unsupported_models(folder, how):
-    spoil, sentence = SPOILT[how]
-    spoil(folder)
-    with pytest.raises(UserError, match=sentence) as caught:
-        model_dir.load(f"hf:{folder}", kind="seq2seq")
-    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_no_graph_is_made_of_a_generator(loaded):
@@ -156,8 +131,3 @@ def test_no_graph_is_made_of_a_generator(loaded):
         UserError, match=r"GENERATOR is a generator, which writes texts .*: no graph is made of it"
     ):
         exported.form_of(source)
-
-
-def test_other_models_cost_one_sentence():
-    with pytest.raises(UserError, match="model_type 'bert' is no generator of text"):
-        model_dir.load(f"hf:{GOLDEN / 'bert'}", kind="seq2seq")

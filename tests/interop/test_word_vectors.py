@@ -111,7 +111,6 @@ def test_they_leave_by_onnx(files, tmp_path):
         (b"cat 1 2 3\ndog 1 2\n", ":2: not a word and 3 numbers"),
         (b"cat 1 2\ndog 1 x\n", ":2: not a word and 2 numbers"),
         (b"cat 1 2\ndog 1 nan\n", ":2: a number that is not finite"),
-        (b"cat 1 2\ndog 3e38 2\n", ":2: a vector longer than 1e+19"),
         (b"3 2\ncat 1 2\ndog 1 2\n", "its first line says 3 words, and it has 2"),
         (b"2 2\ncat " + np.float32([1, 2]).tobytes() + b"dog " + b"\0" * 7, "says 2 words, and it has 1"),
         (b"1 2\ncat 1 2\ndog 3 4\n", "its first line says 1 words, and it has 2"),

@@ -177,6 +177,15 @@ def _of_pairs(source: Source) -> Form:
 _FORMS = {"dual_encoder": _of_towers, "cross_encoder": _of_pairs}
 
 
+def check_backend(what: str) -> None:
+    """Raises a UserError where JAX runs on an accelerator, whose own kernels exported graphs lack."""
+    if jax.default_backend() != "cpu":
+        raise UserError(
+            f"{what} written by JAX on the CPU, not on {jax.default_backend()}, whose own kernels other"
+            " platforms lack: set JAX_PLATFORMS=cpu"
+        )
+
+
 def describe(source: Source, format: str) -> list[str]:
     """Returns the first lines of a README: what was exported, as which `format` of model."""
     form = form_of(source)

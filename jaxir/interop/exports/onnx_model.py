@@ -49,11 +49,7 @@ def write(output: str | Path, source: Source) -> None:
     """
     if source.model.config.backbone.dtype != "float32":
         raise UserError("ONNX graphs are written in float32 only; bfloat16 is for --format=saved_model")
-    if jax.default_backend() != "cpu":
-        raise UserError(
-            f"ONNX graphs are written by JAX on the CPU, not on {jax.default_backend()}, whose own kernels"
-            " ONNX lacks: set JAX_PLATFORMS=cpu"
-        )
+    exported.check_backend("ONNX graphs are")
     with _quiet(), directory_with_checksums(output) as aside:
         ir = _libraries()
         graphs: dict[Any, onnx_ir.Model] = {}  # of each `compute`
@@ -157,11 +153,13 @@ class _Weights:
 
 def _compare(directory: Path, source: Source, program: Program) -> None:
     """Checks that ONNX Runtime computes what the model does, on rows of several lengths."""
+    from onnxruntime import InferenceSession
+
     mask = (np.arange(17) < np.array([17, 1, 9])[:, None]).astype(np.int64)
     ids = np.random.default_rng(0).integers(1, source.model.config.backbone.vocab_size, mask.shape)
     second = (np.arange(17) > 5).astype(np.int64) * mask
     given = dict(zip(inputs_of(program), (ids, mask, second), strict=False))
-    found = _run(directory / f"{program.name}.onnx", given)
+    found = InferenceSession(str(directory / f"{program.name}.onnx")).run(None, given)[0]
     expected = np.asarray(_computed(source, program, *(jnp.asarray(x, jnp.int32) for x in given.values())))
     error = np.abs(found - expected).max()
     if not error <= _TOLERANCE * np.abs(expected).max():
@@ -169,13 +167,6 @@ def _compare(directory: Path, source: Source, program: Program) -> None:
             f"ONNX Runtime's {program.output} of {program.name}.onnx differ by {error:.1g} from the model's:"
             " jax2onnx did not translate it rightly, and nothing was written"
         )
-
-
-def _run(path: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """Returns what a graph gives; what ONNX Runtime has loaded for it is free again afterwards."""
-    from onnxruntime import InferenceSession
-
-    return InferenceSession(str(path)).run(None, inputs)[0]
 
 
 def _libraries() -> Any:

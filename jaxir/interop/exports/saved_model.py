@@ -75,11 +75,7 @@ def write(
         )
     if search is not None and signatures == "ids":
         raise UserError("a search takes texts: leave out --signatures=ids or --index")
-    if jax.default_backend() != "cpu":
-        raise UserError(
-            f"a SavedModel is written by JAX on the CPU, not on {jax.default_backend()}, whose own kernels"
-            " other platforms lack: set JAX_PLATFORMS=cpu"
-        )
+    exported.check_backend("a SavedModel is")
     tf = _tensorflow()
     with directory_with_checksums(output) as aside, _own_temporary_files():
         tokenizer = None
@@ -115,7 +111,7 @@ def write(
 
 @contextlib.contextmanager
 def _own_temporary_files() -> Iterator[None]:
-    """Has AutoGraph write where it is removed again: its own files lie about until the interpreter's end."""
+    """Has AutoGraph write into a temporary directory of ours, which is removed even after a kill."""
     usual = tempfile.tempdir
     with temporary_directory() as directory:
         tempfile.tempdir = str(directory)

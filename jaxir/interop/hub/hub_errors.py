@@ -6,17 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxir.core.errors import UserError, suggest
-from jaxir.interop.hub import hub_download
+from jaxir.models import backbones
 
-# T5 on the hub, and what models.t5 calls the same.
-PUBLISHED_T5 = (
-    {f"google/t5-v1_1-{size}": f"1.1-{size}" for size in ("small", "base", "large", "xl", "xxl")}
-    | {f"t5-{size}": f"1.0-{size}" for size in ("small", "base", "large", "3b", "11b")}
-    | {f"google-t5/t5-{size}": f"1.0-{size}" for size in ("small", "base", "large", "3b", "11b")}
-)
-# What people mean who mistype a name.
+# Suggestions for a misspelt name.
 _KNOWN = (
-    *PUBLISHED_T5,
+    *backbones.PUBLISHED,
     *(f"google/mt5-{size}" for size in ("small", "base", "large", "xl", "xxl")),
     *(f"sentence-transformers/gtr-t5-{size}" for size in ("base", "large", "xl", "xxl")),
     *(f"sentence-transformers/sentence-t5-{size}" for size in ("base", "large", "xl", "xxl")),
@@ -49,7 +43,7 @@ class Wish(NamedTuple):
 
 
 class NotGivenNowError(UserError):
-    """The hub does not give it now, or not to this user: a copy in the cache may do."""
+    """The hub does not give the model now, or not to this user. A copy in the cache may do."""
 
 
 @contextlib.contextmanager
@@ -67,10 +61,9 @@ def _explained(error: Exception, wish: Wish) -> UserError:
     import huggingface_hub
     from huggingface_hub import constants, errors
 
-    name, page = wish.name, f"{constants.ENDPOINT}/{wish.name}"
+    name, page, cache = wish.name, f"{constants.ENDPOINT}/{wish.name}", constants.HF_HUB_CACHE
     locally = f"or give a local copy of it, {wish.kind}:DIR (in a recipe --model={wish.kind}:DIR)"
     log_in = "run `hf auth login` or set HF_TOKEN"
-    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
     if isinstance(error, errors.HFValidationError):
         return UserError(f"{name}: there is no such directory, and names on the hub are written OWNER/NAME")
     if isinstance(error, errors.RevisionNotFoundError):
@@ -86,27 +79,35 @@ def _explained(error: Exception, wish: Wish) -> UserError:
         return NotGivenNowError(f"{name}: neither a local directory nor a model on the hub, {who}{near}")
     if isinstance(error, errors.OfflineModeIsEnabled):
         return NotGivenNowError(
-            f"{name} is not in the cache ({hub_download.cache()}), and HF_HUB_OFFLINE forbids to ask the hub:"
-            f" unset it, {locally}"
+            f"{name} is not in the cache ({cache}), and HF_HUB_OFFLINE forbids to ask the hub: unset it,"
+            f" {locally}"
         )
-    if status == 401:
-        return NotGivenNowError(f"{name}: the hub does not accept the token: {log_in} anew")
-    if status == 403:
-        return NotGivenNowError(f"{name}: the hub forbids it to this user; look at {page}")
-    if status == 429:
-        return NotGivenNowError(f"{name}: the hub has had too many requests from here: wait, or {log_in}")
-    if status is not None:
-        return NotGivenNowError(f"{name}: the hub answers with status {status}: try again later, {locally}")
+    if isinstance(error, errors.HfHubHTTPError) and getattr(error, "response", None) is not None:
+        status = error.response.status_code
+        refusals = {
+            401: f"the hub does not accept the token: {log_in} anew",
+            403: f"the hub forbids it to this user; look at {page}",
+            429: f"the hub has had too many requests from here: wait, or {log_in}",
+        }
+        otherwise = f"the hub answers with status {status}: try again later, {locally}"
+        return NotGivenNowError(f"{name}: {refusals.get(status, otherwise)}")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return UserError(
-            f"{name}: the disk of {hub_download.cache()} is full; what came stays: make room and run the"
-            " same command again, or set HF_HOME to a directory on another disk"
+            f"{name}: the disk of {cache} is full; the files that are whole stay: make room and run the same"
+            " command again, or set HF_HOME to a directory on another disk"
         )
-    if isinstance(error, PermissionError) or getattr(error, "errno", None) == errno.EROFS:
-        return UserError(
-            f"{name}: {hub_download.cache()} cannot be written to: set HF_HOME to another directory"
-        )
-    reason = hub_download.reason(error)
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return UserError(f"{name}: {cache} cannot be written to: set HF_HOME to another directory")
     return NotGivenNowError(
-        f"{name}: the hub ({constants.ENDPOINT}) cannot be reached ({reason}): try again, {locally}"
+        f"{name}: the hub ({constants.ENDPOINT}) cannot be reached ({_reason(error)}): try again, {locally}"
     )
+
+
+def _reason(error: BaseException) -> str:
+    """Returns the system's own words for the root of an error, or its first line."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return text if len(text) <= 160 else f"{text[:160]}..."

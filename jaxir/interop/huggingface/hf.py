@@ -5,7 +5,6 @@ holds none. Every tensor that is taken comes out again bit for bit.
 """
 
 import collections
-import math
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -71,14 +70,10 @@ class Encoder(NamedTuple):
     params: dict[str, np.ndarray]
     pad_id: int
 
-
-def check(directory: Path) -> None:
-    """Checks, before there are weights, that a folder with config.json holds one of our architectures.
-
-    Raises:
-      UserError: it does not.
-    """
-    read_architecture(directory)
+    @property
+    def in_model(self) -> dict[str, Any]:
+        """The parameters by their names in a model with one encoder."""
+        return {f"encoder.{name}": value for name, value in self.params.items()}
 
 
 def read_architecture(directory: Path) -> Encoder:
@@ -103,8 +98,8 @@ def read_encoder(directory: Path) -> Encoder:
     return found._replace(params=params)
 
 
-def read_tokenizer(directory: Path, encoder: Encoder) -> Tokenizer:
-    """Reads the tokenizer of a folder and checks that it belongs to the encoder.
+def read_tokenizer(directory: Path, encoder: Encoder, *, lower_case: bool = False) -> Tokenizer:
+    """Reads the tokenizer of a folder, with lower-casing before it if asked; it must fit the encoder.
 
     Raises:
       UserError: there is none, it pads with another id, it has more ids than the encoder has vectors, or as
@@ -127,7 +122,7 @@ def read_tokenizer(directory: Path, encoder: Encoder) -> Tokenizer:
             f" {encoder.config.vocab_size:,}: are its files whole?",
             file=sys.stderr,
         )
-    return tokenizer
+    return tokenizer_files.lower_cased(tokenizer, directory) if lower_case else tokenizer
 
 
 def max_length(directory: Path, encoder: Encoder) -> int:
@@ -172,10 +167,14 @@ def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:
     Raises:
       UserError: Hugging Face has no architecture of this shape.
     """
-    prefix = "encoder." if model.config.sharing == "sde" else f"{tower}_encoder."
-    params = {n.removeprefix(prefix): v for n, v in model.params.items() if n.startswith(prefix)}
+    params = encoder_of(model.params, "encoder." if model.config.sharing == "sde" else f"{tower}_encoder.")
     write_encoder(directory, model.config.backbone, params, pad_id=model.tokenizer.pad_swap or 0)
     save_tokenizer(directory, model, length_of(model, tower))
+
+
+def encoder_of(params: Mapping[str, Any], prefix: str = "encoder.") -> dict[str, Any]:
+    """Returns the parameters of an encoder in a model, by the encoder's own names."""
+    return {n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)}
 
 
 def save_tokenizer(directory: Path, model: StoredModel, max_length: int) -> None:
@@ -209,6 +208,18 @@ def read_part(
     return _taken_apart(tensors, found, shapes, expected, directory)
 
 
+def read_ending(directory: Path, tensors: Mapping[str, Any], end: str, missing: str) -> np.ndarray:
+    """Returns the tensor whose name is `end`, with or without modules before it, float32.
+
+    Raises:
+      UserError: there is none; `missing` ends the sentence.
+    """
+    name = next((n for n in tensors if n == end or n.endswith(f".{end}")), None)
+    if name is None:
+        raise UserError(f"{directory}: no {end} among its weights{missing}")
+    return np.array(tensors[name])
+
+
 def tensors_of_part(
     weights: Weights, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
@@ -220,13 +231,6 @@ def _to_params(
     config: BackboneConfig, found: dict[str, np.ndarray], pad_id: int, directory: Path
 ) -> dict[str, np.ndarray]:
     codec, shapes = hf_config.codec_of(config), stored.encoder_shapes(config)
-    there = sum(math.prod(value.shape) for value in found.values())
-    name, shape = max(shapes.items(), key=lambda item: math.prod(item[1]))
-    if found and math.prod(shape) > there:  # to compare shapes may take as much memory
-        raise UserError(
-            f"{directory}: the configuration says {shape} for {name}, and all weights of the folder together"
-            f" have {there:,} numbers"
-        )
     tensors = _tensors_of_encoder(config, shapes, pad_id)
     expected = _shapes_there(tensors, shapes)
     found = _strip_prefix({modern(name): value for name, value in found.items()}, expected)
@@ -255,7 +259,7 @@ def _taken_apart(
     stored.check_params(found, expected, str(directory))
     params: dict[str, np.ndarray] = {}
     for tensor in tensors:
-        params |= tensor.take_apart(found[tensor.name].astype(np.float32), shapes)
+        params |= tensor.take_apart(found[tensor.name], shapes)
     return params
 
 

@@ -24,14 +24,14 @@ def outline(config_file: Path) -> MaskedLMConfig:
     """
     content = read_json(config_file)
     backbone, _ = hf_config.parse(content, config_file)
-    if not hf_config.codec_of(backbone).masked_lm:
+    codec = hf_config.codec_of(backbone)
+    if not codec.masked_lm:
         raise UserError(
             f"{config_file}: no masked language model of model_type {content['model_type']!r} is known"
         )
     if not content.get("tie_word_embeddings", True):
         raise UserError(f"{config_file}: a head with token vectors of its own is not supported")
-    # RoBERTa's head knows one activation, whatever its blocks have.
-    activation = "gelu" if backbone.model_type == "roberta" else backbone.activation
+    activation = codec.masked_lm_activation or backbone.activation
     return MaskedLMConfig(backbone=backbone, activation=activation, norm_epsilon=backbone.layer_norm_epsilon)
 
 
@@ -43,8 +43,7 @@ def read(directory: Path) -> StoredModel:
     """
     config = outline(directory / "config.json")
     encoder = hf.read_encoder(directory)
-    params: dict[str, Any] = {f"encoder.{name}": value for name, value in encoder.params.items()}
-    params |= _read_head(directory, config, encoder.pad_id)
+    params = encoder.in_model | _read_head(directory, config, encoder.pad_id)
     for name, value in params.items():  # the words of a frozen generator would show none
         if not np.isfinite(np.asarray(value)).all():
             raise UserError(f"{directory} is damaged: {name} has a number that is not finite")
@@ -63,15 +62,12 @@ def read_pooler(directory: Path) -> dict[str, np.ndarray]:
     Raises:
       UserError: a file is missing or damaged, or the folder has no pooler.
     """
-    ends = {"kernel": "pooler.dense.weight", "bias": "pooler.dense.bias"}
-    tensors = read_tensors(directory)
-    found = {}
-    for ours, end in ends.items():
-        names = [name for name in tensors if name == end or name.endswith(f".{end}")]
-        if len(names) != 1:
-            raise UserError(f"{directory}: no {end} among its weights: it has no pooler")
-        found[ours] = np.array(tensors[names[0]].astype(np.float32)).T
-    return found
+    tensors, end = read_tensors(directory), "pooler.dense"
+    kernel, bias = (
+        hf.read_ending(directory, tensors, f"{end}.{leaf}", ": it has no pooler")
+        for leaf in ("weight", "bias")
+    )
+    return {"kernel": kernel.T, "bias": bias}
 
 
 def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str, np.ndarray]:
@@ -82,9 +78,7 @@ def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str
     for ours in ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "bias"):
         module = codec.masked_lm[ours.partition(".")[0]]
         name = f"{module}.{'bias' if ours.endswith('bias') else 'weight'}"
-        if name not in found:
-            raise UserError(f"{directory}: no {name} among its weights: it has no head for masked tokens")
-        value = np.array(found[name].astype(np.float32))
+        value = hf.read_ending(directory, found, name, ": it has no head for masked tokens")
         if ours == "bias":
             value[[0, pad_id]] = value[[pad_id, 0]]  # as the token vectors are
         params[f"head.{ours}"] = value.T

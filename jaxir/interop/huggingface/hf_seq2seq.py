@@ -55,10 +55,9 @@ def read(directory: Path) -> StoredModel:
             " left out: answers may differ a little from theirs",
             file=sys.stderr,
         )
-    params = {f"encoder.{name}": value for name, value in encoder.params.items()}
     return StoredModel(
         config=config,
-        params=params | hf.read_part(directory, _weights(config), _shapes(config)),
+        params=encoder.in_model | hf.read_part(directory, _weights(config), _shapes(config)),
         tokenizer=hf.read_tokenizer(directory, encoder),
         settings=EncoderSettings.of_generator(hf.max_length(directory, encoder)),
     )
@@ -117,8 +116,7 @@ def write(directory: Path, model: StoredModel) -> None:
         "eos_token_id": config.eos_id,
         "tie_word_embeddings": config.scaled,  # of which transformers makes whether to scale
     }
-    encoder = {n.removeprefix("encoder."): v for n, v in params.items() if n.startswith("encoder.")}
-    tensors: dict[str, Any] = hf.tensors_of(config.backbone, encoder, pad_id=0)
+    tensors: dict[str, Any] = hf.tensors_of(config.backbone, hf.encoder_of(params), pad_id=0)
     tensors |= hf.tensors_of_part(_weights(config), _shapes(config), params)
     if config.tied and not config.scaled:
         tensors[_HEAD] = tensors[_TABLE]  # transformers 4 draws one at random where it is missing

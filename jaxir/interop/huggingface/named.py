@@ -29,21 +29,23 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
       UserError: there is no such model, it is damaged, or of an architecture that is not known here.
     """
     if kind == "seq2seq":
-        return hf_seq2seq.read(hub.resolve(name, check=hf.check))
+        return hf_seq2seq.read(hub.resolve(name, check=hf.read_architecture))
     if form == "hf" and kind == "dual_encoder" and not weights:
-        return _architecture(hub.resolve(name, weights=False, check=hf.check))
+        return _architecture(hub.resolve(name, weights=False, check=hf.read_architecture))
     if form == "hf":
-        directory = hub.resolve(name, check=hf.check)
+        directory = hub.resolve(name, check=hf.read_architecture)
         pairs = kind == "cross_encoder" or (kind is None and hf_cross_encoder.is_one(directory))
         return hf_cross_encoder.read(directory) if pairs else _encoder(directory)
     if kind == "cross_encoder":
-        return hf_cross_encoder.read(hub.resolve(name, default_owner="cross-encoder", check=hf.check))
+        return hf_cross_encoder.read(
+            hub.resolve(name, default_owner="cross-encoder", check=hf.read_architecture)
+        )
 
     def is_of_pairs(directory: Path) -> bool:
         return kind is None and hf_cross_encoder.is_one(directory)
 
     def check(directory: Path) -> None:
-        (hf if is_of_pairs(directory) else sentence_transformers).check(directory)
+        (hf.read_architecture if is_of_pairs(directory) else sentence_transformers.check)(directory)
 
     directory = hub.resolve(name, default_owner="sentence-transformers", modules=True, check=check)
     read_one = hf_cross_encoder.read if is_of_pairs(directory) else sentence_transformers.read
@@ -64,7 +66,7 @@ def _dual_encoder(directory: Path, encoder: hf.Encoder) -> StoredModel:
     length = min(_DEFAULT_LENGTH, encoder.config.max_positions or _DEFAULT_LENGTH)
     return StoredModel(
         config=DualEncoderConfig(backbone=encoder.config),
-        params={f"encoder.{name}": value for name, value in encoder.params.items()},
+        params=encoder.in_model,
         tokenizer=hf.read_tokenizer(directory, encoder),
         settings=EncoderSettings(query_max_length=length, passage_max_length=length),
     )

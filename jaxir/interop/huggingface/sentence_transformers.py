@@ -7,8 +7,8 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, fits
-from jaxir.interop.hub import st_names
-from jaxir.interop.huggingface import hf, st_files, tokenizer_files
+from jaxir.interop.hub import hub_files
+from jaxir.interop.huggingface import hf, st_files
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
@@ -48,7 +48,7 @@ def check(directory: Path) -> None:
     """
     st_files.read_config(directory, "dual_encoder")
     modules = _modules(directory)
-    hf.check(modules["Transformer"])
+    hf.read_architecture(modules["Transformer"])
     _read_pooling(modules["Pooling"] / "config.json", has_prompts=False)
 
 
@@ -62,18 +62,16 @@ def read(directory: Path) -> StoredModel:
     """
     about = st_files.read_config(directory, "dual_encoder")
     if (dimension := about.get("truncate_dim")) is not None:
-        path = directory / st_names.CONFIG
+        path = directory / hub_files.ST_CONFIG
         raise UserError(
             f"{path}: truncate_dim {dimension!r:.40} is not supported: without it vectors are whole"
         )
     modules = _modules(directory)
     root = modules["Transformer"]
     encoder = hf.read_encoder(root)
-    tokenizer = hf.read_tokenizer(root, encoder)
     transformer = st_files.read_transformer(root, encoder, "dual_encoder")
-    if transformer.lower_case:
-        tokenizer = tokenizer_files.lower_cased(tokenizer, root)
-    projection, params = None, {f"encoder.{name}": value for name, value in encoder.params.items()}
+    tokenizer = hf.read_tokenizer(root, encoder, lower_case=transformer.lower_case)
+    projection, params = None, encoder.in_model
     if "Dense" in modules:
         projection, projection_params = _read_dense(modules["Dense"])
         params |= projection_params
@@ -126,12 +124,10 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
         )
     hf.write_tower(directory, model, tower=tower)
     length = hf.length_of(model, tower)
-    write_json(
-        directory / st_names.TRANSFORMER_CONFIGS[0], {"max_seq_length": length, "do_lower_case": False}
-    )
+    write_json(directory / hub_files.ST_TRANSFORMER[0], {"max_seq_length": length, "do_lower_case": False})
     named, default = st_files.folder_prompts(settings)
     write_json(
-        directory / st_names.CONFIG,
+        directory / hub_files.ST_CONFIG,
         {"prompts": named, "default_prompt_name": default, "similarity_fn_name": config.similarity},
     )
     modules = ["Transformer", "Pooling"]
@@ -153,7 +149,7 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
         }
         for i, kind in enumerate(modules)
     ]
-    write_json(directory / st_names.MODULES, listed)
+    write_json(directory / hub_files.ST_MODULES, listed)
 
 
 def _modules(directory: Path) -> dict[str, Path]:
@@ -163,7 +159,7 @@ def _modules(directory: Path) -> dict[str, Path]:
     wanted = [kind for kind in _ORDER if kind in kinds]
     if kinds != wanted or kinds[:2] != ["Transformer", "Pooling"]:
         raise UserError(
-            f"{directory / st_names.MODULES}: the modules {', '.join(kinds)} are not supported;"
+            f"{directory / hub_files.ST_MODULES}: the modules {', '.join(kinds)} are not supported;"
             f" there may be {', '.join(_ORDER)}, in this order, the last two or not"
         )
     return dict(found)
@@ -210,10 +206,10 @@ def _read_dense(directory: Path) -> tuple[Projection, dict[str, np.ndarray]]:
         raise UserError(f"{path}: a Dense with a residual is not supported")
     _check_names(content, path)
     tensors = read_tensors(directory)
-    kernel = require(tensors, "linear.weight", directory).astype(np.float32).T
+    kernel = require(tensors, "linear.weight", directory).T
     params = {"projection.kernel": kernel}
     if content.get("bias", True):
-        params["projection.bias"] = require(tensors, "linear.bias", directory).astype(np.float32)
+        params["projection.bias"] = require(tensors, "linear.bias", directory)
     elif "linear.bias" in tensors:
         raise UserError(f"{path}: bias is false, but the weights beside it have a linear.bias")
     dimension = require(content, "out_features", path)

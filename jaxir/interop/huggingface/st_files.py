@@ -9,7 +9,7 @@ import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, fits
-from jaxir.interop.hub.st_names import CONFIG, MODULES, TRANSFORMER_CONFIGS
+from jaxir.interop.hub.hub_files import ST_CONFIG, ST_MODULES, ST_TRANSFORMER
 from jaxir.interop.huggingface import hf
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.kinds import KINDS
@@ -51,7 +51,7 @@ class Transformer(NamedTuple):
 
 def kind_of(directory: Path) -> str | None:
     """Returns the kind of model in a folder with modules.json, as `kinds.KINDS` has it, or None."""
-    return _CLASSES.get(read_optional_json(directory / CONFIG).get("model_type") or "SentenceTransformer")
+    return _CLASSES.get(read_optional_json(directory / ST_CONFIG).get("model_type") or "SentenceTransformer")
 
 
 def read_config(directory: Path, kind: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def read_config(directory: Path, kind: str) -> dict[str, Any]:
     Raises:
       UserError: it is damaged, or says that the folder holds another kind of model.
     """
-    path = directory / CONFIG
+    path = directory / ST_CONFIG
     content = read_optional_json(path)
     model_type = content.get("model_type")
     if model_type is not None and (found := _CLASSES.get(str(model_type))) != kind:
@@ -109,7 +109,7 @@ def modules(directory: Path) -> list[tuple[str, Path]]:
     Raises:
       UserError: there is no such file, it is damaged, or it names a module of somebody else's.
     """
-    path = directory / MODULES
+    path = directory / ST_MODULES
     if not path.is_file():
         hint = "; for a plain Hugging Face folder write hf:" if (directory / "config.json").is_file() else ""
         raise UserError(f"{path}: no such file, so this is no sentence-transformers folder{hint}")
@@ -137,8 +137,8 @@ def read_transformer(directory: Path, encoder: hf.Encoder, kind: str) -> Transfo
     Raises:
       UserError: the file is damaged, or says something that is not done here.
     """
-    files = ((directory / name, read_optional_json(directory / name)) for name in TRANSFORMER_CONFIGS)
-    path, content = next((found for found in files if found[1]), (directory / TRANSFORMER_CONFIGS[0], {}))
+    files = ((directory / name, read_optional_json(directory / name)) for name in ST_TRANSFORMER)
+    path, content = next((found for found in files if found[1]), (directory / ST_TRANSFORMER[0], {}))
     _check_use(content, path, kind)
     given, called = _of_arguments(content, path), _of_calls(content, path)
 

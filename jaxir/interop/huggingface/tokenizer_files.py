@@ -15,6 +15,7 @@ import tokenizers
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop.weights.weights import read_json, read_optional_json, write_json
+from jaxir.models import backbones
 from jaxir.storage.temporary_outputs import temporary_directory
 
 CONFIG = "tokenizer_config.json"
@@ -23,7 +24,6 @@ _MAP, _ADDED = "special_tokens_map.json", "added_tokens.json"
 _MORE, _BY_ID = ("additional_special_tokens", "extra_special_tokens"), "added_tokens_decoder"
 _SENTINEL = re.compile("\u2581?<extra_id_[0-9]+>")  # T5's, which no text holds
 _AS_IT_IS = "PreTrainedTokenizerFast"  # the class that takes all from tokenizer.json
-_TYPES_AS_THEY_ARE = ("modernbert",)  # whose folders often name a class that is wrong: it is not heeded
 
 
 class _Remade(NamedTuple):
@@ -33,14 +33,12 @@ class _Remade(NamedTuple):
       part: its name.
       type: what it must be there.
       classes: theirs, or with "Fast".
-      model_types: of which a folder that names no class has one of these.
       entries: of tokenizer_config.json -> that of the part, and what the classes do where it is missing.
     """
 
     part: str
     type: str
     classes: tuple[str, ...]
-    model_types: tuple[str, ...]
     entries: Mapping[str, tuple[str, Any]]
 
 
@@ -49,7 +47,6 @@ _REMADE = (
         "normalizer",
         "BertNormalizer",
         classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"),
-        model_types=("bert", "distilbert"),
         entries={
             "do_lower_case": ("lowercase", True),
             "strip_accents": ("strip_accents", None),
@@ -60,7 +57,6 @@ _REMADE = (
         "pre_tokenizer",
         "ByteLevel",
         classes=("RobertaTokenizer",),
-        model_types=("roberta",),
         entries={"add_prefix_space": ("add_prefix_space", False)},
     ),
 )
@@ -88,12 +84,13 @@ def load(directory: Path) -> Tokenizer:
         raise UserError(f"{directory}: its tokenizer cuts texts on the {side}, where only right is supported")
     model = read_optional_json(directory / "config.json")
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
-    if model.get("model_type") in _TYPES_AS_THEY_ARE:
+    codec = backbones.of_model_type(model.get("model_type"), where=directory / "config.json")[1]
+    if not codec.heeds_tokenizer_class:
         return tokenizer
+    by_type = named is None
     for remade in _REMADE:
         part = content.get(remade.part) or {}
-        by_type = named is None and model.get("model_type") in remade.model_types
-        if not (by_type or str(named).removesuffix("Fast") in remade.classes):
+        if str(named or codec.tokenizer_class).removesuffix("Fast") not in remade.classes:
             continue
         _check_ends(directory, content, config)
         if part.get("type") != remade.type:

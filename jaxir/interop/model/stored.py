@@ -105,11 +105,11 @@ def params_of(model: nnx.Module) -> dict[str, np.ndarray]:
     return flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
 
-def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns names joined by dots into nested dicts; the inverse of `flatten`."""
+def nest(flat: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """Turns names joined by a separator into nested dicts; the inverse of `flatten`."""
     tree: dict[str, Any] = {}
     for name, value in flat.items():
-        *parents, leaf = name.split(".")
+        *parents, leaf = name.split(separator)
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})

@@ -17,6 +17,7 @@ import tensorstore
 from flax import serialization
 
 from jaxir.core.errors import UserError
+from jaxir.interop.model.stored import nest
 from jaxir.interop.weights import stores
 from jaxir.interop.weights.lazy import LazyArray
 from jaxir.storage.checksums import check
@@ -208,8 +209,10 @@ def write(
     state: dict[str, Any] = {"step": np.asarray(step, np.int32)}
     if slots is not None:
         unused = np.zeros((1,), np.float32)
-        state["param_states"] = _nest({f"{p}/{s}": slots[p].get(s, unused) for p in target for s in _SLOTS})
-    content = {"version": VERSION, "optimizer": {"target": _nest(leaves), "state": state}}
+        state["param_states"] = nest(
+            {f"{p}/{s}": slots[p].get(s, unused) for p in target for s in _SLOTS}, "/"
+        )
+    content = {"version": VERSION, "optimizer": {"target": nest(leaves, "/"), "state": state}}
     stores.write(directory, INDEX, serialization.msgpack_serialize(content))
 
 
@@ -239,14 +242,3 @@ def _chunks(shape: tuple[int, ...], itemsize: int) -> list[int]:
         axis = chunks.index(max(chunks))
         chunks[axis] //= next(d for d in range(2, chunks[axis] + 1) if chunks[axis] % d == 0)
     return chunks
-
-
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        *above, leaf = path.split("/")
-        node = tree
-        for name in above:
-            node = node.setdefault(name, {})
-        node[leaf] = value
-    return tree

@@ -51,12 +51,6 @@ class LazyArray:
         """Reads all of it."""
         return np.array(self[...])
 
-    def astype(self, dtype: Any) -> "LazyArray":
-        """Returns itself; there is no other type than float32."""
-        if np.dtype(dtype) != self.dtype:
-            raise TypeError(f"arrays at rest are read as float32, not {dtype}")
-        return self
-
     def transpose(self, axes: None = None) -> "LazyArray":
         """Returns the array with its dimensions in reverse order, at rest like this one."""
         return LazyArray(self.shape[::-1], lambda index: self._read(index[::-1]).T)
@@ -92,11 +86,7 @@ def in_file(
         if 0 in shape:
             return np.empty(shape, np.float32)[index]
         _check_floating(path, dtype, shape)
-        try:
-            mapped = np.memmap(path, np.uint8, "r", offset, (extent,))
-        except (OSError, ValueError) as error:  # it is gone, or shorter than it was
-            raise UserError(f"{path}: changed while it was in use ({error})") from error
-        # A copy: a file that is cut later must not take the process with it.
+        mapped = np.memmap(path, np.uint8, "r", offset, (extent,))
         return np.array(np.ndarray(shape, dtype, mapped, 0, steps)[index], np.float32)
 
     return LazyArray(shape, read)

@@ -101,23 +101,6 @@ def words_of_system(error: BaseException) -> str | None:
     return os.strerror(int(told[1])).lower() if told else None
 
 
-def check_files(directory: Path) -> None:
-    """Checks that a local directory holds files and directories only: TensorStore would wait for a pipe.
-
-    Raises:
-      UserError: there is something else in it, or it was removed meanwhile.
-    """
-    try:
-        with os.scandir(directory) as entries:  # which knows the kinds without asking for each
-            for entry in entries:
-                if entry.is_dir():
-                    check_files(Path(entry.path))
-                elif not entry.is_file():
-                    raise UserError(f"{entry.path} is no file")
-    except FileNotFoundError as error:  # a trainer removes its older checkpoints
-        raise UserError(f"{directory}: no such directory") from error
-
-
 def zarr(directory: str) -> dict[str, Any]:
     """Returns the specification of the zarr array in a directory."""
     # Without the last setting a chunk whose file is missing would be read as zeros.

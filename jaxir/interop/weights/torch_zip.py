@@ -4,13 +4,12 @@
 a tensor is read where it lies in the file, by slices. All are read once before, to compare their check sums.
 """
 
-import contextlib
 import io
 import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +20,7 @@ from jaxir.storage import checksums
 
 _ZIP, _LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _PICKLE, _ORDER = "data.pkl", "byteorder"
-# Far above what a model of ten thousand tensors takes; a damaged file may ask for anything.
-_MAX_PICKLE, _MAX_DIRECTORY = 1 << 22, 1 << 26
+_MAX_PICKLE = 1 << 22  # bytes; far above what a model of ten thousand tensors takes
 _PIECE = 1 << 20
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
@@ -59,14 +57,13 @@ def open_file(path: Path) -> dict[str, LazyArray]:
 
 
 def _check_kind(path: Path, head: bytes) -> None:
-    if head.startswith(_ZIP):
-        return
     if head.startswith(_LEGACY):
         raise UserError(
             f"{path} is in torch's format of before 1.6, which is not read here: in torch,"
             " torch.save(torch.load(PATH, weights_only=True), PATH) writes it anew"
         )
-    raise UserError(f"{path}: truncated or not a file that torch.save wrote")
+    if not head.startswith(_ZIP):
+        raise UserError(f"{path}: truncated or not a file that torch.save wrote")
 
 
 def _lazy(archive: "_Archive", name: str, tensor: torch_pickle.Tensor) -> LazyArray:
@@ -84,8 +81,11 @@ class _Archive:
 
     def __init__(self, path: Path, file: io.FileIO):
         self.path, self._file = path, file
-        with self._damages(), _Bounded(path) as bounded, zipfile.ZipFile(bounded) as opened:
-            self._members = {member.filename: member for member in opened.infolist()}
+        try:
+            with zipfile.ZipFile(file) as opened:
+                self._members = {member.filename: member for member in opened.infolist()}
+        except Exception as error:  # zipfile's own, struct's, Unicode's, ...: all mean the same here
+            raise UserError(f"{path}: truncated or damaged ({error!s:.100})") from error
         pickles = [name for name in self._members if name.partition("/")[2] == _PICKLE]
         if len(pickles) != 1:
             raise UserError(f"{path}: a zip archive, but not one that torch.save wrote (no {_PICKLE})")
@@ -110,26 +110,26 @@ class _Archive:
         member = self._members.get(f"{self._root}{name}")
         return member is None or zlib.crc32(content) == member.CRC
 
-    def check_numbers(self, names: Sequence[str]) -> None:
+    def check_numbers(self, names: Collection[str]) -> None:
         """Compares members with their check sums; those of an unchanged file once on a machine.
 
         Raises:
           UserError: one has another.
         """
+        sums = {name: self._members[f"{self._root}{name}"].CRC for name in names}
+        expected = f"{zlib.crc32(repr(sums).encode()):08x}"
 
-        def sums(path: Path) -> str:
-            for name in names:
-                (offset, size), sum_ = self.find(name), 0
+        def compare(path: Path) -> str:
+            for name, sum_ in sums.items():
+                (offset, size), found = self.find(name), 0
                 for at in range(offset, offset + size, _PIECE):
                     piece = os.pread(self._file.fileno(), min(_PIECE, offset + size - at), at)
-                    sum_ = zlib.crc32(piece, sum_)
-                if sum_ != self._members[f"{self._root}{name}"].CRC:
+                    found = zlib.crc32(piece, found)
+                if found != sum_:
                     raise UserError(f"{path}: its part {name:.100} is damaged (its check sum is another)")
             return expected
 
-        expected = " ".join(f"{self._members[f'{self._root}{name}'].CRC:08x}" for name in names)
-        expected = f"{zlib.crc32(expected.encode()):08x}"
-        checksums.is_intact(self.path, expected, sums)
+        checksums.is_intact(self.path, expected, compare)
 
     def find(self, name: str) -> _Member:
         """Returns where the bytes of a member lie."""
@@ -141,29 +141,10 @@ class _Archive:
                 f"{self.path}: its part {name:.100} is compressed or encrypted, which torch.save never does:"
                 " it was packed again by another program"
             )
-        with self._damages():
-            header = os.pread(self._file.fileno(), _LOCAL_HEADER.size, member.header_offset)
-            signature, name_length, extra_length = _LOCAL_HEADER.unpack(header)
+        header = os.pread(self._file.fileno(), _LOCAL_HEADER.size, member.header_offset)
+        if len(header) == _LOCAL_HEADER.size and header.startswith(_ZIP):
+            _, name_length, extra_length = _LOCAL_HEADER.unpack(header)
             offset = member.header_offset + _LOCAL_HEADER.size + name_length + extra_length
-            if signature != _ZIP or offset + member.file_size > os.fstat(self._file.fileno()).st_size:
-                raise ValueError(f"{name:.100} is not where it should be")
-        return _Member(offset, member.file_size)
-
-    @contextlib.contextmanager
-    def _damages(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # zipfile's own, struct's, Unicode's, ...: all mean the same here
-            raise UserError(f"{self.path}: truncated or damaged ({error!s:.100})") from error
-
-
-class _Bounded(io.FileIO):
-    """A file of which nothing large is read at once, whatever a damaged directory says of its own size."""
-
-    def __init__(self, path: Path):
-        super().__init__(path, "rb")
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > _MAX_DIRECTORY:
-            raise ValueError(f"a directory of {size} bytes")
-        return super().read(size) or b""
+            if offset + member.file_size <= os.fstat(self._file.fileno()).st_size:
+                return _Member(offset, member.file_size)
+        raise UserError(f"{self.path}: truncated or damaged ({name:.100} is not where it should be)")

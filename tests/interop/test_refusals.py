@@ -1,0 +1,291 @@
+"""Folders that cannot be read as they are: each costs one sentence, which names the folder."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxir import cli
+from jaxir.core.errors import UserError
+from jaxir.interop import model_dir
+from tests.interop.folders import change
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+WORD = "embeddings.word_embeddings.weight"
+TRANSFORMER, ABOUT = "sentence_bert_config.json", "config_sentence_transformers.json"
+DENSE, POOLING = "2_Dense/config.json", "1_Pooling/config.json"
+Spoil = Callable[[Path], object]
+
+
+def edit(name: str, **entries) -> Spoil:
+    return lambda folder: change(folder / name, **entries)
+
+
+def config(**entries) -> Spoil:
+    return edit("config.json", **entries)
+
+
+def write(name: str, text: str) -> Spoil:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def remove(name: str) -> Spoil:
+    return lambda folder: (folder / name).unlink()
+
+
+def tensors(edited: Callable[[dict], object]) -> Spoil:
+    def spoil(folder: Path) -> None:
+        held = safetensors.numpy.load_file(folder / "model.safetensors")
+        edited(held)
+        safetensors.numpy.save_file(held, folder / "model.safetensors")
+
+    return spoil
+
+
+def labels(count: int) -> Spoil:
+    shapes = {"classifier.weight": (count, 32), "classifier.bias": (count,)}
+    return tensors(lambda t: t.update({n: np.zeros(shape, np.float32) for n, shape in shapes.items()}))
+
+
+def without(beginning: str) -> Spoil:
+    return tensors(lambda t: [t.pop(name) for name in list(t) if name.startswith(beginning)])
+
+
+def module(number: int, **entries) -> Spoil:
+    """Changes an entry of modules.json."""
+
+    def spoil(folder: Path) -> None:
+        listed = json.loads((folder / "modules.json").read_text())
+        listed[number] |= entries
+        (folder / "modules.json").write_text(json.dumps(listed))
+
+    return spoil
+
+
+def normalized(folder: Path) -> None:
+    """Adds a Normalize that reads something else than the vectors of texts."""
+    listed = json.loads((folder / "modules.json").read_text())
+    kind = "sentence_transformers.models.Normalize"
+    listed.append({"idx": 3, "name": "3", "path": "3_Normalize", "type": kind})
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "3_Normalize").mkdir()
+    change(folder / "3_Normalize" / "config.json", module_input_name="token_embeddings")
+
+
+def truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def euclidean(folder: Path) -> None:
+    change(folder / ABOUT, similarity_fn_name="euclidean")
+    listed = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps(listed[:2]))
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+ONE_MODULE = '[{"type": "sentence_transformers.models.Transformer", "path": ""}]'
+# Of a folder, by its spec and the kind that is wanted: what is wrong, and the sentence.
+REFUSED = {
+    ("st:roberta", "dual_encoder"): [
+        (remove("config.json"), r"config\.json: no such file"),
+        (remove("model.safetensors"), r"no weights in it \(model\.safetensors, pytorch"),
+        (pickled, r"pytorch_model\.bin: truncated or not a file that torch\.save wrote"),
+        (remove("tokenizer.json"), "holds no tokenizer"),
+        (remove("modules.json"), r"modules\.json: no such file.*write hf:"),
+        (truncated, r"model\.safetensors: truncated or not a safetensors file"),
+        (write("config.json", '{"a": '), r"config\.json: not valid JSON"),
+        (config(model_type="gpt2"), "model_type 'gpt2' is not supported"),
+        (config(hidden_size=...), r"config\.json: 'hidden_size' is missing"),
+        (config(num_attention_heads=5), r"config\.json: embed_dim 32 is not a multiple"),
+        (config(hidden_size="wide"), r"config\.json: "),
+        (config(hidden_act="mish"), "hidden_act 'mish' is not supported"),
+        (config(position_embedding_type="relative_key"), "only 'absolute'"),
+        (config(is_decoder=True), r"config\.json: is_decoder True is not supported"),
+        (config(vocab_size=101), r"word_embeddings\.weight has shape \(100, 32\)"),
+        (config(num_hidden_layers=3), r"lacks encoder\.layer\.2\..* and 13 more"),
+        (config(num_hidden_layers=10**9), "num_hidden_layers must be .* from 1 to 1000"),
+        (config(hidden_size=10**12), r"hidden_size must be .* to 2147483647"),
+        (tensors(lambda t: t.pop(WORD)), f"it lacks {WORD}"),
+        (tensors(lambda t: t.update(odd=t[WORD].copy())), "it has unknown odd"),
+        (config(pad_token_id=2), r"pads with id 1, config\.json says 2|has shape"),
+        (edit(POOLING, pooling_mode="max"), "pooling max is not supported"),
+        (edit(POOLING, pooling_mode=["cls", "mean"]), r"cls \+ mean is not"),
+        (write("modules.json", ONE_MODULE), "modules Transformer are not"),
+        (euclidean, "similarity 'euclidean' is not supported"),
+    ],
+    ("st:bert", "dual_encoder"): [
+        (edit(ABOUT, truncate_dim=16), r"sentence_transformers\.json: truncate_dim 16 is not"),
+        (
+            edit(TRANSFORMER, config_args={"hidden_act": "relu"}),
+            r"sentence_bert_config\.json: config_args sets hidden_act to 'relu', which is not supported",
+        ),
+        (edit(TRANSFORMER, model_kwargs={"num_hidden_layers": 1}), "model_kwargs sets num_hidden_layers"),
+        (edit(TRANSFORMER, tokenizer_args={"do_lower_case": False}), "tokenizer_args sets do_lower"),
+        (edit(TRANSFORMER, processor_kwargs={"padding_side": "left"}), "sets padding_side to 'left'"),
+        (
+            edit(TRANSFORMER, processing_kwargs={"text": {"truncation": False}}),
+            r"processing_kwargs\.text sets truncation to False, which is not supported",
+        ),
+        (edit(TRANSFORMER, model_args=[1]), "model_args is no JSON object"),
+        (edit(TRANSFORMER, max_seq_length="12"), "max_seq_length is '12', which is no number of tokens"),
+        (edit(TRANSFORMER, query_length=0), "query_length is 0, which is no number of tokens"),
+        (
+            edit("tokenizer_config.json", model_max_length="24"),
+            r"tokenizer_config\.json: model_max_length is '24', which is no number of tokens",
+        ),
+        (edit(TRANSFORMER, transformer_task="fill-mask"), "transformer_task 'fill-mask' is not supported"),
+        (edit(TRANSFORMER, query_expansion={"length": 32}), "query_expansion is not supported"),
+        (edit(TRANSFORMER, module_output_name="all_layers"), "module_output_name 'all_layers' is not"),
+        (edit("tokenizer_config.json", truncation_side="left"), "cuts texts on the left, where only right"),
+        (edit(ABOUT, prompts={"query": 3}), "its prompts are no texts by their names"),
+        (edit(ABOUT, default_prompt_name="web"), "default_prompt_name 'web' is the name of no prompt"),
+        (
+            module(0, type="custom_st.Transformer"),
+            r"modules\.json: the module 'custom_st\.Transformer' is not one of sentence-transformers' own",
+        ),
+        (
+            normalized,
+            r"3_Normalize/config\.json: module_input_name 'token_embeddings' is not supported",
+        ),
+        (edit(DENSE, module_output_name="scores"), "module_output_name 'scores' is not"),
+        (edit(DENSE, activation_function="mine.Identity"), r"activation mine\.Identity is"),
+        (edit(DENSE, activation_function=None), "activation None is not"),
+        (edit(DENSE, bias=False), r"bias is false, but the weights beside it have a linear\.bias"),
+        (edit(DENSE, out_features="16"), r"2_Dense/config\.json: out_features is '16', which is no"),
+        (write(DENSE, "[]"), r"2_Dense/config\.json: the file is damaged"),
+        (write(POOLING, "null"), r"1_Pooling/config\.json: the file is damaged"),
+        (edit(POOLING, pooling_mode=3), r"config\.json: pooling_mode 3 is no name of a pooling"),
+        (config(pad_token_id=99999), "pad_token_id is 99999, but there are only 100 ids"),
+        (config(pad_token_id="0"), "pad_token_id is '0', which is no id"),
+        (config(hidden_act={}), r"config\.json: hidden_act {} is not supported"),
+        (config(model_type=["bert"]), r"model_type \['bert'\] is not supported"),
+    ],
+    ("hf:modernbert", "dual_encoder"): [
+        (
+            config(layer_types=["sliding_attention"] * 7),
+            "layer_types are not full_attention every 7 layers",
+        ),
+        (
+            config(rope_parameters={"full_attention": {"rope_type": "yarn"}}),
+            "RoPE is supported without scaling only",
+        ),
+        (config(attention_bias=True), "attention_bias True is not supported, only False"),
+        (config(num_hidden_layers=...), "'num_hidden_layers' is missing"),
+        (
+            config(num_hidden_layers=1, layer_types=...),
+            "num_layers is 1: the first block stands before the stack",
+        ),
+        (config(num_attention_heads=5), "embed_dim 32 is not a multiple of 2 x num_heads 5"),
+    ],
+    ("hf:deberta", "dual_encoder"): [
+        (config(conv_kernel_size=3), "the convolution beside the first block .* is not supported"),
+        (config(position_biased_input=...), "absolute positions are not supported: relative_attention must"),
+        (config(relative_attention=False), "absolute positions are not supported"),
+        (config(type_vocab_size=2), "type_vocab_size 2 is not supported, only 0"),
+        (config(pos_att_type="p2c|p2p"), "pos_att_type 'p2p' is not supported; there are p2c, c2p"),
+        (
+            config(norm_rel_ebd="batch_norm"),
+            "norm_rel_ebd 'batch_norm' is not supported; there are none, layer_norm",
+        ),
+        (config(embedding_size=16), "embedding_size 16 is not supported beside hidden_size 32"),
+        (config(num_attention_heads=5), "embed_dim 32 is not a multiple of num_heads 5"),
+        (config(num_attention_heads=0), "num_attention_heads must be"),
+        (config(position_buckets=10**9), "relative_buckets must be a whole number from 0 to 65536"),
+        (config(position_buckets=3), "3 buckets of distances up to 160: there must be 4 or more"),
+        (config(num_hidden_layers=...), "num_hidden_layers"),
+        (config(pos_att_type=7), "."),
+    ],
+    ("hf:cross_bert", "cross_encoder"): [
+        (labels(3), "it has 3 labels, where a cross-encoder has one"),
+        (
+            edit(ABOUT, activation_fn="torch.nn.Softmax"),
+            r"its scores are made by torch\.nn\.Softmax, only Identity and Sigmoid are known",
+        ),
+        (remove("model.safetensors"), "no weights in it"),
+        (edit("tokenizer_config.json", pad_token="[UNK]"), "pads with id 1"),
+        (without("classifier."), r"no classifier\.weight among its weights, so it is no cross-encoder"),
+        (
+            edit("tokenizer_config.json", model_input_names="input_ids"),
+            r"tokenizer_config\.json: model_input_names is no list of names",
+        ),
+    ],
+    ("hf:cross_bert", None): [
+        (config(id2label=5), r"config\.json: .*id2label no object of labels"),
+        (config(architectures={"0": "BertModel"}), r"config\.json: architectures is no list of names"),
+        (
+            config(sentence_transformers="Identity"),
+            r"config\.json: sentence_transformers is no JSON object",
+        ),
+    ],
+    ("hf:cross_deberta", "cross_encoder"): [
+        (
+            config(pooler_hidden_act="mish"),
+            "pooler_hidden_act 'mish' is not supported, only gelu",
+        ),
+        (config(pooler_hidden_size=16), "pooler_hidden_size 16 is not supported, only 32"),
+    ],
+    ("hf:cross_modernbert", "cross_encoder"): [
+        (config(classifier_pooling="max"), "classifier_pooling 'max' is not supported, only cls, mean"),
+        (config(classifier_bias=True), "classifier_bias True is not supported, only False"),
+    ],
+    ("hf:t5_1_1", "cross_encoder"): [
+        (lambda folder: None, "the head of 't5' reads its decoder; what is trained here"),
+    ],
+    ("hf:bert", "seq2seq"): [(lambda folder: None, "model_type 'bert' is no generator of text")],
+    ("hf:seq2seq_1_1", "seq2seq"): [
+        (without("decoder."), "no decoder among its weights"),
+        (without("decoder.block.1.layer.1.EncDec"), r"lacks decoder\.block\.1\.layer\.1\.EncDecAttention\.k"),
+        (config(decoder_start_token_id=3), "decoder_start_token_id 3 are not"),
+        (config(eos_token_id=[1, 2]), "eos_id"),
+        (config(num_decoder_layers=-1), "num_decoder_layers"),
+    ],
+}
+CASES = [(*folder, *case) for folder, cases in REFUSED.items() for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "spoil", "sentence"), CASES, ids=[f"{c[0]}: {c[3]:.40}" for c in CASES]
+)
+def test_folder_is_refused_in_one_sentence(spec, kind, spoil, sentence, tmp_path):
+    form, _, name = spec.partition(":")
+    folder = Path(shutil.copytree(GOLDEN / name, tmp_path / "model"))
+    spoil(folder)
+    with pytest.raises(UserError, match=sentence) as caught:
+        model_dir.read(f"{form}:{folder}", kind=kind)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+
+
+def test_convert_prints_the_sentence_and_leaves_nothing(tmp_path, capsys):
+    folder = Path(shutil.copytree(GOLDEN / "roberta", tmp_path / "model"))
+    truncated(folder)
+    assert cli.main("jaxir.convert:convert", [f"--source=st:{folder}", f"--output={tmp_path / 'out'}"]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "sentence"),
+    [
+        ("nowhere", None, "nowhere: no such model directory"),
+        ("st:./nowhere", None, r"\./nowhere: no such directory"),
+        ("hf:./nowhere", "cross_encoder", "no such directory"),
+        ("hf:some-owner/no-such-model", None, "is not in the cache .*, and HF_HUB_OFFLINE forbids"),
+        (f"{GOLDEN / 'roberta'}", None, "write st:"),
+        (f"{GOLDEN / 'distilbert'}", None, "write hf:"),
+        (f"{GOLDEN / 'cross_bert'}", "cross_encoder", "write hf:"),
+        (f"hf:{GOLDEN / 'distilbert'}", None, "holds no tokenizer"),
+        (f"st:{GOLDEN / 'make_golden.py'}", None, "is a file; a model is a directory"),
+    ],
+)
+def test_name_that_leads_nowhere_is_refused(spec, kind, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        model_dir.read(spec, kind=kind)
+    assert "\n" not in str(caught.value)
