@@ -153,7 +153,7 @@ def _one_metric(text: str) -> str:
 
 def _dense_run(first: Run, *, embeddings: str, queries: str, model: str | None, depth: int) -> Run:
     from jaxir.data.formats.sources import read_queries
-    from jaxir.retrieval.encoding.embeddings import open_embeddings
+    from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
     from jaxir.retrieval.ranking.rescoring import score_candidates
 

@@ -12,7 +12,7 @@ from jaxir.core.values import Count, Share, check_idle
 from jaxir.storage.outputs import alone, check_output, writes
 
 if TYPE_CHECKING:
-    from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+    from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
     from jaxir.retrieval.indexes.base_index import VectorIndex
     from jaxir.retrieval.indexes.tuning import Recall
 
@@ -126,7 +126,7 @@ def index(
             raise UserError("--backend=lucene needs --corpus")
         built = build_lucene_index(corpus, output, fields=fields or "flat", on_bad_input=on_bad_input)
     else:
-        from jaxir.retrieval.encoding.embeddings import open_embeddings
+        from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
         from jaxir.retrieval.indexes.base_index import build_index
         from jaxir.retrieval.indexes.documents import check_corpus
 
@@ -197,7 +197,7 @@ def _update(
     if embeddings is not None or corpus is None:
         check_idle(index, "the --corpus of a lucene index", on_bad_input=on_bad_input)
     if embeddings is not None:
-        from jaxir.retrieval.encoding.embeddings import open_embeddings
+        from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
 
         stored = open_embeddings(embeddings)
     else:

@@ -12,7 +12,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.retrieval.encoding.embeddings import open_embeddings
+from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
 from jaxir.retrieval.indexes import exact, rounding, topk
 from jaxir.retrieval.indexes.base_index import load_index, normalize
 from jaxir.retrieval.indexes.exact import ExactIndex
@@ -348,7 +348,7 @@ def test_files_of_another_type_are_told(tmp_path, points):
     index = ExactIndex.build(points, names(COUNT), similarity="dot", storage="int8")
     index.info = dataclasses.replace(index.info, settings={"storage": "bfloat16"})
     index.save(tmp_path / "index")
-    with pytest.raises(UserError, match=r"damaged index: embeddings.npy is int8 \(3000, 24\)"):
+    with pytest.raises(UserError, match=r"embeddings.npy is int8 \(3000, 24\)"):
         load_index(tmp_path / "index")
     for wrong, sentence in (
         ({"storage": "int4"}, "float32, bfloat16, int8, not 'int4'"),

@@ -5,7 +5,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.retrieval.encoding.embeddings import EmbeddingsInfo, StoredEmbeddings, open_embeddings
+from jaxir.retrieval.encoding.stored_embeddings import EmbeddingsInfo, StoredEmbeddings, open_embeddings
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.ranking import fusion
 from jaxir.retrieval.ranking.rescoring import score_candidates

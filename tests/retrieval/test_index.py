@@ -306,7 +306,7 @@ def test_damaged_indexes_are_told(tmp_path, engine):
     big = max((p for p in (tmp_path / "index").rglob("*.npy")), key=lambda p: p.stat().st_size)
     content = big.read_bytes()
     big.write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match="/index is a damaged index: "):
+    with pytest.raises(UserError, match=f"{tmp_path}/index"):
         load_index(tmp_path / "index")
     big.write_bytes(content)
     (tmp_path / "index" / "ids.json").write_text('["a"]')

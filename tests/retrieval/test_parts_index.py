@@ -14,7 +14,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.retrieval.encoding.embeddings import EmbeddingsInfo, StoredEmbeddings
+from jaxir.retrieval.encoding.stored_embeddings import EmbeddingsInfo, StoredEmbeddings
 from jaxir.retrieval.indexes import parts_index
 from jaxir.retrieval.indexes.base_index import build_index, load_index
 from jaxir.retrieval.indexes.exact import ExactIndex
@@ -136,15 +136,6 @@ def test_parts_of_other_embeddings_are_not_taken_up(many, tmp_path, name, value)
     assert not (tmp_path / "index").exists()
     build_in_parts(passages, tmp_path / "index", 3, exactly, how=OPTIONS)
     assert load_index(tmp_path / "index").info.count == 103
-
-
-def test_parts_of_an_earlier_version_cost_a_sentence(many, tmp_path):
-    passages, _ = many
-    half_built(tmp_path, passages)
-    earlier = {"passages": "0" * 64, "model": None, "parts": 3, "backend": "exact", "storage": None}
-    (tmp_path / ".index.unfinished" / ".made.json").write_text(json.dumps(earlier))
-    with pytest.raises(UserError, match=r"was begun by another version of jaxir: remove .*\.unfinished"):
-        build_in_parts(passages, tmp_path / "index", 3, exactly, how=OPTIONS)
 
 
 def test_the_command_builds_in_an_empty_directory_by_any_name(

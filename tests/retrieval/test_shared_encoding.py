@@ -17,8 +17,9 @@ from jaxir import DualEncoder, cli
 from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding import cluster
 from jaxir.retrieval.encoding.cluster import Cluster
-from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.encoding.embeddings import encode_corpus
 from jaxir.retrieval.encoding.shards import Shard, ShardWorker
+from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
 
 SHARD, COUNT = 8, 1201
 

@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.retrieval.encoding.embeddings import open_embeddings
+from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
 from jaxir.retrieval.indexes.base_index import build_index, load_index, normalize
-from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.scann_files import stored_vectors
 from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 from jaxir.retrieval.indexes.updating import update_index
@@ -286,24 +285,6 @@ def test_an_index_that_is_open_stays_what_it_was(root, tmp_path):
     assert not list(tmp_path.glob(".index.*"))  # what was there is gone
     assert {doc_id: index.documents[doc_id] for doc_id in index.ids} == wanted
     assert load_index(directory).ids == [i for i in index.ids if i not in GONE]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_index_that_is_replaced_while_it_is_opened_is_one_of_the_two(root, tmp_path, monkeypatch, when):
-    directory = built(root, tmp_path, "exact")
-    real, asked = Documents.open, []
-
-    def opened(place, ids):
-        found = real(place, ids) if when == "before" else None
-        asked.append(place)
-        if len(asked) == 1:
-            assert index_command(f"--update={directory}", f"--delete={root}/gone.txt") == 0
-        return found or real(place, ids)
-
-    monkeypatch.setattr(Documents, "open", opened)
-    index = load_index(directory)
-    assert len(index.ids) == 37 and index.search(QUERIES, 37)[0].shape == (20, 37)
-    assert index.documents[index.ids[-1]].text == load_index(directory).documents[index.ids[-1]].text
 
 
 @pytest.mark.slow

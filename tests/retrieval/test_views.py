@@ -13,7 +13,8 @@ from jaxir import DualEncoder, cli
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.data.text.tokenizer import pad_batch
 from jaxir.models.dual_encoder import DualEncoderModel
-from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.encoding.embeddings import encode_corpus
+from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
 from jaxir.retrieval.encoding.text_encoder import EMBED
 from jaxir.retrieval.encoding.views import Expansion
 from jaxir.retrieval.indexes.base_index import build_index, load_index
@@ -167,7 +168,7 @@ def test_an_index_of_entries_is_whole_or_says_so(index, collection, capsys, tmp_
     (tmp_path / "gone").write_text("d1\n")
     flags = [f"--update={index}/index", f"--delete={tmp_path}/gone"]
     assert cli.main("jaxir.index:index", flags) == 1
-    assert "several entries of each document is not changed in place" in capsys.readouterr().err
+    assert "an index of engine entries is not changed in place: build it anew" in capsys.readouterr().err
     assert len(load_index(index / "index").ids) == COUNT
     flags = [f"--embeddings={index}/emb", "--backend=milvus", f"--output={tmp_path}/milvus"]
     if cli.main("jaxir.index:index", flags) == 1:

@@ -9,7 +9,6 @@ from typing import Literal
 import ml_dtypes
 import numpy as np
 
-from jaxir.core.errors import UserError
 from jaxir.storage.npy import read_npy, stream_npy
 
 Storage = Literal["float32", "bfloat16", "int8"]
@@ -138,12 +137,9 @@ class Rows:
           UserError: a file is missing or damaged, or its vectors are others than they must be.
         """
         kept, written = DTYPES[storage]
-        try:
-            vectors = read_npy(directory / VECTORS, written, shape)
-            scaled = storage == "int8" and not cosine
-            scales = np.array(read_npy(directory / SCALES, np.float32, shape[:1])) if scaled else None
-        except UserError as error:
-            raise UserError(f"{directory} is a damaged index: {error}") from None
+        vectors = read_npy(directory / VECTORS, written, shape)
+        scaled = storage == "int8" and not cosine
+        scales = np.array(read_npy(directory / SCALES, np.float32, shape[:1])) if scaled else None
         return cls([vectors.view(kept)], storage, cosine=cosine, multipliers=scales)
 
     def _converted(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

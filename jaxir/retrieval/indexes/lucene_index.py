@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -15,9 +15,10 @@ from jaxir.core.progress import progress
 from jaxir.data.formats.lines import MalformedRecord, OnBadInput, Policy
 from jaxir.data.formats.sources import Document, read_documents
 from jaxir.data.formats.sparse_vectors import SparseVector, read_sparse_vectors, weights_of
-from jaxir.retrieval.indexes.base_index import Index, IndexInfo, check_k, describe
+from jaxir.retrieval.indexes.base_index import Index, check_k
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new
+from jaxir.retrieval.indexes.index_info import IndexInfo, describe
 from jaxir.sidecar.client import Hits, Sidecar
 from jaxir.sidecar.environment import shared
 from jaxir.sidecar.lucene_settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
@@ -77,8 +78,6 @@ class LuceneIndex(_LuceneIndex):
 
     engine = "lucene"
     query_kind = "texts"
-    similarities = Literal["bm25"]
-    settings_hints: ClassVar[Mapping[str, Any]] = {"fields": Fields}
     _bm25: Bm25 = PYSERINI_BM25
     _feedback: Rm3 | Rocchio | None = None
 
@@ -132,7 +131,6 @@ class LuceneImpactIndex(_LuceneIndex):
 
     engine = "lucene_impact"
     query_kind = "weights"
-    similarities = Literal["impact"]
 
     def search(self, queries: Sequence[Mapping[str, int]], k: int) -> tuple[np.ndarray, list[list[str]]]:
         """Returns the documents of the greatest inner product with each query's {token: weight}.

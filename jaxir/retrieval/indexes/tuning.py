@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import read_queries
-from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, build_index
 from jaxir.retrieval.indexes.entries_index import EntriesIndex, entry_ids
 from jaxir.retrieval.indexes.exact import ExactIndex

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
 from jaxir.retrieval.encoding.lengths import UnusableVectorError, first_unusable
+from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 from jaxir.retrieval.indexes.base_index import normalize
 from jaxir.retrieval.ranking.runs import Run, rank
 from jaxir.storage.npy import gather
