@@ -183,7 +183,12 @@ def test_candidates_are_scored_as_by_exact_search(similarity):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--method=rrf", "--alpha=1"], "rrf has no alpha"),
+        (["--method=rrf", "--alpha=1"], "--alpha is for --method=interpolate and --method=rescore, not for"),
+        (
+            ["--method=rrf", "--metric=RR"],
+            "--metric is for --method=interpolate and --method=rescore",
+        ),
+        (["--method=rescore", "--alpha=1", "--metric=RR"], "--metric is for --sweep"),
         (["--method=rescore"], "rescore needs --alpha, or --sweep and --qrels"),
         (["--method=interpolate", "--weights=1"], "there are 2 runs and 1 weights"),
         (["--method=interpolate", "--weights=1,x"], "--weights must be numbers separated by commas, not 1,x"),
@@ -192,7 +197,7 @@ def test_candidates_are_scored_as_by_exact_search(similarity):
             "give one of --alpha, --sweep and --weights",
         ),
         (["--method=interpolate", "--sweep=0,1"], "--sweep and --qrels go together"),
-        (["--method=rrf", "--embeddings=E", "--queries=Q"], "are for --method=rescore"),
+        (["--method=rrf", "--embeddings=E", "--queries=Q"], "--embeddings is for --method=rescore, not for"),
         (["--method=rescore", "--alpha=1", "--embeddings=E", "--queries=Q"], "there are 2 runs"),
         (["--method=interpolate", "--weights=1,1_0"], "numbers separated by commas, not 1,1_0"),
         (["--method=rescore", "--sweep=0,nan", "--qrels=Q"], "--sweep must be numbers separated by commas"),

@@ -211,7 +211,7 @@ def test_damage_and_mistakes_are_told(many, tmp_path, capsys):
         load_index(tmp_path / "index").search(queries, 1)
     flags = ["--backend=milvus", "--parts=2", "--embeddings=absent", f"--output={tmp_path}/other"]
     assert cli.main("jaxir.index:index", flags) == 1
-    assert "--parts is for --backend=scann and --backend=exact only" in capsys.readouterr().err
+    assert "--parts is for --backend=scann and --backend=exact, not for" in capsys.readouterr().err
 
 
 def test_a_part_in_the_place_of_another_is_told(many, tmp_path):

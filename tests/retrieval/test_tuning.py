@@ -296,7 +296,7 @@ def test_the_command_tells_the_recall_it_reached(tmp_path, toy, small_model, enc
         (
             ["--backend=milvus", "--target_recall=0.9"],
             1,
-            "--target_recall and --queries: for --backend=scann and --backend=exact only",
+            "--queries is for --backend=scann and --backend=exact, not for --backend=milvus",
         ),
         ([], 1, "--queries are what --target_recall is tuned and --storage is measured on"),
     ):

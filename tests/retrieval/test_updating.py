@@ -119,7 +119,8 @@ def test_refused_update_changes_nothing(root, tmp_path, toy, backend, capsys):
         ([new, f"--corpus={partial}"], "lacks 7 of the 8 documents that were encoded"),
         ([corpus], "a corpus is of documents to add: give their embeddings too"),
         ([], "--update needs --embeddings, --corpus or --delete"),
-        ([new, corpus, "--storage=int8", "--backend=exact"], "--storage and --backend: not with --update"),
+        ([new, corpus, "--storage=int8"], "--storage is for --backend=scann and --backend=exact, not for"),
+        ([new, corpus, "--backend=exact"], "--output and --backend are for a new index"),
     ):
         assert index_command(f"--update={directory}", *change) == 1, change
         error = capsys.readouterr().err
@@ -160,14 +161,13 @@ def test_vectors_of_the_other_tower_are_not_added(root, tmp_path, small_model, c
     ("flags", "sentence"),
     [
         (["--embeddings=e"], "--output must be given"),
-        (["--output=x", "--embeddings=e", "--delete=ids.txt"], "--delete is for --update"),
-        (
-            ["--output=x", "--uri=http://h:1", "--collection=c"],
-            "--uri and --collection: for --backend=milvus",
-        ),
-        (["--output=x", "--backend=milvus", "--storage=int8"], "--storage: for --backend=scann"),
+        (["--output=x", "--embeddings=e", "--delete=ids.txt"], "--delete is for --update, not for"),
+        (["--output=x", "--uri=http://h:1"], "--uri is for --backend=milvus, not for --backend=scann"),
+        (["--output=x", "--backend=milvus", "--storage=int8"], "--storage is for --backend=scann and"),
         (["--output=x", "--backend=milvus"], "--backend=milvus needs --embeddings"),
-        (["--update=x", "--output=y", "--embeddings=e"], "--output: not with --update"),
+        (["--update=x", "--output=y", "--embeddings=e"], "--output and --backend are for a new index"),
+        (["--output=x", "--backend=lucene", "--model=m"], "--model is for --backend=scann and"),
+        (["--output=x", "--backend=lucene_impact"], "--backend=lucene_impact needs --vectors"),
     ],
 )
 def test_flags_that_make_no_sense(flags, sentence, capsys):
