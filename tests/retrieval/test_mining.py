@@ -9,9 +9,9 @@ from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.data.formats.pair_files import read_tevatron
 from jaxir.data.formats.sources import BeirFolder
-from jaxir.retrieval.mining.hard_negatives import MiningSettings
 from jaxir.retrieval.mining.hard_negatives import mine as mine_run
 from jaxir.retrieval.mining.known_positives import KnownPositives
+from jaxir.retrieval.mining.mining_settings import MiningSettings
 from jaxir.retrieval.ranking.runs import read_run_by_query
 
 DOCUMENTS = {f"d{i}": f"text number {i}" for i in range(60)} | {"twin": "Text  NUMBER 0", "empty": " \u200b"}

@@ -15,7 +15,7 @@ from jaxir.data.formats.sources import BeirFolder
 from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.mining import hard_negatives
-from jaxir.retrieval.mining.judging import RelevanceSettings
+from jaxir.retrieval.mining.mining_settings import MiningSettings, RelevanceSettings
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WORDS = ["cat", "dog", "mat", "mice", "cheese", "table", "night", "sat", "chase", "eat"]
@@ -63,7 +63,7 @@ def mine(folder, judge, name="out", *, max_relevance=None, relevance_margin=None
         BeirFolder(folder),
         folder / name,
         split="train",
-        settings=hard_negatives.MiningSettings(**settings),
+        settings=MiningSettings(**settings),
         judge=judge,
         relevance=RelevanceSettings(max_relevance=max_relevance, relevance_margin=relevance_margin),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import hashlib
 import json
 import time
@@ -16,7 +15,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.batching import EncodingReport
-from jaxir.retrieval.encoding.cluster import Cluster, check_same
+from jaxir.retrieval.encoding.cluster import Cluster, Worker
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
@@ -109,27 +108,26 @@ def encode_by_cluster(
     on_batch: Callable[[int], Any],
     **how: Any,
 ) -> Iterator[Encoded]:
-    """As `encode_shards`, on other machines, in whatever order they are done.
+    """As `encode_shards`, on other machines, in whatever order shards are done.
 
-    Args:
-      cluster: the machines.
-      encoder: the model, which they load under its name.
-      shards: reads them.
-      report: as there.
-      on_batch: called with the number of texts of each shard.
-      **how: the rest, as there.
+    `shards` reads them, maybe more than once; `on_batch` is called with the number of texts of each.
 
     Raises:
       UserError: the model has no name, or another one has it there.
     """
     if encoder.spec is None:
         raise UserError("a model that was never saved cannot be loaded by the machines of a cluster: save it")
-    worker = ShardWorker(
+    worker = Worker(
+        load=DualEncoder.load,
         spec=encoder.spec,
         fingerprint=encoder.fingerprint,
-        dtype=encoder.model.config.backbone.dtype,
-        batch_tokens=cluster.batch_tokens,
-        lengths=(encoder.settings.query_max_length, encoder.settings.passage_max_length),
+        options={
+            "dtype": encoder.model.config.backbone.dtype,
+            "batch_tokens": cluster.batch_tokens,
+            "query_max_length": encoder.settings.query_max_length,
+            "passage_max_length": encoder.settings.passage_max_length,
+        },
+        work=encode_shard,
         how=how,
     )
     started = time.perf_counter()
@@ -143,48 +141,11 @@ def encode_by_cluster(
         yield encoded
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardWorker:
-    """What a process on another machine needs to encode shards as `encode_shards` does: a few words.
-
-    Attributes:
-      spec: the model, as that machine finds it.
-      fingerprint: of it.
-      dtype: of the matrix products.
-      batch_tokens: tokens of a batch on one device; None suits that machine's.
-      lengths: tokens that are kept of a query, and of a passage.
-      how: what `encode_shards` is given.
-    """
-
-    spec: str
-    fingerprint: str
-    dtype: Literal["float32", "bfloat16"]
-    batch_tokens: int | None
-    lengths: tuple[int, int]
-    how: dict[str, Any]
-
-    def start(self) -> Callable[[Shard], tuple[Encoded, EncodingReport]]:
-        """Loads the model; returns what encodes one shard, in any number of threads.
-
-        Raises:
-          UserError: the model is not there, or is another one.
-        """
-        query, passage = self.lengths
-        encoder = DualEncoder.load(
-            self.spec,
-            dtype=self.dtype,
-            batch_tokens=self.batch_tokens,
-            query_max_length=query,
-            passage_max_length=passage,
-        )
-        check_same(encoder, self.fingerprint)
-
-        def encode(shard: Shard) -> tuple[Encoded, EncodingReport]:
-            report = EncodingReport()
-            (encoded,) = encode_shards(encoder, [shard], **self.how, report=report)
-            return encoded, report
-
-        return encode
+def encode_shard(encoder: DualEncoder, shard: Shard, **how: Any) -> tuple[Encoded, EncodingReport]:
+    """Returns what `encode_shards` makes of one shard, and what it did."""
+    report = EncodingReport()
+    (encoded,) = encode_shards(encoder, [shard], **how, report=report)
+    return encoded, report
 
 
 def files_of(number: int | Literal["*"]) -> tuple[str, str]:

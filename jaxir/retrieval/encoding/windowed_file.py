@@ -48,10 +48,9 @@ class HasId(Protocol):
 
 
 R = TypeVar("R", bound=HasId)
-# Takes what reads the windows with their numbers and what is told of done records; yields lines of a window.
+# Takes what reads the windows with their numbers; yields those with the lines of each.
 Elsewhere = Callable[
-    [Callable[[], Iterator[tuple[int, list[R]]]], Callable[[int], Any]],
-    Iterator[tuple[int, list[dict[str, Any]]]],
+    [Callable[[], Iterator[tuple[int, list[R]]]]], Iterator[tuple[int, list[dict[str, Any]]]]
 ]
 
 
@@ -154,10 +153,12 @@ def write_windows(
                 for number, batch in missing():
                     yield number, lines_of(batch, make(batch, bar.update))
 
-            for number, lines in made_here() if elsewhere is None else elsewhere(missing, bar.update):
+            for number, lines in made_here() if elsewhere is None else elsewhere(missing):
                 with atomic_file(windows[number]) as file:
                     for line in lines:
                         file.write(_line(line))
+                if elsewhere is not None:
+                    bar.update(len(lines))
         wait_for_all("outputs are made")
         return _finish(windows, made, output) if part == 0 else None
 
