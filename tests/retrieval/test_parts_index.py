@@ -192,7 +192,7 @@ def test_answers_of_other_processes_come_whole(monkeypatch):
     assert sent[2].shape == (2, 2, 8)
 
 
-def test_damage_and_mistakes_are_told(many, tmp_path, capsys):
+def test_damage_and_mistakes_are_told(many, tmp_path):
     passages, queries = many
     with pytest.raises(UserError, match="103 passages cannot be indexed in 104 parts"):
         build_in_parts(passages, tmp_path / "index", 104, exactly, how={})
@@ -209,9 +209,6 @@ def test_damage_and_mistakes_are_told(many, tmp_path, capsys):
     (part / "SHA256SUMS").unlink()
     with pytest.raises(UserError, match="is no part of the one around it"):
         load_index(tmp_path / "index").search(queries, 1)
-    flags = ["--backend=milvus", "--parts=2", "--embeddings=absent", f"--output={tmp_path}/other"]
-    assert cli.main("jaxir.index:index", flags) == 1
-    assert "--parts is for --backend=scann and --backend=exact, not for" in capsys.readouterr().err
 
 
 def test_a_part_in_the_place_of_another_is_told(many, tmp_path):

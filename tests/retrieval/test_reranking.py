@@ -159,25 +159,6 @@ def test_the_command_records_and_says_what_was_dropped(folder, judge, relevance,
     }
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--max_relevance=0.1"], "are of what a --cross_encoder says"),
-        (["--cross_encoder=hf:x"], "needs max_relevance, relevance_margin or both"),
-        (["--cross_encoder=hf:./x", "--max_relevance=0.1"], "./x: no such directory"),
-        (
-            ["--cross_encoder=hf:x", "--max_relevance=7"],
-            "must be a number of at least 0 and below 1, not 7.0",
-        ),
-    ],
-)
-def test_flags_that_do_not_go_together_cost_one_sentence(folder, capsys, flags, sentence):
-    given = [f"--run={folder}/run.trec", f"--dataset=beir:{folder}", f"--output={folder}/out", *flags]
-    assert cli.main("jaxir.mine:mine", given) == (2 if "must be a number" in sentence else 1)
-    error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1 and not (folder / "out").exists()
-
-
 def test_nothing_that_passes_is_an_error(folder):
     with pytest.raises(UserError, match="10 without one that the cross-encoder lets pass"):
         mine(folder, CountedWords(0), max_relevance=0.5)

@@ -127,16 +127,6 @@ def test_two_processes_of_a_run_share_the_shards_and_one_may_be_killed(folder, s
     assert contents(output) == contents(folder / "whole")
 
 
-def test_only_shards_that_are_missing_are_made(tmp_path, toy, encoder):
-    corpus, output = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(25)), tmp_path / "out"
-    encode_corpus(encoder, corpus, output, shard_size=10)
-    whole = contents(output)
-    for name in ("embeddings-00000.npy", "ids-00002.json"):
-        (output / name).unlink()
-    assert encode_corpus(encoder, corpus, output, shard_size=10).texts == 15
-    assert contents(output) == whole
-
-
 def test_a_machine_with_another_model_is_refused(toy, small_model, other_model, encoder):
     how = {"tower": "passage", "num_windows": 1, "expanded": False}
     facts = {"load": DualEncoder.load, "options": {}, "fingerprint": encoder.fingerprint}

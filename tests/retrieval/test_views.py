@@ -225,7 +225,7 @@ def test_interrupted_it_goes_on_and_another_expansion_is_refused(collection, enc
     assert again.ids == stored.ids and np.array_equal(vectors, resumed)
 
 
-def test_bad_input_costs_a_sentence_before_any_work(collection, encoder, small_model, tmp_path, capsys, toy):
+def test_bad_input_costs_a_sentence_before_any_work(collection, encoder, tmp_path, toy):
     folder = collection[0]
     lines = (folder / "queries.jsonl").read_text().splitlines()
     (tmp_path / "short.jsonl").write_text("\n".join(lines[:-1]))
@@ -246,9 +246,6 @@ def test_bad_input_costs_a_sentence_before_any_work(collection, encoder, small_m
     with pytest.raises(UserError, match="generated queries expand documents"):
         how = Expansion(path=str(folder / "queries.jsonl"))
         encode_corpus(encoder, folder / "questions.jsonl", tmp_path / "out", tower="query", expansion=how)
-    flags = [f"--model={small_model}", f"--input={folder}/corpus.jsonl", f"--output={tmp_path}/out"]
-    assert cli.main("jaxir.encode:encode", [*flags, "--views=3"]) == 1
-    assert "--expansion and --views are for --expansions" in capsys.readouterr().err
 
 
 def test_a_model_with_no_room_for_queries_is_refused_and_nothing_is_begun(
