@@ -36,10 +36,7 @@ class Worker:
     Attributes:
       load: loads the model: a class method of a module, which pickle knows by name.
       spec: the model, as that machine finds it.
-      fingerprint: of it.
-      options: what else `load` takes.
       work: (model, window, **how) -> what is made of a window, a function of a module.
-      how: the rest that `work` takes.
     """
 
     load: Callable[..., Any]
@@ -86,7 +83,6 @@ class Cluster:
 
         Args:
           address: HOST:PORT of the cluster's head, or "auto" for the one that this machine belongs to.
-          batch_tokens: see `Cluster`.
 
         Raises:
           UserError: Ray is not installed, or there is no such cluster.

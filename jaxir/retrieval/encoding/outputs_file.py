@@ -37,9 +37,6 @@ def write_outputs(
     Args:
       generator: the model, on devices of this process.
       input: .jsonl[.gz] of `_id`, `text` and maybe `title`.
-      output: the file.
-      how: how outputs are made.
-      window: texts that are batched together.
       on_bad_input: "stop" at the first malformed line, before anything is generated, or "skip" them.
       cluster: machines that generate in the place of this process; None: it does.
 
@@ -47,7 +44,6 @@ def write_outputs(
       What is in the file, in the first process; None in the others.
 
     Raises:
-      BadInputError: a malformed line.
       UserError: what was begun there is something else or damaged, or another run is writing it.
     """
     input, output = local_path(input), local_path(output, "written to")

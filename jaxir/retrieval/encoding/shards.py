@@ -69,12 +69,8 @@ def encode_shards(
     """Encodes shards one after another; the next one is read and tokenised meanwhile.
 
     Args:
-      encoder: the model.
-      shards: the shards.
       tower: "query" or "passage".
       num_windows: how many the corpus has, wherever they are encoded: batches hang on it.
-      expanded: whether texts are views.
-      report: adds what was done to this.
       on_batch: called with the number of texts of each batch when it is done.
     """
     drawn: collections.deque[tuple[Shard, Truncation]] = collections.deque()

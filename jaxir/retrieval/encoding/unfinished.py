@@ -25,7 +25,6 @@ def take_up(
     """Makes the directory, or checks that what was begun in it was made of the same.
 
     Args:
-      output: what is made.
       made: all that its parts depend on, as JSON can hold it.
       parts: a pattern of the parts that are there. Without any nothing is lost by beginning anew.
       called: what messages call the names of `made`, where that differs.

@@ -80,10 +80,7 @@ def whitening(
     U L U^T is the covariance, L diagonal and descending: (x - mean) W has mean 0 and covariance 1.
 
     Args:
-      mean: of the vectors.
-      covariance: of the vectors.
       dimensions: K; None for as many as the vectors span.
-      count: how many vectors there were.
 
     Raises:
       UserError: K is more than the dimensions that the vectors span, or there are no more texts than

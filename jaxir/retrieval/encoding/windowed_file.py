@@ -106,13 +106,8 @@ def write_windows(
     windows; the first one puts them together.
 
     Args:
-      output: the file.
       made: what is made: all that the lines depend on, so that nothing else is taken up again.
-      records: what lines are made for.
       make: the fields of each of a window's lines, `outputs` (a list) among them; it tells how many are done.
-      count: how many records there are.
-      what: what the progress bar says.
-      window: records that are handled together.
       elsewhere: makes the lines in the place of `make`, in other processes, in whatever order; `records` are
         then read there, more than once.
 

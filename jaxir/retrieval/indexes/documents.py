@@ -89,10 +89,8 @@ class Documents:
         """Copies the documents named by `ids` into an index directory.
 
         Args:
-          directory: where to.
           corpus: a corpus file, as `read_documents` takes it; None where all are in `kept`.
           ids: of the documents, in the order of the index.
-          kept: documents of an earlier index.
           new: the ids that are taken from the corpus; None takes all from there.
 
         Raises:

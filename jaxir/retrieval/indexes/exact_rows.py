@@ -9,6 +9,7 @@ from typing import Literal
 import ml_dtypes
 import numpy as np
 
+from jaxir.retrieval.indexes.rows import without
 from jaxir.storage.npy import read_npy, stream_npy
 
 Storage = Literal["float32", "bfloat16", "int8"]
@@ -46,7 +47,6 @@ class Rows:
         """Takes shards [n, D] of float32 or of the type of `storage`.
 
         Args:
-          shards: the vectors.
           storage: their type when they are read.
           cosine: whether lengths do not count.
           multipliers: [N], see `read`; 0 where they are not known, which they must be of int8 shards unless
@@ -105,12 +105,8 @@ class Rows:
 
     def without(self, rows: np.ndarray) -> Rows:
         """Returns what stands between some rows (ascending numbers), which is not copied."""
-        parts = []
-        for shard, start, stop in zip(self._shards, self._starts[:-1], self._starts[1:], strict=True):
-            gone = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
-            parts += [shard[a:b] for a, b in zip([0, *(gone + 1)], [*gone, len(shard)], strict=True) if a < b]
         known = np.delete(self._multipliers, rows)
-        return Rows(parts, self.storage, cosine=self._cosine, multipliers=known)
+        return Rows(without(self._shards, rows), self.storage, cosine=self._cosine, multipliers=known)
 
     def save(self, directory: Path) -> None:
         """Writes the vectors as they are stored."""

@@ -197,13 +197,6 @@ def update_lucene_index(
 
     Lucene would go on counting the words of deleted documents; a new index does not.
 
-    Args:
-      index: a BM25 index.
-      directory: where it lies.
-      delete: ids that are left out.
-      corpus: documents to add.
-      on_bad_input: as `build_lucene_index`.
-
     Returns:
       How many documents it has now.
 

@@ -102,8 +102,6 @@ def find_outliers(
     number, because the largest number in a dimension sets the scale of all numbers there.
 
     Args:
-      shards: the vectors.
-      similarity: of the index.
       tree: whether they are coded, and not only compared.
       int8: whether they are stored in int8.
 

@@ -179,8 +179,6 @@ def build_in_parts(
     the same files, each build some. A process has one part at a time in memory.
 
     Args:
-      stored: from `open_embeddings`.
-      output: the index directory.
       parts: how many, of as many passages each as can be, in the order of the input.
       build: makes the index of a part, and measures it or not.
       how: what else the parts depend on, by name, so that no others are taken up again.

@@ -93,10 +93,7 @@ def mine(
 
     Args:
       run: what a retriever found for the queries of `split`; a query's lines must stand together.
-      folder: queries, judgements and documents.
       output: a new directory, which appears only when whole.
-      split: whose queries get negatives.
-      settings: how they are chosen.
       judge: a cross-encoder that drops what it takes for relevant; None for none.
       relevance: what it drops; given with it.
       teacher: a cross-encoder whose scores of all positives and negatives are written beside them; None for
@@ -105,7 +102,6 @@ def mine(
         refused. By default they are counted, and such judgements are left out.
 
     Raises:
-      BadInputError: a malformed line.
       UserError: no such split, a document of the run that the corpus lacks, or no negative at all.
     """
     check_new_directory(output)

@@ -42,12 +42,6 @@ class Teacher(Protocol):
 class RelevanceFilter:
     """Drops candidates that a cross-encoder takes for relevant.
 
-    Args:
-      judge: the cross-encoder.
-      settings: what it drops.
-      folder: queries and documents.
-      asked: each query's positives.
-
     Attributes:
       judged: candidates read so far.
       dropped: those dropped, by reason; one that is above the maximum is not counted as near a positive.

@@ -40,11 +40,7 @@ def score_candidates(
     document with several (corpus expansion) the best one counts.
 
     Args:
-      candidates: the run that found the documents.
       queries: query id to text.
-      embeddings: of the corpus.
-      encoder: the model that made them.
-      depth: documents of a query.
 
     Raises:
       UserError: the embeddings are another model's, or lack a document or `queries` a query of the run.
