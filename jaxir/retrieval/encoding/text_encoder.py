@@ -1,6 +1,5 @@
 """`DualEncoder`: a trained model as its users see it, texts in and vectors out."""
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -175,18 +174,15 @@ class DualEncoder:
             raise TypeError("texts must be a list of strings")
         windows = (texts[start : start + WINDOW] for start in range(0, len(texts), WINDOW))
         vectors = np.empty([len(texts), self.dimension], np.float32)
-        with contextlib.ExitStack() as stack:
-            bar = None
-            if show_progress:
-                what = "queries" if tower == "query" else "passages"
-                bar = stack.enter_context(progress(total=len(texts), what=f"encoding {what}", unit="texts"))
+        what = f"encoding {'queries' if tower == 'query' else 'passages'}"
+        with progress(total=len(texts), what=what, unit="texts", hidden=not show_progress) as bar:
             start = 0
             parts = self.encode_windows(
                 windows,
                 tower=tower,
                 num_windows=max(1, -(-len(texts) // WINDOW)),
                 report=report,
-                on_batch=bar.update if bar is not None else None,
+                on_batch=bar.update,
             )
             try:
                 for part in parts:

@@ -115,14 +115,6 @@ class Documents:
         with (directory / _OFFSETS).open("wb") as file:
             write_npy(file, [offsets])
 
-    @staticmethod
-    def reorder(directory: Path, before: Sequence[str], after: Sequence[str]) -> None:
-        """Tells the documents of an index directory that its ids stand in another order now."""
-        row_of = {doc_id: row for row, doc_id in enumerate(before)}
-        offsets = np.load(directory / _OFFSETS)[[row_of[doc_id] for doc_id in after]]
-        with (directory / _OFFSETS).open("wb") as file:
-            write_npy(file, [offsets])
-
 
 def check_corpus(corpus: str | Path, stored: StoredEmbeddings) -> None:
     """Checks that a corpus has the documents that were encoded, before an index is built to hold them.

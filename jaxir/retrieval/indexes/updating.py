@@ -101,11 +101,7 @@ def _update_vectors(
 ) -> int:
     new = _checked(directory, index, embeddings, delete, corpus)
     kept, gone, before = index.documents, set(delete), index.info
-    ids = [i for i in index.ids if i not in gone] + new
     with directory_with_checksums(directory, overwrite=True, without=index.changing) as aside:
-        # What can be wrong with the corpus is found before a Milvus elsewhere is changed.
-        if kept is not None:
-            Documents.write(aside, corpus, ids, kept=kept, new=new)
         if gone:
             index.delete(list(delete))
         if embeddings is not None:
@@ -113,8 +109,8 @@ def _update_vectors(
             if not gone:
                 index.info = dataclasses.replace(index.info, cut=_number_cut(before, embeddings.info))
         index.write_into(aside)
-        if kept is not None and index.ids != ids:
-            Documents.reorder(aside, ids, index.ids)
+        if kept is not None:
+            Documents.write(aside, corpus, index.ids, kept=kept, new=new)
     return index.info.count
 
 
