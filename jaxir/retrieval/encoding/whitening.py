@@ -106,7 +106,8 @@ def _moments(encoder: DualEncoder, texts: Iterable[str]) -> tuple[int, np.ndarra
     squares = np.zeros([encoder.dimension] * 2)
     source = iter(texts)
     windows = iter(lambda: list(itertools.islice(source, WINDOW)), [])
-    for vectors in encoder.encode_windows(windows, tower="passage"):
+    tokens = (encoder.tokens(some, "passage") for some in windows)
+    for vectors in encoder.encode_tokens(tokens, tower="passage"):
         rows = vectors.astype(np.float64)
         count, total, squares = count + len(rows), total + rows.sum(0), squares + rows.T @ rows
     mean = total / max(count, 1)
