@@ -114,7 +114,8 @@ def jaxir(clock: Clock, model: str, directory: Path) -> dict[str, float]:
 
     from jaxir import DualEncoder, load_index
     from jaxir.data.formats.sources import read_corpus
-    from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+    from jaxir.retrieval.encoding.embeddings import encode_corpus
+    from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
     from jaxir.retrieval.indexes.base_index import build_index
 
     compiling: list[float] = []

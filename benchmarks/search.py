@@ -116,7 +116,7 @@ def once(directory: Path, worker: Callable, phase: str, system: str, way: str):
 
 def prepare(embeddings: str, queries: int, count: int | None, directory: Path) -> tuple[int, int]:
     """Splits the vectors into a corpus and queries and finds the true neighbours, by plain numpy."""
-    from jaxir.retrieval.encoding.embeddings import open_embeddings
+    from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
 
     if (directory / "true.npy").exists():
         return np.load(directory / "corpus.npy", mmap_mode="r").shape

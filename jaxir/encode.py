@@ -54,7 +54,8 @@ def encode(
     """
     from jaxir.data.text.truncation import told
     from jaxir.retrieval.encoding.cluster import Cluster
-    from jaxir.retrieval.encoding.embeddings import encode_corpus, read_info
+    from jaxir.retrieval.encoding.embeddings import encode_corpus
+    from jaxir.retrieval.encoding.stored_embeddings import read_info
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
     from jaxir.retrieval.encoding.views import Expansion
     from jaxir.runtime import distributed

@@ -2,38 +2,140 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import sys
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from jaxir import cli
+from jaxir.core.choices import settings_of, with_flags_of
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.core.values import Count, Natural, check_idle
+from jaxir.core.values import Count, Natural, checked
 from jaxir.data.formats.lines import as_number
+from jaxir.retrieval.ranking import fusion
 from jaxir.retrieval.ranking.runs import Run, read_run, write_run
 from jaxir.storage.outputs import writes
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ReciprocalRanks:
+    """Of --method=rrf.
+
+    Attributes:
+      constant: of rrf.
+    """
+
+    constant: Natural = 60
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Alphas:
+    """The weights of a second run, of which the best is taken.
+
+    Attributes:
+      alpha: of rescore: score = first + alpha * second; of interpolate with two runs: (1 - alpha) * first +
+        alpha * second.
+      sweep: alphas to try.
+      qrels: judgements for --sweep, of a split that is not tested on.
+      metric: what --sweep compares by (default: nDCG@10).
+    """
+
+    alpha: float | None = None
+    sweep: list[str] | None = None
+    qrels: str | None = None
+    metric: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.sweep is None) != (self.qrels is None):
+            raise UserError("--sweep and --qrels go together: alphas are compared on judgements")
+        if self.alpha is not None and self.sweep is not None:
+            raise UserError("give --alpha or --sweep, not both")
+        if self.metric is not None and self.sweep is None:
+            raise UserError("--metric is for --sweep: leave it out")
+
+    @property
+    def all_(self) -> list[float]:
+        """The alphas to try; none where there is no second run to weigh."""
+        return _numbers("sweep", self.sweep) or ([] if self.alpha is None else [self.alpha])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Interpolation(Alphas):
+    """Of --method=interpolate.
+
+    Attributes:
+      weights: of interpolate, one for each run; equal by default.
+      normalization: of interpolate, within each query and run.
+    """
+
+    weights: list[str] | None = None
+    normalization: Literal["min_max", "z_score", "none"] = "min_max"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weights is None:
+            return
+        if self.all_:
+            raise UserError("give one of --alpha, --sweep and --weights")
+        if not any(_numbers("weights", self.weights)):
+            weights = ",".join(self.weights)
+            raise UserError(f"--weights are all 0 ({weights}): every document would score the same")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Rescoring(Alphas):
+    """Of --method=rescore.
+
+    Attributes:
+      embeddings: EMB_DIR that gives rescore the second scores, of every document of the one run.
+      queries: queries.jsonl[.gz] of the run, for --embeddings.
+      model: encodes those queries (default: the one that made the embeddings).
+    """
+
+    embeddings: str | None = None
+    queries: str | None = None
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.all_:
+            raise UserError("rescore needs --alpha, or --sweep and --qrels to find one")
+        if (self.embeddings is None) != (self.queries is None):
+            raise UserError("--embeddings and --queries go together")
+        if self.model is not None and self.embeddings is None:
+            raise UserError("--model is for --embeddings: leave it out")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundRobin:
+    """Of --method=round_robin, which has none."""
+
+
+METHODS = {
+    "--method=rrf": ReciprocalRanks,
+    "--method=interpolate": Interpolation,
+    "--method=rescore": Rescoring,
+    "--method=round_robin": RoundRobin,
+}
+
+
 @cli.also_called(runs="run", depth="k")
 @writes(output="run file")
+@with_flags_of(*METHODS.values())
 def fuse(
     *,
     runs: list[str],
     method: Literal["rrf", "interpolate", "rescore", "round_robin"],
     output: str,
-    constant: Natural = 60,
-    weights: list[str] | None = None,
-    normalization: Literal["min_max", "z_score", "none"] = "min_max",
-    alpha: float | None = None,
-    sweep: list[str] | None = None,
-    qrels: str | None = None,
-    metric: str = "nDCG@10",
-    embeddings: str | None = None,
-    queries: str | None = None,
-    model: str | None = None,
     depth: Count = 1000,
+    **given: Any,
 ) -> None:
     """Fuses runs into one.
 
@@ -46,94 +148,44 @@ def fuse(
       runs: TREC run files, the first one in front.
       method: how.
       output: the run file to write.
-      constant: of rrf.
-      weights: of interpolate, one for each run; equal by default.
-      normalization: of interpolate, within each query and run.
-      alpha: of rescore: score = first + alpha * second; of interpolate with two runs: (1 - alpha) * first +
-        alpha * second.
-      sweep: alphas to try.
-      qrels: judgements for --sweep, of a split that is not tested on.
-      metric: what --sweep compares by.
-      embeddings: EMB_DIR that gives rescore the second scores, of every document of the one run.
-      queries: queries.jsonl[.gz] of the run, for --embeddings.
-      model: encodes those queries (default: the one that made the embeddings).
       depth: answers of a query to keep, and to rescore.
-
-    Raises:
-      UserError: flags that do not go together, unreadable, malformed or empty files, a run that has no query
-        in common with the others, or a second run that does not score all documents to be rescored.
     """
-    from jaxir.retrieval.ranking import fusion
-
-    alphas = _alphas(method, alpha=alpha, sweep=sweep, weights=weights, qrels=qrels, runs=runs)
-    if method != "rrf":
-        check_idle(fuse, "--method=rrf", constant=constant)
-    if method != "interpolate":
-        check_idle(fuse, "--method=interpolate", normalization=normalization)
-    if sweep is None:
-        check_idle(fuse, "--sweep", metric=metric)
-    if (embeddings is not None or queries is not None or model is not None) and method != "rescore":
-        raise UserError("--embeddings, --queries and --model are for --method=rescore")
-    if (embeddings is None) != (queries is None):
-        raise UserError("--embeddings and --queries go together")
-    if embeddings is None:
-        check_idle(fuse, "--embeddings", model=model)
-    expected = {"rescore": 1 if embeddings is not None else 2}.get(method)
-    if expected is not None and len(runs) != expected:
-        raise UserError(
-            f"rescore takes two runs, or one and --embeddings with --queries; there are {len(runs)}"
-            f" run{'s' if len(runs) > 1 else ''}"
-        )
-    metric = metric if sweep is None else _one_metric(metric)
-    given: list[Run] = [read_run(path) for path in runs]
-    for odd in fusion.oddities(dict(zip(runs, given, strict=True))):
+    settings = settings_of(METHODS, f"--method={method}", given)
+    _check_count(runs, settings)
+    metric = _one_metric(settings) if isinstance(settings, Alphas) else ""
+    read = [read_run(path) for path in runs]
+    for odd in fusion.oddities(dict(zip(runs, read, strict=True))):
         print(f"warning: {odd}", file=sys.stderr)
-    if embeddings is not None:
-        given.append(_dense_run(given[0], embeddings=embeddings, queries=queries, model=model, depth=depth))
-
-    def fused(alpha: float | None) -> Run:
-        if method == "rrf":
-            return fusion.reciprocal_rank_fusion(given, constant=constant, depth=depth)
-        if method == "round_robin":
-            return fusion.round_robin(given, depth=depth)
-        if method == "rescore":
-            return fusion.rescore(*given, alpha=alpha, depth=depth)
-        shares = [1 - alpha, alpha] if alpha is not None else _numbers("weights", weights)
-        return fusion.interpolate(given, weights=shares, normalization=normalization, depth=depth)
-
-    result = fused(alphas[0]) if len(alphas) == 1 else _best(fused, alphas, qrels, metric)
+    if isinstance(settings, Rescoring) and settings.embeddings is not None:
+        read.append(_dense_run(read[0], settings, depth))
+    alphas = settings.all_ if isinstance(settings, Alphas) else []
+    fused = functools.partial(_fused, read, settings, depth)
+    result = fused(*alphas) if len(alphas) < 2 else _best(fused, alphas, settings.qrels, metric)
     write_run(output, result)
     print(f"{output}: {len(result):,} queries, {sum(map(len, result.values())):,} answers")
 
 
-def _alphas(
-    method: str,
-    *,
-    alpha: float | None,
-    sweep: list[str] | None,
-    weights: list[str] | None,
-    qrels: str | None,
-    runs: list[str],
-) -> list[float | None]:
-    """Returns the alphas to try; [None] where the method has none."""
-    if (sweep is None) != (qrels is None):
-        raise UserError("--sweep and --qrels go together: alphas are compared on judgements")
-    if sum(given is not None for given in (alpha, sweep, weights)) > 1:
-        raise UserError("give one of --alpha, --sweep and --weights")
-    has_alpha = alpha is not None or sweep is not None
-    if has_alpha and method not in ("rescore", "interpolate"):
-        raise UserError(f"{method} has no alpha")
-    if weights is not None and method != "interpolate":
-        raise UserError("--weights are for --method=interpolate")
-    if alpha is not None and not math.isfinite(alpha):
-        raise UserError(f"--alpha must be a finite number, not {alpha}")
-    if method == "rescore" and not has_alpha:
-        raise UserError("rescore needs --alpha, or --sweep and --qrels to find one")
-    if method == "interpolate" and has_alpha and len(runs) != 2:
+def _check_count(runs: list[str], settings: Any) -> None:
+    """Checks that there are as many runs as a method takes; fusion itself wants two or more."""
+    if isinstance(settings, Rescoring) and len(runs) != (1 if settings.embeddings is not None else 2):
+        raise UserError(
+            f"rescore takes two runs, or one and --embeddings with --queries; there are {len(runs)}"
+            f" run{'s' if len(runs) > 1 else ''}"
+        )
+    if isinstance(settings, Interpolation) and settings.all_ and len(runs) != 2:
         raise UserError(f"with --alpha or --sweep, interpolate takes two runs, not {len(runs)}")
-    if weights is not None and not any(_numbers("weights", weights)):
-        raise UserError(f"--weights are all 0 ({','.join(weights)}): every document would score the same")
-    return [alpha] if sweep is None else _numbers("sweep", sweep)
+
+
+def _fused(runs: list[Run], settings: Any, depth: int, alpha: float | None = None) -> Run:
+    match settings:
+        case ReciprocalRanks(constant=constant):
+            return fusion.reciprocal_rank_fusion(runs, constant=constant, depth=depth)
+        case RoundRobin():
+            return fusion.round_robin(runs, depth=depth)
+        case Rescoring():
+            return fusion.rescore(*runs, alpha=alpha, depth=depth)
+    weights = [1 - alpha, alpha] if alpha is not None else _numbers("weights", settings.weights)
+    return fusion.interpolate(runs, weights=weights, normalization=settings.normalization, depth=depth)
 
 
 def _numbers(flag: str, values: list[str] | None) -> list[float] | None:
@@ -143,25 +195,26 @@ def _numbers(flag: str, values: list[str] | None) -> list[float] | None:
     return numbers
 
 
-def _one_metric(text: str) -> str:
+def _one_metric(settings: Alphas) -> str:
     from jaxir.evaluation.retrieval_metrics import parse_metrics
 
+    text = settings.metric or "nDCG@10"
     if len(metrics := list(parse_metrics(text))) > 1:
         raise UserError(f"--metric must be one, not {text!r}: the best alpha is best by one")
     return metrics[0]
 
 
-def _dense_run(first: Run, *, embeddings: str, queries: str, model: str | None, depth: int) -> Run:
+def _dense_run(first: Run, settings: Rescoring, depth: int) -> Run:
     from jaxir.data.formats.sources import read_queries
-    from jaxir.retrieval.encoding.embeddings import open_embeddings
+    from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
     from jaxir.retrieval.ranking.rescoring import score_candidates
 
-    stored = open_embeddings(embeddings)
-    texts = {query.id: query.text for query in read_queries(queries)}
-    name = model or stored.info.model
+    stored = open_embeddings(settings.embeddings)
+    texts = {query.id: query.text for query in read_queries(settings.queries)}
+    name = settings.model or stored.info.model
     if name is None:
-        raise UserError(f"{embeddings} does not say which model made it: give --model")
+        raise UserError(f"{settings.embeddings} does not say which model made it: give --model")
     encoder = DualEncoder.load(name)
     return score_candidates(first, queries=texts, embeddings=stored, encoder=encoder, depth=depth)
 

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 from jaxir import cli
-from jaxir.core.values import Count, NotNegative, Rate, Seed, check_idle
+from jaxir.core.choices import with_flags_of
+from jaxir.core.values import check_idle
+from jaxir.retrieval.mining.mining_settings import MiningSettings, RelevanceSettings
 from jaxir.storage.outputs import writes
 
 
 @writes(output="directory")
+@with_flags_of(MiningSettings, RelevanceSettings)
 def mine(
     *,
     run: str,
     dataset: str,
     output: str,
     split: str = "train",
-    negatives: Count = 7,
-    first: Count = 1,
-    last: Count = 200,
-    sampling: Literal["random", "top"] = "random",
-    margin: NotNegative | None = None,
     cross_encoder: str | None = None,
-    max_relevance: Rate | None = None,
-    relevance_margin: Rate | None = None,
     teacher: str | None = None,
     strict: bool = False,
-    seed: Seed = 0,
+    **given: Any,
 ) -> None:
     """Mines hard negatives for the queries of a split from what a retriever found for them.
 
@@ -40,38 +36,24 @@ def mine(
       dataset: beir:DIR, where queries, documents and judgements are.
       output: directory to write; it must not exist.
       split: the judgements whose queries are mined for.
-      negatives: of a query, at most; queries without any are left out and counted.
-      first: rank from which on answers are candidates.
-      last: the last such rank.
-      sampling: take random candidates, or the best ones.
-      margin: take only documents that score at least this much less than the query's lowest positive; queries
-        without a positive in the run are left out and counted.
       cross_encoder: hf: or st: and a directory or hub name of a cross-encoder that reads each candidate with
-        its query, so that unjudged relevant documents are dropped; needs one of the next two or both.
-      max_relevance: drop candidates that it finds more relevant than this probability, such as 0.1.
-      relevance_margin: drop candidates that it does not find at least this much less relevant, as a
-        probability, than the query's least relevant positive.
+        its query, so that unjudged relevant documents are dropped; needs --max_relevance, --relevance_margin
+        or both.
       teacher: hf: or st: and a directory or hub name of a cross-encoder whose score of each passage is
         written beside it, to distil (gin/objectives/margin_mse.gin); may be the one that filters.
       strict: refuse judgements of documents or queries that are not there, repeated lines and grades such as
         1.0. By default they are counted, and judgements of what is not there are left out.
-      seed: of random sampling.
-
-    Raises:
-      UserError: flags that do not go together, files that do not, or no negative at all.
     """
     from jaxir.data.formats.sources import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.retrieval.mining import hard_negatives
-    from jaxir.retrieval.mining.judging import RelevanceSettings
 
-    if sampling != "random":
-        check_idle(mine, "--sampling=random", seed=seed)
     _, directory = parse_dataset(dataset, "beir")
-    settings = hard_negatives.MiningSettings(
-        negatives=negatives, first=first, last=last, sampling=sampling, margin=margin, seed=seed
-    )
-    relevance = RelevanceSettings.of_flags(cross_encoder, max_relevance, relevance_margin)
+    limits = [given.pop(name, None) for name in ("max_relevance", "relevance_margin")]
+    settings = MiningSettings(**given)
+    if settings.sampling != "random":
+        check_idle(MiningSettings, "--sampling=random", seed=settings.seed)
+    relevance = RelevanceSettings.of_flags(cross_encoder, *limits)
     models = {}
     for spec in {cross_encoder, teacher} - {None}:
         from jaxir.retrieval.encoding.pair_scorer import CrossEncoder

@@ -68,8 +68,7 @@ def rounds(
     from jaxir.experiments import mining_rounds as room
     from jaxir.experiments.rehearsal import rehearse
     from jaxir.interop import model_dir
-    from jaxir.retrieval.mining.hard_negatives import MiningSettings
-    from jaxir.retrieval.mining.judging import RelevanceSettings
+    from jaxir.retrieval.mining.mining_settings import MiningSettings, RelevanceSettings
     from jaxir.retrieval.ranking.runs import read_run
 
     parse_metrics(metrics)

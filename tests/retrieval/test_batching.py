@@ -52,23 +52,18 @@ def test_padding_and_shapes_are_bounded():
     assert unsorted > 1.8
 
 
-def test_one_short_text_costs_one_row():
-    (batch,) = plan_batches([7], batch_tokens=1024)
-    assert batch.shape == (1, 8)
-
-
-def test_a_text_longer_than_the_budget_has_a_batch():
-    plan = plan_batches([300, 5, 300], batch_tokens=128, row_multiple=2)
-    assert [b.shape for b in plan] == [(2, 304), (2, 8)]
-
-
-def test_no_texts_no_batches():
-    assert plan_batches([], batch_tokens=1024) == []
-
-
-def test_texts_without_tokens_are_kept():
-    (batch,) = plan_batches([0, 0, 0], batch_tokens=1024)
-    assert batch.shape == (4, 8)
+@pytest.mark.parametrize(
+    ("counts", "how", "shapes"),
+    [
+        ([7], {"batch_tokens": 1024}, [(1, 8)]),
+        ([300, 5, 300], {"batch_tokens": 128, "row_multiple": 2}, [(2, 304), (2, 8)]),
+        ([], {"batch_tokens": 1024}, []),
+        ([0, 0, 0], {"batch_tokens": 1024}, [(4, 8)]),
+    ],
+    ids=["one short text", "longer than the budget", "no texts", "texts without tokens"],
+)
+def test_few_texts_have_few_rows(counts, how, shapes):
+    assert [batch.shape for batch in plan_batches(counts, **how)] == shapes
 
 
 def test_chosen_lengths_cost_least():

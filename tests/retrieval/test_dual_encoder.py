@@ -119,9 +119,9 @@ def test_the_next_texts_are_tokenised_in_a_thread(encoder):
     def windows():
         for i in range(5):
             drawn.append(i)
-            yield [f"w{i}"]
+            yield encoder.tokens([f"w{i}"], "query")
 
-    parts = encoder.encode_windows(windows(), tower="query")
+    parts = encoder.encode_tokens(windows(), tower="query")
     next(parts)
     assert len(drawn) < 5  # a stream is not read to its end first
     rest = list(parts)

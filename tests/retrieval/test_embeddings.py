@@ -1,14 +1,11 @@
 """EMB_DIR: a directory that an interrupted run can be continued in, and that is whole or says so."""
 
-import contextlib
-import fcntl
 import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -18,10 +15,10 @@ import pytest
 from jaxir import DualEncoder, cli
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.data.text.truncation import Truncation
-from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.encoding.embeddings import encode_corpus
+from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
 from jaxir.retrieval.encoding.views import Expansion
 from jaxir.retrieval.indexes.base_index import build_index
-from jaxir.storage import npy
 
 SHARD = 8
 
@@ -98,14 +95,6 @@ def test_embeddings_directory_holds_vectors_ids_and_description(uninterrupted, c
     assert len(info.input_sha256) == 64
 
 
-@pytest.mark.slow
-def test_a_complete_directory_is_left_alone(uninterrupted, corpus, small_model):
-    before = {p.name: p.stat().st_mtime_ns for p in uninterrupted.iterdir()}
-    encoder = DualEncoder.load(small_model)
-    assert encode_corpus(encoder, corpus, uninterrupted, shard_size=SHARD).texts == 0
-    assert before == {p.name: p.stat().st_mtime_ns for p in uninterrupted.iterdir()}
-
-
 def test_another_run_is_refused(tmp_path, toy, encoder, other_model):
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20))
     encode_corpus(encoder, corpus, tmp_path / "out")
@@ -127,17 +116,6 @@ def test_another_run_is_refused(tmp_path, toy, encoder, other_model):
     with pytest.raises(UserError, match="no embeddings directory"):
         encode_corpus(encoder, corpus, tmp_path / "full")
     assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
-
-
-def test_two_writers_at_once_are_refused(tmp_path, toy, encoder):
-    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20))
-    (tmp_path / "out").mkdir()
-    descriptor = os.open(tmp_path / "out", os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(UserError, match="another process is writing"):
-        encode_corpus(encoder, corpus, tmp_path / "out")
-    os.close(descriptor)
-    assert encode_corpus(encoder, corpus, tmp_path / "out").texts == 20
 
 
 def test_queries_and_gzip(tmp_path, toy, encoder):
@@ -252,16 +230,6 @@ def test_skipped_lines_are_reported_once(tmp_path, encoder, capsys):
     assert capsys.readouterr().err.count("skipped 1 record") == 1
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_an_error_with_its_number():
-    with (
-        pytest.raises(OSError, match="No space left on device") as caught,
-        Path("/dev/full").open("wb") as file,
-    ):
-        npy.write_npy(file, [np.ones([5000, 8], np.float32)])
-    assert caught.value.errno == 28  # numpy's own save gives none, and cli.main tells by it
-
-
 def test_a_flipped_bit_is_told(tmp_path, toy, encoder):
     corpus, out = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20)), tmp_path / "out"
     encode_corpus(encoder, corpus, out, shard_size=10)
@@ -275,7 +243,7 @@ def test_a_flipped_bit_is_told(tmp_path, toy, encoder):
         content = bytearray((out / name).read_bytes())
         content[-6] ^= 1
         (out / name).write_bytes(content)
-        with pytest.raises(UserError, match=f"damaged: {name} is not what was written|json is damaged"):
+        with pytest.raises(UserError, match=f"damaged: {name} is not what was written|not valid JSON"):
             open_embeddings(out)
         content[-6] ^= 1
         (out / name).write_bytes(content)
@@ -293,15 +261,17 @@ def test_resumed_embeddings_get_checksums(tmp_path, toy, encoder, older):
     manifest = json.loads(whole["embeddings.json"]) | {"complete": False}
     (out / "embeddings.json").write_text(json.dumps(manifest))
     if older:
-        (out / "SHA256SUMS").unlink()
+        for note in out.glob(".shard-*"):
+            note.unlink()
     else:  # a bit that flips between the two
         content = bytearray(whole["embeddings-00000.npy"])
         content[-1] ^= 1
         (out / "embeddings-00000.npy").write_bytes(content)
     assert encode_corpus(encoder, corpus, out, shard_size=10).texts == 20
-    if older:
-        assert contents(out) == whole
-        open_embeddings(out)
+    if older:  # how many texts were cut is not known then
+        changed = {name for name, content in contents(out).items() if content != whole[name]}
+        assert changed == {"embeddings.json", "SHA256SUMS"}
+        assert open_embeddings(out).info.cut is None
     else:
         with pytest.raises(UserError, match=r"embeddings-00000\.npy is not what was written"):
             open_embeddings(out)
@@ -312,72 +282,6 @@ def test_a_place_that_is_no_directory_of_vectors_is_told_before_the_model_is_rea
     flags = ["--model=absent", "--input=absent", f"--output={tmp_path}"]
     assert cli.main("jaxir.encode:encode", flags) == 1
     assert "already exists and is no embeddings directory" in capsys.readouterr().err
-
-
-def test_damage_is_told(tmp_path, toy, encoder):
-    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20))
-    with pytest.raises(UserError, match="holds no embeddings"):
-        open_embeddings(tmp_path)
-    encode_corpus(encoder, corpus, tmp_path / "out", shard_size=10)
-    (tmp_path / "out" / "SHA256SUMS").unlink()  # as jaxir once wrote them
-    shard = tmp_path / "out" / "embeddings-00001.npy"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-8])
-    with pytest.raises(UserError, match="out is damaged"):
-        open_embeddings(tmp_path / "out")
-    shard.unlink()
-    with pytest.raises(UserError, match="out is damaged"):
-        open_embeddings(tmp_path / "out")
-    shard.write_bytes(whole)
-    open_embeddings(tmp_path / "out")
-    (tmp_path / "out" / "embeddings.json").write_text('{"complete": true}')
-    with pytest.raises(UserError, match=r"embeddings\.json is damaged"):
-        open_embeddings(tmp_path / "out")
-
-
-def test_interrupted_in_process_releases_the_directory(tmp_path, toy, encoder):
-    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(40))
-
-    class Interrupt(Exception):
-        pass
-
-    calls = 0
-    original = encoder.tokenizer.encode_batch
-
-    class Tokenizer:
-        def encode_batch(self, texts, **how):
-            nonlocal calls
-            calls += 1
-            if calls == 3:
-                raise Interrupt
-            return original(texts, **how)
-
-    failing = DualEncoder(encoder.model, Tokenizer(), encoder.settings, encoder.fingerprint, batch_tokens=64)
-    with contextlib.suppress(Interrupt):
-        encode_corpus(failing, corpus, tmp_path / "out", shard_size=10)
-    assert len(list((tmp_path / "out").glob("*.npy"))) < 4
-    encode_corpus(encoder, corpus, tmp_path / "out", shard_size=10)
-    whole = encode_corpus(encoder, corpus, tmp_path / "again", shard_size=10)
-    assert whole.texts == 40
-    for name, content in contents(tmp_path / "again").items():
-        if name != "embeddings.json":
-            assert contents(tmp_path / "out")[name] == content
-
-
-def test_a_directory_that_is_removed_meanwhile_is_never_called_complete(tmp_path, corpus, small_model):
-    output = tmp_path / "embeddings"
-
-    def remove() -> None:
-        while not (output / "embeddings-00001.npy").exists():
-            time.sleep(0.001)
-        output.rename(tmp_path / "trash")
-
-    thread = threading.Thread(target=remove)
-    thread.start()
-    with pytest.raises(UserError, match=f"^{output} was removed or replaced while this process worked in it"):
-        encode_corpus(DualEncoder.load(small_model), corpus, output, shard_size=SHARD)
-    thread.join()
-    assert not output.exists() or not (output / "embeddings.json").exists()
 
 
 def test_a_shard_that_was_removed_is_made_anew(tmp_path, toy, small_model):

@@ -74,7 +74,7 @@ def test_ids_of_entries_rank_as_those_of_documents(entries):
     assert [document_of(entry) for entry in sorted(numbered)] == sorted(ids)
 
 
-def test_entries_index_refuses_mismatched_ids_and_changes_in_place(entries, tmp_path):
+def test_entries_index_refuses_mismatched_ids_and_changes_in_place(entries):
     vectors, ids, _ = entries
     with pytest.raises(UserError, match="embeddings and 1 ids"):
         EntriesIndex.build(vectors, ["a"], similarity="dot")
@@ -82,9 +82,3 @@ def test_entries_index_refuses_mismatched_ids_and_changes_in_place(entries, tmp_
     for change in (lambda: index.add(vectors[:1], ["new"]), lambda: index.delete([ids[0]])):
         with pytest.raises(UserError, match="not changed in place: build it anew"):
             change()
-    index.save(tmp_path / "index")
-    (tmp_path / "index" / "SHA256SUMS").unlink()
-    ids_file = tmp_path / "index" / "ids.json"
-    ids_file.write_text(ids_file.read_text().replace('"d0"', '"e0"'))
-    with pytest.raises(UserError, match="its entries are of other documents"):
-        load_index(tmp_path / "index")

@@ -1,6 +1,5 @@
 """Exact search on several devices, in smaller types, and its selection of the best."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.core.errors import UserError
-from jaxir.retrieval.encoding.embeddings import open_embeddings
+from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
 from jaxir.retrieval.indexes import exact, rounding, topk
 from jaxir.retrieval.indexes.base_index import load_index, normalize
 from jaxir.retrieval.indexes.exact import ExactIndex
@@ -342,20 +340,6 @@ def test_an_index_from_before_there_were_types(tmp_path, points):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": {}}))
     (tmp_path / "index" / "SHA256SUMS").unlink()  # nor checksums
     assert load_index(tmp_path / "index").search(points[:9], 5)[1] == index.search(points[:9], 5)[1]
-
-
-def test_files_of_another_type_are_told(tmp_path, points):
-    index = ExactIndex.build(points, names(COUNT), similarity="dot", storage="int8")
-    index.info = dataclasses.replace(index.info, settings={"storage": "bfloat16"})
-    index.save(tmp_path / "index")
-    with pytest.raises(UserError, match=r"damaged index: embeddings.npy is int8 \(3000, 24\)"):
-        load_index(tmp_path / "index")
-    for wrong, sentence in (
-        ({"storage": "int4"}, "float32, bfloat16, int8, not 'int4'"),
-        ({"target_recall": 2.0}, "between 0 and 1"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            ExactIndex.build(points, names(COUNT), **wrong)
 
 
 def test_a_wanted_recall_is_for_tpus_and_kept(tmp_path, points, monkeypatch):

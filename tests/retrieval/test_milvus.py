@@ -148,27 +148,6 @@ def test_one_process_at_a_time_which_may_be_killed(tmp_path, vectors, ids):
     assert not [t for t in threading.enumerate() if "milvus" in t.name]
 
 
-@pytest.mark.parametrize("victim", ["*.parquet", "*.idx", "manifest.json"])
-def test_damage_is_told(tmp_path, vectors, ids, victim):
-    MilvusIndex.build(vectors[:100], ids[:100]).save(tmp_path / "index")
-    for path in (tmp_path / "index" / INSIDE).rglob(victim + "*"):
-        path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(UserError, match="index"):
-        load_index(tmp_path / "index").search(vectors[:1], 5)
-
-
-@pytest.mark.parametrize("victim", ["*.parquet", "*.idx", "manifest.json", "schema.json"])
-def test_other_files_in_its_place_are_told(tmp_path, vectors, ids, victim):
-    """Those of another index of the same size answer, but for another."""
-    for name, at in (("index", 0), ("other", 100)):
-        MilvusIndex.build(vectors[at : at + 100], ids[at : at + 100]).save(tmp_path / name)
-    (path,) = (tmp_path / "index" / INSIDE).rglob(victim)
-    content = (tmp_path / "other" / path.relative_to(tmp_path / "index")).read_bytes()
-    path.write_bytes(content if victim.startswith("*") else path.read_bytes() + b" ")
-    with pytest.raises(UserError, match=rf"{INSIDE}/.*{victim.lstrip('*')} is not what was written"):
-        load_index(tmp_path / "index")
-
-
 def test_an_index_of_before_and_what_a_killed_search_leaves(tmp_path, vectors, ids):
     """Neither is damage: there was no checksum of what Milvus wrote, and it may leave files."""
     MilvusIndex.build(vectors[:100], ids[:100]).save(tmp_path / "index")

@@ -9,9 +9,9 @@ from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.data.formats.pair_files import read_tevatron
 from jaxir.data.formats.sources import BeirFolder
-from jaxir.retrieval.mining.hard_negatives import MiningSettings
 from jaxir.retrieval.mining.hard_negatives import mine as mine_run
 from jaxir.retrieval.mining.known_positives import KnownPositives
+from jaxir.retrieval.mining.mining_settings import MiningSettings
 from jaxir.retrieval.ranking.runs import read_run_by_query
 
 DOCUMENTS = {f"d{i}": f"text number {i}" for i in range(60)} | {"twin": "Text  NUMBER 0", "empty": " \u200b"}
@@ -154,17 +154,14 @@ def test_the_margin_is_below_the_lowest_positive(folder, capsys):
     ("flags", "sentence"),
     [
         ({"first": 5, "last": 4}, "first must be at most last: no ranks lie from 5 to 4"),
-        ({"negatives": 0}, "negatives must be a whole number of at least 1, not 0"),
         ({"split": "trian"}, "did you mean 'train'"),
-        ({"margin": -1}, "margin must be a number of at least 0, not -1.0"),
         ({"margin": 5}, "no negative for any query of split 'train' (1 not in the run"),
-        ({"dataset": "bier:x"}, "--dataset must be beir:DIR"),
     ],
 )
 def test_bad_flags_cost_one_sentence(folder, capsys, flags, sentence):
     given = {"run": folder / "run.trec", "dataset": f"beir:{folder}", "output": folder / "out"} | flags
     status = cli.main("jaxir.mine:mine", [f"--{flag}={value}" for flag, value in given.items()])
-    assert status == (2 if "of at least" in sentence else 1)
+    assert status == 1
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert not (folder / "out").exists()

@@ -15,7 +15,7 @@ from jaxir.data.formats.sources import BeirFolder
 from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.mining import hard_negatives
-from jaxir.retrieval.mining.judging import RelevanceSettings
+from jaxir.retrieval.mining.mining_settings import MiningSettings, RelevanceSettings
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WORDS = ["cat", "dog", "mat", "mice", "cheese", "table", "night", "sat", "chase", "eat"]
@@ -63,7 +63,7 @@ def mine(folder, judge, name="out", *, max_relevance=None, relevance_margin=None
         BeirFolder(folder),
         folder / name,
         split="train",
-        settings=hard_negatives.MiningSettings(**settings),
+        settings=MiningSettings(**settings),
         judge=judge,
         relevance=RelevanceSettings(max_relevance=max_relevance, relevance_margin=relevance_margin),
     )
@@ -157,25 +157,6 @@ def test_the_command_records_and_says_what_was_dropped(folder, judge, relevance,
         "max_relevance": limit,
         "relevance_margin": 0.0,
     }
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--max_relevance=0.1"], "are of what a --cross_encoder says"),
-        (["--cross_encoder=hf:x"], "needs max_relevance, relevance_margin or both"),
-        (["--cross_encoder=hf:./x", "--max_relevance=0.1"], "./x: no such directory"),
-        (
-            ["--cross_encoder=hf:x", "--max_relevance=7"],
-            "must be a number of at least 0 and below 1, not 7.0",
-        ),
-    ],
-)
-def test_flags_that_do_not_go_together_cost_one_sentence(folder, capsys, flags, sentence):
-    given = [f"--run={folder}/run.trec", f"--dataset=beir:{folder}", f"--output={folder}/out", *flags]
-    assert cli.main("jaxir.mine:mine", given) == (2 if "must be a number" in sentence else 1)
-    error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1 and not (folder / "out").exists()
 
 
 def test_nothing_that_passes_is_an_error(folder):

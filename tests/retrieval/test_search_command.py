@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import pty
 import select
@@ -275,38 +274,6 @@ def test_another_model_is_refused(index, other_model, capsys):
     error = capsys.readouterr().err
     assert "the index cannot be searched with this model: it was made with" in error and other_model in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--queries=q.jsonl"], "--queries and --output go together"),
-        (["--output=run"], "--queries and --output go together"),
-        (["--queries=q.jsonl", "--output=run", "--query=x"], "give --query or --queries, not both"),
-        (["--query="], "--query is empty"),
-        (["--query= \u200b\t"], "--query is empty"),
-        (["--query=x", "--k=0"], "--k must be a whole number of at least 1, not 0"),
-        (["--queries=missing.jsonl", "--output=run"], "missing.jsonl"),
-    ],
-)
-def test_flags_that_make_no_sense(index, flags, message, capsys):
-    status = command("search", f"--index={index}", *flags)
-    assert status == (2 if "must be a whole number" in message else 1)
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_indexing_what_is_unfinished(tmp_path, toy, encoder, capsys):
-    from jaxir.retrieval.encoding.embeddings import encode_corpus
-
-    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(5))
-    encode_corpus(encoder, corpus, tmp_path / "emb")
-    manifest = tmp_path / "emb" / "embeddings.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"complete": False}))
-    assert command("index", f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index") == 1
-    assert "is unfinished" in capsys.readouterr().err
-    assert not (tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize("name", ["encode", "index", "search"])

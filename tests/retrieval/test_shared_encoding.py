@@ -16,9 +16,10 @@ import pytest
 from jaxir import DualEncoder, cli
 from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding import cluster
-from jaxir.retrieval.encoding.cluster import Cluster
-from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
-from jaxir.retrieval.encoding.shards import Shard, ShardWorker
+from jaxir.retrieval.encoding.cluster import Cluster, Worker
+from jaxir.retrieval.encoding.embeddings import encode_corpus
+from jaxir.retrieval.encoding.shards import Shard, encode_shard
+from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
 
 SHARD, COUNT = 8, 1201
 
@@ -126,26 +127,16 @@ def test_two_processes_of_a_run_share_the_shards_and_one_may_be_killed(folder, s
     assert contents(output) == contents(folder / "whole")
 
 
-def test_only_shards_that_are_missing_are_made(tmp_path, toy, encoder):
-    corpus, output = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(25)), tmp_path / "out"
-    encode_corpus(encoder, corpus, output, shard_size=10)
-    whole = contents(output)
-    for name in ("embeddings-00000.npy", "ids-00002.json"):
-        (output / name).unlink()
-    assert encode_corpus(encoder, corpus, output, shard_size=10).texts == 15
-    assert contents(output) == whole
-
-
 def test_a_machine_with_another_model_is_refused(toy, small_model, other_model, encoder):
-    facts = {"dtype": "float32", "batch_tokens": None, "fingerprint": encoder.fingerprint}
-    facts["lengths"] = (encoder.settings.query_max_length, encoder.settings.passage_max_length)
     how = {"tower": "passage", "num_windows": 1, "expanded": False}
+    facts = {"load": DualEncoder.load, "options": {}, "fingerprint": encoder.fingerprint}
+    facts |= {"work": encode_shard, "how": how}
     shard = Shard(3, ["a", "b"], toy.random_texts(2))
-    encoded, report = ShardWorker(spec=small_model, how=how, **facts).start()(shard)
+    encoded, report = Worker(spec=small_model, **facts).start()(shard)
     assert (encoded.number, encoded.ids, report.texts) == (3, ["a", "b"], 2)
     assert encoded.vectors.tolist() == encoder.encode_passages(shard.texts).tolist()
     with pytest.raises(UserError, match="a machine of the cluster has another model under the name"):
-        ShardWorker(spec=other_model, how=how, **facts).start()
+        Worker(spec=other_model, **facts).start()
 
 
 def test_mistakes_come_back_as_they_are():

@@ -291,19 +291,6 @@ def test_the_command_tells_the_recall_it_reached(tmp_path, toy, small_model, enc
     hits = [len({*a} & {*b}) for a, b in zip(near, index.search(held_out, 10)[1], strict=True)]
     told = f"recall@10 {np.mean(hits) / 10:.4f} against exact search on 10 held-out queries"
     assert told in capsys.readouterr().out
-    for more, status, sentence in (
-        (["--target_recall=90"], 2, "--target_recall must be a number"),
-        (
-            ["--backend=milvus", "--target_recall=0.9"],
-            1,
-            "--target_recall and --queries: for --backend=scann and --backend=exact only",
-        ),
-        ([], 1, "--queries are what --target_recall is tuned and --storage is measured on"),
-    ):
-        arguments = [*flags[:1], f"--output={tmp_path}/no", flags[2], *more]
-        assert cli.main("jaxir.index:index", arguments) == status
-        assert sentence in capsys.readouterr().err
-    assert not (tmp_path / "no").exists()
 
 
 def test_no_pickle_is_opened(tmp_path, vectors, ids):

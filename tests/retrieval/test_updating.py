@@ -1,11 +1,9 @@
 """Documents added to an index directory and taken out of it, by the command, for every engine that can."""
 
-import contextlib
 import fcntl
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -17,9 +15,8 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.retrieval.encoding.embeddings import open_embeddings
+from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
 from jaxir.retrieval.indexes.base_index import build_index, load_index, normalize
-from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.scann_files import stored_vectors
 from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 from jaxir.retrieval.indexes.updating import update_index
@@ -119,8 +116,6 @@ def test_refused_update_changes_nothing(root, tmp_path, toy, backend, capsys):
         ([new], "stores its documents for display: give the corpus of the new ones"),
         ([new, f"--corpus={partial}"], "lacks 7 of the 8 documents that were encoded"),
         ([corpus], "a corpus is of documents to add: give their embeddings too"),
-        ([], "--update needs --embeddings, --corpus or --delete"),
-        ([new, corpus, "--storage=int8", "--backend=exact"], "--storage and --backend: not with --update"),
     ):
         assert index_command(f"--update={directory}", *change) == 1, change
         error = capsys.readouterr().err
@@ -155,26 +150,6 @@ def test_vectors_of_the_other_tower_are_not_added(root, tmp_path, small_model, c
     (directory / "SHA256SUMS").unlink()
     assert index_command(*update) == 0
     assert load_index(directory).info.count == 48
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--embeddings=e"], "--output must be given"),
-        (["--output=x", "--embeddings=e", "--delete=ids.txt"], "--delete is for --update"),
-        (
-            ["--output=x", "--uri=http://h:1", "--collection=c"],
-            "--uri and --collection: for --backend=milvus",
-        ),
-        (["--output=x", "--backend=milvus", "--storage=int8"], "--storage: for --backend=scann"),
-        (["--output=x", "--backend=milvus"], "--backend=milvus needs --embeddings"),
-        (["--update=x", "--output=y", "--embeddings=e"], "--output: not with --update"),
-    ],
-)
-def test_flags_that_make_no_sense(flags, sentence, capsys):
-    assert index_command(*flags) == 1
-    error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1
 
 
 def test_an_index_without_documents_gets_none(root, tmp_path, capsys):
@@ -286,49 +261,3 @@ def test_an_index_that_is_open_stays_what_it_was(root, tmp_path):
     assert not list(tmp_path.glob(".index.*"))  # what was there is gone
     assert {doc_id: index.documents[doc_id] for doc_id in index.ids} == wanted
     assert load_index(directory).ids == [i for i in index.ids if i not in GONE]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_index_that_is_replaced_while_it_is_opened_is_one_of_the_two(root, tmp_path, monkeypatch, when):
-    directory = built(root, tmp_path, "exact")
-    real, asked = Documents.open, []
-
-    def opened(place, ids):
-        found = real(place, ids) if when == "before" else None
-        asked.append(place)
-        if len(asked) == 1:
-            assert index_command(f"--update={directory}", f"--delete={root}/gone.txt") == 0
-        return found or real(place, ids)
-
-    monkeypatch.setattr(Documents, "open", opened)
-    index = load_index(directory)
-    assert len(index.ids) == 37 and index.search(QUERIES, 37)[0].shape == (20, 37)
-    assert index.documents[index.ids[-1]].text == load_index(directory).documents[index.ids[-1]].text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_killed_at_any_moment(root, tmp_path, backend):
-    """Whenever it is killed, the index is the old one or the new one, and the update can be run again."""
-    directory = built(root, tmp_path, backend)
-    flags = [f"--embeddings={root}/new", f"--corpus={root}/new.jsonl", f"--delete={root}/gone.txt"]
-    back = tmp_path / "back.txt"
-    back.write_text("".join(f"d{i}\n" for i in range(40, 48)))
-    started = time.monotonic()
-    assert updating(directory, *flags).wait() == 0
-    whole = time.monotonic() - started
-    rng = random.Random(0)
-    for _ in range(4):
-        change = [f"--delete={back}"] if "d45" in present(directory) else flags[:2]
-        with updating(directory, *change) as process:
-            time.sleep(whole * rng.uniform(0.6, 1.05))
-            process.kill()
-        index = load_index(directory)
-        assert index.info.count in (37, 45) and len(index.search(QUERIES[:1], 50)[1][0]) == index.info.count
-        assert index.documents["d1"].title == "title 1"
-        index.close()
-
-
-def present(directory: Path) -> set[str]:
-    with contextlib.closing(load_index(directory)) as index:
-        return set(index.ids)

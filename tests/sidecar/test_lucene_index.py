@@ -13,7 +13,6 @@ import pytest
 
 from jaxir import cli, load_index
 from jaxir.core.errors import ChangedError, UserError
-from jaxir.retrieval.indexes import lucene_index
 from jaxir.retrieval.indexes.lucene_index import build_impact_index, build_lucene_index
 from jaxir.retrieval.ranking.runs import read_run
 from jaxir.retrieval.searcher import Searcher
@@ -186,26 +185,6 @@ def test_bad_input_leaves_nothing(sidecar, tmp_path, write_corpus, capsys):
     assert load_index(tmp_path / "index").ids == ["a", "b"]
 
 
-@pytest.mark.parametrize("long", ["cats" * 13, "🐈" * 26], ids=["words", "outside the basic plane"])
-def test_a_document_that_is_too_long_is_named_or_skipped(
-    sidecar, tmp_path, write_corpus, capsys, monkeypatch, long
-):
-    monkeypatch.setattr(lucene_index, "MOST_CHARACTERS", 51)  # as Java counts: 26 cats are 52
-    corpus = write_corpus(("a", "", "cat"), ("b", "", long), ("c", "", long[:-1]))
-    flags = [f"--corpus={corpus}", "--backend=lucene"]
-    assert command("index", *flags, f"--output={tmp_path}/index") == 1
-    assert capsys.readouterr().err == (
-        f"error: {corpus}, document 'b': more than 51 characters, the most that Lucene indexes of one"
-        " document (52): split it, or give --on_bad_input=skip\n"
-    )
-    assert not (tmp_path / "index").exists()
-    assert command("index", *flags, f"--output={tmp_path}/index", "--on_bad_input=skip") == 0
-    assert f"(first: {corpus}, document 'b')" in capsys.readouterr().err
-    assert load_index(tmp_path / "index").ids == ["a", "c"]
-    with pytest.raises(UserError, match="the vectors, document 'x': more than 51 characters"):
-        build_impact_index({"x": {"cat": 14}}, tmp_path / "impact")
-
-
 def test_bad_input_leaves_nothing_where_java_starts_late(sidecar, tmp_path, write_corpus):
     """A sidecar that is told to index, and soon that there is nothing, while it is still starting Java."""
     good, bad = write_corpus(("a", "", "cat")), tmp_path / "bad.jsonl"
@@ -279,9 +258,12 @@ def test_from_learned_sparse_vectors_to_a_run_by_commands(sidecar, tmp_path, wri
         ("search --queries=DIR/texts.jsonl --output=DIR/run", "texts.jsonl:1: no field 'vector' of {token:"),
         ("search --queries=DIR/twice.jsonl --output=DIR/run", "twice.jsonl:2: duplicate id 'a'"),
         ("serve", "is searched with the token weights of a learned sparse model, not with texts"),
-        ("index --update=DIR/index --delete=DIR/ids", "lucene_impact cannot be changed: build it anew"),
-        ("index --output=DIR/o --backend=lucene_impact", "--vectors and --backend=lucene_impact go together"),
-        ("index --output=DIR/o --vectors=DIR/texts.jsonl", "--vectors and --backend=lucene_impact go togeth"),
+        ("index --update=DIR/index --delete=DIR/ids", "lucene_impact is not changed in place: build it anew"),
+        ("index --output=DIR/o --backend=lucene_impact", "--backend=lucene_impact needs --vectors"),
+        (
+            "index --output=DIR/o --vectors=DIR/texts.jsonl",
+            "--vectors is for --backend=lucene_impact, not for",
+        ),
         (
             "index --output=DIR/o --backend=lucene_impact --vectors=DIR/floats.jsonl",
             "floats.jsonl:1: a weight is not a whole number above 0 (SPLADE's are multiplied by 100 and rou",

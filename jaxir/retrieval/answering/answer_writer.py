@@ -51,9 +51,7 @@ class Reader(Generator):
         """Answers questions.
 
         Args:
-          questions: all questions.
           examples: [N], which are answered.
-          how: see `Decoding`.
           num_windows: how many such calls there will be about (see `Runner.run`).
           on_batch: called with the number of questions of each batch when it is done.
 
@@ -100,9 +98,6 @@ def write_answers(
 
     Args:
       reader: the model, on devices of this process.
-      questions: with their passages.
-      output: the file.
-      how: how answers are written.
       window: questions that are batched together.
 
     Returns:

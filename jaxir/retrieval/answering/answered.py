@@ -98,11 +98,7 @@ class AnsweredDataset:
     answer it is that.
 
     Attributes:
-      num_examples: how many questions there are.
-      features: what a batch holds.
       order_depends_on_parts: whether other batches come where more processes share them: never.
-      questions: the questions with their passages.
-      answers: the texts of the answers of each.
     """
 
     order_depends_on_parts = False

@@ -51,7 +51,6 @@ class Questions:
         """Takes tokens as they are.
 
         Args:
-          ids: of N questions.
           questions: their tokens, in this order; the last of each is its end.
           passages: those of all passages, likewise.
           found: int32 [N, P], rows of the passages of each question, best first, then NONE.
@@ -127,15 +126,12 @@ def read_questions(
       run: TREC run file, in which the lines of a query stand together.
       queries: queries.jsonl[.gz].
       corpus: corpus.jsonl[.gz].
-      tokenizer: makes the ids.
       passages: P, of a question.
       length: most tokens of a question with a passage.
-      prompt: put before each.
       of: ids of the questions that count; the others of both files are passed over. None: all count.
       on_bad_input: what to do with malformed lines of the last two files; None: stop.
 
     Raises:
-      BadInputError: a malformed line.
       UserError: a file is missing or lacks a query or document of the run, none counts, none has so many
         passages, or questions leave no room for passages.
     """

@@ -48,7 +48,6 @@ class Runner:
     """Runs functions of a model over rows of tokens; the model's arrays lie on the devices once for all.
 
     Args:
-      model: the module.
       partitioner: the devices, of this process, that share each batch.
       batch_tokens: tokens of a batch on one device; None suits the platform.
 
@@ -95,13 +94,10 @@ class Runner:
         """Runs N rows of any lengths in batches of few shapes (see `batching`).
 
         Args:
-          function: what is run.
           *columns: its arrays, each N rows of tokens; row i has one length in all of them.
           of: the shape of what it makes of a row.
-          dtype: its type.
           num_windows: how many such calls there will be about. They share compiled shapes: the more, the
             finer.
-          report: adds what was done to this.
           on_batch: called with the number of rows of each batch when it is done.
 
         Returns:
@@ -149,7 +145,6 @@ class Program:
     """(parameters, arrays [B, L]) -> [B, ...], with one executable for each shape of the arrays.
 
     Attributes:
-      jitted: the function.
       executables: by shape; a future where it is still being compiled.
     """
 

@@ -28,7 +28,6 @@ class Batch:
     Attributes:
       texts: [n] which texts are in it, longest first.
       rows: rows of the array, n or more: those beyond n are padding.
-      length: columns of the array.
     """
 
     texts: np.ndarray

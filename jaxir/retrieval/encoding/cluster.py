@@ -7,13 +7,14 @@ other machines need nothing but this package and the model, and a file is writte
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import pickle
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import require
@@ -28,11 +29,39 @@ ANSWERS_WITHIN = 10.0  # seconds, the head of a cluster
 W = TypeVar("W")
 
 
-class Worker(Protocol):
-    """What is sent to each process of the cluster."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Worker:
+    """What each process of the cluster is sent: a model by its name, and what is done with it.
+
+    Attributes:
+      load: loads the model: a class method of a module, which pickle knows by name.
+      spec: the model, as that machine finds it.
+      work: (model, window, **how) -> what is made of a window, a function of a module.
+    """
+
+    load: Callable[..., Any]
+    spec: str
+    fingerprint: str
+    options: dict[str, Any]
+    work: Callable[..., Any]
+    how: dict[str, Any]
 
     def start(self) -> Callable[[Any], Any]:
-        """Returns what is called with each window, in `AT_ONCE` threads."""
+        """Loads the model; returns what is called with each window, in `AT_ONCE` threads.
+
+        Raises:
+          UserError: the model is not there, or is another one.
+        """
+        model = self.load(self.spec, **self.options)
+        if model.fingerprint != self.fingerprint:
+            raise UserError(
+                f"a machine of the cluster has another model under the name {self.spec} than this machine:"
+                " copy this machine's there"
+            )
+        return functools.partial(self._call, model)
+
+    def _call(self, model: Any, window: Any) -> Any:
+        return self.work(model, window, **self.how)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +83,6 @@ class Cluster:
 
         Args:
           address: HOST:PORT of the cluster's head, or "auto" for the one that this machine belongs to.
-          batch_tokens: see `Cluster`.
 
         Raises:
           UserError: Ray is not installed, or there is no such cluster.
@@ -116,25 +144,6 @@ class Cluster:
             if isinstance(value, UserError):
                 raise value
             yield value
-
-
-class Loaded(Protocol):
-    """A model as a machine has found it by its name."""
-
-    @property
-    def spec(self) -> str | None: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-
-def check_same(model: Loaded, fingerprint: str) -> None:
-    """Raises a UserError where a machine has another model than the command."""
-    if model.fingerprint != fingerprint:
-        raise UserError(
-            f"a machine of the cluster has another model under the name {model.spec} than this machine: copy"
-            " this machine's there"
-        )
 
 
 class _Started:

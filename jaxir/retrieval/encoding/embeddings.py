@@ -2,133 +2,56 @@
 
     embeddings-00000.npy   float32 [n, D], memory-mappable
     ids-00000.json         its n ids
-    .cut-00000.json        how many of its texts had more tokens than the model keeps
+    .shard-00000.json      its `shards.Note`: how many of its texts were cut, the hashes of both files
     embeddings.json        `EmbeddingsInfo`: model, input, number of texts, and whether all are there
     SHA256SUMS             the hashes of all of them but hidden ones
 
-A shard is there if both are: the ids and the hashes of both are written first, and either appears only when
-whole. Texts are batched within their shard, so its vectors do not depend on where a run was interrupted, nor
-on which of several processes made it.
+A shard is there if both are: the vectors come last, and each file appears only when whole. Texts are batched
+within their shard, so its vectors do not depend on where a run was interrupted, nor on which of several
+processes made it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.core.values import Count, Natural, checked
 from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.formats.sources import has_lines, read_corpus, read_lines, read_queries
-from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
-from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.shards import (
     Shard,
-    count_of,
     encode_by_cluster,
     encode_shards,
     files_of,
+    is_there,
+    note_of,
+    read_note,
     write_shard,
 )
+from jaxir.retrieval.encoding.stored_embeddings import MANIFEST, EmbeddingsInfo, read_info
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
-from jaxir.retrieval.encoding.views import Expansion, Kind, joiner_of
+from jaxir.retrieval.encoding.views import Expansion, joiner_of
 from jaxir.runtime.distributed import wait_for_all
 from jaxir.storage import checksums, fingerprints
 from jaxir.storage.files import atomic_file, local_path
-from jaxir.storage.json_files import made, read_json
 from jaxir.storage.locks import Lock, locked
-from jaxir.storage.npy import read_npy
 from jaxir.storage.open_files import sha256_of
 from jaxir.storage.outputs import check_work_directory
 
-FORMAT = 1
 SHARD_SIZE = 16_384
-MANIFEST = "embeddings.json"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-@checked
-class EmbeddingsInfo:
-    """What embeddings.json says.
-
-    Attributes:
-      format: version of the format.
-      complete: whether all `count` vectors are there.
-      count: number of texts of the input.
-      shard_size: texts in a shard; the last one may have fewer.
-      tower: "query" or "passage".
-      fingerprint: of the model.
-      model: the model as it was named.
-      dimension: D.
-      similarity: "cosine" or "dot".
-      dtype: of the matrix products; vectors are float32.
-      step: of a model that is a training run, the step of its checkpoint; None: unknown.
-      max_length: tokens beyond which a text is cut.
-      cut: number of texts that were cut; None: unknown.
-      prompt: what stood before each text.
-      text: how a record becomes a text.
-      input_name: name of the input file.
-      input_bytes: its size.
-      input_sha256: its hash.
-      expansion: how documents were read with generated queries (`views.Expansion.kind`); None: without. By
-        "corpus" texts are entries, of which those of a document follow each other under its one id.
-      views: S, at most so many queries of a document.
-      expansions_hash: of these queries.
-    """
-
-    format: int = FORMAT
-    complete: bool
-    count: Natural
-    shard_size: Count
-    tower: Tower
-    fingerprint: str
-    model: str | None
-    dimension: Count
-    similarity: Literal["cosine", "dot"]
-    dtype: Literal["float32", "bfloat16"]
-    max_length: Count
-    prompt: str
-    text: str
-    input_name: str
-    input_bytes: Natural
-    input_sha256: str
-    expansion: Kind | None = None
-    views: Natural = 0
-    expansions_hash: str = ""
-    cut: Natural | None = None
-    step: Natural | None = None
-
-    @property
-    def made_by(self) -> MadeBy:
-        """The model as messages name it."""
-        return MadeBy(self.model, self.step)
-
-    @property
-    def truncation(self) -> Truncation | None:
-        """The counts of texts, and of those that were cut; None: unknown."""
-        return None if self.cut is None else Truncation(self.max_length, self.count, self.cut)
-
-    @property
-    def shards(self) -> int:
-        """How many there are."""
-        return -(-self.count // self.shard_size)
-
-    @property
-    def read_with(self) -> str | None:
-        """How documents were read with generated queries, in words; None: alone."""
-        return None if self.expansion is None else f"--expansion={self.expansion} --views={self.views}"
 
 
 # What must be the same for a run to be continued, and how it is called.
@@ -144,31 +67,6 @@ _SAME = {
     "views": "--views",
     "expansions_hash": "--expansions",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredEmbeddings:
-    """A complete EMB_DIR.
-
-    Attributes:
-      info: what embeddings.json says.
-      ids: all ids, in the order of the input.
-      shards: the memory-mapped vectors, float32 [n, D] each, in the order of the ids.
-    """
-
-    info: EmbeddingsInfo
-    ids: list[str]
-    shards: list[np.ndarray]
-
-    def require_model(self, encoder: DualEncoder) -> None:
-        """Checks that a model's queries may be compared with these vectors.
-
-        Raises:
-          UserError: another model made them.
-        """
-        if encoder.fingerprint != self.info.fingerprint:
-            why = self.info.made_by.unlike(encoder.made_by)
-            raise UserError(f"the embeddings do not fit the model: {why}; encode the corpus again")
 
 
 def encode_corpus(
@@ -218,89 +116,85 @@ def encode_corpus(
         joiner_of(encoder)  # while nothing is written yet
     input, output = local_path(input), local_path(output, "written to")
     check_work_directory(output, "embeddings directory")
-    info = _describe(encoder, input, tower, shard_size, expansion, on_bad_input)
-    report, part, parts = EncodingReport(), jax.process_index(), jax.process_count()
-    with _writing(output, info) if part == 0 else contextlib.nullcontext() as lock:
-        there = {number for number in range(info.shards) if _is_there(output, number)}
-        sums: dict[str, str] = {}
-        if lock is not None and not read_info(output).complete:
-            sums = checksums.take_up(output, [name for number in there for name in files_of(number)])
+    source = _Source(input, tower, expansion)
+    info = _describe(encoder, source, shard_size, on_bad_input)
+    report, first = EncodingReport(), jax.process_index() == 0
+    with _writing(output, info) if first else contextlib.nullcontext() as lock:
         wait_for_all("embeddings are begun")
         if read_info(output).complete:
             return report
-        own = [number for number in range(part, info.shards, parts) if number not in there]
-
-        def shards() -> Iterator[Shard]:
-            records = _records(input, tower, expansion, OnBadInput(on_bad_input))
-            for number in range(own[-1] + 1 if own else 0):
-                shard = list(itertools.islice(records, shard_size))
-                if number in wanted:
-                    yield Shard(number, [doc_id for doc_id, _ in shard], [text for _, text in shard])
-
-        written, wanted = {}, set(own)
-        each = info.views if info.expansion == "typical" else 1
-        sizes = [each * min(shard_size, info.count - n * shard_size) for n in range(part, info.shards, parts)]
-        left = sum(each * min(shard_size, info.count - number * shard_size) for number in own)
-        what = f"encoding {input.name}" + (f", part {part + 1} of {parts}" if parts > 1 else "")
-        with progress(total=sum(sizes), initial=sum(sizes) - left, what=what, unit="texts") as bar:
+        own = range(jax.process_index(), info.shards, jax.process_count())
+        missing = [number for number in own if not is_there(output, number)]
+        with _progress(info, own, missing) as bar:
             how = {"tower": tower, "num_windows": info.shards, "expanded": expansion is not None}
+            how |= {"report": report, "on_batch": bar.update}
+            shards = functools.partial(source.shards, missing, shard_size, on_bad_input)
             if cluster is None:
-                made = encode_shards(encoder, shards(), **how, report=report, on_batch=bar.update)
+                encoded = encode_shards(encoder, shards(), **how)
             else:
-                made = encode_by_cluster(cluster, encoder, shards, **how, report=report, on_batch=bar.update)
-            for shard in made:
+                encoded = encode_by_cluster(cluster, encoder, shards, **how)
+            for shard in encoded:
                 if lock is not None:
                     lock.check()
-                new = write_shard(output, shard, process=part)
-                sums |= new
-                written |= {name: checksums.key(output / name) for name in new}
+                write_shard(output, shard)
         wait_for_all("embeddings are made")
         if lock is not None:
             lock.check()
-            _finish(output, info, sums, written)
+            _finish(output, info)
         wait_for_all("embeddings are complete")
     return report
 
 
-def open_embeddings(directory: str | Path) -> StoredEmbeddings:
-    """Opens a complete EMB_DIR; vectors are memory-mapped.
+class _Source(NamedTuple):
+    """What is encoded."""
 
-    Raises:
-      UserError: it is none, it is unfinished, or it is damaged.
-    """
-    directory = local_path(directory)
-    info = read_info(directory)
-    if not info.complete:
-        raise UserError(f"{directory} is unfinished: run the same encode command again to continue it")
-    checksums.check(directory)
-    ids: list[str] = []
-    shards: list[np.ndarray] = []
-    for number in range(info.shards):
-        try:
-            ids_name, vectors_name = files_of(number)
-            shard_ids = read_json(directory / ids_name, list[str])
-            shard = read_npy(directory / vectors_name, np.float32, (len(shard_ids), info.dimension))
-        except UserError as error:
-            raise UserError(f"{directory} is damaged: {error}") from None
-        ids += shard_ids
-        shards.append(shard)
-    if len(ids) != info.count:
-        raise UserError(f"{directory} is damaged: it holds {len(ids)} texts of {info.count}")
-    return StoredEmbeddings(info, ids, shards)
+    input: Path
+    tower: Tower
+    expansion: Expansion | None
+
+    def records(self, on_bad_input: OnBadInput | Policy) -> Iterator[tuple[str, Any]]:
+        """Yields (id, text), or of documents that are expanded (id, views)."""
+        texts = self._texts(on_bad_input)
+        if self.expansion is None:
+            return texts
+        # What is malformed is told when the texts are read.
+        ids = [identifier for identifier, _ in self._texts(OnBadInput("skip"))]
+        return self.expansion.records(texts, ids, on_bad_input)
+
+    def _texts(self, on_bad_input: OnBadInput | Policy) -> Iterator[tuple[str, str]]:
+        if has_lines(self.input):
+            return map(tuple, read_lines(self.input, on_bad_input))
+        if self.tower == "query":
+            return ((query.id, query.text) for query in read_queries(self.input, on_bad_input))
+        return ((document.id, document.contents) for document in read_corpus(self.input, on_bad_input))
+
+    def shards(self, numbers: Sequence[int], size: int, on_bad_input: Policy) -> Iterator[Shard]:
+        """Yields some of the shards. Faults have been told by then."""
+        records = self.records(OnBadInput(on_bad_input))
+        for number in range(max(numbers, default=-1) + 1):
+            shard = list(itertools.islice(records, size))
+            if number in numbers:
+                yield Shard(number, [doc_id for doc_id, _ in shard], [text for _, text in shard])
 
 
-def _describe(
-    encoder: DualEncoder,
-    input: Path,
-    tower: Tower,
-    shard_size: int,
-    expansion: Expansion | None,
-    on_bad_input: Policy,
-) -> EmbeddingsInfo:
+def _progress(info: EmbeddingsInfo, own: Sequence[int], missing: Sequence[int]) -> Any:
+    """Returns the bar of a process that makes the `missing` ones of its `own` shards."""
+    each = info.views if info.expansion == "typical" else 1
+    all_, left = (
+        sum(each * min(info.shard_size, info.count - number * info.shard_size) for number in numbers)
+        for numbers in (own, missing)
+    )
+    part, parts = jax.process_index(), jax.process_count()
+    what = f"encoding {info.input_name}" + (f", part {part + 1} of {parts}" if parts > 1 else "")
+    return progress(total=all_, initial=all_ - left, what=what, unit="texts")
+
+
+def _describe(encoder: DualEncoder, source: _Source, shard_size: int, on_bad_input: Policy) -> EmbeddingsInfo:
     """Reads the whole input once, so that a fault in it is told before any work, and describes the run."""
+    input, tower, expansion = source
     of_queries = fingerprints.ValuesHash()
     count = queries = 0
-    for _, item in _records(input, tower, expansion, on_bad_input):
+    for _, item in source.records(on_bad_input):
         count += 1
         if expansion is not None:
             found = [view.queries for view in item]
@@ -332,51 +226,23 @@ def _describe(
     )
 
 
-def _records(
-    input: Path, tower: Tower, expansion: Expansion | None, on_bad_input: OnBadInput | Policy
-) -> Iterator[tuple[str, Any]]:
-    """Yields (id, text), or of documents that are expanded (id, views)."""
-    texts = _read(input, tower, on_bad_input)
-    if expansion is None:
-        return texts
-    # What is malformed is told when the texts are read.
-    ids = [identifier for identifier, _ in _read(input, tower, OnBadInput("skip"))]
-    return expansion.records(texts, ids, on_bad_input)
-
-
-def _read(input: Path, tower: Tower, on_bad_input: OnBadInput | Policy) -> Iterator[tuple[str, str]]:
-    if has_lines(input):
-        return map(tuple, read_lines(input, on_bad_input))
-    if tower == "query":
-        return ((query.id, query.text) for query in read_queries(input, on_bad_input))
-    return ((document.id, document.contents) for document in read_corpus(input, on_bad_input))
-
-
 @contextlib.contextmanager
 def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
     """Locks `output` for this process, and sees that its manifest says whether all shards are there."""
-    check_work_directory(output, "embeddings directory")
     with locked(output, f"another process is writing {output}") as lock:
-        complete = False
-        if (output / MANIFEST).exists():
-            stored = read_info(output)
-            changed = next((n for n in _SAME if getattr(stored, n) != getattr(info, n)), None)
-            if changed is not None and any(output.glob(files_of("*")[1])):
-                how = _change(changed, stored, info)
-                raise UserError(
-                    f"{output} was begun with another {_SAME[changed]} ({how}): give the same, or another"
-                    " output"
-                )
-            complete = (
-                changed is None and stored.complete and all(_is_there(output, n) for n in range(info.shards))
+        stored = read_info(output) if (output / MANIFEST).exists() else info
+        changed = next((n for n in _SAME if getattr(stored, n) != getattr(info, n)), None)
+        if changed is not None and any(output.glob(files_of("*")[1])):
+            how = _change(changed, stored, info)
+            raise UserError(
+                f"{output} was begun with another {_SAME[changed]} ({how}): give the same, or another output"
             )
-            if changed is not None:  # there are no vectors that could be lost
-                for leftover in (*output.glob(files_of("*")[0]), *output.glob(count_of("*"))):
-                    leftover.unlink()
-        if not complete:  # or some have been removed since
-            _write_manifest(output, info)
-            for leftover in output.glob(".*.part"):
+        if not (stored.complete and all(is_there(output, n) for n in range(info.shards))):
+            # Without vectors nothing is lost, but what belongs to others would stay.
+            others = () if changed is None else (files_of("*")[0], note_of("*"))
+            for leftover in itertools.chain.from_iterable(map(output.glob, (".*.part", *others))):
                 leftover.unlink()
+            _write_manifest(output, info)
         yield lock
 
 
@@ -393,29 +259,16 @@ def _change(name: str, before: EmbeddingsInfo, now: EmbeddingsInfo) -> str:
     return f"{getattr(before, name)!r}, now {getattr(now, name)!r}"
 
 
-def _finish(output: Path, info: EmbeddingsInfo, sums: dict[str, str], written: dict[str, Any]) -> None:
-    """Says that all is there, with its hashes; `written` are the keys of what this process wrote itself."""
-    names = [name for number in range(info.shards) for name in files_of(number)]
-    if gone := next((name for name in names if not (output / name).exists()), None):
-        raise UserError(f"{output / gone} was removed meanwhile; run the same command again to make it anew")
-    if jax.process_count() > 1:
-        sums = checksums.take_up(output, names)
-    info = dataclasses.replace(info, complete=True, cut=_number_cut(output, info.shards))
-    sums[MANIFEST] = hashlib.sha256(_described(info).encode()).hexdigest()
+def _finish(output: Path, info: EmbeddingsInfo) -> None:
+    """Says that all is there, with its hashes."""
+    notes = [read_note(output, number) for number in range(info.shards)]
+    cut = None if any(note.cut is None for note in notes) else sum(note.cut for note in notes)
+    info = dataclasses.replace(info, complete=True, cut=cut)
+    sums = {MANIFEST: hashlib.sha256(_described(info).encode()).hexdigest()}
+    for note in notes:
+        sums |= note.sha256
     checksums.write(output, sums)
     _write_manifest(output, info)
-    written[MANIFEST] = checksums.key(output / MANIFEST)
-    if written.keys() == sums.keys():  # what others have written is read when it is opened
-        checksums.stamp(output, written)
-
-
-def _number_cut(output: Path, shards: int) -> int | None:
-    """Returns how many texts of all shards were cut; None if an earlier jaxir made one of them."""
-    paths = [output / count_of(number) for number in range(shards)]
-    try:
-        return sum(read_json(path, int) for path in paths)
-    except (UserError, FileNotFoundError):
-        return None
 
 
 def _write_manifest(directory: Path, info: EmbeddingsInfo) -> None:
@@ -425,26 +278,3 @@ def _write_manifest(directory: Path, info: EmbeddingsInfo) -> None:
 
 def _described(info: EmbeddingsInfo) -> str:
     return json.dumps(dataclasses.asdict(info), indent=2, ensure_ascii=False) + "\n"
-
-
-def _is_there(output: Path, number: int) -> bool:
-    return all((output / name).exists() for name in files_of(number))
-
-
-def read_info(directory: Path) -> EmbeddingsInfo:
-    """Returns what embeddings.json says.
-
-    Raises:
-      UserError: it is missing, damaged or of another format.
-    """
-    path = directory / MANIFEST
-    if not path.is_file():
-        raise UserError(f"{directory} holds no embeddings: it has no {MANIFEST}")
-    try:
-        info = made(EmbeddingsInfo, read_json(path, dict[str, Any]), path)
-    except UserError as error:
-        reason = str(error).removeprefix(f"{path}: ")
-        raise UserError(f"{path} is damaged: {reason}") from None
-    if info.format != FORMAT:
-        raise UserError(f"{path} has format {info.format!r}, this jaxir reads {FORMAT}")
-    return info

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.formats.sources import Document, read_corpus
 from jaxir.models.decoding import Decoding
-from jaxir.retrieval.encoding.cluster import Cluster, check_same
+from jaxir.retrieval.encoding.cluster import Cluster, Worker
 from jaxir.retrieval.encoding.generator import Generator
 from jaxir.retrieval.encoding.text_encoder import lasting
 from jaxir.retrieval.encoding.windowed_file import WINDOW, OutputsReport, lines_of, write_windows
 from jaxir.storage.files import local_path
 from jaxir.storage.open_files import sha256_of
-
-Window = tuple[int, list[Document]]
 
 
 def write_outputs(
@@ -38,9 +37,6 @@ def write_outputs(
     Args:
       generator: the model, on devices of this process.
       input: .jsonl[.gz] of `_id`, `text` and maybe `title`.
-      output: the file.
-      how: how outputs are made.
-      window: texts that are batched together.
       on_bad_input: "stop" at the first malformed line, before anything is generated, or "skip" them.
       cluster: machines that generate in the place of this process; None: it does.
 
@@ -48,7 +44,6 @@ def write_outputs(
       What is in the file, in the first process; None in the others.
 
     Raises:
-      BadInputError: a malformed line.
       UserError: what was begun there is something else or damaged, or another run is writing it.
     """
     input, output = local_path(input), local_path(output, "written to")
@@ -58,22 +53,15 @@ def write_outputs(
     elsewhere = None
     if cluster is not None:
         made["batch_tokens"] = cluster.batch_tokens
-        worker = OutputsWorker(
+        worker = Worker(
+            load=Generator.load,
             spec=lasting(generator.spec),
             fingerprint=generator.fingerprint,
-            dtype=generator.model.config.backbone.dtype,
-            batch_tokens=cluster.batch_tokens,
-            how=how,
-            num_windows=num_windows,
+            options={"dtype": made["dtype"], "batch_tokens": cluster.batch_tokens},
+            work=write_window,
+            how={"how": how, "num_windows": num_windows},
         )
-
-        def elsewhere(
-            windows: Callable[[], Iterator[Window]], done: Callable[[int], Any]
-        ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-            for number, lines in cluster.map(worker, windows):
-                done(len(lines))
-                yield number, lines
-
+        elsewhere = functools.partial(cluster.map, worker)
     return write_windows(
         output,
         made,
@@ -84,6 +72,14 @@ def write_outputs(
         window=window,
         elsewhere=elsewhere,
     )
+
+
+def write_window(
+    generator: Generator, window: tuple[int, list[Document]], *, how: Decoding, num_windows: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """Returns the number of a window, and its lines."""
+    number, batch = window
+    return number, list(lines_of(batch, write(generator, batch, how, num_windows=num_windows)))
 
 
 def write(
@@ -103,43 +99,6 @@ class _Corpus:
 
     def __iter__(self) -> Iterator[Document]:
         return read_corpus(self.path, OnBadInput(self.on_bad_input))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OutputsWorker:
-    """What a process on another machine needs to write outputs.
-
-    Attributes:
-      spec: the generator, as that machine finds it.
-      fingerprint: of it.
-      dtype: of the matrix products.
-      batch_tokens: tokens of the texts of a batch on one device; None suits that machine's.
-      how: how outputs are made.
-      num_windows: how many windows there are, wherever they are handled.
-    """
-
-    spec: str
-    fingerprint: str
-    dtype: Literal["float32", "bfloat16"]
-    batch_tokens: int | None
-    how: Decoding
-    num_windows: int
-
-    def start(self) -> Callable[[Window], tuple[int, list[dict[str, Any]]]]:
-        """Loads the generator; returns what makes the lines of a window, in any number of threads.
-
-        Raises:
-          UserError: the generator is not there, or is another one.
-        """
-        generator = Generator.load(self.spec, dtype=self.dtype, batch_tokens=self.batch_tokens)
-        check_same(generator, self.fingerprint)
-
-        def make(window: Window) -> tuple[int, list[dict[str, Any]]]:
-            number, batch = window
-            found = write(generator, batch, self.how, num_windows=self.num_windows)
-            return number, list(lines_of(batch, found))
-
-        return make
 
 
 def made_by(generator: Generator, how: Decoding) -> dict[str, Any]:

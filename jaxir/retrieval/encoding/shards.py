@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import hashlib
 import json
 import time
@@ -16,13 +15,15 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.batching import EncodingReport
-from jaxir.retrieval.encoding.cluster import Cluster, check_same
+from jaxir.retrieval.encoding.cluster import Cluster, Worker
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
 from jaxir.storage import checksums
 from jaxir.storage.files import atomic_file
+from jaxir.storage.json_files import read_json
 from jaxir.storage.npy import write_npy
+from jaxir.storage.open_files import sha256_of
 
 
 class Shard(NamedTuple):
@@ -68,12 +69,8 @@ def encode_shards(
     """Encodes shards one after another; the next one is read and tokenised meanwhile.
 
     Args:
-      encoder: the model.
-      shards: the shards.
       tower: "query" or "passage".
       num_windows: how many the corpus has, wherever they are encoded: batches hang on it.
-      expanded: whether texts are views.
-      report: adds what was done to this.
       on_batch: called with the number of texts of each batch when it is done.
     """
     drawn: collections.deque[tuple[Shard, Truncation]] = collections.deque()
@@ -107,27 +104,26 @@ def encode_by_cluster(
     on_batch: Callable[[int], Any],
     **how: Any,
 ) -> Iterator[Encoded]:
-    """As `encode_shards`, on other machines, in whatever order they are done.
+    """As `encode_shards`, on other machines, in whatever order shards are done.
 
-    Args:
-      cluster: the machines.
-      encoder: the model, which they load under its name.
-      shards: reads them.
-      report: as there.
-      on_batch: called with the number of texts of each shard.
-      **how: the rest, as there.
+    `shards` reads them, maybe more than once; `on_batch` is called with the number of texts of each.
 
     Raises:
       UserError: the model has no name, or another one has it there.
     """
     if encoder.spec is None:
         raise UserError("a model that was never saved cannot be loaded by the machines of a cluster: save it")
-    worker = ShardWorker(
+    worker = Worker(
+        load=DualEncoder.load,
         spec=encoder.spec,
         fingerprint=encoder.fingerprint,
-        dtype=encoder.model.config.backbone.dtype,
-        batch_tokens=cluster.batch_tokens,
-        lengths=(encoder.settings.query_max_length, encoder.settings.passage_max_length),
+        options={
+            "dtype": encoder.model.config.backbone.dtype,
+            "batch_tokens": cluster.batch_tokens,
+            "query_max_length": encoder.settings.query_max_length,
+            "passage_max_length": encoder.settings.passage_max_length,
+        },
+        work=encode_shard,
         how=how,
     )
     started = time.perf_counter()
@@ -141,48 +137,11 @@ def encode_by_cluster(
         yield encoded
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardWorker:
-    """What a process on another machine needs to encode shards as `encode_shards` does: a few words.
-
-    Attributes:
-      spec: the model, as that machine finds it.
-      fingerprint: of it.
-      dtype: of the matrix products.
-      batch_tokens: tokens of a batch on one device; None suits that machine's.
-      lengths: tokens that are kept of a query, and of a passage.
-      how: what `encode_shards` is given.
-    """
-
-    spec: str
-    fingerprint: str
-    dtype: Literal["float32", "bfloat16"]
-    batch_tokens: int | None
-    lengths: tuple[int, int]
-    how: dict[str, Any]
-
-    def start(self) -> Callable[[Shard], tuple[Encoded, EncodingReport]]:
-        """Loads the model; returns what encodes one shard, in any number of threads.
-
-        Raises:
-          UserError: the model is not there, or is another one.
-        """
-        query, passage = self.lengths
-        encoder = DualEncoder.load(
-            self.spec,
-            dtype=self.dtype,
-            batch_tokens=self.batch_tokens,
-            query_max_length=query,
-            passage_max_length=passage,
-        )
-        check_same(encoder, self.fingerprint)
-
-        def encode(shard: Shard) -> tuple[Encoded, EncodingReport]:
-            report = EncodingReport()
-            (encoded,) = encode_shards(encoder, [shard], **self.how, report=report)
-            return encoded, report
-
-        return encode
+def encode_shard(encoder: DualEncoder, shard: Shard, **how: Any) -> tuple[Encoded, EncodingReport]:
+    """Returns what `encode_shards` makes of one shard, and what it did."""
+    report = EncodingReport()
+    (encoded,) = encode_shards(encoder, [shard], **how, report=report)
+    return encoded, report
 
 
 def files_of(number: int | Literal["*"]) -> tuple[str, str]:
@@ -191,31 +150,45 @@ def files_of(number: int | Literal["*"]) -> tuple[str, str]:
     return f"ids-{digits}.json", f"embeddings-{digits}.npy"
 
 
-def count_of(number: int | Literal["*"]) -> str:
-    """Returns the name of the hidden file that says how many texts of a shard were cut."""
-    return f".cut-{number if number == '*' else f'{number:05d}'}.json"
+class Note(NamedTuple):
+    """What the hidden file beside a shard's files says.
 
-
-def write_shard(directory: Path, encoded: Encoded, *, process: int = 0) -> dict[str, str]:
-    """Writes a shard's files, either of which appears only when whole, and adds their hashes to SHA256SUMS.
-
-    Args:
-      directory: where to.
-      encoded: the shard.
-      process: which of the run this is (`checksums.append`).
-
-    Returns:
-      The hashes by name.
+    Attributes:
+      cut: how many texts had more tokens than the model keeps; None: unknown.
+      sha256: the hashes of the files by name.
     """
+
+    cut: int | None
+    sha256: dict[str, str]
+
+
+def note_of(number: int | Literal["*"]) -> str:
+    """Returns the name of the file of a shard's `Note`."""
+    return f".shard-{number if number == '*' else f'{number:05d}'}.json"
+
+
+def is_there(directory: Path, number: int) -> bool:
+    """Whether a shard was written."""
+    return all((directory / name).exists() for name in files_of(number))
+
+
+def read_note(directory: Path, number: int) -> Note:
+    """Returns the note of a shard that was written; of an earlier jaxir's the files themselves are read."""
+    path = directory / note_of(number)
+    if not path.exists():
+        return Note(None, {name: sha256_of(directory / name) for name in files_of(number)})
+    return Note(**read_json(path, dict[str, Any]))
+
+
+def write_shard(directory: Path, encoded: Encoded) -> None:
+    """Writes a shard's files, each of which appears only when whole, the vectors after the others."""
     ids_name, vectors_name = files_of(encoded.number)
     ids = json.dumps(encoded.ids, ensure_ascii=False).encode()
-    with atomic_file(directory / count_of(encoded.number)) as file:
-        file.write(f"{encoded.cut}\n")
-    with atomic_file(directory / ids_name, "wb") as file:
-        file.write(ids)
     with atomic_file(directory / vectors_name, "wb") as file:
         hashed = checksums.Hashed(file)
         write_npy(hashed, [encoded.vectors])
         sums = {ids_name: hashlib.sha256(ids).hexdigest(), vectors_name: hashed.hexdigest()}
-        checksums.append(directory, sums, process=process)
-    return sums
+        with atomic_file(directory / note_of(encoded.number)) as note:
+            note.write(json.dumps(Note(encoded.cut, sums)._asdict()) + "\n")
+        with atomic_file(directory / ids_name, "wb") as other:
+            other.write(ids)

@@ -1,6 +1,5 @@
 """`DualEncoder`: a trained model as its users see it, texts in and vectors out."""
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -173,20 +172,18 @@ class DualEncoder:
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("texts must be a list of strings")
-        windows = (texts[start : start + WINDOW] for start in range(0, len(texts), WINDOW))
+        starts = range(0, len(texts), WINDOW)
+        windows = (self.tokens(texts[start : start + WINDOW], tower) for start in starts)
         vectors = np.empty([len(texts), self.dimension], np.float32)
-        with contextlib.ExitStack() as stack:
-            bar = None
-            if show_progress:
-                what = "queries" if tower == "query" else "passages"
-                bar = stack.enter_context(progress(total=len(texts), what=f"encoding {what}", unit="texts"))
+        what = f"encoding {'queries' if tower == 'query' else 'passages'}"
+        with progress(total=len(texts), what=what, unit="texts", hidden=not show_progress) as bar:
             start = 0
-            parts = self.encode_windows(
+            parts = self.encode_tokens(
                 windows,
                 tower=tower,
-                num_windows=max(1, -(-len(texts) // WINDOW)),
+                num_windows=max(1, len(starts)),
                 report=report,
-                on_batch=bar.update if bar is not None else None,
+                on_batch=bar.update,
             )
             try:
                 for part in parts:
@@ -196,28 +193,6 @@ class DualEncoder:
                 number = start + error.row
                 raise UserError(f"{error}: text {number + 1}, {texts[number]!r:.40}") from None
         return vectors
-
-    def encode_windows(
-        self,
-        windows: Iterable[Sequence[str]],
-        *,
-        tower: Tower,
-        num_windows: int = 1,
-        report: EncodingReport | None = None,
-        on_batch: Callable[[int], Any] | None = None,
-    ) -> Iterator[np.ndarray]:
-        """Encodes a stream of lists of texts; see `encode_tokens`.
-
-        Yields:
-          For each list of n texts its float32 vectors [n, D].
-        """
-        return self.encode_tokens(
-            (self.tokens(texts, tower) for texts in windows),
-            tower=tower,
-            num_windows=num_windows,
-            report=report,
-            on_batch=on_batch,
-        )
 
     def encode_tokens(
         self,

@@ -56,8 +56,6 @@ class Expansion:
 
         Args:
           texts: (id, text) of the documents.
-          ids: of all of them, in their order.
-          on_bad_input: as in `read_expansions`.
         """
         for (identifier, text), queries in zip(texts, self._in_order(ids, on_bad_input), strict=True):
             views = [View(text, (query,)) for query in queries] or [View(text)]
@@ -96,7 +94,6 @@ def encode_views(
     """Encodes a stream of lists of documents, each of some views; see `DualEncoder.encode_tokens`.
 
     Args:
-      encoder: the model.
       windows: lists of documents, each with what the counts of its cut documents are added to.
       **how: what else `DualEncoder.encode_tokens` takes.
 

@@ -80,10 +80,7 @@ def whitening(
     U L U^T is the covariance, L diagonal and descending: (x - mean) W has mean 0 and covariance 1.
 
     Args:
-      mean: of the vectors.
-      covariance: of the vectors.
       dimensions: K; None for as many as the vectors span.
-      count: how many vectors there were.
 
     Raises:
       UserError: K is more than the dimensions that the vectors span, or there are no more texts than
@@ -109,7 +106,8 @@ def _moments(encoder: DualEncoder, texts: Iterable[str]) -> tuple[int, np.ndarra
     squares = np.zeros([encoder.dimension] * 2)
     source = iter(texts)
     windows = iter(lambda: list(itertools.islice(source, WINDOW)), [])
-    for vectors in encoder.encode_windows(windows, tower="passage"):
+    tokens = (encoder.tokens(some, "passage") for some in windows)
+    for vectors in encoder.encode_tokens(tokens, tower="passage"):
         rows = vectors.astype(np.float64)
         count, total, squares = count + len(rows), total + rows.sum(0), squares + rows.T @ rows
     mean = total / max(count, 1)

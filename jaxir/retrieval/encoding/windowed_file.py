@@ -26,9 +26,10 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from jaxir.core.errors import UserError, changed
+from jaxir.core.errors import UserError
 from jaxir.core.installation import cache_directory
 from jaxir.core.progress import progress
+from jaxir.retrieval.encoding.unfinished import take_up, unfinished_of
 from jaxir.runtime.distributed import as_first, wait_for_all
 from jaxir.storage.files import atomic_file, remove_tree
 from jaxir.storage.json_files import read_json
@@ -36,7 +37,6 @@ from jaxir.storage.open_files import open_to_read, sha256_of
 from jaxir.storage.outputs import alone
 
 WINDOW = 1024  # texts, at most which a process loses by an interruption
-MADE = "made.json"
 WINDOWS = "outputs-*.jsonl"
 
 
@@ -48,10 +48,9 @@ class HasId(Protocol):
 
 
 R = TypeVar("R", bound=HasId)
-# Takes what reads the windows with their numbers and what is told of done records; yields lines of a window.
+# Takes what reads the windows with their numbers; yields those with the lines of each.
 Elsewhere = Callable[
-    [Callable[[], Iterator[tuple[int, list[R]]]], Callable[[int], Any]],
-    Iterator[tuple[int, list[dict[str, Any]]]],
+    [Callable[[], Iterator[tuple[int, list[R]]]]], Iterator[tuple[int, list[dict[str, Any]]]]
 ]
 
 
@@ -107,13 +106,8 @@ def write_windows(
     windows; the first one puts them together.
 
     Args:
-      output: the file.
       made: what is made: all that the lines depend on, so that nothing else is taken up again.
-      records: what lines are made for.
       make: the fields of each of a window's lines, `outputs` (a list) among them; it tells how many are done.
-      count: how many records there are.
-      what: what the progress bar says.
-      window: records that are handled together.
       elsewhere: makes the lines in the place of `make`, in other processes, in whatever order; `records` are
         then read there, more than once.
 
@@ -121,15 +115,18 @@ def write_windows(
       What is in the file, in the first process; None in the others.
 
     Raises:
-      UserError: what was begun there is something else or damaged, or another run is writing it.
+      UserError: what was begun there is something else, or another run is writing it.
     """
     part, parts = jax.process_index(), jax.process_count()
-    unfinished = output.with_name(f".{output.name}.unfinished")
+    unfinished = unfinished_of(output)
     windows = [unfinished / f"outputs-{number:05d}.jsonl" for number in range(-(-count // window))]
     with alone(output) if part == 0 else contextlib.nullcontext():
-        complete = part == 0 and _begin(unfinished, made, output)
+        complete = part == 0 and _is_complete(output, made)
+        if part == 0 and not complete:
+            take_up(output, made, WINDOWS)
         if as_first({"complete": complete})["complete"]:
-            return _complete(output) if part == 0 else None
+            remove_tree(unfinished)  # of a run that was killed while it removed it
+            return OutputsReport(was_complete=True) if part == 0 else None
         own = set(windows[part::parts])
         there = {place for place in own if place.exists()}
         texts = {place: min(window, count - n * window) for n, place in enumerate(windows)}
@@ -144,19 +141,19 @@ def write_windows(
                 remaining = iter(records)
                 for number, place in enumerate(windows):
                     batch = list(itertools.islice(remaining, window))
-                    if place in there:
-                        _check_window(place, [record.id for record in batch])
-                    elif place in own:
+                    if place in own - there:
                         yield number, batch
 
             def made_here() -> Iterator[tuple[int, Iterable[Mapping[str, Any]]]]:
                 for number, batch in missing():
                     yield number, lines_of(batch, make(batch, bar.update))
 
-            for number, lines in made_here() if elsewhere is None else elsewhere(missing, bar.update):
+            for number, lines in made_here() if elsewhere is None else elsewhere(missing):
                 with atomic_file(windows[number]) as file:
                     for line in lines:
                         file.write(_line(line))
+                if elsewhere is not None:
+                    bar.update(len(lines))
         wait_for_all("outputs are made")
         return _finish(windows, made, output) if part == 0 else None
 
@@ -165,29 +162,6 @@ def lines_of(records: Sequence[HasId], found: Iterable[Mapping[str, Any]]) -> It
     """Yields what stands in the line of each record."""
     for record, fields in zip(records, found, strict=True):
         yield {"_id": record.id, **fields}
-
-
-def _begin(unfinished: Path, made: Mapping[str, Any], output: Path) -> bool:
-    """Makes the directory, or checks that what was begun in it is the same; returns whether all is there."""
-    begun = (unfinished / MADE).exists()
-    if begun:
-        before = read_json(unfinished / MADE, dict[str, Any])
-        differing = next((name for name, value in made.items() if before.get(name) != value), None)
-        if differing is not None and any(unfinished.glob(WINDOWS)):
-            how = changed(differing, before.get(differing), made[differing])
-            raise UserError(
-                f"{output} was begun with {how}: give the same to finish it, or remove {unfinished}"
-            )
-        begun = differing is None  # without a window nothing is lost
-    if _is_complete(output, made):
-        remove_tree(unfinished)  # of a run that was killed while it removed it
-        return True
-    if not begun:
-        for left in unfinished.glob(WINDOWS):  # likewise
-            left.unlink()
-        with atomic_file(unfinished / MADE) as file:
-            file.write(_line(made))
-    return False
 
 
 def _is_complete(output: Path, made: Mapping[str, Any]) -> bool:
@@ -204,23 +178,14 @@ def _note_of(output: Path) -> Path:
     return cache_directory() / "outputs" / f"{place}.json"
 
 
-def _check_window(window: Path, ids: list[str]) -> None:
-    """Checks that a window which was written before has the outputs of these texts, in their order."""
-    with open_to_read(window) as lines:
-        if [_record(line, window).get("_id") for line in lines] != ids:
-            raise _damaged(window)
-
-
 def _finish(windows: list[Path], made: Mapping[str, Any], output: Path) -> OutputsReport:
     """Puts the windows together, and notes what they are made of."""
     report, digest = OutputsReport(), hashlib.sha256()
     with atomic_file(output, "wb") as file:
         for window in windows:
-            if not window.exists():
-                raise UserError(f"{window} was removed meanwhile; run the same command again to make it anew")
             with open_to_read(window) as lines:
                 for line in lines:
-                    report.add(_record(line, window)["outputs"])
+                    report.add(json.loads(line)["outputs"])
                     digest.update(line)
                     file.write(line)
     with contextlib.suppress(OSError, UserError), atomic_file(_note_of(output)) as file:
@@ -229,26 +194,5 @@ def _finish(windows: list[Path], made: Mapping[str, Any], output: Path) -> Outpu
     return report
 
 
-def _complete(output: Path) -> OutputsReport:
-    """Returns what is in a file that is whole already."""
-    report = OutputsReport(was_complete=True)
-    with open_to_read(output) as lines:
-        for line in lines:
-            report.add(_record(line, output)["outputs"])
-    return report
-
-
 def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
-
-
-def _record(line: bytes, window: Path) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        record = json.loads(line)
-        if isinstance(record, dict) and isinstance(record.get("outputs"), list):
-            return record
-    raise _damaged(window)
-
-
-def _damaged(window: Path) -> UserError:
-    return UserError(f"{window} is damaged: remove it, and the same command makes it anew")

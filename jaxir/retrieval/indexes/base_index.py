@@ -1,38 +1,36 @@
 """What every index can do, and the directory it is saved in.
 
 Some engines search vectors (`VectorIndex`), some the words of a question; `Index.query_kind` says which, and
-`retrieval.searcher.Searcher` asks either with texts. An index directory holds `index.json` (engine,
-similarity, dimension, count, the model and its fingerprint), `ids.json` (ids, in the order of the rows), the
-engine's own files and, where a corpus was given, the documents for display.
+`retrieval.searcher.Searcher` asks either with texts. An index directory holds `index.json` (`IndexInfo`),
+`ids.json` (ids, in the order of the rows), the engine's own files and, where a corpus was given, the
+documents for display.
 """
 
 import abc
 import dataclasses
 import importlib
 import itertools
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from jaxtyping import Float
 
 from jaxir.core.errors import UserError
-from jaxir.core.values import Count, Natural, check_value, checked
 from jaxir.retrieval.encoding.lengths import UnusableVectorError, first_unusable
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new, check_there
-from jaxir.storage.checksums import check, directory_with_checksums, key
+from jaxir.retrieval.indexes.index_info import FORMAT, IndexInfo, Similarity, describe
+from jaxir.storage.checksums import check, directory_with_checksums
 from jaxir.storage.files import local_path
 from jaxir.storage.json_files import made, read_json
 from jaxir.storage.npy import pieces
 
 if TYPE_CHECKING:
-    from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+    from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 
-Similarity = Literal["cosine", "dot"]
 # What a query is: a row of a matrix [Q, D], a text, or a dict of a learned sparse model's token weights.
 QueryKind = Literal["vectors", "texts", "weights"]
 # A matrix [N, D], or several that follow each other, for example the memory-mapped shards of an EMB_DIR.
@@ -47,47 +45,6 @@ ENGINES = {
     "entries": "jaxir.retrieval.indexes.entries_index:EntriesIndex",
     "parts": "jaxir.retrieval.indexes.parts_index:PartsIndex",
 }
-FORMAT = 1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-@checked
-class IndexInfo:
-    """What index.json says.
-
-    Attributes:
-      engine: a key of `ENGINES`.
-      similarity: "cosine" or "dot" of vectors; "bm25" or "impact" of terms.
-      dimension: D; 0 where there are no vectors.
-      count: N.
-      fingerprint: of the model that made the vectors; None where they came from elsewhere.
-      model: the model as it was named to `encode`; None likewise.
-      read_with: how documents were read with generated queries, in words; None: alone.
-      tower: which tower of the model read the documents; None: not known, or entries, which are of passages.
-      step: of a model that is a training run, the step of its checkpoint; None: unknown.
-      max_length: tokens beyond which a document was cut; None: unknown.
-      cut: number of documents that were cut; None: unknown.
-      settings: the engine's own.
-    """
-
-    engine: str
-    similarity: Literal["cosine", "dot", "bm25", "impact"]
-    dimension: Natural
-    count: Count
-    fingerprint: str | None = None
-    model: str | None = None
-    read_with: str | None = None
-    tower: Literal["query", "passage"] | None = None
-    max_length: Count | None = None
-    cut: Natural | None = None
-    step: Natural | None = None
-
-    @property
-    def made_by(self) -> MadeBy:
-        """The model as messages name it."""
-        return MadeBy(self.model, self.step)
-
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Index(abc.ABC):
@@ -98,8 +55,6 @@ class Index(abc.ABC):
       query_kind: what `search` takes.
       changing: files in its directory that the engine changes when it is opened, which have no checksum.
       growing: directories in it in which there may be more files than have a checksum.
-      similarities: a hint of what `info.similarity` may be.
-      settings_hints: of what index.json must say of the engine's own settings; None is for none.
       info: what index.json says.
       ids: the N ids, in the order of the rows.
       documents: titles and texts by id, or None.
@@ -109,8 +64,6 @@ class Index(abc.ABC):
     query_kind: ClassVar[QueryKind]
     changing: ClassVar[tuple[str, ...]] = ()
     growing: ClassVar[tuple[str, ...]] = ()
-    similarities: ClassVar[Any]
-    settings_hints: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None = None):
         self.info, self.ids, self.documents = info, ids, documents
@@ -194,28 +147,23 @@ class Index(abc.ABC):
 class VectorIndex(Index):
     """N vectors [N, D], searched by inner product or cosine.
 
-    Build one with `ExactIndex.build` or `ScannIndex.build`.
+    Build one with `ExactIndex.build`, `ScannIndex.build` or `MilvusIndex.build`.
     """
 
     query_kind = "vectors"
-    similarities = Similarity
 
     @classmethod
     @abc.abstractmethod
-    def build(
-        cls,
-        embeddings: Embeddings,
-        ids: Sequence[str],
-        *,
-        similarity: Similarity = "cosine",
-        fingerprint: str | None = None,
-        model: str | None = None,
-    ) -> "VectorIndex":
-        """Makes an index of vectors [N, D] (one array, or shards of it) under N distinct ids.
+    def build(cls, embeddings: Embeddings, ids: Sequence[str], **facts: Any) -> Self:
+        """Makes an index of vectors.
+
+        Args:
+          embeddings: float32 vectors [N, D], one array, or shards of it.
+          ids: N distinct ids.
+          **facts: of `describe_vectors`; an engine takes its own options besides.
 
         Raises:
-          UserError: no vectors, ids that are not distinct or not N, or vectors that are not finite or longer
-            than `lengths.LONGEST`.
+          UserError: as `describe_vectors`, or the engine cannot take the vectors.
         """
 
     @abc.abstractmethod
@@ -225,18 +173,10 @@ class VectorIndex(Index):
     def search(
         self, queries: Float[np.ndarray, "Q D"], k: int
     ) -> tuple[Float[np.ndarray, "Q K"], list[list[str]]]:
-        """Returns the nearest documents of each query, best first.
+        """As `Index.search`, of vectors [Q, D] from the query tower of the model that made the index.
 
         Documents of equal score stand in descending order of id, as trec_eval ranks them. Which of them are
         found where there are more than k is for the engine to say; "exact" finds the first in that order.
-
-        Args:
-          queries: vectors [Q, D] from the query tower of the model that made the index.
-          k: how many.
-
-        Returns:
-          (float32 scores [Q, K], for each query K ids), K = min(k, N). An approximate engine that finds
-          fewer for a query gives fewer ids and fills up its scores with -inf.
 
         Raises:
           UserError: the vectors have another dimension than the index, they are not finite or longer than
@@ -271,17 +211,15 @@ class VectorIndex(Index):
         Raises:
           UserError: as `build`, vectors of another dimension, or ids that are there already.
         """
-        shards, new = checked(embeddings, ids, self.info.similarity)
+        shards, new = checked(embeddings, ids, self.info.similarity), list(ids)
         if shards[0].shape[1] != self.info.dimension:
             raise UserError(
                 f"the new vectors have {shards[0].shape[1]} dimensions and the index {self.info.dimension}"
             )
         check_new(new, self.ids)
         self.documents = None
-        try:
-            self._add(shards, new)
-        finally:
-            self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
+        self._add(shards, new)
+        self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
     def delete(self, ids: Sequence[str]) -> None:
         """Removes documents. What lies on disk stays as it is, as with `add`.
@@ -293,18 +231,16 @@ class VectorIndex(Index):
         gone = set(ids)
         if len(gone) == len(self.ids):
             raise UserError("no document would be left")
-        try:
-            self._delete(gone)
-        finally:
-            self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
+        self._delete(gone)
+        self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
-    @abc.abstractmethod
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
         """`add` of what is known to fit; it sees to `self.ids`."""
+        raise not_changed(self)
 
-    @abc.abstractmethod
     def _delete(self, ids: set[str]) -> None:
         """`delete` of ids that are there; it sees to `self.ids`."""
+        raise not_changed(self)
 
 
 def check_k(k: int) -> None:
@@ -313,11 +249,9 @@ def check_k(k: int) -> None:
         raise UserError(f"k must be at least 1, not {k}")
 
 
-def describe(directory: Path, info: IndexInfo, ids: Sequence[str]) -> None:
-    """Writes what `load_index` reads beside the engine's own files."""
-    (directory / "ids.json").write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
-    content = {"format": FORMAT, **dataclasses.asdict(info)}
-    (directory / "index.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def not_changed(index: Index) -> UserError:
+    """Returns the error of an engine that has no `add` and no `delete`."""
+    return UserError(f"an index of engine {index.engine} is not changed in place: build it anew")
 
 
 def load_index(directory: str | Path) -> Index:
@@ -327,19 +261,6 @@ def load_index(directory: str | Path) -> Index:
       UserError: the directory is not an index, is damaged, or its engine is not installed.
     """
     directory = local_path(directory)
-    while True:
-        before = key(directory)
-        try:
-            index = _load_index(directory)
-            if key(directory) == before:
-                return index
-            index.close()  # an update has put another there: nothing of two is mixed
-        except UserError:
-            if key(directory) == before:
-                raise
-
-
-def _load_index(directory: Path) -> Index:
     if not (path := directory / "index.json").is_file():
         raise UserError(f"{directory} is not an index: it has no index.json")
     try:
@@ -349,9 +270,6 @@ def _load_index(directory: Path) -> Index:
             raise UserError(f"index.json is of another version than this jaxir, which knows {known}")
         info = made(IndexInfo, content, path)
         index_class = engine(info.engine)
-        for name, kind in index_class.settings_hints.items():
-            check_value(f"{path}: the setting {name}", info.settings.get(name), kind)
-        check_value(f"{path}: similarity", info.similarity, index_class.similarities)
         check(directory, without=(*index_class.changing, *index_class.growing))
         ids = read_json(directory / "ids.json", list[str])
     except UserError as error:
@@ -407,12 +325,48 @@ def engine(name: str) -> type[Index]:
     return getattr(importlib.import_module(module), cls)
 
 
-def checked(
-    embeddings: Embeddings, ids: Sequence[str], similarity: Similarity
-) -> tuple[list[np.ndarray], list[str]]:
-    """Returns the embeddings as shards and the ids as a list, once they are known to fit each other."""
+def describe_vectors(
+    engine: str,
+    embeddings: Embeddings,
+    ids: Sequence[str],
+    *,
+    similarity: Similarity = "cosine",
+    fingerprint: str | None = None,
+    model: str | None = None,
+) -> tuple[IndexInfo, list[np.ndarray]]:
+    """Returns what index.json says of vectors (without settings of the engine), and the vectors as shards.
+
+    Args:
+      engine: of the index.
+      embeddings: float32 vectors [N, D], one array, or shards of it.
+      ids: N distinct ids.
+      similarity: how vectors are compared.
+      fingerprint: of the model that made them.
+      model: its name.
+
+    Raises:
+      UserError: as `checked`.
+    """
+    shards = checked(embeddings, ids, similarity)
+    info = IndexInfo(
+        engine=engine,
+        similarity=similarity,
+        dimension=shards[0].shape[1],
+        count=len(ids),
+        fingerprint=fingerprint,
+        model=model,
+    )
+    return info, shards
+
+
+def checked(embeddings: Embeddings, ids: Sequence[str], similarity: Similarity) -> list[np.ndarray]:
+    """Returns vectors as shards.
+
+    Raises:
+      UserError: no vectors, ids that are not distinct or not N, or vectors that are not finite or longer
+        than `lengths.LONGEST`.
+    """
     shards = [embeddings] if isinstance(embeddings, np.ndarray) else list(embeddings)
-    ids = list(ids)
     if similarity not in ("cosine", "dot"):
         raise UserError(f"similarity must be cosine or dot, not {similarity!r}")
     if any(s.ndim != 2 or s.dtype != np.float32 for s in shards) or len({s.shape[1] for s in shards}) > 1:
@@ -431,7 +385,7 @@ def checked(
             row, reason = found
             raise UnusableVectorError(f"the vector of {ids[start + row]!r}", start + row, reason)
         start += len(piece)
-    return shards, ids
+    return shards
 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxir.core.errors import DamagedError, UserError
-from jaxir.core.values import fits
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.sources import Document, has_lines, read_documents
 from jaxir.storage.files import local_path
@@ -24,7 +23,7 @@ from jaxir.storage.npy import read_npy, write_npy
 from jaxir.storage.open_files import check_readable, sha256_of
 
 if TYPE_CHECKING:
-    from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+    from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 
 _TEXTS = "documents.jsonl"
 _OFFSETS = "documents-offsets.npy"
@@ -49,51 +48,34 @@ class Documents:
           KeyError: there is none of that id.
           DamagedError: the file is not what it was.
         """
-        return self._document(doc_id, self._line(int(self._offsets[self._row_of[doc_id]]), doc_id))
+        try:
+            line = self._line(int(self._offsets[self._row_of[doc_id]]))
+            # NaN and the infinities, which Python's reader takes, are no JSON.
+            title, text, *metadata = json.loads(line, parse_constant=lambda _: None)
+        except (TypeError, ValueError):
+            what = f"the document {doc_id!r} is not there as it was stored; index again"
+            raise DamagedError(self._path, what) from None
+        return Document(doc_id, title, text, *metadata)
 
     @classmethod
     def open(cls, directory: Path, ids: Sequence[str]) -> Documents | None:
         """Returns the documents stored in an index directory, None where there are none."""
         if not (directory / _TEXTS).is_file():
             return None
-        try:
-            offsets = np.array(read_npy(directory / _OFFSETS, np.int64, (len(ids),)))
-        except UserError as error:
-            raise UserError(f"{directory} is a damaged index: {error}") from None
+        offsets = np.array(read_npy(directory / _OFFSETS, np.int64, (len(ids),)))
         return cls(directory / _TEXTS, offsets, ids)
 
     def lines(self, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """Yields ids and what is stored of them in JSON, as it lies on disk."""
         rows = sorted((int(self._offsets[self._row_of[doc_id]]), doc_id) for doc_id in ids)
         for offset, doc_id in rows:
-            yield doc_id, self._line(offset, doc_id)
+            yield doc_id, self._line(offset)
 
-    def _line(self, offset: int, doc_id: str) -> bytes:
+    def _line(self, offset: int) -> bytes:
         line, size = b"", 1 << 12
-        try:
-            while offset >= 0 and b"\n" not in line:
-                if not (piece := os.pread(self._descriptor, size, offset + len(line))):
-                    break
-                line, size = line + piece, 2 * size
-        except OSError as error:  # which does not say of what file
-            raise OSError(error.errno, error.strerror, str(self._path)) from None
-        line = line[: line.find(b"\n") + 1]
-        if not (line.startswith(b"[") and line.endswith(b"]\n")):
-            raise self._damaged(doc_id)
-        return line
-
-    def _document(self, doc_id: str, line: bytes) -> Document:
-        try:
-            # NaN and the infinities, which Python's reader takes, are no JSON.
-            stored = json.loads(line, parse_constant=lambda _: None)
-        except (ValueError, RecursionError):
-            raise self._damaged(doc_id) from None
-        if not (2 <= len(stored) <= 3 and fits(stored[:2], list[str]) and fits(stored[2:], list[dict])):
-            raise self._damaged(doc_id)
-        return Document(doc_id, *stored)
-
-    def _damaged(self, doc_id: str) -> DamagedError:
-        return DamagedError(self._path, f"the document {doc_id!r} is not there as it was stored; index again")
+        while b"\n" not in line and (piece := os.pread(self._descriptor, size, offset + len(line))):
+            line, size = line + piece, 2 * size
+        return line[: line.find(b"\n") + 1]
 
     @staticmethod
     def write(
@@ -107,10 +89,8 @@ class Documents:
         """Copies the documents named by `ids` into an index directory.
 
         Args:
-          directory: where to.
           corpus: a corpus file, as `read_documents` takes it; None where all are in `kept`.
           ids: of the documents, in the order of the index.
-          kept: documents of an earlier index.
           new: the ids that are taken from the corpus; None takes all from there.
 
         Raises:
@@ -132,14 +112,6 @@ class Documents:
                     line = json.dumps(stored, ensure_ascii=False)
                     file.write(line.encode(errors="replace") + b"\n")  # metadata may be no Unicode text
         _check_none([ids[row] for row in np.flatnonzero(offsets < 0)], corpus, len(wanted))
-        with (directory / _OFFSETS).open("wb") as file:
-            write_npy(file, [offsets])
-
-    @staticmethod
-    def reorder(directory: Path, before: Sequence[str], after: Sequence[str]) -> None:
-        """Tells the documents of an index directory that its ids stand in another order now."""
-        row_of = {doc_id: row for row, doc_id in enumerate(before)}
-        offsets = np.load(directory / _OFFSETS)[[row_of[doc_id] for doc_id in after]]
         with (directory / _OFFSETS).open("wb") as file:
             write_npy(file, [offsets])
 

@@ -6,18 +6,17 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.values import Count
 from jaxir.retrieval.indexes import base_index
-from jaxir.retrieval.indexes.base_index import Embeddings, IndexInfo, VectorIndex, load_index
+from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, load_index
 from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.index_info import IndexInfo
 
 INNER = "entries"  # the engine's index, in a directory of its own
-NOT_CHANGED = "an index of several entries of each document is not changed in place: build it anew"
 
 
 class EntriesIndex(VectorIndex):
@@ -33,7 +32,6 @@ class EntriesIndex(VectorIndex):
     """
 
     engine = "entries"
-    settings_hints: ClassVar[dict[str, Any]] = {"most": Count, "backend": str}
 
     def __init__(self, entries: VectorIndex, documents: Documents | None = None):
         if entries.changing or entries.growing:
@@ -86,12 +84,6 @@ class EntriesIndex(VectorIndex):
                 break
         return scores, ids
 
-    def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
-        raise UserError(NOT_CHANGED)
-
-    def _delete(self, ids: set[str]) -> None:
-        raise UserError(NOT_CHANGED)
-
     def _save_engine(self, directory: Path) -> None:
         (directory / INNER).mkdir()
         self.entries.write_into(directory / INNER)
@@ -100,13 +92,7 @@ class EntriesIndex(VectorIndex):
     def _load_engine(
         cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
     ) -> EntriesIndex:
-        entries = load_index(directory / INNER)
-        if not isinstance(entries, VectorIndex):
-            raise UserError(f"{directory} is a damaged index: its entries are no vectors")
-        found = cls(entries, documents)
-        if found.info != info or found.ids != ids:
-            raise UserError(f"{directory} is a damaged index: its entries are of other documents")
-        return found
+        return cls(load_index(directory / INNER), documents)
 
     def close(self) -> None:
         """Lets go of what the engine holds; see `Index.close`."""

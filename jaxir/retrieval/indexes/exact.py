@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,18 +18,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxir.core.errors import UserError
 from jaxir.core.platforms import local_devices
-from jaxir.core.values import Share
 from jaxir.retrieval.indexes import rounding
-from jaxir.retrieval.indexes.base_index import (
-    Embeddings,
-    IndexInfo,
-    Similarity,
-    VectorIndex,
-    checked,
-)
+from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, describe_vectors
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.exact_rows import DTYPES, Rows, Storage
 from jaxir.retrieval.indexes.ids import descending_ranks
+from jaxir.retrieval.indexes.index_info import IndexInfo
 from jaxir.retrieval.indexes.topk import NO_RANK, block_program, merge_program
 from jaxir.runtime.cpu import has_quick_bfloat16
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
@@ -63,8 +58,6 @@ class ExactIndex(VectorIndex):
     """
 
     engine = "exact"
-    # Older indexes do not tell the storage.
-    settings_hints: ClassVar[Mapping[str, Any]] = {"storage": Storage | None, "target_recall": Share | None}
 
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None, rows: Rows):
         super().__init__(info, ids, documents)
@@ -85,28 +78,24 @@ class ExactIndex(VectorIndex):
         embeddings: Embeddings,
         ids: Sequence[str],
         *,
-        similarity: Similarity = "cosine",
-        fingerprint: str | None = None,
-        model: str | None = None,
         storage: Storage = "float32",
         target_recall: float | None = None,
+        **facts: Any,
     ) -> ExactIndex:
-        """As `VectorIndex.build`.
+        """Makes an index of vectors.
 
         Args:
-          embeddings: as there.
-          ids: as there.
-          similarity: as there.
-          fingerprint: as there.
-          model: as there.
+          embeddings: float32 vectors [N, D], one array, or shards of it.
+          ids: N distinct ids.
           storage: the type in which vectors are kept and compared. bfloat16 and int8 cost some recall.
           target_recall: what share of the true answers `jax.lax.approx_max_k` shall find, on TPUs; elsewhere
             all are found. None: all.
+          **facts: `similarity` ("cosine", the default, or "dot"), and the `model` and its `fingerprint`.
 
         Raises:
-          UserError: as there, or an unknown storage, or a recall that is not between 0 and 1.
+          UserError: vectors and ids do not fit each other, or vectors are not finite or too long.
         """
-        shards, ids = checked(embeddings, ids, similarity)
+        info, shards = describe_vectors(cls.engine, embeddings, ids, **facts)
         if storage not in DTYPES:
             raise UserError(f"storage must be one of {', '.join(DTYPES)}, not {storage!r}")
         if target_recall is not None and not 0 < target_recall < 1:
@@ -114,16 +103,8 @@ class ExactIndex(VectorIndex):
         settings = {"storage": storage}
         if target_recall is not None:
             settings["target_recall"] = target_recall
-        info = IndexInfo(
-            engine=cls.engine,
-            similarity=similarity,
-            dimension=shards[0].shape[1],
-            count=len(ids),
-            fingerprint=fingerprint,
-            model=model,
-            settings=settings,
-        )
-        return cls(info, ids, None, Rows(shards, storage, cosine=similarity == "cosine"))
+        info = dataclasses.replace(info, settings=settings)
+        return cls(info, list(ids), None, Rows(shards, storage, cosine=info.similarity == "cosine"))
 
     def on(self, partitioner: Partitioner) -> ExactIndex:
         """Returns an index of the same vectors whose rows are split over all devices of a mesh.

@@ -9,7 +9,7 @@ from typing import Literal
 import ml_dtypes
 import numpy as np
 
-from jaxir.core.errors import UserError
+from jaxir.retrieval.indexes.rows import without
 from jaxir.storage.npy import read_npy, stream_npy
 
 Storage = Literal["float32", "bfloat16", "int8"]
@@ -47,7 +47,6 @@ class Rows:
         """Takes shards [n, D] of float32 or of the type of `storage`.
 
         Args:
-          shards: the vectors.
           storage: their type when they are read.
           cosine: whether lengths do not count.
           multipliers: [N], see `read`; 0 where they are not known, which they must be of int8 shards unless
@@ -106,12 +105,8 @@ class Rows:
 
     def without(self, rows: np.ndarray) -> Rows:
         """Returns what stands between some rows (ascending numbers), which is not copied."""
-        parts = []
-        for shard, start, stop in zip(self._shards, self._starts[:-1], self._starts[1:], strict=True):
-            gone = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
-            parts += [shard[a:b] for a, b in zip([0, *(gone + 1)], [*gone, len(shard)], strict=True) if a < b]
         known = np.delete(self._multipliers, rows)
-        return Rows(parts, self.storage, cosine=self._cosine, multipliers=known)
+        return Rows(without(self._shards, rows), self.storage, cosine=self._cosine, multipliers=known)
 
     def save(self, directory: Path) -> None:
         """Writes the vectors as they are stored."""
@@ -138,12 +133,9 @@ class Rows:
           UserError: a file is missing or damaged, or its vectors are others than they must be.
         """
         kept, written = DTYPES[storage]
-        try:
-            vectors = read_npy(directory / VECTORS, written, shape)
-            scaled = storage == "int8" and not cosine
-            scales = np.array(read_npy(directory / SCALES, np.float32, shape[:1])) if scaled else None
-        except UserError as error:
-            raise UserError(f"{directory} is a damaged index: {error}") from None
+        vectors = read_npy(directory / VECTORS, written, shape)
+        scaled = storage == "int8" and not cosine
+        scales = np.array(read_npy(directory / SCALES, np.float32, shape[:1])) if scaled else None
         return cls([vectors.view(kept)], storage, cosine=cosine, multipliers=scales)
 
     def _converted(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

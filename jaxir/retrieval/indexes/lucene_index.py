@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -15,9 +15,10 @@ from jaxir.core.progress import progress
 from jaxir.data.formats.lines import MalformedRecord, OnBadInput, Policy
 from jaxir.data.formats.sources import Document, read_documents
 from jaxir.data.formats.sparse_vectors import SparseVector, read_sparse_vectors, weights_of
-from jaxir.retrieval.indexes.base_index import Index, IndexInfo, check_k, describe
+from jaxir.retrieval.indexes.base_index import Index, check_k
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new
+from jaxir.retrieval.indexes.index_info import IndexInfo, describe
 from jaxir.sidecar.client import Hits, Sidecar
 from jaxir.sidecar.environment import shared
 from jaxir.sidecar.lucene_settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
@@ -27,8 +28,6 @@ from jaxir.storage.checksums import directory_with_checksums
 Fields = Literal["flat", "multifield"]
 FILES = "lucene"
 FEW = 100
-# UTF-16 units of a document's field: Anserini reads documents with Jackson, which takes no longer string.
-MOST_CHARACTERS = 20_000_000
 # Java's String.trim takes these for nothing, and Anserini leaves out a document that is nothing else.
 BLANK = "".join(map(chr, range(33)))
 # Anserini also leaves out a document without contents whatever its other fields hold; of this word, which is
@@ -77,8 +76,6 @@ class LuceneIndex(_LuceneIndex):
 
     engine = "lucene"
     query_kind = "texts"
-    similarities = Literal["bm25"]
-    settings_hints: ClassVar[Mapping[str, Any]] = {"fields": Fields}
     _bm25: Bm25 = PYSERINI_BM25
     _feedback: Rm3 | Rocchio | None = None
 
@@ -132,7 +129,6 @@ class LuceneImpactIndex(_LuceneIndex):
 
     engine = "lucene_impact"
     query_kind = "weights"
-    similarities = Literal["impact"]
 
     def search(self, queries: Sequence[Mapping[str, int]], k: int) -> tuple[np.ndarray, list[list[str]]]:
         """Returns the documents of the greatest inner product with each query's {token: weight}.
@@ -180,7 +176,7 @@ def build_lucene_index(
     collector = OnBadInput(on_bad_input)
     sidecar = sidecar or shared()
     with directory_with_checksums(output) as aside:
-        info, ids = _index(aside, lambda: _read(corpus, fields, collector), fields, sidecar)
+        info, ids = _index(aside, lambda: read_documents(corpus, collector), fields, sidecar)
         collector.report(noted="left out")
         Documents.write(aside, corpus, ids)
         describe(aside, info, ids)
@@ -199,13 +195,6 @@ def update_lucene_index(
 
     Lucene would go on counting the words of deleted documents; a new index does not.
 
-    Args:
-      index: a BM25 index.
-      directory: where it lies.
-      delete: ids that are left out.
-      corpus: documents to add.
-      on_bad_input: as `build_lucene_index`.
-
     Returns:
       How many documents it has now.
 
@@ -218,7 +207,7 @@ def update_lucene_index(
     gone = set(delete)
     kept = [doc_id for doc_id in index.ids if doc_id not in gone]
     fields = index.info.settings["fields"]
-    new = [] if corpus is None else [d.id for d in _read(corpus, fields, collector)]
+    new = [] if corpus is None else [d.id for d in read_documents(corpus, collector)]
     collector.report(noted="left out")
     check_new(new, kept)
 
@@ -226,41 +215,13 @@ def update_lucene_index(
         for doc_id, _ in stored.lines(kept):
             yield stored[doc_id]
         if corpus is not None:
-            yield from _read(corpus, fields, OnBadInput("skip"))
+            yield from read_documents(corpus, OnBadInput("skip"))
 
     with directory_with_checksums(directory, overwrite=True) as aside:
         info, ids = _index(aside, documents, fields, index.sidecar)
         Documents.write(aside, corpus, ids, kept=stored, new=set(new).intersection(ids))
         describe(aside, info, ids)
     return info.count
-
-
-def _read(corpus: str | Path, fields: Fields, on_bad_input: OnBadInput) -> Iterator[Document]:
-    """Yields the documents of a corpus that Lucene can take.
-
-    Raises:
-      BadInputError: a malformed line, or a document that is too long, unless they are skipped.
-    """
-    for document in read_documents(corpus, on_bad_input):
-        texts = (document.contents,) if fields == "flat" else (document.title, document.text)
-        if (characters := max(map(_characters, texts))) > MOST_CHARACTERS:
-            _record_too_long(on_bad_input, f"{corpus}, document {document.id!r}", characters)
-        else:
-            yield document
-
-
-def _record_too_long(on_bad_input: OnBadInput, place: str, characters: int) -> None:
-    """Refuses a document, or counts it as skipped."""
-    kind = f"more than {MOST_CHARACTERS:,} characters, the most that Lucene indexes of one document"
-    detail = f"({characters:,}): split it, or give --on_bad_input=skip"
-    on_bad_input.record(place, None, kind, detail)
-
-
-def _characters(text: str) -> int:
-    """Returns the length of a text as Java counts it: one outside the basic plane is two."""
-    if 2 * len(text) <= MOST_CHARACTERS:
-        return len(text)
-    return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _index(
@@ -318,14 +279,7 @@ def build_impact_index(
     def of_lucene() -> Iterator[tuple[str, Mapping[str, int]]]:
         ids.clear()
         for vector in checked if isinstance(vectors, Mapping) else read_sparse_vectors(vectors, collector):
-            # Pyserini is given a text that repeats each token weight times.
-            characters = (
-                sum(weight * (_characters(token) + 1) for token, weight in vector.weights.items()) - 1
-            )
-            if characters > MOST_CHARACTERS:
-                place = "the vectors" if isinstance(vectors, Mapping) else str(vectors)
-                _record_too_long(collector, f"{place}, document {vector.id!r}", characters)
-            elif vector.weights:
+            if vector.weights:
                 ids.append(vector.id)
                 yield vector
 

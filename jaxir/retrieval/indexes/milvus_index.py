@@ -9,23 +9,17 @@ import re
 import secrets
 import shutil
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.values import Natural
-from jaxir.retrieval.indexes.base_index import (
-    Embeddings,
-    IndexInfo,
-    Similarity,
-    VectorIndex,
-    checked,
-)
+from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, describe_vectors
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import descending_ranks
+from jaxir.retrieval.indexes.index_info import IndexInfo
 from jaxir.retrieval.indexes.milvus_collection import PLACE, TOKEN, IndexType, MilvusCollection, is_named
 from jaxir.storage.npy import read_npy, write_npy
 from jaxir.storage.temporary_outputs import temporary_directory
@@ -50,13 +44,6 @@ class MilvusIndex(VectorIndex):
     # Searches change nothing else; what a killed one leaves, and indexes of before, may have more files.
     changing = (f"{INSIDE}/LOCK",)
     growing = (INSIDE,)
-    settings_hints: ClassVar[Mapping[str, Any]] = {
-        "uri": str,
-        "collection": str,
-        "index_type": IndexType,
-        "next_row": Natural,
-        "mark": str | None,
-    }
 
     def __init__(
         self,
@@ -82,31 +69,28 @@ class MilvusIndex(VectorIndex):
         embeddings: Embeddings,
         ids: Sequence[str],
         *,
-        similarity: Similarity = "cosine",
-        fingerprint: str | None = None,
-        model: str | None = None,
         uri: str | Path | None = None,
         collection: str = COLLECTION,
         index_type: IndexType = "FLAT",
+        **facts: Any,
     ) -> MilvusIndex:
-        """As `VectorIndex.build`. Vectors are sent to Milvus when the index is saved, or first searched.
+        """Makes an index of vectors, which are sent to Milvus when it is saved, or first searched.
 
         Args:
-          embeddings: as there.
-          ids: as there.
-          similarity: as there.
-          fingerprint: as there.
-          model: as there.
+          embeddings: float32 vectors [N, D], one array, or shards of it.
+          ids: N distinct ids.
           uri: of a server (https://host:19530; a token is taken from the variable MILVUS_TOKEN), or the file
             of an embedded Milvus; None makes one in the index directory.
           collection: the name of the collection to make.
           index_type: FLAT compares all vectors and is exact; HNSW and Milvus's own choice (AUTOINDEX) do not.
+          **facts: `similarity` ("cosine", the default, or "dot"), and the `model` and its `fingerprint`.
 
         Raises:
-          UserError: as there, Milvus cannot be reached, there is a collection of that name, MILVUS_URI names
-            another place, or the token would go over a network in clear text (unless MILVUS_CLEARTEXT=1).
+          UserError: vectors and ids do not fit each other, or vectors are not finite or too long. Or Milvus
+            cannot be reached, there is a collection of that name, MILVUS_URI names another place, or the
+            token would go over a network in clear text (unless MILVUS_CLEARTEXT=1).
         """
-        shards, ids = checked(embeddings, ids, similarity)
+        info, shards = describe_vectors(cls.engine, embeddings, ids, **facts)
         place = INSIDE if uri is None else str(uri)
         if uri is not None and "://" not in place:
             if re.fullmatch(r"[\w.-]+:\d+", place):
@@ -119,22 +103,15 @@ class MilvusIndex(VectorIndex):
                 f"{PLACE} is {os.environ[PLACE]}, the place that {TOKEN} is for, and this index's is to be"
                 f" {place}: name one"
             )
-        info = IndexInfo(
-            engine=cls.engine,
-            similarity=similarity,
-            dimension=shards[0].shape[1],
-            count=len(ids),
-            fingerprint=fingerprint,
-            model=model,
-            settings={
-                "uri": place,
-                "collection": collection,
-                "index_type": index_type,
-                "next_row": len(ids),
-                "mark": secrets.token_hex(16),
-            },
-        )
-        index = cls(info, ids, None, np.arange(len(ids)), shards=shards)
+        settings = {
+            "uri": place,
+            "collection": collection,
+            "index_type": index_type,
+            "next_row": len(ids),
+            "mark": secrets.token_hex(16),
+        }
+        info = dataclasses.replace(info, settings=settings)
+        index = cls(info, list(ids), None, np.arange(len(ids)), shards=shards)
         if not index._inside:
             with index._new(index._where()) as existing:
                 existing.require_new()
@@ -259,10 +236,7 @@ class MilvusIndex(VectorIndex):
     def _load_engine(
         cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
     ) -> MilvusIndex:
-        try:
-            rows = np.array(read_npy(directory / ROWS, np.int64, (info.count,)))
-        except UserError as error:
-            raise UserError(f"{directory} is a damaged index: {error}") from None
+        rows = np.array(read_npy(directory / ROWS, np.int64, (info.count,)))
         index = cls(info, ids, documents, rows, directory=directory)
         if not index._inside and not is_named(uri := info.settings["uri"]):
             raise UserError(

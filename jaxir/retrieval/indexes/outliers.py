@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.retrieval.indexes.base_index import Similarity, normalize
+from jaxir.retrieval.indexes.base_index import normalize
+from jaxir.retrieval.indexes.index_info import Similarity
 from jaxir.storage.npy import gather, pieces, read_npy, write_npy
 
 # A row this many times as great as the median row is an outlier. One row that is 3 times as long as the
@@ -75,28 +76,16 @@ class Outliers:
                     write_npy(file, [array])
 
 
-def load_outliers(directory: Path, count: int, *, among: int, dimension: int) -> Outliers:
-    """Reads what `Outliers.save` wrote.
-
-    Args:
-      directory: of the index.
-      count: how many there are.
-      among: the number of rows of the index.
-      dimension: D.
+def load_outliers(directory: Path, count: int, *, dimension: int) -> Outliers:
+    """Reads what `Outliers.save` wrote of `count` outliers of D dimensions.
 
     Raises:
       UserError: a file is missing or damaged.
     """
     if not count:
         return no_outliers(dimension)
-    try:
-        rows = np.array(read_npy(directory / ROWS, np.int64, (count,)))
-        vectors = np.array(read_npy(directory / VECTORS, np.float32, (count, dimension)))
-    except UserError as error:
-        raise UserError(f"{directory} is a damaged index: {error}") from None
-    if rows[0] < 0 or rows[-1] >= among or (np.diff(rows) <= 0).any():
-        raise UserError(f"{directory} is a damaged index: {ROWS} does not hold ascending rows")
-    return Outliers(rows, vectors)
+    rows = np.array(read_npy(directory / ROWS, np.int64, (count,)))
+    return Outliers(rows, np.array(read_npy(directory / VECTORS, np.float32, (count, dimension))))
 
 
 def no_outliers(dimension: int) -> Outliers:
@@ -113,8 +102,6 @@ def find_outliers(
     number, because the largest number in a dimension sets the scale of all numbers there.
 
     Args:
-      shards: the vectors.
-      similarity: of the index.
       tree: whether they are coded, and not only compared.
       int8: whether they are stored in int8.
 

@@ -5,30 +5,29 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxir.core.errors import UserError, changed
+from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.core.values import Count
-from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
-from jaxir.retrieval.indexes.base_index import Embeddings, IndexInfo, VectorIndex, describe, load_index
+from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
+from jaxir.retrieval.encoding.unfinished import take_up, unfinished_of
+from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, load_index, not_changed
 from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.index_info import IndexInfo, describe
 from jaxir.retrieval.indexes.tuning import Recall
 from jaxir.runtime.distributed import wait_for_all
 from jaxir.storage import checksums
-from jaxir.storage.files import atomic_file, local_path
+from jaxir.storage.files import local_path
 from jaxir.storage.json_files import read_json
 
 PARTS = "parts"  # a directory of index directories
-MADE = ".made.json"
 QUERIES = 256  # whose answers are merged at once
 # What the vectors depend on: parts made of others are not taken up again.
 OF_EMBEDDINGS = (
@@ -36,7 +35,6 @@ OF_EMBEDDINGS = (
     *("expansion", "views", "expansions_hash"),
 )
 CALLED = {"input_sha256": "input", "fingerprint": "model", "expansions_hash": "set of generated queries"}
-NOT_CHANGED = "an index in parts is not changed in place: build it anew"
 
 
 class PartsIndex(VectorIndex):
@@ -51,7 +49,6 @@ class PartsIndex(VectorIndex):
 
     engine = "parts"
     growing = (PARTS,)  # each has checksums of its own
-    settings_hints: ClassVar[dict[str, Any]] = {"parts": Count, "backend": str}
 
     def __init__(
         self, info: IndexInfo, ids: list[str], documents: Documents | None, parts: Sequence[Path]
@@ -59,11 +56,6 @@ class PartsIndex(VectorIndex):
         super().__init__(info, ids, documents)
         self.parts = list(parts)
         self._share: tuple[int, int] = (0, 1)
-
-    @classmethod
-    def build(cls, embeddings: Embeddings, ids: Sequence[str], **options: Any) -> PartsIndex:
-        """Raises a UserError: parts lie on disk from the beginning; see `build_in_parts`."""
-        raise UserError("an index in parts is built on disk: build_in_parts")
 
     def shared(self) -> PartsIndex:
         """Returns the same index, each of whose parts is opened and searched by one process of the run only.
@@ -78,19 +70,7 @@ class PartsIndex(VectorIndex):
     @functools.cached_property
     def _opened(self) -> list[VectorIndex]:
         first, step = self._share
-        found = []
-        for n in range(first, len(self.parts), step):
-            part = load_index(self.parts[n])
-            of = [getattr(part.info, name) for name in ("similarity", "dimension", "fingerprint")]
-            # Each has checksums of its own: another index's part has them, too.
-            if (
-                not isinstance(part, VectorIndex)
-                or of != [self.info.similarity, self.info.dimension, self.info.fingerprint]
-                or part.ids != self.ids[_range_of(n, len(self.parts), self.info.count)]
-            ):
-                raise UserError(f"{self.parts[n]} is a damaged index: it is no part of the one around it")
-            found.append(part)
-        return found
+        return [load_index(part) for part in self.parts[first::step]]
 
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
         answers = [part._search(queries, min(k, part.info.count)) for part in self._opened]
@@ -99,14 +79,13 @@ class PartsIndex(VectorIndex):
             scores, ids = merge(_of_all_processes(scores, ids), len(queries), k)
         return scores, ids
 
-    def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
-        raise UserError(NOT_CHANGED)
-
-    def _delete(self, ids: set[str]) -> None:
-        raise UserError(NOT_CHANGED)
+    @classmethod
+    def build(cls, embeddings: Embeddings, ids: Sequence[str], **facts: Any) -> PartsIndex:
+        """Raises a UserError: parts lie on disk from the beginning; see `build_in_parts`."""
+        raise UserError("an index in parts is built on disk: build_in_parts")
 
     def _save_engine(self, directory: Path) -> None:
-        raise UserError(NOT_CHANGED)
+        raise not_changed(self)
 
     @classmethod
     def _load_engine(
@@ -188,8 +167,6 @@ def build_in_parts(
     the same files, each build some. A process has one part at a time in memory.
 
     Args:
-      stored: from `open_embeddings`.
-      output: the index directory.
       parts: how many, of as many passages each as can be, in the order of the input.
       build: makes the index of a part, and measures it or not.
       how: what else the parts depend on, by name, so that no others are taken up again.
@@ -200,18 +177,18 @@ def build_in_parts(
         was begun there is something else.
     """
     output = Path(os.path.realpath(local_path(output, "written to")))  # a link stays one
-    info, unfinished = stored.info, output.with_name(f".{output.name}.unfinished")
+    info, unfinished = stored.info, unfinished_of(output)
     if info.expansion == "corpus":
         raise UserError("several vectors of a document are not indexed in parts: leave --parts out")
     if not 1 <= parts <= info.count:
         raise UserError(f"{info.count} passages cannot be indexed in {parts} parts")
     if len(set(stored.ids)) != info.count:
         raise UserError("some ids come twice")
-    of_embeddings = {name: getattr(info, name) for name in OF_EMBEDDINGS}
-    made = {"embeddings": of_embeddings, "options": {"parts": parts, **how}}
     first, places = jax.process_index() == 0, _places(unfinished, parts)
     if first:
-        _begin(unfinished, made, output)
+        made = {name: getattr(info, name) for name in OF_EMBEDDINGS} | {"parts": parts, **how}
+        take_up(output, made, f"{PARTS}/*", called=CALLED)
+        (unfinished / PARTS).mkdir(exist_ok=True)
     wait_for_all("parts are begun")
     own = range(jax.process_index(), parts, jax.process_count())
     for n in progress(own, what="building parts", unit="parts"):
@@ -244,29 +221,6 @@ def build_in_parts(
         checksums.write_all(unfinished, without=PartsIndex.growing)
         unfinished.rename(output)
     wait_for_all("the index is complete")
-
-
-def _begin(unfinished: Path, made: dict[str, dict[str, Any]], output: Path) -> None:
-    """Makes the directory, or checks that what was begun in it is the same."""
-    if (unfinished / MADE).exists():
-        before = read_json(unfinished / MADE, dict[str, Any])
-        if before.keys() != made.keys():
-            raise UserError(f"{output} was begun by another version of jaxir: remove {unfinished}")
-        differing = [
-            changed(CALLED.get(name, name), before[kind].get(name), value)
-            for kind, values in made.items()
-            for name, value in values.items()
-            if before[kind].get(name) != value
-        ]
-        if not differing:
-            return
-        if any((unfinished / PARTS).iterdir()):
-            raise UserError(
-                f"{output} was begun with {differing[0]}: give the same to finish it, or remove {unfinished}"
-            )
-    (unfinished / PARTS).mkdir(parents=True, exist_ok=True)
-    with atomic_file(unfinished / MADE) as file:
-        file.write(json.dumps(made) + "\n")
 
 
 def _places(directory: Path, parts: int) -> list[Path]:

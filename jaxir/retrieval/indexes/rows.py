@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxir.retrieval.indexes.base_index import Similarity, normalize
+from jaxir.retrieval.indexes.base_index import normalize
+from jaxir.retrieval.indexes.index_info import Similarity
 from jaxir.retrieval.indexes.outliers import zeroed
 from jaxir.storage.npy import pieces
 

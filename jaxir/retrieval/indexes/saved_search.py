@@ -28,7 +28,6 @@ class SavedSearch:
       directory: an index of the scann engine.
       k: documents for each query; K = min(k, N) are found.
       fingerprint: of the model that encodes queries.
-      name: of that model, for messages.
 
     Raises:
       UserError: it is no such index, or another model's.

@@ -14,23 +14,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
-from jaxir.core.values import Count
-from jaxir.retrieval.indexes.base_index import (
-    Embeddings,
-    IndexInfo,
-    Similarity,
-    VectorIndex,
-    checked,
-    normalize,
-)
+from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, describe_vectors, normalize
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import descending_ranks
+from jaxir.retrieval.indexes.index_info import IndexInfo, Similarity
 from jaxir.retrieval.indexes.outliers import Outliers, find_outliers, load_outliers, no_outliers
 from jaxir.retrieval.indexes.rows import BLOCK, contiguous, main_directions, without
 from jaxir.retrieval.indexes.scann_files import ASSETS, Storage, check_assets, stored_vectors
@@ -71,15 +64,6 @@ class ScannIndex(VectorIndex):
     """
 
     engine = "scann"
-    settings_hints: ClassVar[Mapping[str, Any]] = {
-        "storage": Storage,
-        "leaves": Count | None,
-        "leaves_to_search": Count | None,
-        "reorder": Count | None,
-        "soar": float | None,
-        "directions": Count | None,
-        "outliers": Count | None,
-    }
 
     def __init__(
         self,
@@ -102,29 +86,23 @@ class ScannIndex(VectorIndex):
 
     @classmethod
     def build(
-        cls,
-        embeddings: Embeddings,
-        ids: Sequence[str],
-        *,
-        similarity: Similarity = "cosine",
-        fingerprint: str | None = None,
-        model: str | None = None,
-        storage: Storage = "float32",
+        cls, embeddings: Embeddings, ids: Sequence[str], *, storage: Storage = "float32", **facts: Any
     ) -> "ScannIndex":
-        """As `VectorIndex.build`.
+        """Makes an index of vectors.
 
         Of memory-mapped shards no copy is made in memory but ScaNN's own, of 4, 2 or 1 bytes a number.
 
         Args:
-          embeddings: as there.
-          ids: as there.
-          similarity: as there.
-          fingerprint: as there.
-          model: as there.
+          embeddings: float32 vectors [N, D], one array, or shards of it.
+          ids: N distinct ids.
           storage: of the vectors that decide the order of the answers. bfloat16 and int8 cost some recall.
+          **facts: `similarity` ("cosine", the default, or "dot"), and the `model` and its `fingerprint`.
+
+        Raises:
+          UserError: vectors and ids do not fit each other, or vectors are not finite or too long.
         """
-        shards, ids = checked(embeddings, ids, similarity)
-        settings, dimension = cls.settings_for(len(ids)), shards[0].shape[1]
+        info, shards = describe_vectors(cls.engine, embeddings, ids, **facts)
+        settings, dimension, similarity = cls.settings_for(len(ids)), info.dimension, info.similarity
         outliers = find_outliers(shards, similarity, tree=bool(settings), int8=storage == "int8")
         if settings:
             settings["soar"] = SOAR_LAMBDA
@@ -137,16 +115,7 @@ class ScannIndex(VectorIndex):
         if len(outliers):
             settings["outliers"] = len(outliers)
         searcher = _build(shards, similarity, settings, outliers)
-        info = IndexInfo(
-            engine=cls.engine,
-            similarity=similarity,
-            dimension=dimension,
-            count=len(ids),
-            fingerprint=fingerprint,
-            model=model,
-            settings=settings,
-        )
-        return cls(info, ids, None, searcher, outliers)
+        return cls(dataclasses.replace(info, settings=settings), list(ids), None, searcher, outliers)
 
     @staticmethod
     def settings_for(count: int) -> dict[str, Any]:
@@ -336,9 +305,6 @@ class ScannIndex(VectorIndex):
         cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
     ) -> "ScannIndex":
         scann = _scann()
-        wide = [info.settings.get(name) is None for name in ("leaves", "leaves_to_search", "reorder")]
-        if any(wide) and not all(wide):
-            raise UserError(f"{directory} is a damaged index: its settings do not say how far to search")
         if list((directory / ASSETS).glob("*.pkl")):
             raise UserError(
                 f"{directory} is not an index of ours: it holds a pickle, which could run anything"
@@ -350,7 +316,7 @@ class ScannIndex(VectorIndex):
         except (ValueError, RuntimeError, OSError) as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
         found = info.settings.get("outliers", 0)
-        outliers = load_outliers(directory, found, among=info.count, dimension=info.dimension)
+        outliers = load_outliers(directory, found, dimension=info.dimension)
         index = cls(info, ids, documents, searcher, outliers)
         index._near = directory.resolve().parent
         return index

@@ -40,7 +40,6 @@ def block_program(
     between devices.
 
     Args:
-      mesh: the devices.
       recall: what share of the true answers is wanted, on a TPU; None is all.
       total: vectors of the whole index, for `recall`.
       columns: vectors come as `rounding.columns_program` makes them, [n D, M] in bfloat16.
@@ -202,7 +201,6 @@ def best(scores: jax.Array, ranks: jax.Array, k: int) -> tuple[jax.Array, jax.Ar
     Args:
       scores: [Q, C], C >= k.
       ranks: [Q, C], or [C] for all queries, int32, below `MAX_COUNT`, or NO_RANK with a score of -inf.
-      k: how many.
 
     Returns:
       (descending scores [Q, K], ranks [Q, K] in any order among equal scores).

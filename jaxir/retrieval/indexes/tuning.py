@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import read_queries
-from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, build_index
 from jaxir.retrieval.indexes.entries_index import EntriesIndex, entry_ids
 from jaxir.retrieval.indexes.exact import ExactIndex
@@ -55,10 +55,7 @@ class Trial:
 
     Args:
       embeddings: the vectors [N, D] of the index, or shards of them.
-      ids: their ids.
-      similarity: of the index.
       queries: vectors [Q, D]; None takes passages.
-      seed: of the choice of queries.
 
     Raises:
       UserError: there are fewer than two queries.
@@ -185,9 +182,6 @@ def build_tuned(
     without queries, there is nothing to measure.
 
     Args:
-      stored: from `open_embeddings`.
-      backend: the engine.
-      storage: see the engine's `build`.
       target: the recall that ScaNN is tuned for, and that an exact index has on TPUs; None only measures.
       queries: queries.jsonl[.gz]; None takes passages.
       model: encodes queries, where it is not the one that encoded the passages.

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.lines import Policy
-from jaxir.retrieval.encoding.embeddings import EmbeddingsInfo, StoredEmbeddings
-from jaxir.retrieval.indexes.base_index import Index, IndexInfo, VectorIndex, checked, load_index
+from jaxir.retrieval.encoding.stored_embeddings import EmbeddingsInfo, StoredEmbeddings
+from jaxir.retrieval.indexes.base_index import Index, VectorIndex, checked, load_index, not_changed
 from jaxir.retrieval.indexes.documents import Documents, check_corpus
 from jaxir.retrieval.indexes.ids import check_new, check_there
+from jaxir.retrieval.indexes.index_info import IndexInfo
 from jaxir.retrieval.indexes.lucene_index import LuceneIndex, update_lucene_index
 from jaxir.retrieval.indexes.scann_files import stored_vectors
 from jaxir.retrieval.indexes.scann_index import ScannIndex
@@ -100,11 +101,7 @@ def _update_vectors(
 ) -> int:
     new = _checked(directory, index, embeddings, delete, corpus)
     kept, gone, before = index.documents, set(delete), index.info
-    ids = [i for i in index.ids if i not in gone] + new
     with directory_with_checksums(directory, overwrite=True, without=index.changing) as aside:
-        # What can be wrong with the corpus is found before a Milvus elsewhere is changed.
-        if kept is not None:
-            Documents.write(aside, corpus, ids, kept=kept, new=new)
         if gone:
             index.delete(list(delete))
         if embeddings is not None:
@@ -112,8 +109,8 @@ def _update_vectors(
             if not gone:
                 index.info = dataclasses.replace(index.info, cut=_number_cut(before, embeddings.info))
         index.write_into(aside)
-        if kept is not None and index.ids != ids:
-            Documents.reorder(aside, ids, index.ids)
+        if kept is not None:
+            Documents.write(aside, corpus, index.ids, kept=kept, new=new)
     return index.info.count
 
 
@@ -189,7 +186,7 @@ def _update_words(
     on_bad_input: Policy,
 ) -> int:
     if not isinstance(index, LuceneIndex):
-        raise UserError(f"an index of engine {index.info.engine} cannot be changed: build it anew")
+        raise not_changed(index)
     if embeddings is not None:
         raise UserError(f"{directory} is an index of words: it takes a corpus, not embeddings")
     check_there(delete, index.ids)

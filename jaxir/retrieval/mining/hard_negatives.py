@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.core.values import Count, NotNegative, Seed, checked
 from jaxir.data.formats.lines import OnBadInput
-from jaxir.data.formats.sources import BeirFolder, key_digest
-from jaxir.retrieval.mining.judging import Drawn, Judge, RelevanceFilter, RelevanceSettings, Teacher
+from jaxir.data.formats.sources import BeirFolder, read_wanted
+from jaxir.retrieval.mining.judging import Drawn, Judge, RelevanceFilter, Teacher
 from jaxir.retrieval.mining.known_positives import KnownPositives
+from jaxir.retrieval.mining.mining_settings import MiningSettings, RelevanceSettings
+from jaxir.retrieval.ranking.run_reranking import texts_of_queries
 from jaxir.retrieval.ranking.runs import rank, read_run_by_query
 from jaxir.storage.files import atomic_directory, check_new_directory
-from jaxir.storage.open_files import open_to_read
+from jaxir.storage.open_files import sha256_of
 
 PAIRS, SETTINGS = "train.jsonl", "mining.json"
 # Why a query has no negatives.
@@ -46,41 +43,6 @@ DROPPED = {
     EMPTY: "without text",
     NEAR: "within the margin",
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-@checked
-class MiningSettings:
-    """How negatives are chosen.
-
-    Attributes:
-      negatives: of a query, at most.
-      first: rank of a run's answers from which on they are candidates, 1 for the best.
-      last: the last such rank.
-      sampling: `random` candidates, or the `top` ones.
-      margin: how much less than its query's lowest-scored positive a negative must score; None asks nothing.
-      seed: of random sampling.
-    """
-
-    negatives: Count = 7
-    first: Count = 1
-    last: Count = 200
-    sampling: Literal["random", "top"] = "random"
-    margin: NotNegative | None = None
-    seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        if self.first > self.last:
-            raise UserError(f"first must be at most last: no ranks lie from {self.first} to {self.last}")
-
-    def order(self, query_id: str, count: int) -> Sequence[int]:
-        """Returns the order in which a query's `count` candidates, best first, are taken.
-
-        It depends on nothing but these arguments.
-        """
-        if self.sampling == "top":
-            return range(count)
-        return np.random.default_rng([self.seed, *key_digest(query_id)]).permutation(count).tolist()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,10 +93,7 @@ def mine(
 
     Args:
       run: what a retriever found for the queries of `split`; a query's lines must stand together.
-      folder: queries, judgements and documents.
       output: a new directory, which appears only when whole.
-      split: whose queries get negatives.
-      settings: how they are chosen.
       judge: a cross-encoder that drops what it takes for relevant; None for none.
       relevance: what it drops; given with it.
       teacher: a cross-encoder whose scores of all positives and negatives are written beside them; None for
@@ -143,7 +102,6 @@ def mine(
         refused. By default they are counted, and such judgements are left out.
 
     Raises:
-      BadInputError: a malformed line.
       UserError: no such split, a document of the run that the corpus lacks, or no negative at all.
     """
     check_new_directory(output)
@@ -174,7 +132,7 @@ def mine(
             "settings": dataclasses.asdict(settings),
             "cross_encoder": check.description if check else None,
             "teacher": teacher and {"name": teacher.spec, "fingerprint": teacher.fingerprint},
-            "run": {"name": Path(run).name, "sha256": _sha256(run)},
+            "run": {"name": Path(run).name, "sha256": sha256_of(Path(run))},
             "split": split,
             "collection": str(folder.directory),
             **dataclasses.asdict(report),
@@ -293,13 +251,8 @@ def _write_pairs(
     teacher: Teacher | None,
 ) -> None:
     wanted = {doc_id for query_id, found in chosen.items() for doc_id in (*found, *asked[query_id])}
-    documents = {d.id: d for d in folder.documents_again("reading negatives") if d.id in wanted}
-    if lacking := wanted - documents.keys():
-        raise UserError(f"{folder.corpus_path}: it lacks {min(lacking)!r}, which the run has found")
-    queries = {query.id: query.text for query in folder.queries() if query.id in chosen}
-    if lacking := chosen.keys() - queries.keys():
-        raise UserError(f"{folder.queries_path}: it lacks {min(lacking)!r}, which is judged")
-
+    documents = {d.id: d for d in read_wanted(folder.corpus_path, wanted, named_by="the run has found")}
+    queries = texts_of_queries(folder, chosen, "is judged")
     pairs = [(q, d) for q, found in chosen.items() for d in (*asked[q], *found)]
     scores: dict[tuple[str, str], float] = {}
     if teacher is not None:
@@ -320,8 +273,3 @@ def _write_pairs(
                 "negative_passages": passages(query_id, doc_ids),
             }
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-
-def _sha256(path: str | Path) -> str:
-    with open_to_read(Path(path)) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

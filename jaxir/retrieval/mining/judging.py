@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxir.core.errors import UserError
-from jaxir.core.values import Rate, checked
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.sources import BeirFolder, read_wanted
+from jaxir.retrieval.mining.mining_settings import RelevanceSettings
+from jaxir.retrieval.ranking.run_reranking import texts_of_queries
 
 # A query's candidates that were drawn: (place among all its candidates, document id).
 Drawn = list[tuple[int, str]]
@@ -39,50 +39,8 @@ class Teacher(Protocol):
     def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray: ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-@checked
-class RelevanceSettings:
-    """Which candidates a cross-encoder drops. Relevance is a probability, the sigmoid of its logit.
-
-    Attributes:
-      max_relevance: those that are more relevant than this; None asks nothing.
-      relevance_margin: those that are not at least this much less relevant than the query's least relevant
-        positive; None asks nothing.
-    """
-
-    max_relevance: Rate | None = None
-    relevance_margin: Rate | None = None
-
-    @classmethod
-    def of_flags(
-        cls, cross_encoder: str | None, max_relevance: float | None, relevance_margin: float | None
-    ) -> RelevanceSettings | None:
-        """Returns what the flags of a command ask for, None where they ask for no cross-encoder.
-
-        Raises:
-          UserError: flags that do not go together.
-        """
-        if cross_encoder is not None:
-            return cls(max_relevance=max_relevance, relevance_margin=relevance_margin)
-        if (max_relevance, relevance_margin) != (None, None):
-            raise UserError(
-                "--max_relevance and --relevance_margin are of what a --cross_encoder says: give one"
-            )
-        return None
-
-    def __post_init__(self) -> None:
-        if self.max_relevance is None and self.relevance_margin is None:
-            raise UserError("a cross-encoder needs max_relevance, relevance_margin or both to filter by")
-
-
 class RelevanceFilter:
     """Drops candidates that a cross-encoder takes for relevant.
-
-    Args:
-      judge: the cross-encoder.
-      settings: what it drops.
-      folder: queries and documents.
-      asked: each query's positives.
 
     Attributes:
       judged: candidates read so far.
@@ -99,9 +57,7 @@ class RelevanceFilter:
     ):
         self.judged, self.dropped = 0, collections.Counter()
         self._judge, self._settings, self._folder, self._asked = judge, settings, folder, asked
-        self._queries = {query.id: query.text for query in folder.queries() if query.id in asked}
-        if lacking := asked.keys() - self._queries.keys():
-            raise UserError(f"{folder.queries_path}: it lacks {min(lacking)!r}, which is judged")
+        self._queries = texts_of_queries(folder, asked, "is judged")
         self._ceilings: dict[str, float] = {}
 
     @property
@@ -140,8 +96,6 @@ class RelevanceFilter:
 
     def _relevance(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         wanted = {doc_id for _, doc_id in pairs}
-        documents = self._folder.documents_again("reading candidates")
-        texts = {d.id: d.contents for d in documents if d.id in wanted}
-        if lacking := wanted - texts.keys():
-            raise UserError(f"{self._folder.corpus_path}: it lacks {min(lacking)!r}, which the run has found")
+        documents = read_wanted(self._folder.corpus_path, wanted, named_by="the run has found")
+        texts = {document.id: document.contents for document in documents}
         return self._judge.relevance([(self._queries[q], texts[d]) for q, d in pairs]).tolist()

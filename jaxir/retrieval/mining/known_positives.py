@@ -36,8 +36,6 @@ class KnownPositives(NamedTuple):
         """Reads judgements and queries, and the corpus twice.
 
         Args:
-          folder: the collection.
-          split: the judgements whose queries get negatives.
           strict: whether a positive that the collection lacks is refused. By default it is left out and
             counted.
 

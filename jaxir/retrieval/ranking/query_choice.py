@@ -47,8 +47,6 @@ def write_reranked(
 
     Args:
       reranker: scores queries, the greater the better.
-      questions: with their candidates.
-      output: the file.
       corpus: the corpus of the passages, if the reranker reads them.
       keep: so many of a question, the best ones; None: all.
       window: questions that are scored together.
@@ -104,8 +102,6 @@ def write_chosen(
     """Writes a query of each question that has one, as queries.jsonl and, but for "concat", as candidates.
 
     Args:
-      questions: with their candidates.
-      output: the file.
       by: "place": the candidate at this place (1: what is first); "concat": the question with all of them;
         "oracle": the one of the least rank, the first of equals.
       place: of "place".

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
 from jaxir.retrieval.encoding.lengths import UnusableVectorError, first_unusable
+from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 from jaxir.retrieval.indexes.base_index import normalize
 from jaxir.retrieval.ranking.runs import Run, rank
 from jaxir.storage.npy import gather
@@ -40,11 +40,7 @@ def score_candidates(
     document with several (corpus expansion) the best one counts.
 
     Args:
-      candidates: the run that found the documents.
       queries: query id to text.
-      embeddings: of the corpus.
-      encoder: the model that made them.
-      depth: documents of a query.
 
     Raises:
       UserError: the embeddings are another model's, or lack a document or `queries` a query of the run.

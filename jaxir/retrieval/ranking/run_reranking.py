@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.sources import BeirFolder, read_wanted
 from jaxir.retrieval.ranking.runs import Run, rank
 
 
@@ -38,15 +38,23 @@ def read_candidates(run: Run, folder: BeirFolder, *, depth: int) -> Candidates:
     Raises:
       UserError: `folder` lacks a query or a document of the run.
     """
-    queries = {query.id: query.text for query in folder.queries() if query.id in run}
-    if lacking := run.keys() - queries.keys():
-        raise UserError(f"{folder.queries_path}: it lacks {min(lacking)!r}, a query of the run")
+    queries = texts_of_queries(folder, run, "is a query of the run")
     found = {query_id: rank(answers)[:depth] for query_id, answers in run.items()}
     named = set().union(*found.values())
-    texts = {d.id: d.contents for d in folder.documents_again("reading candidates") if d.id in named}
-    if lacking := named - texts.keys():
-        raise UserError(f"{folder.corpus_path}: it lacks {min(lacking)!r}, which the run has found")
-    return Candidates(found, queries, texts)
+    documents = read_wanted(folder.corpus_path, named, named_by="the run has found")
+    return Candidates(found, queries, {document.id: document.contents for document in documents})
+
+
+def texts_of_queries(folder: BeirFolder, wanted: Collection[str], why: str) -> dict[str, str]:
+    """Returns the texts of some queries by id, in the order of their file.
+
+    Raises:
+      UserError: the folder lacks one, "which" `why`.
+    """
+    queries = {query.id: query.text for query in folder.queries() if query.id in wanted}
+    if lacking := set(wanted) - queries.keys():
+        raise UserError(f"{folder.queries_path}: it lacks {min(lacking)!r}, which {why}")
+    return queries
 
 
 def rerank(candidates: Candidates, scorer: Scorer) -> Run:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import functools
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,7 +16,6 @@ Run = dict[str, dict[str, float]]
 TAG = "jaxir"
 GREATEST = float(np.finfo(np.float32).max)
 _TOO_GREAT = "too great: ranks are by scores in float32, as trec_eval's, where it would be infinite"
-_CUT = ": the file is cut off here, what came after is missing"
 
 
 def write_run(
@@ -62,14 +58,14 @@ def write_run(
 
 
 def read_run(path: str | Path) -> Run:
-    """Reads a TREC run file, maybe compressed by gzip; warns on standard error where its end looks cut off.
+    """Reads a TREC run file, maybe compressed by gzip.
 
     Returns:
       For each query id, in the order of the file, {document id: score}. Ranks are ignored, as trec_eval does.
 
     Raises:
-      BadInputError: the file is empty, is not UTF-8 or ends within a line, or a line has not six columns, has
-        a score that is not a finite number in float32, or names a document a second time for its query.
+      BadInputError: the file is empty or not UTF-8, or a line has not six columns, has a score that is not a
+        finite number in float32, or names a document a second time for its query.
     """
     run: Run = {}
     for number, query_id, doc_id, score in _lines(path):
@@ -99,12 +95,11 @@ def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
-    """Yields (line number, query id, document id, score); then looks at how the file ends."""
+    """Yields (line number, query id, document id, score)."""
     path = local_path(path)
     if not path.exists():
         raise UserError(f"{path}: no such run file")
-    answers: collections.Counter[str] = collections.Counter()
-    number, query_id, tag, tag_before, ended = 0, "", "", "", True
+    empty = True
     for number, raw in raw_lines(path):
         try:
             fields = raw.decode("utf-8").split()
@@ -112,38 +107,20 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
             raise BadInputError(path, number, "not UTF-8") from None
         if not fields:
             continue
-        ended = raw.endswith(b"\n")
         if len(fields) != 6:
             wanted = "a run line has 6 columns (qid Q0 docid rank score tag)"
-            raise BadInputError(path, number, f"{wanted}, this one {len(fields)}{'' if ended else _CUT}")
-        tag_before = tag
-        query_id, _, doc_id, _, text, tag = fields
+            cut = "" if raw.endswith(b"\n") else ": the file is cut off here, what came after is missing"
+            raise BadInputError(path, number, f"{wanted}, this one {len(fields)}{cut}")
+        query_id, _, doc_id, _, text, _ = fields
         score = as_number(text)
         if score is None:
             raise BadInputError(path, number, f"the score {text!r} is not a finite number")
         if abs(score) > GREATEST:
             raise BadInputError(path, number, f"the score {text!r} is {_TOO_GREAT}")
-        answers[query_id] += 1
+        empty = False
         yield number, query_id, doc_id, score
-    if not answers:
+    if empty:
         raise BadInputError(path, None, "the file is empty: a run has a line for each answer")
-    if not ended:
-        if tag == TAG or (tag != tag_before and tag_before.startswith(tag)):
-            raise BadInputError(path, number, f"this line has no end{_CUT}")
-        _warn(f"{path}: its last line has no end: is the file cut off?")
-    last = answers.pop(query_id)
-    if len(answers) > 1 and last < min(answers.values()) == max(answers.values()):
-        every = next(iter(answers.values()))
-        _warn(
-            f"{path}: its last query, {query_id!r}, has {last:,} answers where every other one has {every:,}:"
-            " is the file cut off?"
-        )
-
-
-@functools.cache
-def _warn(text: str) -> None:
-    """Warns once, however often a file is read."""
-    print(f"warning: {text}", file=sys.stderr)
 
 
 def _add(answers: dict[str, float], doc_id: str, score: float, path: str | Path, number: int) -> None:

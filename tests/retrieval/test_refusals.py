@@ -1,0 +1,194 @@
+"""Bad input of the retrieval room, and the one sentence that each costs."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from jaxir import cli
+from jaxir.core.errors import DamagedError, UserError
+from jaxir.retrieval.encoding.embeddings import encode_corpus
+from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
+from jaxir.retrieval.indexes.base_index import load_index
+from jaxir.retrieval.indexes.exact import ExactIndex
+
+
+@pytest.fixture
+def index(tmp_path, toy):
+    """The directory of an index with documents and without checksums, as jaxir once wrote them."""
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", ["one", "two", "three"])
+    ExactIndex.build(np.eye(3, 4, dtype=np.float32), ["d0", "d1", "d2"]).save(
+        tmp_path / "index", corpus=corpus
+    )
+    (tmp_path / "index" / "SHA256SUMS").unlink()
+    return tmp_path / "index"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"similarity": "zz"}, "similarity must be 'cosine' or 'dot' or 'bm25' or 'impact', not 'zz'"),
+        ({"count": "5"}, "count must be a whole number of at least 1, not '5'"),
+        ({"dimension": 32.5}, "dimension must be a whole number of at least 0, not 32.5"),
+        ({"engine": "exakt"}, "another version than this jaxir, which knows format 1 and the engines exact,"),
+        ({"coutn": 5}, "'coutn' is unknown; did you mean 'count'?"),
+        ({"dimension": 5}, r"embeddings.npy is float32 (3, 4), not float32 (3, 5)"),
+    ],
+)
+def test_index_with_a_malformed_description_is_refused(index, changes, sentence):
+    path = index / "index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(UserError) as raised:
+        load_index(index)
+    assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("index.json", "{", "is a damaged index"),
+        ("ids.json", "[1, 2, 3]", r"must be a list, each text, not \[1, 2, 3\]"),
+        ("ids.json", '["d0"]', "has 1 ids of 3"),
+        ("embeddings.npy", "", "embeddings.npy cannot be read"),
+        ("documents-offsets.npy", "", "documents-offsets.npy cannot be read"),
+    ],
+)
+def test_index_with_a_damaged_file_is_refused(index, name, content, sentence):
+    (index / name).write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        load_index(index)
+
+
+@pytest.mark.parametrize("line", ["", "null", '["title"]', "["])
+def test_damaged_document_is_refused_and_others_are_read(index, line):
+    path = index / "documents.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], line]) + "\n")  # the others stay where they are
+    documents = load_index(index).documents
+    assert documents["d0"].text == "one"
+    with pytest.raises(DamagedError, match="the document 'd2' is not there as it was stored; index again"):
+        documents["d2"]
+
+
+def test_place_that_is_no_index_or_embeddings_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"is not an index: it has no index\.json"):
+        load_index(tmp_path)
+    with pytest.raises(UserError, match="holds no embeddings"):
+        open_embeddings(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ({"storage": "int4"}, "float32, bfloat16, int8, not 'int4'"),
+        ({"target_recall": 2.0}, "between 0 and 1"),
+    ],
+)
+def test_exact_index_refuses_unknown_options(option, sentence):
+    with pytest.raises(UserError, match=sentence):
+        ExactIndex.build(np.eye(3, 4, dtype=np.float32), list("abc"), **option)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("embeddings-00001.npy", "", r"embeddings-00001\.npy cannot be read"),
+        ("embeddings-00001.npy", None, r"embeddings-00001\.npy: no such file"),
+        ("ids-00000.json", "[1]", r"ids-00000\.json: .* must be a list, each text"),
+        ("embeddings.json", '{"complete": true}', r"embeddings\.json: 'count' is missing"),
+        ("embeddings.json", {"complete": False}, "is unfinished: run the same encode command again"),
+        ("embeddings.json", {"format": 2}, "has format 2, this jaxir reads 1"),
+    ],
+)
+def test_damaged_embeddings_are_refused(tmp_path, toy, encoder, name, content, sentence, capsys):
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(4))
+    encode_corpus(encoder, corpus, tmp_path / "out", shard_size=2)
+    (tmp_path / "out" / "SHA256SUMS").unlink()  # as jaxir once wrote them
+    path = tmp_path / "out" / name
+    if content is None:
+        path.unlink()
+    elif isinstance(content, dict):
+        path.write_text(json.dumps(json.loads(path.read_text()) | content))
+    else:
+        path.write_text(content)
+    flags = [f"--embeddings={tmp_path}/out", f"--output={tmp_path}/index"]
+    assert cli.main("jaxir.index:index", flags) == 1
+    assert re.search(sentence, told := capsys.readouterr().err) and told.count("\n") == 1
+    assert not (tmp_path / "index").exists()
+
+
+RUNS = "--runs=a.trec,b.trec --output=x.trec --method="
+MINING = "--run=r.trec --dataset=beir:absent --output=out "
+REFUSED = [
+    ("index", "--embeddings=e", "--output must be given"),
+    (
+        "index",
+        "--output=x --embeddings=e --delete=ids.txt",
+        "--delete is for --update, not for",
+    ),
+    ("index", "--output=x --embeddings=e --uri=http://h:1", "--uri is for --backend=milvus, not for"),
+    ("index", "--output=x --backend=milvus --storage=int8", "--storage is for --backend=scann and"),
+    (
+        "index",
+        "--output=x --backend=milvus --parts=2",
+        "--parts is for --backend=scann and --backend=exact",
+    ),
+    (
+        "index",
+        "--output=x --backend=milvus --queries=q",
+        "--queries is for --backend=scann and --backend=exact",
+    ),
+    ("index", "--output=x --backend=milvus", "--backend=milvus needs --embeddings"),
+    ("index", "--output=x --backend=exact", "--backend=exact needs --embeddings"),
+    ("index", "--output=x --backend=lucene", "--backend=lucene needs --corpus"),
+    ("index", "--output=x --embeddings=e --fields=flat", "--fields is for --backend=lucene, not for"),
+    ("index", "--output=x --backend=lucene --model=m", "--model is for --backend=scann and"),
+    ("index", "--output=x --backend=lucene_impact", "--backend=lucene_impact needs --vectors"),
+    ("index", "--output=x --embeddings=e --queries=q", "--queries are what --target_recall is tuned and"),
+    ("index", "--output=x --embeddings=e --target_recall=90", "--target_recall must be a number"),
+    ("index", "--update=x --output=y --embeddings=e", "--output and --backend are for a new index"),
+    ("index", "--update=x --delete=d --backend=exact", "--output and --backend are for a new index"),
+    ("index", "--update=x --delete=d --storage=int8", "--storage is for --backend=scann and"),
+    ("index", "--update=x", "--update needs --embeddings, --corpus or --delete"),
+    ("search", "--index=i --queries=q.jsonl", "--queries and --output go together"),
+    ("search", "--index=i --output=run", "--queries and --output go together"),
+    ("search", "--index=i --queries=q.jsonl --output=run --query=x", "give --query or --queries, not both"),
+    ("search", "--index=i --query=\u200b", "--query is empty"),
+    ("search", "--index=i --query=x --k=0", "--k must be a whole number of at least 1, not 0"),
+    ("encode", "--model=m --input=i --output=out --views=3", "--expansion and --views are for --expansions"),
+    ("fuse", f"{RUNS}rrf --alpha=1", "--alpha is for --method=interpolate and --method=rescore, not for"),
+    ("fuse", f"{RUNS}rrf --embeddings=E --queries=Q", "--embeddings is for --method=rescore, not for"),
+    ("fuse", f"{RUNS}rrf --constant=-1", "--constant must be a whole number of at least 0, not -1"),
+    ("fuse", f"{RUNS}rrf --depth=0", "--depth must be a whole number of at least 1, not 0"),
+    ("fuse", f"{RUNS}interpolate --weights=1,x", "--weights must be numbers separated by commas, not 1,x"),
+    ("fuse", f"{RUNS}interpolate --weights=1,1_0", "numbers separated by commas, not 1,1_0"),
+    ("fuse", f"{RUNS}interpolate --weights=0,0", "--weights are all 0 (0,0)"),
+    ("fuse", f"{RUNS}interpolate --alpha=.5 --weights=1,2", "give one of --alpha, --sweep and --weights"),
+    ("fuse", f"{RUNS}interpolate --sweep=0,1", "--sweep and --qrels go together"),
+    ("fuse", f"{RUNS}rescore", "rescore needs --alpha, or --sweep and --qrels"),
+    ("fuse", f"{RUNS}rescore --alpha=1 --metric=RR", "--metric is for --sweep"),
+    ("fuse", f"{RUNS}rescore --alpha=1 --model=m", "--model is for --embeddings"),
+    ("fuse", f"{RUNS}rescore --alpha=inf", "--alpha must be a number, not inf"),
+    ("fuse", f"{RUNS}rescore --sweep=0,nan --qrels=Q", "--sweep must be numbers separated by commas"),
+    ("fuse", f"{RUNS}rescore --alpha=1 --embeddings=E --queries=Q", "there are 2 runs"),
+    ("mine", f"{MINING}--negatives=0", "negatives must be a whole number of at least 1, not 0"),
+    ("mine", f"{MINING}--margin=-1", "margin must be a number of at least 0, not -1.0"),
+    ("mine", f"{MINING}--dataset=bier:x", "--dataset must be beir:DIR"),
+    ("mine", f"{MINING}--max_relevance=0.1", "are of what a --cross_encoder says"),
+    ("mine", f"{MINING}--cross_encoder=hf:x", "needs max_relevance, relevance_margin or both"),
+    ("mine", f"{MINING}--cross_encoder=hf:./x --max_relevance=0.1", "./x: no such directory"),
+    ("mine", f"{MINING}--cross_encoder=hf:x --max_relevance=7", "must be a number of at least 0 and below 1"),
+]
+
+
+@pytest.mark.parametrize(("command", "flags", "sentence"), REFUSED)
+def test_flags_that_do_not_go_together_cost_one_sentence(
+    command, flags, sentence, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    status = cli.main(f"jaxir.{command}:{command}", flags.split(" "))
+    assert status == (2 if "must be a " in sentence else 1)
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and sentence in told and told.count("\n") == 1
+    assert not list(tmp_path.iterdir())
