@@ -6,9 +6,10 @@ import json
 import pytest
 
 from jaxir.core.errors import BadInputError, UserError
-from jaxir.data.formats import pair_files, sources
+from jaxir.data.formats import sources
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.tables import Table
+from jaxir.data.sets.pair_sources import JsonlPairs, TevatronPairs, TsvPairs
 
 
 def line(**record) -> bytes:
@@ -22,13 +23,20 @@ TEVATRON = line(
     query_id="q1", query="a query", positive_passages=[{"docid": "p1", "title": "T", "text": "x"}]
 )
 QREL = b"query-id\tcorpus-id\tscore\nq1\td1\t1\n"
+
+
+def pairs_of(kind):
+    """Returns a reader of a file of pairs, as those of corpora are."""
+    return lambda path, on_bad_input="stop": kind(path=str(path)).examples(on_bad_input)
+
+
 READERS = {
     "corpus": (sources.read_corpus, DOC),
     "queries": (sources.read_queries, QUERY),
     "qrels": (sources.read_qrels, QREL),
-    "jsonl": (pair_files.read_pairs_jsonl, PAIR),
-    "tsv": (pair_files.read_pairs_tsv, b"a query\ta passage\tno\n"),
-    "tevatron": (pair_files.read_tevatron, TEVATRON),
+    "jsonl": (pairs_of(JsonlPairs), PAIR),
+    "tsv": (pairs_of(TsvPairs), b"a query\ta passage\tno\n"),
+    "tevatron": (pairs_of(TevatronPairs), TEVATRON),
 }
 BAD = [
     ("corpus", b"{oops}\n", "not valid JSON"),
@@ -43,7 +51,7 @@ BAD = [
     ("corpus", line(_id="d1", text="again"), "duplicate id 'd1'"),
     ("corpus", line(_id="d 2", text="x"), "white space or a control character in an id"),
     ("corpus", line(_id="d\u30002", text="x"), "has U+3000 IDEOGRAPHIC SPACE"),
-    ("queries", line(_id="q\t2", text="x"), "has U+0009 TAB"),
+    ("queries", line(_id="q\t2", text="x"), "has U+0009 CONTROL CHARACTER"),
     ("queries", line(_id="q\x02", text="x"), "has U+0002 CONTROL CHARACTER"),
     ("corpus", line(_id="", text="x"), "empty id"),
     ("corpus", b'{"_id": "d2", "text": "caf\xe9"}\n', "not UTF-8 (byte 0xe9 at 27)"),

@@ -132,8 +132,8 @@ def test_multireqa_gives_a_sentence_its_context(multi):
 
 
 def test_multireqa_collection_is_every_sentence_once(multi):
-    answers = multireqa.MultiReqaPairs(**multi, with_context=False).answers(OnBadInput())
-    documents, queries, qrels = answers.collection()
+    source = multireqa.MultiReqaPairs(**multi, with_context=False)
+    documents, queries, qrels = source.collection(OnBadInput())
     assert [d.id for d in documents] == [f"SQuAD_a1/a2/a3/a4/_{i}" for i in range(3)] + ["SQuAD_b1/_1"]
     assert [q.id for q in queries] == ["a1", "a2", "a3", "a4", "c1"]
     assert len(qrels) == 7 and len(set(qrels)) == 7
@@ -222,9 +222,7 @@ def test_natural_questions_pairs_a_question_with_its_long_answers(tmp_path, caps
     collector.report()
     assert capsys.readouterr().err == f"skipped 1 record: question without a long answer (first: {path}:3)\n"
 
-    documents, queries, qrels = (
-        natural_questions.NaturalQuestionsPairs(path=str(path)).answers(collector).collection()
-    )
+    documents, queries, qrels = natural_questions.NaturalQuestionsPairs(path=str(path)).collection(collector)
     assert [(d.title, d.text) for d in documents] == [("Kettle", KETTLE), ("Kettle", SINCE)]
     assert [q.id for q in queries] == ["-222", "333"] and len(qrels) == 3
 

@@ -8,17 +8,20 @@ import pytest
 from dataset_rows import rows
 
 from jaxir.core.errors import BadInputError, UserError
-from jaxir.core.features import TextFormat, pair_features
+from jaxir.core.features import TextFormat
 from jaxir.core.installation import how_to_install
 from jaxir.data.formats.sources import stable_keys
 from jaxir.data.seqio import seqio_tasks
 from jaxir.data.seqio.seqio_pairs import SeqioPairs
 from jaxir.data.sets.pair_sources import BeirPairs, JsonlPairs
+from jaxir.objectives.pair_batch import pair_features
 from jaxir.tasks.beir import beir
 from jaxir.tasks.local_files import jsonl_pairs, tevatron_pairs, tsv_pairs
 
 pytest.importorskip("seqio")
 LENGTHS = {"query_length": 12, "passage_length": 24}
+PAIRS = pair_features(TextFormat(**LENGTHS))
+WITH_NEGATIVE = pair_features(TextFormat(num_negatives=1, **LENGTHS))
 COUNT = 67
 
 
@@ -100,9 +103,7 @@ def test_batches_are_repeatable_shuffled_and_resumable(minilm, pairs_file):
 
 
 def test_shards_of_two_hosts_are_disjoint_and_complete(minilm, pairs_file):
-    dataset = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(
-        minilm, pair_features(TextFormat(**LENGTHS))
-    )
+    dataset = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(minilm, PAIRS)
     seen = [
         {
             n
@@ -125,7 +126,7 @@ def test_beir_and_other_files_are_tasks_too(minilm, tmp_path, write_jsonl):
     (tmp_path / "c/qrels/dev.tsv").write_text("q\td\t1\n")
     collection = str(tmp_path / "c")
     a, b, c = (
-        SeqioPairs(mixture=name, split=split).build(minilm, pair_features(TextFormat(**LENGTHS)))
+        SeqioPairs(mixture=name, split=split).build(minilm, PAIRS)
         for name, split in (
             (tsv_pairs(path=str(tmp_path / "pairs.tsv")), "train"),
             (tevatron_pairs(path=str(tevatron)), "train"),
@@ -133,7 +134,7 @@ def test_beir_and_other_files_are_tasks_too(minilm, tmp_path, write_jsonl):
         )
     )
     assert (a.num_examples, b.num_examples, c.num_examples) == (2, 1, 1)
-    arrays = BeirPairs(directory=collection, split="dev").build(minilm, pair_features(TextFormat(**LENGTHS)))
+    arrays = BeirPairs(directory=collection, split="dev").build(minilm, PAIRS)
     assert_equal(arrays.once(), c.once())
 
 
@@ -153,7 +154,7 @@ def test_a_task_or_a_mixture_of_somebody_else(minilm):
     seqio.TaskRegistry.add("somebodys", source=source, preprocessors=[], output_features=features)
     seqio.MixtureRegistry.add("somebodys_mixture", ["somebodys"], default_rate=1)
     for name in ("somebodys", "somebodys_mixture"):
-        dataset = SeqioPairs(mixture=name).build(minilm, pair_features(TextFormat(**LENGTHS)))
+        dataset = SeqioPairs(mixture=name).build(minilm, PAIRS)
         assert dataset.num_examples == 2
         batch = dataset.once()
         assert sorted(batch["query_ids"][:, 1].tolist()) == [2028, 2048]
@@ -180,7 +181,7 @@ def test_an_empty_negative_of_somebody_elses_task_is_none_wherever_it_stands(min
             for name, rank in ranks.items()
         },
     )
-    features = pair_features(TextFormat(num_negatives=1, **LENGTHS))
+    features = WITH_NEGATIVE
     dataset = SeqioPairs(mixture="with_empty_negatives").build(minilm, features)
     batches = itertools.islice(dataset.batches(batch_size=2, seed=0), 16)
     rows = np.concatenate([batch["negative_ids"].reshape(2, -1) for batch in batches])
@@ -188,11 +189,8 @@ def test_an_empty_negative_of_somebody_elses_task_is_none_wherever_it_stands(min
 
 
 def fingerprint(name, tokenizer, **settings):
-    return (
-        SeqioPairs(mixture=name)
-        .build(tokenizer, pair_features(TextFormat(**{**LENGTHS, **settings})))
-        .fingerprint
-    )
+    features = pair_features(TextFormat(**LENGTHS | settings))
+    return SeqioPairs(mixture=name).build(tokenizer, features).fingerprint
 
 
 def test_the_fingerprint_covers_every_text_of_a_task(minilm, pairs_file, tmp_path):
@@ -261,17 +259,13 @@ def test_bad_input_stops_before_the_first_batch(minilm, tmp_path, capsys):
     path.write_text('{"query": "a", "passage": "b"}\n{"query": "a"}\n')
     name = jsonl_pairs(path=str(path))
     with pytest.raises(BadInputError, match=r"bad.jsonl:2: no field 'passage'"):
-        SeqioPairs(mixture=name).build(minilm, pair_features(TextFormat(**LENGTHS)))
-    dataset = SeqioPairs(mixture=name).build(
-        minilm, pair_features(TextFormat(**LENGTHS)), on_bad_input="skip"
-    )
+        SeqioPairs(mixture=name).build(minilm, PAIRS)
+    dataset = SeqioPairs(mixture=name).build(minilm, PAIRS, on_bad_input="skip")
     assert capsys.readouterr().err == f"skipped 1 record: no field 'passage' (first: {path}:2)\n"
     assert dataset.num_examples == 1 and len(dataset.once()["query_ids"]) == 1
     with pytest.raises(UserError, match="batch_size is 2, but there are only 1 pairs"):
         dataset.batches(batch_size=2, seed=0)
-    wanting = SeqioPairs(mixture=name).build(
-        minilm, pair_features(TextFormat(num_negatives=1, **LENGTHS)), on_bad_input="skip"
-    )
+    wanting = SeqioPairs(mixture=name).build(minilm, WITH_NEGATIVE, on_bad_input="skip")
     with pytest.raises(UserError, match="a batch wants 1 negatives of each example, but an example has none"):
         next(wanting.batches(batch_size=1, seed=0))
 
@@ -282,9 +276,9 @@ def test_unknown_names_are_suggested(minilm, pairs_file):
     with pytest.raises(UserError, match="another SeqIO task named 'my_pairs'"):
         jsonl_pairs(path="elsewhere.jsonl", name="my_pairs")
     with pytest.raises(UserError, match="named 'my_piars'; did you mean 'my_pairs'"):
-        SeqioPairs(mixture="my_piars").build(minilm, pair_features(TextFormat(**LENGTHS)))
+        SeqioPairs(mixture="my_piars").build(minilm, PAIRS)
     with pytest.raises(UserError, match=r"has no split 'dev' \(has: train\)"):
-        SeqioPairs(mixture=name, split="dev").build(minilm, pair_features(TextFormat(**LENGTHS)))
+        SeqioPairs(mixture=name, split="dev").build(minilm, PAIRS)
 
 
 def test_vocabulary_gives_the_models_ids(minilm, sentencepiece_folder):
@@ -327,7 +321,8 @@ def test_a_process_that_leaves_an_iterator_open_ends(minilm_folder, pairs_file):
         "from jaxir.tasks.local_files import jsonl_pairs\n"
         f"tokenizer = Tokenizer.load({str(minilm_folder)!r})\n"
         f"pairs = SeqioPairs(mixture=jsonl_pairs(path={str(pairs_file)!r}))\n"
-        "from jaxir.core.features import TextFormat, pair_features\n"
+        "from jaxir.core.features import TextFormat\n"
+        "from jaxir.objectives.pair_batch import pair_features\n"
         "data = pairs.build(tokenizer, pair_features(TextFormat(8, 8)))\n"
         "batches = data.batches(batch_size=8, seed=0)\n"
         "print(next(batches)['query_ids'].shape)"

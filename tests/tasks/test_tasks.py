@@ -8,7 +8,7 @@ import pytest
 from dataset_rows import rows
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import TextFormat, pair_features
+from jaxir.core.features import TextFormat
 from jaxir.data.batches.mixture import Mixture
 from jaxir.data.formats.sources import stable_keys
 from jaxir.data.seqio.seqio_pairs import SeqioPairs
@@ -20,6 +20,7 @@ from jaxir.data.sets.natural_questions import NaturalQuestionsPairs
 from jaxir.data.sets.pair_sources import BeirPairs
 from jaxir.data.sets.tfds_beir import TfdsBeirPairs
 from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.objectives.pair_batch import pair_features
 from jaxir.tasks import beir, msmarco, multireqa
 from jaxir.tasks import natural_questions as nq
 

@@ -21,7 +21,6 @@ from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import pair_features
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.mixture import MixtureDataset
 from jaxir.interop.model.run_dir import sealed
@@ -29,6 +28,7 @@ from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderModel, l2_normalize
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
+from jaxir.objectives.pair_batch import pair_features
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.runtime import cpu
 from jaxir.training.run.run_settings import disagreement, model_fingerprint

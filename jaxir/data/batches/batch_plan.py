@@ -1,4 +1,4 @@
-"""Which part of a batch is a process's, and which items of lists go into it."""
+"""The examples of a step: the order of an epoch, a process's part of a batch, items of lists."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Plan:
         process_count: int = 1,
         noun: str = "pairs",
     ):
-        """Takes what `ArrayDataset.batches` does, and what sentences call the examples.
+        """Takes what `Dataset.batches` does, and what sentences call the examples.
 
         Raises:
           UserError: a negative seed, fewer examples than `batch_size`, or it does not divide by
@@ -90,6 +90,10 @@ class Plan:
         whole = self._order(epoch)[start : start + self._batch_size]
         return Drawn(step, epoch, whole[self._mine].astype(np.int64), self._mine.start)
 
+    def steps(self, first: int) -> Iterator[Drawn]:
+        """Yields the examples of each step without end, from step `first` on."""
+        return map(self, itertools.count(first))
+
     def _order(self, epoch: int) -> np.ndarray | _Permutation:
         with self._lock:
             if epoch not in self._orders:
@@ -97,34 +101,6 @@ class Plan:
                 self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
                 self._orders[epoch] = order_of(self._num_examples, self._seed, epoch)
             return self._orders[epoch]
-
-
-def draw(
-    num_examples: int,
-    *,
-    batch_size: int,
-    seed: int,
-    start_step: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
-    noun: str = "pairs",
-) -> Iterator[Drawn]:
-    """Yields the examples of each step without end, from `start_step` on; see `Plan`."""
-    plan = Plan(
-        num_examples,
-        batch_size=batch_size,
-        seed=seed,
-        process_index=process_index,
-        process_count=process_count,
-        noun=noun,
-    )
-    return map(plan, itertools.count(start_step))
-
-
-def noun_of(features: Features) -> str:
-    """Returns what sentences call examples with these features: texts, or pairs."""
-    single = any(isinstance(f, Tokens) and f.field == "text" for f in features.values())
-    return "texts" if single else "pairs"
 
 
 def order_of(num_examples: int, seed: int, epoch: int) -> np.ndarray | _Permutation:

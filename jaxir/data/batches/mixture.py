@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TokenCounts
 from jaxir.data.batches.batch_plan import Batch, share, uniforms
-from jaxir.data.batches.text_data import TextData, shortest_lengths
+from jaxir.data.batches.dataset import Dataset
+from jaxir.data.batches.text_data import TextData
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.data.text.truncation import Truncation
@@ -53,20 +53,20 @@ class Mixture(TextData):
         )
 
 
-class MixtureDataset:
+class MixtureDataset(Dataset):
     """What a trainer reads, from several datasets. Made by `Mixture.build`.
 
     With rates, the dataset of each step is drawn at random; without, each epoch of the mixture has every
     whole batch of every dataset once, in random order.
 
-    Attributes:
-      num_examples: of all datasets together.
-      features: what a batch holds.
-      order_depends_on_parts: whether that of one of the datasets does.
     """
 
     def __init__(
-        self, datasets: Mapping[str, Any], *, rates: Sequence[float] | None, mix_within_batch: bool = False
+        self,
+        datasets: Mapping[str, Dataset],
+        *,
+        rates: Sequence[float] | None,
+        mix_within_batch: bool = False,
     ):
         """Takes datasets by the names that messages call them.
 
@@ -103,9 +103,7 @@ class MixtureDataset:
         process_index: int = 0,
         process_count: int = 1,
     ) -> Iterator[Batch]:
-        """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
-
-        (Of process_count too where a dataset is a SeqIO task.) Args are those of `ArrayDataset.batches`.
+        """Yields batches; see `Dataset.batches`. (With a SeqIO task they depend on process_count, too.)
 
         Raises:
           UserError: as there; or, packed, a dataset whose part of a batch is less than one pair.
@@ -133,38 +131,34 @@ class MixtureDataset:
 
     def list_lengths(self) -> set[int]:
         """Returns the lengths that the lists of examples have."""
-        known = (dataset for dataset in self._datasets if hasattr(dataset, "list_lengths"))
-        return set().union(*(dataset.list_lengths() for dataset in known))
+        return set().union(*(dataset.list_lengths() for dataset in self._datasets))
 
     @property
     def truncation(self) -> dict[str, Truncation]:
         """The counts of texts that were cut, of all datasets together; empty if one does not know them."""
         found: dict[str, Truncation] = {}
         for dataset in self._datasets:
-            if not (counts := getattr(dataset, "truncation", {})):
+            if not dataset.truncation:
                 return {}
-            for name, count in counts.items():
+            for name, count in dataset.truncation.items():
                 found.setdefault(name, Truncation(count.length)).add(count.texts, count.cut)
         return found
 
     def needed_lengths(self) -> dict[str, int]:
-        """Returns lengths that cut no text of any dataset; see `ArrayDataset.needed_lengths`."""
-        all_needed = [shortest_lengths(dataset) for dataset in self._datasets]
+        """Returns lengths that cut no text of any dataset."""
+        all_needed = [dataset.needed_lengths() for dataset in self._datasets]
         return {name: max(needed[name] for needed in all_needed) for name in all_needed[0]}
 
     def with_lengths(self, lengths: Mapping[str, int]) -> MixtureDataset:
-        """Returns the same mixture with other lengths; see `ArrayDataset.with_lengths`."""
+        """Returns the same mixture with other lengths."""
         found = copy.copy(self)
         # A dataset that cannot be shortened keeps its lengths, which are then those of `needed_lengths`.
-        found._datasets = [
-            dataset.with_lengths(lengths) if hasattr(dataset, "with_lengths") else dataset
-            for dataset in self._datasets
-        ]
+        found._datasets = [dataset.with_lengths(lengths) for dataset in self._datasets]
         found.features = found._datasets[0].features
         return found
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Adds up the counts of all datasets; see `ArrayDataset.token_counts`."""
+        """Adds up the counts of all datasets; see `Dataset.token_counts`."""
         counts = [dataset.token_counts(field, vocab_size) for dataset in self._datasets]
         return TokenCounts(*map(sum, zip(*counts, strict=True)))
 

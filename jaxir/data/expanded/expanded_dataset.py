@@ -13,6 +13,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Key, TokenCounts, Tokens
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.batch_plan import Batch, share, uniforms
+from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_table import TextTable
 from jaxir.data.expanded.joining import Joiner
 from jaxir.data.expanded.rouge import rouge_l
@@ -46,15 +47,8 @@ class DocumentQueries(NamedTuple):
         return self.tokens.row(query)
 
 
-class ExpandedDataset:
-    """What a trainer reads: pairs, their documents expanded. Made by `ExpandedPairs.build`.
-
-    Attributes:
-      num_examples: of the pairs.
-      features: those of the pairs.
-      order_depends_on_parts: whether that of the pairs does.
-      truncation: counts of texts that were cut before documents were expanded.
-    """
+class ExpandedDataset(Dataset):
+    """Pairs, their documents expanded. Made by `ExpandedPairs.build`."""
 
     def __init__(
         self,
@@ -81,7 +75,7 @@ class ExpandedDataset:
         self._steps: int | None = None
         self._row_of = {"documents": _Lookup(documents.keys), "golds": _Lookup(golds.keys)}
         self.num_examples, self.features = base.num_examples, base.features
-        self.order_depends_on_parts, self.truncation = base.order_depends_on_parts, base.truncation
+        self.tokenizer_fingerprint, self.truncation = base.tokenizer_fingerprint, base.truncation
 
     def __repr__(self) -> str:
         return f"ExpandedDataset({self._base!r}, {self._queries():,} generated queries, {self._selection!r})"
@@ -109,7 +103,7 @@ class ExpandedDataset:
         return found
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Counts the tokens of texts without their expansions; see `ArrayDataset.token_counts`."""
+        """Counts the tokens of texts without their expansions; see `Dataset.token_counts`."""
         return self._base.token_counts(field, vocab_size)
 
     def batches(
@@ -121,9 +115,7 @@ class ExpandedDataset:
         process_index: int = 0,
         process_count: int = 1,
     ) -> Iterator[Batch]:
-        """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
-
-        Args are those of `ArrayDataset.batches`.
+        """Yields batches; see `Dataset.batches`.
 
         Raises:
           UserError: as there, or the selection follows the steps of a run that these data are not of.
@@ -145,7 +137,7 @@ class ExpandedDataset:
         return (expand(batch, step=step) for step, batch in enumerate(base, start_step))
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns examples as `ArrayDataset.once`: each document with its first query, as in evaluation."""
+        """Returns examples as `Dataset.once`: each document with its first query, as in evaluation."""
         return self._expanded(self._base.once(count), selection=First(), seed=0, step=0, first=0)
 
     def list_lengths(self) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import collections
+import contextlib
 import gzip
 import json
 import math
@@ -22,17 +23,6 @@ from jaxir.storage.open_files import open_to_read
 S = TypeVar("S")
 T = TypeVar("T")
 _BLANK = {"Zs", "Zl", "Zp", "Cc", "Cf"}
-_CONTROLS = {  # which unicodedata does not name
-    "\0": "NULL",
-    "\t": "TAB",
-    "\n": "LINE FEED",
-    "\v": "VERTICAL TAB",
-    "\f": "FORM FEED",
-    "\r": "CARRIAGE RETURN",
-    "\x1b": "ESCAPE",
-    "\x7f": "DELETE",
-    "\x85": "NEXT LINE",
-}
 _ONE_A_LINE = "put one object on each line (`jq -c '.[]' FILE` does so for an array)"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -127,6 +117,17 @@ class OnBadInput:
             self._odd.clear()
 
 
+@contextlib.contextmanager
+def collecting(on_bad_input: OnBadInput | Policy) -> Iterator[OnBadInput]:
+    """Yields the collector of a reader. One that is made of a policy is reported when the reader is done."""
+    if isinstance(on_bad_input, OnBadInput):
+        yield on_bad_input
+        return
+    collector = OnBadInput(on_bad_input)
+    yield collector
+    collector.report()
+
+
 def raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """Yields (1-based line number, bytes as they stand) of each line of a file.
 
@@ -191,24 +192,22 @@ def parsed(
     Raises:
       BadInputError: as `parsed_lines`.
     """
-    collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
     usable = False
-    for number, item in numbered:
-        try:
-            record = parse(item, number)
-        except OddRecord as odd:
-            collector.accept(path, number, odd)
-            record = None if collector.strict else odd.record
-        except MalformedRecord as fault:
-            collector.record(path, number, fault.kind, fault.detail)
-            continue
-        if record is not None:
-            usable = True
-            yield record
-    if not usable:
-        raise BadInputError(path, None, "the file has no usable record")
-    if collector is not on_bad_input:
-        collector.report()
+    with collecting(on_bad_input) as collector:
+        for number, item in numbered:
+            try:
+                record = parse(item, number)
+            except OddRecord as odd:
+                collector.accept(path, number, odd)
+                record = None if collector.strict else odd.record
+            except MalformedRecord as fault:
+                collector.record(path, number, fault.kind, fault.detail)
+                continue
+            if record is not None:
+                usable = True
+                yield record
+        if not usable:
+            raise BadInputError(path, None, "the file has no usable record")
 
 
 def json_object(line: str) -> dict[str, Any]:
@@ -256,15 +255,14 @@ def has_text(text: str) -> bool:
 
 
 def bad_sign(identifier: str) -> str | None:
-    """Returns the name of the first character that an id must not have, such as "U+0009 TAB", else None.
+    """Returns the name of the first character that an id must not have, such as "U+2003 EM SPACE", else None.
 
     These are white space, which separates the columns of run files, and control characters. Format characters
     such as U+200C ZERO WIDTH NON-JOINER are part of words in some scripts, and of emoji.
     """
     for sign in identifier:
         if sign.isspace() or unicodedata.category(sign) == "Cc":
-            name = _CONTROLS.get(sign) or unicodedata.name(sign, "CONTROL CHARACTER")
-            return f"U+{ord(sign):04X} {name}"
+            return f"U+{ord(sign):04X} {unicodedata.name(sign, 'CONTROL CHARACTER')}"
     return None
 
 
