@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
+from dataset_rows import assert_equal, take
 
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.core.features import TextFormat
@@ -55,15 +56,6 @@ EXAMPLES = [example(i) for i in range(COUNT)]
 @pytest.fixture(scope="module")
 def dataset(minilm):
     return from_examples(EXAMPLES, minilm, num_negatives=2, **LENGTHS)
-
-
-def take(iterator, n):
-    return list(itertools.islice(iterator, n))
-
-
-def equal(a, b):
-    assert a.keys() == b.keys()
-    return all(np.array_equal(a[k], b[k]) for k in a)
 
 
 def numbers(batch):
@@ -151,7 +143,8 @@ def test_resuming_gives_the_very_batches(dataset):
     whole = take(dataset.batches(batch_size=8, seed=3), 40)
     for step in (0, 1, 11, 12, 13, 30):  # an epoch has 12 steps
         resumed = take(dataset.batches(batch_size=8, seed=3, start_step=step), 3)
-        assert all(equal(a, b) for a, b in zip(whole[step : step + 3], resumed, strict=True))
+        for a, b in zip(whole[step : step + 3], resumed, strict=True):
+            assert_equal(a, b)
 
 
 def test_shares_of_the_processes_make_the_batch(dataset):
@@ -161,7 +154,7 @@ def test_shares_of_the_processes_make_the_batch(dataset):
     ]
     for step, batch in enumerate(whole):
         joined = {k: np.concatenate([share[step][k] for share in shares]) for k in batch}
-        assert equal(batch, joined)
+        assert_equal(batch, joined)
 
 
 def test_negatives_are_drawn_anew_each_epoch_without_repeats(minilm):
@@ -190,8 +183,8 @@ def test_dev_data_are_read_once_as_the_first_epoch_has_them(dataset):
     assert numbers(whole) != sorted(numbers(whole)) == list(range(COUNT))
     first = next(dataset.batches(batch_size=COUNT, seed=0))
     singles = [name for name in whole if "negative" not in name]  # of lists the order is the record's
-    assert equal({n: whole[n] for n in singles}, {n: first[n] for n in singles})
-    assert equal(dataset.once(7), {name: x[:7] for name, x in whole.items()})
+    assert_equal({n: whole[n] for n in singles}, {n: first[n] for n in singles})
+    assert_equal(dataset.once(7), {name: x[:7] for name, x in whole.items()})
 
 
 def lengths(dataset):
@@ -333,7 +326,8 @@ def test_every_source_gives_the_same_pairs(minilm, tmp_path, write_jsonl):
         TevatronPairs(path=str(write_jsonl("tevatron.jsonl", tevatron))),
     ]
     first, *others = [s.build(minilm, WITH_NEGATIVE).once() for s in sources]
-    assert all(equal(first, other) for other in others)
+    for other in others:
+        assert_equal(first, other)
 
     write_jsonl("c/corpus.jsonl", [{"_id": text_id(p), "title": p[:1], "text": p[2:]} for _, p, _ in rows])
     write_jsonl("c/queries.jsonl", [{"_id": text_id(q), "text": q} for q, _, _ in rows])
@@ -341,7 +335,7 @@ def test_every_source_gives_the_same_pairs(minilm, tmp_path, write_jsonl):
     (tmp_path / "c/qrels").mkdir()
     (tmp_path / "c/qrels/train.tsv").write_text(qrels)
     beir = BeirPairs(directory=str(tmp_path / "c")).build(minilm, PAIRS).once()
-    assert equal(beir, {k: first[k] for k in beir})
+    assert_equal(beir, {k: first[k] for k in beir})
 
 
 def test_malformed_rows_of_parquet_are_told(minilm, tmp_path, capsys):

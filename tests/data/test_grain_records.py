@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dataset_rows import assert_equal
 
 from jaxir import cli
 from jaxir.core.errors import UserError
@@ -74,13 +75,6 @@ def copy(written, tmp_path):
 
 def opened(directory, tokenizer, features=PAIRS):
     return GrainRecords(directory=str(directory)).build(tokenizer, features)
-
-
-def assert_equal(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name, array in theirs.items():
-        assert ours[name].dtype == array.dtype, name
-        np.testing.assert_array_equal(ours[name], array, err_msg=name)
 
 
 def assert_same_batches(ours, theirs, count, **how):
@@ -213,8 +207,6 @@ def test_grain_records_refuse_unfit_tokenizers_and_features(written, minilm, sen
         write_records(tmp_path / "none", [], minilm, PAIRS)
     with pytest.raises(UserError, match=r"holds no examples as records: records\.json is missing"):
         opened(tmp_path, minilm)
-    with pytest.raises(UserError, match="batch_size is 104, but there are only 103 pairs"):
-        opened(written, minilm).batches(batch_size=104, seed=0)
     lacking = [RECORDS[0], EXAMPLES[1]._replace(negatives=()).record()]
     write_records(tmp_path / "lacking", lacking, minilm, PAIRS)
     with pytest.raises(UserError, match="wants 2 negatives of each example, but 1 of 2 have none: set"):
@@ -279,7 +271,7 @@ def test_an_order_of_very_many_examples_is_computed_where_it_is_read(monkeypatch
         assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.03
         assert np.sum(np.diff(order.astype(np.int64)) == 1) < 10  # neighbours are parted: 1 is expected
     assert all(np.mean(a == b) < 0.001 for a, b in itertools.combinations(orders, 2))
-    plan = batch_plan.Plan(10**12, batch_size=4096, seed=0)
+    plan = batch_plan.Plan(10**12, batch_plan.Batching(4096, seed=0))
     step = 10**9
     assert len(set(plan(step).examples.tolist())) == 4096
     np.testing.assert_allclose(plan(step).examples.mean(), 5e11, rtol=0.05)

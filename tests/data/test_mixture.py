@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from dataset_rows import assert_equal, take
 
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.core.features import TextFormat
@@ -45,16 +46,6 @@ KNOWN = {
 
 def names(batch):
     return [KNOWN[key.tobytes()] for key in batch["query_key"]]
-
-
-def take(iterator, n):
-    return list(itertools.islice(iterator, n))
-
-
-def assert_equal(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name])
 
 
 @pytest.mark.parametrize("rates", [None, [3, 1, 1]])
@@ -197,27 +188,3 @@ def test_faults_of_a_source_are_named(minilm, sources, tmp_path, capsys):
         mixture.build(minilm, PAIRS)
     assert mixture.build(minilm, PAIRS, on_bad_input="skip").num_examples == 74
     assert capsys.readouterr().err == f"skipped 1 record: no field 'passage' (first: {bad}:1)\n"
-
-
-def test_a_mixture_is_bound_by_gin(sources, tmp_path):
-    import gin
-
-    from jaxir.cli import gin_config
-    from jaxir.train import train
-
-    recipe = tmp_path / "mixture.gin"
-    recipe.write_text(
-        "from __gin__ import dynamic_registration\n"
-        "from jaxir import train\n"
-        "from jaxir.data.batches import mixture\n"
-        "from jaxir.data.sets import pair_sources\n"
-        "train.train.data = @mixture.Mixture()\n"
-        "mixture.Mixture.sources = [@a/pair_sources.JsonlPairs(), @b/pair_sources.JsonlPairs()]\n"
-        "mixture.Mixture.rates = [2, 1]\n"
-        f"a/pair_sources.JsonlPairs.path = '{sources[0].path}'\n"
-        f"b/pair_sources.JsonlPairs.path = '{sources[1].path}'\n"
-    )
-    bound, _ = gin_config.bind(train, [str(recipe)], [], {})
-    data = gin.get_bindings(bound)["data"]
-    assert data == Mixture(sources=sources[:2], rates=[2, 1])
-    gin.clear_config()

@@ -139,43 +139,28 @@ def test_multireqa_collection_is_every_sentence_once(multi):
     assert len(qrels) == 7 and len(set(qrels)) == 7
 
 
+def asked(**question):
+    return {"context": "short", "qas": [question]}
+
+
+def sentence(candidate_id, start=5, end=6):
+    return {"candidate_id": candidate_id, "response_start": start, "response_end": end}
+
+
 @pytest.mark.parametrize(
     ("which", "record", "reason"),
     [
         ("mrqa", {"qas": []}, "no field 'context'"),
         ("mrqa", {"context": "x", "qas": ["q"]}, "an item of 'qas' is not an object"),
-        ("mrqa", {"context": "x", "qas": [{"qid": "z"}]}, "no field 'question'"),
-        ("mrqa", {"context": "x", "qas": [{"qid": 3, "question": "q"}]}, "field 'qid' is not a string"),
-        (
-            "mrqa",
-            {
-                "context": "x",
-                "qas": [{"qid": "z", "question": "q", "detected_answers": [{"char_spans": [[1]]}]}],
-            },
-            "an item of 'char_spans' is not [start, end]: [1]",
-        ),
-        (
-            "mrqa",
-            {"context": "short", "qas": [{"qid": "a1", "question": "q"}]},
-            f"the sentence boundaries are of another context: the last one is at character {len(LAKE)} of 5",
-        ),
+        ("mrqa", asked(qid="z"), "no field 'question'"),
+        ("mrqa", asked(qid=3, question="q"), "field 'qid' is not a string"),
+        ("mrqa", asked(qid="z", question="q", detected_answers=[{"char_spans": [[1]]}]), "end]: [1]"),
+        ("mrqa", asked(qid="a1", question="q"), f"last one is at character {len(LAKE)} of 5"),
         ("candidates", {"candidate_id": "z_1"}, "candidate_id is not NAME_QUESTION/.../_NUMBER: 'z_1'"),
         ("candidates", {"candidate_id": "S_z/_1"}, "field 'response_start' is not an integer: None"),
-        (
-            "candidates",
-            {"candidate_id": "S_z/_1", "response_start": 5, "response_end": 5},
-            "a sentence must end after it starts: 5 to 5",
-        ),
-        (
-            "candidates",
-            {"candidate_id": "SQuAD_b1/_1", "response_start": 5, "response_end": 6},
-            "duplicate candidate_id: 'SQuAD_b1/_1'",
-        ),
-        (
-            "candidates",
-            {"candidate_id": "SQuAD_b1/z/_1", "response_start": 5, "response_end": 6},
-            "a question id stands for two contexts: 'b1'",
-        ),
+        ("candidates", sentence("S_z/_1", 5, 5), "a sentence must end after it starts: 5 to 5"),
+        ("candidates", sentence("SQuAD_b1/_1"), "duplicate candidate_id: 'SQuAD_b1/_1'"),
+        ("candidates", sentence("SQuAD_b1/z/_1"), "a question id stands for two contexts: 'b1'"),
     ],
 )
 def test_malformed_multireqa_lines_have_a_place(multi, which, record, reason):
@@ -195,7 +180,6 @@ def test_two_questions_of_one_id_are_malformed(multi):
     path.write_text(lines)
     with pytest.raises(BadInputError, match=r":6: a question id stands for two questions: 'a1'$"):
         examples(multireqa.MultiReqaPairs(**multi))
-    assert len(examples(multireqa.MultiReqaPairs(**multi), "skip")) > 3
     assert len(examples(multireqa.MultiReqaPairs(**multi), "skip")) == 7
 
 
@@ -283,8 +267,6 @@ def test_a_positive_passage_of_dpr_is_no_hard_negative_of_its_question(tmp_path)
         ("[GOOD,\nGOOD", ":2", "a comma or the end of the JSON array is missing"),
         ("[GOOD\n\nGOOD]", ":3", "a comma or the end of the JSON array is missing"),
         ("[GOOD,\n]", ":2", "not valid JSON (Expecting value)"),
-        ("[GOOD,\n" + 5000 * "1" + "]", ":2", "not valid JSON (Exceeds the limit"),
-        ("[GOOD,\n" + 100_000 * "[", ":2", "not valid JSON (maximum recursion depth exceeded"),
         ("[GOOD,\n{\n'a': 1}]", ":3", "not valid JSON (Expecting property name"),
         ('[GOOD,\n{"question', ":2", "not valid JSON ("),
         ("[GOOD]\n\nmore", ":3", "text after the end of the JSON array"),

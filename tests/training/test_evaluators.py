@@ -99,8 +99,8 @@ class OnlyBatches(Dataset):
 
     num_examples, fingerprint, features = 40, "a", pairs(1).features
 
-    def batches(self, **how):
-        return pairs(40, seed=9).batches(**how)
+    def batched(self, how):
+        return pairs(40, seed=9).batched(how)
 
 
 @pytest.mark.parametrize("which", ["dev", "training"])

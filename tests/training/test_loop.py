@@ -477,9 +477,9 @@ def test_on_a_cpu_products_of_bfloat16_numbers_have_the_quick_form(tmp_path, mon
 class Again(Hooked):
     """Pairs whose first batch comes again at every step, whatever the seed."""
 
-    def batches(self, *, start_step, **kwargs):
-        first = next(self._data.batches(start_step=0, **kwargs | {"seed": 0}))
-        for step in itertools.count(start_step):
+    def batched(self, how):
+        first = next(self._data.batched(how._replace(start_step=0, seed=0)))
+        for step in itertools.count(how.start_step):
             self._before(step)
             yield first
 

@@ -71,8 +71,8 @@ class Hooked(Dataset):
         self.order_depends_on_parts, self.fingerprint = data.order_depends_on_parts, data.fingerprint
         self.features = data.features
 
-    def batches(self, *, start_step, **kwargs):
-        for step, batch in enumerate(self._data.batches(start_step=start_step, **kwargs), start_step):
+    def batched(self, how):
+        for step, batch in enumerate(self._data.batched(how), how.start_step):
             self._before(step)
             yield batch
 

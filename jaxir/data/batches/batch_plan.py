@@ -20,23 +20,7 @@ SHUFFLED_BELOW = 1 << 27
 _ROUNDS = 8
 
 
-def share(batch_size: int, process_index: int, process_count: int) -> slice:
-    """Returns the part of a batch that is process `process_index`'s.
-
-    Raises:
-      UserError: the batch does not divide by the number of processes.
-    """
-    if batch_size <= 0 or batch_size % process_count:
-        raise UserError(
-            f"batch_size must be a positive multiple of the {process_count} processes, got {batch_size}"
-        )
-    if not 0 <= process_index < process_count:
-        raise ValueError(f"no process {process_index} among {process_count}")
-    size = batch_size // process_count
-    return slice(process_index * size, (process_index + 1) * size)
-
-
-class Drawn(NamedTuple):
+class StepExamples(NamedTuple):
     """The examples of a step.
 
     Attributes:
@@ -52,54 +36,68 @@ class Drawn(NamedTuple):
     first: int
 
 
-class Plan:
-    """The examples of any step: a pure function of (seed, step), which threads may call together."""
+class Batching(NamedTuple):
+    """How batches are drawn; see `Dataset.batches`."""
 
-    def __init__(
-        self,
-        num_examples: int,
-        *,
-        batch_size: int,
-        seed: int,
-        process_index: int = 0,
-        process_count: int = 1,
-        noun: str = "pairs",
-    ):
-        """Takes what `Dataset.batches` does, and what sentences call the examples.
+    batch_size: int
+    seed: int
+    start_step: int = 0
+    process_index: int = 0
+    process_count: int = 1
 
-        Raises:
-          UserError: a negative seed, fewer examples than `batch_size`, or it does not divide by
-            `process_count`.
-        """
-        if seed < 0:
-            raise UserError(f"seed must be 0 or more, got {seed}")
-        self._mine = share(batch_size, process_index, process_count)
-        if batch_size > num_examples:
+    @property
+    def share(self) -> slice:
+        """The part of a batch that is this process's; raises a UserError where the batch does not divide."""
+        if self.batch_size <= 0 or self.batch_size % self.process_count:
             raise UserError(
-                f"batch_size is {batch_size:,}, but there are only {num_examples:,} {noun}:"
+                f"batch_size must be a positive multiple of the {self.process_count} processes, got"
+                f" {self.batch_size}"
+            )
+        if not 0 <= self.process_index < self.process_count:
+            raise ValueError(f"no process {self.process_index} among {self.process_count}")
+        size = self.batch_size // self.process_count
+        return slice(self.process_index * size, (self.process_index + 1) * size)
+
+
+class Plan:
+    """The examples of any step: a pure function of (seed, step), which threads may call together.
+
+    Args:
+      num_examples: how many there are.
+      how: how they are drawn.
+      noun: what sentences call the examples.
+    """
+
+    def __init__(self, num_examples: int, how: Batching, *, noun: str = "pairs"):
+        if how.seed < 0:
+            raise UserError(f"seed must be 0 or more, got {how.seed}")
+        self._mine = how.share
+        if how.batch_size > num_examples:
+            raise UserError(
+                f"batch_size is {how.batch_size:,}, but there are only {num_examples:,} {noun}:"
                 " give a smaller one"
             )
-        self._num_examples, self._batch_size, self._seed = num_examples, batch_size, seed
+        self._num_examples, self._how = num_examples, how
         self._orders: dict[int, np.ndarray | _Permutation] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, step: int) -> Drawn:
-        """Returns the examples of a step."""
-        epoch, place = divmod(step, self._num_examples // self._batch_size)
-        start = place * self._batch_size
-        whole = self._order(epoch)[start : start + self._batch_size]
-        return Drawn(step, epoch, whole[self._mine].astype(np.int64), self._mine.start)
+    def __iter__(self) -> Iterator[StepExamples]:
+        """Yields the examples of each step without end."""
+        return map(self, itertools.count(self._how.start_step))
 
-    def steps(self, first: int) -> Iterator[Drawn]:
-        """Yields the examples of each step without end, from step `first` on."""
-        return map(self, itertools.count(first))
+    def __call__(self, step: int) -> StepExamples:
+        """Returns the examples of a step."""
+        epoch, place = divmod(step, self._num_examples // self._how.batch_size)
+        start = place * self._how.batch_size
+        whole = self._order(epoch)[start : start + self._how.batch_size]
+        return StepExamples(step, epoch, whole[self._mine].astype(np.int64), self._mine.start)
 
     def _order(self, epoch: int) -> np.ndarray | _Permutation:
         with self._lock:
             if epoch not in self._orders:
                 # Of those who read ahead, some are still in the epoch before.
                 self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
-                self._orders[epoch] = order_of(self._num_examples, self._seed, epoch)
+                self._orders[epoch] = order_of(self._num_examples, self._how.seed, epoch)
             return self._orders[epoch]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Key, Numbers, TokenCounts, Tokens, fields_of
-from jaxir.data.batches.batch_plan import Batch, Plan, choose, in_one_order, keys_of_twins
+from jaxir.data.batches.batch_plan import Batch, Batching, Plan, choose, in_one_order, keys_of_twins
 from jaxir.data.text.truncation import Truncation
 
 
@@ -37,7 +37,6 @@ class Dataset(abc.ABC):
     tokenizer_fingerprint: str | None = None
     truncation: Mapping[str, Truncation] = {}
 
-    @abc.abstractmethod
     def batches(
         self,
         *,
@@ -64,6 +63,11 @@ class Dataset(abc.ABC):
         Raises:
           UserError: fewer examples than `batch_size`, or it does not divide by `process_count`.
         """
+        return self.batched(Batching(batch_size, seed, start_step, process_index, process_count))
+
+    @abc.abstractmethod
+    def batched(self, how: Batching) -> Iterator[Batch]:
+        """Yields batches; see `batches`."""
 
     def once(self, count: int | None = None) -> Batch:
         """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them.
@@ -147,14 +151,13 @@ class ExampleDataset(Dataset):
     def _block(self, examples: np.ndarray) -> Block:
         """Reads examples [b]."""
 
-    def _plan(self, **how: int) -> Plan:
+    def _plan(self, how: Batching) -> Plan:
         single = any(isinstance(f, Tokens) and f.field == "text" for f in self.features.values())
-        return Plan(self.num_examples, noun="texts" if single else "pairs", **how)
+        return Plan(self.num_examples, how, noun="texts" if single else "pairs")
 
-    def batches(self, *, seed: int, start_step: int = 0, **how: int) -> Iterator[Batch]:
+    def batched(self, how: Batching) -> Iterator[Batch]:
         """Yields batches; see `Dataset.batches`."""
-        plan = self._plan(seed=seed, **how)
-        return (self._batch(drawn.examples, (seed, drawn.epoch)) for drawn in plan.steps(start_step))
+        return (self._batch(step.examples, (how.seed, step.epoch)) for step in self._plan(how))
 
     def once(self, count: int | None = None) -> Batch:
         """Returns examples; see `Dataset.once`."""

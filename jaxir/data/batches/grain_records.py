@@ -15,7 +15,7 @@ from jaxir.core.features import Features, Numbers, TokenCounts, Tokens
 from jaxir.core.installation import require
 from jaxir.core.progress import progress
 from jaxir.core.values import Count, checked
-from jaxir.data.batches.batch_plan import Batch
+from jaxir.data.batches.batch_plan import Batch, Batching
 from jaxir.data.batches.dataset import ExampleDataset, in_words
 from jaxir.data.batches.record_arrays import check_list
 from jaxir.data.batches.record_files import MEND, Block, read_description
@@ -107,15 +107,15 @@ class RecordDataset(ExampleDataset):
         found = self._written.hash[: fingerprints.DIGITS]
         return f"{in_words(self.features, self.num_examples)} in records, hash {found}"
 
-    def batches(self, *, seed: int, start_step: int = 0, **how: int) -> Iterator[Batch]:
+    def batched(self, how: Batching) -> Iterator[Batch]:
         """Yields batches, read ahead; see `Dataset.batches`. A damaged file raises a UserError."""
-        plan = self._plan(seed=seed, **how)
+        plan = self._plan(how)
 
-        def batch(step: int) -> Batch:
-            drawn = plan(step)
-            return self._batch(drawn.examples, (seed, drawn.epoch))
+        def batch(number: int) -> Batch:
+            step = plan(number)
+            return self._batch(step.examples, (how.seed, step.epoch))
 
-        return self._ahead(_Steps(batch), start_step)
+        return self._ahead(_Steps(batch), how.start_step)
 
     def list_lengths(self) -> set[int]:
         """Returns the lengths that the lists of examples have: one pass over the files."""

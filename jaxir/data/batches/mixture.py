@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TokenCounts
-from jaxir.data.batches.batch_plan import Batch, share, uniforms
+from jaxir.data.batches.batch_plan import Batch, Batching, uniforms
 from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_data import TextData
 from jaxir.data.formats.lines import OnBadInput
@@ -94,30 +94,21 @@ class MixtureDataset(Dataset):
         found = fingerprints.of_values(parts, rates, self._mix_within_batch)[: fingerprints.DIGITS]
         return f"{self.num_examples} pairs of {len(self._datasets)} data sets, hash {found}"
 
-    def batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        start_step: int = 0,
-        process_index: int = 0,
-        process_count: int = 1,
-    ) -> Iterator[Batch]:
+    def batched(self, how: Batching) -> Iterator[Batch]:
         """Yields batches; see `Dataset.batches`. (With a SeqIO task they depend on process_count, too.)
 
         Raises:
           UserError: as there; or, packed, a dataset whose part of a batch is less than one pair.
         """
-        mine = share(batch_size, process_index, process_count)
-        if self._mix_within_batch and batch_size > 1:
+        mine, count = how.share, len(self._datasets)
+        if self._mix_within_batch and how.batch_size > 1:
             # Every process assembles whole batches: the parts of the datasets do not divide by their number.
-            parts = self._opened(self._quotas(batch_size), seed, [start_step] * len(self._datasets), 0, 1)
-            return _packed(parts, mine)
-        schedule = self._schedule(batch_size, seed)
-        before = schedule.count(start_step, len(self._datasets)).tolist()
-        sizes = [batch_size] * len(self._datasets)
-        parts = self._opened(sizes, seed, before, process_index, process_count)
-        return _alternating(parts, schedule, start_step)
+            whole = how._replace(process_index=0, process_count=1)
+            sizes = self._quotas(how.batch_size)
+            return _packed(self._opened(whole, sizes, [how.start_step] * count), mine)
+        schedule = self._schedule(how.batch_size, how.seed)
+        before = schedule.count(how.start_step, count).tolist()
+        return _alternating(self._opened(how, [how.batch_size] * count, before), schedule, how.start_step)
 
     def once(self, count: int | None = None) -> Batch:
         """Returns `count` pairs, or all, each once and shuffled: of each dataset by its size, not rate."""
@@ -181,18 +172,13 @@ class MixtureDataset(Dataset):
                 )
         return quotas.tolist()
 
-    def _opened(
-        self, sizes: Sequence[int], seed: int, starts: Sequence[int], index: int, count: int
-    ) -> list[Iterator[Batch]]:
+    def _opened(self, how: Batching, sizes: Sequence[int], starts: Sequence[int]) -> list[Iterator[Batch]]:
         opened = []
         for name, dataset, size, start in zip(self._names, self._datasets, sizes, starts, strict=True):
             try:
-                batches = dataset.batches(
-                    batch_size=size, seed=seed, start_step=start, process_index=index, process_count=count
-                )
+                opened.append(dataset.batched(how._replace(batch_size=size, start_step=start)))
             except UserError as error:
                 raise UserError(f"{name}: {error}") from error
-            opened.append(batches)
         return opened
 
 

@@ -85,11 +85,7 @@ class RecordReader:
         return {name: builder.truncation for name, builder in self._builders.items()}
 
     def tell_alike(self) -> None:
-        """Warns where many of the texts that were read have the tokens of another one.
-
-        Raises:
-          UserError: more than half of them have.
-        """
+        """Warns where many of the texts that were read have the tokens of another one; refuses most."""
         for builder in self._builders.values():
             builder.tell_alike()
 

@@ -105,13 +105,7 @@ class TableBuilder:
     def row(self, identifier: str, text: str, example: int = 0) -> int:
         """Returns the row of a text, which is known by its id.
 
-        Args:
-          identifier: the id.
-          text: the text.
-          example: the number of the example that has the text, for the sentence of an error.
-
-        Raises:
-          UserError: the id came before with another text.
+        An id that came before with another text is a UserError, which names both examples by their numbers.
         """
         row = self._row_of.setdefault(key_digest(identifier), len(self._row_of))
         if row == len(self._hashes):
@@ -129,11 +123,7 @@ class TableBuilder:
         return row
 
     def table(self) -> TextTable:
-        """Returns the table of all texts, in the order in which they came; warns of many with equal tokens.
-
-        Raises:
-          UserError: more than half of the texts have the same tokens as another one.
-        """
+        """Returns the table of all texts, in the order in which they came; see `tell_alike`."""
         found = self.take()
         self.tell_alike()
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.features import Key, TokenCounts, Tokens
 from jaxir.data.batches.array_dataset import ArrayDataset
-from jaxir.data.batches.batch_plan import Batch, share, uniforms
+from jaxir.data.batches.batch_plan import Batch, Batching, uniforms
 from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_table import TextTable
 from jaxir.data.expanded.joining import Joiner
@@ -41,10 +40,6 @@ class DocumentQueries(NamedTuple):
     tokens: TextTable
     words: TextTable
     texts: np.ndarray
-
-    def row(self, query: int) -> np.ndarray:
-        """Returns the tokens of a query."""
-        return self.tokens.row(query)
 
 
 class ExpandedDataset(Dataset):
@@ -78,10 +73,8 @@ class ExpandedDataset(Dataset):
         self.tokenizer_fingerprint, self.truncation = base.tokenizer_fingerprint, base.truncation
 
     def __repr__(self) -> str:
-        return f"ExpandedDataset({self._base!r}, {self._queries():,} generated queries, {self._selection!r})"
-
-    def _queries(self) -> int:
-        return len(self._documents.tokens.offsets) - 1
+        count = len(self._documents.tokens.offsets) - 1
+        return f"ExpandedDataset({self._base!r}, {count:,} generated queries, {self._selection!r})"
 
     @property
     def fingerprint(self) -> str:
@@ -106,15 +99,7 @@ class ExpandedDataset(Dataset):
         """Counts the tokens of texts without their expansions; see `Dataset.token_counts`."""
         return self._base.token_counts(field, vocab_size)
 
-    def batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        start_step: int = 0,
-        process_index: int = 0,
-        process_count: int = 1,
-    ) -> Iterator[Batch]:
+    def batched(self, how: Batching) -> Iterator[Batch]:
         """Yields batches; see `Dataset.batches`.
 
         Raises:
@@ -125,16 +110,9 @@ class ExpandedDataset(Dataset):
                 f"{self._selection!r} follows the steps of a training run, which parts of a mixture do not"
                 " know: expand them by Random(), say"
             )
-        first = share(batch_size, process_index, process_count).start
-        base = self._base.batches(
-            batch_size=batch_size,
-            seed=seed,
-            start_step=start_step,
-            process_index=process_index,
-            process_count=process_count,
-        )
-        expand = functools.partial(self._expanded, selection=self._selection, seed=seed, first=first)
-        return (expand(batch, step=step) for step, batch in enumerate(base, start_step))
+        given = {"selection": self._selection, "seed": how.seed, "first": how.share.start}
+        batches = enumerate(self._base.batched(how), how.start_step)
+        return (self._expanded(batch, step=step, **given) for step, batch in batches)
 
     def once(self, count: int | None = None) -> Batch:
         """Returns examples as `Dataset.once`: each document with its first query, as in evaluation."""
@@ -160,7 +138,7 @@ class ExpandedDataset(Dataset):
             ids = batch[name].reshape(len(rows), -1)
             documents = self._row_of["documents"](batch[keys[feature.field]].reshape(-1, 2))
             if isinstance(selection, Gold):
-                chosen = [[self._golds.row(gold)] for gold in golds[rows]]
+                chosen = [[self._golds.tokens.row(gold)] for gold in golds[rows]]
             else:
                 chosen = self._chosen(selection, documents, golds[rows], (seed, step), places)
             found[name] = self._join(ids, chosen).reshape(batch[name].shape)
@@ -213,7 +191,7 @@ class ExpandedDataset(Dataset):
                 some = self._choose(
                     selection, relevance[of_document], own[of_document], luck[of_document], step
                 )
-            chosen.append([self._documents.row(query) for query in queries[start:end][some]])
+            chosen.append([self._documents.tokens.row(query) for query in queries[start:end][some]])
         return chosen
 
     def _choose(

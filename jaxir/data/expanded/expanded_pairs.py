@@ -218,11 +218,7 @@ class _Rows:
 
 
 def _expanded_features(features: Features) -> tuple[list[str], str]:
-    """Returns the names of the tokens of documents, and of those of queries.
-
-    Raises:
-      UserError: there are none of which the texts are told apart by a key.
-    """
+    """Returns the names of the tokens of documents, and of those of queries, of which there are keys."""
     keyed = {feature.field for feature in features.values() if isinstance(feature, Key)}
     tokens = {n: f for n, f in features.items() if isinstance(f, Tokens) and f.field in keyed}
     passages = [name for name, feature in tokens.items() if feature.table == "passages"]

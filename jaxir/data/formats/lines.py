@@ -40,13 +40,8 @@ class MalformedRecord(Exception):
 class OddRecord(MalformedRecord):
     """Raised by a parser for a record that published collections contain and trec_eval accepts.
 
-    Such a record is counted and reported, and malformed only if the reader is strict.
-
-    Args:
-      kind: the kind of fault, as in `MalformedRecord`.
-      detail: its detail.
-      noted: what the report calls such records, in the plural, and what is done with them.
-      record: what is read of the record; None leaves it out.
+    Such a record is counted and reported as `noted`, and `record` is read in its place, if any. It is
+    malformed only if the reader is strict.
     """
 
     def __init__(self, kind: str, detail: str, *, noted: str, record: Any = None):
@@ -101,11 +96,7 @@ class OnBadInput:
         self._first.setdefault(kind, f"{path}:{line}")
 
     def report(self, *, noted: str = "kept") -> None:
-        """Prints to standard error what was skipped and noted, if anything; then starts counting afresh.
-
-        Args:
-          noted: what was done with records that are odd.
-        """
+        """Prints to standard error what was skipped and noted, if anything; then starts counting afresh."""
         for what, counts in (("skipped", self.skipped), (noted, self.noted)):
             for kind, count in counts.most_common():
                 records = "record" if count == 1 else "records"
@@ -152,11 +143,7 @@ def raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yields (1-based line number, bytes without the line end) of each line that is not blank.
-
-    Raises:
-      UserError, BadInputError: as `raw_lines`.
-    """
+    """Yields (1-based line number, bytes without the line end) of each line that is not blank."""
     for number, line in raw_lines(path):
         line = line.rstrip(b"\r\n")
         if line and not line.isspace():
@@ -187,11 +174,7 @@ def parsed(
     parse: Callable[[S, int], T | None],
     on_bad_input: OnBadInput | Policy,
 ) -> Iterator[T]:
-    """Yields `parse(item, number)` for each (number, item) of a file, as `parsed_lines` does for its lines.
-
-    Raises:
-      BadInputError: as `parsed_lines`.
-    """
+    """Yields `parse(item, number)` for each (number, item) of a file, as `parsed_lines` does."""
     usable = False
     with collecting(on_bad_input) as collector:
         for number, item in numbered:
@@ -267,11 +250,7 @@ def bad_sign(identifier: str) -> str | None:
 
 
 def check_id(identifier: str) -> str:
-    """Returns the id.
-
-    Raises:
-      MalformedRecord: it is empty, or holds white space or a control character.
-    """
+    """Returns the id; one that is empty, or holds white space or a control character, is malformed."""
     if not identifier:
         raise MalformedRecord("empty id")
     if sign := bad_sign(identifier):

@@ -76,7 +76,7 @@ class PairTable:
     Args:
       path: the file.
       columns: what they are called, where that is unusual.
-      prefix: of the names of `PairColumns`' fields in errors: "--" where they are flags.
+      prefix: of the names of columns in errors: "--" where they are flags.
 
     Raises:
       UserError: no such file, no such column, or none or several that could be meant.
@@ -100,9 +100,6 @@ class PairTable:
           on_bad_input: what to do with malformed records. Pairs without a query or a passage, pairs seen
             before, and passages that are their own query are of no use: they are left out and counted. A pair
             that comes again with other negatives (triplets) is given again, with these.
-
-        Raises:
-          BadInputError: a malformed record, unless they are skipped, or no pair at all.
         """
 
         def parse(row: Mapping[str, Any], line: int) -> tuple[int, Query, list[Document], list[Document]]:

@@ -154,17 +154,11 @@ def read_corpus(
 def read_wanted(
     path: str | Path, wanted: Collection[str], on_bad_input: OnBadInput | Policy = "stop", *, named_by: str
 ) -> Iterator[Document]:
-    """Yields some documents of a corpus, in its order, under a progress bar; no other is held.
-
-    Args:
-      path: the file.
-      wanted: their ids.
-      on_bad_input: what to do with a malformed line.
-      named_by: what names them: "a query found", say.
+    """Yields the documents of some ids of a corpus, in its order, under a progress bar; no other is held.
 
     Raises:
       BadInputError: a malformed line, or one of them comes a second time with another text.
-      UserError: the corpus lacks one.
+      UserError: the corpus lacks one, which `named_by` ("a query found", say) has named.
     """
     found: dict[str, str] = {}
     documents = read_corpus(path, on_bad_input, unique=False)
@@ -231,9 +225,9 @@ def read_judged_pairs(
     Judgements of queries or documents that are not there are left out and counted.
 
     Args:
-      qrels: the judgements.
-      queries: reads the queries.
-      documents: reads the documents.
+      qrels: the file of judgements.
+      queries: returns a reader of the queries.
+      documents: returns a reader of the documents.
       on_bad_input: what to do with malformed records.
       trec: whether the judgements have TREC's four columns.
 
@@ -266,13 +260,10 @@ def read_judged_pairs(
 
 
 def new_id(identifier: str, seen: dict[str, int], content: Hashable) -> str:
-    """Returns the id of a new document or query and adds it to `seen`.
+    """Returns the id of a new document or query and adds a hash of its content to `seen`.
 
-    Args:
-      identifier: the id.
-      seen: a hash of the content of each id so far.
-      content: what the id stands for. If the id stands for it already, the record is odd (`OddRecord`) and is
-        left out. If the id stands for something else, the record is malformed.
+    If the id stands for this content already, the record is odd (`OddRecord`) and is left out. If the id
+    stands for something else, the record is malformed.
     """
     if check_id(identifier) not in seen:
         seen[identifier] = hash(content)

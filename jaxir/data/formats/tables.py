@@ -69,25 +69,14 @@ class Table:
       kind: "jsonl", "tsv", "csv" or "parquet", by the file's name. A "jsonl" file may hold one JSON array.
       columns: the names of the fields: the keys of all records, the first line, or the schema. A file
         without a header has the columns "1", "2", ...
-      numbered: whether it is such a file.
-
-    Args:
-      path: the file.
-      numbered: whether a TSV or CSV file has no header, so that its first line is a record.
-
-    Raises:
-      UserError: no such file, another kind of file, or one that no column can be found in.
+      numbered: whether it is such a file, whose first line is a record.
     """
 
     def __init__(self, path: str | Path, *, numbered: bool = False):
         self.path = local_path(path)
         suffix = Path(self.path.name.removesuffix(".gz")).suffix.lower()
         if suffix not in KINDS:
-            hint = ""
-            if self.path.is_fifo():
-                hint = " (a pipe has no such name; files may be gzipped, so unpacking is not needed)"
-            known = ", ".join(KINDS)
-            raise UserError(f"{path}: what kind of file it is must show in its name: {known}{hint}")
+            raise UserError(f"{path}: what kind of file it is must show in its name: {', '.join(KINDS)}")
         self.kind = KINDS[suffix]
         self.numbered = numbered and self.kind in ("tsv", "csv")
         self.columns = self._columns()

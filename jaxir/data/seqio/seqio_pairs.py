@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.features import Features, Key, Numbers, Tokens, fields_of
-from jaxir.data.batches.batch_plan import Batch, choose, keys_of_twins, share
+from jaxir.data.batches.batch_plan import Batch, Batching, choose, keys_of_twins
 from jaxir.data.batches.dataset import Dataset, in_words
 from jaxir.data.batches.mixture import MixtureDataset
 from jaxir.data.batches.text_data import TextData
@@ -120,24 +120,16 @@ class SeqioDataset(Dataset):
         found = fingerprints.of_values(content, rates, self._tokenizer.fingerprint, form)
         return f"{in_words(self.features, self.num_examples)}, hash {found[: fingerprints.DIGITS]}"
 
-    def batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        start_step: int = 0,
-        process_index: int = 0,
-        process_count: int = 1,
-    ) -> Iterator[Batch]:
+    def batched(self, how: Batching) -> Iterator[Batch]:
         """Yields batches, a function of (seed, step, process_count); see `Dataset.batches`."""
-        if batch_size > self.num_examples:
+        if how.batch_size > self.num_examples:
             raise UserError(
-                f"batch_size is {batch_size:,}, but there are only {self.num_examples:,} pairs:"
+                f"batch_size is {how.batch_size:,}, but there are only {self.num_examples:,} pairs:"
                 " give a smaller one"
             )
-        mine = share(batch_size, process_index, process_count)
-        size = mine.stop - mine.start
-        ds = self._converted(seed, process_index, process_count, first=start_step * size, epochs=None)
+        size = how.share.stop - how.share.start
+        first = how.start_step * size
+        ds = self._converted(how.seed, how.process_index, how.process_count, first=first, epochs=None)
         return self._read(ds.batch(size, drop_remainder=True))
 
     def once(self, count: int | None = None) -> Batch:

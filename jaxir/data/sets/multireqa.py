@@ -67,11 +67,7 @@ class Context(NamedTuple):
 
 
 class Boundaries:
-    """The sentences of a candidates.json[.gz], found by the id of any question of their context.
-
-    Raises:
-      BadInputError: a malformed line, or a candidate id seen before.
-    """
+    """The sentences of a candidates.json[.gz], found by the id of any question of their context."""
 
     def __init__(self, path: str, on_bad_input: OnBadInput):
         self._prefixes: list[str] = []
@@ -106,11 +102,7 @@ class Boundaries:
             pass
 
     def of(self, text: str, question_ids: Iterable[str]) -> tuple[Sentence, ...]:
-        """Returns the sentences of a context in their order; none where the file has none.
-
-        Raises:
-          MalformedRecord: they lie beyond the context's end.
-        """
+        """Returns the sentences of a context in their order; those beyond its end are malformed."""
         groups = {self._group_of_question[q] for q in question_ids if q in self._group_of_question}
         found = [
             Sentence(f"{self._prefixes[group]}/_{suffix}", span)

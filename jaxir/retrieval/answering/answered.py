@@ -10,7 +10,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Tokens
 from jaxir.core.values import checked
-from jaxir.data.batches.batch_plan import Batch, Drawn, Plan, in_one_order, uniforms
+from jaxir.data.batches.batch_plan import Batch, Batching, Plan, StepExamples, in_one_order, uniforms
 from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_data import TextData
 from jaxir.data.batches.text_table import TableBuilder, TextTable
@@ -134,15 +134,14 @@ class AnsweredDataset(Dataset):
             f" hash {told[: fingerprints.DIGITS]}"
         )
 
-    def batches(self, *, seed: int, start_step: int = 0, **how: int) -> Iterator[Batch]:
+    def batched(self, how: Batching) -> Iterator[Batch]:
         """Yields batches; see `Dataset.batches`."""
-        plan = Plan(self.num_examples, seed=seed, **how)
 
-        def batch(one: Drawn) -> Batch:
+        def batch(one: StepExamples) -> Batch:
             places = one.first + np.arange(len(one.examples))
-            return self._batch(one.examples, uniforms(seed, np.array([one.step]), places))
+            return self._batch(one.examples, uniforms(how.seed, np.array([one.step]), places))
 
-        return map(batch, plan.steps(start_step))
+        return map(batch, Plan(self.num_examples, how))
 
     def once(self, count: int | None = None) -> Batch:
         """Returns examples as `Dataset.once`, each with its first answer."""
