@@ -190,10 +190,6 @@ def keys_of_twins(batch: Batch, features: Features) -> Batch:
     """Returns the batch with the key of the text that a text of a list should be unlike, where it is not.
 
     Losses leave out a negative with the key of its positive: once cut, two texts can be one to the model.
-
-    Args:
-      batch: arrays by feature.
-      features: what it holds.
     """
     tokens = {f.field: name for name, f in features.items() if isinstance(f, Tokens)}
     keys = {f.field: name for name, f in features.items() if isinstance(f, Key)}

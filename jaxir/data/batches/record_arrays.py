@@ -27,12 +27,7 @@ class RecordArrays(NamedTuple):
 
 
 class RecordReader:
-    """Makes arrays of records, of all at once or of some after the others.
-
-    Args:
-      tokenizer: makes the ids.
-      features: what is read of each record.
-    """
+    """Makes arrays of records, of all at once or of some after the others."""
 
     def __init__(self, tokenizer: Tokenizer, features: Features):
         self._fields = fields_of(features)

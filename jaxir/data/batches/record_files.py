@@ -132,11 +132,7 @@ def write_records(
 
 
 class _Files:
-    """Files of records, one after the other.
-
-    Attributes:
-      counts: the number of records in each, by name.
-    """
+    """Files of records, one after the other; `counts` has the number of records in each, by name."""
 
     def __init__(self, directory: Path, file_bytes: int):
         self.counts: dict[str, int] = {}

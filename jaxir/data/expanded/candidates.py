@@ -99,14 +99,11 @@ def read_questions(
 
     Args:
       queries: queries.jsonl[.gz].
-      expansions: files or folders, as `expansions.read_expansions` takes them; a question has those of all.
-      lines_each: where a line is an expansion: how many of a question follow each other.
+      expansions: files or folders for `read_expansions`; a question has those of all.
+      lines_each: see `read_expansions`.
       limit: keeps so many of a question, the first ones.
       with_question: whether the question alone comes after them, which it does where there are none.
       on_bad_input: "stop" at what is malformed, or "skip" it: the question is left as it is.
-
-    Raises:
-      BadInputError: a malformed line, or expansions of more, fewer or other questions.
     """
     questions = {query.id: query.text for query in read_queries(queries, on_bad_input)}
     found: dict[str, dict[str, None]] = {query_id: {} for query_id in questions}
@@ -201,11 +198,7 @@ class QueryCandidates(RecordSource):
             yield record
 
     def questions(self, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Candidates]:
-        """Yields the questions, of their candidates those that count.
-
-        Raises:
-          UserError: the file has no ranks, or `max_rank` is one of those that were looked at.
-        """
+        """Yields the questions, of their candidates those that count."""
         for some in read_candidates(self.path, on_bad_input):
             if some.ranks is None:
                 raise UserError(f"{self.path}: it has no ranks to learn from: make it with --answers")

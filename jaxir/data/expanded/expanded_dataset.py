@@ -57,13 +57,8 @@ class ExpandedDataset(Dataset):
     ):
         """Takes pairs and queries as they are.
 
-        Args:
-          base: the pairs.
-          joiner: appends queries to documents.
-          documents: the generated queries of all documents.
-          golds: the gold queries, each under its own key; without tokens but for `Gold`.
-          selection: which of them a document is expanded with.
-          appended: how many.
+        `documents` are the generated queries of all documents, and `golds` the gold queries, each under its
+        own key and without tokens but for `Gold`. Of the former `selection` appends so many at a time.
         """
         self._base, self._joiner, self._documents, self._golds = base, joiner, documents, golds
         self._selection, self._appended = selection, appended
@@ -119,7 +114,7 @@ class ExpandedDataset(Dataset):
         return self._expanded(self._base.once(count), selection=First(), seed=0, step=0, first=0)
 
     def list_lengths(self) -> set[int]:
-        """Returns the lengths that the lists of examples have."""
+        """Returns the lengths of the pairs' lists."""
         return self._base.list_lengths()
 
     def _expanded(self, batch: Batch, *, selection: Selection, seed: int, step: int, first: int) -> Batch:
@@ -163,12 +158,7 @@ class ExpandedDataset(Dataset):
     ) -> list[list[np.ndarray]]:
         """Returns the tokens of the queries that are chosen for each document [P] of a gold query [P].
 
-        Args:
-          selection: how.
-          documents: rows of them.
-          golds: likewise.
-          seed_and_step: of what is drawn.
-          places: [2, P], where a document stands: the number of its example, and its place in that.
+        `places` [2, P] says where a document stands: the number of its example, and its place in that.
         """
         seed, step = seed_and_step
         counts = self._documents.counts[documents]

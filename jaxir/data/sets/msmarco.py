@@ -97,12 +97,9 @@ class MsMarcoFolder:
         )
 
     def triples(self, path: str | Path, split: str, max_negatives: int) -> Iterator[PairExample]:
-        """Yields a pair, with its negatives, for each run of lines of one query and one relevant passage.
+        """Yields a pair, with its first negatives, for each run of lines of one query and relevant passage.
 
-        Args:
-          path: lines of query id, id of a relevant passage, id of an irrelevant one; tab-separated.
-          split: whose queries they are.
-          max_negatives: the first so many negatives of a pair are kept.
+        The file has lines of query id, id of a relevant passage, id of an irrelevant one; tab-separated.
         """
         queries = {query.id: query.text for query in self.queries(split)}
         passages = {document.id: document.text for document in self.documents()}
