@@ -167,10 +167,10 @@ class ExampleDataset(Dataset):
         self, examples: np.ndarray, seed_and_epoch: tuple[int, int], *, in_order: bool = False
     ) -> Batch:
         block, batch = self._block(examples), {}
+        counts = {f.count for f in self.features.values()} - {None}
+        chosen = {n: choose(n, block.counts, examples, seed_and_epoch, in_order=in_order) for n in counts}
         for name, feature in self.features.items():
-            items = None
-            if feature.count is not None:
-                items = choose(feature.count, block.counts, examples, seed_and_epoch, in_order=in_order)
+            items = chosen.get(feature.count)
             if isinstance(feature, Key):
                 batch[name] = block.keys(feature.field, items)
             elif isinstance(feature, Numbers):
