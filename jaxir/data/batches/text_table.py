@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import PADDING_TOKEN, TokenCounts
-from jaxir.data.formats.sources import key_digest
+from jaxir.data.formats.sources import folded, key_digest
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.data.text.truncation import Truncation
 
@@ -180,8 +180,3 @@ class TableBuilder:
         if self._like_another > _ALIKE_REFUSED * self._distinct:
             raise UserError(sentence)
         print(f"warning: {sentence}", file=sys.stderr)
-
-
-def folded(text: str) -> str:
-    """Returns a text without its capitals and runs of white space, as texts are compared word for word."""
-    return " ".join(text.casefold().split())

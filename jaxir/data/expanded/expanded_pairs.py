@@ -14,14 +14,14 @@ from jaxir.core.progress import progress
 from jaxir.core.values import Count, Natural, checked
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.text_data import RecordSource, TextData
-from jaxir.data.batches.text_table import TextTable, folded
+from jaxir.data.batches.text_table import TextTable
 from jaxir.data.expanded.expanded_dataset import DocumentQueries, ExpandedDataset
 from jaxir.data.expanded.joining import Joiner
 from jaxir.data.expanded.rouge import Words
 from jaxir.data.expanded.selection import Curriculum, First, Gold, Selection
 from jaxir.data.formats.expansions import read_expansions
 from jaxir.data.formats.lines import OnBadInput
-from jaxir.data.formats.sources import BeirFolder, key_digest, read_corpus
+from jaxir.data.formats.sources import BeirFolder, folded, key_digest, read_corpus
 from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.storage.files import local_path

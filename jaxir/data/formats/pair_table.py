@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxir.core.errors import BadInputError, UserError, suggest
 from jaxir.data.formats.lines import MalformedRecord, OnBadInput, check_id, has_text, string_field
-from jaxir.data.formats.sources import Document, PairExample, Query, text_id
+from jaxir.data.formats.sources import Document, PairExample, Query, folded, text_id
 from jaxir.data.formats.tables import Table
 
 # What columns are usually called, in any case. A `title` is the query where nothing else is (Stack Exchange's
@@ -223,7 +223,7 @@ class Positives:
 
 
 def _words(*texts: str) -> int:
-    return hash(tuple(" ".join(text.casefold().split()) for text in texts))
+    return hash(tuple(map(folded, texts)))
 
 
 def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[str, str]:

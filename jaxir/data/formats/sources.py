@@ -92,6 +92,11 @@ def text_id(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def folded(text: str) -> str:
+    """Returns a text without its capitals and runs of white space, as texts are compared word for word."""
+    return " ".join(text.casefold().split())
+
+
 def key_digest(identifier: str) -> bytes:
     """Returns the 8 bytes of which `stable_keys` makes two integers."""
     return hashlib.blake2b(identifier.encode(), digest_size=8).digest()
