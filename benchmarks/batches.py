@@ -1,7 +1,7 @@
-"""Batches from memory, from mapped arrays and from records on a disk: examples/s, and what a step waits.
+"""Batches from memory and from records on a disk: examples/s, and what a step waits.
 
-The same random pairs by way of `ArrayDataset` in memory, the same memory-mapped (`ArrayPairs`), and as
-ArrayRecord files read by Grain (`GrainRecords`). Each in a process of its own; of what it reads nothing is in
+The same random pairs by way of `ArrayDataset` in memory, and as ArrayRecord files read by Grain
+(`GrainRecords`). Each in a process of its own; of what it reads nothing is in
 the system's cache when it begins. "ahead" is as quickly as the training's own thread takes batches; then a
 step of `--step_ms` follows each batch, in which the process sleeps, as a host does whose accelerator works.
 
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-SOURCES = ("memory", "mapped arrays", "records")
+SOURCES = ("memory", "records")
 FIGURES = {
     "open_s": "open, s",
     "first_s": "first batch, s",
@@ -44,7 +44,7 @@ class RandomIds:
 
     vocab_size, fingerprint = 30_522, "random"
 
-    def encode_batch(self, texts: list[str], *, max_length: int) -> list[np.ndarray]:
+    def encode_batch(self, texts: list[str], *, max_length: int, truncation: Any = None) -> list[np.ndarray]:
         """Returns ids of `max_length` tokens at most, of which a sixth is missing on average."""
         rngs = [np.random.default_rng(zlib.crc32(text.encode())) for text in texts]
         sizes = [rng.integers(2 * max_length // 3, max_length + 1) for rng in rngs]
@@ -88,22 +88,23 @@ def main() -> int:
 
 def features() -> Any:
     """Returns those of pairs of 24 + 120 tokens."""
-    from jaxir.core.features import TextFormat, pair_features
+    from jaxir.core.features import TextFormat
+    from jaxir.objectives.pair_batch import pair_features
 
     return pair_features(TextFormat(query_length=24, passage_length=120))
 
 
+def records(pairs: int) -> Iterator[dict[str, Any]]:
+    """Yields the pairs."""
+    for i in range(pairs):
+        yield {"query": (f"q{i}", f"q{i}"), "passage": (f"p{i}", f"p{i}"), "negatives": []}
+
+
 def write(directory: Path, pairs: int) -> None:
-    """Writes the same pairs as arrays and as records."""
-    from jaxir.data.batches.array_dataset import ArrayDataset
+    """Writes the pairs as records."""
     from jaxir.data.batches.record_files import write_records
 
-    def records() -> Iterator[dict[str, Any]]:
-        for i in range(pairs):
-            yield {"query": (f"q{i}", f"q{i}"), "passage": (f"p{i}", f"p{i}"), "negatives": []}
-
-    ArrayDataset.from_records(records(), RandomIds(), features()).save(directory / "arrays")
-    write_records(directory / "records", records(), RandomIds(), features())
+    write_records(directory / "records", records(pairs), RandomIds(), features())
 
 
 def run(source: str, directory: Path) -> dict[str, float]:
@@ -126,7 +127,6 @@ def measured(source: str, directory: Path, flags: argparse.Namespace) -> dict[st
     """Returns the figures of a source."""
     from jaxir.data.batches.array_dataset import ArrayDataset
     from jaxir.data.batches.grain_records import RecordDataset
-    from jaxir.data.batches.text_table import TextTable
     from jaxir.training.step.prefetch import prefetch
 
     if source == "records":
@@ -135,11 +135,7 @@ def measured(source: str, directory: Path, flags: argparse.Namespace) -> dict[st
     if source == "records":
         data = RecordDataset(directory / "records", features(), threads=flags.threads)
     else:
-        data = ArrayDataset.load(directory / "arrays", features())
-    if source == "memory":
-        data._tables = {name: TextTable(*map(np.array, table)) for name, table in data._tables.items()}
-        data._columns = {name: np.array(column) for name, column in data._columns.items()}
-        data._offsets = np.array(data._offsets)
+        data = ArrayDataset.from_records(records(flags.pairs), RandomIds(), features())
     found = {"open_s": time.perf_counter() - began}
     began = time.perf_counter()
     with prefetch(data.batches(batch_size=flags.batch_size, seed=0), lambda batch: batch) as batches:

@@ -217,9 +217,10 @@ def token_pairs(flags: argparse.Namespace, vocabulary: int):
     """Returns pairs of random tokens, enough that no batch repeats soon, as training data."""
     import numpy as np
 
-    from jaxir.core.features import TextFormat, pair_features
+    from jaxir.core.features import TextFormat
     from jaxir.data.batches.array_dataset import ArrayDataset
     from jaxir.data.batches.text_table import TextTable
+    from jaxir.objectives.pair_batch import pair_features
 
     count = flags.batch_size * 8
     keys = np.random.default_rng(1).integers(0, 2**31 - 1, [2, count, 2]).astype(np.int32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 import sys
@@ -95,53 +94,57 @@ def prepare(
       UserError: no such data set or split, columns that cannot be told, or the folder exists.
       BadInputError: a malformed record, unless they are skipped.
     """
-    from jaxir.data.formats.lines import OnBadInput
     from jaxir.data.formats.pair_table import PairColumns
-    from jaxir.data.sets.collection_files import write_collection
-    from jaxir.storage.files import atomic_directory
 
-    kind, _, where = dataset.partition(":")
-    if kind not in SOURCES or not where:
-        forms = ", ".join(f"{name}:{form}" for name, form in SOURCES.items())
-        raise UserError(f"--dataset must be one of {forms}, not {dataset!r}{suggest(kind, SOURCES)}")
-    columns = PairColumns(
-        query=query,
-        passage=passage,
-        negatives=negatives,
-        title=title,
-        query_id=query_id,
-        passage_id=passage_id,
-    )
-    sizes = {"dev": dev, "test": test}
+    kind, where = _kind_of(dataset)
+    columns = PairColumns(query, passage, negatives, title, query_id, passage_id)
+    if kind == "pairs":
+        how = {"splits": splits, "with_context": with_context, "data_dir": data_dir}
+        check_idle(prepare, "published data sets, not for --dataset=pairs:FILE", **how)
+        _prepare_pairs(where, output, columns, {"dev": dev, "test": test}, seed, on_bad_input)
+        return
+    how = {**columns._asdict(), "dev": dev, "test": test, "seed": seed}
+    check_idle(prepare, "--dataset=pairs:FILE only", **how)
     if kind != "multireqa":
         check_idle(prepare, "--dataset=multireqa:", with_context=with_context)
     if kind != "tfds":
         check_idle(prepare, "--dataset=tfds:", data_dir=data_dir)
-    if kind != "pairs":
-        check_idle(prepare, "--dataset=pairs:FILE", seed=seed)
-    if kind == "pairs":
-        if splits:
-            raise UserError(
-                "--splits is not for pairs:FILE, which gets train, dev and test (see --dev and --test)"
-            )
-        _prepare_pairs(where, output, columns, sizes, seed, OnBadInput(on_bad_input))
-        return
-    own = {k: v for k, v in (dataclasses.asdict(columns) | sizes).items() if v is not None}
-    if own:
-        raise UserError(f"--{next(iter(own))} is for --dataset=pairs:FILE only")
+    _prepare_collection(kind, where, output, splits or ["test"], with_context, data_dir, on_bad_input)
+
+
+def _kind_of(dataset: str) -> tuple[str, str]:
+    kind, _, where = dataset.partition(":")
+    if kind not in SOURCES or not where:
+        forms = ", ".join(f"{name}:{form}" for name, form in SOURCES.items())
+        raise UserError(f"--dataset must be one of {forms}, not {dataset!r}{suggest(kind, SOURCES)}")
+    return kind, where
+
+
+def _prepare_collection(
+    kind: str,
+    where: str,
+    output: str,
+    splits: list[str],
+    with_context: bool,
+    data_dir: str | None,
+    policy: Literal["stop", "skip"],
+) -> None:
+    from jaxir.data.formats.lines import OnBadInput
+    from jaxir.data.sets.collection_files import write_collection
+    from jaxir.storage.files import atomic_directory
+
     # Strict: a judgement of a missing document is how a download that was cut off shows.
-    splits, collector = list(dict.fromkeys(splits or ["test"])), OnBadInput(on_bad_input, strict=True)
+    splits, on_bad_input = list(dict.fromkeys(splits)), OnBadInput(policy, strict=True)
     for split in splits:
         if not re.fullmatch(r"\w[\w.-]*", split):
             raise UserError(f"--splits has {split!r}, which is no name of a file: qrels/SPLIT.tsv")
     with atomic_directory(output) as folder:
-        collection = _read(kind, where, splits, with_context, data_dir, collector)
+        collection = _read(kind, where, splits, with_context, data_dir, on_bad_input)
         counts = write_collection(folder, **collection)
-    collector.report()
-    cut = _cut_by_default(output)
+    on_bad_input.report()
     judged = ", ".join(f"{count:,} judgements ({split})" for split, count in counts.qrels.items())
     print(f"{output}: {counts.documents:,} passages, {counts.queries:,} queries, {judged}")
-    if cut is not None:
+    if (cut := _cut_by_default(output)) is not None:
         print(cut)
     print(
         f"evaluate on it: python -m jaxir.evaluate --model=MODEL --dataset=beir:{output} --split={splits[0]}"
@@ -149,12 +152,19 @@ def prepare(
 
 
 def _prepare_pairs(
-    path: str, output: str, columns: Any, sizes: dict[str, float | None], seed: int, on_bad_input: Any
+    path: str,
+    output: str,
+    columns: Any,
+    sizes: dict[str, float | None],
+    seed: int,
+    policy: Literal["stop", "skip"],
 ) -> None:
+    from jaxir.data.formats.lines import OnBadInput
     from jaxir.data.formats.pair_table import USUAL, PairTable, named_columns
     from jaxir.data.sets.pair_collection import NEGATIVES, write_pairs
     from jaxir.storage.files import atomic_directory
 
+    on_bad_input = OnBadInput(policy)
     with atomic_directory(output) as folder:
         table = PairTable(path, columns, prefix="--")
         print(f"{path}: {named_columns(table.columns)}", flush=True)
@@ -247,7 +257,7 @@ def _read(
         from jaxir.data.sets.natural_questions import NaturalQuestionsPairs
 
         source = NaturalQuestionsPairs(path=where)
-    documents, queries, judged = source.answers(on_bad_input).collection()
+    documents, queries, judged = source.collection(on_bad_input)
     return {"documents": documents, "queries": queries, "qrels": {splits[0]: judged}}
 
 

@@ -1,6 +1,8 @@
-"""What a dataset holds, whatever its order."""
+"""What a dataset holds, whatever its order, and whether batches are the same."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,3 +17,16 @@ def rows(batch: Mapping[str, np.ndarray], lists: Sequence[str] = ()) -> list:
 
     count = batch[lists[0]].shape[1] if lists else 0
     return sorted(map(example, range(len(batch[names[0]]))))
+
+
+def take(iterator: Iterator[Any], n: int) -> list[Any]:
+    """Returns the next `n` items."""
+    return list(itertools.islice(iterator, n))
+
+
+def assert_equal(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> None:
+    """Checks that two batches have the same arrays, bit for bit."""
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert ours[name].dtype == array.dtype, name
+        np.testing.assert_array_equal(ours[name], array, err_msg=name)

@@ -12,11 +12,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import Features, TextFormat, pair_features
+from jaxir.core.features import Features, TextFormat
 from jaxir.core.values import Count, check_value, checked, hints_of
 from jaxir.losses.samtone import samtone
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.pair_batch import pair_features
 from jaxir.runtime.partitioning import constrain
 
 KEYS = ("query_key", "passage_key", "negative_key")

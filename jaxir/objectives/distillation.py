@@ -9,11 +9,12 @@ from typing import Any
 import jax
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import Features, Numbers, TextFormat, pair_features
+from jaxir.core.features import Features, Numbers, TextFormat
 from jaxir.core.values import Count, checked
 from jaxir.losses.distillation import margin_mse
 from jaxir.objectives.contrastive import Contrastive, call_of, check_loss
 from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.pair_batch import pair_features
 
 SCORES = ("passage_score", "negative_scores")
 

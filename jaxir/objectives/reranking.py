@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import Features, TextFormat, pair_features
+from jaxir.core.features import Features, TextFormat
 from jaxir.core.values import Count, checked
 from jaxir.losses.ranking import list_softmax
 from jaxir.objectives.contrastive import call_of, check_loss
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.pair_batch import pair_features
 from jaxir.runtime.partitioning import constrain
 
 

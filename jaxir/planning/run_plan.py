@@ -367,7 +367,7 @@ def _describe(planned: Planned, step: Step) -> str:
 
 def _describe_batch(planned: Planned) -> str:
     tokens = [feature for feature in planned.features.values() if isinstance(feature, Tokens)]
-    what = "pairs" if {"query_ids", "passage_ids"} <= planned.features.keys() else "texts"
+    what = "pairs" if sum(feature.count is None for feature in tokens) == 2 else "texts"
     lengths = " + ".join(f"{f.length}" if f.count is None else f"{f.count} x {f.length}" for f in tokens)
     parts = f", embedded in {planned.chunks} chunks" if planned.chunks > 1 else ""
     size = planned.recipe.batch_size

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxir.core.errors import UserError, suggest
+from jaxir.core.features import Features
 from jaxir.core.values import Count, Interval, Natural, Positive, Seed, Steps
 from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_data import TextData, check_data
+from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.sets.own_pairs import Pairs
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
 from jaxir.interop.model import stored
@@ -179,21 +183,21 @@ def _report_stop(result: TrainResult, output_dir: str | Path | None) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shortened:
+class Shortened(TextData):
     """Data whose texts are as long as the longest: a model can read more, but steps need take no longer."""
 
     data: TextData
 
-    def build(self, *args: Any, **kwargs: Any) -> Any:
+    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> Dataset:
         """Builds the data; see `TextData`."""
-        found = self.data.build(*args, **kwargs)
+        found = self.data.build(tokenizer, features, on_bad_input=on_bad_input)
         return found.shortened() if isinstance(found, ArrayDataset) else found
 
 
 def _shortened(what: str, data: Any) -> Any:
     """Returns data that are `Shortened`; a dataset that was built as it is."""
     check_data(what, data)
-    return Shortened(data) if hasattr(data, "build") else data
+    return Shortened(data) if isinstance(data, TextData) else data
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 
 from jaxir.core.features import TextFormat
 from jaxir.core.platforms import check_devices
-from jaxir.data.batches.text_data import check_data, dataset_of, shortened
+from jaxir.data.batches.dataset import Dataset
+from jaxir.data.batches.text_data import check_data, dataset_of
 from jaxir.data.text.truncation import ARGUMENTS, FLAGS, told_of_dataset
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.objectives.objective import auxiliary_of
@@ -34,24 +34,6 @@ from jaxir.training.step import train_state
 from jaxir.training.suite import Suite, evaluators_of
 
 AUXILIARY = 0xA0  # folded into the seed: its parameters are not drawn as the model's
-
-
-class Data(Protocol):
-    """Training data; `jaxir.data.batches.array_dataset.ArrayDataset` is one.
-
-    `fingerprint` identifies the data: a run is resumed only on data with the same one. Data whose batches
-    follow the steps of a run have `scheduled(steps)`, which returns those of a run of so many steps.
-    """
-
-    num_examples: int
-    order_depends_on_parts: bool
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def batches(
-        self, *, batch_size: int, seed: int, start_step: int, process_index: int, process_count: int
-    ) -> Iterator[Mapping[str, np.ndarray]]: ...
 
 
 def no_bindings(function: Any) -> Mapping[str, Any]:
@@ -196,13 +178,13 @@ def _with_data(
     cut = told_of_dataset(whole, form, names)
     if cut and jax.process_index() == 0:
         print(cut, file=sys.stderr, flush=True)
-    data = shortened(whole) if whole is not recipe.data else whole
+    data = whole.shortened() if whole is not recipe.data else whole
     if recipe.steps is None:
         if note := recipe.lengthened(data.num_examples):
             distributed.note(note)
         recipe = recipe.settled(data.num_examples)
     steps_to_trace(recipe.profile_steps, recipe.steps)  # refuses steps that the run has not
-    return recipe, whole, data.scheduled(recipe.steps) if hasattr(data, "scheduled") else data
+    return recipe, whole, data.scheduled(recipe.steps)
 
 
 def _bench_of(
@@ -219,7 +201,7 @@ def _bench_of(
     )
 
 
-def _open(run: Run, agreed: Mapping[str, Any], auxiliary: nnx.Module | None, data: Data) -> None:
+def _open(run: Run, agreed: Mapping[str, Any], auxiliary: nnx.Module | None, data: Dataset) -> None:
     """Gives a run its state: that of the newest checkpoint, or that before the first step."""
     recipe, model, plan = run.recipe, run.loaded.model, run.plan
     resumed = run.directory.open(

@@ -18,13 +18,14 @@ from shallow import first_layers
 
 from jaxir.cli import gin_config, gin_keys
 from jaxir.core.errors import UserError
-from jaxir.core.features import TextFormat, pair_features
+from jaxir.core.features import TextFormat
 from jaxir.data.expanded.expanded_pairs import ExpandedPairs
 from jaxir.data.expanded.selection import Bottom, Curriculum, First, Gold, Random, Top
 from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq, outline_of
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model_dir import LoadedModel
+from jaxir.objectives.pair_batch import pair_features
 from jaxir.planning import program
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.train import train

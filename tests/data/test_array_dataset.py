@@ -1,4 +1,3 @@
-import copy
 import itertools
 import json
 import subprocess
@@ -10,13 +9,13 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
+from dataset_rows import assert_equal, take
 
 from jaxir.core.errors import BadInputError, UserError
-from jaxir.core.features import TextFormat, pair_features
+from jaxir.core.features import TextFormat
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.formats.sources import PairExample, stable_keys, text_id
 from jaxir.data.sets.pair_sources import (
-    ArrayPairs,
     BeirPairs,
     JsonlPairs,
     ParquetPairs,
@@ -25,8 +24,11 @@ from jaxir.data.sets.pair_sources import (
 )
 from jaxir.data.text.tokenizer import Tokenizer, pad_batch
 from jaxir.data.text.truncation import FLAGS, Truncation, told_of_dataset
+from jaxir.objectives.pair_batch import pair_features
 
 LENGTHS = {"query_length": 12, "passage_length": 20}
+PAIRS = pair_features(TextFormat(**LENGTHS))
+WITH_NEGATIVE = pair_features(TextFormat(num_negatives=1, **LENGTHS))
 COUNT = 103
 
 
@@ -48,25 +50,12 @@ def from_examples(examples, tokenizer, **form):
     return ArrayDataset.from_records(records, tokenizer, pair_features(TextFormat(**form)))
 
 
-def load(directory, **form):
-    return ArrayDataset.load(directory, pair_features(TextFormat(**LENGTHS, **form)))
-
-
 EXAMPLES = [example(i) for i in range(COUNT)]
 
 
 @pytest.fixture(scope="module")
 def dataset(minilm):
     return from_examples(EXAMPLES, minilm, num_negatives=2, **LENGTHS)
-
-
-def take(iterator, n):
-    return list(itertools.islice(iterator, n))
-
-
-def equal(a, b):
-    assert a.keys() == b.keys()
-    return all(np.array_equal(a[k], b[k]) for k in a)
 
 
 def numbers(batch):
@@ -154,7 +143,8 @@ def test_resuming_gives_the_very_batches(dataset):
     whole = take(dataset.batches(batch_size=8, seed=3), 40)
     for step in (0, 1, 11, 12, 13, 30):  # an epoch has 12 steps
         resumed = take(dataset.batches(batch_size=8, seed=3, start_step=step), 3)
-        assert all(equal(a, b) for a, b in zip(whole[step : step + 3], resumed, strict=True))
+        for a, b in zip(whole[step : step + 3], resumed, strict=True):
+            assert_equal(a, b)
 
 
 def test_shares_of_the_processes_make_the_batch(dataset):
@@ -164,7 +154,7 @@ def test_shares_of_the_processes_make_the_batch(dataset):
     ]
     for step, batch in enumerate(whole):
         joined = {k: np.concatenate([share[step][k] for share in shares]) for k in batch}
-        assert equal(batch, joined)
+        assert_equal(batch, joined)
 
 
 def test_negatives_are_drawn_anew_each_epoch_without_repeats(minilm):
@@ -193,8 +183,8 @@ def test_dev_data_are_read_once_as_the_first_epoch_has_them(dataset):
     assert numbers(whole) != sorted(numbers(whole)) == list(range(COUNT))
     first = next(dataset.batches(batch_size=COUNT, seed=0))
     singles = [name for name in whole if "negative" not in name]  # of lists the order is the record's
-    assert equal({n: whole[n] for n in singles}, {n: first[n] for n in singles})
-    assert equal(dataset.once(7), {name: x[:7] for name, x in whole.items()})
+    assert_equal({n: whole[n] for n in singles}, {n: first[n] for n in singles})
+    assert_equal(dataset.once(7), {name: x[:7] for name, x in whole.items()})
 
 
 def lengths(dataset):
@@ -214,7 +204,7 @@ def test_shortened_pairs_lose_padding_only(dataset, minilm):
     assert lengths(dataset.shortened()) == (12, 20)
 
 
-def test_texts_that_are_cut_are_counted_and_the_counts_are_saved(minilm, tmp_path):
+def test_texts_that_are_cut_are_counted(minilm):
     pairs = [
         ("q0", "one two three", "p0", "a b c d e f g h"),
         ("q1", "one", "p1", "a b"),
@@ -224,8 +214,7 @@ def test_texts_that_are_cut_are_counted_and_the_counts_are_saved(minilm, tmp_pat
     data = ArrayDataset.from_records(
         records, minilm, pair_features(TextFormat(query_length=4, passage_length=6))
     )
-    data.save(tmp_path / "arrays")
-    for found in (data, data.shortened(), ArrayDataset.load(tmp_path / "arrays", data.features)):
+    for found in (data, data.shortened()):
         assert found.truncation == {"queries": Truncation(4, 3, 1), "passages": Truncation(6, 2, 1)}
     form = TextFormat(query_length=4, passage_length=6)
     assert told_of_dataset(data, form, FLAGS) == (
@@ -234,56 +223,46 @@ def test_texts_that_are_cut_are_counted_and_the_counts_are_saved(minilm, tmp_pat
     )
 
 
-def test_saved_arrays_give_the_same_batches_without_tensorflow(dataset, minilm, minilm_folder, tmp_path):
-    dataset.save(tmp_path / "arrays")
-    loaded = ArrayPairs(directory=str(tmp_path / "arrays")).build(
-        minilm, pair_features(TextFormat(num_negatives=2, **LENGTHS))
-    )
-    expected = take(dataset.batches(batch_size=8, seed=1), 14)
-    got = take(loaded.batches(batch_size=8, seed=1), 14)
-    assert all(equal(a, b) for a, b in zip(expected, got, strict=True))
+def test_pairs_are_read_without_jax_and_tensorflow(minilm_folder, write_jsonl):
+    path = write_jsonl("pairs.jsonl", [{"query": f"q {i}", "passage": f"p {i}"} for i in range(8)])
     code = (
-        "import sys; from jaxir.data.batches.array_dataset import ArrayDataset\n"
-        "from jaxir.data.sets import pair_sources\n"
-        "from jaxir.core.features import TextFormat, pair_features\n"
-        "features = pair_features(TextFormat(query_length=12, passage_length=20))\n"
-        f"dataset = ArrayDataset.load({str(tmp_path / 'arrays')!r}, features)\n"
-        "batch = next(dataset.batches(batch_size=8, seed=1))\n"
-        "print(batch['passage_ids'].sum(), {'tensorflow', 'seqio', 'transformers', 'jax'} & set(sys.modules))"
+        "import sys\n"
+        "from jaxir.core.features import TextFormat\n"
+        "from jaxir.data.sets.pair_sources import JsonlPairs\n"
+        "from jaxir.data.text.tokenizer import Tokenizer\n"
+        "from jaxir.objectives.pair_batch import pair_features\n"
+        f"tokenizer = Tokenizer.load({str(minilm_folder)!r})\n"
+        f"data = JsonlPairs(path={str(path)!r}).build(tokenizer, pair_features(TextFormat(8, 8)))\n"
+        "batch = next(data.batches(batch_size=8, seed=1))\n"
+        "print(batch['query_ids'].shape, {'tensorflow', 'seqio', 'transformers', 'jax'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out == f"{expected[0]['passage_ids'].sum()} set()\n"
+    assert out == "(8, 8) set()\n"
 
 
-def test_the_fingerprint_covers_every_number_and_no_more(dataset, minilm, tmp_path):
+def test_the_fingerprint_covers_every_number_and_no_more(dataset, minilm):
     assert from_examples(EXAMPLES, minilm, num_negatives=2, **LENGTHS).fingerprint == dataset.fingerprint
     seen = {dataset.fingerprint}
-    for name, array in dataset._arrays().items():
-        other = copy.copy(dataset)
-        other._content = None
-        array = array.copy()
+
+    def noting(array):
+        """Changes the last number of an array and notes the fingerprint with it."""
         array.flat[-1] += 1
-        part, _, field = name.partition("_")
-        if part in ("queries", "passages"):
-            other._tables = dataset._tables | {part: dataset._tables[part]._replace(**{field: array})}
-        elif name == "offsets":
-            other._offsets = array
-        else:
-            other._columns = dataset._columns | {name: array}
-        seen.add(other.fingerprint)
+        dataset._content = None
+        seen.add(dataset.fingerprint)
+        array.flat[-1] -= 1
+
+    tables = [array for table in dataset._tables.values() for array in table]
+    for array in (*tables, *dataset._columns.values(), dataset._offsets):
+        noting(array)
+    dataset._content = None
     assert len(seen) == 1 + 10
     for change in ({"num_negatives": 1}, {"query_length": 11}, {"passage_length": 64}):
         seen.add(from_examples(EXAMPLES, minilm, **{"num_negatives": 2, **LENGTHS, **change}).fingerprint)
     seen.add(from_examples(EXAMPLES[::-1], minilm, num_negatives=2, **LENGTHS).fingerprint)
     assert len(seen) == 1 + 10 + 3 + 1
 
-    dataset.save(tmp_path / "saved")
-    assert load(tmp_path / "saved", num_negatives=2).fingerprint == dataset.fingerprint
-    meta = json.loads((tmp_path / "saved/dataset.json").read_text())
-    assert load(tmp_path / "saved", num_negatives=2)._content == meta["hash"]
 
-
-def test_pairs_are_told_as_earlier_jaxir_told_them(minilm, tmp_path):
+def test_pairs_are_told_as_earlier_jaxir_told_them():
     """So that its runs can be resumed; the words and hashes are what it printed for these pairs."""
     tokenizer = Tokenizer.load(Path(__file__).parent.parent / "golden/bert")
     pairs = [
@@ -299,62 +278,7 @@ def test_pairs_are_told_as_earlier_jaxir_told_them(minilm, tmp_path):
     assert both.fingerprint == "5 pairs of 8 + 12 tokens, negatives 1, hash 29a5a8feddbf5e5c"
 
 
-def test_arrays_that_earlier_jaxir_saved_are_opened(dataset, tmp_path):
-    arrays = dataset._arrays()
-    arrays["pairs"] = np.stack([arrays.pop("query"), arrays.pop("passage")], axis=1)
-    arrays["negative_offsets"] = arrays.pop("offsets")
-    for name, array in arrays.items():
-        np.save(tmp_path / f"{name}.npy", array)
-    meta = {"format": 1, "query_prompt": "", "passage_prompt": "", "num_examples": COUNT, **LENGTHS}
-    meta["tokenizer_fingerprint"] = dataset.tokenizer_fingerprint
-    (tmp_path / "pairs.json").write_text(json.dumps(meta))
-    for count in (0, 2):
-        opened = load(tmp_path, num_negatives=count)
-        batch = opened.once()
-        assert equal(batch, {name: x for name, x in dataset.once().items() if name in batch})
-        assert ("negative_ids" in batch) == (count > 0)
-    assert opened.fingerprint == dataset.fingerprint
-
-
-def test_saved_arrays_that_do_not_fit_are_refused(dataset, minilm, sentencepiece_folder, tmp_path):
-    folder = tmp_path / "arrays"
-    dataset.save(folder)
-    source = ArrayPairs(directory=str(folder))
-    with pytest.raises(UserError, match="already exists"):
-        dataset.save(folder)
-    with pytest.raises(UserError, match="another tokenizer"):
-        source.build(Tokenizer.load(sentencepiece_folder), pair_features(TextFormat(**LENGTHS)))
-    with pytest.raises(UserError, match="passage length 20, not 64"):
-        source.build(minilm, pair_features(TextFormat(query_length=12, passage_length=64)))
-    with pytest.raises(UserError, match="query prompt '', not 'query: '"):
-        source.build(minilm, pair_features(TextFormat(query_prompt="query: ", **LENGTHS)))
-    path = folder / "query.npy"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"arrays is damaged: query\.npy is not what was written"):
-        source.build(minilm, pair_features(TextFormat(**LENGTHS)))
-    content[-1] ^= 1
-    path.write_bytes(content)
-    source.build(minilm, pair_features(TextFormat(**LENGTHS)))
-    (folder / "SHA256SUMS").unlink()  # as jaxir once wrote them
-    offsets = np.load(folder / "offsets.npy")
-    np.save(folder / "offsets.npy", offsets[:-1])
-    with pytest.raises(UserError, match="is damaged: its arrays do not belong together"):
-        source.build(minilm, pair_features(TextFormat(**LENGTHS)))
-    np.save(folder / "offsets.npy", offsets)
-    path = folder / "passages_flat.npy"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UserError, match="is damaged"):
-        source.build(minilm, pair_features(TextFormat(**LENGTHS)))
-    path.unlink()
-    with pytest.raises(UserError, match="is damaged"):
-        source.build(minilm, pair_features(TextFormat(**LENGTHS)))
-    with pytest.raises(UserError, match="holds no saved examples"):
-        load(tmp_path)
-
-
-def test_prompts_stand_before_every_text(minilm, tmp_path):
+def test_prompts_stand_before_every_text(minilm):
     prompts = {"query_prompt": "query: ", "passage_prompt": "passage: "}
     dataset = from_examples(EXAMPLES, minilm, num_negatives=2, **prompts, **LENGTHS)
     batch = dataset.once(8)
@@ -364,11 +288,6 @@ def test_prompts_stand_before_every_text(minilm, tmp_path):
         rows = batch[feature].reshape(-1, batch[feature].shape[-1])
         assert (rows[:, : len(wanted) - 1] == wanted[:-1]).all(), feature
         assert (rows[:, len(wanted) - 1] > 0).all(), "the text follows its prompt"
-    dataset.save(tmp_path / "arrays")
-    again = ArrayPairs(directory=str(tmp_path / "arrays")).build(
-        minilm, pair_features(TextFormat(num_negatives=2, **prompts, **LENGTHS))
-    )
-    assert again.features == dataset.features
 
 
 def test_settings_that_make_no_sense_cost_one_sentence(dataset, minilm):
@@ -406,18 +325,17 @@ def test_every_source_gives_the_same_pairs(minilm, tmp_path, write_jsonl):
         TsvPairs(path=str(tmp_path / "pairs.tsv")),
         TevatronPairs(path=str(write_jsonl("tevatron.jsonl", tevatron))),
     ]
-    first, *others = [
-        s.build(minilm, pair_features(TextFormat(num_negatives=1, **LENGTHS))).once() for s in sources
-    ]
-    assert all(equal(first, other) for other in others)
+    first, *others = [s.build(minilm, WITH_NEGATIVE).once() for s in sources]
+    for other in others:
+        assert_equal(first, other)
 
     write_jsonl("c/corpus.jsonl", [{"_id": text_id(p), "title": p[:1], "text": p[2:]} for _, p, _ in rows])
     write_jsonl("c/queries.jsonl", [{"_id": text_id(q), "text": q} for q, _, _ in rows])
     qrels = "".join(f"{text_id(q)}\t{text_id(p)}\t1\n" for q, p, _ in rows)
     (tmp_path / "c/qrels").mkdir()
     (tmp_path / "c/qrels/train.tsv").write_text(qrels)
-    beir = BeirPairs(directory=str(tmp_path / "c")).build(minilm, pair_features(TextFormat(**LENGTHS))).once()
-    assert equal(beir, {k: first[k] for k in beir})
+    beir = BeirPairs(directory=str(tmp_path / "c")).build(minilm, PAIRS).once()
+    assert_equal(beir, {k: first[k] for k in beir})
 
 
 def test_malformed_rows_of_parquet_are_told(minilm, tmp_path, capsys):
@@ -432,26 +350,18 @@ def test_malformed_rows_of_parquet_are_told(minilm, tmp_path, capsys):
     with pytest.raises(BadInputError, match=r"pairs\.parquet:1: field 'query' is not a string but bytes"):
         ParquetPairs(path=str(path)).build(minilm, features)
     pq.write_table(pyarrow.table({"question": ["q"], "passage": ["p"]}), path)
-    with pytest.raises(BadInputError, match=r"parquet: no column 'query' \(it has question, passage\)"):
+    with pytest.raises(BadInputError, match=r"parquet:1: no field 'query' \(it has 'passage'\)"):
         ParquetPairs(path=str(path)).build(minilm, features)
-    with pytest.raises(UserError, match=r"pairs\.tsv: a Parquet file must be called \.parquet"):
-        (tmp_path / "pairs.tsv").write_text("query\tpassage\n")
-        ParquetPairs(path=str(tmp_path / "pairs.tsv")).build(minilm, features)
 
 
 def test_skipping_is_reported_when_built(minilm, tmp_path, capsys):
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps({"query": "q", "passage": "p"}) + "\nnonsense\n")
-    assert (
-        JsonlPairs(path=str(path))
-        .build(minilm, pair_features(TextFormat(**LENGTHS)), on_bad_input="skip")
-        .num_examples
-        == 1
-    )
+    assert JsonlPairs(path=str(path)).build(minilm, PAIRS, on_bad_input="skip").num_examples == 1
     assert f"skipped 1 record: not valid JSON (first: {path}:2)" in capsys.readouterr().err
 
 
-def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys, tmp_path):
+def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):
     end = " river bank" * 40  # far beyond what is read
     passages = {"p": "a long story" + end, "twin": "a long story" + end + " that ends well"}
     passages |= {"other": "a short story" + end, "far": "something else"}
@@ -470,19 +380,12 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys, tm
     assert same.any(1).tolist() == [False, False, True]
     said = capsys.readouterr().err
     assert "3 of 6 negatives left out: cut at" in said
-    # Prepared arrays say it to whoever trains with some, however many.
-    from_examples(pairs, minilm, num_negatives=1, **LENGTHS).save(tmp_path / "arrays")
-    capsys.readouterr()
-    load(tmp_path / "arrays")
-    assert capsys.readouterr().err == ""
-    load(tmp_path / "arrays", num_negatives=2)
-    assert capsys.readouterr().err == said
     # Read whole they are other texts, and none is left out.
     from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
     assert capsys.readouterr().err == ""
 
 
-def test_hard_negatives_that_are_all_their_positives_are_told_or_refused(minilm, capsys, tmp_path):
+def test_hard_negatives_that_are_all_their_positives_are_told_or_refused(minilm, capsys):
     end = " river bank" * 40
     texts = [(f"{i}{end}", f"{i}{end} that ends well") for i in range(3)]
     alone = [PairExample(f"q{i}", f"q {i}", f"p{i}", p, ((f"n{i}", n),)) for i, (p, n) in enumerate(texts)]

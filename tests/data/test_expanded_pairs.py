@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxir.core.errors import BadInputError, UserError
-from jaxir.core.features import TextFormat, Tokens, pair_features
+from jaxir.core.features import TextFormat, Tokens
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.mixture import Mixture
 from jaxir.data.expanded.expanded_pairs import ExpandedPairs, pairs_or_mined
@@ -17,6 +17,7 @@ from jaxir.data.expanded.rouge import Words, rouge_l
 from jaxir.data.expanded.selection import Bottom, Curriculum, First, Gold, Random, Top, selection_of
 from jaxir.data.sets.pair_sources import BeirPairs, TevatronPairs
 from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.objectives.pair_batch import pair_features
 
 QUERY = "how old is the oak tree"
 # By descending ROUGE-L of QUERY, which has 6 words; the first is the query itself.
@@ -30,6 +31,7 @@ GENERATED = [
 ]
 RELEVANCE = [1, 10 / 11, 6 / 10, 4 / 10, 2 / 9, 0]
 FORM = TextFormat(12, 24, num_negatives=1)
+FEATURES = pair_features(FORM)
 
 
 def padded(rows: list[np.ndarray]) -> np.ndarray:
@@ -142,8 +144,8 @@ def drawn(data, tokenizer, *, steps, run=None, name="passage_ids"):
 
 
 def test_a_curriculum_draws_from_the_group_of_the_stage(collection, minilm):
-    data = source(collection).build(minilm, pair_features(FORM))
-    assert data.num_examples == 3 and data.features == pair_features(FORM)
+    data = source(collection).build(minilm, FEATURES)
+    assert data.num_examples == 3 and data.features == FEATURES
     found = drawn(data, minilm, steps=90)
     # Five are left without the gold query: groups 0:1, 1:3 and 3:5.
     expected = [GENERATED[4:], GENERATED[2:4], GENERATED[1:2]]
@@ -169,7 +171,7 @@ def test_a_curriculum_draws_from_the_group_of_the_stage(collection, minilm):
     ],
 )
 def test_strategies_of_figure_7(collection, minilm, selection, queries):
-    data = source(collection, selection=selection).build(minilm, pair_features(FORM))
+    data = source(collection, selection=selection).build(minilm, FEATURES)
     found = drawn(data, minilm, steps=60)
     assert set(found) == set(queries)
     negatives = drawn(data, minilm, steps=3, name="negative_ids")
@@ -188,9 +190,9 @@ def test_unread_selection_settings_are_refused(collection, minilm, capsys):
             selection_of(**given)
     assert selection_of("random", groups=3, k=1) == Random() and selection_of("bottom", k=5) == Bottom(5)
     with pytest.raises(UserError, match="3 queries cannot be appended: the gold query is one"):
-        source(collection, selection=Gold(), appended=3).build(minilm, pair_features(FORM))
+        source(collection, selection=Gold(), appended=3).build(minilm, FEATURES)
     capsys.readouterr()
-    source(collection, selection=Gold()).build(minilm, pair_features(FORM))
+    source(collection, selection=Gold()).build(minilm, FEATURES)
     assert "read alone" not in capsys.readouterr().err, "the one without a generated query has the gold one"
 
 
@@ -201,7 +203,7 @@ def test_a_document_with_no_other_query_than_the_gold_one_is_read_with_that(
     lines = [{"_id": f"d{i}", "outputs": [GENERATED[0], QUERY] if not i else ["other"]} for i in range(6)]
     (tmp_path / "gold.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     data = source(collection, expansions=str(tmp_path / "gold.jsonl"), selection=selection)
-    found = drawn(data.build(minilm, pair_features(FORM)), minilm, steps=6)
+    found = drawn(data.build(minilm, FEATURES), minilm, steps=6)
     assert {text.rstrip("?") for text in found} == {QUERY}
 
 
@@ -241,8 +243,8 @@ def test_mined_pairs_without_a_number_of_negatives_are_refused():
 
 
 def test_passages_are_read_with_their_chosen_query(collection, minilm):
-    data = source(collection, selection=Top()).build(minilm, pair_features(FORM))
-    plain = TevatronPairs(path=str(collection / "pairs.jsonl")).build(minilm, pair_features(FORM))
+    data = source(collection, selection=Top()).build(minilm, FEATURES)
+    plain = TevatronPairs(path=str(collection / "pairs.jsonl")).build(minilm, FEATURES)
     ours, theirs = (next(d.batches(batch_size=3, seed=1)) for d in (data.scheduled(1), plain))
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():
@@ -289,7 +291,7 @@ def test_a_tokenizer_without_a_first_token(sentencepiece_folder):
 
 def test_evaluation_reads_each_document_with_its_first_query(collection, minilm):
     datasets = [
-        source(collection, selection=selection).build(minilm, pair_features(FORM))
+        source(collection, selection=selection).build(minilm, FEATURES)
         for selection in (Curriculum(3), Gold(), First())
     ]
     batches = [data.once() for data in datasets]
@@ -353,41 +355,40 @@ def expanded(folder, tmp_path, selection, **settings) -> ExpandedPairs:
 def test_lines_in_the_order_of_the_corpus_are_read(collection, minilm, tmp_path):
     (tmp_path / "lines.txt").write_text("".join(f"query of d{i}\tanother\n" for i in range(6)))
     data = source(collection, expansions=str(tmp_path / "lines.txt"), selection=First())
-    found = drawn(data.build(minilm, pair_features(FORM)), minilm, steps=1)
+    found = drawn(data.build(minilm, FEATURES), minilm, steps=1)
     assert found == ["query of d0"]
 
 
 def test_bad_input_costs_a_sentence(collection, minilm, tmp_path, capsys):
-    features = pair_features(FORM)
     (tmp_path / "short.txt").write_text("a query\n" * 5)
     with pytest.raises(BadInputError, match="it has 5 lines, and 6 texts with a line each need 6"):
-        source(collection, expansions=str(tmp_path / "short.txt")).build(minilm, features)
+        source(collection, expansions=str(tmp_path / "short.txt")).build(minilm, FEATURES)
     lines = (collection / "expansions.jsonl").read_text().splitlines()
     (tmp_path / "short.jsonl").write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(BadInputError, match=r"nothing for 1 of 6 texts \(the first: 'd0'\)"):
-        source(collection, expansions=str(tmp_path / "short.jsonl")).build(minilm, features)
+        source(collection, expansions=str(tmp_path / "short.jsonl")).build(minilm, FEATURES)
     (tmp_path / "blank.jsonl").write_text('{"_id": "d0", "outputs": [" "]}\n' + "\n".join(lines[1:]))
     with pytest.raises(BadInputError, match=r"blank.jsonl:1: an item of 'outputs' is empty"):
-        source(collection, expansions=str(tmp_path / "blank.jsonl")).build(minilm, features)
+        source(collection, expansions=str(tmp_path / "blank.jsonl")).build(minilm, FEATURES)
     (tmp_path / "none.jsonl").write_text("".join(f'{{"_id": "d{i}", "outputs": []}}\n' for i in range(6)))
     with pytest.raises(UserError, match=r"none\.jsonl: there is no query for any document of the pairs"):
-        source(collection, expansions=str(tmp_path / "none.jsonl")).build(minilm, features)
+        source(collection, expansions=str(tmp_path / "none.jsonl")).build(minilm, FEATURES)
     corpus = (collection / "corpus.jsonl").read_text().splitlines()
     (tmp_path / "corpus.jsonl").write_text("\n".join(corpus[1:]))
     with pytest.raises(UserError, match="lacks 1 of the 5 documents of the pairs"):
         given = {"expansions": str(tmp_path / "short.jsonl"), "corpus": str(tmp_path / "corpus.jsonl")}
-        source(collection, **given).build(minilm, features)
+        source(collection, **given).build(minilm, FEATURES)
     with pytest.raises(UserError, match="the objective does not read query and passage"):
         source(collection).build(minilm, {"text_ids": Tokens("text", 8)})
     capsys.readouterr()
-    data = source(collection).build(minilm, features)
+    data = source(collection).build(minilm, FEATURES)
     assert "1 of 5 documents have no generated query: they are read alone" in capsys.readouterr().err
     told = r"Curriculum\(groups=3\) follows the steps of a training run, which parts of a mixture do not"
     with pytest.raises(UserError, match=told):
         data.batches(batch_size=1, seed=0)
-    mixture = Mixture(sources=[source(collection)]).build(minilm, features)
+    mixture = Mixture(sources=[source(collection)]).build(minilm, FEATURES)
     with pytest.raises(UserError, match=told):
         mixture.batches(batch_size=1, seed=0)
     skipped = source(collection, expansions=str(tmp_path / "blank.jsonl"))
-    assert skipped.build(minilm, features, on_bad_input="skip").num_examples == 3
+    assert skipped.build(minilm, FEATURES, on_bad_input="skip").num_examples == 3
     assert isinstance(data._base, ArrayDataset)

@@ -5,15 +5,17 @@ import itertools
 
 import numpy as np
 import pytest
+from dataset_rows import assert_equal, take
 
 from jaxir.core.errors import BadInputError, UserError
-from jaxir.core.features import TextFormat, pair_features
+from jaxir.core.features import TextFormat
 from jaxir.data.batches.mixture import Mixture, MixtureDataset
-from jaxir.data.batches.text_data import shortened
 from jaxir.data.formats.sources import stable_keys
 from jaxir.data.sets.pair_sources import JsonlPairs
+from jaxir.objectives.pair_batch import pair_features
 
 LENGTHS = {"query_length": 8, "passage_length": 8}
+PAIRS = pair_features(TextFormat(**LENGTHS))
 SIZES = {"a": 40, "b": 24, "c": 9}
 
 
@@ -46,19 +48,9 @@ def names(batch):
     return [KNOWN[key.tobytes()] for key in batch["query_key"]]
 
 
-def take(iterator, n):
-    return list(itertools.islice(iterator, n))
-
-
-def assert_equal(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name])
-
-
 @pytest.mark.parametrize("rates", [None, [3, 1, 1]])
 def test_each_batch_is_of_one_source(minilm, sources, rates):
-    dataset = Mixture(sources=sources, rates=rates).build(minilm, pair_features(TextFormat(**LENGTHS)))
+    dataset = Mixture(sources=sources, rates=rates).build(minilm, PAIRS)
     assert dataset.num_examples == sum(SIZES.values())
     batches = take(dataset.batches(batch_size=4, seed=3), 400)
     tasks = [{name[0] for name in names(batch)} for batch in batches]
@@ -79,7 +71,7 @@ def test_each_batch_is_of_one_source(minilm, sources, rates):
 def test_a_shortened_mixture_has_one_length_that_cuts_no_text(minilm, sources):
     roomy = TextFormat(query_length=64, passage_length=200)
     whole = Mixture(sources=[Mixture(sources=sources[:1]), *sources[1:]]).build(minilm, pair_features(roomy))
-    short = shortened(whole)
+    short = whole.shortened()
     (batch,), (padded,) = (take(d.batches(batch_size=8, seed=0), 1) for d in (short, whole))
     length = short.features["passage_ids"].length
     assert batch["passage_ids"].shape[1] == length < 200 and length % 16 == 0
@@ -94,7 +86,7 @@ def test_a_shortened_mixture_has_one_length_that_cuts_no_text(minilm, sources):
 @pytest.mark.parametrize("rates", [None, [3, 1, 1]])
 def test_batches_are_a_function_of_seed_and_step(minilm, sources, rates, packed):
     mixture = Mixture(sources=sources, rates=rates, mix_within_batch=packed)
-    first, second = (mixture.build(minilm, pair_features(TextFormat(**LENGTHS))) for _ in range(2))
+    first, second = (mixture.build(minilm, PAIRS) for _ in range(2))
     whole = take(first.batches(batch_size=8, seed=5), 60)
     for a, b in zip(whole, take(second.batches(batch_size=8, seed=5), 60), strict=True):
         assert_equal(a, b)
@@ -108,15 +100,13 @@ def test_batches_are_a_function_of_seed_and_step(minilm, sources, rates, packed)
 
 def test_a_run_of_very_many_steps_is_resumed_where_it_was(minilm, sources):
     """Steps are drawn 65,536 at a time: how many of them each source had is counted over all of these."""
-    dataset = Mixture(sources=sources, rates=[3, 1, 1]).build(minilm, pair_features(TextFormat(**LENGTHS)))
+    dataset = Mixture(sources=sources, rates=[3, 1, 1]).build(minilm, PAIRS)
     step = 2**17 + 3
     before = collections.Counter()
     order = itertools.chain.from_iterable(dataset._schedule(8, 5)(at, 2**16) for at in (0, 2**16, 2**17))
     before.update(itertools.islice(order, step))
     own = [
-        source.build(minilm, pair_features(TextFormat(**LENGTHS))).batches(
-            batch_size=8, seed=5, start_step=before[number]
-        )
+        source.build(minilm, PAIRS).batches(batch_size=8, seed=5, start_step=before[number])
         for number, source in enumerate(sources)
     ]
     for batch in take(dataset.batches(batch_size=8, seed=5, start_step=step), 12):
@@ -124,15 +114,11 @@ def test_a_run_of_very_many_steps_is_resumed_where_it_was(minilm, sources):
 
 
 def test_packed_batches_hold_all_sources_in_proportion(minilm, sources):
-    packed = Mixture(sources=sources, rates=[2, 1, 1], mix_within_batch=True).build(
-        minilm, pair_features(TextFormat(**LENGTHS))
-    )
+    packed = Mixture(sources=sources, rates=[2, 1, 1], mix_within_batch=True).build(minilm, PAIRS)
     batches = take(packed.batches(batch_size=8, seed=0), 10)
     assert [sorted(n[0] for n in names(b)) for b in batches] == [list("aaaabbcc")] * 10
     assert {n for b in batches for n in names(b) if n[0] == "a"} == {f"a{i}" for i in range(40)}
-    by_size = Mixture(sources=sources, mix_within_batch=True).build(
-        minilm, pair_features(TextFormat(**LENGTHS))
-    )
+    by_size = Mixture(sources=sources, mix_within_batch=True).build(minilm, PAIRS)
     assert sorted(n[0] for n in names(next(by_size.batches(batch_size=7, seed=0)))) == list("aaaabbc")
     with pytest.raises(
         UserError, match=r"source 3 of the mixture: its share of a batch of 2 is 0.25 pairs, none"
@@ -143,7 +129,7 @@ def test_packed_batches_hold_all_sources_in_proportion(minilm, sources):
 def test_a_mixture_can_be_read_pair_by_pair_each_once(minilm, sources):
     """As dev evaluation and distractors read any data, whatever its rates."""
     for settings in ({}, {"mix_within_batch": True}, {"rates": [9, 1, 1]}):
-        dataset = Mixture(sources=sources, **settings).build(minilm, pair_features(TextFormat(**LENGTHS)))
+        dataset = Mixture(sources=sources, **settings).build(minilm, PAIRS)
         read = names(dataset.once())
         assert read != sorted(read) == sorted(KNOWN.values())
         assert len({n[0] for n in read[:20]}) > 1, "the sources are mixed"
@@ -161,14 +147,14 @@ def test_a_mixture_can_be_read_pair_by_pair_each_once(minilm, sources):
 )
 def test_bad_rates_are_refused_before_anything_is_read(minilm, sources, rates, message):
     with pytest.raises(UserError, match=message):
-        Mixture(sources=sources, rates=rates).build(minilm, pair_features(TextFormat(**LENGTHS)))
+        Mixture(sources=sources, rates=rates).build(minilm, PAIRS)
     with pytest.raises(UserError, match="a mixture needs at least one source"):
-        Mixture(sources=[]).build(minilm, pair_features(TextFormat(**LENGTHS)))
+        Mixture(sources=[]).build(minilm, PAIRS)
 
 
 def test_the_fingerprint_covers_all_sources_and_how_they_are_mixed(minilm, sources, write_jsonl):
     def fingerprint(sources=sources, **how):
-        return Mixture(sources=sources, **how).build(minilm, pair_features(TextFormat(**LENGTHS))).fingerprint
+        return Mixture(sources=sources, **how).build(minilm, PAIRS).fingerprint
 
     changed = JsonlPairs(path=str(write_jsonl("other.jsonl", [{"query": "b", "passage": "b"}])))
     found = [
@@ -183,14 +169,14 @@ def test_the_fingerprint_covers_all_sources_and_how_they_are_mixed(minilm, sourc
 
 
 def test_the_order_of_a_mixture_depends_on_parts_where_that_of_a_source_does(minilm, sources):
-    plain, other = (s.build(minilm, pair_features(TextFormat(**LENGTHS))) for s in sources[:2])
+    plain, other = (s.build(minilm, PAIRS) for s in sources[:2])
     other.order_depends_on_parts = True  # as that of a SeqIO task
     assert not MixtureDataset({"a": plain}, rates=None).order_depends_on_parts
     assert MixtureDataset({"a": plain, "b": other}, rates=None).order_depends_on_parts
 
 
 def test_faults_of_a_source_are_named(minilm, sources, tmp_path, capsys):
-    dataset = Mixture(sources=sources).build(minilm, pair_features(TextFormat(**LENGTHS)))
+    dataset = Mixture(sources=sources).build(minilm, PAIRS)
     with pytest.raises(
         UserError, match="source 3 of the mixture: batch_size is 16, but there are only 9 pairs"
     ):
@@ -199,30 +185,6 @@ def test_faults_of_a_source_are_named(minilm, sources, tmp_path, capsys):
     bad.write_text('{"query": "x"}\n{"query": "x", "passage": "y"}\n')
     mixture = Mixture(sources=[*sources, JsonlPairs(path=str(bad))])
     with pytest.raises(BadInputError, match=r"bad\.jsonl:1: no field 'passage'"):
-        mixture.build(minilm, pair_features(TextFormat(**LENGTHS)))
-    assert mixture.build(minilm, pair_features(TextFormat(**LENGTHS)), on_bad_input="skip").num_examples == 74
+        mixture.build(minilm, PAIRS)
+    assert mixture.build(minilm, PAIRS, on_bad_input="skip").num_examples == 74
     assert capsys.readouterr().err == f"skipped 1 record: no field 'passage' (first: {bad}:1)\n"
-
-
-def test_a_mixture_is_bound_by_gin(sources, tmp_path):
-    import gin
-
-    from jaxir.cli import gin_config
-    from jaxir.train import train
-
-    recipe = tmp_path / "mixture.gin"
-    recipe.write_text(
-        "from __gin__ import dynamic_registration\n"
-        "from jaxir import train\n"
-        "from jaxir.data.batches import mixture\n"
-        "from jaxir.data.sets import pair_sources\n"
-        "train.train.data = @mixture.Mixture()\n"
-        "mixture.Mixture.sources = [@a/pair_sources.JsonlPairs(), @b/pair_sources.JsonlPairs()]\n"
-        "mixture.Mixture.rates = [2, 1]\n"
-        f"a/pair_sources.JsonlPairs.path = '{sources[0].path}'\n"
-        f"b/pair_sources.JsonlPairs.path = '{sources[1].path}'\n"
-    )
-    bound, _ = gin_config.bind(train, [str(recipe)], [], {})
-    data = gin.get_bindings(bound)["data"]
-    assert data == Mixture(sources=sources[:2], rates=[2, 1])
-    gin.clear_config()

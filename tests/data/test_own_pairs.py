@@ -12,9 +12,9 @@ import pytest
 from pyarrow import parquet
 
 from jaxir import cli
-from jaxir.core.errors import BadInputError, UserError
+from jaxir.core.errors import UserError
 from jaxir.data.formats.lines import OnBadInput
-from jaxir.data.formats.pair_table import PairTable
+from jaxir.data.formats.pair_table import PairColumns, PairTable
 from jaxir.data.formats.sources import BeirFolder
 from jaxir.data.sets.own_pairs import Pairs
 from jaxir.data.sets.pair_sources import BeirPairs, TevatronPairs
@@ -184,14 +184,14 @@ def test_ids_titles_and_negatives(tmp_path, capsys):
 
 def test_lists_of_passages_and_tevatrons_objects(tmp_path):
     records = [{"query": q, "pos": [p, f"also {p}"], "neg": [f"not {p}"]} for q, p in ROWS]
-    table = PairTable(write_jsonl(tmp_path / "bge.jsonl", records))
+    table = PairTable(write_jsonl(tmp_path / "bge.jsonl", records), PairColumns())
     pairs = [p.example for p in table.pairs(OnBadInput())]
     assert [(p.query, p.passage) for p in pairs[:2]] == [ROWS[0], (ROWS[0][0], f"also {ROWS[0][1]}")]
     assert len(pairs) == 2 * len(ROWS) and pairs[1].negatives[0][1] == f"not {ROWS[0][1]}"
     record = {"query_id": "q1", "query": "a query", "negative_passages": [{"docid": "n", "text": "no"}],
               "positive_passages": [{"docid": "p", "title": "T", "text": "x"}]}  # fmt: skip
     path = write_jsonl(tmp_path / "tevatron.jsonl", [record])
-    assert [p.example for p in PairTable(path).pairs(OnBadInput())] == list(
+    assert [p.example for p in PairTable(path, PairColumns()).pairs(OnBadInput())] == list(
         TevatronPairs(path=str(path)).examples(OnBadInput())
     )
 
@@ -276,13 +276,6 @@ def test_texts_without_a_sign_that_shows_are_none(tmp_path, capsys):
         Pairs(["a question"], ["\u200b"])
 
 
-def test_two_columns_of_one_name_are_refused_in_parquet_too(tmp_path):
-    columns = [pyarrow.array([text]) for text in ("a query", "one passage", "another")]
-    parquet.write_table(pyarrow.table(columns, names=["query", "passage", "passage"]), tmp_path / "a.parquet")
-    with pytest.raises(BadInputError, match=r"a\.parquet: two columns are called 'passage'"):
-        PairTable(tmp_path / "a.parquet")
-
-
 def test_a_file_without_a_header_is_read_by_number(tmp_path, capsys):
     path = tmp_path / "a.tsv"
     path.write_text("".join(f"{n}\t{q}\t{p!r}\n" for n, (q, p) in enumerate(ROWS)))
@@ -324,18 +317,14 @@ def test_a_header_line_is_no_pair_of_a_file_that_is_read_by_number(tmp_path, cap
         ("a.csv", "question,answer,context\n", (), "name the passage by .* meant: answer, context"),
         ("a.csv", "query,answer\n", ("--passage=anwser",), "no column 'anwser', .* did you mean 'answer'"),
         ("a.csv", "query,query\n", (), "a.csv:1: two columns are called 'query'"),
-        ("a.csv", "query,answer\na,b\n", ("--splits=test",), "--splits is not for pairs:FILE"),
+        ("a.csv", "query,answer\na,b\n", ("--splits=test",), "--splits is for published data sets, not"),
         ("a.jsonl", '{"query": "a", "answer": 3}\n', (), "a.jsonl:1: field 'answer' is not a string but"),
         ("a.csv", 'query,answer\na,b\n"c\nd",e,f\n', (), r"a.csv:3: expected 2 columns .query.* found 3"),
-        ("a.csv", 'query,answer\n"a"x,b\n', (), "a.csv:2: not valid CSV"),
         ("a.csv", 'query,answer\na,"b\nc\n', (), "a.csv:2: not valid CSV .unexpected end of data"),
         ("a.csv", b"query,answer\na,caf\xe9\n", (), "a.csv:2: not UTF-8"),
-        ("a.tsv", b"query\tanswer\na\tcaf\xe9\n", (), "a.tsv:2: not UTF-8"),
         ("a.tsv", "query\tanswer\na\n", (), "a.tsv:2: expected 2 columns"),
-        ("a.json", '[{"query": "a", "answer": "b"},\n"c"]', (), "a.json:2: an item of the array is"),
         ("a.json", '{"data":\n[]}', (), "a.json:1: not valid JSON"),
         ("a.tsv", "query\tanswer\n \tb\n", (), "a.tsv: the file has no usable record"),
-        ("a.jsonl", '{"query": "a", "answer": "b", "qid": "a b"}\n', (), "a.jsonl:1: white space or a"),
         ("a.parquet", "PAR1 no more", (), "a.parquet: no Parquet file"),
         ("a.csv", "query,answer\na,b\n", (), "are to be held out of 1 distinct queries, which leaves none"),
     ],
@@ -372,4 +361,4 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path, capsys, monkeypatc
 
 def test_flags_of_pairs_are_refused_for_other_sources(tmp_path, capsys):
     assert prepare("--dataset=msmarco:x", "--query=a", f"--output={tmp_path / 'out'}") == 1
-    assert capsys.readouterr().err == "error: --query is for --dataset=pairs:FILE only\n"
+    assert capsys.readouterr().err == "error: --query is for --dataset=pairs:FILE only: leave it out\n"

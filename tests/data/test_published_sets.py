@@ -55,14 +55,11 @@ def test_msmarco_triples_are_pairs_with_the_negatives_of_their_run(tmp_path):
     ("name", "line", "reason"),
     [
         ("collection.tsv", "no tab", "expected id<TAB>text but the line has no tab"),
-        ("collection.tsv", "9\t ", "no text after the tab"),
         ("collection.tsv", "9\t\u200b", "no text after the tab"),
         ("collection.tsv", "3\tagain", "duplicate id '3'"),
-        ("queries.train.tsv", "a b\ttext", "has U+0020 SPACE"),
         ("qrels.train.tsv", "7\t3\t1", "expected 4 tab-separated columns (query-id, 0, document-id, score)"),
         ("qrels.train.tsv", "8\t0\t3\t1", "judges an unknown query '8'"),
         ("qrels.train.tsv", "7\t0\t99\t1", "judges an unknown document '99'"),
-        ("qrels.train.tsv", "7\t0\t3\tx", "the score is not an integer: 'x'"),
         ("qidpidtriples.tsv", "7\t3", "expected 3 tab-separated ids"),
         ("qidpidtriples.tsv", "8\t3\t4", "an unknown query '8'"),
         ("qidpidtriples.tsv", "7\t3\t99", "an unknown passage '99'"),
@@ -132,11 +129,19 @@ def test_multireqa_gives_a_sentence_its_context(multi):
 
 
 def test_multireqa_collection_is_every_sentence_once(multi):
-    answers = multireqa.MultiReqaPairs(**multi, with_context=False).answers(OnBadInput())
-    documents, queries, qrels = answers.collection()
+    source = multireqa.MultiReqaPairs(**multi, with_context=False)
+    documents, queries, qrels = source.collection(OnBadInput())
     assert [d.id for d in documents] == [f"SQuAD_a1/a2/a3/a4/_{i}" for i in range(3)] + ["SQuAD_b1/_1"]
     assert [q.id for q in queries] == ["a1", "a2", "a3", "a4", "c1"]
     assert len(qrels) == 7 and len(set(qrels)) == 7
+
+
+def asked(**question):
+    return {"context": "short", "qas": [question]}
+
+
+def sentence(candidate_id, start=5, end=6):
+    return {"candidate_id": candidate_id, "response_start": start, "response_end": end}
 
 
 @pytest.mark.parametrize(
@@ -144,38 +149,15 @@ def test_multireqa_collection_is_every_sentence_once(multi):
     [
         ("mrqa", {"qas": []}, "no field 'context'"),
         ("mrqa", {"context": "x", "qas": ["q"]}, "an item of 'qas' is not an object"),
-        ("mrqa", {"context": "x", "qas": [{"qid": "z"}]}, "no field 'question'"),
-        ("mrqa", {"context": "x", "qas": [{"qid": 3, "question": "q"}]}, "field 'qid' is not a string"),
-        (
-            "mrqa",
-            {
-                "context": "x",
-                "qas": [{"qid": "z", "question": "q", "detected_answers": [{"char_spans": [[1]]}]}],
-            },
-            "an item of 'char_spans' is not [start, end]: [1]",
-        ),
-        (
-            "mrqa",
-            {"context": "short", "qas": [{"qid": "a1", "question": "q"}]},
-            f"the sentence boundaries are of another context: the last one is at character {len(LAKE)} of 5",
-        ),
+        ("mrqa", asked(qid="z"), "no field 'question'"),
+        ("mrqa", asked(qid=3, question="q"), "field 'qid' is not a string"),
+        ("mrqa", asked(qid="z", question="q", detected_answers=[{"char_spans": [[1]]}]), "end]: [1]"),
+        ("mrqa", asked(qid="a1", question="q"), f"last one is at character {len(LAKE)} of 5"),
         ("candidates", {"candidate_id": "z_1"}, "candidate_id is not NAME_QUESTION/.../_NUMBER: 'z_1'"),
         ("candidates", {"candidate_id": "S_z/_1"}, "field 'response_start' is not an integer: None"),
-        (
-            "candidates",
-            {"candidate_id": "S_z/_1", "response_start": 5, "response_end": 5},
-            "a sentence must end after it starts: 5 to 5",
-        ),
-        (
-            "candidates",
-            {"candidate_id": "SQuAD_b1/_1", "response_start": 5, "response_end": 6},
-            "duplicate candidate_id: 'SQuAD_b1/_1'",
-        ),
-        (
-            "candidates",
-            {"candidate_id": "SQuAD_b1/z/_1", "response_start": 5, "response_end": 6},
-            "a question id stands for two contexts: 'b1'",
-        ),
+        ("candidates", sentence("S_z/_1", 5, 5), "a sentence must end after it starts: 5 to 5"),
+        ("candidates", sentence("SQuAD_b1/_1"), "duplicate candidate_id: 'SQuAD_b1/_1'"),
+        ("candidates", sentence("SQuAD_b1/z/_1"), "a question id stands for two contexts: 'b1'"),
     ],
 )
 def test_malformed_multireqa_lines_have_a_place(multi, which, record, reason):
@@ -195,7 +177,6 @@ def test_two_questions_of_one_id_are_malformed(multi):
     path.write_text(lines)
     with pytest.raises(BadInputError, match=r":6: a question id stands for two questions: 'a1'$"):
         examples(multireqa.MultiReqaPairs(**multi))
-    assert len(examples(multireqa.MultiReqaPairs(**multi), "skip")) > 3
     assert len(examples(multireqa.MultiReqaPairs(**multi), "skip")) == 7
 
 
@@ -222,9 +203,7 @@ def test_natural_questions_pairs_a_question_with_its_long_answers(tmp_path, caps
     collector.report()
     assert capsys.readouterr().err == f"skipped 1 record: question without a long answer (first: {path}:3)\n"
 
-    documents, queries, qrels = (
-        natural_questions.NaturalQuestionsPairs(path=str(path)).answers(collector).collection()
-    )
+    documents, queries, qrels = natural_questions.NaturalQuestionsPairs(path=str(path)).collection(collector)
     assert [(d.title, d.text) for d in documents] == [("Kettle", KETTLE), ("Kettle", SINCE)]
     assert [q.id for q in queries] == ["-222", "333"] and len(qrels) == 3
 
@@ -283,17 +262,12 @@ def test_a_positive_passage_of_dpr_is_no_hard_negative_of_its_question(tmp_path)
     [
         ("{}", ":1", "a JSON array of objects is needed"),
         ("[GOOD,\nGOOD", ":2", "a comma or the end of the JSON array is missing"),
-        ("[GOOD\n\nGOOD]", ":3", "a comma or the end of the JSON array is missing"),
         ("[GOOD,\n]", ":2", "not valid JSON (Expecting value)"),
-        ("[GOOD,\n" + 5000 * "1" + "]", ":2", "not valid JSON (Exceeds the limit"),
-        ("[GOOD,\n" + 100_000 * "[", ":2", "not valid JSON (maximum recursion depth exceeded"),
-        ("[GOOD,\n{\n'a': 1}]", ":3", "not valid JSON (Expecting property name"),
         ('[GOOD,\n{"question', ":2", "not valid JSON ("),
         ("[GOOD]\n\nmore", ":3", "text after the end of the JSON array"),
         ("[]", "", "the file has no usable record"),
         ("[GOOD,\n3]", ":2", "an item of 'the array' is not an object: 3"),
         ('[GOOD,\n{"question": "x"}]', ":2", "no passage in 'positive_ctxs'"),
-        ("[GOOD,\n\xff]", ":2", "not UTF-8"),
     ],
 )
 def test_malformed_dpr_files_have_a_place(tmp_path, monkeypatch, text, place, reason, at_once):

@@ -1,16 +1,13 @@
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import BeirFolder
-from jaxir.data.sets import docstring_workers, docstrings, package_docs
+from jaxir.data.sets import docstrings, package_docs
 
 MODULE = '''
 """Tools to spin wheels at speed.
@@ -135,7 +132,7 @@ def test_split_docstring():
 @pytest.fixture
 def many(tree, monkeypatch):
     """The tree with more modules than one process reads where there are several processors."""
-    monkeypatch.setattr(docstring_workers, "FEWEST", 20)
+    monkeypatch.setattr(package_docs, "FEWEST", 20)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     for number in range(40):
         text = (
@@ -151,48 +148,16 @@ def test_several_processes_read_what_one_does(many, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
     together = package_docs.collect([many])
     assert len(started) == 3 and not any(process.returncode is None for process in started)
-    monkeypatch.setattr(docstring_workers, "FEWEST", 1000)
+    monkeypatch.setattr(package_docs, "FEWEST", 1000)
     package_docs._collect.cache_clear()
     assert together == package_docs.collect([many]) and len(together) > 40
     assert len(started) == 3
 
 
 def test_a_process_that_is_killed_costs_a_sentence(many, monkeypatch):
-    monkeypatch.setattr(
-        docstring_workers, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    )
+    monkeypatch.setattr(package_docs, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(UserError, match="a process that read docstrings ended with status -9"):
         package_docs.collect([many])
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_processes_end_with_the_one_that_started_them(number, many, tmp_path):
-    """And write no traceback, though a terminal's Ctrl-C reaches all of them."""
-    slowly = (
-        "import time; from jaxir.data.sets import docstring_workers; read = docstring_workers.entries\n"
-        "docstring_workers.entries = lambda *file: time.sleep(1) or read(*file)\n"
-    )
-    code = (
-        "import os; from pathlib import Path; from jaxir.data.sets import docstring_workers, package_docs\n"
-        "docstring_workers.FEWEST = 20; os.sched_getaffinity = lambda _: {0, 1}\n"
-        f"docstring_workers._CHILD = {slowly!r} + docstring_workers._CHILD\n"
-        f"package_docs.collect([Path({str(many)!r})])\n"
-    )
-    with (tmp_path / "said").open("w") as said:
-        command = [sys.executable, "-c", code]
-        process = subprocess.Popen(command, stderr=said, start_new_session=True)
-        processes = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        deadline = time.monotonic() + 60
-        while len(children := processes.read_text().split()) < 2:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        time.sleep(0.5)
-        (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
-        process.wait(60)
-    while any(Path(f"/proc/{child}").exists() for child in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert (tmp_path / "said").read_text().count("Traceback") == (number == signal.SIGINT)  # the parent's
 
 
 @pytest.fixture(scope="module")
@@ -241,19 +206,6 @@ def test_no_summary_is_in_its_passage_and_no_text_is_twice(folder):
     assert len({p.passage for p in pairs}) == len(pairs)
     (minimize,) = (p for p in pairs if p.passage_id == "scipy.optimize._minimize.minimize")
     assert " minimize(fun, x0, args=(), method=None" in minimize.passage
-
-
-@pytest.mark.slow
-def test_existing_output_is_left_alone(folder, capsys):
-    from jaxir import cli
-
-    output, _ = folder
-    before = (output / "corpus.jsonl").stat().st_mtime_ns
-    with pytest.raises(UserError, match="already exists"):
-        package_docs.write_beir(output, [docstrings.Entry("a.b", "a b c", "b()", "d")])
-    assert (output / "corpus.jsonl").stat().st_mtime_ns == before
-    assert cli.main("jaxir.pydocs:pydocs", []) == 1
-    assert "--output must be given" in capsys.readouterr().err
 
 
 def test_pairs_of_an_unknown_split(tree, minilm):

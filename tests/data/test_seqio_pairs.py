@@ -1,24 +1,25 @@
-import itertools
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from dataset_rows import rows
+from dataset_rows import assert_equal, rows, take
 
 from jaxir.core.errors import BadInputError, UserError
-from jaxir.core.features import TextFormat, pair_features
+from jaxir.core.features import TextFormat
 from jaxir.core.installation import how_to_install
 from jaxir.data.formats.sources import stable_keys
 from jaxir.data.seqio import seqio_tasks
 from jaxir.data.seqio.seqio_pairs import SeqioPairs
-from jaxir.data.sets.pair_sources import BeirPairs, JsonlPairs
-from jaxir.tasks.beir import beir
-from jaxir.tasks.local_files import jsonl_pairs, tevatron_pairs, tsv_pairs
+from jaxir.data.sets.pair_sources import JsonlPairs
+from jaxir.objectives.pair_batch import pair_features
+from jaxir.tasks.local_files import jsonl_pairs
 
 pytest.importorskip("seqio")
 LENGTHS = {"query_length": 12, "passage_length": 24}
+PAIRS = pair_features(TextFormat(**LENGTHS))
+WITH_NEGATIVE = pair_features(TextFormat(num_negatives=1, **LENGTHS))
 COUNT = 67
 
 
@@ -47,17 +48,6 @@ def pairs_file(write_jsonl):
 def numbers(batch):
     known = {k.tobytes(): i for i, k in enumerate(stable_keys([f"q{i}" for i in range(COUNT)]))}
     return [known[k.tobytes()] for k in batch["query_key"]]
-
-
-def assert_equal(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name])
-        assert a[name].dtype == b[name].dtype == np.int32
-
-
-def take(iterator, n):
-    return list(itertools.islice(iterator, n))
 
 
 def test_seqio_and_arrays_hold_the_same(minilm, pairs_file):
@@ -100,9 +90,7 @@ def test_batches_are_repeatable_shuffled_and_resumable(minilm, pairs_file):
 
 
 def test_shards_of_two_hosts_are_disjoint_and_complete(minilm, pairs_file):
-    dataset = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(
-        minilm, pair_features(TextFormat(**LENGTHS))
-    )
+    dataset = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(minilm, PAIRS)
     seen = [
         {
             n
@@ -115,45 +103,34 @@ def test_shards_of_two_hosts_are_disjoint_and_complete(minilm, pairs_file):
     assert len(next(dataset.batches(batch_size=8, seed=0, process_count=2))["query_ids"]) == 4
 
 
-def test_beir_and_other_files_are_tasks_too(minilm, tmp_path, write_jsonl):
-    (tmp_path / "pairs.tsv").write_text("a question\tan answer\na second\tits answer\n")
-    passage = {"docid": "p", "title": "a", "text": "passage"}
-    tevatron = write_jsonl("t.jsonl", [{"query_id": "q", "query": "text", "positive_passages": [passage]}])
-    write_jsonl("c/corpus.jsonl", [{"_id": "d", "title": "a", "text": "document"}])
-    write_jsonl("c/queries.jsonl", [{"_id": "q", "text": "query"}])
-    (tmp_path / "c/qrels").mkdir()
-    (tmp_path / "c/qrels/dev.tsv").write_text("q\td\t1\n")
-    collection = str(tmp_path / "c")
-    a, b, c = (
-        SeqioPairs(mixture=name, split=split).build(minilm, pair_features(TextFormat(**LENGTHS)))
-        for name, split in (
-            (tsv_pairs(path=str(tmp_path / "pairs.tsv")), "train"),
-            (tevatron_pairs(path=str(tevatron)), "train"),
-            (beir(directory=collection), "dev"),
-        )
-    )
-    assert (a.num_examples, b.num_examples, c.num_examples) == (2, 1, 1)
-    arrays = BeirPairs(directory=collection, split="dev").build(minilm, pair_features(TextFormat(**LENGTHS)))
-    assert_equal(arrays.once(), c.once())
-
-
-def test_a_task_or_a_mixture_of_somebody_else(minilm):
+def somebodys_task(name, rows, **how):
+    """Registers a task of somebody else, over columns of texts or of lists of texts."""
     import seqio
     import tensorflow as tf
 
     texts = seqio.PassThroughVocabulary(0)
-    feature = seqio.Feature(texts, add_eos=False, dtype=tf.string, rank=0)
+    seqio.TaskRegistry.add(
+        name,
+        source=seqio.FunctionDataSource(
+            lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(rows),
+            splits=["train"],
+            **how,
+        ),
+        preprocessors=[],
+        output_features={
+            column: seqio.Feature(texts, add_eos=False, dtype=tf.string, rank=int(isinstance(x[0], list)))
+            for column, x in rows.items()
+        },
+    )
 
-    def read(split, shuffle_files, seed=None):
-        rows = {"query": ["one", "two"], "passage": ["first", "second"]}
-        return tf.data.Dataset.from_tensor_slices(rows)
 
-    source = seqio.FunctionDataSource(read, splits=["train"])  # of unknown size
-    features = {"query": feature, "passage": feature}
-    seqio.TaskRegistry.add("somebodys", source=source, preprocessors=[], output_features=features)
+def test_a_task_or_a_mixture_of_somebody_else(minilm):
+    import seqio
+
+    somebodys_task("somebodys", {"query": ["one", "two"], "passage": ["first", "second"]})  # of unknown size
     seqio.MixtureRegistry.add("somebodys_mixture", ["somebodys"], default_rate=1)
     for name in ("somebodys", "somebodys_mixture"):
-        dataset = SeqioPairs(mixture=name).build(minilm, pair_features(TextFormat(**LENGTHS)))
+        dataset = SeqioPairs(mixture=name).build(minilm, PAIRS)
         assert dataset.num_examples == 2
         batch = dataset.once()
         assert sorted(batch["query_ids"][:, 1].tolist()) == [2028, 2048]
@@ -161,38 +138,18 @@ def test_a_task_or_a_mixture_of_somebody_else(minilm):
 
 
 def test_an_empty_negative_of_somebody_elses_task_is_none_wherever_it_stands(minilm):
-    import seqio
-    import tensorflow as tf
-
-    def read(split, shuffle_files, seed=None):
-        rows = {"query": ["one", "two"], "passage": ["first", "second"]}
-        rows["negatives"] = [["", "third", "fourth"], ["fifth", "", "sixth"]]
-        return tf.data.Dataset.from_tensor_slices(rows)
-
-    ranks = {"query": 0, "passage": 0, "negatives": 1}
-    texts = seqio.PassThroughVocabulary(0)
-    seqio.TaskRegistry.add(
-        "with_empty_negatives",
-        source=seqio.FunctionDataSource(read, splits=["train"]),
-        preprocessors=[],
-        output_features={
-            name: seqio.Feature(texts, add_eos=False, dtype=tf.string, rank=rank)
-            for name, rank in ranks.items()
-        },
-    )
-    features = pair_features(TextFormat(num_negatives=1, **LENGTHS))
-    dataset = SeqioPairs(mixture="with_empty_negatives").build(minilm, features)
-    batches = itertools.islice(dataset.batches(batch_size=2, seed=0), 16)
+    columns = {"query": ["one", "two"], "passage": ["first", "second"]}
+    columns["negatives"] = [["", "third", "fourth"], ["fifth", "", "sixth"]]
+    somebodys_task("with_empty_negatives", columns)
+    dataset = SeqioPairs(mixture="with_empty_negatives").build(minilm, WITH_NEGATIVE)
+    batches = take(dataset.batches(batch_size=2, seed=0), 16)
     rows = np.concatenate([batch["negative_ids"].reshape(2, -1) for batch in batches])
     assert {minilm.decode(row[row != 0]) for row in rows} == {"third", "fourth", "fifth", "sixth"}
 
 
 def fingerprint(name, tokenizer, **settings):
-    return (
-        SeqioPairs(mixture=name)
-        .build(tokenizer, pair_features(TextFormat(**{**LENGTHS, **settings})))
-        .fingerprint
-    )
+    features = pair_features(TextFormat(**LENGTHS | settings))
+    return SeqioPairs(mixture=name).build(tokenizer, features).fingerprint
 
 
 def test_the_fingerprint_covers_every_text_of_a_task(minilm, pairs_file, tmp_path):
@@ -214,6 +171,7 @@ def test_the_fingerprint_of_somebody_elses_task(minilm, tmp_path, monkeypatch, l
     import seqio
     import tensorflow as tf
 
+    monkeypatch.setattr(seqio_tasks, "_FIRST_EXAMPLES", 16)
     if large:
         monkeypatch.setattr(seqio_tasks, "_READ_WHOLE", 100)
         monkeypatch.setattr(seqio_tasks, "_PIECE", 8)
@@ -224,9 +182,9 @@ def test_the_fingerprint_of_somebody_elses_task(minilm, tmp_path, monkeypatch, l
         return ds.map(lambda line: {"query": line, "passage": line})
 
     path = tmp_path / "lines.txt"
-    path.write_text("".join(f"line {i:04d}\n" for i in range(2000)))
+    path.write_text("".join(f"line {i:04d}\n" for i in range(200)))
     name = f"lines_{large}"
-    source = seqio.TextLineDataSource({"train": str(path)}, num_input_examples={"train": 2000})
+    source = seqio.TextLineDataSource({"train": str(path)}, num_input_examples={"train": 200})
     seqio.TaskRegistry.add(name, source=source, preprocessors=[both], output_features=features)
     found = {fingerprint(name, minilm)}
     assert {fingerprint(name, minilm)} == found
@@ -237,20 +195,10 @@ def test_the_fingerprint_of_somebody_elses_task(minilm, tmp_path, monkeypatch, l
     assert len(found) == 4
 
 
-def test_the_fingerprint_of_a_task_without_files_covers_every_example(minilm):
-    import seqio
-    import tensorflow as tf
-
-    feature = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
-    rows = {"query": [f"q {i}" for i in range(3000)], "passage": [f"p {i}" for i in range(3000)]}
-    source = seqio.FunctionDataSource(
-        lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(rows),
-        splits=["train"],
-        num_input_examples={"train": 3000},
-    )
-    seqio.TaskRegistry.add(
-        "rows", source=source, preprocessors=[], output_features={"query": feature, "passage": feature}
-    )
+def test_the_fingerprint_of_a_task_without_files_covers_every_example(minilm, monkeypatch):
+    monkeypatch.setattr(seqio_tasks, "_FIRST_EXAMPLES", 16)
+    rows = {"query": [f"q {i}" for i in range(50)], "passage": [f"p {i}" for i in range(50)]}
+    somebodys_task("rows", rows, num_input_examples={"train": 50})
     first = fingerprint("rows", minilm)
     rows["passage"][-1] = "another"
     assert fingerprint("rows", minilm) != first
@@ -261,17 +209,13 @@ def test_bad_input_stops_before_the_first_batch(minilm, tmp_path, capsys):
     path.write_text('{"query": "a", "passage": "b"}\n{"query": "a"}\n')
     name = jsonl_pairs(path=str(path))
     with pytest.raises(BadInputError, match=r"bad.jsonl:2: no field 'passage'"):
-        SeqioPairs(mixture=name).build(minilm, pair_features(TextFormat(**LENGTHS)))
-    dataset = SeqioPairs(mixture=name).build(
-        minilm, pair_features(TextFormat(**LENGTHS)), on_bad_input="skip"
-    )
+        SeqioPairs(mixture=name).build(minilm, PAIRS)
+    dataset = SeqioPairs(mixture=name).build(minilm, PAIRS, on_bad_input="skip")
     assert capsys.readouterr().err == f"skipped 1 record: no field 'passage' (first: {path}:2)\n"
     assert dataset.num_examples == 1 and len(dataset.once()["query_ids"]) == 1
     with pytest.raises(UserError, match="batch_size is 2, but there are only 1 pairs"):
         dataset.batches(batch_size=2, seed=0)
-    wanting = SeqioPairs(mixture=name).build(
-        minilm, pair_features(TextFormat(num_negatives=1, **LENGTHS)), on_bad_input="skip"
-    )
+    wanting = SeqioPairs(mixture=name).build(minilm, WITH_NEGATIVE, on_bad_input="skip")
     with pytest.raises(UserError, match="a batch wants 1 negatives of each example, but an example has none"):
         next(wanting.batches(batch_size=1, seed=0))
 
@@ -282,9 +226,9 @@ def test_unknown_names_are_suggested(minilm, pairs_file):
     with pytest.raises(UserError, match="another SeqIO task named 'my_pairs'"):
         jsonl_pairs(path="elsewhere.jsonl", name="my_pairs")
     with pytest.raises(UserError, match="named 'my_piars'; did you mean 'my_pairs'"):
-        SeqioPairs(mixture="my_piars").build(minilm, pair_features(TextFormat(**LENGTHS)))
+        SeqioPairs(mixture="my_piars").build(minilm, PAIRS)
     with pytest.raises(UserError, match=r"has no split 'dev' \(has: train\)"):
-        SeqioPairs(mixture=name, split="dev").build(minilm, pair_features(TextFormat(**LENGTHS)))
+        SeqioPairs(mixture=name, split="dev").build(minilm, PAIRS)
 
 
 def test_vocabulary_gives_the_models_ids(minilm, sentencepiece_folder):
@@ -327,7 +271,8 @@ def test_a_process_that_leaves_an_iterator_open_ends(minilm_folder, pairs_file):
         "from jaxir.tasks.local_files import jsonl_pairs\n"
         f"tokenizer = Tokenizer.load({str(minilm_folder)!r})\n"
         f"pairs = SeqioPairs(mixture=jsonl_pairs(path={str(pairs_file)!r}))\n"
-        "from jaxir.core.features import TextFormat, pair_features\n"
+        "from jaxir.core.features import TextFormat\n"
+        "from jaxir.objectives.pair_batch import pair_features\n"
         "data = pairs.build(tokenizer, pair_features(TextFormat(8, 8)))\n"
         "batches = data.batches(batch_size=8, seed=0)\n"
         "print(next(batches)['query_ids'].shape)"

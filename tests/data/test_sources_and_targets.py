@@ -34,7 +34,6 @@ def test_files_of_gar_are_read_as_a_file_of_both_is(end, pack, tmp_path):
         (b"a\nb\n", b"c\n", r"val\.target: it has 1 lines, and val\.source has more"),
         (b"a\n", b"c\nd\ne\n", r"val\.source: it has 1 lines, and val\.target has more"),
         (b"a\nb\n", b"c\n \n", r"val\.target:2: field 'target' is empty"),
-        (b"a\n\xff\n", b"c\nd\n", r"val\.source:2: not UTF-8"),
     ],
 )
 def test_malformed_or_uneven_sources_and_targets_are_refused(sources, targets, sentence, tmp_path):

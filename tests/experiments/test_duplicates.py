@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from jaxir.core.errors import BadInputError, UserError
-from jaxir.core.features import TextFormat, pair_features
+from jaxir.core.features import TextFormat
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.sources import PairExample
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.experiments.duplicates import DuplicateRich, merge_passages
+from jaxir.objectives.pair_batch import pair_features
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "beir" / "debpkgs"
 

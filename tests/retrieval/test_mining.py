@@ -7,8 +7,8 @@ import pytest
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.data.formats.pair_files import read_tevatron
 from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.retrieval.mining.hard_negatives import mine as mine_run
 from jaxir.retrieval.mining.known_positives import KnownPositives
 from jaxir.retrieval.mining.mining_settings import MiningSettings
@@ -44,10 +44,14 @@ def folder(tmp_path, toy):
     return tmp_path
 
 
+def tevatron(folder):
+    return TevatronPairs(path=str(folder / "train.jsonl")).examples("stop")
+
+
 def mine(folder, name="out", **flags) -> dict[str, list[str]]:
     given = {"run": folder / "run.trec", "dataset": f"beir:{folder}", "output": folder / name} | flags
     assert cli.main("jaxir.mine:mine", [f"--{flag}={value}" for flag, value in given.items()]) == 0
-    return {p.query_id: [d for d, _ in p.negatives] for p in read_tevatron(folder / name / "train.jsonl")}
+    return {p.query_id: [d for d, _ in p.negatives] for p in tevatron(folder / name)}
 
 
 def test_no_positive_and_no_twin_of_one_is_mined(folder, capsys):
@@ -58,7 +62,7 @@ def test_no_positive_and_no_twin_of_one_is_mined(folder, capsys):
     said = capsys.readouterr().out
     assert "3 queries, 12.3 negatives each; left out: 1 not in the run" in said
     assert "1 documents have the text of a positive" in said
-    pair = next(read_tevatron(folder / "out" / "train.jsonl"))
+    pair = next(tevatron(folder / "out"))
     assert (pair.query, pair.passage_id, pair.passage) == ("question 0", "d0", "text number 0")
     recorded = json.loads((folder / "out" / "mining.json").read_text())
     assert recorded["settings"]["last"] == 200 and recorded["run"]["name"] == "run.trec"

@@ -10,8 +10,8 @@ from flax import nnx
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.data.formats.pair_files import read_tevatron
 from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.mining import hard_negatives
@@ -67,7 +67,7 @@ def mine(folder, judge, name="out", *, max_relevance=None, relevance_margin=None
         judge=judge,
         relevance=RelevanceSettings(max_relevance=max_relevance, relevance_margin=relevance_margin),
     )
-    pairs = read_tevatron(folder / name / "train.jsonl")
+    pairs = TevatronPairs(path=str(folder / name / "train.jsonl")).examples("stop")
     return {pair.query_id: [d for d, _ in pair.negatives] for pair in pairs}, report
 
 
@@ -170,7 +170,7 @@ def test_mining_writes_a_teachers_scores(folder, judge):
     flags = [f"--run={folder / 'run.trec'}", f"--dataset=beir:{folder}", f"--output={folder / 'out'}"]
     flags += ["--negatives=3", f"--teacher=hf:{GOLDEN / 'cross_bert'}"]
     assert cli.main("jaxir.mine:mine", flags) == 0
-    pairs = list(read_tevatron(folder / "out" / "train.jsonl"))
+    pairs = list(TevatronPairs(path=str(folder / "out" / "train.jsonl")).examples("stop"))
     assert len(pairs) == len(QRELS)
     for pair in pairs:
         texts = [(pair.query, text) for text in (pair.passage, *(text for _, text in pair.negatives))]

@@ -7,9 +7,11 @@ from typing import Any
 
 import tiny_run
 
+from jaxir.data.batches.text_data import TextData
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Paced:
+class Paced(TextData):
     """Pairs whose batches take PACE seconds each, by the environment.
 
     Attributes:
@@ -18,6 +20,8 @@ class Paced:
 
     source: Any
 
-    def build(self, tokenizer, features, **how):
+    def dataset(self, tokenizer, features, on_bad_input):
         pace = float(os.environ.get("PACE", "0"))
-        return tiny_run.Hooked(self.source.build(tokenizer, features, **how), lambda step: time.sleep(pace))
+        return tiny_run.Hooked(
+            self.source.build(tokenizer, features, on_bad_input=on_bad_input), lambda step: time.sleep(pace)
+        )

@@ -19,6 +19,7 @@ from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
 from jaxir.core.errors import UserError
+from jaxir.data.batches.text_data import TextData
 from jaxir.models import layers
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
@@ -245,8 +246,8 @@ def test_chunks_of_a_part_that_do_not_divide_the_batch_are_refused_before_data_a
     class Taught(Sigmoid):  # an objective of a user's, in whose field another one lies
         inner: Contrastive = dataclasses.field(default_factory=lambda: Contrastive(chunks=3))
 
-    class Unread:
-        def build(self, *args, **kwargs):
+    class Unread(TextData):
+        def dataset(self, *args, **kwargs):
             raise AssertionError("the data are read")
 
     for objective in (Taught(), WeightedSum(parts={"a": Sigmoid(), "b": Contrastive(chunks=3)})):

@@ -14,6 +14,7 @@ from tiny_run import LENGTH, Bag, ToOne, pairs, run
 from jaxir import Pairs, fit
 from jaxir.core.errors import UserError
 from jaxir.core.features import TextFormat
+from jaxir.data.batches.dataset import Dataset
 from jaxir.evaluation.collection import evaluate_collection, read_collection
 from jaxir.evaluation.senteval_files import TASKS, read_senteval
 from jaxir.evaluation.sts_files import read_sts
@@ -93,13 +94,13 @@ def test_distractors_of_data_without_passages_cost_a_sentence():
         evaluation(pairs(21, seed=25), distractors=5, training=texts)
 
 
-class OnlyBatches:
+class OnlyBatches(Dataset):
     """Data of one's own without `once`, which training does not ask for."""
 
-    num_examples, fingerprint = 40, "a"
+    num_examples, fingerprint, features = 40, "a", pairs(1).features
 
-    def batches(self, **how):
-        return pairs(40, seed=9).batches(**how)
+    def batched(self, how):
+        return pairs(40, seed=9).batched(how)
 
 
 @pytest.mark.parametrize("which", ["dev", "training"])

@@ -20,8 +20,9 @@ import jaxir
 from jaxir import Contrastive, DualEncoder, ExactIndex, Pairs, Pretrained, fit, in_batch_softmax
 from jaxir.cli import gin_config
 from jaxir.core.errors import UserError
-from jaxir.core.features import TextFormat, pair_features
+from jaxir.core.features import TextFormat
 from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.objectives.pair_batch import pair_features
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.train import train as train_command
 from jaxir.training import fit as fit_module

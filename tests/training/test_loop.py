@@ -21,7 +21,6 @@ from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import pair_features
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.mixture import MixtureDataset
 from jaxir.interop.model.run_dir import sealed
@@ -29,6 +28,7 @@ from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderModel, l2_normalize
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
+from jaxir.objectives.pair_batch import pair_features
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.runtime import cpu
 from jaxir.training.run.run_settings import disagreement, model_fingerprint
@@ -477,9 +477,9 @@ def test_on_a_cpu_products_of_bfloat16_numbers_have_the_quick_form(tmp_path, mon
 class Again(Hooked):
     """Pairs whose first batch comes again at every step, whatever the seed."""
 
-    def batches(self, *, start_step, **kwargs):
-        first = next(self._data.batches(start_step=0, **kwargs | {"seed": 0}))
-        for step in itertools.count(start_step):
+    def batched(self, how):
+        first = next(self._data.batched(how._replace(start_step=0, seed=0)))
+        for step in itertools.count(how.start_step):
             self._before(step)
             yield first
 

@@ -84,9 +84,8 @@ class Ending(Hooked):
         super().__init__(pairs(64), lambda step: None)
         self._count = count
 
-    def batches(self, *, start_step=0, **kwargs):
-        endless = super().batches(start_step=start_step, **kwargs)
-        return itertools.islice(endless, max(0, self._count - start_step))
+    def batched(self, how):
+        return itertools.islice(super().batched(how), max(0, self._count - how.start_step))
 
 
 def test_data_that_end_before_the_run_do_not_end_it_in_silence(tmp_path):

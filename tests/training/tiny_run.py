@@ -22,8 +22,9 @@ import numpy as np
 from flax import nnx
 
 from jaxir import cli
-from jaxir.core.features import TextFormat, pair_features
+from jaxir.core.features import TextFormat
 from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_table import TextTable
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model_dir import LoadedModel
@@ -32,6 +33,7 @@ from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, l2_normalize
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
+from jaxir.objectives.pair_batch import pair_features
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.storage import leases
 from jaxir.training import trainer
@@ -61,15 +63,16 @@ def pairs(count: int, seed: int = 0) -> ArrayDataset:
     )
 
 
-class Hooked:
+class Hooked(Dataset):
     """Training pairs that call `before(step)` as the batch of each step (from 0) is made."""
 
     def __init__(self, data, before):
         self._data, self._before, self.num_examples = data, before, data.num_examples
         self.order_depends_on_parts, self.fingerprint = data.order_depends_on_parts, data.fingerprint
+        self.features = data.features
 
-    def batches(self, *, start_step, **kwargs):
-        for step, batch in enumerate(self._data.batches(start_step=start_step, **kwargs), start_step):
+    def batched(self, how):
+        for step, batch in enumerate(self._data.batched(how), how.start_step):
             self._before(step)
             yield batch
 

@@ -1,4 +1,4 @@
-"""Which part of a batch is a process's, and which items of lists go into it."""
+"""The examples of a step: the order of an epoch, a process's part of a batch, items of lists."""
 
 from __future__ import annotations
 
@@ -20,23 +20,7 @@ SHUFFLED_BELOW = 1 << 27
 _ROUNDS = 8
 
 
-def share(batch_size: int, process_index: int, process_count: int) -> slice:
-    """Returns the part of a batch that is process `process_index`'s.
-
-    Raises:
-      UserError: the batch does not divide by the number of processes.
-    """
-    if batch_size <= 0 or batch_size % process_count:
-        raise UserError(
-            f"batch_size must be a positive multiple of the {process_count} processes, got {batch_size}"
-        )
-    if not 0 <= process_index < process_count:
-        raise ValueError(f"no process {process_index} among {process_count}")
-    size = batch_size // process_count
-    return slice(process_index * size, (process_index + 1) * size)
-
-
-class Drawn(NamedTuple):
+class StepExamples(NamedTuple):
     """The examples of a step.
 
     Attributes:
@@ -52,79 +36,69 @@ class Drawn(NamedTuple):
     first: int
 
 
-class Plan:
-    """The examples of any step: a pure function of (seed, step), which threads may call together."""
+class Batching(NamedTuple):
+    """How batches are drawn; see `Dataset.batches`."""
 
-    def __init__(
-        self,
-        num_examples: int,
-        *,
-        batch_size: int,
-        seed: int,
-        process_index: int = 0,
-        process_count: int = 1,
-        noun: str = "pairs",
-    ):
-        """Takes what `ArrayDataset.batches` does, and what sentences call the examples.
+    batch_size: int
+    seed: int
+    start_step: int = 0
+    process_index: int = 0
+    process_count: int = 1
 
-        Raises:
-          UserError: a negative seed, fewer examples than `batch_size`, or it does not divide by
-            `process_count`.
-        """
-        if seed < 0:
-            raise UserError(f"seed must be 0 or more, got {seed}")
-        self._mine = share(batch_size, process_index, process_count)
-        if batch_size > num_examples:
+    @property
+    def share(self) -> slice:
+        """The part of a batch that is this process's; raises a UserError where the batch does not divide."""
+        if self.batch_size <= 0 or self.batch_size % self.process_count:
             raise UserError(
-                f"batch_size is {batch_size:,}, but there are only {num_examples:,} {noun}:"
+                f"batch_size must be a positive multiple of the {self.process_count} processes, got"
+                f" {self.batch_size}"
+            )
+        if not 0 <= self.process_index < self.process_count:
+            raise ValueError(f"no process {self.process_index} among {self.process_count}")
+        size = self.batch_size // self.process_count
+        return slice(self.process_index * size, (self.process_index + 1) * size)
+
+
+class Plan:
+    """The examples of any step: a pure function of (seed, step), which threads may call together.
+
+    Args:
+      num_examples: how many there are.
+      how: how they are drawn.
+      noun: what sentences call the examples.
+    """
+
+    def __init__(self, num_examples: int, how: Batching, *, noun: str = "pairs"):
+        if how.seed < 0:
+            raise UserError(f"seed must be 0 or more, got {how.seed}")
+        self._mine = how.share
+        if how.batch_size > num_examples:
+            raise UserError(
+                f"batch_size is {how.batch_size:,}, but there are only {num_examples:,} {noun}:"
                 " give a smaller one"
             )
-        self._num_examples, self._batch_size, self._seed = num_examples, batch_size, seed
+        self._num_examples, self._how = num_examples, how
         self._orders: dict[int, np.ndarray | _Permutation] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, step: int) -> Drawn:
+    def __iter__(self) -> Iterator[StepExamples]:
+        """Yields the examples of each step without end."""
+        return map(self, itertools.count(self._how.start_step))
+
+    def __call__(self, step: int) -> StepExamples:
         """Returns the examples of a step."""
-        epoch, place = divmod(step, self._num_examples // self._batch_size)
-        start = place * self._batch_size
-        whole = self._order(epoch)[start : start + self._batch_size]
-        return Drawn(step, epoch, whole[self._mine].astype(np.int64), self._mine.start)
+        epoch, place = divmod(step, self._num_examples // self._how.batch_size)
+        start = place * self._how.batch_size
+        whole = self._order(epoch)[start : start + self._how.batch_size]
+        return StepExamples(step, epoch, whole[self._mine].astype(np.int64), self._mine.start)
 
     def _order(self, epoch: int) -> np.ndarray | _Permutation:
         with self._lock:
             if epoch not in self._orders:
                 # Of those who read ahead, some are still in the epoch before.
                 self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
-                self._orders[epoch] = order_of(self._num_examples, self._seed, epoch)
+                self._orders[epoch] = order_of(self._num_examples, self._how.seed, epoch)
             return self._orders[epoch]
-
-
-def draw(
-    num_examples: int,
-    *,
-    batch_size: int,
-    seed: int,
-    start_step: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
-    noun: str = "pairs",
-) -> Iterator[Drawn]:
-    """Yields the examples of each step without end, from `start_step` on; see `Plan`."""
-    plan = Plan(
-        num_examples,
-        batch_size=batch_size,
-        seed=seed,
-        process_index=process_index,
-        process_count=process_count,
-        noun=noun,
-    )
-    return map(plan, itertools.count(start_step))
-
-
-def noun_of(features: Features) -> str:
-    """Returns what sentences call examples with these features: texts, or pairs."""
-    single = any(isinstance(f, Tokens) and f.field == "text" for f in features.values())
-    return "texts" if single else "pairs"
 
 
 def order_of(num_examples: int, seed: int, epoch: int) -> np.ndarray | _Permutation:
@@ -216,10 +190,6 @@ def keys_of_twins(batch: Batch, features: Features) -> Batch:
     """Returns the batch with the key of the text that a text of a list should be unlike, where it is not.
 
     Losses leave out a negative with the key of its positive: once cut, two texts can be one to the model.
-
-    Args:
-      batch: arrays by feature.
-      features: what it holds.
     """
     tokens = {f.field: name for name, f in features.items() if isinstance(f, Tokens)}
     keys = {f.field: name for name, f in features.items() if isinstance(f, Key)}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TokenCounts
-from jaxir.data.batches.batch_plan import Batch, share, uniforms
-from jaxir.data.batches.text_data import TextData, shortest_lengths
+from jaxir.data.batches.batch_plan import Batch, Batching, uniforms
+from jaxir.data.batches.dataset import Dataset
+from jaxir.data.batches.text_data import TextData
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.data.text.truncation import Truncation
@@ -53,20 +53,20 @@ class Mixture(TextData):
         )
 
 
-class MixtureDataset:
+class MixtureDataset(Dataset):
     """What a trainer reads, from several datasets. Made by `Mixture.build`.
 
     With rates, the dataset of each step is drawn at random; without, each epoch of the mixture has every
     whole batch of every dataset once, in random order.
 
-    Attributes:
-      num_examples: of all datasets together.
-      features: what a batch holds.
-      order_depends_on_parts: whether that of one of the datasets does.
     """
 
     def __init__(
-        self, datasets: Mapping[str, Any], *, rates: Sequence[float] | None, mix_within_batch: bool = False
+        self,
+        datasets: Mapping[str, Dataset],
+        *,
+        rates: Sequence[float] | None,
+        mix_within_batch: bool = False,
     ):
         """Takes datasets by the names that messages call them.
 
@@ -94,32 +94,21 @@ class MixtureDataset:
         found = fingerprints.of_values(parts, rates, self._mix_within_batch)[: fingerprints.DIGITS]
         return f"{self.num_examples} pairs of {len(self._datasets)} data sets, hash {found}"
 
-    def batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        start_step: int = 0,
-        process_index: int = 0,
-        process_count: int = 1,
-    ) -> Iterator[Batch]:
-        """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
-
-        (Of process_count too where a dataset is a SeqIO task.) Args are those of `ArrayDataset.batches`.
+    def batched(self, how: Batching) -> Iterator[Batch]:
+        """Yields batches; see `Dataset.batches`. (With a SeqIO task they depend on process_count, too.)
 
         Raises:
           UserError: as there; or, packed, a dataset whose part of a batch is less than one pair.
         """
-        mine = share(batch_size, process_index, process_count)
-        if self._mix_within_batch and batch_size > 1:
+        mine, count = how.share, len(self._datasets)
+        if self._mix_within_batch and how.batch_size > 1:
             # Every process assembles whole batches: the parts of the datasets do not divide by their number.
-            parts = self._opened(self._quotas(batch_size), seed, [start_step] * len(self._datasets), 0, 1)
-            return _packed(parts, mine)
-        schedule = self._schedule(batch_size, seed)
-        before = schedule.count(start_step, len(self._datasets)).tolist()
-        sizes = [batch_size] * len(self._datasets)
-        parts = self._opened(sizes, seed, before, process_index, process_count)
-        return _alternating(parts, schedule, start_step)
+            whole = how._replace(process_index=0, process_count=1)
+            sizes = self._quotas(how.batch_size)
+            return _packed(self._opened(whole, sizes, [how.start_step] * count), mine)
+        schedule = self._schedule(how.batch_size, how.seed)
+        before = schedule.count(how.start_step, count).tolist()
+        return _alternating(self._opened(how, [how.batch_size] * count, before), schedule, how.start_step)
 
     def once(self, count: int | None = None) -> Batch:
         """Returns `count` pairs, or all, each once and shuffled: of each dataset by its size, not rate."""
@@ -133,38 +122,34 @@ class MixtureDataset:
 
     def list_lengths(self) -> set[int]:
         """Returns the lengths that the lists of examples have."""
-        known = (dataset for dataset in self._datasets if hasattr(dataset, "list_lengths"))
-        return set().union(*(dataset.list_lengths() for dataset in known))
+        return set().union(*(dataset.list_lengths() for dataset in self._datasets))
 
     @property
     def truncation(self) -> dict[str, Truncation]:
         """The counts of texts that were cut, of all datasets together; empty if one does not know them."""
         found: dict[str, Truncation] = {}
         for dataset in self._datasets:
-            if not (counts := getattr(dataset, "truncation", {})):
+            if not dataset.truncation:
                 return {}
-            for name, count in counts.items():
+            for name, count in dataset.truncation.items():
                 found.setdefault(name, Truncation(count.length)).add(count.texts, count.cut)
         return found
 
     def needed_lengths(self) -> dict[str, int]:
-        """Returns lengths that cut no text of any dataset; see `ArrayDataset.needed_lengths`."""
-        all_needed = [shortest_lengths(dataset) for dataset in self._datasets]
+        """Returns lengths that cut no text of any dataset."""
+        all_needed = [dataset.needed_lengths() for dataset in self._datasets]
         return {name: max(needed[name] for needed in all_needed) for name in all_needed[0]}
 
     def with_lengths(self, lengths: Mapping[str, int]) -> MixtureDataset:
-        """Returns the same mixture with other lengths; see `ArrayDataset.with_lengths`."""
+        """Returns the same mixture with other lengths."""
         found = copy.copy(self)
         # A dataset that cannot be shortened keeps its lengths, which are then those of `needed_lengths`.
-        found._datasets = [
-            dataset.with_lengths(lengths) if hasattr(dataset, "with_lengths") else dataset
-            for dataset in self._datasets
-        ]
+        found._datasets = [dataset.with_lengths(lengths) for dataset in self._datasets]
         found.features = found._datasets[0].features
         return found
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Adds up the counts of all datasets; see `ArrayDataset.token_counts`."""
+        """Adds up the counts of all datasets; see `Dataset.token_counts`."""
         counts = [dataset.token_counts(field, vocab_size) for dataset in self._datasets]
         return TokenCounts(*map(sum, zip(*counts, strict=True)))
 
@@ -187,18 +172,13 @@ class MixtureDataset:
                 )
         return quotas.tolist()
 
-    def _opened(
-        self, sizes: Sequence[int], seed: int, starts: Sequence[int], index: int, count: int
-    ) -> list[Iterator[Batch]]:
+    def _opened(self, how: Batching, sizes: Sequence[int], starts: Sequence[int]) -> list[Iterator[Batch]]:
         opened = []
         for name, dataset, size, start in zip(self._names, self._datasets, sizes, starts, strict=True):
             try:
-                batches = dataset.batches(
-                    batch_size=size, seed=seed, start_step=start, process_index=index, process_count=count
-                )
+                opened.append(dataset.batched(how._replace(batch_size=size, start_step=start)))
             except UserError as error:
                 raise UserError(f"{name}: {error}") from error
-            opened.append(batches)
         return opened
 
 

@@ -27,12 +27,7 @@ class RecordArrays(NamedTuple):
 
 
 class RecordReader:
-    """Makes arrays of records, of all at once or of some after the others.
-
-    Args:
-      tokenizer: makes the ids.
-      features: what is read of each record.
-    """
+    """Makes arrays of records, of all at once or of some after the others."""
 
     def __init__(self, tokenizer: Tokenizer, features: Features):
         self._fields = fields_of(features)
@@ -85,11 +80,7 @@ class RecordReader:
         return {name: builder.truncation for name, builder in self._builders.items()}
 
     def tell_alike(self) -> None:
-        """Warns where many of the texts that were read have the tokens of another one.
-
-        Raises:
-          UserError: more than half of them have.
-        """
+        """Warns where many of the texts that were read have the tokens of another one; refuses most."""
         for builder in self._builders.values():
             builder.tell_alike()
 

@@ -9,9 +9,9 @@ made of little-endian words of 32 bits, so that a whole batch is taken apart at 
   of each list: the same for item after item,
   the tokens, uint16 or int32.
 
-The tag is that of all records of a directory, drawn by chance. It tells the files of another one; the number
-tells files that are in each other's place. What a disk or a copy has done to the bytes is noticed by
-ArrayRecord's own hashes, as they are read: nothing reads a terabyte before the first step.
+The tag is that of all records of a directory, drawn by chance. With the number it tells files of another
+directory, or in each other's place. What a disk or a copy has done to the bytes is noticed by ArrayRecord's
+own hashes, as they are read: nothing reads a terabyte before the first step.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from jaxir.data.batches.record_arrays import ListCounts, RecordArrays, RecordRea
 from jaxir.data.batches.text_table import TextTable, with_padding_tokens
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.data.text.truncation import Truncation, as_json, from_json
-from jaxir.storage import checksums
-from jaxir.storage.files import inside
+from jaxir.storage.files import atomic_directory
 
 FORMAT = 1
 META = "records.json"
@@ -98,7 +97,7 @@ def write_records(
         installed, or `directory` is not empty.
     """
     require("grain", "grain", "array_record")
-    with checksums.directory_with_checksums(directory) as aside:
+    with atomic_directory(directory) as aside:
         reader, counts = RecordReader(tokenizer, features), ListCounts(0, 0, 0, 0, 0)
         fields, tag, digest = fields_of(features), secrets.token_bytes(8), hashlib.blake2b(digest_size=32)
         token_bytes = 2 if tokenizer.vocab_size <= 1 << 16 else 4
@@ -115,32 +114,25 @@ def write_records(
         if not counts.examples:
             raise UserError("there are no training examples")
         reader.tell_alike()
-        sizes = {name: (count, (aside / name).stat().st_size) for name, count in files.counts.items()}
         written = Written(
-            fields,
-            tokenizer.fingerprint,
-            counts,
-            token_bytes,
-            tag.hex(),
-            digest.hexdigest(),
-            sizes,
-            reader.truncation(),
+            fields=fields,
+            tokenizer_fingerprint=tokenizer.fingerprint,
+            counts=counts,
+            token_bytes=token_bytes,
+            tag=tag.hex(),
+            hash=digest.hexdigest(),
+            files={name: (count, (aside / name).stat().st_size) for name, count in files.counts.items()},
+            truncation=reader.truncation(),
         )
-        content = written._asdict() | {
-            "fields": {name: dataclasses.asdict(field) for name, field in fields.items()},
-            "counts": counts._asdict(),
-            "truncation": as_json(written.truncation),
-        }
-        (aside / META).write_text(json.dumps({"format": FORMAT} | content, indent=2) + "\n")
+        content = {"format": FORMAT} | written._asdict()
+        content["fields"] = {name: dataclasses.asdict(field) for name, field in fields.items()}
+        content["counts"], content["truncation"] = counts._asdict(), as_json(written.truncation)
+        (aside / META).write_text(json.dumps(content, indent=2) + "\n")
     return written
 
 
 class _Files:
-    """Files of records, one after the other.
-
-    Attributes:
-      counts: the number of records in each, by name.
-    """
+    """Files of records, one after the other; `counts` has the number of records in each, by name."""
 
     def __init__(self, directory: Path, file_bytes: int):
         self.counts: dict[str, int] = {}
@@ -231,17 +223,11 @@ class Block:
     """
 
     def __init__(self, records: Sequence[bytes], written: Written):
-        """Takes the records as they are read.
-
-        Raises:
-          ValueError: one is no such record.
-        """
+        """Takes the records as they are read; raises a ValueError if one is of another directory."""
         self._fields, self._layout = written.fields, Layout(written.fields)
         self._per_word = 4 // written.token_bytes
         sizes = np.array([len(record) for record in records], np.int64)
         content = b"".join(records)
-        if (sizes % 4).any() or sizes.min(initial=4 * _HEAD) < 4 * _HEAD:
-            raise ValueError("it has records of another size")
         self._words = np.frombuffer(content, "<i4")
         self._tokens = np.frombuffer(content, _token_type(written.token_bytes))
         self._at = (np.cumsum(sizes) - sizes) // 4
@@ -297,35 +283,22 @@ def read_description(directory: Path) -> Written:
     Raises:
       UserError: it holds no such files, or is damaged.
     """
-    path = directory / META
     try:
-        content = path.read_bytes()
+        said = json.loads((directory / META).read_text())
     except FileNotFoundError:
         raise UserError(f"{directory} holds no examples as records: {META} is missing") from None
-    sums = checksums.read(directory)
-    if sums is not None and sums.get(META) != hashlib.sha256(content).hexdigest():
-        raise UserError(f"{directory} is damaged: {META} is not what was written; {MEND}")
-    try:
-        said = json.loads(content)
-        if said.pop("format") != FORMAT:
-            raise UserError(f"{directory} is of another format; make it again")
-        said["fields"] = {
-            name: Tokens(**field) if "length" in field else Numbers(**field)
-            for name, field in said["fields"].items()
-        }
-        said["counts"] = ListCounts(**said["counts"])
-        said["truncation"] = from_json(said.get("truncation"))
-        found = Written(**said)
-        files = {name: int(size) for name, (_, size) in found.files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise UserError(f"{directory} is damaged: {META}: {error}; {MEND}") from error
-    for name, size in files.items():
-        place = Path(inside(directory, name, said_by=path))
-        if not place.is_file():
-            raise UserError(f"{directory} is damaged: {name} is missing; {MEND}")
-        if place.stat().st_size != size:
-            raise UserError(
-                f"{directory} is damaged: {name} has {place.stat().st_size:,} bytes, and was written with"
-                f" {size:,}; {MEND}"
-            )
+    if said.pop("format") != FORMAT:
+        raise UserError(f"{directory} is of another format; make it again")
+    said["fields"] = {
+        name: Tokens(**field) if "length" in field else Numbers(**field)
+        for name, field in said["fields"].items()
+    }
+    said["counts"] = ListCounts(**said["counts"])
+    said["truncation"] = from_json(said.get("truncation"))
+    found = Written(**said)
+    for name, (_, size) in found.files.items():
+        if not (directory / name).is_file() or (directory / name).stat().st_size != size:
+            raise UserError(f"{directory} is damaged: {name} is not there with {size:,} bytes; {MEND}")
     return found

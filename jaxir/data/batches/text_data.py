@@ -3,49 +3,46 @@
 from __future__ import annotations
 
 import abc
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import Features, Record, Tokens
+from jaxir.core.features import Features, Record
 from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.dataset import Dataset
 from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.text.tokenizer import Tokenizer
 
 
 def check_data(what: str, data: Any) -> None:
-    """Checks that an object is data: a `TextData` or what else is built as such, or a dataset that was built.
+    """Checks that an object is data: a `TextData`, or a `Dataset` that was built of one.
 
     Raises:
       UserError: it is something else. The sentence begins with `what`.
     """
-    if not (hasattr(data, "once") or hasattr(data, "batches")):
-        try:
-            inspect.signature(data.build).bind(None, None, on_bad_input="stop")
-        except (AttributeError, TypeError, ValueError) as error:
-            known = "Pairs(queries, passages) or BeirPairs(directory=...)"
-            raise UserError(f"{what} must be data, such as {known}, not {data!r:.80}") from error
+    if not isinstance(data, TextData | Dataset):
+        known = "Pairs(queries, passages) or BeirPairs(directory=...)"
+        raise UserError(f"{what} must be data, such as {known}, not {data!r:.80}")
 
 
 def dataset_of(
-    data: Any, tokenizer: Tokenizer, features: Features, *, on_bad_input: OnBadInput | Policy
-) -> Any:
-    """Returns the dataset of data that passed `check_data`: one that was built as it is.
+    data: TextData | Dataset, tokenizer: Tokenizer, features: Features, *, on_bad_input: OnBadInput | Policy
+) -> Dataset:
+    """Returns the dataset of data: one that was built as it is.
 
     Raises:
       UserError: the data cannot be built, or the dataset was built without one of the features or with
         another tokenizer.
     """
-    if hasattr(data, "build"):
+    if isinstance(data, TextData):
         return data.build(tokenizer, features, on_bad_input=on_bad_input)
-    if lacking := [name for name in features if name not in getattr(data, "features", features)]:
+    if lacking := [name for name in features if name not in data.features]:
         raise UserError(
             f"the dataset was built with {', '.join(data.features)}, and {', '.join(lacking)} must be"
             " there too: build it with the features that are read, or give what it is built of"
         )
-    built_with = getattr(data, "tokenizer_fingerprint", None)
-    if built_with is not None and tokenizer is not None and built_with != tokenizer.fingerprint:
+    made_by = data.tokenizer_fingerprint
+    if made_by is not None and tokenizer is not None and made_by != tokenizer.fingerprint:
         raise UserError(
             "the dataset was built with another tokenizer than the model's, so its ids mean other tokens:"
             " build it with the model's tokenizer, or give what it is built of"
@@ -53,39 +50,18 @@ def dataset_of(
     return data
 
 
-def shortest_lengths(dataset: Any) -> dict[str, int]:
-    """Returns by the name of each feature of tokens a length that cuts no text of a dataset.
-
-    A dataset that does not know the lengths of its texts has those of its features.
-    """
-    if hasattr(dataset, "needed_lengths"):
-        return dataset.needed_lengths()
-    return {name: f.length for name, f in dataset.features.items() if isinstance(f, Tokens)}
-
-
-def shortened(dataset: Any) -> Any:
-    """Returns the same examples without padding that no text needs; another kind of dataset as it is."""
-    if not hasattr(dataset, "with_lengths"):
-        return dataset
-    return dataset.with_lengths(shortest_lengths(dataset))
-
-
 class TextData(abc.ABC):
     """What is common to all kinds of data: one `build`. A kind defines `dataset`."""
 
     def build(
         self, tokenizer: Tokenizer, features: Features, *, on_bad_input: OnBadInput | Policy = "stop"
-    ) -> Any:
+    ) -> Dataset:
         """Reads the files through once, before the first batch, and reports what was skipped.
 
         Args:
           tokenizer: makes the ids.
           features: what a batch holds; an objective's `features`.
           on_bad_input: what to do with malformed records.
-
-        Returns:
-          What a trainer reads: `num_examples`, `features`, `batches(...)` and `once(...)`, as in
-          `array_dataset.ArrayDataset`.
 
         Raises:
           BadInputError: a malformed record, unless they are skipped.
@@ -97,7 +73,7 @@ class TextData(abc.ABC):
         return dataset
 
     @abc.abstractmethod
-    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> Any:
+    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> Dataset:
         """Builds the dataset; malformed records go to `on_bad_input`, which the caller reports."""
 
 

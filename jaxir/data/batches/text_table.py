@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import PADDING_TOKEN, TokenCounts
-from jaxir.data.formats.sources import key_digest
+from jaxir.data.formats.sources import folded, key_digest
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.data.text.truncation import Truncation
 
@@ -105,13 +105,7 @@ class TableBuilder:
     def row(self, identifier: str, text: str, example: int = 0) -> int:
         """Returns the row of a text, which is known by its id.
 
-        Args:
-          identifier: the id.
-          text: the text.
-          example: the number of the example that has the text, for the sentence of an error.
-
-        Raises:
-          UserError: the id came before with another text.
+        An id that came before with another text is a UserError, which names both examples by their numbers.
         """
         row = self._row_of.setdefault(key_digest(identifier), len(self._row_of))
         if row == len(self._hashes):
@@ -129,11 +123,7 @@ class TableBuilder:
         return row
 
     def table(self) -> TextTable:
-        """Returns the table of all texts, in the order in which they came; warns of many with equal tokens.
-
-        Raises:
-          UserError: more than half of the texts have the same tokens as another one.
-        """
+        """Returns the table of all texts, in the order in which they came; see `tell_alike`."""
         found = self.take()
         self.tell_alike()
         return found
@@ -190,8 +180,3 @@ class TableBuilder:
         if self._like_another > _ALIKE_REFUSED * self._distinct:
             raise UserError(sentence)
         print(f"warning: {sentence}", file=sys.stderr)
-
-
-def folded(text: str) -> str:
-    """Returns a text without its capitals and runs of white space, as texts are compared word for word."""
-    return " ".join(text.casefold().split())

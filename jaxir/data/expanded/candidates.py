@@ -73,9 +73,7 @@ class Candidates:
 
     def fields(self) -> dict[str, Any]:
         """Returns what a line holds beside the id."""
-        found = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-        del found["id"]
-        return found
+        return {n: value for n, value in dataclasses.asdict(self).items() if n != "id" and value is not None}
 
 
 def expanded(question: str, expansion: str) -> str:
@@ -101,14 +99,11 @@ def read_questions(
 
     Args:
       queries: queries.jsonl[.gz].
-      expansions: files or folders, as `expansions.read_expansions` takes them; a question has those of all.
-      lines_each: where a line is an expansion: how many of a question follow each other.
+      expansions: files or folders for `read_expansions`; a question has those of all.
+      lines_each: see `read_expansions`.
       limit: keeps so many of a question, the first ones.
       with_question: whether the question alone comes after them, which it does where there are none.
       on_bad_input: "stop" at what is malformed, or "skip" it: the question is left as it is.
-
-    Raises:
-      BadInputError: a malformed line, or expansions of more, fewer or other questions.
     """
     questions = {query.id: query.text for query in read_queries(queries, on_bad_input)}
     found: dict[str, dict[str, None]] = {query_id: {} for query_id in questions}
@@ -125,36 +120,31 @@ def read_questions(
 
 
 def read_candidates(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Candidates]:
-    """Yields the questions of a file.
-
-    Raises:
-      BadInputError: a malformed line, or a question a second time.
-    """
+    """Yields the questions of a file; a malformed line or a second line of a question is a BadInputError."""
     seen: set[str] = set()
 
     def parse(line: str, _: int) -> Candidates:
         record = json_object(line)
-        identifier, question = string_field(record, "_id"), needed_text(record, "question")
-        outputs, passages, ranks = (list_field(record, n) for n in ("outputs", "passages", "ranks"))
-        depth = record.get("depth", 0)
-        right = fits(outputs, list[str]) and fits(passages, list[str | None]) and fits(depth, Natural)
-        if not outputs or not right or not fits(ranks, list[Count | None]):
-            raise MalformedRecord("it is no line of candidates:", "lists of another type, or an empty one")
-        if {len(passages), len(ranks)} - {0, len(outputs)}:
-            raise MalformedRecord("its lists are not equally long")
-        if any(rank is not None and rank > depth for rank in ranks):
-            raise MalformedRecord("a rank below its depth")
-        if identifier in seen:
-            raise MalformedRecord("duplicate id", repr(identifier))
-        seen.add(identifier)
-        return Candidates(
-            id=identifier,
-            question=question,
-            outputs=outputs,
-            passages=passages or None,
-            ranks=ranks or None,
-            depth=depth,
+        found = Candidates(
+            id=string_field(record, "_id"),
+            question=needed_text(record, "question"),
+            outputs=list_field(record, "outputs"),
+            passages=list_field(record, "passages") or None,
+            ranks=list_field(record, "ranks") or None,
+            depth=record.get("depth", 0),
         )
+        right = fits(found.outputs, list[str]) and fits(found.passages, list[str | None] | None)
+        right = right and fits(found.ranks, list[Count | None] | None) and fits(found.depth, Natural)
+        if not found.outputs or not right:
+            raise MalformedRecord("it is no line of candidates:", "lists of another type, or an empty one")
+        if {len(x) for x in (found.passages, found.ranks) if x is not None} - {len(found.outputs)}:
+            raise MalformedRecord("its lists are not equally long")
+        if any(rank is not None and rank > found.depth for rank in found.ranks or ()):
+            raise MalformedRecord("a rank below its depth")
+        if found.id in seen:
+            raise MalformedRecord("duplicate id", repr(found.id))
+        seen.add(found.id)
+        return found
 
     return parsed_lines(path, parse, on_bad_input)
 
@@ -162,12 +152,7 @@ def read_candidates(path: str | Path, on_bad_input: OnBadInput | Policy = "stop"
 def read_passages(
     corpus: str | Path, wanted: set[str], on_bad_input: OnBadInput | Policy = "stop"
 ) -> dict[str, Document]:
-    """Reads passages by id; the corpus is not held.
-
-    Raises:
-      BadInputError: a malformed line, or a passage comes twice.
-      UserError: the corpus lacks one.
-    """
+    """Reads passages by id; see `read_wanted`."""
     passages = read_wanted(corpus, wanted, on_bad_input, named_by="a query found")
     return {document.id: document for document in passages}
 
@@ -190,11 +175,7 @@ class QueryCandidates(RecordSource):
     limit: Count | None = None
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> ArrayDataset:
-        """Reads everything and tokenises it.
-
-        Raises:
-          UserError: passages are to be read and there is no corpus, or the other way round.
-        """
+        """Reads everything and tokenises it; see `check_corpus`."""
         reads = any(getattr(feature, "field", None) == "passages" for feature in features.values())
         check_corpus(self.corpus, reads=reads)
         return super().dataset(tokenizer, features, on_bad_input)
@@ -217,11 +198,7 @@ class QueryCandidates(RecordSource):
             yield record
 
     def questions(self, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Candidates]:
-        """Yields the questions, of their candidates those that count.
-
-        Raises:
-          UserError: the file has no ranks, or `max_rank` is one of those that were looked at.
-        """
+        """Yields the questions, of their candidates those that count."""
         for some in read_candidates(self.path, on_bad_input):
             if some.ranks is None:
                 raise UserError(f"{self.path}: it has no ranks to learn from: make it with --answers")
@@ -234,11 +211,7 @@ class QueryCandidates(RecordSource):
 
 
 def check_corpus(corpus: str | Path | None, *, reads: bool) -> None:
-    """Checks that a corpus is given if, and only if, a reranker reads the passages that queries find.
-
-    Raises:
-      UserError: it is not so.
-    """
+    """Raises a UserError unless a corpus is given exactly if a reranker reads passages that queries find."""
     if reads and corpus is None:
         raise UserError("this reranker reads the first passage of each query: give the corpus it is in")
     if corpus is not None and not reads:
@@ -246,11 +219,7 @@ def check_corpus(corpus: str | Path | None, *, reads: bool) -> None:
 
 
 def check_unexpanded(queries: str | Path) -> None:
-    """Checks that the queries of a file are the questions themselves, as people asked them.
-
-    Raises:
-      UserError: they are what `jaxir.expand rerank` or `choose` made of them.
-    """
+    """Raises a UserError where the queries of a file are what `jaxir.expand rerank` or `choose` wrote."""
     for first in itertools.islice(parsed_lines(queries, lambda line, _: json_object(line), "stop"), 1):
         if "outputs" in first:
             raise UserError(

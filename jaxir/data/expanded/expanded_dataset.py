@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,8 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.features import Key, TokenCounts, Tokens
 from jaxir.data.batches.array_dataset import ArrayDataset
-from jaxir.data.batches.batch_plan import Batch, share, uniforms
+from jaxir.data.batches.batch_plan import Batch, Batching, uniforms
+from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_table import TextTable
 from jaxir.data.expanded.joining import Joiner
 from jaxir.data.expanded.rouge import rouge_l
@@ -41,20 +41,9 @@ class DocumentQueries(NamedTuple):
     words: TextTable
     texts: np.ndarray
 
-    def row(self, query: int) -> np.ndarray:
-        """Returns the tokens of a query."""
-        return self.tokens.row(query)
 
-
-class ExpandedDataset:
-    """What a trainer reads: pairs, their documents expanded. Made by `ExpandedPairs.build`.
-
-    Attributes:
-      num_examples: of the pairs.
-      features: those of the pairs.
-      order_depends_on_parts: whether that of the pairs does.
-      truncation: counts of texts that were cut before documents were expanded.
-    """
+class ExpandedDataset(Dataset):
+    """Pairs, their documents expanded. Made by `ExpandedPairs.build`."""
 
     def __init__(
         self,
@@ -68,26 +57,19 @@ class ExpandedDataset:
     ):
         """Takes pairs and queries as they are.
 
-        Args:
-          base: the pairs.
-          joiner: appends queries to documents.
-          documents: the generated queries of all documents.
-          golds: the gold queries, each under its own key; without tokens but for `Gold`.
-          selection: which of them a document is expanded with.
-          appended: how many.
+        `documents` are the generated queries of all documents, and `golds` the gold queries, each under its
+        own key and without tokens but for `Gold`. Of the former `selection` appends so many at a time.
         """
         self._base, self._joiner, self._documents, self._golds = base, joiner, documents, golds
         self._selection, self._appended = selection, appended
         self._steps: int | None = None
         self._row_of = {"documents": _Lookup(documents.keys), "golds": _Lookup(golds.keys)}
         self.num_examples, self.features = base.num_examples, base.features
-        self.order_depends_on_parts, self.truncation = base.order_depends_on_parts, base.truncation
+        self.tokenizer_fingerprint, self.truncation = base.tokenizer_fingerprint, base.truncation
 
     def __repr__(self) -> str:
-        return f"ExpandedDataset({self._base!r}, {self._queries():,} generated queries, {self._selection!r})"
-
-    def _queries(self) -> int:
-        return len(self._documents.tokens.offsets) - 1
+        count = len(self._documents.tokens.offsets) - 1
+        return f"ExpandedDataset({self._base!r}, {count:,} generated queries, {self._selection!r})"
 
     @property
     def fingerprint(self) -> str:
@@ -109,21 +91,11 @@ class ExpandedDataset:
         return found
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Counts the tokens of texts without their expansions; see `ArrayDataset.token_counts`."""
+        """Counts the tokens of texts without their expansions; see `Dataset.token_counts`."""
         return self._base.token_counts(field, vocab_size)
 
-    def batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        start_step: int = 0,
-        process_index: int = 0,
-        process_count: int = 1,
-    ) -> Iterator[Batch]:
-        """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
-
-        Args are those of `ArrayDataset.batches`.
+    def batched(self, how: Batching) -> Iterator[Batch]:
+        """Yields batches; see `Dataset.batches`.
 
         Raises:
           UserError: as there, or the selection follows the steps of a run that these data are not of.
@@ -133,23 +105,16 @@ class ExpandedDataset:
                 f"{self._selection!r} follows the steps of a training run, which parts of a mixture do not"
                 " know: expand them by Random(), say"
             )
-        first = share(batch_size, process_index, process_count).start
-        base = self._base.batches(
-            batch_size=batch_size,
-            seed=seed,
-            start_step=start_step,
-            process_index=process_index,
-            process_count=process_count,
-        )
-        expand = functools.partial(self._expanded, selection=self._selection, seed=seed, first=first)
-        return (expand(batch, step=step) for step, batch in enumerate(base, start_step))
+        given = {"selection": self._selection, "seed": how.seed, "first": how.share.start}
+        batches = enumerate(self._base.batched(how), how.start_step)
+        return (self._expanded(batch, step=step, **given) for step, batch in batches)
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns examples as `ArrayDataset.once`: each document with its first query, as in evaluation."""
+        """Returns examples as `Dataset.once`: each document with its first query, as in evaluation."""
         return self._expanded(self._base.once(count), selection=First(), seed=0, step=0, first=0)
 
     def list_lengths(self) -> set[int]:
-        """Returns the lengths that the lists of examples have."""
+        """Returns the lengths of the pairs' lists."""
         return self._base.list_lengths()
 
     def _expanded(self, batch: Batch, *, selection: Selection, seed: int, step: int, first: int) -> Batch:
@@ -168,7 +133,7 @@ class ExpandedDataset:
             ids = batch[name].reshape(len(rows), -1)
             documents = self._row_of["documents"](batch[keys[feature.field]].reshape(-1, 2))
             if isinstance(selection, Gold):
-                chosen = [[self._golds.row(gold)] for gold in golds[rows]]
+                chosen = [[self._golds.tokens.row(gold)] for gold in golds[rows]]
             else:
                 chosen = self._chosen(selection, documents, golds[rows], (seed, step), places)
             found[name] = self._join(ids, chosen).reshape(batch[name].shape)
@@ -193,12 +158,7 @@ class ExpandedDataset:
     ) -> list[list[np.ndarray]]:
         """Returns the tokens of the queries that are chosen for each document [P] of a gold query [P].
 
-        Args:
-          selection: how.
-          documents: rows of them.
-          golds: likewise.
-          seed_and_step: of what is drawn.
-          places: [2, P], where a document stands: the number of its example, and its place in that.
+        `places` [2, P] says where a document stands: the number of its example, and its place in that.
         """
         seed, step = seed_and_step
         counts = self._documents.counts[documents]
@@ -221,7 +181,7 @@ class ExpandedDataset:
                 some = self._choose(
                     selection, relevance[of_document], own[of_document], luck[of_document], step
                 )
-            chosen.append([self._documents.row(query) for query in queries[start:end][some]])
+            chosen.append([self._documents.tokens.row(query) for query in queries[start:end][some]])
         return chosen
 
     def _choose(

@@ -14,14 +14,14 @@ from jaxir.core.progress import progress
 from jaxir.core.values import Count, Natural, checked
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.text_data import RecordSource, TextData
-from jaxir.data.batches.text_table import TextTable, folded
+from jaxir.data.batches.text_table import TextTable
 from jaxir.data.expanded.expanded_dataset import DocumentQueries, ExpandedDataset
 from jaxir.data.expanded.joining import Joiner
 from jaxir.data.expanded.rouge import Words
 from jaxir.data.expanded.selection import Curriculum, First, Gold, Selection
 from jaxir.data.formats.expansions import read_expansions
 from jaxir.data.formats.lines import OnBadInput
-from jaxir.data.formats.sources import BeirFolder, key_digest, read_corpus
+from jaxir.data.formats.sources import BeirFolder, folded, key_digest, read_corpus
 from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.storage.files import local_path
@@ -218,11 +218,7 @@ class _Rows:
 
 
 def _expanded_features(features: Features) -> tuple[list[str], str]:
-    """Returns the names of the tokens of documents, and of those of queries.
-
-    Raises:
-      UserError: there are none of which the texts are told apart by a key.
-    """
+    """Returns the names of the tokens of documents, and of those of queries, of which there are keys."""
     keyed = {feature.field for feature in features.values() if isinstance(feature, Key)}
     tokens = {n: f for n, f in features.items() if isinstance(f, Tokens) and f.field in keyed}
     passages = [name for name, feature in tokens.items() if feature.table == "passages"]

@@ -46,11 +46,9 @@ class Joiner:
         return [row[self._front :] for row in rows]
 
     def join(self, document: np.ndarray, queries: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the ids of a document with queries, int32 [n], n <= `document_length`.
+        """Returns the ids of a document, int32 [m], with those of `queries`: int32 [n].
 
-        Args:
-          document: its ids, int32 [m], m <= `document_length`, special tokens included.
-          queries: of `queries`; none leaves the document as it is.
+        Both m and n are at most `document_length`. Without queries the document stays as it is.
         """
         if not queries:
             return document

@@ -18,10 +18,7 @@ def read_answers(path: str | Path) -> dict[str, list[str]]:
     """Reads the answers of each query: lines of {"_id": query id, "answers": [text, ...]}.
 
     They may also stand in a line's `metadata`, as in the queries.jsonl of some BEIR folders.
-
-    Raises:
-      BadInputError: a malformed line, a query without an answer, or a query with two lists of answers.
-      UserError: no such file.
+    A query without an answer, or with two lists of answers, is a BadInputError.
     """
     found: dict[str, list[str]] = {}
 
@@ -43,7 +40,7 @@ def read_answers(path: str | Path) -> dict[str, list[str]]:
             raise OddRecord("a query comes twice:", repr(query_id), noted=noted)
         raise MalformedRecord("a query comes twice:", f"{query_id!r}, with other answers")
 
-    found.update(parsed_lines(path, parse, "stop"))  # one by one: `parse` looks at those before
+    found.update(parsed_lines(path, parse, "stop"))
     return found
 
 
@@ -51,10 +48,7 @@ def read_written(path: str | Path) -> dict[str, str]:
     """Reads what was written for each query, of several outputs the first, and "" where there is none.
 
     Lines are those of `jaxir.read`, and of `jaxir.expand generate`: {"_id": ..., "outputs": [text, ...]}.
-
-    Raises:
-      BadInputError: a malformed line, or a query a second time.
-      UserError: no such file.
+    A query that comes twice is a BadInputError.
     """
     found: dict[str, str] = {}
 
@@ -67,5 +61,5 @@ def read_written(path: str | Path) -> dict[str, str]:
             raise MalformedRecord("a query comes twice:", repr(query_id))
         return query_id, outputs[0] if outputs else ""
 
-    found.update(parsed_lines(path, parse, "stop"))  # one by one: `parse` looks at those before
+    found.update(parsed_lines(path, parse, "stop"))
     return found

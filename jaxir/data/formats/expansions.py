@@ -22,6 +22,7 @@ from jaxir.data.formats.lines import (
     MalformedRecord,
     OnBadInput,
     Policy,
+    collecting,
     decode_line,
     has_text,
     json_object,
@@ -57,18 +58,15 @@ def read_expansions(
       BadInputError: a malformed or empty line, or the files are of more, fewer or other texts.
       UserError: there are no such files.
     """
-    collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
     files = _files(local_path(path))
-    if JSONL in files[0][0].name:
-        yield from _of_records([piece for pieces in files for piece in pieces], ids, collector)
-    else:
-        yield from _of_lines(files, ids, lines_each, collector)
-    if collector is not on_bad_input:
-        collector.report()
+    with collecting(on_bad_input) as collector:
+        if JSONL in files[0][0].name:
+            yield from _of_records([piece for pieces in files for piece in pieces], ids, collector)
+        else:
+            yield from _of_lines(files, ids, lines_each, collector)
 
 
 def _files(place: Path) -> list[list[Path]]:
-    """Returns the files, each of them in its pieces."""
     if not place.is_dir():
         return [[place]]
     names = [p.name for p in place.iterdir() if not p.name.startswith(".") and p.is_file()]
@@ -149,11 +147,7 @@ def _of_lines(
 
 
 class _Lines:
-    """Reads a file in pieces line by line.
-
-    Attributes:
-      place: the piece and the number of the line in it that was read last.
-    """
+    """Reads a file in pieces line by line; `place` is the piece and the line in it that was read last."""
 
     def __init__(self, pieces: list[Path], texts: int, lines_each: int):
         self.place = (pieces[0], 0)
@@ -161,7 +155,6 @@ class _Lines:
         self._lines = ((piece, *line) for piece in pieces for line in raw_lines(piece))
 
     def next_outputs(self) -> list[str]:
-        """Returns what stands on the next line."""
         found = next(self._lines, None)
         if found is None:
             raise self._wrong_length(self._read)
@@ -177,7 +170,6 @@ class _Lines:
         return outputs
 
     def check_end(self) -> None:
-        """Checks that there are no more lines than there should be."""
         if more := sum(1 for _ in self._lines):
             raise self._wrong_length(self._read + more)
 

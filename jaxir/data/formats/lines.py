@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import collections
+import contextlib
 import gzip
 import json
 import math
@@ -22,17 +23,6 @@ from jaxir.storage.open_files import open_to_read
 S = TypeVar("S")
 T = TypeVar("T")
 _BLANK = {"Zs", "Zl", "Zp", "Cc", "Cf"}
-_CONTROLS = {  # which unicodedata does not name
-    "\0": "NULL",
-    "\t": "TAB",
-    "\n": "LINE FEED",
-    "\v": "VERTICAL TAB",
-    "\f": "FORM FEED",
-    "\r": "CARRIAGE RETURN",
-    "\x1b": "ESCAPE",
-    "\x7f": "DELETE",
-    "\x85": "NEXT LINE",
-}
 _ONE_A_LINE = "put one object on each line (`jq -c '.[]' FILE` does so for an array)"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -50,13 +40,8 @@ class MalformedRecord(Exception):
 class OddRecord(MalformedRecord):
     """Raised by a parser for a record that published collections contain and trec_eval accepts.
 
-    Such a record is counted and reported, and malformed only if the reader is strict.
-
-    Args:
-      kind: the kind of fault, as in `MalformedRecord`.
-      detail: its detail.
-      noted: what the report calls such records, in the plural, and what is done with them.
-      record: what is read of the record; None leaves it out.
+    Such a record is counted and reported as `noted`, and `record` is read in its place, if any. It is
+    malformed only if the reader is strict.
     """
 
     def __init__(self, kind: str, detail: str, *, noted: str, record: Any = None):
@@ -111,11 +96,7 @@ class OnBadInput:
         self._first.setdefault(kind, f"{path}:{line}")
 
     def report(self, *, noted: str = "kept") -> None:
-        """Prints to standard error what was skipped and noted, if anything; then starts counting afresh.
-
-        Args:
-          noted: what was done with records that are odd.
-        """
+        """Prints to standard error what was skipped and noted, if anything; then starts counting afresh."""
         for what, counts in (("skipped", self.skipped), (noted, self.noted)):
             for kind, count in counts.most_common():
                 records = "record" if count == 1 else "records"
@@ -125,6 +106,17 @@ class OnBadInput:
             told = (f"{kind}: {len(at):,} (first: {self._first[kind]})" for kind, at in self._odd.items())
             print(f"note: {'; '.join(told)}", file=sys.stderr)
             self._odd.clear()
+
+
+@contextlib.contextmanager
+def collecting(on_bad_input: OnBadInput | Policy) -> Iterator[OnBadInput]:
+    """Yields the collector of a reader. One that is made of a policy is reported when the reader is done."""
+    if isinstance(on_bad_input, OnBadInput):
+        yield on_bad_input
+        return
+    collector = OnBadInput(on_bad_input)
+    yield collector
+    collector.report()
 
 
 def raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
@@ -151,11 +143,7 @@ def raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yields (1-based line number, bytes without the line end) of each line that is not blank.
-
-    Raises:
-      UserError, BadInputError: as `raw_lines`.
-    """
+    """Yields (1-based line number, bytes without the line end) of each line that is not blank."""
     for number, line in raw_lines(path):
         line = line.rstrip(b"\r\n")
         if line and not line.isspace():
@@ -186,29 +174,23 @@ def parsed(
     parse: Callable[[S, int], T | None],
     on_bad_input: OnBadInput | Policy,
 ) -> Iterator[T]:
-    """Yields `parse(item, number)` for each (number, item) of a file, as `parsed_lines` does for its lines.
-
-    Raises:
-      BadInputError: as `parsed_lines`.
-    """
-    collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
+    """Yields `parse(item, number)` for each (number, item) of a file, as `parsed_lines` does."""
     usable = False
-    for number, item in numbered:
-        try:
-            record = parse(item, number)
-        except OddRecord as odd:
-            collector.accept(path, number, odd)
-            record = None if collector.strict else odd.record
-        except MalformedRecord as fault:
-            collector.record(path, number, fault.kind, fault.detail)
-            continue
-        if record is not None:
-            usable = True
-            yield record
-    if not usable:
-        raise BadInputError(path, None, "the file has no usable record")
-    if collector is not on_bad_input:
-        collector.report()
+    with collecting(on_bad_input) as collector:
+        for number, item in numbered:
+            try:
+                record = parse(item, number)
+            except OddRecord as odd:
+                collector.accept(path, number, odd)
+                record = None if collector.strict else odd.record
+            except MalformedRecord as fault:
+                collector.record(path, number, fault.kind, fault.detail)
+                continue
+            if record is not None:
+                usable = True
+                yield record
+        if not usable:
+            raise BadInputError(path, None, "the file has no usable record")
 
 
 def json_object(line: str) -> dict[str, Any]:
@@ -256,24 +238,19 @@ def has_text(text: str) -> bool:
 
 
 def bad_sign(identifier: str) -> str | None:
-    """Returns the name of the first character that an id must not have, such as "U+0009 TAB", else None.
+    """Returns the name of the first character that an id must not have, such as "U+2003 EM SPACE", else None.
 
     These are white space, which separates the columns of run files, and control characters. Format characters
     such as U+200C ZERO WIDTH NON-JOINER are part of words in some scripts, and of emoji.
     """
     for sign in identifier:
         if sign.isspace() or unicodedata.category(sign) == "Cc":
-            name = _CONTROLS.get(sign) or unicodedata.name(sign, "CONTROL CHARACTER")
-            return f"U+{ord(sign):04X} {name}"
+            return f"U+{ord(sign):04X} {unicodedata.name(sign, 'CONTROL CHARACTER')}"
     return None
 
 
 def check_id(identifier: str) -> str:
-    """Returns the id.
-
-    Raises:
-      MalformedRecord: it is empty, or holds white space or a control character.
-    """
+    """Returns the id; one that is empty, or holds white space or a control character, is malformed."""
     if not identifier:
         raise MalformedRecord("empty id")
     if sign := bad_sign(identifier):

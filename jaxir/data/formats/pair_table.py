@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxir.core.errors import BadInputError, UserError, suggest
 from jaxir.data.formats.lines import MalformedRecord, OnBadInput, check_id, has_text, string_field
-from jaxir.data.formats.sources import Document, PairExample, Query, text_id
+from jaxir.data.formats.sources import Document, PairExample, Query, folded, text_id
 from jaxir.data.formats.tables import Table
 
 # What columns are usually called, in any case. A `title` is the query where nothing else is (Stack Exchange's
@@ -28,8 +27,7 @@ USUAL = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PairColumns:
+class PairColumns(NamedTuple):
     """Which column of a file holds what. None: the one column that has a usual name (`USUAL`).
 
     Attributes:
@@ -78,19 +76,19 @@ class PairTable:
     Args:
       path: the file.
       columns: what they are called, where that is unusual.
-      prefix: of the names of `PairColumns`' fields in errors: "--" where they are flags.
+      prefix: of the names of columns in errors: "--" where they are flags.
 
     Raises:
       UserError: no such file, no such column, or none or several that could be meant.
       BadInputError: the file's very beginning is malformed.
     """
 
-    def __init__(self, path: str | Path, columns: PairColumns = PairColumns(), *, prefix: str = ""):
-        named = {k: v for k, v in dataclasses.asdict(columns).items() if v is not None}
+    def __init__(self, path: str | Path, columns: PairColumns, *, prefix: str = ""):
+        named = {k: v for k, v in columns._asdict().items() if v is not None}
         self._table = Table(path, numbered=bool(named) and all(name.isdigit() for name in named.values()))
         self.path = self._table.path
         self.columns = _find_columns(self._table, named, prefix)
-        self._ids = _Ids()
+        self._ids = Ids()
         self.unused = [c for c in self._table.columns if c not in self.columns.values()]
 
     def pairs(self, on_bad_input: OnBadInput) -> Iterator[Pair]:
@@ -102,19 +100,17 @@ class PairTable:
           on_bad_input: what to do with malformed records. Pairs without a query or a passage, pairs seen
             before, and passages that are their own query are of no use: they are left out and counted. A pair
             that comes again with other negatives (triplets) is given again, with these.
-
-        Raises:
-          BadInputError: a malformed record, unless they are skipped, or no pair at all.
         """
+
+        def parse(row: Mapping[str, Any], line: int) -> tuple[int, Query, list[Document], list[Document]]:
+            query, passages, negatives = self._parse(row, line)
+            if self._table.numbered and line == 1:
+                check_no_header(query.text, passages[0].text)
+            return line, query, passages, negatives
+
         seen: set[int] = set()
-        for line, record in self._table.records(list(self.columns.values()), on_bad_input):
-            try:
-                query, passages, negatives = self._parse(record, line)
-                if self._table.numbered and line == 1:
-                    check_no_header(query.text, passages[0].text)
-            except MalformedRecord as fault:
-                on_bad_input.record(self.path, line, fault.kind, fault.detail)
-                continue
+        rows = self._table.parsed(parse, on_bad_input, self.columns.values())
+        for line, query, passages, negatives in rows:
             for passage in passages or [Document("", "", "")]:
                 pair = hash((query.text, passage.contents))
                 if not has_text(query.text):
@@ -169,28 +165,31 @@ def check_no_header(query: str, passage: str) -> None:
         raise MalformedRecord("the names of columns where the first pair is expected", detail)
 
 
-def two_texts(kind: str, identifier: str, first: int) -> MalformedRecord:
-    """Returns the fault of an id that had another text on line `first`."""
-    detail = f"{identifier!r} (another text on line {first:,})"
-    return MalformedRecord(f"{kind} id stands for two different texts:", detail)
-
-
-class _Ids:
-    """Gives each text one id, and finds ids that stand for two texts."""
+class Ids:
+    """Gives each text of a file one id, and finds ids that stand for two texts."""
 
     def __init__(self) -> None:
         self._text_of: dict[tuple[str, str], tuple[int, int]] = {}  # its hash, and the line of the first
         self._id_of: dict[tuple[str, int], str] = {}
 
     def of(self, kind: str, identifier: str, text: str, line: int) -> str:
-        """Returns the id of a text on a line that came with `identifier`, or "" for none."""
+        """Returns the first id of a text that came with `identifier`, or "" for none; else its hash."""
         key = (kind, hash(text))
         if identifier:
-            known, first = self._text_of.setdefault((kind, identifier), (key[1], line))
-            if known != key[1]:
-                raise two_texts(kind, identifier, first)
-            self._id_of.setdefault(key, identifier)
+            self._id_of.setdefault(key, self.given(kind, identifier, text, line))
         return self._id_of.get(key) or text_id(text)
+
+    def given(self, kind: str, identifier: str | None, text: str, line: int) -> str:
+        """Returns the id that a text came with; its hash for None."""
+        if identifier is None:
+            return text_id(text)
+        if not identifier:
+            raise MalformedRecord(f"empty {kind} id")
+        known, first = self._text_of.setdefault((kind, identifier), (hash(text), line))
+        if known != hash(text):
+            detail = f"{identifier!r} (another text on line {first:,})"
+            raise MalformedRecord(f"{kind} id stands for two different texts:", detail)
+        return identifier
 
 
 class Positives:
@@ -224,7 +223,7 @@ class Positives:
 
 
 def _words(*texts: str) -> int:
-    return hash(tuple(" ".join(text.casefold().split()) for text in texts))
+    return hash(tuple(map(folded, texts)))
 
 
 def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[str, str]:

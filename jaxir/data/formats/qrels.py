@@ -38,12 +38,8 @@ def read_qrels(
     A judgement that repeats an earlier one is left out; one that contradicts it is malformed. Judgements of
     unknown queries or documents, and grades written as decimals, are `OddRecord`s.
 
-    Args:
-      path: the file.
-      on_bad_input: what to do with a malformed line.
-      query_ids: the known queries; None checks nothing.
-      document_ids: the known documents; None checks nothing.
-      trec: whether the columns are TREC's instead (query, 0, document, score), tab-separated.
+    Known queries and documents are checked where they are given. The columns may be TREC's instead (query, 0,
+    document, score), tab-separated.
     """
     return parsed_lines(path, qrel_parser(query_ids, document_ids, trec=trec), on_bad_input)
 

@@ -1,4 +1,4 @@
-"""Records of text, and readers of collections in BEIR format. (Files of training pairs: `pair_files`.)
+"""Records of text, and readers of collections in BEIR format. (Files of training pairs: `pair_sources`.)
 
 Readers stream, read gzip, and tell file, line and reason of what is malformed (`lines.OnBadInput`).
 """
@@ -22,6 +22,7 @@ from jaxir.data.formats.lines import (
     OnBadInput,
     Policy,
     check_id,
+    collecting,
     has_text,
     json_object,
     needed_text,
@@ -91,6 +92,11 @@ def text_id(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def folded(text: str) -> str:
+    """Returns a text without its capitals and runs of white space, as texts are compared word for word."""
+    return " ".join(text.casefold().split())
+
+
 def key_digest(identifier: str) -> bytes:
     """Returns the 8 bytes of which `stable_keys` makes two integers."""
     return hashlib.blake2b(identifier.encode(), digest_size=8).digest()
@@ -129,12 +135,8 @@ def read_corpus(
       on_bad_input: what to do with a malformed line.
       unique: whether a repeated document is left out and counted, and an id with two texts is malformed. All
         ids are held in memory for this.
-
-    Raises:
-      BadInputError: a malformed line.
     """
     check_no_table(path, "documents")
-    collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
     seen: dict[str, int] = {}
 
     def parse(line: str, number: int) -> Document:
@@ -142,33 +144,26 @@ def read_corpus(
         title, text = string_field(record, "title", ""), string_field(record, "text")
         identifier = string_field(record, "_id")
         metadata = record.get("metadata")
-        kept = metadata if isinstance(metadata, dict) and metadata else None
         if unique:
             new_id(identifier, seen, (title, text))
+        kept = metadata if isinstance(metadata, dict) and metadata else None
         document = Document(identifier, title, text, kept)
         if not has_text(document.contents):
             collector.note(path, number, "document with neither title nor text")
         return document
 
-    yield from parsed_lines(path, parse, collector)
-    if collector is not on_bad_input:
-        collector.report()
+    with collecting(on_bad_input) as collector:
+        yield from parsed_lines(path, parse, collector)
 
 
 def read_wanted(
     path: str | Path, wanted: Collection[str], on_bad_input: OnBadInput | Policy = "stop", *, named_by: str
 ) -> Iterator[Document]:
-    """Yields some documents of a corpus, in its order, under a progress bar; no other is held.
-
-    Args:
-      path: the file.
-      wanted: their ids.
-      on_bad_input: what to do with a malformed line.
-      named_by: what names them: "a query found", say.
+    """Yields the documents of some ids of a corpus, in its order, under a progress bar; no other is held.
 
     Raises:
       BadInputError: a malformed line, or one of them comes a second time with another text.
-      UserError: the corpus lacks one.
+      UserError: the corpus lacks one, which `named_by` ("a query found", say) has named.
     """
     found: dict[str, str] = {}
     documents = read_corpus(path, on_bad_input, unique=False)
@@ -188,12 +183,7 @@ def read_wanted(
 
 
 def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Query]:
-    """Yields the queries of a queries.jsonl[.gz]: `_id`, `text`.
-
-    Raises:
-      BadInputError: a malformed line, an empty query or an id with two texts.
-      UserError: no such file, or a table.
-    """
+    """Yields the queries of a queries.jsonl[.gz]: `_id`, `text`. An empty one is malformed."""
     check_no_table(path, "queries")
     seen: dict[str, int] = {}
 
@@ -206,11 +196,7 @@ def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -
 
 
 def read_lines(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Query]:
-    """Yields the texts of a file with one on each line that is not blank; the line's number is the id.
-
-    Raises:
-      BadInputError: a malformed line.
-    """
+    """Yields the texts of a file with one on each line that is not blank; the line's number is the id."""
 
     def parse(line: str, number: int) -> Query | None:
         return Query(str(number), line) if has_text(line) else None  # of blanks that ASCII has not
@@ -224,11 +210,7 @@ def has_lines(path: str | Path) -> bool:
 
 
 def read_documents(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Document]:
-    """Yields the documents of a corpus.jsonl[.gz], or the texts of a .txt[.gz], whose ids are their lines.
-
-    Raises:
-      BadInputError: a malformed line.
-    """
+    """Yields the documents of a corpus.jsonl[.gz], or the texts of a .txt[.gz], whose ids are their lines."""
     if has_lines(path):
         return (Document(line.id, "", line.text) for line in read_lines(path, on_bad_input))
     return read_corpus(path, on_bad_input)
@@ -248,9 +230,9 @@ def read_judged_pairs(
     Judgements of queries or documents that are not there are left out and counted.
 
     Args:
-      qrels: the judgements.
-      queries: reads the queries.
-      documents: reads the documents.
+      qrels: the file of judgements.
+      queries: returns a reader of the queries.
+      documents: returns a reader of the documents.
       on_bad_input: what to do with malformed records.
       trec: whether the judgements have TREC's four columns.
 
@@ -283,13 +265,10 @@ def read_judged_pairs(
 
 
 def new_id(identifier: str, seen: dict[str, int], content: Hashable) -> str:
-    """Returns the id of a new document or query and adds it to `seen`.
+    """Returns the id of a new document or query and adds a hash of its content to `seen`.
 
-    Args:
-      identifier: the id.
-      seen: a hash of the content of each id so far.
-      content: what the id stands for. If the id stands for it already, the record is odd (`OddRecord`) and is
-        left out. If the id stands for something else, the record is malformed.
+    If the id stands for this content already, the record is odd (`OddRecord`) and is left out. If the id
+    stands for something else, the record is malformed.
     """
     if check_id(identifier) not in seen:
         seen[identifier] = hash(content)
@@ -301,11 +280,7 @@ def new_id(identifier: str, seen: dict[str, int], content: Hashable) -> str:
 
 
 def find_file(directory: Path, name: str, kind: str) -> Path:
-    """Returns `directory`/`name`, or that with .gz.
-
-    Raises:
-      UserError: there is neither: `directory` is not a folder of this `kind`.
-    """
+    """Returns `directory`/`name`, or that with .gz; raises a UserError that names the `kind` of folder."""
     for path in (directory / name, directory / f"{name}.gz"):
         if path.is_file():
             return path
@@ -319,11 +294,7 @@ def splits_in(directory: Path, kind: str) -> list[str]:
 
 
 class BeirFolder:
-    """A collection: corpus.jsonl[.gz], queries.jsonl[.gz], qrels/SPLIT.tsv.
-
-    Raises:
-      UserError: `directory` is no such folder.
-    """
+    """A collection: corpus.jsonl[.gz], queries.jsonl[.gz], qrels/SPLIT.tsv."""
 
     def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
         self.directory = local_path(str(directory).removeprefix("beir:"))  # as commands name it
@@ -341,11 +312,7 @@ class BeirFolder:
         return splits_in(self.directory / "qrels", "")
 
     def qrels_path(self, split: str) -> Path:
-        """Returns the file of judgements of `split`.
-
-        Raises:
-          UserError: there is none; the message names those that there are.
-        """
+        """Returns the file of judgements of `split`; raises a UserError that names those that there are."""
         if split not in self.splits:
             known = ", ".join(self.splits) or "none"
             raise UserError(
@@ -374,19 +341,12 @@ class BeirFolder:
         document_ids: Collection[str] | None = None,
     ) -> Iterator[Qrel]:
         """Yields the judgements of `split`, checked against the ids where they are given."""
-        path = self.qrels_path(split)
-        return read_qrels(path, self.on_bad_input, query_ids=query_ids, document_ids=document_ids)
+        known = {"query_ids": query_ids, "document_ids": document_ids}
+        return read_qrels(self.qrels_path(split), self.on_bad_input, **known)
 
     def pairs(self, split: str) -> Iterator[PairExample]:
-        """Yields a pair for each relevant judgement (a score of 1 or more) of `split`.
-
-        The whole collection is read and checked first; only the texts that the split names are held.
-
-        Raises:
-          BadInputError: as `read_judged_pairs`.
-        """
-        path = self.qrels_path(split)
-        return read_judged_pairs(path, self.queries, self.corpus, self.on_bad_input)
+        """Yields a pair for each relevant judgement of `split`; see `read_judged_pairs`."""
+        return read_judged_pairs(self.qrels_path(split), self.queries, self.corpus, self.on_bad_input)
 
     def _find(self, name: str) -> Path:
         return find_file(self.directory, name, "a BEIR folder")

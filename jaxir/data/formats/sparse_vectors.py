@@ -63,11 +63,7 @@ def read_sparse_vectors(
 
 
 def parse_weights(text: str) -> dict[str, int]:
-    """Reads {"token": weight, ...} as a person types it; see `weights_of`.
-
-    Raises:
-      MalformedRecord: it is not that.
-    """
+    """Reads {"token": weight, ...} as a person types it; see `weights_of`."""
     return weights_of(json_object(text))
 
 

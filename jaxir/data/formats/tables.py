@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,12 +33,15 @@ KINDS = {
 }
 _LONGEST_FIELD = 1 << 24  # characters of a CSV field; beyond it a quote was not closed
 
-Record = tuple[int, dict[str, Any]]
 T = TypeVar("T")
 
 
 def parsed_rows(
-    path: str | Path, parse: Callable[[dict[str, Any], int], T | None], on_bad_input: OnBadInput | Policy
+    path: str | Path,
+    parse: Callable[[dict[str, Any], int], T | None],
+    on_bad_input: OnBadInput | Policy,
+    *,
+    columns: Collection[str] | None = None,
 ) -> Iterator[T]:
     """Yields `parse(row, line)` for each row of a file with named columns, as `parsed_lines` does for lines.
 
@@ -49,19 +52,13 @@ def parsed_rows(
         Values of CSV and TSV are strings. A parser raises `MalformedRecord`, and returns None to leave a row
         out.
       on_bad_input: what to do with malformed rows.
+      columns: those that are read, of Parquet, where the file has them; None: all.
 
     Raises:
       UserError: no such file, or the name does not tell the kind of file.
       BadInputError: the first malformed row ("stop"), or a file without a usable one.
     """
-    table = Table(path)
-
-    def parse_row(row: dict[str, Any] | MalformedRecord, number: int) -> T | None:
-        if isinstance(row, MalformedRecord):
-            raise row
-        return parse(row, number)
-
-    yield from parsed(path, table.rows(table.columns), parse_row, on_bad_input)
+    yield from Table(path).parsed(parse, on_bad_input, columns)
 
 
 class Table:
@@ -72,46 +69,35 @@ class Table:
       kind: "jsonl", "tsv", "csv" or "parquet", by the file's name. A "jsonl" file may hold one JSON array.
       columns: the names of the fields: the keys of all records, the first line, or the schema. A file
         without a header has the columns "1", "2", ...
-      numbered: whether it is such a file.
-
-    Args:
-      path: the file.
-      numbered: whether a TSV or CSV file has no header, so that its first line is a record.
-
-    Raises:
-      UserError: no such file, another kind of file, or one that no column can be found in.
+      numbered: whether it is such a file, whose first line is a record.
     """
 
     def __init__(self, path: str | Path, *, numbered: bool = False):
         self.path = local_path(path)
         suffix = Path(self.path.name.removesuffix(".gz")).suffix.lower()
         if suffix not in KINDS:
-            hint = ""
-            if self.path.is_fifo():
-                hint = " (a pipe has no such name; files may be gzipped, so unpacking is not needed)"
-            known = ", ".join(KINDS)
-            raise UserError(f"{path}: what kind of file it is must show in its name: {known}{hint}")
+            raise UserError(f"{path}: what kind of file it is must show in its name: {', '.join(KINDS)}")
         self.kind = KINDS[suffix]
         self.numbered = numbered and self.kind in ("tsv", "csv")
         self.columns = self._columns()
 
-    def records(self, columns: list[str], on_bad_input: OnBadInput) -> Iterator[Record]:
-        """Yields (line, {column: value}) of each record, with at least `columns` where it has them.
+    def parsed(
+        self,
+        parse: Callable[[dict[str, Any], int], T | None],
+        on_bad_input: OnBadInput | Policy,
+        columns: Collection[str] | None = None,
+    ) -> Iterator[T]:
+        """Yields `parse(row, line)` for each row; see `parsed_rows`."""
 
-        The line is the one a record begins on; of Parquet, which has no lines, its row. Values of TSV and
-        CSV are strings; those of JSONL and Parquet whatever stands there.
-
-        Raises:
-          BadInputError: a malformed record, unless they are skipped.
-        """
-        for number, row in self.rows(columns):
+        def parse_row(row: dict[str, Any] | MalformedRecord, number: int) -> T | None:
             if isinstance(row, MalformedRecord):
-                on_bad_input.record(self.path, number, row.kind, row.detail)
-            else:
-                yield number, row
+                raise row
+            return parse(row, number)
 
-    def rows(self, columns: list[str]) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
-        """Yields what `records` does, and the fault in place of each malformed record."""
+        wanted = [name for name in self.columns if columns is None or name in columns]
+        return parsed(self.path, self._rows(wanted), parse_row, on_bad_input)
+
+    def _rows(self, columns: list[str]) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
         if self.kind == "parquet":
             return self._parquet(columns)
         return self._json_lines() if self.kind == "jsonl" else self._separated()
@@ -127,7 +113,7 @@ class Table:
             if not columns:
                 next((self._raise(*line) for line in self._json_lines()), None)
             return columns
-        number, first = next(self._rows(), (None, []))
+        number, first = next(self._fields(), (None, []))
         if isinstance(first, MalformedRecord):
             self._raise(number, first)
         if self.numbered:
@@ -158,7 +144,7 @@ class Table:
                 yield number, fault
 
     def _separated(self) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
-        rows = self._rows()
+        rows = self._fields()
         if not self.numbered:
             next(rows)
         width = len(self.columns)
@@ -173,7 +159,7 @@ class Table:
             else:
                 yield number, dict(zip(self.columns, row, strict=True))
 
-    def _rows(self) -> Iterator[tuple[int, list[str] | MalformedRecord]]:
+    def _fields(self) -> Iterator[tuple[int, list[str] | MalformedRecord]]:
         """Yields the first line of each row and its fields."""
         if self.kind == "tsv":
             for number, raw in numbered_lines(self.path):
@@ -202,7 +188,7 @@ class Table:
                 if row:
                     yield number, row
 
-    def _parquet(self, columns: list[str]) -> Iterator[Record]:
+    def _parquet(self, columns: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         from pyarrow import ArrowException
 
         rows = 0

@@ -1,4 +1,4 @@
-"""Batches by way of SeqIO: tasks and mixtures of texts -> the same features as `ArrayDataset`."""
+"""Batches by way of SeqIO: tasks and mixtures of texts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.features import Features, Key, Numbers, TokenCounts, Tokens, fields_of, pair_format
-from jaxir.data.batches.batch_plan import Batch, choose, keys_of_twins, share
+from jaxir.core.features import Features, Key, Numbers, Tokens, fields_of
+from jaxir.data.batches.batch_plan import Batch, Batching, choose, keys_of_twins
+from jaxir.data.batches.dataset import Dataset, in_words
 from jaxir.data.batches.mixture import MixtureDataset
 from jaxir.data.batches.text_data import TextData
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.sources import stable_keys, text_id
 from jaxir.data.seqio import seqio_tasks
 from jaxir.data.text.tokenizer import Tokenizer, pad_batch
+from jaxir.objectives.pair_batch import pair_format
 from jaxir.runtime.lean_tensorflow import import_tensorflow
 from jaxir.storage import fingerprints
-from jaxir.storage.saved_arrays import in_words
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -89,28 +90,16 @@ class SeqioPairs(TextData):
         )
 
 
-class SeqioDataset:
-    """What a trainer reads, from a SeqIO task or mixture. Made by `SeqioPairs.build`.
+class SeqioDataset(Dataset):
+    """Examples of a SeqIO task or mixture. Made by `SeqioPairs.build`.
 
     Unlike an `ArrayDataset` it shuffles within a buffer of 65,536 examples, each process reads its own share
     of the examples, and resuming at step s reads the texts before it again (without tokenising them).
-
-    Attributes:
-      num_examples: as the task or mixture counts them; one that does not is read through.
-      features: what a batch holds.
-      order_depends_on_parts: each process reads its own share, so more of them make other batches.
     """
 
     order_depends_on_parts = True
 
-    def __init__(
-        self,
-        provider: Any,
-        *,
-        split: str,
-        tokenizer: Tokenizer,
-        features: Features,
-    ):
+    def __init__(self, provider: Any, *, split: str, tokenizer: Tokenizer, features: Features):
         self.num_examples = _count(provider, split)
         self.features = dict(features)
         self._provider, self._split, self._tokenizer = provider, split, tokenizer
@@ -131,34 +120,20 @@ class SeqioDataset:
         found = fingerprints.of_values(content, rates, self._tokenizer.fingerprint, form)
         return f"{in_words(self.features, self.num_examples)}, hash {found[: fingerprints.DIGITS]}"
 
-    def batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        start_step: int = 0,
-        process_index: int = 0,
-        process_count: int = 1,
-    ) -> Iterator[Batch]:
-        """Yields batches without end, from step `start_step` on: a function of (seed, step, process_count).
-
-        Args and errors are those of `ArrayDataset.batches`.
-        """
-        if batch_size > self.num_examples:
+    def batched(self, how: Batching) -> Iterator[Batch]:
+        """Yields batches, a function of (seed, step, process_count); see `Dataset.batches`."""
+        if how.batch_size > self.num_examples:
             raise UserError(
-                f"batch_size is {batch_size:,}, but there are only {self.num_examples:,} pairs:"
+                f"batch_size is {how.batch_size:,}, but there are only {self.num_examples:,} pairs:"
                 " give a smaller one"
             )
-        mine = share(batch_size, process_index, process_count)
-        size = mine.stop - mine.start
-        ds = self._converted(seed, process_index, process_count, first=start_step * size, epochs=None)
+        size = how.share.stop - how.share.start
+        first = how.start_step * size
+        ds = self._converted(how.seed, how.process_index, how.process_count, first=first, epochs=None)
         return self._read(ds.batch(size, drop_remainder=True))
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns `count` examples, or all, each once and shuffled within SeqIO's buffer.
-
-        Lists are read as by `ArrayDataset.once`.
-        """
+        """Returns `count` examples, or all, each once and shuffled within SeqIO's buffer."""
         ds = self._converted(0, 0, 1, first=0, epochs=1)
         parts = list(self._read((ds if count is None else ds.take(count)).batch(_READ_AT_ONCE)))
         return {name: np.concatenate([part[name] for part in parts]) for name in self.features}
@@ -168,10 +143,6 @@ class SeqioDataset:
         names = [name for name, field in fields_of(self.features).items() if field.count is not None]
         texts = self._texts(0, 0, 1, epochs=1)
         return {int(_filled(example[name]).sum()) for example in texts.as_numpy_iterator() for name in names}
-
-    def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Raises a UserError: a task's texts are not at hand before they are trained on."""
-        raise UserError("the objective counts the words of its texts beforehand, which SeqIO tasks cannot do")
 
     def _converted(
         self, seed: int, index: int, count: int, *, first: int, epochs: int | None
@@ -183,13 +154,8 @@ class SeqioDataset:
                 f"the objective reads the field {missing[0]!r}, but SeqIO task {self._provider.name} has only"
                 f" {', '.join(texts.element_spec)}"
             )
-        converter = _converter_class()(
-            self._tokenizer,
-            self.features,
-            seed=(seed, index),
-            first_example=first,
-            in_order=epochs is not None,
-        )
+        how = {"seed": (seed, index), "in_order": epochs is not None}
+        converter = _converter_class()(self._tokenizer, self.features, first_example=first, **how)
         return converter(texts, dict.fromkeys(converter.TASK_FEATURES, 0))
 
     def _texts(self, seed: int, index: int, count: int, *, epochs: int | None) -> tf.data.Dataset:
@@ -239,38 +205,23 @@ def _converter_class() -> type:
 
         Task features are the fields that the features name: strings or numbers, or lists of them. The id of
         a text is taken from `FIELD_id` where the task has it (of `negatives` from `negative_ids`), else it is
-        the text's hash.
-
-        Args:
-          tokenizer: makes the ids.
-          features: what a batch holds.
-          seed: of the choice from lists that hold more than a batch takes.
-          first_example: the number of the first example, counted on from one that a resumed run began with.
-          in_order: whether items of a list keep the record's order, as in evaluation.
+        the text's hash. Arguments are those of `_Batcher`, and `first_example`, the number of the first
+        example, counted on from one that a resumed run began with.
         """
 
         PACKING_FEATURE_DTYPES = None
 
-        def __init__(
-            self,
-            tokenizer: Tokenizer,
-            features: Features,
-            *,
-            seed: tuple[int, int],
-            first_example: int = 0,
-            in_order: bool = False,
-        ):
-            self._fields, self._features = fields_of(features), features
+        def __init__(self, tokenizer: Tokenizer, features: Features, *, first_example: int = 0, **how: Any):
+            self._batcher, self._features = _Batcher(tokenizer, features, **how), features
+            self._first = first_example
             self.TASK_FEATURES = {
                 name: spec(tf.string if isinstance(f, Tokens) else tf.float32, rank=int(f.count is not None))
-                for name, f in self._fields.items()
+                for name, f in fields_of(features).items()
             }
             self.MODEL_FEATURES = {
                 name: spec(tf.as_dtype(f.dtype), rank=len(f.shape)) for name, f in features.items()
             }
             super().__init__(pack=False, apply_length_check=False)
-            self._tokenizer, self._seed, self._first = tokenizer, seed, first_example
-            self._in_order = in_order
 
         def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> dict[str, int]:
             return {name: (f.shape or (1,))[0] for name, f in self._features.items()}
@@ -278,59 +229,21 @@ def _converter_class() -> type:
         def _convert_features(
             self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]
         ) -> tf.data.Dataset:
-            wanted = [f for name in self._fields for f in (name, id_field(name)) if f in ds.element_spec]
-            features = self._features
-            types = [tf.as_dtype(f.dtype) for f in features.values()]
+            names = [f for name in self.TASK_FEATURES for f in (name, id_field(name)) if f in ds.element_spec]
+            types = [tf.as_dtype(f.dtype) for f in self._features.values()]
 
-            def arrays(*columns: np.ndarray) -> list[np.ndarray]:
-                number, batch = columns[0], dict(zip(wanted, columns[1:], strict=True))
-                return [self._batch(number, batch)[name] for name in features]
+            def arrays(numbers: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
+                batch = self._batcher(numbers, dict(zip(names, columns, strict=True)))
+                return [batch[name] for name in self._features]
 
             def convert(number: tf.Tensor, example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-                rows = [number, *(_dense(example[f]) for f in wanted)]
-                found = tf.numpy_function(arrays, rows, types)
-                for array, feature in zip(found, features.values(), strict=True):
+                found = tf.numpy_function(arrays, [number, *(_dense(example[f]) for f in names)], types)
+                for array, feature in zip(found, self._features.values(), strict=True):
                     array.set_shape([None, *feature.shape])
-                return dict(zip(features, found, strict=True))
+                return dict(zip(self._features, found, strict=True))
 
             numbered = ds.enumerate(start=self._first)
             return numbered.ragged_batch(_TOKENISE_AT_ONCE).map(convert, num_parallel_calls=1).unbatch()
-
-        def _batch(self, numbers: np.ndarray, columns: Mapping[str, np.ndarray]) -> Batch:
-            ids: dict[str, np.ndarray] = {}
-            keys: dict[str, np.ndarray] = {}
-            values: dict[str, np.ndarray] = {}
-            for name, field in self._fields.items():
-                column, identifiers = columns[name], columns.get(id_field(name))
-                if field.count is not None:
-                    chosen = self._chosen(name, field.count, numbers, column)
-                    column, identifiers = (
-                        x if x is None else np.take_along_axis(x, chosen, axis=1)
-                        for x in (column, identifiers)
-                    )
-                if not isinstance(field, Tokens):
-                    values[name] = column.astype(np.float32)
-                    continue
-                texts = _strings(column.ravel())
-                tokens = self._tokenizer.encode_batch(
-                    [field.prompt + t for t in texts], max_length=field.length
-                )
-                named = [text_id(t) for t in texts] if identifiers is None else _strings(identifiers.ravel())
-                ids[name] = pad_batch(tokens, field.length).reshape(*column.shape, field.length)
-                keys[name] = stable_keys(named).reshape(*column.shape, 2)
-            kinds = {Tokens: ids, Key: keys, Numbers: values}
-            batch = {name: kinds[type(f)][f.field] for name, f in self._features.items()}
-            return keys_of_twins(batch, self._features)
-
-        def _chosen(self, name: str, count: int, numbers: np.ndarray, column: np.ndarray) -> np.ndarray:
-            filled = _filled(column)
-            counts = filled.sum(axis=1)
-            if not counts.all():
-                raise UserError(f"a batch wants {count} {name} of each example, but an example has none")
-            # What fills a list up may stand anywhere in it.
-            there = np.argsort(~filled, axis=1, kind="stable")
-            chosen = choose(count, counts, numbers, self._seed, in_order=self._in_order)
-            return np.take_along_axis(there, chosen, axis=1)
 
     def _dense(column: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
         if not isinstance(column, tf.RaggedTensor):
@@ -338,6 +251,57 @@ def _converter_class() -> type:
         return column.to_tensor("" if column.dtype == tf.string else float("nan"))
 
     return RecordFeatureConverter
+
+
+class _Batcher:
+    """Makes the arrays of some examples.
+
+    Args:
+      tokenizer: makes the ids.
+      features: what a batch holds.
+      seed: of the choice from lists that hold more than a batch takes.
+      in_order: whether items of a list keep the record's order, as in evaluation.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, features: Features, *, seed: tuple[int, int], in_order: bool = False
+    ):
+        self._tokenizer, self._features, self._fields = tokenizer, features, fields_of(features)
+        self._seed, self._in_order = seed, in_order
+
+    def __call__(self, numbers: np.ndarray, columns: Mapping[str, np.ndarray]) -> Batch:
+        """Returns a batch of the examples of these numbers, from columns of bytes and numbers."""
+        ids: dict[str, np.ndarray] = {}
+        keys: dict[str, np.ndarray] = {}
+        values: dict[str, np.ndarray] = {}
+        for name, field in self._fields.items():
+            column, identifiers = columns[name], columns.get(id_field(name))
+            if field.count is not None:
+                chosen = self._chosen(name, field.count, numbers, column)
+                column = np.take_along_axis(column, chosen, axis=1)
+                if identifiers is not None:
+                    identifiers = np.take_along_axis(identifiers, chosen, axis=1)
+            if not isinstance(field, Tokens):
+                values[name] = column.astype(np.float32)
+                continue
+            texts = _strings(column.ravel())
+            tokens = self._tokenizer.encode_batch([field.prompt + t for t in texts], max_length=field.length)
+            named = [text_id(t) for t in texts] if identifiers is None else _strings(identifiers.ravel())
+            ids[name] = pad_batch(tokens, field.length).reshape(*column.shape, field.length)
+            keys[name] = stable_keys(named).reshape(*column.shape, 2)
+        kinds = {Tokens: ids, Key: keys, Numbers: values}
+        batch = {name: kinds[type(f)][f.field] for name, f in self._features.items()}
+        return keys_of_twins(batch, self._features)
+
+    def _chosen(self, name: str, count: int, numbers: np.ndarray, column: np.ndarray) -> np.ndarray:
+        filled = _filled(column)
+        counts = filled.sum(axis=1)
+        if not counts.all():
+            raise UserError(f"a batch wants {count} {name} of each example, but an example has none")
+        # What fills a list up may stand anywhere in it.
+        there = np.argsort(~filled, axis=1, kind="stable")
+        chosen = choose(count, counts, numbers, self._seed, in_order=self._in_order)
+        return np.take_along_axis(there, chosen, axis=1)
 
 
 def _filled(column: np.ndarray) -> np.ndarray:

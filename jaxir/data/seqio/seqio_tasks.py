@@ -34,11 +34,7 @@ FEATURES = ("query_id", "query", "passage_id", "passage", "negative_ids", "negat
 
 
 def import_seqio() -> ModuleType:
-    """Imports SeqIO, which imports TensorFlow (some seconds).
-
-    Raises:
-      UserError: it is not installed.
-    """
+    """Imports SeqIO, which imports TensorFlow (some seconds); a UserError if it is not installed."""
     try:
         import_tensorflow()
         import seqio
@@ -83,11 +79,7 @@ def add_task(kind: str, sources: Mapping[str, PairSource], *, name: str | None =
 
 
 def check_sources(task_or_mixture: Any, split: str, on_bad_input: OnBadInput) -> None:
-    """Reads all files of this project's tasks in a task or mixture once, so that bad input stops a run early.
-
-    Raises:
-      BadInputError: a malformed record, unless they are skipped.
-    """
+    """Reads all files of this project's tasks once, so that bad input stops a run early."""
     for task in getattr(task_or_mixture, "tasks", [task_or_mixture]):
         if isinstance(task.source, _source_class()) and split in task.source.splits:
             task.source.check(split, on_bad_input)
@@ -101,7 +93,7 @@ def content_of(task: Any, split: str) -> str:
     come out. A task without files is read through.
     """
     if isinstance(task.source, _source_class()):
-        return task.source.content(split)
+        return task.source.check(split, OnBadInput(task.source._policy))[1]
     import tensorflow as tf
 
     names = [name for name in task.source.list_shards(split) if tf.io.gfile.exists(name)]
@@ -163,10 +155,6 @@ def _source_class() -> type:
 
         def num_input_examples(self, split: str) -> int:
             return self.check(split, OnBadInput(self._policy))[0]
-
-        def content(self, split: str) -> str:
-            """Returns the hash of all texts and ids of a split, in their order."""
-            return self.check(split, OnBadInput(self._policy))[1]
 
         def list_shards(self, split: str) -> list[str]:
             return [split]

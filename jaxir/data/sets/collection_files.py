@@ -60,11 +60,7 @@ class CollectionWriter:
         self._counts[name] += 1
 
     def counts(self) -> Counts:
-        """Returns what was written.
-
-        Raises:
-          UserError: no document, no query, or a split without a judgement.
-        """
+        """Returns what was written; no document, no query or a split without a judgement is a UserError."""
         for name in ("corpus.jsonl", "queries.jsonl"):
             if not self._counts[name]:
                 raise UserError(f"nothing to write to {name}")
@@ -90,9 +86,6 @@ def write_collection(
     """Writes corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv into an existing empty `folder`.
 
     The iterables are read one after the other, in the order of the arguments.
-
-    Raises:
-      UserError: no document, no query, or a split without a judgement.
     """
     with CollectionWriter(folder, qrels) as writer:
         for document in progress(documents, what="writing corpus.jsonl", unit="lines"):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxir.core.errors import UserError
+from jaxir.data.formats.sources import folded
 
 # Where no size is asked for: a twentieth of the queries, more of few and less of many.
 SHARE, AT_LEAST, AT_LEAST_SHARE = 0.05, 100, 0.1
@@ -19,8 +20,7 @@ TRAIN = 0
 
 def group_key(text: str, seed: int) -> int:
     """Returns 63 bits of a hash of a text, the same for texts that differ in case or white space only."""
-    content = " ".join(text.casefold().split()).encode()
-    digest = hashlib.blake2b(content, digest_size=8, key=seed.to_bytes(8, "little")).digest()
+    digest = hashlib.blake2b(folded(text).encode(), digest_size=8, key=seed.to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

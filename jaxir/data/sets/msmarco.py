@@ -13,7 +13,7 @@ import functools
 import itertools
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,20 +35,8 @@ from jaxir.data.sets.pair_sources import PairSource
 from jaxir.storage.files import local_path
 
 
-class Triple(NamedTuple):
-    """Ids of a query, a relevant passage and an irrelevant one."""
-
-    query_id: str
-    positive_id: str
-    negative_id: str
-
-
 class MsMarcoFolder:
-    """The downloaded files, each perhaps gzipped.
-
-    Raises:
-      UserError: `directory` is no such folder.
-    """
+    """The downloaded files, each perhaps gzipped."""
 
     def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
         self.directory, self.on_bad_input = local_path(directory), on_bad_input
@@ -67,8 +55,7 @@ class MsMarcoFolder:
     def queries(self, *splits: str) -> Iterator[Query]:
         """Yields the queries of splits, those without a judgement among them; what several have comes once.
 
-        Raises:
-          BadInputError: a malformed line, or a query that has another text in an earlier split.
+        A query that has another text in an earlier split is a BadInputError.
         """
         known: dict[str, str] = {}
         for path in [self._file("queries", split) for split in splits]:
@@ -103,32 +90,35 @@ class MsMarcoFolder:
         return documents, queries, {split: self.qrels(split, **known) for split in splits}
 
     def pairs(self, split: str) -> Iterator[PairExample]:
-        """Yields a pair for each relevant judgement of `split`.
-
-        Raises:
-          BadInputError: as `read_judged_pairs`.
-        """
+        """Yields a pair for each relevant judgement of `split`; see `read_judged_pairs`."""
         queries = functools.partial(self.queries, split)
         return read_judged_pairs(
             self._file("qrels", split), queries, self.documents, self.on_bad_input, trec=True
         )
 
     def triples(self, path: str | Path, split: str, max_negatives: int) -> Iterator[PairExample]:
-        """Yields a pair, with its negatives, for each run of lines of one query and one relevant passage.
+        """Yields a pair, with its first negatives, for each run of lines of one query and relevant passage.
 
-        Args:
-          path: lines of query id, id of a relevant passage, id of an irrelevant one; tab-separated.
-          split: whose queries they are.
-          max_negatives: the first so many negatives of a pair are kept.
-
-        Raises:
-          BadInputError: a malformed line.
+        The file has lines of query id, id of a relevant passage, id of an irrelevant one; tab-separated.
         """
         queries = {query.id: query.text for query in self.queries(split)}
         passages = {document.id: document.text for document in self.documents()}
-        triples = read_triples(path, self.on_bad_input, queries=queries, passages=passages)
-        for (query, positive), run in itertools.groupby(triples, key=lambda triple: triple[:2]):
-            negatives = tuple((t[2], passages[t[2]]) for t in itertools.islice(run, max_negatives))
+
+        def parse(line: str, number: int) -> list[str]:
+            ids = [column.strip() for column in line.split("\t")]
+            if len(ids) != 3:
+                expected = "expected 3 tab-separated ids (query, relevant passage, irrelevant passage)"
+                raise MalformedRecord(expected, f"but found {len(ids)}")
+            noted = "triples of queries or passages that the collection lacks, left out"
+            if ids[0] not in queries:
+                raise OddRecord("an unknown query", repr(ids[0]), noted=noted)
+            if unknown := next((i for i in ids[1:] if i not in passages), None):
+                raise OddRecord("an unknown passage", repr(unknown), noted=noted)
+            return ids
+
+        triples = parsed_lines(path, parse, self.on_bad_input)
+        for (query, positive), run in itertools.groupby(triples, key=lambda ids: tuple(ids[:2])):
+            negatives = tuple((ids[2], passages[ids[2]]) for ids in itertools.islice(run, max_negatives))
             yield PairExample(query, queries[query], positive, passages[positive], negatives)
 
     def _file(self, kind: str, split: str) -> Path:
@@ -173,7 +163,7 @@ class MsMarcoPairs(PairSource):
     directory: str
     split: str = "train"
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+    def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
         """Yields a pair for each relevant judgement."""
         return MsMarcoFolder(self.directory, on_bad_input).pairs(self.split)
 
@@ -197,10 +187,8 @@ class MsMarcoTriples(PairSource):
     split: str = "train"
     max_negatives: Count = 32
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+    def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
         """Yields the pairs. The whole collection is held in memory meanwhile (about 5 GB)."""
-        if self.max_negatives < 1:
-            raise UserError(f"max_negatives must be 1 or more, got {self.max_negatives}")
         folder = MsMarcoFolder(self.directory, on_bad_input)
         return folder.triples(folder.directory / self.triples, self.split, self.max_negatives)
 
@@ -216,38 +204,5 @@ def read_texts(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> 
         if not has_text(text := text.strip()):
             raise MalformedRecord("no text after the tab")
         return new_id(identifier.strip(), seen, text), text
-
-    return parsed_lines(path, parse, on_bad_input)
-
-
-def read_triples(
-    path: str | Path,
-    on_bad_input: OnBadInput | Policy = "stop",
-    *,
-    queries: dict[str, str] | None = None,
-    passages: dict[str, str] | None = None,
-) -> Iterator[Triple]:
-    """Yields triples of ids from lines of query<TAB>relevant passage<TAB>irrelevant passage.
-
-    Args:
-      path: the file.
-      on_bad_input: what to do with a malformed line.
-      queries: the known queries, by id; triples of others are left out and counted. None checks nothing.
-      passages: the known passages, likewise.
-    """
-    noted = "triples of queries or passages that the collection lacks, left out"
-
-    def parse(line: str, number: int) -> Triple:
-        columns = line.split("\t")
-        if len(columns) != 3:
-            expected = "expected 3 tab-separated ids (query, relevant passage, irrelevant passage)"
-            raise MalformedRecord(expected, f"but found {len(columns)}")
-        triple = Triple(*(column.strip() for column in columns))
-        if queries is not None and triple.query_id not in queries:
-            raise OddRecord("an unknown query", repr(triple.query_id), noted=noted)
-        for identifier in triple[1:] if passages is not None else ():
-            if identifier not in passages:
-                raise OddRecord("an unknown passage", repr(identifier), noted=noted)
-        return triple
 
     return parsed_lines(path, parse, on_bad_input)

@@ -13,15 +13,14 @@ are those of distinct texts.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxir.data.formats.lines import (
     MalformedRecord,
     OnBadInput,
-    Policy,
     as_object,
     json_object,
     list_field,
@@ -29,8 +28,8 @@ from jaxir.data.formats.lines import (
     parsed_lines,
     string_field,
 )
-from jaxir.data.formats.sources import Document, PairExample, Qrel, Query, text_id
-from jaxir.data.sets.pair_sources import PairSource
+from jaxir.data.formats.sources import Document, PairExample, Query, text_id
+from jaxir.data.sets.pair_sources import AnswerSource
 from jaxir.data.sets.tfds_records import read_tfds
 
 NO_ANSWER = "question without an answer sentence"
@@ -68,13 +67,9 @@ class Context(NamedTuple):
 
 
 class Boundaries:
-    """The sentences of a candidates.json[.gz], found by the id of any question of their context.
+    """The sentences of a candidates.json[.gz], found by the id of any question of their context."""
 
-    Raises:
-      BadInputError: a malformed line, or a candidate id seen before.
-    """
-
-    def __init__(self, path: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
+    def __init__(self, path: str, on_bad_input: OnBadInput):
         self._prefixes: list[str] = []
         self._spans: list[dict[str, Span]] = []
         self._group_of_question: dict[str, int] = {}
@@ -107,11 +102,7 @@ class Boundaries:
             pass
 
     def of(self, text: str, question_ids: Iterable[str]) -> tuple[Sentence, ...]:
-        """Returns the sentences of a context in their order; none where the file has none.
-
-        Raises:
-          MalformedRecord: they lie beyond the context's end.
-        """
+        """Returns the sentences of a context in their order; those beyond its end are malformed."""
         groups = {self._group_of_question[q] for q in question_ids if q in self._group_of_question}
         found = [
             Sentence(f"{self._prefixes[group]}/_{suffix}", span)
@@ -125,147 +116,90 @@ class Boundaries:
         return tuple(sorted(found, key=lambda sentence: sentence.span))
 
 
-def read_mrqa(
-    path: str | Path, boundaries: Boundaries, on_bad_input: OnBadInput | Policy = "stop"
-) -> Iterator[Context]:
-    """Yields the contexts of an MRQA file (.jsonl[.gz])."""
+class _MultiReqa(AnswerSource):
+    """Contexts as (question, answer sentence) pairs. A kind defines `contexts`."""
 
-    def parse(line: str, number: int) -> Context | None:
-        record = json_object(line)
-        if number == 1 and "header" in record:
-            return None
-        text = needed_text(record, "context")
-        questions = tuple(_question(as_object(item, "qas")) for item in list_field(record, "qas"))
-        return Context(number, text, questions, boundaries.of(text, [q.id for q in questions]))
+    candidates: str
+    with_context: bool
 
-    return parsed_lines(path, parse, on_bad_input)
+    @property
+    @abc.abstractmethod
+    def where(self) -> str:
+        """What the contexts are read from, for messages."""
 
+    @abc.abstractmethod
+    def contexts(self, boundaries: Boundaries, on_bad_input: OnBadInput) -> Iterator[Context]:
+        """Yields the contexts."""
 
-def read_tfds_mrqa(
-    name: str,
-    split: str,
-    data_dir: str | None,
-    boundaries: Boundaries,
-    on_bad_input: OnBadInput | Policy = "stop",
-) -> Iterator[Context]:
-    """Yields the contexts of TFDS's "mrqa/squad" and the like, one for each question."""
-
-    def parse(record: dict[str, Any], number: int) -> Context:
-        text, spans = record["context"], record["detected_answers"]["char_spans"]
-        answers = tuple(
-            Span(start, end + 1)
-            for starts, ends in zip(spans["start"], spans["end"], strict=True)
-            for start, end in zip(starts, ends, strict=True)
-        )
-        question = Question(record["qid"], needed_text(record, "question").strip(), answers)
-        return Context(number, text, (question,), boundaries.of(text, [question.id]))
-
-    return read_tfds(name, split, data_dir, parse, on_bad_input)
-
-
-class Answers:
-    """Contexts as (question, answer sentence) pairs, and as a collection to search in.
-
-    Args:
-      contexts: the contexts, read once.
-      boundaries: where their sentences came from.
-      where: what they are read from, for messages.
-      with_context: whether a passage is the sentence followed by its whole context, or the sentence alone.
-      on_bad_input: counts the questions that have no answer sentence.
-    """
-
-    def __init__(
-        self,
-        contexts: Iterable[Context],
-        boundaries: Boundaries,
-        where: str,
-        *,
-        with_context: bool,
-        on_bad_input: OnBadInput,
-    ):
-        self._contexts, self._boundaries, self._where = contexts, boundaries, where
-        self._with_context, self._on_bad_input = with_context, on_bad_input
-
-    def pairs(self) -> Iterator[PairExample]:
-        """Yields each (question, answer sentence) pair once."""
-        for context, judged in self._judged():
-            for query, sentence in judged:
-                yield PairExample(query.id, query.text, sentence.id, self._passage(context, sentence))
-
-    def collection(self) -> tuple[Iterator[Document], list[Query], list[Qrel]]:
-        """Returns the sentences, the questions that one answers, and the judgements.
-
-        The two lists fill up while the sentences are read, and are complete after the last.
-        """
-        queries: dict[str, Query] = {}
-        qrels: list[Qrel] = []
-        listed: list[Query] = []
-
-        def documents() -> Iterator[Document]:
-            written: set[str] = set()
-            for context, judged in self._judged():
-                for sentence in context.sentences:
-                    if sentence.id not in written:
-                        written.add(sentence.id)
-                        yield Document(sentence.id, "", self._passage(context, sentence))
-                queries.update({query.id: query for query, _ in judged})
-                qrels.extend(Qrel(query.id, sentence.id, 1) for query, sentence in judged)
-            listed.extend(queries.values())
-
-        return documents(), listed, qrels
-
-    def _judged(self) -> Iterator[tuple[Context, list[tuple[Query, Sentence]]]]:
-        """Yields contexts, each with what is relevant in it to its questions and was not so before.
+    def judged(self, on_bad_input: OnBadInput) -> Iterator[tuple[Iterable[Document], list[PairExample]]]:
+        """Yields the sentences of contexts, and each (question, answer sentence) pair once.
 
         A context whose sentences MultiReQA has under another question only, with the same text, comes last.
         """
+        boundaries = Boundaries(self.candidates, on_bad_input)
+        questions = _Questions(self.where, on_bad_input)
         question_ids_of_text: dict[str, list[str]] = {}
-        query_of_text: dict[str, Query] = {}
-        text_of_id: dict[str, str] = {}
-        answered: set[str] = set()
-        pairs: set[tuple[str, str]] = set()
-        unanswered: dict[str, int] = {}
         without: list[Context] = []
 
-        def judge(context: Context) -> list[tuple[Query, Sentence]]:
-            judged = []
-            for question in context.questions:
-                if text_of_id.setdefault(question.id, question.text) != question.text:
-                    fault = "a question id stands for two questions:", repr(question.id)
-                    self._on_bad_input.record(self._where, context.line, *fault)
-                    continue
-                query = query_of_text.setdefault(question.text, Query(question.id, question.text))
-                for sentence in context.sentences:
-                    relevant = any(_overlap(sentence.span, answer) for answer in question.answers)
-                    if relevant and (query.id, sentence.id) not in pairs:
-                        pairs.add((query.id, sentence.id))
-                        judged.append((query, sentence))
-                    if relevant:
-                        answered.add(query.id)
-                unanswered.setdefault(query.id, context.line)
-            return judged
+        def of(context: Context) -> tuple[Iterable[Document], list[PairExample]]:
+            sentences = (Document(s.id, "", self._passage(context, s)) for s in context.sentences)
+            pairs = [
+                PairExample(*query, sentence.id, self._passage(context, sentence))
+                for query, sentence in questions.answered(context)
+            ]
+            return sentences, pairs
 
-        for context in self._contexts:
+        for context in self.contexts(boundaries, on_bad_input):
             if context.sentences:
                 question_ids_of_text[text_id(context.text)] = [q.id for q in context.questions]
-                yield context, judge(context)
+                yield of(context)
             else:
                 without.append(context)
         for context in without:
             question_ids = question_ids_of_text.get(text_id(context.text), ())
-            found = context._replace(sentences=self._boundaries.of(context.text, question_ids))
-            yield found, judge(found)
-        for query_id, line in unanswered.items():
-            if query_id not in answered:
-                self._on_bad_input.leave_out(self._where, line, NO_ANSWER)
+            yield of(context._replace(sentences=boundaries.of(context.text, question_ids)))
+        questions.report()
 
     def _passage(self, context: Context, sentence: Sentence) -> str:
         text = context.text[sentence.span.start : sentence.span.end]
-        return f"{text} {context.text}" if self._with_context else text
+        return f"{text} {context.text}" if self.with_context else text
+
+
+class _Questions:
+    """The questions so far: those with the same words are one, and each has a sentence once."""
+
+    def __init__(self, where: str, on_bad_input: OnBadInput):
+        self._where, self._on_bad_input = where, on_bad_input
+        self._text_of_id: dict[str, str] = {}
+        self._query_of_text: dict[str, Query] = {}
+        self._pairs: set[tuple[str, str]] = set()
+        self._lines: dict[str, int] = {}
+
+    def answered(self, context: Context) -> Iterator[tuple[Query, Sentence]]:
+        """Yields the questions of a context with their sentences, but for pairs that came before."""
+        for question in context.questions:
+            if self._text_of_id.setdefault(question.id, question.text) != question.text:
+                fault = "a question id stands for two questions:", repr(question.id)
+                self._on_bad_input.record(self._where, context.line, *fault)
+                continue
+            query = self._query_of_text.setdefault(question.text, Query(question.id, question.text))
+            self._lines.setdefault(query.id, context.line)
+            for sentence in context.sentences:
+                pair = query.id, sentence.id
+                if pair not in self._pairs and any(_overlap(sentence.span, a) for a in question.answers):
+                    self._pairs.add(pair)
+                    yield query, sentence
+
+    def report(self) -> None:
+        """Counts the questions that no sentence answers."""
+        answered = {query_id for query_id, _ in self._pairs}
+        for query_id, line in self._lines.items():
+            if query_id not in answered:
+                self._on_bad_input.leave_out(self._where, line, NO_ANSWER)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MultiReqaPairs(PairSource):
+class MultiReqaPairs(_MultiReqa):
     """(question, answer sentence) pairs of one data set and split.
 
     Attributes:
@@ -278,20 +212,27 @@ class MultiReqaPairs(PairSource):
     candidates: str
     with_context: bool = True
 
-    def answers(self, on_bad_input: OnBadInput) -> Answers:
-        """Reads the boundaries; the contexts are read as they are asked for."""
-        boundaries = Boundaries(self.candidates, on_bad_input)
-        contexts = read_mrqa(self.mrqa, boundaries, on_bad_input)
-        how = {"with_context": self.with_context, "on_bad_input": on_bad_input}
-        return Answers(contexts, boundaries, self.mrqa, **how)
+    @property
+    def where(self) -> str:
+        """The MRQA file."""
+        return self.mrqa
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
-        """Yields the pairs."""
-        return self.answers(on_bad_input).pairs()
+    def contexts(self, boundaries: Boundaries, on_bad_input: OnBadInput) -> Iterator[Context]:
+        """Yields the contexts of the file."""
+
+        def parse(line: str, number: int) -> Context | None:
+            record = json_object(line)
+            if number == 1 and "header" in record:
+                return None
+            text = needed_text(record, "context")
+            questions = tuple(_question(as_object(item, "qas")) for item in list_field(record, "qas"))
+            return Context(number, text, questions, boundaries.of(text, [q.id for q in questions]))
+
+        return parsed_lines(self.mrqa, parse, on_bad_input)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TfdsMultiReqaPairs(PairSource):
+class TfdsMultiReqaPairs(_MultiReqa):
     """The same, with the contexts from TFDS.
 
     TFDS drops white space at a context's ends: boundaries are off where a context starts with some.
@@ -310,16 +251,25 @@ class TfdsMultiReqaPairs(PairSource):
     data_dir: str | None = None
     with_context: bool = True
 
-    def answers(self, on_bad_input: OnBadInput) -> Answers:
-        """Reads the boundaries; the contexts are read as they are asked for."""
-        boundaries = Boundaries(self.candidates, on_bad_input)
-        contexts = read_tfds_mrqa(self.name, self.split, self.data_dir, boundaries, on_bad_input)
-        how = {"with_context": self.with_context, "on_bad_input": on_bad_input}
-        return Answers(contexts, boundaries, f"{self.name}:{self.split}", **how)
+    @property
+    def where(self) -> str:
+        """The data set and split."""
+        return f"{self.name}:{self.split}"
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
-        """Yields the pairs."""
-        return self.answers(on_bad_input).pairs()
+    def contexts(self, boundaries: Boundaries, on_bad_input: OnBadInput) -> Iterator[Context]:
+        """Yields the contexts, one for each question."""
+
+        def parse(record: dict[str, Any], number: int) -> Context:
+            text, spans = record["context"], record["detected_answers"]["char_spans"]
+            answers = tuple(
+                Span(start, end + 1)
+                for starts, ends in zip(spans["start"], spans["end"], strict=True)
+                for start, end in zip(starts, ends, strict=True)
+            )
+            question = Question(record["qid"], needed_text(record, "question").strip(), answers)
+            return Context(number, text, (question,), boundaries.of(text, [question.id]))
+
+        return read_tfds(self.name, self.split, self.data_dir, parse, on_bad_input)
 
 
 def _question(record: dict[str, Any]) -> Question:

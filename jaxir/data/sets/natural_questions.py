@@ -7,15 +7,14 @@ is not the NQ of Moiseev et al. 2023, which is MultiReQA's (`multireqa`), nor DP
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from jaxir.data.formats.lines import (
     MalformedRecord,
     OnBadInput,
-    Policy,
     as_object,
     json_object,
     list_field,
@@ -23,8 +22,8 @@ from jaxir.data.formats.lines import (
     parsed_lines,
     string_field,
 )
-from jaxir.data.formats.sources import Document, PairExample, Qrel, Query, new_id, text_id
-from jaxir.data.sets.pair_sources import PairSource
+from jaxir.data.formats.sources import Document, PairExample, Query, new_id, text_id
+from jaxir.data.sets.pair_sources import AnswerSource
 from jaxir.data.sets.tfds_records import read_tfds
 
 NO_ANSWER = "question without a long answer"
@@ -46,92 +45,47 @@ class Example(NamedTuple):
     candidates: tuple[Document, ...]
 
 
-def read_natural_questions(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Example]:
-    """Yields the examples of a simplified file, train or dev, perhaps gzipped."""
-    seen: dict[str, int] = {}
-    return parsed_lines(path, lambda line, number: _example(json_object(line), number, seen), on_bad_input)
+class _NaturalQuestions(AnswerSource):
+    """(question, long answer) pairs. A kind defines `questions`."""
 
+    @property
+    @abc.abstractmethod
+    def where(self) -> str:
+        """What the questions are read from, for messages."""
 
-def read_tfds_natural_questions(
-    split: str, data_dir: str | None, on_bad_input: OnBadInput | Policy = "stop"
-) -> Iterator[Example]:
-    """Yields the examples of TFDS's "natural_questions/default"; it has no candidates."""
+    @abc.abstractmethod
+    def questions(self, on_bad_input: OnBadInput) -> Iterator[Example]:
+        """Yields the questions."""
 
-    def parse(record: dict[str, Any], number: int) -> Example:
-        tokens = record["document"]["tokens"]
-        page = _Page(record["document"]["title"], tokens["token"], tokens["is_html"])
-        answers = record["annotations"]["long_answer"]
-        spans = list(zip(answers["start_token"], answers["end_token"], strict=True))
-        question = needed_text(record["question"], "text")
-        return Example(number, Query(record["id"], question), page.passages(spans), ())
-
-    return read_tfds("natural_questions/default", split, data_dir, parse, on_bad_input)
-
-
-class LongAnswers:
-    """Examples as (question, long answer) pairs, and as a collection to search in.
-
-    Args:
-      examples: the examples, read once.
-      where: what they are read from, for messages.
-      on_bad_input: counts the questions without a long answer.
-    """
-
-    def __init__(self, examples: Iterator[Example], where: str, on_bad_input: OnBadInput):
-        self._examples, self._where, self._on_bad_input = examples, where, on_bad_input
-
-    def pairs(self) -> Iterator[PairExample]:
-        """Yields a pair for each distinct long answer of each question."""
-        for example in self._examples:
-            self._note(example)
-            for answer in example.answers:
-                yield PairExample(*example.query, answer.id, answer.contents)
-
-    def collection(self) -> tuple[Iterator[Document], list[Query], list[Qrel]]:
-        """Returns all candidates and answers, the answered questions, and the judgements.
-
-        The two lists fill up while the passages are read, and are complete after the last.
-        """
-        queries: list[Query] = []
-        qrels: list[Qrel] = []
-
-        def documents() -> Iterator[Document]:
-            written: set[str] = set()
-            for example in self._examples:
-                self._note(example)
-                for passage in (*example.candidates, *example.answers):
-                    if passage.id not in written:
-                        written.add(passage.id)
-                        yield passage
-                if example.answers:
-                    queries.append(example.query)
-                    qrels.extend(Qrel(example.query.id, answer.id, 1) for answer in example.answers)
-
-        return documents(), queries, qrels
-
-    def _note(self, example: Example) -> None:
-        if not example.answers:
-            self._on_bad_input.leave_out(self._where, example.line, NO_ANSWER)
+    def judged(self, on_bad_input: OnBadInput) -> Iterator[tuple[Iterable[Document], list[PairExample]]]:
+        """Yields the candidates and answers of each question, and a pair for each distinct long answer."""
+        for example in self.questions(on_bad_input):
+            if not example.answers:
+                on_bad_input.leave_out(self.where, example.line, NO_ANSWER)
+            pairs = [PairExample(*example.query, a.id, a.contents) for a in example.answers]
+            yield (*example.candidates, *example.answers), pairs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NaturalQuestionsPairs(PairSource):
-    """(question, long answer) pairs of a simplified file."""
+class NaturalQuestionsPairs(_NaturalQuestions):
+    """(question, long answer) pairs of a simplified file, train or dev, perhaps gzipped."""
 
     path: str
 
-    def answers(self, on_bad_input: OnBadInput) -> LongAnswers:
-        """Returns the file's questions and answers, read as they are asked for."""
-        return LongAnswers(read_natural_questions(self.path, on_bad_input), self.path, on_bad_input)
+    @property
+    def where(self) -> str:
+        """The file."""
+        return self.path
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
-        """Yields the pairs."""
-        return self.answers(on_bad_input).pairs()
+    def questions(self, on_bad_input: OnBadInput) -> Iterator[Example]:
+        """Yields the questions of the file."""
+        seen: dict[str, int] = {}
+        return parsed_lines(self.path, lambda line, n: _example(json_object(line), n, seen), on_bad_input)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TfdsNaturalQuestionsPairs(PairSource):
-    """(question, long answer) pairs of TFDS's "natural_questions/default".
+class TfdsNaturalQuestionsPairs(_NaturalQuestions):
+    """(question, long answer) pairs of TFDS's "natural_questions/default", which has no candidates.
 
     Attributes:
       split: "train" or "validation".
@@ -141,10 +95,23 @@ class TfdsNaturalQuestionsPairs(PairSource):
     split: str = "train"
     data_dir: str | None = None
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
-        """Yields the pairs."""
-        examples = read_tfds_natural_questions(self.split, self.data_dir, on_bad_input)
-        return LongAnswers(examples, f"natural_questions:{self.split}", on_bad_input).pairs()
+    @property
+    def where(self) -> str:
+        """The data set and split."""
+        return f"natural_questions:{self.split}"
+
+    def questions(self, on_bad_input: OnBadInput) -> Iterator[Example]:
+        """Yields the questions."""
+
+        def parse(record: dict[str, Any], number: int) -> Example:
+            tokens = record["document"]["tokens"]
+            page = _Page(record["document"]["title"], tokens["token"], tokens["is_html"])
+            answers = record["annotations"]["long_answer"]
+            spans = list(zip(answers["start_token"], answers["end_token"], strict=True))
+            question = needed_text(record["question"], "text")
+            return Example(number, Query(record["id"], question), page.passages(spans), ())
+
+        return read_tfds("natural_questions/default", self.split, self.data_dir, parse, on_bad_input)
 
 
 class _Page:

@@ -60,10 +60,6 @@ def write_pairs(
       dev: how many queries this split gets, as in `holdout.hold_out`.
       test: likewise.
       seed: of the choice of what is held out.
-
-    Raises:
-      BadInputError: a malformed record, unless they are skipped, or no pair at all.
-      UserError: splits that cannot be had of these pairs.
     """
     queries, query_keys, passage_keys = (array.array("q") for _ in range(3))
     positives = Positives()

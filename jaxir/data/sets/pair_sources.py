@@ -1,35 +1,60 @@
-"""Where training pairs come from: one small settings class per kind of source.
+"""Where training pairs come from: one small class per kind of source, with what reads it.
 
-Sources of one published collection have a module of their own: `msmarco`, `multireqa`, `natural_questions`,
-`dpr`, `tfds_beir`. `mixture.Mixture` trains on several.
+Files may be gzipped. An id stands for one text: a file in which it stands for two is malformed, since
+duplicate masking goes by id. Sources of one published collection have a module of their own: `msmarco`,
+`multireqa`, `natural_questions`, `dpr`, `tfds_beir`. `mixture.Mixture` trains on several.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.features import Features, Record
-from jaxir.data.batches.array_dataset import ArrayDataset
-from jaxir.data.batches.text_data import RecordSource, TextData
-from jaxir.data.formats import pair_files
-from jaxir.data.formats.lines import OnBadInput
-from jaxir.data.formats.sources import BeirFolder, PairExample, splits_in
+from jaxir.core.features import Record
+from jaxir.core.values import fits
+from jaxir.data.batches.text_data import RecordSource
+from jaxir.data.formats.lines import (
+    MalformedRecord,
+    OnBadInput,
+    Policy,
+    as_object,
+    has_text,
+    json_object,
+    list_field,
+    needed_text,
+    parsed_lines,
+    string_field,
+)
+from jaxir.data.formats.pair_table import Ids, check_no_header
+from jaxir.data.formats.sources import (
+    BeirFolder,
+    Document,
+    PairExample,
+    Qrel,
+    Query,
+    joined,
+    splits_in,
+    text_id,
+)
+from jaxir.data.formats.tables import parsed_rows
 from jaxir.data.sets import package_docs
-from jaxir.data.text.tokenizer import Tokenizer
+
+Text = tuple[str, str]  # its id, and itself
 
 
 class PairSource(RecordSource):
     """Pairs with optional negatives: the fields query, passage, negatives. A kind defines `examples`."""
 
     @abc.abstractmethod
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+    def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
         """Yields the pairs."""
 
-    def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
+    def records(self, on_bad_input: OnBadInput | Policy) -> Iterator[Record]:
         """Yields the pairs by field.
 
         Raises:
@@ -44,6 +69,42 @@ class PairSource(RecordSource):
             yield example.record()
 
 
+class AnswerSource(PairSource):
+    """Questions, and passages of which some answer them. A kind defines `judged`."""
+
+    @abc.abstractmethod
+    def judged(self, on_bad_input: OnBadInput) -> Iterator[tuple[Iterable[Document], list[PairExample]]]:
+        """Yields passages to search among, and the pairs with some of them, text by text."""
+
+    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+        """Yields the pairs."""
+        return itertools.chain.from_iterable(pairs for _, pairs in self.judged(on_bad_input))
+
+    def collection(self, on_bad_input: OnBadInput) -> tuple[Iterator[Document], list[Query], list[Qrel]]:
+        """Returns all passages, the questions that one answers, and the judgements.
+
+        The two lists fill up while the passages are read, and are complete after the last.
+        """
+        queries: list[Query] = []
+        qrels: list[Qrel] = []
+
+        def documents() -> Iterator[Document]:
+            asked: set[str] = set()
+            written: set[str] = set()
+            for passages, pairs in self.judged(on_bad_input):
+                for passage in passages:
+                    if passage.id not in written:
+                        written.add(passage.id)
+                        yield passage
+                for pair in pairs:
+                    if pair.query_id not in asked:
+                        asked.add(pair.query_id)
+                        queries.append(Query(pair.query_id, pair.query))
+                    qrels.append(Qrel(pair.query_id, pair.passage_id, 1))
+
+        return documents(), queries, qrels
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BeirPairs(PairSource):
     """The relevant judgements of one split of a BEIR folder."""
@@ -51,7 +112,7 @@ class BeirPairs(PairSource):
     directory: str
     split: str = "train"
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+    def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
         """Yields a pair for each relevant judgement."""
         return BeirFolder(self.directory, on_bad_input).pairs(self.split)
 
@@ -78,46 +139,133 @@ def dev_pairs(directory: str, split: str | None) -> BeirPairs | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JsonlPairs(PairSource):
-    """A file of {"query", "passage", "negatives"} lines; see `pair_files.read_pairs_jsonl`."""
+    """Lines such as {"query": "...", "passage": "...", "negatives": ["...", ...]}.
+
+    Optional: `query_id`, `passage_id` (default: a hash of the text) and `negatives`, a list of texts or of
+    objects {"passage_id": "...", "passage": "..."}.
+    """
 
     path: str
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+    def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
         """Yields the pair of each line."""
-        return pair_files.read_pairs_jsonl(self.path, on_bad_input)
+        ids = Ids()
+        return parsed_lines(self.path, lambda line, n: _pair(json_object(line), ids, n), on_bad_input)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParquetPairs(PairSource):
-    """A Parquet file with the columns query, passage, negatives; see `pair_files.read_pairs_parquet`."""
+    """A Parquet file, whose columns are the fields of `JsonlPairs`.
+
+    Some thousand rows are in memory at a time.
+    """
 
     path: str
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+    def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
         """Yields the pair of each row."""
-        return pair_files.read_pairs_parquet(self.path, on_bad_input)
+        ids, columns = Ids(), ("query", "passage", "negatives", "query_id", "passage_id")
+        return parsed_rows(self.path, lambda row, n: _pair(row, ids, n), on_bad_input, columns=columns)
+
+
+def _pair(record: dict[str, Any], ids: Ids, number: int) -> PairExample:
+    def text(of: dict[str, Any], kind: str) -> Text:
+        text = needed_text(of, kind)
+        return ids.given(kind, string_field(of, f"{kind}_id", None), text, number), text
+
+    query, passage = text(record, "query"), text(record, "passage")
+    negatives = [
+        {"passage": item} if isinstance(item, str) else as_object(item, "negatives")
+        for item in list_field(record, "negatives")
+    ]
+    return PairExample(*query, *passage, tuple(text(item, "passage") for item in negatives))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TsvPairs(PairSource):
-    """A file of query<TAB>passage[<TAB>negative...] lines, such as MS MARCO's triples.train.small.tsv."""
+    """Lines of query<TAB>passage[<TAB>negative...], such as MS MARCO's triples.train.small.tsv.
+
+    Ids are hashes of the texts.
+    """
 
     path: str
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+    def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
         """Yields the pair of each line."""
-        return pair_files.read_pairs_tsv(self.path, on_bad_input)
+
+        def parse(line: str, number: int) -> PairExample:
+            texts = [column.strip() for column in line.split("\t")]
+            if len(texts) < 2:
+                expected = "expected query<TAB>passage[<TAB>negative...]"
+                raise MalformedRecord(expected, "but the line has no tab")
+            if not all(found := list(map(has_text, texts))):
+                raise MalformedRecord("an empty column", f"(number {found.index(False) + 1})")
+            if number == 1:
+                check_no_header(*texts[:2])
+            query, passage, *negatives = ((text_id(text), text) for text in texts)
+            return PairExample(*query, *passage, tuple(negatives))
+
+        return parsed_lines(self.path, parse, on_bad_input)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TevatronPairs(PairSource):
-    """A file in Tevatron's format; see `pair_files.read_tevatron`."""
+    """Lines in Tevatron's format, such as
+
+        {"query_id": "...", "query": "...", "positive_passages": [{"docid", "title", "text"}, ...],
+         "negative_passages": [{"docid", "title", "text"}, ...]}
+
+    `title` and `negative_passages` may be absent. Each pair carries all negatives of its line but those that
+    are positive passages there, too, and where all passages have a `score` (`jaxir.mine --teacher` writes it)
+    these.
+    """
 
     path: str
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+    def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
         """Yields a pair for each positive passage of each line."""
-        return pair_files.read_tevatron(self.path, on_bad_input)
+        ids = Ids()
+
+        def parse(line: str, number: int) -> list[PairExample]:
+            record = json_object(line)
+            query = needed_text(record, "query")
+            query_id = ids.given("query", string_field(record, "query_id"), query, number)
+            positives, negatives = (
+                [_tevatron_passage(ids, item, name, number) for item in list_field(record, name)]
+                for name in ("positive_passages", "negative_passages")
+            )
+            if not positives:
+                raise MalformedRecord("no positive passage in 'positive_passages'")
+            every = [text for text, _ in positives]
+            found = []
+            for text, score in positives:
+                of_pair = [(n, s) for n, s in negatives if is_negative(n, text, every)]
+                texts, scores = tuple(n for n, _ in of_pair), tuple(s for _, s in of_pair)
+                found.append(PairExample(query_id, query, *text, texts, score, scores))
+            if any(score is None for _, score in (*positives, *negatives)):
+                return [pair._replace(passage_score=None, negative_scores=None) for pair in found]
+            return found
+
+        return itertools.chain.from_iterable(parsed_lines(self.path, parse, on_bad_input))
+
+
+def _tevatron_passage(ids: Ids, item: Any, field: str, number: int) -> tuple[Text, float | None]:
+    record = as_object(item, field)
+    score = record.get("score")
+    if score is not None and not fits(score, float):
+        raise MalformedRecord(f"a passage of {field!r} has a score that is no number:", repr(score))
+    text = joined(string_field(record, "title", ""), string_field(record, "text"))
+    if not has_text(text):
+        raise MalformedRecord(f"a passage of {field!r} has neither title nor text")
+    return (ids.given("passage", string_field(record, "docid"), text, number), text), score
+
+
+def is_negative(text: Text, passage: Text, positives: Sequence[Text]) -> bool:
+    """Whether a text may be a pair's negative: it is no other positive passage of the query.
+
+    That it may be the pair's own passage is the affair of who reads the pairs, as once both are cut.
+    """
+    return text[1] == passage[1] or all(text[1] != other for _, other in positives)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,26 +274,6 @@ class PydocsPairs(PairSource):
 
     split: str = "train"
 
-    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+    def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
         """Yields (summary line, rest of the docstring) pairs."""
         return package_docs.read_pairs(self.split)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ArrayPairs(TextData):
-    """Examples tokenised before, by `ArrayDataset.save`. None of them can be malformed."""
-
-    directory: str
-
-    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> ArrayDataset:
-        """Opens the arrays; tokenizer, lengths and prompts must be those they were made with.
-
-        Raises:
-          UserError: no such arrays, or made with another tokenizer, other lengths or other prompts.
-        """
-        dataset = ArrayDataset.load(self.directory, features)
-        if dataset.tokenizer_fingerprint != tokenizer.fingerprint:
-            raise UserError(
-                f"{self.directory} was made with another tokenizer than the model's; make it again"
-            )
-        return dataset

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.installation import how_to_install
-from jaxir.data.formats.lines import MalformedRecord, OnBadInput, Policy
+from jaxir.data.formats.lines import OnBadInput, Policy, parsed
 from jaxir.runtime.lean_tensorflow import import_tensorflow
 
 T = TypeVar("T")
@@ -58,30 +58,10 @@ def read_tfds(
     if split not in builder.info.splits:
         known = list(builder.info.splits)
         raise UserError(f"{name} has no split {split!r} (has: {', '.join(known)}){suggest(split, known)}")
-    return _records(tfds, builder, f"{name}:{split}", split, parse, on_bad_input)
-
-
-def _records(
-    tfds: Any,
-    builder: Any,
-    where: str,
-    split: str,
-    parse: Callable[[dict[str, Any], int], T | None],
-    on_bad_input: OnBadInput | Policy,
-) -> Iterator[T]:
-    collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
     in_order = tfds.ReadConfig(interleave_cycle_length=1)
     stored = builder.as_dataset(split=split, shuffle_files=False, read_config=in_order)
-    for number, example in enumerate(tfds.as_numpy(stored), 1):
-        try:
-            record = parse(_plain(example), number)
-        except MalformedRecord as fault:
-            collector.record(where, number, fault.kind, fault.detail)
-            continue
-        if record is not None:
-            yield record
-    if collector is not on_bad_input:
-        collector.report()
+    records = enumerate(map(_plain, tfds.as_numpy(stored)), 1)
+    return parsed(f"{name}:{split}", records, parse, on_bad_input)
 
 
 def _plain(value: Any) -> Any:

@@ -226,8 +226,7 @@ class Tokenizer:
                     rows.append(self.own_ids(ids))
                     longer.append(is_longer)
             except (TypeError, UnicodeEncodeError) as error:
-                bad = next((t for t in block if not _is_unicode(t)), None)
-                raise UserError(f"a text is not a valid Unicode string: {bad!r:.80}") from error
+                raise UserError(f"a text is not a valid Unicode string ({error})") from error
         return zip(rows, longer, strict=True)
 
 
@@ -256,11 +255,3 @@ def _blocks(texts: Sequence[str]) -> list[list[str]]:
         blocks[-1].append(text)
         characters += len(text)
     return blocks
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

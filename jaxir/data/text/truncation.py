@@ -57,7 +57,7 @@ def told_of_dataset(dataset: Any, form: TextFormat, names: tuple[str, str]) -> s
       form: the model's lengths.
       names: what sets the length of queries, and that of passages.
     """
-    counts = getattr(dataset, "truncation", {})
+    counts = dataset.truncation
     if not counts:
         return None
     lengths = {count.length for count in counts.values()}

@@ -10,7 +10,8 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Tokens
 from jaxir.core.values import checked
-from jaxir.data.batches.batch_plan import Batch, Drawn, draw, in_one_order, uniforms
+from jaxir.data.batches.batch_plan import Batch, Batching, Plan, StepExamples, in_one_order, uniforms
+from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_data import TextData
 from jaxir.data.batches.text_table import TableBuilder, TextTable
 from jaxir.data.formats.answers import read_answers
@@ -91,17 +92,12 @@ def dev_questions(
     return AnsweredQuestions(run=run, directory=directory, answers=answers, split=split)
 
 
-class AnsweredDataset:
-    """What a trainer reads: a question, its passages and one of its answers. Made by `AnsweredQuestions`.
+class AnsweredDataset(Dataset):
+    """Questions, their passages and one of the answers of each. Made by `AnsweredQuestions`.
 
     The target is drawn from the answers of a question anew at each step, as Fusion-in-Decoder's is; with one
     answer it is that.
-
-    Attributes:
-      order_depends_on_parts: whether other batches come where more processes share them: never.
     """
-
-    order_depends_on_parts = False
 
     def __init__(
         self,
@@ -134,36 +130,17 @@ class AnsweredDataset:
             f" hash {told[: fingerprints.DIGITS]}"
         )
 
-    def batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        start_step: int = 0,
-        process_index: int = 0,
-        process_count: int = 1,
-    ) -> Iterator[Batch]:
-        """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
+    def batched(self, how: Batching) -> Iterator[Batch]:
+        """Yields batches; see `Dataset.batches`."""
 
-        Args and errors are those of `ArrayDataset.batches`.
-        """
-        drawn = draw(
-            self.num_examples,
-            batch_size=batch_size,
-            seed=seed,
-            start_step=start_step,
-            process_index=process_index,
-            process_count=process_count,
-        )
-
-        def batch(one: Drawn) -> Batch:
+        def batch(one: StepExamples) -> Batch:
             places = one.first + np.arange(len(one.examples))
-            return self._batch(one.examples, uniforms(seed, np.array([one.step]), places))
+            return self._batch(one.examples, uniforms(how.seed, np.array([one.step]), places))
 
-        return map(batch, drawn)
+        return map(batch, Plan(self.num_examples, how))
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns examples as `ArrayDataset.once`, each with its first answer."""
+        """Returns examples as `Dataset.once`, each with its first answer."""
         examples = in_one_order(self.num_examples, count)
         return self._batch(examples, np.zeros(len(examples)))
 

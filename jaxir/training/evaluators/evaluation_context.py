@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TextFormat
-from jaxir.data.batches.text_data import check_data, dataset_of, shortened
+from jaxir.data.batches.text_data import check_data, dataset_of
 from jaxir.data.formats.lines import Policy
 from jaxir.data.text.tokenizer import Tokenizer, pad_batch
 from jaxir.models.decoding import Decoding
@@ -194,10 +194,10 @@ class Bench:
                     _check_lists(read.dataset, features)
                 return read
         built = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
-        dataset = shortened(built) if built is not data else built
+        dataset = built.shortened() if built is not data else built
         if not drawn:
             _check_lists(built, features)
-        arrays = _each_once(dataset, None)
+        arrays = dataset.once()
         read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), built.fingerprint))
         self._read.append(read)
         return read
@@ -252,9 +252,7 @@ def _check_lists(dataset: Any, features: Features) -> None:
       UserError: one is not, so that items would be drawn or repeated.
     """
     fields = {f.field: f.count for f in features.values() if f.count is not None}
-    if not fields or not hasattr(dataset, "list_lengths"):
-        return
-    lengths = dataset.list_lengths()
+    lengths = dataset.list_lengths() if fields else set()
     for field, count in fields.items():
         if others := sorted(lengths - {count}):
             told = ", ".join(map(str, others[:3])) + (", ..." if len(others) > 3 else "")
@@ -280,16 +278,7 @@ def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarr
     Raises:
       UserError: the dataset cannot give them.
     """
-    return _rows_of(_each_once(data, count))
-
-
-def _each_once(data: Any, count: int | None) -> Rows:
-    if not hasattr(data, "once"):
-        raise UserError(
-            f"{type(data).__name__} has no `once`, which gives the examples that are evaluated"
-            " (docs/adding_a_data_kind.md)"
-        )
-    return data.once(count)
+    return _rows_of(data.once(count))
 
 
 def _rows_of(arrays: Rows) -> list[Rows]:

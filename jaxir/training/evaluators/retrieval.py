@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import pair_features
 from jaxir.core.values import Count, Natural, Object, checked
 from jaxir.evaluation.retrieval_metrics import evaluate_run
+from jaxir.objectives.pair_batch import pair_features
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.training.evaluators.evaluation_context import Bench, State, read_rows, stack
 from jaxir.training.evaluators.evaluator import Direction, Evaluator, Prepared

@@ -1,0 +1,34 @@
+"""The batch of pairs: what the arrays of queries, passages and negatives are called."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxir.core.features import Feature, Features, Key, TextFormat, Tokens
+
+
+def pair_features(form: TextFormat) -> dict[str, Feature]:
+    """Returns the features of pairs: query_ids, passage_ids, negative_ids and the key of each.
+
+    Shapes are [Lq], [Lp], [N, Lp] and [2], [2], [N, 2]; without negatives there are the first two.
+    """
+    query = Tokens("query", form.query_length, form.query_prompt, among="queries")
+    passage = Tokens("passage", form.passage_length, form.passage_prompt, among="passages")
+    found: dict[str, Feature] = {"query_ids": query, "passage_ids": passage}
+    found |= {"query_key": Key("query"), "passage_key": Key("passage")}
+    if form.num_negatives:
+        count = form.num_negatives
+        negatives = dataclasses.replace(passage, field="negatives", count=count, unlike="passage")
+        found |= {"negative_ids": negatives, "negative_key": Key("negatives", count)}
+    return found
+
+
+def pair_format(features: Features) -> TextFormat | None:
+    """Returns the format of which `pair_features` makes these features; None where they are others."""
+    try:
+        query, passage = features["query_ids"], features["passage_ids"]
+        count = features["negative_ids"].count if "negative_ids" in features else 0
+        form = TextFormat(query.length, passage.length, count, query.prompt, passage.prompt)
+    except (KeyError, AttributeError):
+        return None
+    return form if pair_features(form) == dict(features) else None
