@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -48,13 +47,13 @@ os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 os.environ["PYTHONWARNINGS"] = ",".join(
     f"ignore:Error {doing} persistent compilation cache" for doing in ("reading", "writing")
 )
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # what tests of several folders share
 
 import jax
 import numpy as np
 import pytest
 from jax._src.interpreters import mlir
-from shallow import first_layers
+
+from tests.shallow import first_layers
 
 # A shell starts what it puts into the background without Ctrl-C, and processes of tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

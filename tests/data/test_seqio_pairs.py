@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-from dataset_rows import rows
 
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.core.features import TextFormat, pair_features
@@ -16,6 +15,7 @@ from jaxir.data.seqio.seqio_pairs import SeqioPairs
 from jaxir.data.sets.pair_sources import BeirPairs, JsonlPairs
 from jaxir.tasks.beir import beir
 from jaxir.tasks.local_files import jsonl_pairs, tevatron_pairs, tsv_pairs
+from tests.dataset_rows import rows
 
 pytest.importorskip("seqio")
 LENGTHS = {"query_length": 12, "passage_length": 24}

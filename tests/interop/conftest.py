@@ -1,7 +1,6 @@
-"""Models that the tests of exports use; and makes `t5x_writer` importable."""
+"""Models that the tests of exports use."""
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from jaxir import PretrainedCrossEncoder
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import local_server
+from tests import local_server
 
 LARGE = 1000
 

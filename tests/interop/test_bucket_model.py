@@ -6,13 +6,13 @@ import sys
 import threading
 from pathlib import Path
 
-import bucket_server
 import numpy as np
 import pytest
 
 from jaxir import cli
 from jaxir.interop import model_dir
 from jaxir.interop.weights import stores, streaming
+from tests import bucket_server
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = f"st:{GOLDEN / 't5_1_1'}"

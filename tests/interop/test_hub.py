@@ -8,7 +8,6 @@ import sys
 import threading
 from pathlib import Path
 
-import hub_server
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -18,6 +17,7 @@ from jaxir.interop import model_dir
 from jaxir.interop.build import Pretrained
 from jaxir.interop.hub import hub_files
 from jaxir.interop.huggingface import hf
+from tests.interop import hub_server
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = "google/t5-tiny"

@@ -5,12 +5,12 @@ import subprocess
 import sys
 
 import pytest
-from test_model_dir import ROBERTA, write_run
 
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.interop.model import run_dir
 from jaxir.interop.weights.stores import check_files
+from tests.interop.test_model_dir import ROBERTA, write_run
 
 # What `training.checkpoints` does to the directory, and nothing else: a checkpoint appears by a rename, the
 # best is named, the one before goes by a rename.

@@ -4,10 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import bucket_server
 import pytest
 
 from jaxir.interop import model_dir
+from tests import bucket_server
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 

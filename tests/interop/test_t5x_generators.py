@@ -10,8 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-import t5x_reader
-import t5x_writer
 import tokenizers
 from flax import nnx, serialization
 
@@ -20,6 +18,7 @@ from jaxir.core.errors import UserError
 from jaxir.interop import model_dir, t5x
 from jaxir.interop.model import stored
 from jaxir.models.decoding import Decoding
+from tests.interop import t5x_reader, t5x_writer
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TOKENIZER = str(GOLDEN / "seq2seq_1_1")

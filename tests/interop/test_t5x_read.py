@@ -13,7 +13,6 @@ import msgpack
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-import t5x_writer
 from flax import nnx
 
 from jaxir import cli
@@ -22,6 +21,7 @@ from jaxir.interop import model_dir, t5x
 from jaxir.interop.model import stored
 from jaxir.interop.weights import lazy
 from jaxir.runtime.partitioning import MeshConfig
+from tests.interop import t5x_writer
 
 pytestmark = pytest.mark.compiled
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-import t5x_writer
 from flax import nnx, serialization
 
 from jaxir import cli
@@ -16,6 +15,7 @@ from jaxir.core.errors import UserError
 from jaxir.interop import formats, model_dir, t5x
 from jaxir.interop.t5x import optimizer as t5x_optimizer
 from jaxir.training.step.optimizers import Adafactor, AdamW
+from tests.interop import t5x_writer
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 RECIPE = """

@@ -5,8 +5,6 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import t5x_reader
-import t5x_writer
 from flax import nnx, serialization
 
 from jaxir import cli
@@ -18,6 +16,7 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.t5x import checkpoint_files as t5x_files
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.t5 import T5Config
+from tests.interop import t5x_reader, t5x_writer
 
 pytestmark = pytest.mark.compiled
 

@@ -5,7 +5,7 @@ import os
 import time
 from typing import Any
 
-import tiny_run
+from tests.training import tiny_run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

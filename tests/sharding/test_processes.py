@@ -9,11 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from beside import arrays
 from safetensors.numpy import load_file, save_file
 
 from jaxir import cli
 from jaxir.interop import model_dir
+from tests.training.beside import arrays
 
 # Most of the time processes start; the limit is for a busy machine.
 pytestmark = pytest.mark.timeout(900)
@@ -29,7 +29,7 @@ from jaxir.models import bert
 from jaxir.models import dual_encoder
 from jaxir.objectives import contrastive
 from jaxir.training.step import optimizers
-import paced
+from tests.sharding import paced
 {imports}
 
 train.train.model = @build.FromScratch()
@@ -349,7 +349,7 @@ def test_output_directory_that_is_no_run_ends_all_processes(tmp_path, launch, fi
 @pytest.mark.slow
 def test_auxiliary_resumes_bit_for_bit_over_processes(tmp_path, launch, finish, pairs):
     """Learnt, frozen and averaged: two processes of four devices, killed and resumed, against one alone."""
-    flag = recipe(tmp_path, pairs, imports="import beside")
+    flag = recipe(tmp_path, pairs, imports="from tests.training import beside")
     path = tmp_path / "recipe.gin"
     lines = [line for line in path.read_text().splitlines() if "contrastive" not in line.lower()]
     lines += ["train.train.objective = @beside.Sigmoid()", "beside.Sigmoid.width = 16"]

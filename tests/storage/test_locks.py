@@ -9,13 +9,13 @@ import sys
 import threading
 import time
 
-import bucket_server
 import pytest
 
 from jaxir.core.errors import UserError
 from jaxir.storage import leases
 from jaxir.storage.files import path_of
 from jaxir.storage.locks import descriptors, leave_nothing_empty, locked, writing
+from tests import bucket_server
 
 HOLDER = """
 import sys, time

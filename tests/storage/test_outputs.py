@@ -5,12 +5,12 @@ import os
 import typing
 
 import pytest
-from command_outputs import COMMAND_NAMES, OF_EXPAND, OUTPUTS, function_of
 
 from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.storage import temporary_outputs
 from jaxir.storage.outputs import BEGUN, FILES, Kind, check_output
+from tests.command_outputs import COMMAND_NAMES, OF_EXPAND, OUTPUTS, function_of
 
 # They write nothing that a user names, but for serve's access log, which is opened before anything is read.
 WRITE_NOTHING = {"plan", "serve", "sidecar"}

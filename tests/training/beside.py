@@ -5,12 +5,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tiny_run
 from flax import nnx
 
 from jaxir.models import layers
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
+from tests.training import tiny_run
 
 
 class ScaleAndBias(nnx.Module):

@@ -13,10 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tiny_run
-from beside import Sigmoid, arrays
 from flax import nnx
-from tiny_run import Bag, Hooked, pairs, run
 
 from jaxir.core.errors import UserError
 from jaxir.models import layers
@@ -27,6 +24,9 @@ from jaxir.training.run import warm_start
 from jaxir.training.run.run_settings import auxiliary_fingerprint, disagreement
 from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import AdamW
+from tests.training import tiny_run
+from tests.training.beside import Sigmoid, arrays
+from tests.training.tiny_run import Bag, Hooked, pairs, run
 
 SETTINGS = {"steps": 12, "checkpoint_every": 6, "eval_every": 6}
 
@@ -376,9 +376,9 @@ def test_warm_start_refuses_unsuitable_runs(whole, tmp_path):
 
 OTHER_SHAPE = """
 import dataclasses, sys
-from beside import Sigmoid
+from tests.training.beside import Sigmoid
 from flax import nnx
-from tiny_run import run
+from tests.training.tiny_run import run
 from jaxir.core.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

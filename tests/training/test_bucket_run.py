@@ -11,8 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import bucket_server
-import local_server
 import numpy as np
 import pytest
 
@@ -20,9 +18,10 @@ from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.interop.weights import stores
 from jaxir.storage import files
+from tests import bucket_server, local_server
 
 MODEL = Path(__file__).parent.parent / "golden" / "bert"
-TINY_RUN = Path(__file__).parent / "tiny_run.py"
+TINY_RUN = ["-m", "tests.training.tiny_run"]
 COMMITTED = "commit_success.txt"
 RECIPE = """
 from __gin__ import dynamic_registration
@@ -250,7 +249,7 @@ def test_signals_at_any_moment_change_nothing(bucket, start, tmp_path):
     rng = random.Random(seed)
 
     def run(run_dir: str) -> subprocess.Popen:
-        return start(str(TINY_RUN), f"--run_dir={run_dir}", '--settings={"steps": 20}')
+        return start(*TINY_RUN, f"--run_dir={run_dir}", '--settings={"steps": 20}')
 
     output, _ = (process := run(f"{tmp_path}/local")).communicate()
     assert process.returncode == 0, output

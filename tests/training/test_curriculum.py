@@ -12,9 +12,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from test_resume import log, parameters
-from tiny_run import Hooked, pairs
-from tiny_run import run as tiny_run
 
 from jaxir.core.errors import UserError
 from jaxir.data.expanded.expanded_dataset import ExpandedDataset
@@ -28,6 +25,9 @@ from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training import trainer
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW
+from tests.training.test_resume import log, parameters
+from tests.training.tiny_run import Hooked, pairs
+from tests.training.tiny_run import run as tiny_run
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12

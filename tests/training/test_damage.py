@@ -12,9 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore
-import tiny_run
 from flax import nnx
-from tiny_run import Hooked, ToOne, pairs, run
 
 from jaxir import cli
 from jaxir.core.errors import UserError
@@ -25,6 +23,8 @@ from jaxir.interop.model.run_dir import checkpoint_of
 from jaxir.interop.weights import array_checksums, stores
 from jaxir.training.run import checkpoints
 from jaxir.training.run.damage import is_damage
+from tests.training import tiny_run
+from tests.training.tiny_run import Hooked, ToOne, pairs, run
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "golden" / "bert"
 SETTINGS = {"steps": 12, "checkpoint_every": 3, "eval_every": 4, "keep_last": 3}

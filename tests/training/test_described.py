@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import run
 
 from jaxir.core.errors import UserError
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.weighted_sum import Ramp, WeightedSum
 from jaxir.training.run.run_fingerprint import describe, difference
+from tests.training.tiny_run import run
 
 MINE = '''
 import functools

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_run import LENGTH, Bag, ToOne, pairs, run
 
 from jaxir import Pairs, fit
 from jaxir.core.errors import UserError
@@ -36,6 +35,7 @@ from jaxir.training.run.run_settings import disagreement
 from jaxir.training.step.optimizers import AdamW
 from jaxir.training.step.train_state import initial_state, plan_state
 from jaxir.training.suite import Suite, evaluators_of
+from tests.training.tiny_run import LENGTH, Bag, ToOne, pairs, run
 
 
 def rr_of_first(count, query, passage):

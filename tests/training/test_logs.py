@@ -11,11 +11,11 @@ import termios
 import threading
 
 import pytest
-import tiny_run
 from tensorboardX.proto import event_pb2
 
 from jaxir.training.run import logs
 from jaxir.training.run.logs import Narrator, RunLog, clock, own_lines, timed
+from tests.training import tiny_run
 
 
 def lines(run_dir):

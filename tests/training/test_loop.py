@@ -16,9 +16,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-import tiny_run
 from flax import nnx
-from tiny_run import Bag, Hooked, pairs, run
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import pair_features
@@ -33,6 +31,8 @@ from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.runtime import cpu
 from jaxir.training.run.run_settings import disagreement, model_fingerprint
 from jaxir.training.step.optimizers import Adafactor, AdamW
+from tests.training import tiny_run
+from tests.training.tiny_run import Bag, Hooked, pairs, run
 
 
 def params_of(model) -> dict[str, np.ndarray]:

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tiny_run import Bag, Hooked, pairs, run
 
 from jaxir.core.errors import UserError
 from jaxir.losses.matryoshka import matryoshka
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.training.step.optimizers import AdamW
 from jaxir.training.stopping import StopSignal
+from tests.training.tiny_run import Bag, Hooked, pairs, run
 
 # The only step is the last one: of no interval, and yet it is logged, evaluated and saved.
 ONE_STEP = {"steps": 1, "log_every": 2, "eval_every": 2, "checkpoint_every": 2}

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_run import Hooked, pairs, run
 
 from jaxir.core.errors import UserError
 from jaxir.training.run.logs import own_lines
 from jaxir.training.run.marker import check_run_dir, go_on
+from tests.training.tiny_run import Hooked, pairs, run
 
 SETTINGS = {"steps": 12, "checkpoint_every": 3, "eval_every": 4}
 

@@ -6,13 +6,13 @@ import os
 import jax
 import jax.numpy as jnp
 import pytest
-import tiny_run
 from flax import nnx
 
 from jaxir.core.errors import UserError
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.training import loop
 from jaxir.training.step.memory import HEADROOM, device_memory, fit, memory_of
+from tests.training import tiny_run
 
 ROWS = 64
 

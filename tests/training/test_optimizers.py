@@ -10,7 +10,6 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
-from tiny_run import Bag, bert
 
 from jaxir.core.errors import UserError
 from jaxir.interop.model import stored
@@ -27,6 +26,7 @@ from jaxir.training.step.optimizers import (
     linear_schedule,
     t5x_schedule,
 )
+from tests.training.tiny_run import Bag, bert
 
 
 def apply(optimizer, params, gradients):

@@ -11,11 +11,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny_run import Hooked, pairs, run
 
 from jaxir.core.errors import UserError
 from jaxir.costs import chips
 from jaxir.training.run.profiling import peak_memory, planned, steps_to_trace
+from tests.training.tiny_run import Hooked, pairs, run
 
 SETTINGS = {"steps": 6, "dev": None, "checkpoint_every": 6}
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,12 +16,12 @@ import pytest
 pytestmark = pytest.mark.slow
 
 STEPS = 30
-SCRIPT = Path(__file__).parent / "tiny_run.py"
+TINY_RUN = ["-m", "tests.training.tiny_run"]
 
 
 def start(run_dir) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), f"--run_dir={run_dir}"],
+        [sys.executable, *TINY_RUN, f"--run_dir={run_dir}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -118,7 +117,7 @@ def test_a_terminal_that_is_closed_saves_the_step_at_hand_and_the_run_resumes(tm
     run_dir = tmp_path / "run"
     ours, theirs = os.openpty()
     # `env`, because children of tests that `nohup` started would ignore SIGHUP.
-    command = ["env", "--default-signal=HUP", "setsid", "--ctty", sys.executable, str(SCRIPT)]
+    command = ["env", "--default-signal=HUP", "setsid", "--ctty", sys.executable, *TINY_RUN]
     process = subprocess.Popen([*command, f"--run_dir={run_dir}"], stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said = b""

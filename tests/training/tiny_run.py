@@ -1,6 +1,6 @@
 """A small training run, in the test's process or in one of its own that can be interrupted.
 
-usage: tiny_run.py --run_dir=DIR --settings='{"steps": 30, ...}'
+usage: python -m tests.training.tiny_run --run_dir=DIR --settings='{"steps": 30, ...}'
 """
 
 import os
@@ -154,5 +154,5 @@ def main(*, run_dir: str, settings: str = "{}") -> int:
 
 
 if __name__ == "__main__":
-    sys.modules["tiny_run"] = sys.modules["__main__"]
-    cli.end(cli.main("tiny_run:main"))
+    sys.modules["tests.training.tiny_run"] = sys.modules["__main__"]
+    cli.end(cli.main("tests.training.tiny_run:main"))
