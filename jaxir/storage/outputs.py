@@ -28,7 +28,7 @@ from jaxir.storage.files import (
 from jaxir.storage.json_files import read_json
 from jaxir.storage.locks import writing
 from jaxir.storage.open_files import open_to_read
-from jaxir.storage.temporary_outputs import is_aside
+from jaxir.storage.temporary_outputs import is_temporary
 
 # A file of ranked answers or a report replaces one of its kind; a directory must be new, unless it is to be
 # changed, or was begun by the same command. Models and training runs may be in a bucket too; who writes them
@@ -224,7 +224,7 @@ def check_work_directory(path: str | Path, kind: Kind) -> None:
     check_directory(path)
     place = local_path(path, "written to")
     if place.is_dir():
-        names = {entry.name for entry in place.iterdir() if not is_aside(entry.name)}
+        names = {entry.name for entry in place.iterdir() if not is_temporary(entry.name)}
         if names and not names & BEGUN[kind]:
             raise UserError(f"{path} already exists and is no {kind}; give another output")
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxir import cli
 from jaxir.interop import model_dir
-from tests.training.beside import arrays
+from tests.training.saved_run import arrays
 
 # Most of the time processes start; the limit is for a busy machine.
 pytestmark = pytest.mark.timeout(900)

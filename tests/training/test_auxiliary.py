@@ -25,7 +25,8 @@ from jaxir.training.run.run_settings import auxiliary_fingerprint, disagreement
 from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import AdamW
 from tests.training import tiny_run
-from tests.training.beside import Sigmoid, arrays
+from tests.training.beside import Sigmoid
+from tests.training.saved_run import arrays
 from tests.training.tiny_run import Bag, Hooked, pairs, run
 
 SETTINGS = {"steps": 12, "checkpoint_every": 6, "eval_every": 6}

@@ -25,7 +25,7 @@ from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training import trainer
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW
-from tests.training.test_resume import log, parameters
+from tests.training.saved_run import arrays, log
 from tests.training.tiny_run import Hooked, pairs
 from tests.training.tiny_run import run as tiny_run
 
@@ -108,8 +108,8 @@ def test_an_interrupted_run_goes_on_in_the_same_stage(folder, tmp_path, monkeypa
     run(folder, tmp_path / "broken")
     losses = {row["step"]: row["loss"] for row in log(tmp_path / "broken") if "loss" in row}
     assert [losses[step + 1] for step in range(STEPS)] == whole
-    for name, value in parameters(tmp_path / "whole", STEPS).items():
-        assert np.array_equal(parameters(tmp_path / "broken", STEPS)[name], value), name
+    for name, value in arrays(tmp_path / "whole", STEPS).items():
+        assert np.array_equal(arrays(tmp_path / "broken", STEPS)[name], value), name
     with pytest.raises(UserError, match="was trained on other data"):
         run(folder, tmp_path / "broken", selection=Gold())
     # Guard: what documents are read with decides what is learnt.
@@ -152,8 +152,8 @@ def test_the_recipe_killed_chunked_and_on_eight_devices(folder, tmp_path):
     before = {row["step"] for row in log(tmp_path / "killed") if "loss" in row}
     assert STEPS not in before, "it was over before it was killed"
     assert finish("killed") == whole
-    theirs = parameters(tmp_path / "whole", STEPS)
-    for name, value in parameters(tmp_path / "killed", STEPS).items():
+    theirs = arrays(tmp_path / "whole", STEPS)
+    for name, value in arrays(tmp_path / "killed", STEPS).items():
         assert np.array_equal(theirs[name], value), name
     for name, flags, devices in (("chunks", ["--gin.CHUNKS=2"], 1), ("eight", [], 8)):
         np.testing.assert_allclose(finish(name, *flags, devices=devices), whole, rtol=2e-4, err_msg=name)

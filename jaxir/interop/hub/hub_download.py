@@ -307,7 +307,6 @@ def _download(url: str, blob: Path, size: int, told: _Told, what: str) -> None:
         aside.unlink()
         raise UserError(f"{what}: what came is not the file that the hub announced; try again")
     aside.replace(blob)
-    checksums.stamp_file(blob, blob.name, checksums.key(blob))
 
 
 def _patiently(action: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:

@@ -6,9 +6,9 @@
     embeddings.json        `EmbeddingsInfo`: model, input, number of texts, and whether all are there
     SHA256SUMS             the hashes of all of them but hidden ones
 
-A shard is there if both are: the ids and the hashes of both are written first, and either appears only when
-whole. Texts are batched within their shard, so its vectors do not depend on where a run was interrupted, nor
-on which of several processes made it.
+A shard is there if both files are: the ids are written first, and either appears only when whole. SHA256SUMS
+is written when all shards are there. Texts are batched within their shard, so its vectors do not depend on
+where a run was interrupted, nor on which of several processes made it.
 """
 
 from __future__ import annotations
@@ -222,9 +222,6 @@ def encode_corpus(
     report, part, parts = EncodingReport(), jax.process_index(), jax.process_count()
     with _writing(output, info) if part == 0 else contextlib.nullcontext() as lock:
         there = {number for number in range(info.shards) if _is_there(output, number)}
-        sums: dict[str, str] = {}
-        if lock is not None and not read_info(output).complete:
-            sums = checksums.take_up(output, [name for number in there for name in files_of(number)])
         wait_for_all("embeddings are begun")
         if read_info(output).complete:
             return report
@@ -237,7 +234,7 @@ def encode_corpus(
                 if number in wanted:
                     yield Shard(number, [doc_id for doc_id, _ in shard], [text for _, text in shard])
 
-        written, wanted = {}, set(own)
+        wanted = set(own)
         each = info.views if info.expansion == "typical" else 1
         sizes = [each * min(shard_size, info.count - n * shard_size) for n in range(part, info.shards, parts)]
         left = sum(each * min(shard_size, info.count - number * shard_size) for number in own)
@@ -251,13 +248,11 @@ def encode_corpus(
             for shard in made:
                 if lock is not None:
                     lock.check()
-                new = write_shard(output, shard, process=part)
-                sums |= new
-                written |= {name: checksums.key(output / name) for name in new}
+                write_shard(output, shard)
         wait_for_all("embeddings are made")
         if lock is not None:
             lock.check()
-            _finish(output, info, sums, written)
+            _finish(output, info)
         wait_for_all("embeddings are complete")
     return report
 
@@ -393,20 +388,16 @@ def _change(name: str, before: EmbeddingsInfo, now: EmbeddingsInfo) -> str:
     return f"{getattr(before, name)!r}, now {getattr(now, name)!r}"
 
 
-def _finish(output: Path, info: EmbeddingsInfo, sums: dict[str, str], written: dict[str, Any]) -> None:
-    """Says that all is there, with its hashes; `written` are the keys of what this process wrote itself."""
+def _finish(output: Path, info: EmbeddingsInfo) -> None:
+    """Writes SHA256SUMS and the manifest, which says that all shards are there."""
     names = [name for number in range(info.shards) for name in files_of(number)]
     if gone := next((name for name in names if not (output / name).exists()), None):
         raise UserError(f"{output / gone} was removed meanwhile; run the same command again to make it anew")
-    if jax.process_count() > 1:
-        sums = checksums.take_up(output, names)
+    sums = checksums.take_up(output, names)
     info = dataclasses.replace(info, complete=True, cut=_number_cut(output, info.shards))
     sums[MANIFEST] = hashlib.sha256(_described(info).encode()).hexdigest()
     checksums.write(output, sums)
     _write_manifest(output, info)
-    written[MANIFEST] = checksums.key(output / MANIFEST)
-    if written.keys() == sums.keys():  # what others have written is read when it is opened
-        checksums.stamp(output, written)
 
 
 def _number_cut(output: Path, shards: int) -> int | None:

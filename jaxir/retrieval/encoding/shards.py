@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +19,6 @@ from jaxir.retrieval.encoding.cluster import Cluster, check_same
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
-from jaxir.storage import checksums
 from jaxir.storage.files import atomic_file
 from jaxir.storage.npy import write_npy
 
@@ -196,17 +194,8 @@ def count_of(number: int | Literal["*"]) -> str:
     return f".cut-{number if number == '*' else f'{number:05d}'}.json"
 
 
-def write_shard(directory: Path, encoded: Encoded, *, process: int = 0) -> dict[str, str]:
-    """Writes a shard's files, either of which appears only when whole, and adds their hashes to SHA256SUMS.
-
-    Args:
-      directory: where to.
-      encoded: the shard.
-      process: which of the run this is (`checksums.append`).
-
-    Returns:
-      The hashes by name.
-    """
+def write_shard(directory: Path, encoded: Encoded) -> None:
+    """Writes a shard's files, each of which appears only when whole."""
     ids_name, vectors_name = files_of(encoded.number)
     ids = json.dumps(encoded.ids, ensure_ascii=False).encode()
     with atomic_file(directory / count_of(encoded.number)) as file:
@@ -214,8 +203,4 @@ def write_shard(directory: Path, encoded: Encoded, *, process: int = 0) -> dict[
     with atomic_file(directory / ids_name, "wb") as file:
         file.write(ids)
     with atomic_file(directory / vectors_name, "wb") as file:
-        hashed = checksums.Hashed(file)
-        write_npy(hashed, [encoded.vectors])
-        sums = {ids_name: hashlib.sha256(ids).hexdigest(), vectors_name: hashed.hexdigest()}
-        checksums.append(directory, sums, process=process)
-    return sums
+        write_npy(file, [encoded.vectors])

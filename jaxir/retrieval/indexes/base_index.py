@@ -24,7 +24,7 @@ from jaxir.retrieval.encoding.lengths import UnusableVectorError, first_unusable
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new, check_there
-from jaxir.storage.checksums import check, directory_with_checksums, key
+from jaxir.storage.checksums import check, directory_with_checksums
 from jaxir.storage.files import local_path
 from jaxir.storage.json_files import made, read_json
 from jaxir.storage.npy import pieces
@@ -328,15 +328,19 @@ def load_index(directory: str | Path) -> Index:
     """
     directory = local_path(directory)
     while True:
-        before = key(directory)
+        before = _inode(directory)
         try:
             index = _load_index(directory)
-            if key(directory) == before:
+            if _inode(directory) == before:
                 return index
             index.close()  # an update has put another there: nothing of two is mixed
         except UserError:
-            if key(directory) == before:
+            if _inode(directory) == before:
                 raise
+
+
+def _inode(directory: Path) -> int | None:
+    return directory.stat().st_ino if directory.exists() else None
 
 
 def _load_index(directory: Path) -> Index:

@@ -255,7 +255,7 @@ class Checkpoints:
         self._hold.check()
         wait_for_all(f"checkpoint {step} is whole")
         there = self.steps()
-        self._forget_removed(step, there)
+        self._values = {s: value for s, value in self._values.items() if s in there}
         self._write_best()
         best = self.best()
         wait_for_all(f"the checkpoints at {step} are listed")
@@ -266,24 +266,6 @@ class Checkpoints:
         wait_for_all(f"the checkpoints before {step} are removed")
         self._manager.reload()
         return step if step in there else None
-
-    def _forget_removed(self, step: int, there: Iterable[int]) -> None:
-        """Forgets checkpoints that someone else removed, so that best.json does not name one of them."""
-        removed = sorted({step, *self._values} - {*there})
-        best = self.best()
-        self._values = {s: value for s, value in self._values.items() if s in there}
-        if removed and jax.process_index() == 0:
-            named = f"; {best[0]} was the best by {self._metric}" if best and best[0] in removed else ""
-            which = ", ".join(map(str, removed))
-            print(f"warning: removed from {self.directory} during training: {which}{named}", file=sys.stderr)
-
-    def check_saved(self, step: int) -> None:
-        """Raises a UserError where the last checkpoint of a run, which was whole, is not there any more."""
-        if step not in self.steps():
-            raise UserError(
-                f"{self.directory / str(step)} was removed while the run trained; {self.last_good()}: run the"
-                " same command again to train on from there"
-            )
 
     def close(self) -> None:
         """Settles what can be settled and lets go of Orbax's threads."""

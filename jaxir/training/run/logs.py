@@ -22,7 +22,6 @@ from jaxir.core.progress import outliving_reader, progress, terminal_columns
 from jaxir.core.values import fits
 from jaxir.storage.files import atomic_file, is_bucket, path_of
 from jaxir.storage.temporary_outputs import temporary_directory
-from jaxir.training.run.damage import keep_aside
 from jaxir.training.run.run_lock import Hold, Undisputed
 
 LOG, BOARD = "log.jsonl", "tensorboard"
@@ -46,8 +45,7 @@ class RunLog:
       run_dir: the run's directory.
       start_step: the step the run resumes from; what was logged beyond it is dropped, so no step appears
         twice.
-      run: the name of the run, which the first line of each process has; a log that has another one, or is
-        damaged, is kept in RUN/broken.
+      run: the name of the run, which the first line of each process has.
       hold: on the directory; see `run_lock.held`.
     """
 
@@ -60,7 +58,7 @@ class RunLog:
         hold: Hold = Undisputed(),  # noqa: B008 (has no state)
     ):
         self._file, self._board, self._hold = None, None, hold
-        self._run, self._name = run, {"run": run}
+        self._name = {"run": run}
         self._closing = contextlib.ExitStack()
         if jax.process_index() != 0:
             return
@@ -72,10 +70,7 @@ class RunLog:
             if (self._run_dir / LOG).exists():
                 (self._place / LOG).write_bytes((self._run_dir / LOG).read_bytes())
         if (self._place / LOG).exists():
-            kept, wrong = own_lines((self._place / LOG).read_bytes(), start_step, run)
-            if wrong:
-                told = f"{self._run_dir / LOG} {wrong}; as it was it is kept as"
-                print(f"warning: {told} {keep_aside(self._run_dir, LOG)}", file=sys.stderr)
+            kept = own_lines((self._place / LOG).read_bytes(), start_step, run)
             with atomic_file(self._place / LOG) as file:
                 file.writelines(kept)
         self._file = (self._place / LOG).open("a", encoding="utf-8")
@@ -128,46 +123,28 @@ class RunLog:
             print(f"warning: {error}", file=sys.stderr)
 
     def _write_line(self, line: Mapping[str, Any]) -> None:
-        path = self._place / LOG
-        # Someone removed it, so lines written to the open file would be lost.
-        if not path.exists() and path.parent.is_dir():
-            print(f"warning: {path} was removed while the run trained; it begins anew", file=sys.stderr)
-            self._file.close()
-            self._file, self._name = path.open("a", encoding="utf-8"), {"run": self._run}
         self._file.write(json.dumps({**line, **self._name}) + "\n")
         self._file.flush()
         self._name = {}
 
 
-def own_lines(log: bytes, step: int, run: str) -> tuple[list[str], str]:
-    """Returns the lines of a log that belong to a run which goes on at `step`, and what is wrong with others.
+def own_lines(log: bytes, step: int, run: str) -> list[str]:
+    """Returns the lines of a log that belong to a run which goes on at `step`.
 
-    Left out are those about later steps, which will be done again, and one at the end that was cut off as its
-    process was killed: nothing is wrong with these, unless a checkpoint is told of that is not there.
+    Left out are lines about later steps, which will be done again, and those that cannot be read.
 
     Args:
       log: what the file holds.
       step: from which the run goes on.
       run: its name. Lines belong to the run that was named last; of earlier versions none is named.
     """
-    kept, damaged, foreign, later = [], 0, 0, 0
-    lines, ours = log.splitlines(keepends=True), True
-    for number, line in enumerate(lines, start=1):
-        told = _told(line)
-        if told is None:
-            damaged += number < len(lines) or line.endswith(b"\n")
-            continue
-        ours = told.get("run", run if ours else None) == run
-        if not ours:
-            foreign += 1
-        elif told["step"] <= step:
-            kept.append(line.decode().rstrip() + "\n")
-        elif told.get("checkpoint") is True:
-            later = max(later, told["step"])
-    wrong = [f"has lines of another run ({foreign:,})"] if foreign else []
-    wrong += [f"has lines that cannot be read ({damaged:,})"] if damaged else []
-    wrong += [f"tells of checkpoint {later:,}, which is not there"] if later else []
-    return kept, " and ".join(wrong)
+    kept, ours = [], True
+    for line in log.splitlines():
+        if told := _told(line):
+            ours = told.get("run", run if ours else None) == run
+            if ours and told["step"] <= step:
+                kept.append(line.decode().rstrip() + "\n")
+    return kept
 
 
 def _told(line: bytes) -> dict[str, Any] | None:
