@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxir import cli
 from jaxir.interop import model_dir
-from tests.training.saved_run import arrays
+from tests.training.saved_run import arrays, log, saved_steps
 
 # Most of the time processes start; the limit is for a busy machine.
 pytestmark = pytest.mark.timeout(900)
@@ -99,22 +99,12 @@ def command(recipe: str, run_dir: Path, mesh: dict[str, int]) -> list[str]:
     return ["-m", "jaxir.train", recipe, f"--output_dir={run_dir}", *sizes]
 
 
-def log(run_dir) -> list[dict]:
-    path = run_dir / "log.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
 def wait_for_step(processes, run_dir, step):
     while all(process.poll() is None for process in processes):
         if any(line["step"] >= step and "loss" in line for line in log(run_dir)):
             return
         time.sleep(0.01)
     raise AssertionError([process.communicate()[1] for process in processes if process.poll() is not None])
-
-
-def saved_steps(run_dir) -> list[int]:
-    return sorted(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdigit())
 
 
 def assert_same_course(ours: Path, theirs: Path, tolerance: float):
@@ -286,7 +276,6 @@ def test_differing_inputs_end_all_processes_before_training(tmp_path, launch, fi
     ("error", "status", "reason"),
     [
         ("RuntimeError('a bug')", 70, "internal: RuntimeError: a bug"),
-        ("KeyboardInterrupt()", 130, "interrupted"),
         ("Terminated()", 143, "SIGTERM"),
     ],
 )
@@ -308,24 +297,6 @@ with together():
     assert told.startswith(f"error: process 1 stopped ({reason}), so process 0 ends too")
 
 
-@pytest.mark.slow
-def test_a_process_whose_reader_has_gone_ends_with_the_others(launch):
-    """Its last sentence reached nobody, which ended the thread that was to end the process."""
-    code = """
-import jax, time
-from jaxir.runtime.distributed import maybe_initialize_distributed, together
-from jaxir.core.errors import UserError
-maybe_initialize_distributed()
-with together():
-    if jax.process_index() == 1:
-        raise UserError("no pairs here")
-    time.sleep(300)
-"""
-    first, other = launch("-c", code, processes=2, devices=1)
-    first.stderr.close()
-    assert (other.wait(timeout=400), first.wait(timeout=200)) == (1, 1)
-
-
 def test_waiting_for_other_processes_is_reported(launch):
     code = (
         "import jaxir.runtime.distributed as d\nd.WAITING_TOLD_AFTER_SECONDS = 0.5\n"
@@ -335,15 +306,6 @@ def test_waiting_for_other_processes_is_reported(launch):
     other.kill()
     assert "start the same command on each machine" in first.stderr.readline()
     first.kill()
-
-
-@pytest.mark.slow
-def test_output_directory_that_is_no_run_ends_all_processes(tmp_path, launch, finish, pairs):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "notes").write_text("not a run")
-    flags = command(recipe(tmp_path, pairs), tmp_path / "run", {"fsdp": 2})
-    for code, errors in finish(launch(*flags, processes=2, devices=1)):
-        assert code == 1 and "is not a training run" in errors
 
 
 @pytest.mark.slow

@@ -3,10 +3,8 @@
 import functools
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -134,7 +132,7 @@ def command(folder: Path, run_dir: Path, *flags: str, devices: int = 1, **env: s
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_recipe_killed_chunked_and_on_eight_devices(folder, tmp_path):
+def test_the_recipe_in_chunks_and_on_eight_devices(folder, tmp_path):
     def finish(name: str, *flags: str, **how) -> list[float]:
         process = command(folder, tmp_path / name, *flags, **how)
         _, errors = process.communicate(timeout=280)
@@ -143,17 +141,5 @@ def test_the_recipe_killed_chunked_and_on_eight_devices(folder, tmp_path):
         return [found[step + 1] for step in range(STEPS)]
 
     whole = finish("whole")
-    process = command(folder, tmp_path / "killed")
-    while not any(row["step"] >= 5 for row in log(tmp_path / "killed")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    before = {row["step"] for row in log(tmp_path / "killed") if "loss" in row}
-    assert STEPS not in before, "it was over before it was killed"
-    assert finish("killed") == whole
-    theirs = arrays(tmp_path / "whole", STEPS)
-    for name, value in arrays(tmp_path / "killed", STEPS).items():
-        assert np.array_equal(theirs[name], value), name
     for name, flags, devices in (("chunks", ["--gin.CHUNKS=2"], 1), ("eight", [], 8)):
         np.testing.assert_allclose(finish(name, *flags, devices=devices), whole, rtol=2e-4, err_msg=name)

@@ -268,30 +268,6 @@ def test_a_fault_of_an_evaluator_that_is_being_prepared_names_it(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_bad_data_and_dimensions_are_refused_before_the_first_step(tmp_path):
-    for settings, sentence in (
-        ({"data": MeshConfig()}, r"data must be data, such as Pairs\(.* or BeirPairs.*, not MeshConfig\("),
-        ({"evaluators": [Loss(data=MeshConfig(), name="x")]}, r"evaluator Loss 'x': its data must be data, "),
-        (
-            {"num_negatives": 2},
-            "^the dataset was built with query_ids, .*, and negative_ids, negative_key must be there too",
-        ),
-        (
-            {"evaluators": [Loss(data=pairs(8), name="x", num_negatives=2)]},
-            "^evaluator Loss 'x': the dataset was built with .* negative_key must be there too",
-        ),
-        (
-            {"evaluators": [Retrieval(data=pairs(8), name="x", dimensions=[8, 99])]},
-            "have 32 dimensions, not 99",
-        ),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            run(tmp_path / "run", **settings)
-        assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match="data must be an object"):
-        Loss(data="texts.txt")
-
-
 def test_only_what_the_best_goes_by_must_agree_on_resuming(tmp_path):
     run(tmp_path / "run", evaluators=[Norm()], steps=10)
     more = Norm(name="more")

@@ -5,10 +5,8 @@ import inspect
 import io
 import json
 import os
-import shutil
 import signal
 import tempfile
-import time
 from pathlib import Path
 
 import gin
@@ -179,25 +177,6 @@ def test_a_stopped_fit_reports_its_step_or_raises(small, tmp_path, capsys):
     assert (ended.stopped_by, ended.steps) == (signal.SIGINT, 1000) and 0 < ended.step < 1000
     assert f"stopped by SIGINT after step {ended.step} of 1000" in capsys.readouterr().err
     assert np.abs(encode(encoder) - encode(small)).max() > 1e-3
-
-
-def test_files_that_are_removed_while_a_run_trains_are_written_again(small, tmp_path, capsys):
-    run = tmp_path / "run"
-
-    def remove():
-        while not (run / "log.jsonl").exists():  # batches are made ahead of the steps
-            time.sleep(0.01)
-        shutil.rmtree(run / "tokenizer")
-        for name in ("jaxir.json", "run.json", "log.jsonl"):
-            (run / name).unlink()
-
-    pairs = Interrupting(PAIRS.queries, PAIRS.passages).then(remove, 3)
-    encoder = fit(small, pairs, output_dir=run, **SETTINGS)
-    assert encoder.training.stopped_by is None and encoder.training.step == 6
-    assert "jaxir.json was removed while the run trained" in capsys.readouterr().err
-    assert {"COMPLETE", "jaxir.json", "run.json", "log.jsonl", "tokenizer"} <= {
-        path.name for path in run.iterdir()
-    }
 
 
 @pytest.mark.parametrize(

@@ -180,30 +180,6 @@ def test_a_complete_run_is_left_alone(tmp_path):
         assert not np.array_equal(params_of(Bag())[name], value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"steps": 0}, "steps must be a whole number from 1 to 2147483647 or None, not 0"),
-        ({"batch_size": -8}, "batch_size must be a whole number from 1 to 16777216, not -8"),
-        ({"batch_size": 9}, "batch_size must be a multiple of the 2 devices that share it, not 9"),
-        ({"batch_size": 80}, "batch_size is 80, but there are only 64 pairs: give a smaller one"),
-        ({"log_every": 0}, "log_every must be a whole number of at least 1, not 0"),
-        (
-            {"dev_metric": "ndcg@10"},
-            "there is no dev metric 'ndcg@10', only nDCG@10, RR@10, loss, accuracy",
-        ),
-        (
-            {"dev": pairs(1)},
-            "evaluator Loss: there are only 1 dev pairs, fewer than the 2 devices of a batch",
-        ),
-    ],
-)
-def test_settings_that_make_no_sense_cost_a_sentence(tmp_path, settings, sentence):
-    with pytest.raises(UserError) as error:
-        run(tmp_path / "run", **settings)
-    assert str(error.value).startswith(sentence)
-
-
 def test_nothing_compiles_and_nothing_is_transferred_once_the_loop_runs(tmp_path, monkeypatch):
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(

@@ -161,11 +161,8 @@ def test_a_run_that_stops_within_or_goes_on_after_has_no_trace_and_says_so(tmp_p
     assert "are traced" not in told and not list(tmp_path.rglob("*.xplane.pb"))
 
 
-def test_steps_that_the_run_does_not_have_are_refused_before_it_begins(tmp_path):
+def test_steps_that_the_run_does_not_have_are_refused_before_it_begins():
     assert steps_to_trace("1:6", 6) == (1, 6)
     for wrong in ("4", "5:4", "0:3", "3:7", "-1:2", "1:2:3", "a:b", "1.5:2"):
         with pytest.raises(UserError, match=f"of the 6 steps, such as 10:13, not '{wrong}'$"):
             steps_to_trace(wrong, 6)
-    with pytest.raises(UserError, match="profile_steps must be"):
-        run(tmp_path / "run", **SETTINGS, profile_steps="5:9")
-    assert not (tmp_path / "run").exists()

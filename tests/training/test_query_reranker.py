@@ -144,19 +144,6 @@ def test_the_best_checkpoint_is_the_one_that_chooses_best(folder, trained, tmp_p
     assert np.mean(np.array(ranks) <= 5) == pytest.approx(found[best["step"]]["dev/Success@5"])
 
 
-@pytest.mark.slow
-def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys):
-    shutil.copytree(trained, tmp_path / "cut")
-    shutil.rmtree(tmp_path / "cut/checkpoints/6")
-    assert train(folder, "ri", tmp_path / "cut", "--steps=6", *twice(folder)) == 0
-    assert "resum" in capsys.readouterr().err
-    logs = []
-    for run in (trained, tmp_path / "cut"):
-        lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
-        logs.append([[x.get("loss"), x.get("dev/mean_rank")] for x in lines if x.get("step") == 6])
-    assert logs[0] and logs[1][-len(logs[0]) :] == logs[0]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_output_is_of_queries_and_of_candidates_in_their_new_order(folder, models, tmp_path, kind):
     assert rerank(folder, kind, models[kind], tmp_path / "best.jsonl", "--keep=3") == 0

@@ -131,18 +131,6 @@ def test_a_reranked_run_has_the_models_scores_of_the_texts(folder, trained, tmp_
         assert {d: whole[q][d] for d in two[q]} == two[q]
 
 
-def test_a_resumed_run_ends_with_the_same_bits(folder, trained, one_layer, tmp_path, capsys):
-    shutil.copytree(trained, tmp_path / "cut")
-    shutil.rmtree(tmp_path / "cut/checkpoints/6")
-    model = f"st:{one_layer}"
-    assert train(folder, tmp_path / "cut", *SIX_STEPS, model=model) == 0
-    assert "resum" in capsys.readouterr().err
-    whole, again = (model_dir.load(str(p), kind="cross_encoder") for p in (trained, tmp_path / "cut"))
-    assert again.fingerprint == whole.fingerprint and again.settings == whole.settings
-    assert train(folder, tmp_path / "cut", *SIX_STEPS, "--gin.QUERY_LENGTH=12", model=model) == 1
-    assert "was trained" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, capsys):
     run, deep, held = tmp_path / "run", tmp_path / "deep.trec", folder / "qrels" / "held.tsv"

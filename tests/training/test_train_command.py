@@ -1,11 +1,7 @@
 """`python -m jaxir.train`, with gin files and real model and data files."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -136,36 +132,6 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
         errors = [line for line in captured.err.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1 and sentence in errors[0]
         assert not output.exists()
-
-
-@pytest.mark.slow
-def test_a_malformed_line_stops_the_run_before_its_first_step(tmp_path, recipe, capsys):
-    lines = (tmp_path / "train.jsonl").read_text().splitlines()
-    (tmp_path / "train.jsonl").write_text(
-        "\n".join([*lines[:4], '{"query": "no passage"}', *lines[4:]]) + "\n"
-    )
-    output = tmp_path / "run"
-    flags = [f"--gin_file={recipe}", f"--output_dir={output}"]
-    assert in_process(*flags) == 1
-    assert f"error: {tmp_path}/train.jsonl:5: " in capsys.readouterr().err
-    assert not output.exists()
-    assert in_process(*flags, "--on_bad_input=skip") == 0
-    assert "skipped" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_signal_while_the_step_is_compiled_ends_the_command_at_once(tmp_path, recipe):
-    left = {path.name for path in tmp_path.iterdir()}
-    environment = os.environ | {"JAX_LOG_COMPILES": "1", "JAX_COMPILATION_CACHE_DIR": ""}
-    command = [sys.executable, "-m", "jaxir.train", f"--gin_file={recipe}", f"--output_dir={tmp_path}/run"]
-    for number, word in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")):
-        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-            said = next(line for line in process.stderr if "MLIR module conversion jit(step" in line)
-            process.send_signal(number)
-            _, rest = process.communicate(timeout=100)
-        assert process.returncode == 128 + number and said
-        assert "XLA compilation of jit(step" not in rest, "it has waited for the compiler"
-        assert word in rest and {path.name for path in tmp_path.iterdir()} == left
 
 
 def small(folder: Path) -> list[str]:
