@@ -1,7 +1,6 @@
 """Damaged checkpoints and models: nothing of them is used without a word, and nothing whole is set aside."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -21,21 +20,10 @@ from jaxir.interop.weights import stores
 from jaxir.training.run import checkpoints
 from tests.training import tiny_run
 from tests.training.saved_run import losses, saved_steps
-from tests.training.tiny_run import Hooked, ToOne, pairs, run
+from tests.training.tiny_run import STOPPED, ToOne, run
 
 pytestmark = pytest.mark.slow
 TOKENIZER = Path(__file__).resolve().parent.parent / "golden" / "bert"
-SETTINGS = {"steps": 12, "checkpoint_every": 3, "eval_every": 4, "keep_last": 3}
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory) -> Path:
-    """A run that was told to stop, with at least three checkpoints."""
-    run_dir = tmp_path_factory.mktemp("stopped") / "run"
-    sent = Hooked(pairs(64), lambda step: step == 8 and os.kill(os.getpid(), 15))
-    assert run(run_dir, data=sent, **SETTINGS).stopped_by == 15
-    assert len(saved_steps(run_dir)) >= 3
-    return run_dir
 
 
 def test_a_half_removed_older_checkpoint_is_set_aside_and_the_newest_used(tmp_path, stopped, capsys):
@@ -52,7 +40,7 @@ def test_a_half_removed_older_checkpoint_is_set_aside_and_the_newest_used(tmp_pa
         else:
             shutil.rmtree(path)
         (run_dir / "broken" / str(older)).mkdir(parents=True)  # of another time
-        result = run(run_dir, **SETTINGS)
+        result = run(run_dir, **STOPPED)
         assert (result.started_at, result.step) == (newest, 12)
         said = capsys.readouterr().err
         assert f"warning: checkpoint {older} is broken (" in said
@@ -72,11 +60,11 @@ def test_transient_errors_set_no_checkpoint_aside(tmp_path, stopped):
         before = sorted(run_dir.rglob("*"))
         said = rf"checkpoints/{step} could not be read \(input/output error\); nothing was changed: run the"
         with pytest.raises(UserError, match=said):
-            run(run_dir, **SETTINGS)
+            run(run_dir, **STOPPED)
         assert sorted(run_dir.rglob("*")) == before
         path.unlink()
         aside.rename(path)
-    assert run(run_dir, **SETTINGS).started_at == newest
+    assert run(run_dir, **STOPPED).started_at == newest
 
 
 def test_a_kill_amid_the_removal_of_a_checkpoint_leaves_none_half_there(tmp_path, stopped, monkeypatch):
@@ -94,7 +82,7 @@ def test_a_kill_amid_the_removal_of_a_checkpoint_leaves_none_half_there(tmp_path
         patched.setattr(checkpoints, "remove_tree", dies)
         checkpoints.Checkpoints(run_dir, {}, keep_last=1, metric=None)._remove(oldest)
     assert oldest not in saved_steps(run_dir)
-    assert run(run_dir, **SETTINGS).step == 12
+    assert run(run_dir, **STOPPED).step == 12
     assert not (run_dir / "broken").exists()
     assert not [p for p in (run_dir / "checkpoints").iterdir() if p.name.startswith(".")]
 
@@ -103,7 +91,7 @@ def test_a_kill_amid_the_removal_of_a_checkpoint_leaves_none_half_there(tmp_path
 def resumed_run(tmp_path_factory, stopped):
     """The same run, resumed to its end; and its best value."""
     run_dir = shutil.copytree(stopped, tmp_path_factory.mktemp("resumed") / "run")
-    return run_dir, run(run_dir, **SETTINGS).best_value
+    return run_dir, run(run_dir, **STOPPED).best_value
 
 
 def damage(path, how):
@@ -138,7 +126,7 @@ def test_a_broken_checkpoint_is_reported_and_an_older_one_used(
     *_, older, newest = saved_steps(run_dir)
     data = max((run_dir / "checkpoints" / str(newest) / item).rglob("d/*"), key=lambda p: p.stat().st_size)
     damage(data, how)
-    result = run(run_dir, **SETTINGS)
+    result = run(run_dir, **STOPPED)
     errors = capsys.readouterr().err
     assert f"checkpoint {newest} is broken" in errors and f"resuming {run_dir} at step {older}" in errors
     assert (run_dir / "broken" / str(newest)).is_dir()
@@ -153,7 +141,7 @@ def test_without_a_whole_checkpoint_the_run_stops(tmp_path, stopped):
     for step in saved_steps(run_dir):
         (run_dir / "checkpoints" / str(step) / "params" / "manifest.ocdbt").write_bytes(b"no")
     with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
-        run(run_dir, **SETTINGS)
+        run(run_dir, **STOPPED)
     assert not (run_dir / "broken").exists()
 
 
@@ -284,5 +272,5 @@ def test_a_run_without_best_json_is_told_to_be_taken_as_it_is_by_its_newest(tmp_
     for step in older:
         shutil.rmtree(run_dir / "checkpoints" / str(step))
     assert checkpoint_of(run_dir).name == str(newest)
-    run(run_dir, **SETTINGS)
+    run(run_dir, **STOPPED)
     assert best.exists() and "warning" not in capfd.readouterr().err

@@ -16,7 +16,6 @@ import pytest
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 FLAGS = {
     "mine": ["--run={run}", "--dataset=beir:{folder}", "--negatives=2"],
-    "export": [f"--model=hf:{GOLDEN / 'bert'}", "--format=onnx"],
     "export a SavedModel": [f"--model=hf:{GOLDEN / 'bert'}", "--format=saved_model", "--signatures=ids"],
     "whiten": [f"--model=hf:{GOLDEN / 'bert'}", "--input={folder}/corpus.jsonl"],
 }

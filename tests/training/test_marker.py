@@ -1,7 +1,6 @@
 """run.json, which marks a run's directory: what is wrong with it costs no run, and what is no run stays."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -10,28 +9,14 @@ import pytest
 from jaxir.core.errors import UserError
 from jaxir.training.run.marker import check_run_dir, go_on
 from tests.training.saved_run import log, saved_steps
-from tests.training.tiny_run import Hooked, pairs, run
-
-SETTINGS = {"steps": 12, "checkpoint_every": 3, "eval_every": 4}
-
-
-def stop_at(run_dir: Path, step: int) -> Path:
-    sent = Hooked(pairs(64), lambda at: at == step and os.kill(os.getpid(), 15))
-    assert run(run_dir, data=sent, **SETTINGS).stopped_by == 15
-    return run_dir
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory) -> Path:
-    """A run that was told to stop after some steps."""
-    return stop_at(tmp_path_factory.mktemp("stopped") / "run", 6)
+from tests.training.tiny_run import STOPPED, Hooked, pairs, run, stop_at
 
 
 def resumed(run_dir: Path, capsys) -> list[str]:
     """Resumes a run to its end; returns the warnings."""
     newest = saved_steps(run_dir)[-1]
     capsys.readouterr()
-    result = run(run_dir, **SETTINGS)
+    result = run(run_dir, **STOPPED)
     assert (result.started_at, result.step) == (newest, 12)
     return [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
 
@@ -85,7 +70,7 @@ def test_a_run_of_an_earlier_version_goes_on_without_a_word(tmp_path, stopped, c
         step.write_text(
             json.dumps({k: v for k, v in record.items() if k in ("step", "dev_value", "settings")})
         )
-    stop_at(run_dir, 9)
+    stop_at(run_dir, 10)
     assert "warning" not in capsys.readouterr().err
     assert resumed(run_dir, capsys) == []
     assert not (run_dir / "broken").exists()
@@ -119,8 +104,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_keeps_its_name(tmp_pa
     (run_dir / "checkpoints").mkdir(parents=True)  # killed before it was marked
     broken = Hooked(pairs(64), lambda step: step == 2 and 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run(run_dir, data=broken, **SETTINGS)
+        run(run_dir, data=broken, **STOPPED)
     name = json.loads((run_dir / "run.json").read_text())["run"]
     assert name in (run_dir / "log.jsonl").read_text()
-    run(run_dir, **SETTINGS)
+    run(run_dir, **STOPPED)
     assert json.loads((run_dir / "run.json").read_text())["run"] == name

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import os
 import shutil
 
 import jax.numpy as jnp
@@ -18,22 +17,7 @@ from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.training.run.run_settings import disagreement, model_fingerprint
 from tests.training import tiny_run
 from tests.training.saved_run import saved_steps
-from tests.training.tiny_run import Bag, Hooked, ToOne, pairs, run
-
-INTERRUPTED = {"steps": 12, "checkpoint_every": 3, "eval_every": 4}
-
-
-@pytest.fixture(scope="module")
-def interrupted_run(tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("interrupted") / "run"
-    result = run(
-        run_dir,
-        data=Hooked(pairs(64), lambda step: step == 8 and os.kill(os.getpid(), 15)),
-        keep_last=3,
-        **INTERRUPTED,
-    )
-    assert 4 <= result.step < 12
-    return run_dir
+from tests.training.tiny_run import STOPPED, Bag, ToOne, pairs, run
 
 
 @pytest.mark.parametrize(
@@ -49,11 +33,11 @@ def interrupted_run(tmp_path_factory):
         ({"model": tiny_run.bert()}, "model="),
     ],
 )
-def test_resuming_with_other_settings_is_refused(tmp_path, interrupted_run, change, name):
-    shutil.copytree(interrupted_run, tmp_path / "run")
+def test_resuming_with_other_settings_is_refused(tmp_path, stopped, change, name):
+    shutil.copytree(stopped, tmp_path / "run")
     with pytest.raises(UserError, match=rf"was trained with {name}.*another output_dir"):
-        run(tmp_path / "run", **INTERRUPTED | change)
-    assert saved_steps(tmp_path / "run") == saved_steps(interrupted_run)
+        run(tmp_path / "run", **STOPPED | change)
+    assert saved_steps(tmp_path / "run") == saved_steps(stopped)
 
 
 def with_other_passages(data: ArrayDataset, rows: np.ndarray) -> ArrayDataset:
@@ -66,8 +50,8 @@ def with_other_passages(data: ArrayDataset, rows: np.ndarray) -> ArrayDataset:
     return found
 
 
-def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tmp_path, interrupted_run):
-    shutil.copytree(interrupted_run, tmp_path / "run")
+def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tmp_path, stopped):
+    shutil.copytree(stopped, tmp_path / "run")
     data = pairs(64)
     first = {row.tobytes() for row in next(data.batches(batch_size=8, seed=0))["passage_key"]}
     rows = [i for i, key in enumerate(data._tables["passages"].keys) if key.tobytes() not in first]
@@ -80,22 +64,22 @@ def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tm
         with pytest.raises(
             UserError, match=r"was trained on other data: 64 pairs .* with other content; .*another output"
         ):
-            run(tmp_path / "run", data=other, **INTERRUPTED)
-    assert run(tmp_path / "run", data=pairs(64), **INTERRUPTED).step == 12
+            run(tmp_path / "run", data=other, **STOPPED)
+    assert run(tmp_path / "run", data=pairs(64), **STOPPED).step == 12
     with pytest.raises(UserError, match="was trained on other data"):  # not "is complete"
-        run(tmp_path / "run", data=other, **INTERRUPTED)
+        run(tmp_path / "run", data=other, **STOPPED)
 
 
-def test_a_run_of_before_whose_data_cannot_be_told_is_not_resumed(tmp_path, interrupted_run):
-    shutil.copytree(interrupted_run, tmp_path / "run")
+def test_a_run_of_before_whose_data_cannot_be_told_is_not_resumed(tmp_path, stopped):
+    shutil.copytree(stopped, tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints").glob("*/run/metadata"):
         record = json.loads(path.read_text())
         record["settings"]["data"] = "64 examples 0123456789abcdef"
         del record["sha256"], record["checksums"]  # which came with the data's hash
         path.write_text(json.dumps(record))
     with pytest.raises(UserError, match="by an earlier jaxir, which knew its data by their first batch"):
-        run(tmp_path / "run", **INTERRUPTED)
-    assert saved_steps(tmp_path / "run") == saved_steps(interrupted_run)
+        run(tmp_path / "run", **STOPPED)
+    assert saved_steps(tmp_path / "run") == saved_steps(stopped)
 
 
 def test_a_dev_set_of_before_that_cannot_be_told_is_named_as_such():
@@ -117,30 +101,30 @@ def test_a_model_is_known_by_its_config_and_by_the_names_shapes_and_types_of_its
     assert model_fingerprint(tiny_run.bert(seed=1)) == model_fingerprint(kinds[0])
 
 
-def test_resuming_from_other_weights_is_refused(tmp_path, interrupted_run):
-    shutil.copytree(interrupted_run, tmp_path / "run")
+def test_resuming_from_other_weights_is_refused(tmp_path, stopped):
+    shutil.copytree(stopped, tmp_path / "run")
     refused = r"was begun from other weights than the model has now; give the model .*another output_dir"
     with pytest.raises(UserError, match=refused):
-        run(tmp_path / "run", model=Bag(seed=1), **INTERRUPTED)
-    assert saved_steps(tmp_path / "run") == saved_steps(interrupted_run)
-    assert run(tmp_path / "run", **INTERRUPTED).step == 12
+        run(tmp_path / "run", model=Bag(seed=1), **STOPPED)
+    assert saved_steps(tmp_path / "run") == saved_steps(stopped)
+    assert run(tmp_path / "run", **STOPPED).step == 12
     with pytest.raises(UserError, match=refused):  # not "is complete"
-        run(tmp_path / "run", model=Bag(seed=1), **INTERRUPTED)
+        run(tmp_path / "run", model=Bag(seed=1), **STOPPED)
 
 
 @pytest.mark.parametrize("told", [None, "damaged", {"hash": "0" * 16, "on": "tpu"}])
-def test_a_run_whose_first_weights_cannot_be_compared_is_resumed(tmp_path, interrupted_run, told):
+def test_a_run_whose_first_weights_cannot_be_compared_is_resumed(tmp_path, stopped, told):
     """An earlier jaxir did not write them; on another kind of device random ones may be rounded otherwise."""
-    shutil.copytree(interrupted_run, tmp_path / "run")
+    shutil.copytree(stopped, tmp_path / "run")
     for path in [tmp_path / "run/run.json", *(tmp_path / "run/checkpoints").glob("*/run/metadata")]:
         record = json.loads(path.read_text())
         assert record["settings"].pop("weights")["on"].startswith("cpu {")
         record["settings"] |= {"weights": told} if told else {}
         path.write_text(json.dumps(sealed(record) if "sha256" in record else record))
-    assert run(tmp_path / "run", **INTERRUPTED).step == 12
+    assert run(tmp_path / "run", **STOPPED).step == 12
 
 
-def test_a_directory_that_is_no_run_is_never_written_to(tmp_path, interrupted_run):
+def test_a_directory_that_is_no_run_is_never_written_to(tmp_path, stopped):
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("the only copy")
@@ -148,7 +132,7 @@ def test_a_directory_that_is_no_run_is_never_written_to(tmp_path, interrupted_ru
         run(other)
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
     gone = tmp_path / "gone"
-    shutil.copytree(interrupted_run, gone)
+    shutil.copytree(stopped, gone)
     shutil.rmtree(gone / "checkpoints")
     with pytest.raises(UserError, match=r"the checkpoints of .* are gone"):
-        run(gone, **INTERRUPTED)
+        run(gone, **STOPPED)

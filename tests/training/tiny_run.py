@@ -12,6 +12,7 @@ if __name__ == "__main__":
     )
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -138,6 +139,16 @@ def run(
         **{"dev": pairs(21, seed=1), "log_every": 1, "eval_every": 10, "checkpoint_every": 7} | settings,
     )
     return trainer.train(recipe, run_dir)
+
+
+STOPPED = {"steps": 12, "checkpoint_every": 3, "eval_every": 4, "keep_last": 3}
+
+
+def stop_at(run_dir: Path, step: int) -> Path:
+    """Trains with the settings `STOPPED`; SIGTERM comes while the batch of `step` is made."""
+    sent = Hooked(pairs(64), lambda at: at == step and os.kill(os.getpid(), signal.SIGTERM))
+    assert run(run_dir, data=sent, **STOPPED).stopped_by == signal.SIGTERM
+    return run_dir
 
 
 def main(*, run_dir: str, settings: str = "{}") -> int:
