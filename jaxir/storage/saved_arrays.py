@@ -1,4 +1,4 @@
-"""Examples as arrays on a disk: their description, those of earlier versions, and what they are called."""
+"""Examples as arrays on a disk, and their description."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import Features, Numbers, TextFormat, Tokens, fields_of, pair_features, pair_format
+from jaxir.core.features import Features, Numbers, Tokens, fields_of, pair_format
 
 FORMAT = 2
-META, META_OF_PAIRS = "dataset.json", "pairs.json"
+META = "dataset.json"
 
 
 def in_words(features: Features, num_examples: int) -> str:
@@ -39,17 +39,7 @@ def as_pairs_were_named(features: Features, arrays: Mapping[str, np.ndarray]) ->
 def read(
     directory: Path,
 ) -> tuple[dict[str, Any], dict[str, Tokens | Numbers], dict[str, np.ndarray]]:
-    """Returns the description, the fields and the arrays of what was saved, by earlier jaxir too."""
-    arrays = {p.stem: np.asarray(np.load(p, mmap_mode="r")) for p in directory.glob("*.npy")}
-    if (directory / META_OF_PAIRS).exists():
-        meta = json.loads((directory / META_OF_PAIRS).read_text())
-        form = {k: meta[k] for k in ("query_length", "passage_length", "query_prompt", "passage_prompt")}
-        features = pair_features(TextFormat(**form, num_negatives=int(len(arrays["negatives"]) > 0)))
-        arrays["query"], arrays["passage"] = arrays.pop("pairs").T
-        arrays["offsets"] = arrays.pop("negative_offsets")
-        meta["left_out"] = meta.get("negatives_left_out", 0)
-        meta["without_others"] = meta.get("pairs_without_negatives", 0)
-        return meta, fields_of(features), arrays
+    """Returns the description, the fields and the arrays of what was saved."""
     meta = json.loads((directory / META).read_text())
     if meta["format"] != FORMAT:
         raise UserError(f"{directory} is of another format; make it again")
@@ -57,7 +47,7 @@ def read(
         name: Tokens(**field) if "length" in field else Numbers(**field)
         for name, field in meta["fields"].items()
     }
-    return meta, saved, arrays
+    return meta, saved, {p.stem: np.asarray(np.load(p, mmap_mode="r")) for p in directory.glob("*.npy")}
 
 
 def check_same(directory: Path, name: str, saved: Tokens | Numbers, wanted: Tokens | Numbers) -> None:

@@ -299,23 +299,6 @@ def test_pairs_are_told_as_earlier_jaxir_told_them(minilm, tmp_path):
     assert both.fingerprint == "5 pairs of 8 + 12 tokens, negatives 1, hash 29a5a8feddbf5e5c"
 
 
-def test_arrays_that_earlier_jaxir_saved_are_opened(dataset, tmp_path):
-    arrays = dataset._arrays()
-    arrays["pairs"] = np.stack([arrays.pop("query"), arrays.pop("passage")], axis=1)
-    arrays["negative_offsets"] = arrays.pop("offsets")
-    for name, array in arrays.items():
-        np.save(tmp_path / f"{name}.npy", array)
-    meta = {"format": 1, "query_prompt": "", "passage_prompt": "", "num_examples": COUNT, **LENGTHS}
-    meta["tokenizer_fingerprint"] = dataset.tokenizer_fingerprint
-    (tmp_path / "pairs.json").write_text(json.dumps(meta))
-    for count in (0, 2):
-        opened = load(tmp_path, num_negatives=count)
-        batch = opened.once()
-        assert equal(batch, {name: x for name, x in dataset.once().items() if name in batch})
-        assert ("negative_ids" in batch) == (count > 0)
-    assert opened.fingerprint == dataset.fingerprint
-
-
 def test_saved_arrays_that_do_not_fit_are_refused(dataset, minilm, sentencepiece_folder, tmp_path):
     folder = tmp_path / "arrays"
     dataset.save(folder)
