@@ -18,6 +18,7 @@ from jaxir import cli
 from jaxir.storage.outputs import WHOLE
 from tests.command_outputs import OUTPUTS, function_of
 
+pytestmark = pytest.mark.slow
 MODEL = f"hf:{Path(__file__).parent.parent / 'golden' / 'bert'}"
 HOLDER = """
 import sys, time

@@ -115,7 +115,7 @@ def test_writers_in_one_directory_leave_each_other_alone(tmp_path):
 
     def write(name: str) -> None:
         try:
-            for number in range(60):
+            for number in range(20):
                 with atomic_file(tmp_path / name) as file:
                     file.write(f"{name} {number}")
                 with atomic_directory(tmp_path / f"{name}-{number}") as aside:

@@ -22,7 +22,7 @@ from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import AdamW
 from tests.training import tiny_run
 from tests.training.beside import Sigmoid
-from tests.training.saved_run import arrays
+from tests.training.saved_run import arrays, log
 from tests.training.tiny_run import Bag, Hooked, pairs, run
 
 SETTINGS = {"steps": 12, "checkpoint_every": 6, "eval_every": 6}
@@ -171,7 +171,7 @@ def test_a_sum_adds_weighs_and_keeps_parts_apart(tmp_path):
     ramp = Ramp(start=0.0, end=0.5, steps=10, first=2)
     objective = WeightedSum(parts=parts, weights={"sigmoid": ramp})
     run(tmp_path / "run", objective=objective, steps=12)
-    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    lines = log(tmp_path / "run")
     steps = {line["step"]: line for line in lines if "loss" in line}
     for done, line in steps.items():
         weight = 0.5 * min(max((done - 1 - 2) / 10, 0), 1)  # the step that makes `done` begins at done - 1
@@ -217,7 +217,7 @@ def test_a_weight_that_evaluation_cannot_tell_costs_a_sentence(tmp_path):
     assert not (tmp_path / "run" / "checkpoints").exists()
     told = lambda step: falling(10 if step is None else step)  # noqa: E731
     run(tmp_path / "run", objective=WeightedSum(parts=parts, weights={"b": told}), steps=5)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    lines = log(tmp_path / "run")
     assert [line["b/weight"] for line in lines if "b/weight" in line] == pytest.approx(
         [1, 0.9, 0.8, 0.7, 0.6]
     )
@@ -379,7 +379,7 @@ def test_resume_keeps_corpus_statistics_and_refuses_another_corpus(tmp_path):
     expected = [1 / (1 + sum(word in text for text in texts)) for word in range(tiny_run.VOCABULARY)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert len(set(expected)) > 5
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    lines = log(tmp_path / "run")
     assert all(0 < x["rarity/rarity"] < 1 for x in lines if "rarity/rarity" in x)
 
     class Other(Hooked):

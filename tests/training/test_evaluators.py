@@ -35,6 +35,7 @@ from jaxir.training.run.run_settings import disagreement
 from jaxir.training.step.optimizers import AdamW
 from jaxir.training.step.train_state import initial_state, plan_state
 from jaxir.training.suite import Suite, evaluators_of
+from tests.training.saved_run import log
 from tests.training.tiny_run import LENGTH, Bag, ToOne, pairs, run
 
 
@@ -171,7 +172,7 @@ def best_of(run_dir):
 
 
 def logged(run_dir, name):
-    lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
+    lines = log(run_dir)
     return {line["step"]: line[name] for line in lines if name in line}
 
 

@@ -23,6 +23,7 @@ from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.train import train as train_command
 from jaxir.training import fit as fit_module
+from tests.training.saved_run import log
 
 BERT = f"st:{Path(__file__).parents[1] / 'golden/bert'}"
 WORDS = [f"{x}{y}" for x in "abcde" for y in "aeiou"][:20]
@@ -87,7 +88,7 @@ def test_a_run_that_is_kept_is_a_model_and_is_resumed(tmp_path, capsys):
     encoder = fit(BERT, PAIRS, **settings, eval_every=2, checkpoint_every=1, dev_metric="loss")
     assert encoder.spec == str(run) and encoder.fingerprint == DualEncoder.load(str(run)).fingerprint
     best = json.loads((run / "checkpoints/best.json").read_text())
-    logged = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    logged = log(run)
     scores = {line["step"]: line["dev/loss"] for line in logged if "dev/loss" in line}
     assert best["step"] == min(scores, key=scores.get) and set(scores) == {2, 4, 6}
     capsys.readouterr()

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import pty
 import re
@@ -16,10 +15,11 @@ from tensorboardX.proto import event_pb2
 from jaxir.training.run import logs
 from jaxir.training.run.logs import Narrator, RunLog, clock, own_lines, timed
 from tests.training import tiny_run
+from tests.training.saved_run import log
 
 
 def lines(run_dir):
-    return [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
+    return log(run_dir)
 
 
 def test_a_resumed_log_has_every_step_once(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from jaxir.core.errors import UserError
 from jaxir.costs import chips
 from jaxir.training.run.profiling import peak_memory, planned, steps_to_trace
+from tests.training.saved_run import log
 from tests.training.tiny_run import Hooked, pairs, run
 
 SETTINGS = {"steps": 6, "dev": None, "checkpoint_every": 6}
@@ -68,7 +69,7 @@ def test_a_run_traces_the_steps_it_is_told_to(tmp_path, capsys):
 
 def test_the_log_has_planned_beside_measured_memory_and_nothing_that_is_not_known(tmp_path):
     run(tmp_path / "run", **SETTINGS, log_every=3)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    lines = log(tmp_path / "run")
     logged = [line for line in lines if "loss" in line]
     (memory,) = {line["planned/memory_gib"] for line in logged}
     # Adam has two arrays like the parameters, whose rows two devices share, and a batch of 8 pairs is small.

@@ -13,6 +13,7 @@ from jaxir.core.features import PADDING_TOKEN
 from jaxir.evaluate import evaluate
 from jaxir.interop import model_dir
 from jaxir.retrieval.answering.answer_writer import longest_of
+from tests.training.saved_run import log
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 QUESTIONS = 640  # five windows
@@ -64,7 +65,7 @@ def test_reader_learns_from_the_second_passage(folder, tmp_path, capsys):
     settings += ["--gin.DEV_NEW_TOKENS=12", "--gin.DROPOUT=0.0", "--gin.LEARNING_RATE=1e-2"]
     settings += ["--steps=400", "--gin.EVAL_EVERY=100", "--gin.CHECKPOINT_EVERY=100"]
     assert train(folder, run, *settings) == 0
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    lines = log(run)
     dev = [line for line in lines if "dev/EM" in line]
     assert len(dev) == 4 and max(line["dev/EM"] for line in dev) == 1.0 and dev[-1]["dev/loss"] < 1
     best = json.loads((run / "checkpoints/best.json").read_text())

@@ -10,6 +10,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.interop import model_dir
+from tests.training.saved_run import log
 
 pytestmark = pytest.mark.long
 
@@ -62,7 +63,7 @@ def recipe(tmp_path) -> Path:
 
 
 def losses(run_dir) -> list[tuple[float | None, float | None]]:
-    lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
+    lines = log(run_dir)
     return [(x.get("loss"), x.get("dev/loss")) for x in lines if "checkpoint" not in x]
 
 

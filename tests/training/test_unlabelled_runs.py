@@ -11,6 +11,7 @@ import pytest
 from jaxir import cli
 from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
+from tests.training.saved_run import log
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 OBJECTIVES = (
@@ -53,7 +54,7 @@ def train(tmp_path):
 
 
 def logged(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return log(run)
 
 
 @pytest.mark.slow
