@@ -21,8 +21,9 @@ from jaxir.core.errors import UserError
 from jaxir.core.progress import outliving_reader, progress, terminal_columns
 from jaxir.core.values import fits
 from jaxir.storage.files import atomic_file, is_bucket, path_of
+from jaxir.storage.leases import Lease
+from jaxir.storage.locks import Lock
 from jaxir.storage.temporary_outputs import temporary_directory
-from jaxir.training.run.run_lock import Hold, Undisputed
 
 LOG, BOARD = "log.jsonl", "tensorboard"
 MOST_SHOWN = 5  # metrics of the objective in one line; all are in the log
@@ -46,7 +47,7 @@ class RunLog:
       start_step: the step the run resumes from; what was logged beyond it is dropped, so no step appears
         twice.
       run: the name of the run, which the first line of each process has.
-      hold: on the directory; see `run_lock.held`.
+      hold: on the directory.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class RunLog:
         *,
         start_step: int,
         run: str,
-        hold: Hold = Undisputed(),  # noqa: B008 (has no state)
+        hold: Lock | Lease | None = None,
     ):
         self._file, self._board, self._hold = None, None, hold
         self._name = {"run": run}
@@ -115,7 +116,8 @@ class RunLog:
         if self._place == self._run_dir:
             return
         try:
-            self._hold.check()
+            if self._hold is not None:
+                self._hold.check()
             for path in [self._place / LOG, *(self._place / BOARD).iterdir()]:
                 with atomic_file(self._run_dir / path.relative_to(self._place), "wb") as file:
                     file.write(path.read_bytes())

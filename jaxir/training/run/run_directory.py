@@ -19,11 +19,12 @@ import jax
 
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
-from jaxir.storage.files import atomic_file, path_of
+from jaxir.storage.files import atomic_file, is_bucket, path_of
+from jaxir.storage.leases import Lease
+from jaxir.storage.locks import Lock, locked
 from jaxir.training.run.checkpoints import Checkpoints, Resumed
 from jaxir.training.run.logs import RunLog
 from jaxir.training.run.marker import check_run_dir
-from jaxir.training.run.run_lock import held
 from jaxir.training.step.train_state import TrainState
 
 COMPLETE = "COMPLETE"
@@ -46,10 +47,14 @@ class RunDirectory:
         self.path = path_of(path)
         self.checkpoints: Checkpoints
         self._begun = False
+        self._hold: Lock | Lease | None = None  # of process 0
 
     def __enter__(self) -> RunDirectory:
         with contextlib.ExitStack() as closing:
-            self._hold = closing.enter_context(held(self.path))
+            if jax.process_index() == 0:
+                refusal = f"another process trains in {self.path}"
+                hold = Lease(self.path, "trains in") if is_bucket(self.path) else locked(self.path, refusal)
+                self._hold = closing.enter_context(hold)
             check_run_dir(self.path)
             self._closing = closing.pop_all()
         return self
