@@ -18,7 +18,7 @@ import jax
 from tqdm import tqdm
 
 from jaxir.core.errors import UserError
-from jaxir.core.progress import outliving_reader, progress, terminal_columns
+from jaxir.core.progress import outliving_reader, progress
 from jaxir.core.values import fits
 from jaxir.storage.files import atomic_file, is_bucket, path_of
 from jaxir.storage.leases import Lease
@@ -27,7 +27,6 @@ from jaxir.storage.temporary_outputs import temporary_directory
 
 LOG, BOARD = "log.jsonl", "tensorboard"
 MOST_SHOWN = 5  # metrics of the objective in one line; all are in the log
-BAR_COLUMNS = 90  # characters that the bar needs beside the objective's metrics
 # Metrics that the terminal does not show, since it shows what they add up to or warns of them.
 NOT_SHOWN = {
     "loss",
@@ -187,21 +186,9 @@ class Narrator:
             else tqdm(total=steps, initial=start_step, disable=True)
         )
 
-    def step(self, step: int, loss: float, metrics: Mapping[str, float] | None = None) -> None:
-        """Moves the bar to `step`; the second one tells how long the rest will take.
-
-        Args:
-          step: the number of finished steps.
-          loss: the loss of that step.
-          metrics: the metrics of that step. The bar shows those of the objective that fit.
-        """
-        room = (terminal_columns() or 0) - BAR_COLUMNS
-        shown = ""
-        for part in _formatted(metrics or {}):
-            if len(shown) + len(part) > room:
-                break
-            shown += part
-        self._bar.set_postfix_str(f"loss {loss:.4f}{shown}", refresh=False)
+    def step(self, step: int, loss: float) -> None:
+        """Moves the bar to the number of finished steps; the second one says how long the rest will take."""
+        self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
         self._bar.update(step - self._shown)
         self._shown = step
         now = time.perf_counter()
@@ -236,11 +223,9 @@ class Narrator:
         left = (self._steps - step) * self._batch_size / max(rate, 1e-9)
         if self._evaluations:
             left += statistics.mean(self._evaluations) * self._evaluations_from(step)
-        self._say_with(
-            metrics or {},
-            f"step {step}/{self._steps}",
-            f"  loss {values['loss']:.4f}",
-            f"  lr {values['learning_rate']:.3g}  {rate:.4g} examples/s  {clock(left)} left",
+        self.say(
+            f"step {step}/{self._steps}  loss {values['loss']:.4f}{_formatted(metrics or {})}"
+            f"  lr {values['learning_rate']:.3g}  {rate:.4g} examples/s  {clock(left)} left"
         )
 
     def tell_dev(
@@ -254,22 +239,7 @@ class Narrator:
           others: what evaluators measure beside them, such as the objective's own metrics.
         """
         values = "".join(f"  {name} {value:.4f}" for name, value in scores.items())
-        self._say_with(others or {}, f"step {step}/{self._steps}  dev", values)
-
-    def _say_with(self, metrics: Mapping[str, float], start: str, values: str, end: str = "") -> None:
-        """Prints a line with metrics after `values`; on a terminal too narrow for it, they have their own."""
-        parts, columns = _formatted(metrics), terminal_columns()
-        line = "".join((start, values, *parts, end))
-        if not parts or columns is None or len(line) <= columns:
-            self.say(line)
-            return
-        self.say(start + values + end)
-        second = start
-        for part in parts:
-            if len(second) + len(part) > columns and second != start:
-                break
-            second += part
-        self.say(second)
+        self.say(f"step {step}/{self._steps}  dev{values}{_formatted(others or {})}")
 
     def say(self, text: str) -> None:
         """Prints one line, above the bar."""
@@ -293,10 +263,10 @@ class Narrator:
         self._bar.close()
 
 
-def _formatted(metrics: Mapping[str, float]) -> list[str]:
-    """Returns "  NAME VALUE" of at most `MOST_SHOWN` metrics that the objective itself reports."""
+def _formatted(metrics: Mapping[str, float]) -> str:
+    """Returns "  NAME VALUE" of each of at most `MOST_SHOWN` metrics that the objective itself reports."""
     own = {k: v for k, v in metrics.items() if k.rpartition("/")[2] not in NOT_SHOWN or k.endswith("/loss")}
-    return [f"  {name} {value:.4g}" for name, value in own.items()][:MOST_SHOWN]
+    return "".join([f"  {name} {value:.4g}" for name, value in own.items()][:MOST_SHOWN])
 
 
 @contextlib.contextmanager
