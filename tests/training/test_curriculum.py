@@ -2,9 +2,6 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -113,33 +110,3 @@ def test_an_interrupted_run_goes_on_in_the_same_stage(folder, tmp_path, monkeypa
     # Guard: what documents are read with decides what is learnt.
     others = run(folder, tmp_path / "gold", selection=Gold())
     assert np.abs(np.array(others) - whole).max() > 0.01 and whole[-1] < whole[0]
-
-
-def command(folder: Path, run_dir: Path, *flags: str, devices: int = 1, **env: str) -> subprocess.Popen:
-    arguments = ["--gin_file=gin/curriculum.gin", f"--gin.DATA={folder}", f"--output_dir={run_dir}"]
-    arguments += [f"--gin.MODEL='st:{ROOT / 'tests/golden/bert'}'", "--gin.QUERY_LENGTH=10"]
-    arguments += [f"--gin.EXPANSIONS={write_expansions(folder)}", "--gin.PASSAGE_LENGTH=24"]
-    arguments += [f"--steps={STEPS}", "--batch_size=8", "--log_every=1", "--checkpoint_every=2", *flags]
-    flag = f"--xla_force_host_platform_device_count={devices}"
-    return subprocess.Popen(
-        [sys.executable, "-m", "jaxir.train", *arguments],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag} | env,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_recipe_in_chunks_and_on_eight_devices(folder, tmp_path):
-    def finish(name: str, *flags: str, **how) -> list[float]:
-        process = command(folder, tmp_path / name, *flags, **how)
-        _, errors = process.communicate(timeout=280)
-        assert process.returncode == 0, errors
-        found = {row["step"]: row["loss"] for row in log(tmp_path / name) if "loss" in row}
-        return [found[step + 1] for step in range(STEPS)]
-
-    whole = finish("whole")
-    for name, flags, devices in (("chunks", ["--gin.CHUNKS=2"], 1), ("eight", [], 8)):
-        np.testing.assert_allclose(finish(name, *flags, devices=devices), whole, rtol=2e-4, err_msg=name)

@@ -111,21 +111,16 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
     output = tmp_path / "run"
     flags = [f"--gin_file={recipe}", f"--output_dir={output}"]
     for extra, sentence in (
-        (["--gin.train.batch_size=10"], "batch_size must be a multiple of the 4 devices"),
         (
             ["--gin.Contrastive.chunks=3"],
             "2 examples on each of the 4 devices that share it cannot be embedded in 3 ",
         ),
-        (["--gin.train.batch_size=28"], "batch_size is 28, but there are only 24 pairs"),
-        (["--gin.train.steps=0"], "train.steps must be a whole number from 1 to 2147483647 or None, not 0"),
         (
             ["--gin.train.batch_size=many"],
             "batch_size must be a whole number from 1 to 16777216, not 'many'",
         ),
-        (["--gin.train.seed=-1"], "train.seed must be a whole number from 0 to 4294967295, not -1"),
         (["--gin.AdamW.learning_rate=1e999"], "AdamW.learning_rate must be a number of at least 0, not inf"),
         (["--gin.TEMPERATURE=0"], "TEMPERATURE must be a number above 0, not 0"),
-        (["--gin.AdamW.warmup_steps=6"], "warmup_steps must be at least 0 and less than the 6 steps"),
         (["--num_negatives=1"], "a batch wants 1 negatives of each example, but 24 of 24 have none"),
     ):
         assert in_process(*flags, *extra) == 1
