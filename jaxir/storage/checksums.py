@@ -42,9 +42,9 @@ def directory_with_checksums(
     Raises:
       UserError: as `files.atomic_directory`.
     """
-    with atomic_directory(path, overwrite=overwrite) as aside:
-        yield aside
-        write_all(aside, without=without)
+    with atomic_directory(path, overwrite=overwrite) as temporary:
+        yield temporary
+        write_all(temporary, without=without)
 
 
 def check(directory: Path, *, without: Collection[str] = (), may_grow: bool = False) -> None:

@@ -167,15 +167,15 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
     check_replaceable(path)
     path = Path(os.path.realpath(path))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_output(path, directory=False) as (aside, descriptor):
+    with temporary_output(path, directory=False) as (temporary, descriptor):
         try:
             with os.fdopen(descriptor, mode, closefd=False, **kwargs) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            aside.replace(path)
+            temporary.replace(path)
         except BaseException:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
@@ -269,24 +269,24 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
         check_new_directory(path)
     path = Path(os.path.realpath(local_path(path, "written to")))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_output(path, directory=True) as (aside, _):
+    with temporary_output(path, directory=True) as (temporary, _):
         try:
-            yield aside
-            if not _renamed(aside, path):
+            yield temporary
+            if not _renamed(temporary, path):
                 if not overwrite:
                     raise UserError(
                         f"{path} is there now, by another process, and stays as it is; what this one made is"
                         " gone"
                     )
-                if _exchanged(aside, path):
-                    shutil.rmtree(aside, ignore_errors=True)
+                if _exchanged(temporary, path):
+                    shutil.rmtree(temporary, ignore_errors=True)
                 else:  # there is a moment without either: the old one's name is none that others remove
-                    old = aside.with_suffix(".old")
+                    old = temporary.with_suffix(".old")
                     path.rename(old)
-                    aside.rename(path)
+                    temporary.rename(path)
                     shutil.rmtree(old, ignore_errors=True)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
