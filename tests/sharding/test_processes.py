@@ -68,9 +68,6 @@ SEQIO = """@seqio_pairs.SeqioPairs()
 seqio_pairs.SeqioPairs.mixture = @local_files.jsonl_pairs()
 local_files.jsonl_pairs.path = "{data}"
 """
-RECORDS = """@grain_records.GrainRecords()
-grain_records.GrainRecords.directory = "{directory}"
-"""
 TOKENIZER = Path(__file__).parent.parent / "golden" / "bert"
 
 
@@ -183,38 +180,6 @@ def test_a_preempted_run_on_seqio_data_ends_as_an_uninterrupted_one(tmp_path, la
         ended = finish(start(directory))
         assert [status for status, _ in ended] == [0, 0], ended
     assert_same_course(run_dir, whole, 1e-7)
-
-
-@pytest.mark.slow
-def test_a_killed_run_on_records_ends_with_the_bits_of_one_in_memory(tmp_path, launch, finish, pairs):
-    pytest.importorskip("grain")
-    flag, directory = recipe(tmp_path, pairs), tmp_path / "records"
-    plain = "--gin.train.train.data=@train/pair_sources.JsonlPairs()"
-    assert cli.main("jaxir.prepare:records", [flag, plain, f"--output={directory}"]) == 0
-    (tmp_path / "other").mkdir()
-    source, imports = RECORDS.format(directory=directory), "from jaxir.data.batches import grain_records"
-    of_records = recipe(tmp_path / "other", pairs, source=source, imports=imports)
-    run_dir, whole = tmp_path / "run", tmp_path / "whole"
-
-    def start(flag: str, run_dir: Path, pace: float = 0.0):
-        settings = {"PACE": str(pace), "JAXIR_HEARTBEAT_SECONDS": "10"}
-        return launch(*command(flag, run_dir, {"fsdp": 2}), processes=2, devices=1, **settings)
-
-    two = start(of_records, run_dir, pace=0.2)
-    wait_for_step(two, run_dir, 9)
-    while not saved_steps(run_dir):
-        time.sleep(0.01)
-    for process in two:
-        process.kill()
-    finish(two)
-    assert 7 <= saved_steps(run_dir)[-1] < STEPS
-    for made, place in ((of_records, run_dir), (flag, whole)):
-        ended = finish(start(made, place))
-        assert [status for status, _ in ended] == [0, 0], ended
-    ours, theirs = arrays(run_dir, STEPS), arrays(whole, STEPS)
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        assert ours[name].tobytes() == value.tobytes(), name
 
 
 @pytest.mark.slow
