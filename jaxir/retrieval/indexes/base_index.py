@@ -340,7 +340,10 @@ def load_index(directory: str | Path) -> Index:
 
 
 def _inode(directory: Path) -> int | None:
-    return directory.stat().st_ino if directory.exists() else None
+    try:
+        return directory.stat().st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _load_index(directory: Path) -> Index:
