@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import local_server
+from tests import local_server
 
 BUCKET = "bucket"
 COMMANDS = """

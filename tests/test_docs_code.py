@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import gin
 import pytest
-from shallow import first_layers
 
 from jaxir import cli
 from jaxir.cli import gin_config
+from tests.shallow import first_layers
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests/golden"

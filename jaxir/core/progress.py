@@ -58,15 +58,6 @@ def progress(
     )
 
 
-def terminal_columns() -> int | None:
-    """Returns how many characters a line of the terminal holds; None if standard error is not a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return None
-    with contextlib.suppress(OSError, ValueError):
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80  # some terminals report 0
-    return 80
-
-
 @contextlib.contextmanager
 def outliving_reader() -> Iterator[None]:
     """Has standard error go nowhere from then on if its reader has gone: `tee` at Ctrl-C, or a terminal.

@@ -17,17 +17,15 @@ import re
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
-from jaxir.storage import temporary_outputs
+from jaxir.storage.temporary_outputs import temporary_output
 
 BUCKET_SECONDS = 20.0  # how long a bucket may take to answer at first, attempts included
-REMOVED_WITHIN = 2.0  # seconds that threads may still write after an interruption
 
 
 def is_bucket(path: str | Path) -> bool:
@@ -169,15 +167,15 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
     check_replaceable(path)
     path = Path(os.path.realpath(path))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_outputs.held_file(path) as (aside, descriptor):
+    with temporary_output(path, directory=False) as (temporary, descriptor):
         try:
-            with os.fdopen(descriptor, mode, **kwargs) as file:
+            with os.fdopen(descriptor, mode, closefd=False, **kwargs) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            aside.replace(path)
+            temporary.replace(path)
         except BaseException:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
@@ -271,24 +269,24 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
         check_new_directory(path)
     path = Path(os.path.realpath(local_path(path, "written to")))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_outputs.held_directory(path) as aside:
+    with temporary_output(path, directory=True) as (temporary, _):
         try:
-            yield aside
-            if not _renamed(aside, path):
+            yield temporary
+            if not _renamed(temporary, path):
                 if not overwrite:
                     raise UserError(
                         f"{path} is there now, by another process, and stays as it is; what this one made is"
                         " gone"
                     )
-                if _exchanged(aside, path):
-                    shutil.rmtree(aside, ignore_errors=True)
+                if _exchanged(temporary, path):
+                    shutil.rmtree(temporary, ignore_errors=True)
                 else:  # there is a moment without either: the old one's name is none that others remove
-                    old = aside.with_suffix(".old")
+                    old = temporary.with_suffix(".old")
                     path.rename(old)
-                    aside.rename(path)
+                    temporary.rename(path)
                     shutil.rmtree(old, ignore_errors=True)
-        except BaseException as error:
-            _remove_unwritten(aside, interrupted=not isinstance(error, Exception))
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
@@ -337,22 +335,6 @@ def inside(directory: str | Path, name: object, *, said_by: str | Path) -> str:
 
 def _words(error: OSError | ValueError) -> str:
     return (getattr(error, "strerror", None) or str(error)).lower()
-
-
-def _remove_unwritten(path: Path, *, interrupted: bool) -> None:
-    """Removes a local directory whose writing was interrupted, in which threads may go on for a moment.
-
-    Where a fault came before anything was written, nobody writes.
-    """
-    if not interrupted:
-        with contextlib.suppress(OSError):  # something is in it
-            path.rmdir()
-            return
-    deadline, gone = time.monotonic() + REMOVED_WITHIN, 0
-    while gone < 5 and time.monotonic() < deadline:
-        gone = 0 if path.exists() else gone + 1
-        shutil.rmtree(path, ignore_errors=True)
-        time.sleep(0.05)  # they may make anew what is gone
 
 
 def _renamed(source: Path, target: Path) -> bool:

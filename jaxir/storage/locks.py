@@ -1,12 +1,14 @@
-"""Directories that one process works in at a time, and outputs that one writes, on a disk.
+"""Directories that one process works in at a time, and outputs that one process writes, on a disk.
 
-In a bucket there are leases (`leases`).
+In a bucket there are leases (`leases`). `filelock` isn't used: docs/durability.md says why.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import os
 import sys
 from collections.abc import Iterator
@@ -14,10 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxir.core.errors import UserError
-from jaxir.storage import temporary_outputs
 
-_MADE: list[list[Path]] = []  # for locks that are held
-_DESCRIPTORS: list[int] = []  # of them
+_MADE: list[list[Path]] = []  # directories that held locks made
+_DESCRIPTORS: list[int] = []  # of held locks
 _WRITTEN: set[Path] = set()  # outputs that are held
 
 
@@ -59,7 +60,7 @@ def locked(directory: Path, refusal: str) -> Iterator[Lock]:
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory} is not a directory")
     made = [path for path in (directory, *directory.parents) if not path.exists()]
-    descriptor = _lock(directory, refusal)
+    descriptor = _hold(directory, os.O_RDONLY, refusal, directory=True)
     _MADE.append(made)
     _DESCRIPTORS.append(descriptor)
     try:
@@ -88,17 +89,19 @@ def writing(output: Path) -> Iterator[None]:
         yield
         return
     made = [path for path in place.parents if not path.exists()]
-    place.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(os.fsencode(place.name)).hexdigest()[:16]
+    holder = place.with_name(f".{place.name[:48]}.{digest}.held")
     _MADE.append(made)
     try:
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(temporary_outputs.held_name(place))
-            except BlockingIOError:
-                raise UserError(f"another process is writing {output}") from None
-            _WRITTEN.add(place)
-            held.callback(_WRITTEN.discard, place)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        descriptor = _hold(holder, flags, f"another process is writing {output}")
+        _WRITTEN.add(place)
+        try:
             yield
+        finally:
+            _WRITTEN.discard(place)
+            holder.unlink(missing_ok=True)
+            os.close(descriptor)
     finally:
         _MADE.remove(made)
         _remove_empty(made)
@@ -124,24 +127,45 @@ def _remove_empty(made: list[Path]) -> None:
             path.rmdir()
 
 
-def _lock(directory: Path, refusal: str) -> int:
-    """Returns a descriptor of the directory that holds the lock."""
-    while True:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise UserError(refusal) from None
-        except OSError as error:  # NFS locks no directories, and others nothing at all
+def open_locked(path: Path, flags: int, *, warn: bool = False) -> int:
+    """Opens a file or directory and locks it until the returned descriptor is closed.
+
+    Args:
+      path: the file or directory.
+      flags: as for `os.open`.
+      warn: whether to warn where the file system has no locks.
+
+    Raises:
+      BlockingIOError: another process holds the lock.
+      FileNotFoundError: nothing is there, or it was removed before it was locked.
+    """
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError as error:  # the file system has no locks
+        if warn:
             print(
-                f"warning: {directory} cannot be locked there ({error.strerror.lower()}): see to it that no"
-                " other process works in it",
+                f"warning: {path} cannot be locked there ({error.strerror.lower()}): see to it that no other"
+                " process works in it",
                 file=sys.stderr,
             )
+        return descriptor
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), directory.stat()):
-                return descriptor
-        os.close(descriptor)  # whoever held it before has removed it
+    os.close(descriptor)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def _hold(path: Path, flags: int, refusal: str, *, directory: bool = False) -> int:
+    """Opens and locks a path, made where it is missing; raises a UserError if another process holds it."""
+    while True:
+        (path if directory else path.parent).mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # the process that held it has removed it
+            try:
+                return open_locked(path, flags, warn=directory)
+            except BlockingIOError:
+                raise UserError(refusal) from None

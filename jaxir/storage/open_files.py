@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import select
 import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from jaxir.storage.files import is_bucket
 
@@ -29,14 +27,9 @@ def open_to_read(path: Path) -> IO[bytes]:
     way would wait for ever. Its writer has `PIPE_SECONDS` to begin.
 
     Raises:
-      OSError: it cannot be opened, or, later, be read. It has the file's name, which Python leaves out of
-        what happens in reading.
+      OSError: it cannot be opened.
     """
-    return (
-        path.open("rb")
-        if is_bucket(path)
-        else io.BufferedReader(_File(os.fspath(path), opener=_opened), 1 << 16)
-    )
+    return path.open("rb") if is_bucket(path) else open(path, "rb", buffering=1 << 16, opener=_opened)
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
@@ -71,20 +64,6 @@ def check_readable(path: Path) -> None:
     """
     if not stat.S_ISFIFO(path.stat().st_mode):
         open_to_read(path).close()
-
-
-class _File(io.FileIO):
-    def readinto(self, buffer: Any) -> int | None:
-        return self._told(super().readinto, buffer)
-
-    def readall(self) -> bytes | None:
-        return self._told(super().readall)
-
-    def _told(self, read: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return read(*arguments)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self.name) from error
 
 
 def _opened(path: str, flags: int) -> int:

@@ -25,10 +25,9 @@ from jaxir.storage.files import (
     path_of,
     status_of,
 )
-from jaxir.storage.json_files import read_json
 from jaxir.storage.locks import writing
 from jaxir.storage.open_files import open_to_read
-from jaxir.storage.temporary_outputs import is_aside
+from jaxir.storage.temporary_outputs import is_temporary
 
 # A file of ranked answers or a report replaces one of its kind; a directory must be new, unless it is to be
 # changed, or was begun by the same command. Models and training runs may be in a bucket too; who writes them
@@ -47,7 +46,8 @@ BEGUN = {
     "rounds directory": {"commands.txt", "round0"},
     "quickstart directory": {"pydocs"},
 }
-_OF_REPORTS = {"per_query", "systems", "spearman"}  # keys, one of which each has
+# Keys in the JSON of a file, one of which it has.
+_KEYS = {"report": {"per_query", "systems", "spearman"}, "file of outputs": {"outputs"}}
 
 
 def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -105,7 +105,14 @@ def check_output(what: str, path: str | Path, kind: Kind) -> None:
     """
     check_named(what, path)
     if kind in FILES:
-        check_file(path)
+        place = path_of(path)
+        if place.name.endswith(".gz"):
+            raise UserError(f"{path}: outputs are not compressed: leave out .gz")
+        if is_bucket(place):
+            check_bucket(place, writing=True)
+        else:
+            check_replaceable(place)
+            check_room(place)
     elif kind == "directory":
         check_new_directory(path)
     elif kind in ("model", "run"):
@@ -165,54 +172,19 @@ def check_not_foreign(path: str | Path, kind: Kind) -> None:
     place = path_of(path)
     if is_bucket(place) or not place.is_file() or not place.stat().st_size:
         return
-    what, is_one = _KINDS_OF_FILES.get(kind, ("run file", _is_run_file))
-    if not is_one(place):
+    what = {"report": "report", "shared outputs file": "file of outputs"}.get(kind, "run file")
+    if not _is_kind(place, what):
         raise UserError(f"{path} is there already and is no {what}: give another output, or remove it first")
 
 
-def _is_run_file(path: Path) -> bool:
-    with open_to_read(path) as file:
-        fields = file.readline(10_000).split()
-    with contextlib.suppress(ValueError):
-        return len(fields) == 6 and float(fields[4]) is not None
-    return False
-
-
-def _is_report(path: Path) -> bool:
-    with contextlib.suppress(UserError):
-        content = read_json(path)
-        return isinstance(content, dict) and bool(_OF_REPORTS & content.keys())
-    return False
-
-
-def _is_outputs_file(path: Path) -> bool:
+def _is_kind(path: Path, what: str) -> bool:
     with open_to_read(path) as file, contextlib.suppress(ValueError, RecursionError):
-        record = json.loads(file.readline(10_000_000))
-        return isinstance(record, dict) and "outputs" in record
+        if what == "run file":
+            fields = file.readline(10_000).split()
+            return len(fields) == 6 and float(fields[4]) is not None
+        content = json.loads(file.read() if what == "report" else file.readline(10_000_000))
+        return isinstance(content, dict) and bool(_KEYS[what] & content.keys())
     return False
-
-
-_KINDS_OF_FILES = {
-    "report": ("report", _is_report),
-    "shared outputs file": ("file of outputs", _is_outputs_file),
-}
-
-
-def check_file(path: str | Path) -> None:
-    """Checks that `files.atomic_file` can write a file there; what is there is replaced.
-
-    Raises:
-      UserError: a directory or a device is there, no file can be, the bucket takes none, or the name tells of
-        compression, which it would not have.
-    """
-    place = path_of(path)
-    if place.name.endswith(".gz"):
-        raise UserError(f"{path}: outputs are not compressed: leave out .gz")
-    if is_bucket(place):
-        check_bucket(place, writing=True)
-        return
-    check_replaceable(place)
-    check_room(place)
 
 
 def check_work_directory(path: str | Path, kind: Kind) -> None:
@@ -224,7 +196,7 @@ def check_work_directory(path: str | Path, kind: Kind) -> None:
     check_directory(path)
     place = local_path(path, "written to")
     if place.is_dir():
-        names = {entry.name for entry in place.iterdir() if not is_aside(entry.name)}
+        names = {entry.name for entry in place.iterdir() if not is_temporary(entry.name)}
         if names and not names & BEGUN[kind]:
             raise UserError(f"{path} already exists and is no {kind}; give another output")
 

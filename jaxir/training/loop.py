@@ -170,8 +170,6 @@ class Run:
                 reporter.fail(ENDED.format(done, steps))
 
             reporter.settle_checkpoint()
-            if done == steps or kept:
-                directory.finish(done)
             if done == steps:
                 directory.mark_complete(steps)
             return self._result(done, stop.received if done < steps else None)

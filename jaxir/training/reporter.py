@@ -82,7 +82,7 @@ class Reporter:
             if not np.isfinite(values[name]):
                 self.fail(f"step {done}: {name} is {values[name]}")
         self._check_negatives(done, values)
-        self._narrator.step(done, values["loss"], values)
+        self._narrator.step(done, values["loss"])
         if done % self._recipe.log_every == 0 or done == self._recipe.steps:
             own = dict(values)
             values["examples_per_second"] = self._narrator.lap(done)

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shallow import first_layers
 
 from jaxir.cli import gin_config, gin_keys
 from jaxir.core.errors import UserError
@@ -32,6 +31,7 @@ from jaxir.train import train
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.length import check_length
 from jaxir.training.step.optimizers import Adafactor, AdamW
+from tests.shallow import first_layers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))

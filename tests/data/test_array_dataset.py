@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
-from dataset_rows import assert_equal, take
 
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.core.features import TextFormat
@@ -25,6 +24,7 @@ from jaxir.data.sets.pair_sources import (
 from jaxir.data.text.tokenizer import Tokenizer, pad_batch
 from jaxir.data.text.truncation import FLAGS, Truncation, told_of_dataset
 from jaxir.objectives.pair_batch import pair_features
+from tests.dataset_rows import assert_equal, take
 
 LENGTHS = {"query_length": 12, "passage_length": 20}
 PAIRS = pair_features(TextFormat(**LENGTHS))

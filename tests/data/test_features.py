@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from dataset_rows import rows
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Key, Numbers, TextFormat, Tokens, fields_of
@@ -14,6 +13,7 @@ from jaxir.data.seqio.seqio_pairs import SeqioPairs
 from jaxir.data.sets.pair_sources import PairSource
 from jaxir.objectives.pair_batch import pair_features
 from jaxir.training.evaluators.evaluation_context import Bench
+from tests.dataset_rows import rows
 
 FEATURES = {
     "ids": Tokens("text", 8, prompt="say "),

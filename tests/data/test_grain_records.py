@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dataset_rows import assert_equal
 
 from jaxir import cli
 from jaxir.core.errors import UserError
@@ -25,6 +24,7 @@ from jaxir.data.batches.record_files import write_records
 from jaxir.data.formats.sources import PairExample
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.objectives.pair_batch import pair_features
+from tests.dataset_rows import assert_equal
 
 pytest.importorskip("grain")
 

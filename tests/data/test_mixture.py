@@ -5,7 +5,6 @@ import itertools
 
 import numpy as np
 import pytest
-from dataset_rows import assert_equal, take
 
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.core.features import TextFormat
@@ -13,6 +12,7 @@ from jaxir.data.batches.mixture import Mixture, MixtureDataset
 from jaxir.data.formats.sources import stable_keys
 from jaxir.data.sets.pair_sources import JsonlPairs
 from jaxir.objectives.pair_batch import pair_features
+from tests.dataset_rows import assert_equal, take
 
 LENGTHS = {"query_length": 8, "passage_length": 8}
 PAIRS = pair_features(TextFormat(**LENGTHS))

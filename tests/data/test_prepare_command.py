@@ -1,9 +1,7 @@
 """python -m jaxir.prepare: published formats become BEIR folders that evaluation and training read."""
 
-import importlib.util
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +12,7 @@ from jaxir.data.sets.msmarco import MsMarcoPairs
 from jaxir.data.sets.multireqa import MultiReqaPairs
 from jaxir.data.sets.pair_sources import BeirPairs
 from jaxir.evaluation.collection import read_collection
-
-spec = importlib.util.spec_from_file_location("published", Path(__file__).parent / "published.py")
-published = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(published)
+from tests.data import published
 
 
 def prepare(*flags):

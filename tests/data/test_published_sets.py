@@ -1,7 +1,6 @@
 """Readers of MS MARCO, MultiReQA, Natural Questions and DPR on small files of the published formats."""
 
 import gzip
-import importlib.util
 import json
 from pathlib import Path
 
@@ -12,10 +11,8 @@ from jaxir.data.formats import json_arrays
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.sources import PairExample, text_id
 from jaxir.data.sets import dpr, msmarco, multireqa, natural_questions
+from tests.data import published
 
-spec = importlib.util.spec_from_file_location("published", Path(__file__).parent / "published.py")
-published = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(published)
 LAKE, MILL, NOTE = published.LAKE, published.MILL, published.NOTE
 
 

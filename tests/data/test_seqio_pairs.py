@@ -4,7 +4,6 @@ import sys
 
 import numpy as np
 import pytest
-from dataset_rows import assert_equal, rows, take
 
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.core.features import TextFormat
@@ -15,6 +14,7 @@ from jaxir.data.seqio.seqio_pairs import SeqioPairs
 from jaxir.data.sets.pair_sources import JsonlPairs
 from jaxir.objectives.pair_batch import pair_features
 from jaxir.tasks.local_files import jsonl_pairs
+from tests.dataset_rows import assert_equal, rows, take
 
 pytest.importorskip("seqio")
 LENGTHS = {"query_length": 12, "passage_length": 24}

@@ -1,8 +1,6 @@
 """Data sets in TFDS's own files, written here with the features of TFDS's own builders. No network."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +11,9 @@ from jaxir.data.sets import beir_sets
 from jaxir.data.sets.multireqa import MultiReqaPairs, TfdsMultiReqaPairs
 from jaxir.data.sets.natural_questions import NaturalQuestionsPairs, TfdsNaturalQuestionsPairs
 from jaxir.data.sets.tfds_beir import TfdsBeir, TfdsBeirPairs
+from tests.data import published
 
 tfds = pytest.importorskip("tensorflow_datasets")
-spec = importlib.util.spec_from_file_location("published", Path(__file__).parent / "published.py")
-published = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(published)
 
 
 @pytest.fixture(scope="module")

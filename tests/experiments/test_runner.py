@@ -291,16 +291,14 @@ def test_the_end_of_a_log_that_is_being_written(tmp_path):
 def test_a_signal_reaches_the_command_and_the_cell_is_taken_up_where_it_was(tmp_path, number):
     slow = cell(tmp_path / "slow", pause=0.1, steps=40)
     script = (
-        "import sys, json\nsys.path.insert(0, sys.argv[2])\nimport test_runner\nfrom pathlib import Path\n"
+        "import sys, json\nfrom tests.experiments import test_runner\nfrom pathlib import Path\n"
         "from jaxir.experiments import cell_runner\n"
         "try:\n"
         "    cell_runner.run_cells([test_runner.cell(Path(sys.argv[1]), pause=0.1, steps=40)], steps=40,"
         " on_result=lambda: None)\n"
         "except cell_runner.Interrupted as stop:\n    sys.exit(128 + stop.args[0])\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(slow.directory), str(Path(__file__).parent)]
-    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(slow.directory)])
     deadline = time.monotonic() + 60
     while cell_runner.last_step(slow.directory / "model") < 2 and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -5,7 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from unlabelled import (
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat
+from jaxir.objectives.clm_autoencoder import CLMAutoencoder
+from jaxir.objectives.masked_lm import MaskedLM
+from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen
+from jaxir.objectives.mlm_autoencoder import MLMAutoencoder
+from jaxir.objectives.simcse import SimCSE
+from jaxir.objectives.tsdae import TSDAE
+from jaxir.objectives.weighted_sum import WeightedSum
+from tests.objectives.unlabelled import (
     CLS,
     FORM,
     MASK,
@@ -18,16 +28,6 @@ from unlabelled import (
     make_texts,
     overfit,
 )
-
-from jaxir.core.errors import UserError
-from jaxir.core.features import TextFormat
-from jaxir.objectives.clm_autoencoder import CLMAutoencoder
-from jaxir.objectives.masked_lm import MaskedLM
-from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen
-from jaxir.objectives.mlm_autoencoder import MLMAutoencoder
-from jaxir.objectives.simcse import SimCSE
-from jaxir.objectives.tsdae import TSDAE
-from jaxir.objectives.weighted_sum import WeightedSum
 
 SMALL = {"decoder_head_dim": 16, "decoder_layers": 1}
 OBJECTIVES = {

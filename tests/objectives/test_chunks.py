@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from unlabelled import FORM, Corpus, batch_of, make_model, make_texts, value_and_grad
 
 from jaxir.core.errors import UserError
 from jaxir.models.decoder import VectorDecoder
@@ -17,6 +16,7 @@ from jaxir.objectives.mlm_autoencoder import MLMAutoencoder
 from jaxir.objectives.prop import PROP
 from jaxir.objectives.seed import Seed
 from jaxir.objectives.tsdae import TSDAE
+from tests.objectives.unlabelled import FORM, Corpus, batch_of, make_model, make_texts, value_and_grad
 
 DECODER = {"decoder_head_dim": 16, "decoder_layers": 1, "decoder_dropout": 0.0}
 OBJECTIVES = {

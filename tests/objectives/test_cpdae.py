@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from unlabelled import (
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import PADDING_TOKEN, Key, TextFormat, Tokens
+from jaxir.objectives.cpdae import CPDAE, words_of
+from jaxir.objectives.masked_lm import MaskedLM
+from jaxir.objectives.simcse import SimCSE
+from jaxir.objectives.weighted_sum import WeightedSum
+from jaxir.runtime.partitioning import MeshConfig
+from tests.objectives.unlabelled import (
     FORM,
     MASK,
     SEP,
@@ -18,14 +26,6 @@ from unlabelled import (
     overfit,
     value_and_grad,
 )
-
-from jaxir.core.errors import UserError
-from jaxir.core.features import PADDING_TOKEN, Key, TextFormat, Tokens
-from jaxir.objectives.cpdae import CPDAE, words_of
-from jaxir.objectives.masked_lm import MaskedLM
-from jaxir.objectives.simcse import SimCSE
-from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.runtime.partitioning import MeshConfig
 
 VARIANTS = {
     "words": CPDAE(),

@@ -9,19 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from unlabelled import (
-    CLS,
-    FORM,
-    MASK,
-    SEP,
-    WORDS,
-    batch_of,
-    gradients_of,
-    make_model,
-    make_texts,
-    overfit,
-    value_and_grad,
-)
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import TextFormat
@@ -36,6 +23,19 @@ from jaxir.objectives.masking import most_chosen
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.runtime.partitioning import MeshConfig
+from tests.objectives.unlabelled import (
+    CLS,
+    FORM,
+    MASK,
+    SEP,
+    WORDS,
+    batch_of,
+    gradients_of,
+    make_model,
+    make_texts,
+    overfit,
+    value_and_grad,
+)
 
 FORM = dataclasses.replace(FORM, vocabulary="words")
 

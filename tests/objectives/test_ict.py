@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from unlabelled import make_model, make_texts, value_and_grad
 
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.ict import ICT
 from jaxir.runtime.partitioning import MeshConfig
+from tests.objectives.unlabelled import make_model, make_texts, value_and_grad
 
 LOSS = functools.partial(in_batch_softmax, temperature=0.05, bidirectional=False)
 

@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from unlabelled import (
+
+from jaxir.core.errors import UserError
+from jaxir.losses.tokens import over_tokens
+from jaxir.objectives.prop import PROP
+from jaxir.objectives.simcse import SimCSE
+from jaxir.objectives.weighted_sum import WeightedSum
+from tests.objectives.unlabelled import (
     CLS,
     FORM,
     SEP,
@@ -19,12 +25,6 @@ from unlabelled import (
     make_texts,
     overfit,
 )
-
-from jaxir.core.errors import UserError
-from jaxir.losses.tokens import over_tokens
-from jaxir.objectives.prop import PROP
-from jaxir.objectives.simcse import SimCSE
-from jaxir.objectives.weighted_sum import WeightedSum
 
 CORPUS = Corpus(make_texts(rows=30, seed=5))
 

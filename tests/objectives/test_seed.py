@@ -5,13 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from unlabelled import FORM, batch_of, devices_change_nothing, make_model, make_texts, overfit
 
 from jaxir.models.decoder import DecoderConfig, VectorDecoder
 from jaxir.objectives.clm_autoencoder import CLMAutoencoder
 from jaxir.objectives.seed import Seed
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
+from tests.objectives.unlabelled import (
+    FORM,
+    batch_of,
+    devices_change_nothing,
+    make_model,
+    make_texts,
+    overfit,
+)
 
 SMALL = {"decoder_head_dim": 16, "decoder_layers": 1}
 

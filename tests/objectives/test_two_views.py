@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from unlabelled import (
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import Key, Tokens
+from jaxir.losses.bce import bce
+from jaxir.losses.hinges import margin, triplet
+from jaxir.losses.nt_xent import nt_xent
+from jaxir.objectives.consert import ConSERT, cut_features, cut_tokens, drop_numbers, shuffle_tokens
+from jaxir.objectives.simcse import SimCSE
+from jaxir.runtime.partitioning import MeshConfig
+from tests.objectives.unlabelled import (
     CLS,
     FORM,
     SEP,
@@ -20,15 +29,6 @@ from unlabelled import (
     training_step,
     value_and_grad,
 )
-
-from jaxir.core.errors import UserError
-from jaxir.core.features import Key, Tokens
-from jaxir.losses.bce import bce
-from jaxir.losses.hinges import margin, triplet
-from jaxir.losses.nt_xent import nt_xent
-from jaxir.objectives.consert import ConSERT, cut_features, cut_tokens, drop_numbers, shuffle_tokens
-from jaxir.objectives.simcse import SimCSE
-from jaxir.runtime.partitioning import MeshConfig
 
 AUGMENTATIONS = ("token_shuffling", "token_cutoff", "feature_cutoff", "embedding_dropout")
 

@@ -1,14 +1,19 @@
 """No command leaves half a file, or a traceback, where a file cannot be written to its end."""
 
 import json
+import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from jaxir import cli
+from jaxir.core.errors import UserError
+from tests.training.tiny_run import Hooked, pairs, run
 
+pytestmark = pytest.mark.slow
 MODEL = "--model=st:all-MiniLM-L6-v2"
 
 
@@ -40,18 +45,11 @@ def folder(tmp_path_factory) -> Path:
     "arguments",
     [
         ("jaxir.encode", MODEL, "--input={root}/corpus.jsonl"),
-        pytest.param(
-            ("jaxir.index", "--embeddings={root}/embeddings", "--backend=exact"), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ("jaxir.index", "--embeddings={root}/embeddings", "--backend=scann"), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ("jaxir.search", "--index={root}/index", "--queries={root}/queries.jsonl", "--k=60"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(("jaxir.export", MODEL, "--format=sentence_transformers"), marks=pytest.mark.slow),
-        pytest.param(("jaxir.convert", "--source=st:all-MiniLM-L6-v2"), marks=pytest.mark.slow),
+        ("jaxir.index", "--embeddings={root}/embeddings", "--backend=exact"),
+        ("jaxir.index", "--embeddings={root}/embeddings", "--backend=scann"),
+        ("jaxir.search", "--index={root}/index", "--queries={root}/queries.jsonl", "--k=60"),
+        ("jaxir.export", MODEL, "--format=sentence_transformers"),
+        ("jaxir.convert", "--source=st:all-MiniLM-L6-v2"),
     ],
     ids=lambda arguments: f"{arguments[0]} {arguments[-1].partition('=')[2]}",
 )
@@ -68,3 +66,23 @@ def test_a_file_that_cannot_be_written_costs_one_sentence(folder, tmp_path, argu
         assert not list(output.glob(".*.part"))
     else:
         assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    run_dir, settings = tmp_path / "run", {"steps": 16, "dev": None, "log_every": 16}
+
+    def fill_disk(step):
+        if step == 12:
+            while not (run_dir / "checkpoints" / "7").exists():
+                time.sleep(0.01)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+
+    try:
+        sentence = r"^checkpoint 14 could not be saved \(file too large\); the last good .*/7$"
+        with pytest.raises(UserError, match=sentence):
+            run(run_dir, data=Hooked(pairs(64), fill_disk), **settings)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == ["7"]
+    assert run(run_dir, **settings).step == 16

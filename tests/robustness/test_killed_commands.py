@@ -16,15 +16,6 @@ import pytest
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 FLAGS = {
     "mine": ["--run={run}", "--dataset=beir:{folder}", "--negatives=2"],
-    "rerank": [f"--model=hf:{GOLDEN / 'cross_bert'}", "--run={run}", "--dataset=beir:{folder}", "--depth=10"],
-    "analyze": [
-        f"--models=A=hf:{GOLDEN / 'bert'}",
-        "--dataset=beir:{folder}",
-        "--split=train",
-        "--queries=40",
-        "--documents=50",
-    ],
-    "export": [f"--model=hf:{GOLDEN / 'bert'}", "--format=onnx"],
     "export a SavedModel": [f"--model=hf:{GOLDEN / 'bert'}", "--format=saved_model", "--signatures=ids"],
     "whiten": [f"--model=hf:{GOLDEN / 'bert'}", "--input={folder}/corpus.jsonl"],
 }

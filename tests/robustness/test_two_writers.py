@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from command_outputs import OUTPUTS, function_of
 
 from jaxir import cli
 from jaxir.storage.outputs import WHOLE
+from tests.command_outputs import OUTPUTS, function_of
 
+pytestmark = pytest.mark.slow
 MODEL = f"hf:{Path(__file__).parent.parent / 'golden' / 'bert'}"
 HOLDER = """
 import sys, time

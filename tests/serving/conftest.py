@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from jaxir.sidecar import environment
+from tests.retrieval import conftest as retrieval_texts
 
 TESTS = Path(__file__).resolve().parent.parent
 XSS = "<script>document.title = 'owned'</script>"
@@ -36,14 +37,6 @@ DOCUMENTS = [
     {"_id": "plain", "title": "", "text": "w7 w8 𝒳🙂 arrays w9"},
     {"_id": SPECIAL_ID, "title": "", "text": "w11"},
 ]
-
-
-def module_at(path: Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @dataclasses.dataclass
@@ -98,12 +91,16 @@ def running(directory: Path, *flags: str) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def toy() -> types.ModuleType:
     """The toy model of tests/retrieval and its texts."""
-    return module_at(TESTS / "retrieval" / "conftest.py")
+    return retrieval_texts
 
 
 @pytest.fixture(scope="session")
 def bench() -> types.ModuleType:
-    return module_at(TESTS.parent / "benchmarks" / "serve.py")
+    spec = importlib.util.spec_from_file_location("serve", TESTS.parent / "benchmarks" / "serve.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

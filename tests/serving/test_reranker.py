@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shallow import first_layers
 
 from jaxir import CrossEncoder, ExactIndex, cli
 from jaxir.core.errors import UserError
@@ -17,6 +16,7 @@ from jaxir.serving.limits import Limits
 from jaxir.serving.metrics import Metrics
 from jaxir.serving.reranker import Reranker
 from jaxir.serving.service import Service
+from tests.shallow import first_layers
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 QUERIES = ["w1 w2 w3", "joined arrays", "w5"]

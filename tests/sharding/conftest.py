@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-WORKERS = [str(HERE), str(HERE.parent / "training")]
-sys.path[:0] = WORKERS
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +27,7 @@ def launch():
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"
             " --xla_cpu_collective_call_terminate_timeout_seconds=300"  # for a busy machine
             + os.environ["JAXIR_QUICK_XLA_FLAGS"],
-            "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), *WORKERS]),
+            "PYTHONPATH": str(ROOT),
             **settings,
         }
         if processes > 1:

@@ -5,9 +5,8 @@ import os
 import time
 from typing import Any
 
-import tiny_run
-
 from jaxir.data.batches.text_data import TextData
+from tests.training import tiny_run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from collectives import collectives
 from flax import nnx
 
 from jaxir.losses.in_batch import in_batch_softmax
@@ -26,6 +25,7 @@ from jaxir.runtime.distributed import maybe_initialize_distributed, together
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import Adafactor, BuiltOptimizer
+from tests.sharding.collectives import collectives
 
 # Every size is another number, so that a shape in a compiled program tells what it is.
 BATCH, NEGATIVES, QUERY_LENGTH, PASSAGE_LENGTH, VOCABULARY, WIDTH, DIMENSION = 40, 2, 5, 7, 64, 32, 24

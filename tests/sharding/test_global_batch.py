@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import shard_worker as worker
 
 from jaxir.models.layers import param
+from tests.sharding import shard_worker as worker
 
 # The time is for a busy machine: most of it is one fixture.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
@@ -150,11 +150,11 @@ def test_only_embeddings_weights_and_gradients_travel_between_rows_of_the_batch(
 
 def test_a_lookup_without_care_would_exchange_activations():
     """Guards the test above: it sees the exchange that `look_up` avoids."""
-    from collectives import collectives
     from flax import nnx
 
     from jaxir.models import layers
     from jaxir.runtime.partitioning import MeshConfig, constrain, gather_weight
+    from tests.sharding.collectives import collectives
 
     partitioner = MeshConfig(fsdp=4).build()
     table = param(jnp.ones([64, 32]), "vocab", "embed")
@@ -192,13 +192,13 @@ def test_a_lookup_without_care_would_exchange_activations():
 
 def test_towers_side_by_side_gather_a_weight_once(monkeypatch):
     """The compiler does not see that it is the same: without `gather_once` each tower gathers its own."""
-    from collectives import collectives
     from flax import nnx
 
     from jaxir.models import layers
     from jaxir.models.bert import BertConfig
     from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
     from jaxir.runtime.partitioning import MeshConfig
+    from tests.sharding.collectives import collectives
 
     partitioner = MeshConfig(fsdp=4).build()
     backbone = BertConfig(

@@ -5,9 +5,7 @@ import math
 import re
 
 import jax
-import memory_worker as worker
 import pytest
-from collectives import collectives
 from flax import nnx
 
 from jaxir.interop.model import stored
@@ -16,6 +14,8 @@ from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import Adafactor, AdamW
+from tests.sharding import memory_worker as worker
+from tests.sharding.collectives import collectives
 
 pytestmark = pytest.mark.slow
 

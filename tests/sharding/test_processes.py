@@ -9,11 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from beside import arrays
 from safetensors.numpy import load_file, save_file
 
 from jaxir import cli
 from jaxir.interop import model_dir
+from tests.training.saved_run import arrays, log, saved_steps
 
 # Most of the time processes start; the limit is for a busy machine.
 pytestmark = pytest.mark.timeout(900)
@@ -29,7 +29,7 @@ from jaxir.models import bert
 from jaxir.models import dual_encoder
 from jaxir.objectives import contrastive
 from jaxir.training.step import optimizers
-import paced
+from tests.sharding import paced
 {imports}
 
 train.train.model = @build.FromScratch()
@@ -68,9 +68,6 @@ SEQIO = """@seqio_pairs.SeqioPairs()
 seqio_pairs.SeqioPairs.mixture = @local_files.jsonl_pairs()
 local_files.jsonl_pairs.path = "{data}"
 """
-RECORDS = """@grain_records.GrainRecords()
-grain_records.GrainRecords.directory = "{directory}"
-"""
 TOKENIZER = Path(__file__).parent.parent / "golden" / "bert"
 
 
@@ -99,22 +96,12 @@ def command(recipe: str, run_dir: Path, mesh: dict[str, int]) -> list[str]:
     return ["-m", "jaxir.train", recipe, f"--output_dir={run_dir}", *sizes]
 
 
-def log(run_dir) -> list[dict]:
-    path = run_dir / "log.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
 def wait_for_step(processes, run_dir, step):
     while all(process.poll() is None for process in processes):
         if any(line["step"] >= step and "loss" in line for line in log(run_dir)):
             return
         time.sleep(0.01)
     raise AssertionError([process.communicate()[1] for process in processes if process.poll() is not None])
-
-
-def saved_steps(run_dir) -> list[int]:
-    return sorted(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdigit())
 
 
 def assert_same_course(ours: Path, theirs: Path, tolerance: float):
@@ -196,38 +183,6 @@ def test_a_preempted_run_on_seqio_data_ends_as_an_uninterrupted_one(tmp_path, la
 
 
 @pytest.mark.slow
-def test_a_killed_run_on_records_ends_with_the_bits_of_one_in_memory(tmp_path, launch, finish, pairs):
-    pytest.importorskip("grain")
-    flag, directory = recipe(tmp_path, pairs), tmp_path / "records"
-    plain = "--gin.train.train.data=@train/pair_sources.JsonlPairs()"
-    assert cli.main("jaxir.prepare:records", [flag, plain, f"--output={directory}"]) == 0
-    (tmp_path / "other").mkdir()
-    source, imports = RECORDS.format(directory=directory), "from jaxir.data.batches import grain_records"
-    of_records = recipe(tmp_path / "other", pairs, source=source, imports=imports)
-    run_dir, whole = tmp_path / "run", tmp_path / "whole"
-
-    def start(flag: str, run_dir: Path, pace: float = 0.0):
-        settings = {"PACE": str(pace), "JAXIR_HEARTBEAT_SECONDS": "10"}
-        return launch(*command(flag, run_dir, {"fsdp": 2}), processes=2, devices=1, **settings)
-
-    two = start(of_records, run_dir, pace=0.2)
-    wait_for_step(two, run_dir, 9)
-    while not saved_steps(run_dir):
-        time.sleep(0.01)
-    for process in two:
-        process.kill()
-    finish(two)
-    assert 7 <= saved_steps(run_dir)[-1] < STEPS
-    for made, place in ((of_records, run_dir), (flag, whole)):
-        ended = finish(start(made, place))
-        assert [status for status, _ in ended] == [0, 0], ended
-    ours, theirs = arrays(run_dir, STEPS), arrays(whole, STEPS)
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        assert ours[name].tobytes() == value.tobytes(), name
-
-
-@pytest.mark.slow
 def test_missing_input_of_one_process_ends_all(tmp_path, launch, finish, pairs):
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
@@ -286,7 +241,6 @@ def test_differing_inputs_end_all_processes_before_training(tmp_path, launch, fi
     ("error", "status", "reason"),
     [
         ("RuntimeError('a bug')", 70, "internal: RuntimeError: a bug"),
-        ("KeyboardInterrupt()", 130, "interrupted"),
         ("Terminated()", 143, "SIGTERM"),
     ],
 )
@@ -308,24 +262,6 @@ with together():
     assert told.startswith(f"error: process 1 stopped ({reason}), so process 0 ends too")
 
 
-@pytest.mark.slow
-def test_a_process_whose_reader_has_gone_ends_with_the_others(launch):
-    """Its last sentence reached nobody, which ended the thread that was to end the process."""
-    code = """
-import jax, time
-from jaxir.runtime.distributed import maybe_initialize_distributed, together
-from jaxir.core.errors import UserError
-maybe_initialize_distributed()
-with together():
-    if jax.process_index() == 1:
-        raise UserError("no pairs here")
-    time.sleep(300)
-"""
-    first, other = launch("-c", code, processes=2, devices=1)
-    first.stderr.close()
-    assert (other.wait(timeout=400), first.wait(timeout=200)) == (1, 1)
-
-
 def test_waiting_for_other_processes_is_reported(launch):
     code = (
         "import jaxir.runtime.distributed as d\nd.WAITING_TOLD_AFTER_SECONDS = 0.5\n"
@@ -338,18 +274,9 @@ def test_waiting_for_other_processes_is_reported(launch):
 
 
 @pytest.mark.slow
-def test_output_directory_that_is_no_run_ends_all_processes(tmp_path, launch, finish, pairs):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "notes").write_text("not a run")
-    flags = command(recipe(tmp_path, pairs), tmp_path / "run", {"fsdp": 2})
-    for code, errors in finish(launch(*flags, processes=2, devices=1)):
-        assert code == 1 and "is not a training run" in errors
-
-
-@pytest.mark.slow
 def test_auxiliary_resumes_bit_for_bit_over_processes(tmp_path, launch, finish, pairs):
     """Learnt, frozen and averaged: two processes of four devices, killed and resumed, against one alone."""
-    flag = recipe(tmp_path, pairs, imports="import beside")
+    flag = recipe(tmp_path, pairs, imports="from tests.training import beside")
     path = tmp_path / "recipe.gin"
     lines = [line for line in path.read_text().splitlines() if "contrastive" not in line.lower()]
     lines += ["train.train.objective = @beside.Sigmoid()", "beside.Sigmoid.width = 16"]

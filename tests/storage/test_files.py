@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from jaxir.core.errors import UserError
-from jaxir.storage import files
 from jaxir.storage.files import atomic_directory, atomic_file, inside, local_path
 
 
@@ -40,23 +39,6 @@ def test_a_directory_appears_only_when_whole(tmp_path):
         (aside / "b").write_text("2")
     assert [p.name for p in target.iterdir()] == ["b"]
     assert [p.name for p in tmp_path.iterdir()] == ["index"]
-
-
-@pytest.mark.parametrize(
-    ("error", "written", "waits"),
-    [(UserError, False, False), (UserError, True, True), (KeyboardInterrupt, False, True)],
-)
-def test_only_where_something_may_still_be_written_its_removal_waits(
-    tmp_path, monkeypatch, error, written, waits
-):
-    """For threads of what was interrupted. Bad input is told at once."""
-    waited = []
-    monkeypatch.setattr(files.time, "sleep", waited.append)
-    with pytest.raises(error), atomic_directory(tmp_path / "index") as aside:
-        if written:
-            (aside / "half").touch()
-        raise error
-    assert bool(waited) == waits and list(tmp_path.iterdir()) == []
 
 
 def test_writer_that_ends_second_leaves_the_directory_of_the_first(tmp_path):

@@ -5,12 +5,12 @@ import os
 import typing
 
 import pytest
-from command_outputs import COMMAND_NAMES, OF_EXPAND, OUTPUTS, function_of
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.storage import temporary_outputs
 from jaxir.storage.outputs import BEGUN, FILES, Kind, check_output
+from jaxir.storage.temporary_outputs import temporary_output
+from tests.command_outputs import COMMAND_NAMES, OF_EXPAND, OUTPUTS, function_of
 
 # They write nothing that a user names, but for serve's access log, which is opened before anything is read.
 WRITE_NOTHING = {"plan", "serve", "sidecar"}
@@ -200,5 +200,5 @@ def test_no_command_works_among_the_files_of_another(command, name, kind, tmp_pa
         check_output(f"--{name}", tmp_path, kind)
         (tmp_path / begun).rmdir()
     (tmp_path / ".profile").unlink()
-    with temporary_outputs.held_directory(tmp_path / "pydocs"):  # as a killed process leaves it
+    with temporary_output(tmp_path / "pydocs", directory=True):  # as a killed process leaves it
         check_output(f"--{name}", tmp_path, kind)

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from dataset_rows import rows
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import TextFormat
@@ -24,11 +23,10 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.objectives.pair_batch import pair_features
 from jaxir.tasks import beir, msmarco, multireqa
 from jaxir.tasks import natural_questions as nq
+from tests.data import published
+from tests.dataset_rows import rows
 
 seqio = pytest.importorskip("seqio")
-spec = importlib.util.spec_from_file_location("published", Path(__file__).parents[1] / "data/published.py")
-published = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(published)
 
 # Of the paper's recipes (gin/models/t5_1_1/encoder.gin).
 LENGTHS = {"query_length": 64, "passage_length": 256}

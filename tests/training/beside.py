@@ -4,13 +4,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import tiny_run
 from flax import nnx
 
 from jaxir.models import layers
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
+from tests.training import tiny_run
 
 
 class ScaleAndBias(nnx.Module):
@@ -51,21 +50,3 @@ class Sigmoid(Objective):
         logits = x @ passage.T * jnp.exp(auxiliary.scale[...]) + auxiliary.bias[...]
         sign = 2 * jnp.eye(len(query), dtype=jnp.float32) - 1
         return -jax.nn.log_sigmoid(sign * logits).mean() + taught, {"scale": auxiliary.scale[...]}
-
-
-def arrays(run_dir, step):
-    """The arrays of a checkpoint by item and name, read by Orbax alone."""
-    import orbax.checkpoint as ocp
-
-    found = {}
-    for item in ("params", "opt_state", "auxiliary", "statistics"):
-        directory = (run_dir / "checkpoints" / str(step) / item).absolute()
-        if not directory.is_dir():  # there is nothing of the kind
-            continue
-        with ocp.PyTreeCheckpointer() as checkpointer:  # whatever devices have saved it
-            tree = checkpointer.metadata(directory).item_metadata.tree
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-            restored = checkpointer.restore(directory, restore_args=as_numpy)
-        for path, x in jax.tree_util.tree_leaves_with_path(restored):
-            found[item + jax.tree_util.keystr(path)] = x
-    return found

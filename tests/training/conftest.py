@@ -1,6 +1,16 @@
-"""Makes `tiny_run` importable."""
+"""A run that many tests copy."""
 
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+import pytest
+
+from tests.training.saved_run import saved_steps
+from tests.training.tiny_run import stop_at
+
+
+@pytest.fixture(scope="session")
+def stopped(tmp_path_factory) -> Path:
+    """A run that SIGTERM stopped before its end, with three checkpoints."""
+    run_dir = stop_at(tmp_path_factory.mktemp("stopped") / "run", 8)
+    assert len(saved_steps(run_dir)) >= 3
+    return run_dir

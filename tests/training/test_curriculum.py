@@ -2,19 +2,11 @@
 
 import functools
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from test_resume import log, parameters
-from tiny_run import Hooked, pairs
-from tiny_run import run as tiny_run
 
 from jaxir.core.errors import UserError
 from jaxir.data.expanded.expanded_dataset import ExpandedDataset
@@ -28,6 +20,9 @@ from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training import trainer
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW
+from tests.training.saved_run import arrays, log
+from tests.training.tiny_run import Hooked, pairs
+from tests.training.tiny_run import run as tiny_run
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12
@@ -108,52 +103,10 @@ def test_an_interrupted_run_goes_on_in_the_same_stage(folder, tmp_path, monkeypa
     run(folder, tmp_path / "broken")
     losses = {row["step"]: row["loss"] for row in log(tmp_path / "broken") if "loss" in row}
     assert [losses[step + 1] for step in range(STEPS)] == whole
-    for name, value in parameters(tmp_path / "whole", STEPS).items():
-        assert np.array_equal(parameters(tmp_path / "broken", STEPS)[name], value), name
+    for name, value in arrays(tmp_path / "whole", STEPS).items():
+        assert np.array_equal(arrays(tmp_path / "broken", STEPS)[name], value), name
     with pytest.raises(UserError, match="was trained on other data"):
         run(folder, tmp_path / "broken", selection=Gold())
     # Guard: what documents are read with decides what is learnt.
     others = run(folder, tmp_path / "gold", selection=Gold())
     assert np.abs(np.array(others) - whole).max() > 0.01 and whole[-1] < whole[0]
-
-
-def command(folder: Path, run_dir: Path, *flags: str, devices: int = 1, **env: str) -> subprocess.Popen:
-    arguments = ["--gin_file=gin/curriculum.gin", f"--gin.DATA={folder}", f"--output_dir={run_dir}"]
-    arguments += [f"--gin.MODEL='st:{ROOT / 'tests/golden/bert'}'", "--gin.QUERY_LENGTH=10"]
-    arguments += [f"--gin.EXPANSIONS={write_expansions(folder)}", "--gin.PASSAGE_LENGTH=24"]
-    arguments += [f"--steps={STEPS}", "--batch_size=8", "--log_every=1", "--checkpoint_every=2", *flags]
-    flag = f"--xla_force_host_platform_device_count={devices}"
-    return subprocess.Popen(
-        [sys.executable, "-m", "jaxir.train", *arguments],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag} | env,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_recipe_killed_chunked_and_on_eight_devices(folder, tmp_path):
-    def finish(name: str, *flags: str, **how) -> list[float]:
-        process = command(folder, tmp_path / name, *flags, **how)
-        _, errors = process.communicate(timeout=280)
-        assert process.returncode == 0, errors
-        found = {row["step"]: row["loss"] for row in log(tmp_path / name) if "loss" in row}
-        return [found[step + 1] for step in range(STEPS)]
-
-    whole = finish("whole")
-    process = command(folder, tmp_path / "killed")
-    while not any(row["step"] >= 5 for row in log(tmp_path / "killed")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    before = {row["step"] for row in log(tmp_path / "killed") if "loss" in row}
-    assert STEPS not in before, "it was over before it was killed"
-    assert finish("killed") == whole
-    theirs = parameters(tmp_path / "whole", STEPS)
-    for name, value in parameters(tmp_path / "killed", STEPS).items():
-        assert np.array_equal(theirs[name], value), name
-    for name, flags, devices in (("chunks", ["--gin.CHUNKS=2"], 1), ("eight", [], 8)):
-        np.testing.assert_allclose(finish(name, *flags, devices=devices), whole, rtol=2e-4, err_msg=name)

@@ -19,6 +19,7 @@ from jaxir.objectives.distillation import Distillation
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.training.evaluators.loss import Loss
 from jaxir.training.step.optimizers import AdamW
+from tests.training.saved_run import log
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden/bert"
 BERT = f"st:{GOLDEN}"
@@ -108,7 +109,7 @@ def test_distillation_sums_with_another_objective(tmp_path):
         objective=objective,
         output_dir=out,
     )
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    lines = log(out)
     assert any("teacher/margin" in line and "labels/accuracy" in line for line in lines)
     dev_lines = [line for line in lines if "dev/nDCG@10" in line]
     assert dev_lines and not any("dev/loss" in line for line in dev_lines)  # dev pairs have no scores
@@ -120,7 +121,7 @@ def test_its_loss_is_measured_on_dev_data_that_have_scores(tmp_path):
     dev = Loss(data=data, num_negatives=2, every=1)
     settings = {"steps": 2, "batch_size": 8, "num_negatives": 2, "objective": Distillation()}
     fit(BERT, data, **settings, evaluators=[dev], dev_metric="loss", output_dir=tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    lines = log(tmp_path / "run")
     found = [line for line in lines if "dev/loss" in line]
     assert [line["step"] for line in found] == [1, 2] and all("dev/teacher_margin" in x for x in found)
     assert found[0]["dev/loss"] != found[1]["dev/loss"]

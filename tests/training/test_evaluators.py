@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_run import LENGTH, Bag, ToOne, pairs, run
 
 from jaxir import Pairs, fit
 from jaxir.core.errors import UserError
@@ -37,6 +36,8 @@ from jaxir.training.run.run_settings import disagreement
 from jaxir.training.step.optimizers import AdamW
 from jaxir.training.step.train_state import initial_state, plan_state
 from jaxir.training.suite import Suite, evaluators_of
+from tests.training.saved_run import log
+from tests.training.tiny_run import LENGTH, Bag, ToOne, pairs, run
 
 
 def rr_of_first(count, query, passage):
@@ -172,7 +173,7 @@ def best_of(run_dir):
 
 
 def logged(run_dir, name):
-    lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
+    lines = log(run_dir)
     return {line["step"]: line[name] for line in lines if name in line}
 
 
@@ -267,30 +268,6 @@ def test_a_fault_of_an_evaluator_that_is_being_prepared_names_it(tmp_path):
     with pytest.raises(RuntimeError, match=r"^evaluator Unprepared: KeyError: 'x'"):
         run(tmp_path / "run", evaluators=[Unprepared()])
     assert not (tmp_path / "run").exists()
-
-
-def test_bad_data_and_dimensions_are_refused_before_the_first_step(tmp_path):
-    for settings, sentence in (
-        ({"data": MeshConfig()}, r"data must be data, such as Pairs\(.* or BeirPairs.*, not MeshConfig\("),
-        ({"evaluators": [Loss(data=MeshConfig(), name="x")]}, r"evaluator Loss 'x': its data must be data, "),
-        (
-            {"num_negatives": 2},
-            "^the dataset was built with query_ids, .*, and negative_ids, negative_key must be there too",
-        ),
-        (
-            {"evaluators": [Loss(data=pairs(8), name="x", num_negatives=2)]},
-            "^evaluator Loss 'x': the dataset was built with .* negative_key must be there too",
-        ),
-        (
-            {"evaluators": [Retrieval(data=pairs(8), name="x", dimensions=[8, 99])]},
-            "have 32 dimensions, not 99",
-        ),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            run(tmp_path / "run", **settings)
-        assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match="data must be an object"):
-        Loss(data="texts.txt")
 
 
 def test_only_what_the_best_goes_by_must_agree_on_resuming(tmp_path):

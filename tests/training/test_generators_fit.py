@@ -19,6 +19,7 @@ from jaxir.retrieval.encoding.generator import _writes
 from jaxir.train import train
 from jaxir.training import fit as fit_module
 from jaxir.training.evaluators.generation import Generation
+from tests.training.saved_run import log
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 START = PretrainedSeq2Seq(
@@ -80,7 +81,7 @@ def test_generation_metrics_score_the_models_own_output(generator, tmp_path):
     settings = {"evaluators": judges, "dev_metric": "rougeL", "objective": Seq2Seq()}
     settings |= {"output_dir": tmp_path / "run", "eval_every": 2, "optimizer": AdamW(learning_rate=1e-12)}
     fit(start, data, steps=2, batch_size=4, **settings)
-    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    lines = log(tmp_path / "run")
     (found,) = [line for line in lines if "dev/rougeL" in line]
     assert found["dev/exact_match"] == 0.5
     assert found["dev/rougeL"] == pytest.approx(rouge(targets, written))

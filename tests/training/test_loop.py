@@ -1,63 +1,35 @@
 """The loop within one process: what stops it, what it refuses, and that the mesh changes nothing."""
 
-import copy
-import dataclasses
 import itertools
-import json
 import os
-import resource
-import shutil
 import signal
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
-import tiny_run
 from flax import nnx
-from tiny_run import Bag, Hooked, pairs, run
 
 from jaxir.core.errors import UserError
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.mixture import MixtureDataset
-from jaxir.interop.model.run_dir import sealed
 from jaxir.models import layers
-from jaxir.models.dual_encoder import DualEncoderModel, l2_normalize
+from jaxir.models.dual_encoder import l2_normalize
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.pair_batch import pair_features
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.runtime import cpu
-from jaxir.training.run.run_settings import disagreement, model_fingerprint
 from jaxir.training.step.optimizers import Adafactor, AdamW
+from tests.training import tiny_run
+from tests.training.saved_run import arrays, losses, saved_steps
+from tests.training.tiny_run import Bag, Hooked, pairs, run
 
 
 def params_of(model) -> dict[str, np.ndarray]:
     leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     return {jax.tree_util.keystr(path): np.asarray(value) for path, value in leaves}
-
-
-def saved_params(run_dir, step) -> dict[str, np.ndarray]:
-    with ocp.StandardCheckpointer() as checkpointer, jax.transfer_guard("allow"):
-        saved = checkpointer.restore(
-            (run_dir / "checkpoints" / str(step) / "params").absolute(),
-            nnx.to_pure_dict(nnx.state(Bag(), nnx.Param)),
-        )
-    leaves = jax.tree_util.tree_leaves_with_path(saved)
-    assert len(leaves) == 3
-    return {jax.tree_util.keystr(path): np.asarray(value) for path, value in leaves}
-
-
-def steps_in(run_dir) -> list[int]:
-    return sorted(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdigit())
-
-
-def losses(run_dir) -> dict[int, float]:
-    lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
 def sent(number, at):
@@ -113,7 +85,7 @@ def test_a_loss_that_is_not_a_number_names_its_step_and_keeps_the_last_good_chec
         assert "none was saved yet" in message
     else:
         assert message.endswith(f"the last good checkpoint is {tmp_path}/run/checkpoints/{every}")
-        assert steps_in(tmp_path / "run") == [every]
+        assert saved_steps(tmp_path / "run") == [every]
 
 
 def of_one_passage(count: int, seed: int = 0) -> ArrayDataset:
@@ -128,7 +100,7 @@ def test_a_batch_in_which_every_negative_is_masked_is_told(tmp_path, capsys):
     masked = of_one_passage(64)
     with pytest.raises(UserError, match=r"^step 1: no pair of the batch has a negative, so the loss is 0"):
         run(tmp_path / "run", data=masked, checkpoint_every=1)
-    assert losses(tmp_path / "run") == {} and not steps_in(tmp_path / "run")
+    assert losses(tmp_path / "run") == {} and not saved_steps(tmp_path / "run")
     both = MixtureDataset({"good": pairs(64), "masked": masked}, rates=[3, 1])
     batches = itertools.islice(both.batches(batch_size=8, seed=1), 12)
     schedule = [len(np.unique(batch["passage_key"], axis=0)) > 1 for batch in batches]
@@ -176,8 +148,9 @@ class Overflowing(AdamW):
 def test_parameters_that_overflow_are_never_saved(tmp_path):
     with pytest.raises(UserError, match=r"^step 14: a parameter or a moment .* is not finite; .*/7$"):
         run(tmp_path / "run", optimizer=Overflowing(learning_rate=1e-3), checkpoint_every=7, dev=None)
-    assert steps_in(tmp_path / "run") == [7]
-    assert all(np.isfinite(x).all() for x in saved_params(tmp_path / "run", 7).values())
+    assert saved_steps(tmp_path / "run") == [7]
+    saved = arrays(tmp_path / "run", 7, "params")
+    assert len(saved) == 3 and all(np.isfinite(x).all() for x in saved.values())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -185,7 +158,7 @@ def test_a_signal_ends_the_step_saves_it_and_restores_the_handlers(tmp_path, num
     before = signal.getsignal(number)
     result = run(tmp_path / "run", data=sent(number, 12), steps=16)
     assert result.stopped_by is number and 9 <= result.step <= 13
-    assert steps_in(tmp_path / "run")[-1] == result.step
+    assert saved_steps(tmp_path / "run")[-1] == result.step
     assert signal.getsignal(number) is before
     resumed = run(tmp_path / "run", steps=16)
     assert resumed.step == 16 and resumed.stopped_by is None
@@ -205,238 +178,6 @@ def test_a_complete_run_is_left_alone(tmp_path):
     for name, value in params_of(model).items():
         assert np.array_equal(params_of(again)[name], value)
         assert not np.array_equal(params_of(Bag())[name], value)
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"batch_size": 16}, "batch_size=8, not 16"),
-        ({"seed": 1}, "seed=0, not 1"),
-        ({"steps": 13}, "(optimizer|steps)="),
-        ({"learning_rate": 1.0}, r"optimizer\.learning_rate=0.0003, not 1.0;"),
-        ({"objective": Poisoned()}, "objective="),
-        ({"dev": pairs(21, seed=2)}, "dev=nDCG@10 on 21 pairs"),
-        ({"dev_metric": "loss"}, "dev="),
-        ({"model": Line()}, "model="),
-    ],
-)
-def test_resuming_with_other_settings_is_refused(tmp_path, interrupted_run, change, name):
-    shutil.copytree(interrupted_run, tmp_path / "run")
-    with pytest.raises(UserError, match=rf"was trained with {name}.*another output_dir"):
-        run(tmp_path / "run", **INTERRUPTED | change)
-    assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
-
-
-def with_other_passages(data: ArrayDataset, rows: np.ndarray) -> ArrayDataset:
-    """The same pairs, with some of the passages replaced."""
-    found = copy.copy(data)
-    passages = data._tables["passages"]
-    flat = passages.flat.reshape(len(passages.keys), -1).copy()
-    flat[rows] += 1
-    found._tables = data._tables | {"passages": passages._replace(flat=flat.ravel())}
-    return found
-
-
-def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tmp_path, interrupted_run):
-    shutil.copytree(interrupted_run, tmp_path / "run")
-    data = pairs(64)
-    first = {row.tobytes() for row in next(data.batches(batch_size=8, seed=0))["passage_key"]}
-    rows = [i for i, key in enumerate(data._tables["passages"].keys) if key.tobytes() not in first]
-    for changed in (np.array(rows), np.array(rows[-1:])):  # all the others, and a single one
-        other = with_other_passages(data, changed)
-        for a, b in zip(
-            *(next(d.batches(batch_size=8, seed=0)).values() for d in (data, other)), strict=True
-        ):
-            assert np.array_equal(a, b)
-        with pytest.raises(
-            UserError, match=r"was trained on other data: 64 pairs .* with other content; .*another output"
-        ):
-            run(tmp_path / "run", data=other, **INTERRUPTED)
-    assert run(tmp_path / "run", data=pairs(64), **INTERRUPTED).step == 12
-    with pytest.raises(UserError, match="was trained on other data"):  # not "is complete"
-        run(tmp_path / "run", data=other, **INTERRUPTED)
-
-
-def test_a_run_of_before_whose_data_cannot_be_told_is_not_resumed(tmp_path, interrupted_run):
-    shutil.copytree(interrupted_run, tmp_path / "run")
-    for path in (tmp_path / "run" / "checkpoints").glob("*/run/metadata"):
-        record = json.loads(path.read_text())
-        record["settings"]["data"] = "64 examples 0123456789abcdef"
-        del record["sha256"], record["checksums"]  # which came with the data's hash
-        path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="by an earlier jaxir, which knew its data by their first batch"):
-        run(tmp_path / "run", **INTERRUPTED)
-    assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
-
-
-def test_a_dev_set_of_before_that_cannot_be_told_is_named_as_such():
-    saved, now = {"dev": "nDCG@10 on 21 examples 0123456789abcdef"}, {"dev": "nDCG@10 on 21 pairs"}
-    assert disagreement(saved, now).startswith("was begun by an earlier jaxir, which knew its data by their")
-
-
-def test_a_model_is_known_by_its_config_and_by_the_names_shapes_and_types_of_its_parameters():
-    config = tiny_run.bert().config
-    other = dataclasses.replace(config, pooling="cls")
-    kinds = [
-        *(DualEncoderModel(c, rngs=nnx.Rngs(0)) for c in (config, other)),
-        nnx.Dict(a=nnx.Param(jnp.zeros((2, 3)))),
-        nnx.Dict(b=nnx.Param(jnp.zeros((2, 3)))),
-        nnx.Dict(a=nnx.Param(jnp.zeros((3, 2)))),
-        nnx.Dict(a=nnx.Param(jnp.zeros((2, 3), jnp.bfloat16))),
-    ]
-    assert len(set(map(model_fingerprint, kinds))) == len(kinds)
-    assert model_fingerprint(tiny_run.bert(seed=1)) == model_fingerprint(kinds[0])
-
-
-def test_resuming_from_other_weights_is_refused(tmp_path, interrupted_run):
-    shutil.copytree(interrupted_run, tmp_path / "run")
-    refused = r"was begun from other weights than the model has now; give the model .*another output_dir"
-    with pytest.raises(UserError, match=refused):
-        run(tmp_path / "run", model=Bag(seed=1), **INTERRUPTED)
-    assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
-    assert run(tmp_path / "run", **INTERRUPTED).step == 12
-    with pytest.raises(UserError, match=refused):  # not "is complete"
-        run(tmp_path / "run", model=Bag(seed=1), **INTERRUPTED)
-
-
-@pytest.mark.parametrize("told", [None, "damaged", {"hash": "0" * 16, "on": "tpu"}])
-def test_a_run_whose_first_weights_cannot_be_compared_is_resumed(tmp_path, interrupted_run, told):
-    """An earlier jaxir did not write them; on another kind of device random ones may be rounded otherwise."""
-    shutil.copytree(interrupted_run, tmp_path / "run")
-    for path in [tmp_path / "run/run.json", *(tmp_path / "run/checkpoints").glob("*/run/metadata")]:
-        record = json.loads(path.read_text())
-        assert record["settings"].pop("weights")["on"].startswith("cpu {")
-        record["settings"] |= {"weights": told} if told else {}
-        path.write_text(json.dumps(sealed(record) if "sha256" in record else record))
-    assert run(tmp_path / "run", **INTERRUPTED).step == 12
-
-
-INTERRUPTED = {"steps": 12, "checkpoint_every": 3, "eval_every": 4}
-
-
-@pytest.fixture(scope="module")
-def interrupted_run(tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("interrupted") / "run"
-    result = run(run_dir, data=sent(signal.SIGTERM, 8), keep_last=3, **INTERRUPTED)
-    assert 4 <= result.step < 12
-    return run_dir
-
-
-@pytest.fixture(scope="module")
-def resumed_run(tmp_path_factory, interrupted_run):
-    """The same run, resumed to its end; and its best value."""
-    run_dir = shutil.copytree(interrupted_run, tmp_path_factory.mktemp("resumed") / "run")
-    return run_dir, run(run_dir, **INTERRUPTED).best_value
-
-
-def damage(path, how):
-    """Truncates a file, flips a bit in it, or removes it."""
-    if how == "remove":
-        path.unlink()
-        return
-    content = bytearray(path.read_bytes())
-    if how == "truncate":
-        content = content[: len(content) // 2]
-    else:
-        content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("item", "how"),
-    [
-        ("params", "truncate"),
-        ("opt_state", "flip"),
-        ("opt_state", "remove"),
-        *(
-            pytest.param(*x, marks=pytest.mark.slow)
-            for x in (("params", "flip"), ("params", "remove"), ("opt_state", "truncate"))
-        ),
-    ],
-)
-def test_a_broken_checkpoint_is_reported_and_an_older_one_used(
-    tmp_path, interrupted_run, resumed_run, capsys, item, how
-):
-    run_dir = tmp_path / "run"
-    shutil.copytree(interrupted_run, run_dir)
-    *_, older, newest = steps_in(run_dir)
-    data = max((run_dir / "checkpoints" / str(newest) / item).rglob("d/*"), key=lambda p: p.stat().st_size)
-    damage(data, how)
-    result = run(run_dir, **INTERRUPTED)
-    errors = capsys.readouterr().err
-    assert f"checkpoint {newest} is broken" in errors and f"resuming {run_dir} at step {older}" in errors
-    assert (run_dir / "broken" / str(newest)).is_dir()
-    whole, best_value = resumed_run
-    assert best_value == result.best_value
-    assert losses(whole) == losses(run_dir)
-
-
-def test_without_a_whole_checkpoint_the_run_stops(tmp_path, interrupted_run):
-    run_dir = tmp_path / "run"
-    shutil.copytree(interrupted_run, run_dir)
-    for step in steps_in(run_dir):
-        (run_dir / "checkpoints" / str(step) / "params" / "manifest.ocdbt").write_bytes(b"no")
-    with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
-        run(run_dir, **INTERRUPTED)
-    assert not (run_dir / "broken").exists()
-
-
-def test_a_directory_that_is_no_run_is_never_written_to(tmp_path, interrupted_run):
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.txt").write_text("the only copy")
-    with pytest.raises(UserError, match=r"not empty and is not a training run"):
-        run(other)
-    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
-    gone = tmp_path / "gone"
-    shutil.copytree(interrupted_run, gone)
-    shutil.rmtree(gone / "checkpoints")
-    with pytest.raises(UserError, match=r"the checkpoints of .* are gone"):
-        run(gone, **INTERRUPTED)
-
-
-def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    run_dir, settings = tmp_path / "run", {"steps": 16, "dev": None, "log_every": 16}
-
-    def fill_disk(step):
-        if step == 12:
-            while not (run_dir / "checkpoints" / "7").exists():
-                time.sleep(0.01)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-
-    try:
-        sentence = r"^checkpoint 14 could not be saved \(file too large\); the last good .*/7$"
-        with pytest.raises(UserError, match=sentence):
-            run(run_dir, data=Hooked(pairs(64), fill_disk), **settings)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == ["7"]
-    assert run(run_dir, **settings).step == 16
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"steps": 0}, "steps must be a whole number from 1 to 2147483647 or None, not 0"),
-        ({"batch_size": -8}, "batch_size must be a whole number from 1 to 16777216, not -8"),
-        ({"batch_size": 9}, "batch_size must be a multiple of the 2 devices that share it, not 9"),
-        ({"batch_size": 80}, "batch_size is 80, but there are only 64 pairs: give a smaller one"),
-        ({"log_every": 0}, "log_every must be a whole number of at least 1, not 0"),
-        (
-            {"dev_metric": "ndcg@10"},
-            "there is no dev metric 'ndcg@10', only nDCG@10, RR@10, loss, accuracy",
-        ),
-        (
-            {"dev": pairs(1)},
-            "evaluator Loss: there are only 1 dev pairs, fewer than the 2 devices of a batch",
-        ),
-    ],
-)
-def test_settings_that_make_no_sense_cost_a_sentence(tmp_path, settings, sentence):
-    with pytest.raises(UserError) as error:
-        run(tmp_path / "run", **settings)
-    assert str(error.value).startswith(sentence)
 
 
 def test_nothing_compiles_and_nothing_is_transferred_once_the_loop_runs(tmp_path, monkeypatch):

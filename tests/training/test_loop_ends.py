@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tiny_run import Bag, Hooked, pairs, run
 
 from jaxir.core.errors import UserError
 from jaxir.losses.matryoshka import matryoshka
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.training.step.optimizers import AdamW
 from jaxir.training.stopping import StopSignal
+from tests.training.saved_run import log
+from tests.training.tiny_run import Bag, Hooked, pairs, run
 
 # The only step is the last one: of no interval, and yet it is logged, evaluated and saved.
 ONE_STEP = {"steps": 1, "log_every": 2, "eval_every": 2, "checkpoint_every": 2}
@@ -34,7 +35,7 @@ def steps_in(run_dir) -> list[str]:
 
 def test_the_last_step_is_logged_with_its_rate_and_its_gradient_before_clipping(tmp_path):
     run(tmp_path / "run", model=Bag(dropout_rate=0.0), **ONE_STEP)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    lines = log(tmp_path / "run")
     (trained,) = [line for line in lines if "loss" in line]
     (evaluated,) = [line for line in lines if "dev/loss" in line]
     assert trained["step"] == evaluated["step"] == 1 and steps_in(tmp_path / "run") == ["1"]

@@ -6,13 +6,13 @@ import os
 import jax
 import jax.numpy as jnp
 import pytest
-import tiny_run
 from flax import nnx
 
 from jaxir.core.errors import UserError
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.training import loop
 from jaxir.training.step.memory import HEADROOM, device_memory, fit, memory_of
+from tests.training import tiny_run
 
 ROWS = 64
 
@@ -53,20 +53,6 @@ def test_takes_the_fewest_chunks_that_fit(compile_step):
 def test_a_step_that_never_fits_costs_a_sentence(compile_step):
     with pytest.raises(UserError, match=r"does not fit into 0\.0 GiB even with one example a chunk"):
         fit(False, Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=10_000)
-
-
-@pytest.mark.slow
-def test_fit_skips_settings_that_cannot_fit(compile_step):
-    sizes = {n: memory_of(compile_step(False, Contrastive(chunks=n))) for n in (1, 16)}
-    tried = []
-
-    def counting(remat, objective):
-        tried.append(objective.chunks)
-        return compile_step(remat, objective)
-
-    fit(False, Contrastive(chunks="auto"), counting, rows=ROWS, limit=int(sizes[16] / HEADROOM) + 1)
-    first = next(n for n in (2, 4, 8, 16) if sizes[1] <= sizes[16] * n)
-    assert tried[:2] == [1, first]
 
 
 def test_some_memory_is_left_and_what_cannot_fit_is_left_out():

@@ -10,13 +10,10 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
-from tiny_run import Bag, bert
 
 from jaxir.core.errors import UserError
-from jaxir.interop.model import stored
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.models.t5 import T5Config
-from jaxir.objectives.contrastive import Contrastive
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import (
@@ -27,6 +24,7 @@ from jaxir.training.step.optimizers import (
     linear_schedule,
     t5x_schedule,
 )
+from tests.training.tiny_run import Bag, bert
 
 
 def apply(optimizer, params, gradients):
@@ -199,49 +197,6 @@ def test_adafactor_treats_each_layer_of_a_scanned_stack_as_a_parameter_of_its_ow
     np.testing.assert_array_equal(
         scanned["encoder"]["token"]["embedding"], alone["encoder"]["token"]["embedding"]
     )
-
-
-@pytest.mark.slow
-def test_scanning_the_layers_of_a_model_does_not_change_its_training():
-    """A real model: three steps, clipping active, layers of different scale."""
-    optimizer = Adafactor(learning_rate=0.1, min_dim_size_to_factor=8, clipping_threshold=0.5)
-    rng = np.random.default_rng(0)
-    batch = {
-        name: rng.integers(1, 64, (8, n)).astype(np.int32)
-        for name, n in (("query_ids", 5), ("passage_ids", 7))
-    }
-
-    def train(scan, optimizer):
-        model = t5(scan_layers=scan, dropout_rate=0.0)
-        params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-        layers = params["encoder"]["layers"]
-        sizes = np.array([0.3, 3.0], np.float32)
-        if scan:
-            scaled = jax.tree.map(lambda x: x * sizes.reshape(-1, *[1] * (x.ndim - 1)), layers)
-        else:
-            scaled = {i: jax.tree.map(lambda x, i=i: x * sizes[i], layers[i]) for i in layers}
-        params["encoder"]["layers"] = scaled
-        built = optimizer.build(10)
-        plan = state_lib.plan_state(model, built.transform, MeshConfig().build(jax.devices()[:1]))
-        step = jax.jit(state_lib.make_step(plan, Contrastive(), built))
-        key_data = state_lib.key_data_of(0, plan)
-        state = state_lib.TrainState(jnp.int32(0), params, built.transform.init(params))
-        for _ in range(3):
-            state, _ = step(state, batch, key_data)
-        return stored.flatten(params), stored.flatten(state.params)
-
-    start, scanned = train(True, optimizer)
-    same_start, unscanned = train(False, optimizer)
-    _, unclipped = train(False, dataclasses.replace(optimizer, clipping_threshold=1e9))
-    assert scanned.keys() == unscanned.keys() and "encoder.layers.1.mlp.wo.kernel" in scanned
-    moves = {}
-    for name, value in unscanned.items():
-        np.testing.assert_allclose(start[name], same_start[name], rtol=1e-6)  # two programs drew them
-        moves[name] = np.abs(value - start[name]).max()
-        np.testing.assert_allclose(scanned[name], value, atol=1e-3 * moves[name], err_msg=name)
-    kernels = [f"encoder.layers.{i}.mlp.wo.kernel" for i in (0, 1)]
-    assert moves[kernels[1]] > 3 * moves[kernels[0]] > 0  # their own scales, not that of the stack
-    assert all(np.abs(unclipped[k] - unscanned[k]).max() > 0.1 * moves[k] for k in kernels)
 
 
 def test_a_stack_is_what_its_logical_axes_say():

@@ -22,6 +22,7 @@ from jaxir.objectives.reranking import Reranking
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.encoding.query_reranker import QueryReranker
 from jaxir.runtime.partitioning import MeshConfig
+from tests.training.saved_run import log
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 SYLLABLES = [f"{a}{b}" for a in "dhlm" for b in "aeio"]
@@ -126,13 +127,13 @@ def test_query_reranker_learns_the_better_expansion(folder, tmp_path, kind):
     assert rerank(folder, kind, run, tmp_path / "best.jsonl") == 0
     best = list(read_candidates(tmp_path / "best.jsonl"))
     assert np.mean([some.ranks[0] == 2 for some in best]) > 0.9
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    lines = log(run)
     assert max(line.get("dev/Success@5", 0) for line in lines) > 0.9
 
 
 @pytest.mark.slow
 def test_the_best_checkpoint_is_the_one_that_chooses_best(folder, trained, tmp_path):
-    lines = map(json.loads, (trained / "log.jsonl").read_text().splitlines())
+    lines = log(trained)
     found = {line["step"]: line for line in lines if "dev/mean_rank" in line}
     best = json.loads((trained / "checkpoints/best.json").read_text())
     assert found.keys() == {3, 6}
@@ -142,19 +143,6 @@ def test_the_best_checkpoint_is_the_one_that_chooses_best(folder, trained, tmp_p
     ranks = [some.ranks[0] or 101 for some in read_candidates(tmp_path / "best.jsonl")]
     assert np.mean(ranks) == pytest.approx(best["value"])
     assert np.mean(np.array(ranks) <= 5) == pytest.approx(found[best["step"]]["dev/Success@5"])
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys):
-    shutil.copytree(trained, tmp_path / "cut")
-    shutil.rmtree(tmp_path / "cut/checkpoints/6")
-    assert train(folder, "ri", tmp_path / "cut", "--steps=6", *twice(folder)) == 0
-    assert "resum" in capsys.readouterr().err
-    logs = []
-    for run in (trained, tmp_path / "cut"):
-        lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
-        logs.append([[x.get("loss"), x.get("dev/mean_rank")] for x in lines if x.get("step") == 6])
-    assert logs[0] and logs[1][-len(logs[0]) :] == logs[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

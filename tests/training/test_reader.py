@@ -1,13 +1,7 @@
 """A reader trained and used as users do it: its answers are in one passage of several, and it is killed."""
 
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +13,7 @@ from jaxir.core.features import PADDING_TOKEN
 from jaxir.evaluate import evaluate
 from jaxir.interop import model_dir
 from jaxir.retrieval.answering.answer_writer import longest_of
+from tests.training.saved_run import log
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 QUESTIONS = 640  # five windows
@@ -70,7 +65,7 @@ def test_reader_learns_from_the_second_passage(folder, tmp_path, capsys):
     settings += ["--gin.DEV_NEW_TOKENS=12", "--gin.DROPOUT=0.0", "--gin.LEARNING_RATE=1e-2"]
     settings += ["--steps=400", "--gin.EVAL_EVERY=100", "--gin.CHECKPOINT_EVERY=100"]
     assert train(folder, run, *settings) == 0
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    lines = log(run)
     dev = [line for line in lines if "dev/EM" in line]
     assert len(dev) == 4 and max(line["dev/EM"] for line in dev) == 1.0 and dev[-1]["dev/loss"] < 1
     best = json.loads((run / "checkpoints/best.json").read_text())
@@ -85,19 +80,6 @@ def test_reader_learns_from_the_second_passage(folder, tmp_path, capsys):
     # Without its second passage nothing tells one question from another.
     assert read(folder, run, tmp_path / "first.jsonl", "--passages=1") == 0
     assert exact(folder, tmp_path / "first.jsonl") <= 1 / 8
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_with_the_same_bits(folder, tmp_path, capsys):
-    settings = ("--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2", "--gin.DROPOUT=0.1")
-    settings += ("--gin.CHUNKS=2", "--gin.LEARNING_RATE=1e-3")
-    assert train(folder, tmp_path / "whole", *settings) == 0
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    shutil.rmtree(tmp_path / "cut/checkpoints/6")
-    assert train(folder, tmp_path / "cut", *settings) == 0
-    assert "resum" in capsys.readouterr().err
-    whole, again = (model_dir.load(str(tmp_path / name), kind="seq2seq") for name in ("whole", "cut"))
-    assert again.fingerprint == whole.fingerprint != model_dir.load(START, kind="seq2seq").fingerprint
 
 
 def test_answers_that_are_written_in_another_way_tell_no_best_checkpoint(
@@ -138,16 +120,6 @@ def test_expanded_queries_are_no_questions(folder, tmp_path, capsys):
     assert json.loads(chosen.read_text().splitlines()[0])["text"] == "what is it ? a river"
     assert read(folder, START, tmp_path / "out.jsonl", "--passages=2", f"--queries={chosen}") == 1
     assert f"error: {chosen} has expanded queries" in capsys.readouterr().err
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_logits_that_are_not_finite_cost_a_sentence(folder, one_layer_seq2seq, tmp_path, capsys):
-    model = shutil.copytree(one_layer_seq2seq, tmp_path / "model")
-    weights = safetensors.numpy.load_file(model / "model.safetensors")
-    weights["encoder.block.0.layer.0.SelfAttention.q.weight"][0, 0] = np.nan
-    safetensors.numpy.save_file(weights, model / "model.safetensors", {"format": "pt"})
-    assert read(folder, f"hf:{model}", tmp_path / "out.jsonl", "--passages=2") == 1
-    assert f"error: model hf:{model} gives logits that are not finite" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -195,38 +167,6 @@ def many_questions(place: Path) -> Path:
     lines = [f"q{i} Q0 d{(i + n) % QUESTIONS} 1 {9 - n} t\n" for i in numbers for n in range(2)]
     (place / "run.trec").write_text("".join(lines))
     return place
-
-
-@pytest.mark.slow
-def test_a_killed_command_is_taken_up_and_several_processes_share_the_work(tmp_path):
-    place, output = many_questions(tmp_path), tmp_path / "out.jsonl"
-    flags = [f"--{name}={place}/{name}.jsonl" for name in ("queries", "corpus")]
-    flags += [f"--model={START}", f"--run={place}/run.trec", "--passages=2", "--max_new_tokens=16"]
-    together = [sys.executable, "-m", "jaxir.read", *flags, f"--output={tmp_path}/together.jsonl"]
-    command = [*together[:-1], f"--output={output}"]
-    process, unfinished = subprocess.Popen(command), tmp_path / ".out.jsonl.unfinished"
-    while process.poll() is None and not list(unfinished.glob("outputs-*")):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL and not output.exists()
-    windows = sorted(unfinished.glob("outputs-*"))
-    assert 0 < len(windows) < 5
-    windows[0].write_bytes(windows[0].read_bytes().replace(b"[", b'["once", ', 1))
-    before = windows[0].read_bytes()
-    subprocess.run(command, check=True)
-    assert output.read_bytes().startswith(before), "what was there was not made again"
-    assert [json.loads(line)["_id"] for line in output.read_text().splitlines()] == [
-        f"q{i}" for i in range(QUESTIONS)
-    ]
-    assert not unfinished.exists()
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        run = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free.getsockname()[1]}", "JAX_NUM_PROCESSES": "2"}
-    parts = [subprocess.Popen(together, env=os.environ | run | {"JAX_PROCESS_ID": str(i)}) for i in range(2)]
-    assert [part.wait(300) for part in parts] == [0, 0]
-    expected = output.read_bytes().replace(b'["once", ', b"[", 1)
-    assert (tmp_path / "together.jsonl").read_bytes() == expected
 
 
 def test_a_passage_that_spells_padding_keeps_its_end():

@@ -74,7 +74,7 @@ def test_gin_beside_a_recipe_file_is_refused(tmp_path, capsys):
 def test_train_runs_resumes_and_repeats_a_recipe_file(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "from tiny_run import Bag, LENGTH, ToOne, pairs\n"
+        "from tests.training.tiny_run import Bag, LENGTH, ToOne, pairs\n"
         "from jaxir.interop.model.encoder_settings import EncoderSettings\n"
         "from jaxir.interop.model.stored import LoadedModel\n"
         "from jaxir.training.run.recipe import Recipe\n"

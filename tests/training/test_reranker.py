@@ -29,6 +29,7 @@ from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.ranking.runs import rank, read_run
 from jaxir.runtime.partitioning import MeshConfig
+from tests.training.saved_run import log
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 KINDS = [[f"{a}{b}" for b in "aeio"] for a in "dhlm"]
@@ -83,7 +84,7 @@ def trained(folder, one_layer, tmp_path_factory):
 def test_reranker_learns_to_rank(folder, tmp_path):
     run = tmp_path / "run"
     assert train(folder, run, "--steps=150") == 0
-    lines = [x for x in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if "loss" in x]
+    lines = [x for x in log(run) if "loss" in x]
     last = {name: np.mean([line[name] for line in lines[-5:]]) for name in ("loss", "accuracy")}
     assert last["loss"] < 0.3 * lines[0]["loss"] and last["accuracy"] > 0.9 > lines[0]["accuracy"], lines
     found, before = rerank(folder, run, tmp_path / "new.trec"), read_run(folder / "run.trec")
@@ -131,18 +132,6 @@ def test_a_reranked_run_has_the_models_scores_of_the_texts(folder, trained, tmp_
         assert {d: whole[q][d] for d in two[q]} == two[q]
 
 
-def test_a_resumed_run_ends_with_the_same_bits(folder, trained, one_layer, tmp_path, capsys):
-    shutil.copytree(trained, tmp_path / "cut")
-    shutil.rmtree(tmp_path / "cut/checkpoints/6")
-    model = f"st:{one_layer}"
-    assert train(folder, tmp_path / "cut", *SIX_STEPS, model=model) == 0
-    assert "resum" in capsys.readouterr().err
-    whole, again = (model_dir.load(str(p), kind="cross_encoder") for p in (trained, tmp_path / "cut"))
-    assert again.fingerprint == whole.fingerprint and again.settings == whole.settings
-    assert train(folder, tmp_path / "cut", *SIX_STEPS, "--gin.QUERY_LENGTH=12", model=model) == 1
-    assert "was trained" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, capsys):
     run, deep, held = tmp_path / "run", tmp_path / "deep.trec", folder / "qrels" / "held.tsv"
@@ -169,7 +158,7 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
         assert sentence in capsys.readouterr().err
     flags += [f"--gin.DEV_RUN={deep}", "--gin.DEV_RUN_DEPTH=10", "--steps=6"]
     assert train(folder, run, *flags, "--gin.CHECKPOINT_EVERY=2", "--gin.LEARNING_RATE=5e-2") == 0
-    lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+    lines = log(run)
     found = {line["step"]: line["dev/nDCG@10"] for line in lines if "dev/nDCG@10" in line}
     assert found.keys() == {2, 4, 6} and len(set(found.values())) > 1
     best = json.loads((run / "checkpoints/best.json").read_text())

@@ -1,152 +1,138 @@
-"""Interrupted runs, in real processes: they end with the very parameters of an uninterrupted one."""
+"""What a resume refuses: other data, settings or weights, and directories that are no runs."""
 
+import copy
+import dataclasses
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+import shutil
 
-import jax
+import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 
-pytestmark = pytest.mark.slow
-
-STEPS = 30
-SCRIPT = Path(__file__).parent / "tiny_run.py"
-
-
-def start(run_dir) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), f"--run_dir={run_dir}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+from jaxir.core.errors import UserError
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.interop.model.run_dir import sealed
+from jaxir.models.dual_encoder import DualEncoderModel
+from jaxir.training.run.run_settings import disagreement, model_fingerprint
+from tests.training import tiny_run
+from tests.training.saved_run import saved_steps
+from tests.training.tiny_run import STOPPED, Bag, ToOne, pairs, run
 
 
-def finish(process) -> tuple[int, str]:
-    _, errors = process.communicate(timeout=300)
-    return process.returncode, errors
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"batch_size": 16}, "batch_size=8, not 16"),
+        ({"seed": 1}, "seed=0, not 1"),
+        ({"steps": 13}, "(optimizer|steps)="),
+        ({"learning_rate": 1.0}, r"optimizer\.learning_rate=0.0003, not 1.0;"),
+        ({"objective": ToOne()}, "objective="),
+        ({"dev": pairs(21, seed=2)}, "dev=nDCG@10 on 21 pairs"),
+        ({"dev_metric": "loss"}, "dev="),
+        ({"model": tiny_run.bert()}, "model="),
+    ],
+)
+def test_resuming_with_other_settings_is_refused(tmp_path, stopped, change, name):
+    shutil.copytree(stopped, tmp_path / "run")
+    with pytest.raises(UserError, match=rf"was trained with {name}.*another output_dir"):
+        run(tmp_path / "run", **STOPPED | change)
+    assert saved_steps(tmp_path / "run") == saved_steps(stopped)
 
 
-def log(run_dir) -> list[dict]:
-    path = run_dir / "log.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
-def wait_for_step(process, run_dir, step):
-    while process.poll() is None:
-        if any(line["step"] >= step and "loss" in line for line in log(run_dir)):
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"ended before step {step}: {process.communicate()[1]}")
-
-
-def saved_steps(run_dir) -> list[int]:
-    return sorted(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdigit())
-
-
-def parameters(run_dir, step=STEPS) -> dict[str, np.ndarray]:
-    """Reads the parameters and the optimizer's state of a checkpoint, by path."""
-    found = {}
-    for item in ("params", "opt_state"):
-        directory = (run_dir / "checkpoints" / str(step) / item).absolute()
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            tree = checkpointer.metadata(directory).item_metadata.tree
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-            restored = checkpointer.restore(directory, restore_args=as_numpy)
-        for path, value in jax.tree_util.tree_leaves_with_path(restored):
-            found[item + jax.tree_util.keystr(path)] = value
+def with_other_passages(data: ArrayDataset, rows: np.ndarray) -> ArrayDataset:
+    """The same pairs, with some of the passages replaced."""
+    found = copy.copy(data)
+    passages = data._tables["passages"]
+    flat = passages.flat.reshape(len(passages.keys), -1).copy()
+    flat[rows] += 1
+    found._tables = data._tables | {"passages": passages._replace(flat=flat.ravel())}
     return found
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    """A run that nothing interrupts: it has learnt, and kept what it should."""
-    run_dir = tmp_path_factory.mktemp("uninterrupted") / "run"
-    code, errors = finish(start(run_dir))
-    assert code == 0, errors
-    losses = [x["loss"] for x in log(run_dir) if "loss" in x]
-    assert len(losses) == STEPS and np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
-    dev = {x["step"]: x["dev/nDCG@10"] for x in log(run_dir) if "dev/nDCG@10" in x}
-    assert sorted(dev) == [10, 20, 30]
-    best = max(dev, key=lambda step: (dev[step], -step))
-    assert json.loads((run_dir / "checkpoints" / "best.json").read_text())["step"] == best
-    assert saved_steps(run_dir) == sorted({28, 30, best})
-    return run_dir
+def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tmp_path, stopped):
+    shutil.copytree(stopped, tmp_path / "run")
+    data = pairs(64)
+    first = {row.tobytes() for row in next(data.batches(batch_size=8, seed=0))["passage_key"]}
+    rows = [i for i, key in enumerate(data._tables["passages"].keys) if key.tobytes() not in first]
+    for changed in (np.array(rows), np.array(rows[-1:])):  # all the others, and a single one
+        other = with_other_passages(data, changed)
+        for a, b in zip(
+            *(next(d.batches(batch_size=8, seed=0)).values() for d in (data, other)), strict=True
+        ):
+            assert np.array_equal(a, b)
+        with pytest.raises(
+            UserError, match=r"was trained on other data: 64 pairs .* with other content; .*another output"
+        ):
+            run(tmp_path / "run", data=other, **STOPPED)
+    assert run(tmp_path / "run", data=pairs(64), **STOPPED).step == 12
+    with pytest.raises(UserError, match="was trained on other data"):  # not "is complete"
+        run(tmp_path / "run", data=other, **STOPPED)
 
 
-def assert_same_end(run_dir, uninterrupted):
-    ours, theirs = parameters(run_dir), parameters(uninterrupted)
-    assert ours.keys() == theirs.keys() and len(ours) > 40
-    for name, value in theirs.items():
-        assert np.array_equal(ours[name], value), name
-    ours, theirs = (
-        [(x["step"], x.get("loss"), x.get("dev/nDCG@10")) for x in log(run) if "checkpoint" not in x]
-        for run in (run_dir, uninterrupted)
-    )
-    assert ours == theirs
-    best = [json.loads((run / "checkpoints" / "best.json").read_text()) for run in (run_dir, uninterrupted)]
-    assert best[0] == best[1]
-    assert (run_dir / "COMPLETE").exists()
+def test_a_run_of_before_whose_data_cannot_be_told_is_not_resumed(tmp_path, stopped):
+    shutil.copytree(stopped, tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").glob("*/run/metadata"):
+        record = json.loads(path.read_text())
+        record["settings"]["data"] = "64 examples 0123456789abcdef"
+        del record["sha256"], record["checksums"]  # which came with the data's hash
+        path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="by an earlier jaxir, which knew its data by their first batch"):
+        run(tmp_path / "run", **STOPPED)
+    assert saved_steps(tmp_path / "run") == saved_steps(stopped)
 
 
-def test_sigterm_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrupted):
-    at = random.SystemRandom().randint(2, 25)
-    print("SIGTERM after step", at)
-    run_dir = tmp_path / "run"
-    process = start(run_dir)
-    wait_for_step(process, run_dir, at)
-    process.send_signal(signal.SIGTERM)
-    code, errors = finish(process)
-    assert code == 143, errors
-    last = saved_steps(run_dir)[-1]
-    assert at <= last < STEPS
-    assert [x["step"] for x in log(run_dir) if "loss" in x] == list(range(1, last + 1))
-    code, errors = finish(start(run_dir))
-    assert code == 0 and f"resuming {run_dir} at step {last}" in errors
-    assert_same_end(run_dir, uninterrupted)
+def test_a_dev_set_of_before_that_cannot_be_told_is_named_as_such():
+    saved, now = {"dev": "nDCG@10 on 21 examples 0123456789abcdef"}, {"dev": "nDCG@10 on 21 pairs"}
+    assert disagreement(saved, now).startswith("was begun by an earlier jaxir, which knew its data by their")
 
 
-def test_a_terminal_that_is_closed_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrupted):
-    run_dir = tmp_path / "run"
-    ours, theirs = os.openpty()
-    # `env`, because children of tests that `nohup` started would ignore SIGHUP.
-    command = ["env", "--default-signal=HUP", "setsid", "--ctty", sys.executable, str(SCRIPT)]
-    process = subprocess.Popen([*command, f"--run_dir={run_dir}"], stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    said = b""
-    while b"step 5" not in said:
-        said += os.read(ours, 10000)
-    os.close(ours)
-    assert process.wait(100) == 143
-    last = saved_steps(run_dir)[-1]
-    assert 5 <= last < STEPS
-    code, errors = finish(start(run_dir))
-    assert code == 0 and f"resuming {run_dir} at step {last}" in errors
-    assert_same_end(run_dir, uninterrupted)
+def test_a_model_is_known_by_its_config_and_by_the_names_shapes_and_types_of_its_parameters():
+    config = tiny_run.bert().config
+    other = dataclasses.replace(config, pooling="cls")
+    kinds = [
+        *(DualEncoderModel(c, rngs=nnx.Rngs(0)) for c in (config, other)),
+        nnx.Dict(a=nnx.Param(jnp.zeros((2, 3)))),
+        nnx.Dict(b=nnx.Param(jnp.zeros((2, 3)))),
+        nnx.Dict(a=nnx.Param(jnp.zeros((3, 2)))),
+        nnx.Dict(a=nnx.Param(jnp.zeros((2, 3), jnp.bfloat16))),
+    ]
+    assert len(set(map(model_fingerprint, kinds))) == len(kinds)
+    assert model_fingerprint(tiny_run.bert(seed=1)) == model_fingerprint(kinds[0])
 
 
-def test_sigkill_at_any_moment_loses_no_more_than_since_the_last_checkpoint(tmp_path, uninterrupted):
-    run_dir = tmp_path / "run"
-    seed = random.SystemRandom().randint(0, 10**6)
-    print("seed", seed)
-    rng = random.Random(seed)
-    for low in (1, 11, 21):
-        at, delay = rng.randint(low, low + 5), rng.uniform(0, 0.05)
-        process = start(run_dir)
-        wait_for_step(process, run_dir, at)
-        time.sleep(delay)
-        process.kill()
-        finish(process)
-        print("killed after step", at, "with checkpoints", saved_steps(run_dir))
-    code, errors = finish(start(run_dir))
-    assert code == 0, errors
-    assert_same_end(run_dir, uninterrupted)
-    assert not list((run_dir / "checkpoints").glob("*tmp*"))
+def test_resuming_from_other_weights_is_refused(tmp_path, stopped):
+    shutil.copytree(stopped, tmp_path / "run")
+    refused = r"was begun from other weights than the model has now; give the model .*another output_dir"
+    with pytest.raises(UserError, match=refused):
+        run(tmp_path / "run", model=Bag(seed=1), **STOPPED)
+    assert saved_steps(tmp_path / "run") == saved_steps(stopped)
+    assert run(tmp_path / "run", **STOPPED).step == 12
+    with pytest.raises(UserError, match=refused):  # not "is complete"
+        run(tmp_path / "run", model=Bag(seed=1), **STOPPED)
+
+
+@pytest.mark.parametrize("told", [None, "damaged", {"hash": "0" * 16, "on": "tpu"}])
+def test_a_run_whose_first_weights_cannot_be_compared_is_resumed(tmp_path, stopped, told):
+    """An earlier jaxir did not write them; on another kind of device random ones may be rounded otherwise."""
+    shutil.copytree(stopped, tmp_path / "run")
+    for path in [tmp_path / "run/run.json", *(tmp_path / "run/checkpoints").glob("*/run/metadata")]:
+        record = json.loads(path.read_text())
+        assert record["settings"].pop("weights")["on"].startswith("cpu {")
+        record["settings"] |= {"weights": told} if told else {}
+        path.write_text(json.dumps(sealed(record) if "sha256" in record else record))
+    assert run(tmp_path / "run", **STOPPED).step == 12
+
+
+def test_a_directory_that_is_no_run_is_never_written_to(tmp_path, stopped):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("the only copy")
+    with pytest.raises(UserError, match=r"not empty and is not a training run"):
+        run(other)
+    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+    gone = tmp_path / "gone"
+    shutil.copytree(stopped, gone)
+    shutil.rmtree(gone / "checkpoints")
+    with pytest.raises(UserError, match=r"the checkpoints of .* are gone"):
+        run(gone, **STOPPED)

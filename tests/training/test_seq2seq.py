@@ -17,7 +17,6 @@ import safetensors.numpy
 
 from jaxir import cli, expand
 from jaxir.data.formats.expansions import read_expansions
-from jaxir.interop import model_dir
 from jaxir.models.decoding import Decoding
 from jaxir.retrieval.encoding import outputs_file
 from jaxir.retrieval.encoding.generator import Generator
@@ -91,24 +90,6 @@ def test_seq2seq_learns_and_generates_its_targets(data, trained, tmp_path, capsy
     assert records(tmp_path / "again.jsonl") == expected
 
 
-@pytest.mark.slow
-def test_a_resumed_run_ends_with_the_same_bits(data, tmp_path, capsys):
-    settings = ("--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2")
-    assert train(data, tmp_path / "whole", *settings) == 0
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    shutil.rmtree(tmp_path / "cut/checkpoints/6")
-    assert train(data, tmp_path / "cut", *settings) == 0
-    assert "resum" in capsys.readouterr().err
-    whole, again = (model_dir.load(str(tmp_path / name), kind="seq2seq") for name in ("whole", "cut"))
-    assert again.fingerprint == whole.fingerprint and again.settings == whole.settings
-    assert whole.settings.passage_max_length == 32 and whole.settings.query_max_length == 16
-    assert whole.fingerprint != model_dir.load(f"hf:{GOLDEN / 'seq2seq_1_1'}", kind="seq2seq").fingerprint
-    assert train(data, tmp_path / "cut", *settings, "--gin.TARGET=source", "--gin.SOURCE=target") == 1
-    assert "was trained" in capsys.readouterr().err
-    assert train(data, tmp_path / "new", *settings, "--gin.TARGET=source") == 1
-    assert "source and target are both the field 'source'" in capsys.readouterr().err
-
-
 def test_texts_that_are_written_in_another_way_tell_no_best_checkpoint(
     data, one_layer_seq2seq, tmp_path, capsys
 ):
@@ -179,7 +160,7 @@ def damaged(one_layer_seq2seq, tmp_path) -> str:
     return f"hf:{model}"
 
 
-@pytest.mark.parametrize("flags", [[], ["--top_k=5"], ["--top_p=0.9"], ["--num_beams=2"]])
+@pytest.mark.parametrize("flags", [[], ["--top_p=0.9"], ["--num_beams=2"]])
 def test_logits_that_are_not_finite_cost_a_sentence(data, damaged, tmp_path, capsys, flags):
     """They became a whole file of no outputs, with which documents and questions are read alone."""
     assert generate(data, damaged, tmp_path / "out.jsonl", "--max_new_tokens=4", *flags) == 1
@@ -245,24 +226,6 @@ def command(texts: Path, output: Path) -> list[str]:
 def wait_for(process: subprocess.Popen, found) -> None:
     while process.poll() is None and not found():
         time.sleep(0.01)
-
-
-@pytest.mark.slow
-def test_a_killed_command_is_taken_up(tmp_path):
-    """The process is killed in the middle of thousands of texts; what it had written is not written again."""
-    texts, output = many_texts(tmp_path), tmp_path / "out.jsonl"
-    process, unfinished = subprocess.Popen(command(texts, output)), tmp_path / ".out.jsonl.unfinished"
-    wait_for(process, lambda: list(unfinished.glob("outputs-*")))
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL and not output.exists()
-    windows = sorted(unfinished.glob("outputs-*"))
-    assert 0 < len(windows) < 4
-    windows[0].write_bytes(windows[0].read_bytes().replace(b"[", b'["once", ', 1))
-    before = windows[0].read_bytes()
-    subprocess.run(command(texts, output), check=True)
-    assert output.read_bytes().startswith(before), "what was there was not made again"
-    assert [r["_id"] for r in records(output)] == [f"{i}" for i in range(4096)]
-    assert not unfinished.exists()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from jaxir import cli
 from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
+from tests.training.saved_run import log
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 OBJECTIVES = (
@@ -53,7 +54,7 @@ def train(tmp_path):
 
 
 def logged(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return log(run)
 
 
 @pytest.mark.slow
@@ -96,7 +97,7 @@ def test_each_objective_trains_resumes_and_leaves_an_encoder(name, train, tmp_pa
     assert len(losses) == 6 and np.isfinite(losses).all() and len(set(losses)) == 6
 
     # What follows a checkpoint is lost, and trained again: the same.
-    resumed = train("resumed", *flags, "--steps=6")
+    resumed = Path(shutil.copytree(whole, tmp_path / "resumed"))
     shutil.rmtree(resumed / "checkpoints" / "6")
     (resumed / "COMPLETE").unlink()
     train("resumed", *flags, "--steps=6")

@@ -1,6 +1,6 @@
 """A small training run, in the test's process or in one of its own that can be interrupted.
 
-usage: tiny_run.py --run_dir=DIR --settings='{"steps": 30, ...}'
+usage: python -m tests.training.tiny_run --run_dir=DIR --settings='{"steps": 30, ...}'
 """
 
 import os
@@ -12,6 +12,7 @@ if __name__ == "__main__":
     )
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -143,6 +144,16 @@ def run(
     return trainer.train(recipe, run_dir)
 
 
+STOPPED = {"steps": 12, "checkpoint_every": 3, "eval_every": 4, "keep_last": 3}
+
+
+def stop_at(run_dir: Path, step: int) -> Path:
+    """Trains with the settings `STOPPED`; SIGTERM comes while the batch of `step` is made."""
+    sent = Hooked(pairs(64), lambda at: at == step and os.kill(os.getpid(), signal.SIGTERM))
+    assert run(run_dir, data=sent, **STOPPED).stopped_by == signal.SIGTERM
+    return run_dir
+
+
 def main(*, run_dir: str, settings: str = "{}") -> int:
     """Trains the small BERT, slowly enough to be interrupted.
 
@@ -157,5 +168,5 @@ def main(*, run_dir: str, settings: str = "{}") -> int:
 
 
 if __name__ == "__main__":
-    sys.modules["tiny_run"] = sys.modules["__main__"]
-    cli.end(cli.main("tiny_run:main"))
+    sys.modules["tests.training.tiny_run"] = sys.modules["__main__"]
+    cli.end(cli.main("tests.training.tiny_run:main"))

@@ -6,9 +6,9 @@
     embeddings.json        `EmbeddingsInfo`: model, input, number of texts, and whether all are there
     SHA256SUMS             the hashes of all of them but hidden ones
 
-A shard is there if both are: the vectors come last, and each file appears only when whole. Texts are batched
-within their shard, so its vectors do not depend on where a run was interrupted, nor on which of several
-processes made it.
+A shard is there if both files are: the ids are written first, and either appears only when whole. SHA256SUMS
+is written when all shards are there. Texts are batched within their shard, so its vectors do not depend on
+where a run was interrupted, nor on which of several processes made it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
 from jaxir.retrieval.encoding.shards import (
     Shard,
+    count_of,
     encode_by_cluster,
     encode_shards,
     files_of,
     is_there,
-    note_of,
-    read_note,
     write_shard,
 )
 from jaxir.retrieval.encoding.stored_embeddings import MANIFEST, EmbeddingsInfo, read_info
@@ -47,6 +46,7 @@ from jaxir.retrieval.encoding.views import Expansion, joiner_of
 from jaxir.runtime.distributed import wait_for_all
 from jaxir.storage import checksums, fingerprints
 from jaxir.storage.files import atomic_file, local_path
+from jaxir.storage.json_files import read_json
 from jaxir.storage.locks import Lock, locked
 from jaxir.storage.open_files import sha256_of
 from jaxir.storage.outputs import check_work_directory
@@ -239,7 +239,7 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
             )
         if not (stored.complete and all(is_there(output, n) for n in range(info.shards))):
             # Without vectors nothing is lost, but what belongs to others would stay.
-            others = () if changed is None else (files_of("*")[0], note_of("*"))
+            others = () if changed is None else (files_of("*")[0], count_of("*"))
             for leftover in itertools.chain.from_iterable(map(output.glob, (".*.part", *others))):
                 leftover.unlink()
             _write_manifest(output, info)
@@ -260,15 +260,24 @@ def _change(name: str, before: EmbeddingsInfo, now: EmbeddingsInfo) -> str:
 
 
 def _finish(output: Path, info: EmbeddingsInfo) -> None:
-    """Says that all is there, with its hashes."""
-    notes = [read_note(output, number) for number in range(info.shards)]
-    cut = None if any(note.cut is None for note in notes) else sum(note.cut for note in notes)
-    info = dataclasses.replace(info, complete=True, cut=cut)
-    sums = {MANIFEST: hashlib.sha256(_described(info).encode()).hexdigest()}
-    for note in notes:
-        sums |= note.sha256
+    """Writes SHA256SUMS and the manifest, which says that all shards are there."""
+    names = [name for number in range(info.shards) for name in files_of(number)]
+    if gone := next((name for name in names if not (output / name).exists()), None):
+        raise UserError(f"{output / gone} was removed meanwhile; run the same command again to make it anew")
+    sums = checksums.take_up(output, names)
+    info = dataclasses.replace(info, complete=True, cut=_number_cut(output, info.shards))
+    sums[MANIFEST] = hashlib.sha256(_described(info).encode()).hexdigest()
     checksums.write(output, sums)
     _write_manifest(output, info)
+
+
+def _number_cut(output: Path, shards: int) -> int | None:
+    """Returns how many texts of all shards were cut; None if an earlier jaxir made one of them."""
+    paths = [output / count_of(number) for number in range(shards)]
+    try:
+        return sum(read_json(path, int) for path in paths)
+    except (UserError, FileNotFoundError):
+        return None
 
 
 def _write_manifest(directory: Path, info: EmbeddingsInfo) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,11 +18,8 @@ from jaxir.retrieval.encoding.cluster import Cluster, Worker
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
-from jaxir.storage import checksums
 from jaxir.storage.files import atomic_file
-from jaxir.storage.json_files import read_json
 from jaxir.storage.npy import write_npy
-from jaxir.storage.open_files import sha256_of
 
 
 class Shard(NamedTuple):
@@ -150,21 +146,9 @@ def files_of(number: int | Literal["*"]) -> tuple[str, str]:
     return f"ids-{digits}.json", f"embeddings-{digits}.npy"
 
 
-class Note(NamedTuple):
-    """What the hidden file beside a shard's files says.
-
-    Attributes:
-      cut: how many texts had more tokens than the model keeps; None: unknown.
-      sha256: the hashes of the files by name.
-    """
-
-    cut: int | None
-    sha256: dict[str, str]
-
-
-def note_of(number: int | Literal["*"]) -> str:
-    """Returns the name of the file of a shard's `Note`."""
-    return f".shard-{number if number == '*' else f'{number:05d}'}.json"
+def count_of(number: int | Literal["*"]) -> str:
+    """Returns the name of the hidden file that holds how many texts of a shard were cut."""
+    return f".cut-{number if number == '*' else f'{number:05d}'}.json"
 
 
 def is_there(directory: Path, number: int) -> bool:
@@ -172,23 +156,12 @@ def is_there(directory: Path, number: int) -> bool:
     return all((directory / name).exists() for name in files_of(number))
 
 
-def read_note(directory: Path, number: int) -> Note:
-    """Returns the note of a shard that was written; of an earlier jaxir's the files themselves are read."""
-    path = directory / note_of(number)
-    if not path.exists():
-        return Note(None, {name: sha256_of(directory / name) for name in files_of(number)})
-    return Note(**read_json(path, dict[str, Any]))
-
-
 def write_shard(directory: Path, encoded: Encoded) -> None:
-    """Writes a shard's files, each of which appears only when whole, the vectors after the others."""
+    """Writes a shard's files, each of which appears only when whole, the vectors last."""
     ids_name, vectors_name = files_of(encoded.number)
-    ids = json.dumps(encoded.ids, ensure_ascii=False).encode()
+    with atomic_file(directory / count_of(encoded.number)) as file:
+        file.write(f"{encoded.cut}\n")
+    with atomic_file(directory / ids_name, "wb") as file:
+        file.write(json.dumps(encoded.ids, ensure_ascii=False).encode())
     with atomic_file(directory / vectors_name, "wb") as file:
-        hashed = checksums.Hashed(file)
-        write_npy(hashed, [encoded.vectors])
-        sums = {ids_name: hashlib.sha256(ids).hexdigest(), vectors_name: hashed.hexdigest()}
-        with atomic_file(directory / note_of(encoded.number)) as note:
-            note.write(json.dumps(Note(encoded.cut, sums)._asdict()) + "\n")
-        with atomic_file(directory / ids_name, "wb") as other:
-            other.write(ids)
+        write_npy(file, [encoded.vectors])

@@ -26,9 +26,10 @@ from jaxir.interop.weights.quiet import quiet_orbax
 from jaxir.interop.weights.stores import ORBAX_INDEX
 from jaxir.runtime.distributed import all_agree, of_all, wait_for_all
 from jaxir.storage.files import atomic_file, is_bucket, move_tree, path_of, remove_tree
+from jaxir.storage.leases import Lease
+from jaxir.storage.locks import Lock
 from jaxir.training.run.damage import is_damage, place_for_broken, reason
-from jaxir.training.run.marker import MARKER, begin, check_run_dir, go_on
-from jaxir.training.run.run_lock import Hold, Undisputed
+from jaxir.training.run.marker import MARKER, begin, go_on
 from jaxir.training.run.run_settings import disagreement
 from jaxir.training.step.train_state import TrainState, inspect
 
@@ -63,10 +64,7 @@ class Checkpoints:
       keep_last: how many of the newest checkpoints to keep; the best one is kept besides.
       metric: the dev metric that tells the best checkpoint; None for none.
       greater_is_better: whether its greatest value is the best, or its smallest.
-      hold: on the directory; see `run_lock.held`.
-
-    Raises:
-      UserError: `run_dir` holds something else than a run, or a run with other settings.
+      hold: on the directory; None in other processes than the first.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class Checkpoints:
         keep_last: int,
         metric: str | None,
         greater_is_better: bool = True,
-        hold: Hold = Undisputed(),  # noqa: B008 (has no state)
+        hold: Lock | Lease | None = None,
     ):
         self.run_dir, self.settings = path_of(run_dir), dict(settings)
         self.directory = self.run_dir / "checkpoints"
@@ -90,7 +88,6 @@ class Checkpoints:
         self._manager: ocp.CheckpointManager | None = None
         self._new = False
         self._quiet = contextlib.ExitStack()
-        check_run_dir(self.run_dir)
 
     def open(self, abstract: TrainState) -> Resumed | None:
         """Returns the newest whole checkpoint, or None for a run that starts from its first step.
@@ -198,7 +195,7 @@ class Checkpoints:
           UserError: the state holds a number that is not finite, it could not be written, or the directory
             is not held any more.
         """
-        self._hold.check()
+        self._check_held()
         finite, sums = jax.device_get(self._inspect(state))
         if not finite:
             raise UserError(
@@ -252,10 +249,10 @@ class Checkpoints:
         except Exception as error:
             self._fail(error)
         step, self._saving = self._saving, None
-        self._hold.check()
+        self._check_held()
         wait_for_all(f"checkpoint {step} is whole")
         there = self.steps()
-        self._forget_removed(step, there)
+        self._values = {s: value for s, value in self._values.items() if s in there}
         self._write_best()
         best = self.best()
         wait_for_all(f"the checkpoints at {step} are listed")
@@ -266,24 +263,6 @@ class Checkpoints:
         wait_for_all(f"the checkpoints before {step} are removed")
         self._manager.reload()
         return step if step in there else None
-
-    def _forget_removed(self, step: int, there: Iterable[int]) -> None:
-        """Forgets checkpoints that someone else removed, so that best.json does not name one of them."""
-        removed = sorted({step, *self._values} - {*there})
-        best = self.best()
-        self._values = {s: value for s, value in self._values.items() if s in there}
-        if removed and jax.process_index() == 0:
-            named = f"; {best[0]} was the best by {self._metric}" if best and best[0] in removed else ""
-            which = ", ".join(map(str, removed))
-            print(f"warning: removed from {self.directory} during training: {which}{named}", file=sys.stderr)
-
-    def check_saved(self, step: int) -> None:
-        """Raises a UserError where the last checkpoint of a run, which was whole, is not there any more."""
-        if step not in self.steps():
-            raise UserError(
-                f"{self.directory / str(step)} was removed while the run trained; {self.last_good()}: run the"
-                " same command again to train on from there"
-            )
 
     def close(self) -> None:
         """Settles what can be settled and lets go of Orbax's threads."""
@@ -307,7 +286,8 @@ class Checkpoints:
         item, failure = {}, None
         try:
             record = read_record(self.directory / str(step))
-            self._check_settings(record["settings"])
+            if wrong := disagreement(record["settings"], self.settings):
+                raise UserError(f"{self.run_dir} {wrong}")
             self._check_files(step, _items(abstract))
             item = self._manager.restore(
                 step,
@@ -347,9 +327,9 @@ class Checkpoints:
             " or, if that does not help, move it away to go on from an earlier one"
         )
 
-    def _check_settings(self, saved: Mapping[str, Any]) -> None:
-        if wrong := disagreement(saved, self.settings):
-            raise UserError(f"{self.run_dir} {wrong}")
+    def _check_held(self) -> None:
+        if self._hold is not None:
+            self._hold.check()
 
     def _write_best(self) -> None:
         best, path = self.best(), self.directory / "best.json"
@@ -400,7 +380,7 @@ class Checkpoints:
         if jax.process_index() == 0 and not is_bucket(self.directory):  # there the next start does it
             for part in self.directory.glob(f"{step}.*tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
-        self._hold.check()  # which tells the cause where the directory itself has gone
+        self._check_held()  # reports the cause if the directory itself has gone
         raise UserError(f"checkpoint {step} could not be saved ({reason(error)}); {good}") from error
 
 

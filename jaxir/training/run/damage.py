@@ -12,7 +12,6 @@ from pathlib import Path
 from jaxir.core.errors import UserError
 from jaxir.interop.model.run_dir import Damaged
 from jaxir.interop.weights import stores
-from jaxir.storage.files import atomic_file
 
 _GONE = (Damaged, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _SENSELESS = (json.JSONDecodeError, UnicodeDecodeError, KeyError)
@@ -52,16 +51,6 @@ def place_for_broken(run_dir: Path, name: str) -> Path:
     target, number = run_dir / "broken" / name, itertools.count(2)
     while target.exists():
         target = target.with_name(f"{Path(name).stem}-{next(number)}{Path(name).suffix}")
-    return target
-
-
-def keep_aside(run_dir: Path, name: str) -> Path | None:
-    """Copies a file of a run, as it is, to RUN/broken; returns where to, None where there is no such file."""
-    if not (run_dir / name).is_file():
-        return None
-    target = place_for_broken(run_dir, name)
-    with atomic_file(target, "wb") as file:
-        file.write((run_dir / name).read_bytes())
     return target
 
 

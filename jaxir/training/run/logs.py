@@ -18,16 +18,15 @@ import jax
 from tqdm import tqdm
 
 from jaxir.core.errors import UserError
-from jaxir.core.progress import outliving_reader, progress, terminal_columns
+from jaxir.core.progress import outliving_reader, progress
 from jaxir.core.values import fits
 from jaxir.storage.files import atomic_file, is_bucket, path_of
+from jaxir.storage.leases import Lease
+from jaxir.storage.locks import Lock
 from jaxir.storage.temporary_outputs import temporary_directory
-from jaxir.training.run.damage import keep_aside
-from jaxir.training.run.run_lock import Hold, Undisputed
 
 LOG, BOARD = "log.jsonl", "tensorboard"
 MOST_SHOWN = 5  # metrics of the objective in one line; all are in the log
-BAR_COLUMNS = 90  # characters that the bar needs beside the objective's metrics
 # Metrics that the terminal does not show, since it shows what they add up to or warns of them.
 NOT_SHOWN = {
     "loss",
@@ -46,9 +45,8 @@ class RunLog:
       run_dir: the run's directory.
       start_step: the step the run resumes from; what was logged beyond it is dropped, so no step appears
         twice.
-      run: the name of the run, which the first line of each process has; a log that has another one, or is
-        damaged, is kept in RUN/broken.
-      hold: on the directory; see `run_lock.held`.
+      run: the name of the run, which the first line of each process has.
+      hold: on the directory.
     """
 
     def __init__(
@@ -57,10 +55,10 @@ class RunLog:
         *,
         start_step: int,
         run: str,
-        hold: Hold = Undisputed(),  # noqa: B008 (has no state)
+        hold: Lock | Lease | None = None,
     ):
         self._file, self._board, self._hold = None, None, hold
-        self._run, self._name = run, {"run": run}
+        self._name = {"run": run}
         self._closing = contextlib.ExitStack()
         if jax.process_index() != 0:
             return
@@ -72,10 +70,7 @@ class RunLog:
             if (self._run_dir / LOG).exists():
                 (self._place / LOG).write_bytes((self._run_dir / LOG).read_bytes())
         if (self._place / LOG).exists():
-            kept, wrong = own_lines((self._place / LOG).read_bytes(), start_step, run)
-            if wrong:
-                told = f"{self._run_dir / LOG} {wrong}; as it was it is kept as"
-                print(f"warning: {told} {keep_aside(self._run_dir, LOG)}", file=sys.stderr)
+            kept = own_lines((self._place / LOG).read_bytes(), start_step, run)
             with atomic_file(self._place / LOG) as file:
                 file.writelines(kept)
         self._file = (self._place / LOG).open("a", encoding="utf-8")
@@ -120,7 +115,8 @@ class RunLog:
         if self._place == self._run_dir:
             return
         try:
-            self._hold.check()
+            if self._hold is not None:
+                self._hold.check()
             for path in [self._place / LOG, *(self._place / BOARD).iterdir()]:
                 with atomic_file(self._run_dir / path.relative_to(self._place), "wb") as file:
                     file.write(path.read_bytes())
@@ -128,46 +124,28 @@ class RunLog:
             print(f"warning: {error}", file=sys.stderr)
 
     def _write_line(self, line: Mapping[str, Any]) -> None:
-        path = self._place / LOG
-        # Someone removed it, so lines written to the open file would be lost.
-        if not path.exists() and path.parent.is_dir():
-            print(f"warning: {path} was removed while the run trained; it begins anew", file=sys.stderr)
-            self._file.close()
-            self._file, self._name = path.open("a", encoding="utf-8"), {"run": self._run}
         self._file.write(json.dumps({**line, **self._name}) + "\n")
         self._file.flush()
         self._name = {}
 
 
-def own_lines(log: bytes, step: int, run: str) -> tuple[list[str], str]:
-    """Returns the lines of a log that belong to a run which goes on at `step`, and what is wrong with others.
+def own_lines(log: bytes, step: int, run: str) -> list[str]:
+    """Returns the lines of a log that belong to a run which goes on at `step`.
 
-    Left out are those about later steps, which will be done again, and one at the end that was cut off as its
-    process was killed: nothing is wrong with these, unless a checkpoint is told of that is not there.
+    Left out are lines about later steps, which will be done again, and those that cannot be read.
 
     Args:
       log: what the file holds.
       step: from which the run goes on.
       run: its name. Lines belong to the run that was named last; of earlier versions none is named.
     """
-    kept, damaged, foreign, later = [], 0, 0, 0
-    lines, ours = log.splitlines(keepends=True), True
-    for number, line in enumerate(lines, start=1):
-        told = _told(line)
-        if told is None:
-            damaged += number < len(lines) or line.endswith(b"\n")
-            continue
-        ours = told.get("run", run if ours else None) == run
-        if not ours:
-            foreign += 1
-        elif told["step"] <= step:
-            kept.append(line.decode().rstrip() + "\n")
-        elif told.get("checkpoint") is True:
-            later = max(later, told["step"])
-    wrong = [f"has lines of another run ({foreign:,})"] if foreign else []
-    wrong += [f"has lines that cannot be read ({damaged:,})"] if damaged else []
-    wrong += [f"tells of checkpoint {later:,}, which is not there"] if later else []
-    return kept, " and ".join(wrong)
+    kept, ours = [], True
+    for line in log.splitlines():
+        if told := _told(line):
+            ours = told.get("run", run if ours else None) == run
+            if ours and told["step"] <= step:
+                kept.append(line.decode().rstrip() + "\n")
+    return kept
 
 
 def _told(line: bytes) -> dict[str, Any] | None:
@@ -208,21 +186,9 @@ class Narrator:
             else tqdm(total=steps, initial=start_step, disable=True)
         )
 
-    def step(self, step: int, loss: float, metrics: Mapping[str, float] | None = None) -> None:
-        """Moves the bar to `step`; the second one tells how long the rest will take.
-
-        Args:
-          step: the number of finished steps.
-          loss: the loss of that step.
-          metrics: the metrics of that step. The bar shows those of the objective that fit.
-        """
-        room = (terminal_columns() or 0) - BAR_COLUMNS
-        shown = ""
-        for part in _formatted(metrics or {}):
-            if len(shown) + len(part) > room:
-                break
-            shown += part
-        self._bar.set_postfix_str(f"loss {loss:.4f}{shown}", refresh=False)
+    def step(self, step: int, loss: float) -> None:
+        """Moves the bar to the number of finished steps; the second one says how long the rest will take."""
+        self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
         self._bar.update(step - self._shown)
         self._shown = step
         now = time.perf_counter()
@@ -257,11 +223,9 @@ class Narrator:
         left = (self._steps - step) * self._batch_size / max(rate, 1e-9)
         if self._evaluations:
             left += statistics.mean(self._evaluations) * self._evaluations_from(step)
-        self._say_with(
-            metrics or {},
-            f"step {step}/{self._steps}",
-            f"  loss {values['loss']:.4f}",
-            f"  lr {values['learning_rate']:.3g}  {rate:.4g} examples/s  {clock(left)} left",
+        self.say(
+            f"step {step}/{self._steps}  loss {values['loss']:.4f}{_formatted(metrics or {})}"
+            f"  lr {values['learning_rate']:.3g}  {rate:.4g} examples/s  {clock(left)} left"
         )
 
     def tell_dev(
@@ -275,22 +239,7 @@ class Narrator:
           others: what evaluators measure beside them, such as the objective's own metrics.
         """
         values = "".join(f"  {name} {value:.4f}" for name, value in scores.items())
-        self._say_with(others or {}, f"step {step}/{self._steps}  dev", values)
-
-    def _say_with(self, metrics: Mapping[str, float], start: str, values: str, end: str = "") -> None:
-        """Prints a line with metrics after `values`; on a terminal too narrow for it, they have their own."""
-        parts, columns = _formatted(metrics), terminal_columns()
-        line = "".join((start, values, *parts, end))
-        if not parts or columns is None or len(line) <= columns:
-            self.say(line)
-            return
-        self.say(start + values + end)
-        second = start
-        for part in parts:
-            if len(second) + len(part) > columns and second != start:
-                break
-            second += part
-        self.say(second)
+        self.say(f"step {step}/{self._steps}  dev{values}{_formatted(others or {})}")
 
     def say(self, text: str) -> None:
         """Prints one line, above the bar."""
@@ -314,10 +263,10 @@ class Narrator:
         self._bar.close()
 
 
-def _formatted(metrics: Mapping[str, float]) -> list[str]:
-    """Returns "  NAME VALUE" of at most `MOST_SHOWN` metrics that the objective itself reports."""
+def _formatted(metrics: Mapping[str, float]) -> str:
+    """Returns "  NAME VALUE" of each of at most `MOST_SHOWN` metrics that the objective itself reports."""
     own = {k: v for k, v in metrics.items() if k.rpartition("/")[2] not in NOT_SHOWN or k.endswith("/loss")}
-    return [f"  {name} {value:.4g}" for name, value in own.items()][:MOST_SHOWN]
+    return "".join([f"  {name} {value:.4g}" for name, value in own.items()][:MOST_SHOWN])
 
 
 @contextlib.contextmanager

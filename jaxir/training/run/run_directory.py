@@ -17,13 +17,14 @@ from typing import Any
 
 import jax
 
+from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
-from jaxir.storage.files import atomic_file, path_of
+from jaxir.storage.files import atomic_file, is_bucket, path_of
+from jaxir.storage.leases import Lease
+from jaxir.storage.locks import Lock, locked
 from jaxir.training.run.checkpoints import Checkpoints, Resumed
 from jaxir.training.run.logs import RunLog
 from jaxir.training.run.marker import check_run_dir
-from jaxir.training.run.run_files import RunFiles
-from jaxir.training.run.run_lock import held
 from jaxir.training.step.train_state import TrainState
 
 COMPLETE = "COMPLETE"
@@ -45,12 +46,15 @@ class RunDirectory:
     def __init__(self, path: str | Path):
         self.path = path_of(path)
         self.checkpoints: Checkpoints
-        self._files: RunFiles
         self._begun = False
+        self._hold: Lock | Lease | None = None  # of process 0
 
     def __enter__(self) -> RunDirectory:
         with contextlib.ExitStack() as closing:
-            self._hold = closing.enter_context(held(self.path))
+            if jax.process_index() == 0:
+                refusal = f"another process trains in {self.path}"
+                hold = Lease(self.path, "trains in") if is_bucket(self.path) else locked(self.path, refusal)
+                self._hold = closing.enter_context(hold)
             check_run_dir(self.path)
             self._closing = closing.pop_all()
         return self
@@ -94,23 +98,17 @@ class RunDirectory:
     def begin(self, loaded: LoadedModel, on_start: Callable[[Path], None]) -> None:
         """Writes what makes the run a model that every command opens, and what `on_start` writes."""
         self._begun = True
-        self._files = RunFiles(self.path, loaded, on_start)
-        self._files.write()
+        if jax.process_index() != 0:
+            return
+        if loaded.tokenizer is not None:
+            model_dir.write_description(self.path, loaded.model.config, loaded.tokenizer, loaded.settings)
+        on_start(self.path)
 
     def log(self, start_step: int) -> RunLog:
         """Opens the logs of a run that starts after `start_step`; they are closed with the directory."""
         log = RunLog(self.path, start_step=start_step, run=self.checkpoints.run, hold=self._hold)
         self._closing.callback(log.close)
         return log
-
-    def finish(self, done: int) -> None:
-        """Checks that the checkpoint of step `done` is there and restores files removed while it trained.
-
-        Raises:
-          UserError: the checkpoint was removed.
-        """
-        self.checkpoints.check_saved(done)
-        self._files.restore()
 
     def mark_complete(self, steps: int) -> None:
         """Writes RUN/COMPLETE, unless it is there."""

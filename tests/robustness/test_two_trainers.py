@@ -6,16 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import bucket_server
 import pytest
-from tiny_run import Hooked, pairs, run
 
 from jaxir.core.errors import UserError
 from jaxir.storage.locks import locked
+from tests import bucket_server
+from tests.training.tiny_run import Hooked, pairs, run
 
-SCRIPT = Path(__file__).parent / "tiny_run.py"
+TINY_RUN = ["-m", "tests.training.tiny_run"]
 STEPS = '--settings={"steps": 40}'
 
 
@@ -55,7 +54,7 @@ def start():
     started = []
 
     def process(run_dir: str, **environment: str) -> subprocess.Popen:
-        command = [sys.executable, str(SCRIPT), f"--run_dir={run_dir}", STEPS]
+        command = [sys.executable, *TINY_RUN, f"--run_dir={run_dir}", STEPS]
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, env=os.environ | environment, **streams))
         return started[-1]

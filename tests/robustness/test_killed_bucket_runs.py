@@ -4,25 +4,22 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
-import bucket_server
-import local_server
 import numpy as np
 import pytest
 
-from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
-from jaxir.interop.weights import stores
-from jaxir.storage import files
+from tests import bucket_server
+from tests.training.saved_run import arrays, log, saved_steps
 
+pytestmark = pytest.mark.slow
 MODEL = Path(__file__).parent.parent / "golden" / "bert"
-TINY_RUN = Path(__file__).parent / "tiny_run.py"
+TINY_RUN = ["-m", "tests.training.tiny_run"]
 COMMITTED = "commit_success.txt"
 RECIPE = """
 from __gin__ import dynamic_registration
@@ -99,24 +96,8 @@ def download(bucket, prefix: str, directory: Path) -> Path:
     return directory
 
 
-def arrays(run_dir: Path, step: int) -> dict[tuple[str, ...], np.ndarray]:
-    """Reads the parameters and the optimizer's state of a checkpoint."""
-    found = {}
-    for item in ("params", "opt_state"):
-        directory = str(run_dir / "checkpoints" / str(step) / item)
-        specs = stores.orbax_specs(directory, stores.read(directory, stores.ORBAX_INDEX))
-        opened = stores.open_arrays(item, {"/".join(keys): spec for keys, spec in specs.items()})
-        found |= {(item, name): value[()] for name, value in opened.items()}
-    return found
-
-
 def logged(run_dir: Path) -> list[tuple]:
-    lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
-    return [(x["step"], x.get("loss"), x.get("dev/nDCG@10")) for x in lines if "checkpoint" not in x]
-
-
-def saved_steps(run_dir: Path) -> list[int]:
-    return sorted(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdigit())
+    return [(x["step"], x.get("loss"), x.get("dev/nDCG@10")) for x in log(run_dir) if "checkpoint" not in x]
 
 
 def assert_same_run(ours: Path, theirs: Path, step: int) -> None:
@@ -134,7 +115,6 @@ def assert_same_run(ours: Path, theirs: Path, step: int) -> None:
     assert list((ours / "tensorboard").glob("events.*"))
 
 
-@pytest.mark.slow
 def test_a_run_in_a_bucket_outlives_kill_9_amid_saving_and_is_a_model(bucket, start, recipe, tmp_path):
     train = f"train --gin_file={recipe} --output_dir="
 
@@ -189,60 +169,6 @@ def test_a_run_in_a_bucket_outlives_kill_9_amid_saving_and_is_a_model(bucket, st
     assert model_dir.load(f"{tmp_path}/model").fingerprint == model_dir.load(f"{local}").fingerprint
 
 
-def test_a_bucket_out_of_reach_costs_one_sentence_within_seconds(bucket, monkeypatch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
-    monkeypatch.setattr(files, "BUCKET_SECONDS", 1.0)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.url)
-    files.check_bucket(files.path_of("gs://bucket/run"), writing=True)
-    with pytest.raises(UserError, match="gs://other/run: there is no bucket other"):
-        files.check_bucket(files.path_of("gs://other/run"), writing=True)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", nobody)
-    before = time.monotonic()
-    with pytest.raises(UserError, match=r"the bucket cannot be reached \(connection refused\)"):
-        files.check_bucket(files.path_of("gs://bucket/run"))
-    assert time.monotonic() - before < 10
-    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monkeypatch.setenv("CLOUDSDK_CONFIG", "/nowhere")
-    with pytest.raises(UserError, match="no Google credentials here; run `gcloud auth"):
-        files.check_bucket(files.path_of("gs://bucket/run"), writing=True)
-    for wrong in ("gs://", "s3://bucket/run"):
-        with pytest.raises(UserError, match="gs://BUCKET/PATH"):
-            files.path_of(wrong)
-
-
-@pytest.mark.parametrize("code", [502, 504])
-def test_a_bucket_whose_gateway_fails_for_a_moment_is_asked_again(monkeypatch, code):
-    codes = [code]
-
-    class Gateway(local_server.Handler):
-        def do_GET(self):
-            content = b'{"kind": "storage#objects"}'
-            self.send_response(codes.pop() if codes else 200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *args):
-            pass
-
-    with local_server.serve(Gateway) as url:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        files.check_bucket(files.path_of("gs://bucket/run"))
-    assert codes == []
-
-
-def test_without_gcsfs_a_bucket_costs_one_sentence(monkeypatch):
-    files._prepare_gcsfs.cache_clear()
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(UserError, match=r"gcsfs is needed to reach a bucket: .* pip install"):
-        files.path_of("gs://bucket/run")
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_signals_at_any_moment_change_nothing(bucket, start, tmp_path):
     seed = random.SystemRandom().randint(0, 10**6)
@@ -250,7 +176,7 @@ def test_signals_at_any_moment_change_nothing(bucket, start, tmp_path):
     rng = random.Random(seed)
 
     def run(run_dir: str) -> subprocess.Popen:
-        return start(str(TINY_RUN), f"--run_dir={run_dir}", '--settings={"steps": 20}')
+        return start(*TINY_RUN, f"--run_dir={run_dir}", '--settings={"steps": 20}')
 
     output, _ = (process := run(f"{tmp_path}/local")).communicate()
     assert process.returncode == 0, output

@@ -1,0 +1,189 @@
+"""Leases on directories in a bucket, and what is said of a bucket that cannot be used."""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from jaxir.core.errors import UserError
+from jaxir.storage import files, leases
+from jaxir.storage.files import path_of
+from tests import bucket_server, local_server
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    monkeypatch.setattr(leases, "RENEWED_EVERY", 0.1)
+    monkeypatch.setattr(leases, "STALE_AFTER", 1.0)
+    with bucket_server.serve() as served:
+        for name, value in served.environment.items():
+            if os.environ.get(name) != value:
+                monkeypatch.setenv(name, value)
+        yield served
+
+
+def lease() -> leases.Lease:
+    return leases.Lease(path_of("gs://bucket/run"), "trains in")
+
+
+def test_a_lease_that_is_renewed_is_respected_and_goes_with_its_process(bucket, capsys):
+    with lease() as held:
+        about = json.loads(bucket["run/LEASE"])
+        first = bucket.get("run/LEASE").generation
+        who = rf"\(.*, process {os.getpid()}, since {about['since'][:9]}"
+        with pytest.raises(UserError, match=rf"another process trains in gs://bucket/run {who}"), lease():
+            pass
+        assert "waiting up to 1 s to see whether that process still lives" in capsys.readouterr().err
+        held.check()
+        assert bucket.get("run/LEASE").generation > first
+    assert not bucket.names()
+
+
+def test_a_lease_that_a_crash_left_is_taken_over_once(bucket, capsys):
+    bucket.put("run/LEASE", json.dumps({"host": "gone", "process": 7, "since": "then"}).encode())
+    outcomes = []
+
+    def compete():
+        try:
+            with lease() as held:
+                time.sleep(2.5)
+                held.check()
+                outcomes.append("held")
+        except UserError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=compete) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(o == "held" for o in outcomes) == [False, False, True], outcomes
+    assert all(o == "held" or o.startswith("another process trains in gs://bucket/run (") for o in outcomes)
+    assert "gs://bucket/run is leased (gone, process 7, since then)" in capsys.readouterr().err
+    assert not bucket.names()
+
+
+def test_lost_lease_ends_the_holder_and_keeps_the_new_lease(bucket):
+    with lease() as held:
+        bucket.put("run/LEASE", b'{"host": "other", "process": 8, "since": "now"}')
+        with pytest.raises(
+            UserError, match=r"another process .* now \(other, process 8, since now\); this one ends"
+        ):
+            while True:
+                time.sleep(0.05)
+                held.check()
+    assert json.loads(bucket["run/LEASE"])["host"] == "other"
+
+
+def test_a_bucket_that_is_away_for_a_while_costs_no_lease_and_for_long_a_sentence(bucket, monkeypatch):
+    monkeypatch.setattr(leases, "ATTEMPTS", 0.3)
+    monkeypatch.setattr(leases, "STALE_AFTER", 6.0)
+    with lease() as held:
+        bucket.admit = lambda name: False
+        time.sleep(0.3)
+        held.check()
+        with pytest.raises(
+            UserError, match=r"the lease on gs://bucket/run could not be renewed \(.*\); run the same"
+        ):
+            while True:
+                time.sleep(0.05)
+                held.check()
+        assert time.monotonic() - held._renewed < leases.STALE_AFTER, "before another may take it over"
+        bucket.admit = lambda name: True
+        held.check()
+    bucket.admit = lambda name: False
+    with pytest.raises(UserError, match="gs://bucket/run could not be leased"), lease():
+        pass
+
+
+def test_a_lease_that_another_took_over_unnoticed_is_left_to_it(bucket, monkeypatch):
+    monkeypatch.setattr(leases, "RENEWED_EVERY", 60.0)
+    with lease():
+        bucket.put("run/LEASE", b'{"host": "other"}')
+    assert bucket["run/LEASE"] == b'{"host": "other"}'
+
+
+def test_a_lease_of_which_only_the_answer_was_lost_is_ones_own(bucket, monkeypatch, capsys):
+    """The bucket has written it, and says on being asked again that it is there."""
+    put, lost = bucket.put, []
+
+    def put_and_lose_the_first_answer(name, content, condition=None):
+        code = put(name, content, condition)
+        if lost:
+            return code
+        lost.append(code)
+        return 503
+
+    monkeypatch.setattr(bucket, "put", put_and_lose_the_first_answer)
+    with lease() as held:
+        held.check()
+    assert lost == [200] and "is leased" not in capsys.readouterr().err
+    assert not bucket.names()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[1]"])
+def test_a_lease_that_says_nothing_is_taken_over_too(bucket, monkeypatch, capsys, content):
+    monkeypatch.setattr(leases, "STALE_AFTER", 0.2)
+    monkeypatch.setattr(leases, "RENEWED_EVERY", 0.05)
+    bucket.put("run/LEASE", content)
+    with lease() as held:
+        held.check()
+    said = capsys.readouterr().err
+    assert "gs://bucket/run is leased (?, process ?, since ?)" in said and "is taken over" in said
+
+
+def test_a_bucket_out_of_reach_costs_one_sentence_within_seconds(bucket, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setattr(files, "BUCKET_SECONDS", 1.0)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.url)
+    files.check_bucket(files.path_of("gs://bucket/run"), writing=True)
+    with pytest.raises(UserError, match="gs://other/run: there is no bucket other"):
+        files.check_bucket(files.path_of("gs://other/run"), writing=True)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", nobody)
+    before = time.monotonic()
+    with pytest.raises(UserError, match=r"the bucket cannot be reached \(connection refused\)"):
+        files.check_bucket(files.path_of("gs://bucket/run"))
+    assert time.monotonic() - before < 10
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", "/nowhere")
+    with pytest.raises(UserError, match="no Google credentials here; run `gcloud auth"):
+        files.check_bucket(files.path_of("gs://bucket/run"), writing=True)
+    for wrong in ("gs://", "s3://bucket/run"):
+        with pytest.raises(UserError, match="gs://BUCKET/PATH"):
+            files.path_of(wrong)
+
+
+@pytest.mark.parametrize("code", [502, 504])
+def test_a_bucket_whose_gateway_fails_for_a_moment_is_asked_again(monkeypatch, code):
+    codes = [code]
+
+    class Gateway(local_server.Handler):
+        def do_GET(self):
+            content = b'{"kind": "storage#objects"}'
+            self.send_response(codes.pop() if codes else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args):
+            pass
+
+    with local_server.serve(Gateway) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        files.check_bucket(files.path_of("gs://bucket/run"))
+    assert codes == []
+
+
+def test_without_gcsfs_a_bucket_costs_one_sentence(monkeypatch):
+    files._prepare_gcsfs.cache_clear()
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(UserError, match=r"gcsfs is needed to reach a bucket: .* pip install"):
+        files.path_of("gs://bucket/run")

@@ -1,0 +1,90 @@
+"""Settings that make no sense: one sentence, and nothing is written."""
+
+import pytest
+
+from jaxir.core.errors import UserError
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.weighted_sum import WeightedSum
+from jaxir.runtime.partitioning import MeshConfig
+from jaxir.training.evaluators.loss import Loss
+from jaxir.training.evaluators.retrieval import Retrieval
+from jaxir.training.step.optimizers import AdamW
+from tests.training.beside import Sigmoid
+from tests.training.tiny_run import pairs, run
+
+
+def groups(**groups) -> dict:
+    return {"objective": Sigmoid(), "optimizer": AdamW(groups=groups)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"steps": 0}, "^steps must be a whole number from 1 to 2147483647 or None, not 0"),
+        ({"batch_size": -8}, "^batch_size must be a whole number from 1 to 16777216, not -8"),
+        ({"batch_size": 9}, "^batch_size must be a multiple of the 2 devices that share it, not 9"),
+        ({"batch_size": 80}, "^batch_size is 80, but there are only 64 pairs: give a smaller one"),
+        ({"log_every": 0}, "^log_every must be a whole number of at least 1, not 0"),
+        ({"profile_steps": "5:9"}, "^profile_steps must be the first and the last of some of the 5 steps"),
+        ({"dev_metric": "ndcg@10"}, "^there is no dev metric 'ndcg@10', only nDCG@10, RR@10, loss, accuracy"),
+        (
+            {"dev": pairs(1)},
+            "evaluator Loss: there are only 1 dev pairs, fewer than the 2 devices of",
+        ),
+        ({"data": MeshConfig()}, r"data must be data, such as Pairs\(.* or BeirPairs.*, not MeshConfig\("),
+        ({"evaluators": [Loss(data=MeshConfig(), name="x")]}, "evaluator Loss 'x': its data must be data, "),
+        (
+            {"num_negatives": 2},
+            "^the dataset was built with query_ids, .*, and negative_ids, negative_key must be there too",
+        ),
+        (
+            {"evaluators": [Loss(data=pairs(8), name="x", num_negatives=2)]},
+            "^evaluator Loss 'x': the dataset was built with .* negative_key must be there too",
+        ),
+        (
+            {"evaluators": [Retrieval(data=pairs(8), name="x", dimensions=[8, 99])]},
+            "have 32 dimensions, not 99",
+        ),
+        ({"frozen": ["tabel"]}, "no parameter is called 'tabel'"),
+        ({"frozen": ["*"]}, "all parameters are frozen"),
+        (
+            groups(**{"auxilary.*": {"learning_rate": 0.1}}),
+            r"'auxilary\.\*': no parameter is called so",
+        ),
+        (
+            groups(**{"t*": {"learning_rate": 0.1}, "table": {"learning_rate": 0.2}}),
+            r"group 'table': all of its parameters are of a group before it, such as table of 't\*'",
+        ),
+        (
+            groups(table={"learning_rat": 0.1}),
+            "group 'table': there is no setting 'learning_rat'; did you mean",
+        ),
+        (groups(table={"learning_rate": -1}), "group 'table': learning_rate must be"),
+        (groups(table={"warmup_steps": 9}), "group 'table': warmup_steps must be .* less than the 5 steps"),
+    ],
+)
+def test_settings_are_refused_before_anything_is_written(tmp_path, settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        run(tmp_path / "run", **{"steps": 5} | settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"parts": {}}, "needs at least one"),
+        (
+            {"parts": {"a": Contrastive()}, "weights": {"b": 1.0}},
+            "no objective 'b' to weigh, only a",
+        ),
+        ({"parts": {"a": Contrastive(chunks="auto")}}, "give a number"),
+    ],
+)
+def test_sums_that_make_no_sense(settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        WeightedSum(**settings)
+
+
+def test_data_of_an_evaluator_are_an_object():
+    with pytest.raises(UserError, match="data must be an object"):
+        Loss(data="texts.txt")
