@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from loss_cases import EMBEDDINGS, KEYS, VARIANTS, make_case, to_jax
 
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.runtime.partitioning import MeshConfig
+from tests.losses.loss_cases import EMBEDDINGS, KEYS, VARIANTS, make_case, to_jax
 
 BATCH, WIDTH, NEGATIVES = 12, 8, 3
 MESHES = {

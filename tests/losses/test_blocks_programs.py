@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from loss_cases import KEYS
 
 from jaxir.core.errors import UserError
 from jaxir.costs import work
@@ -16,6 +15,7 @@ from jaxir.losses.nt_xent import nt_xent
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
 from jaxir.runtime.partitioning import MeshConfig
+from tests.losses.loss_cases import KEYS
 
 # Such that B^2, B * D, the shards of both and tiles cannot be mistaken for each other.
 DEVICES, LARGE, BLOCK, DIM = 4, 2048, 32, 16

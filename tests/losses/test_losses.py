@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from loss_cases import EMBEDDINGS, KEYS, VARIANTS, make_case, slope_along, to_jax
 
 from jaxir.core.errors import UserError
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
+from tests.losses.loss_cases import EMBEDDINGS, KEYS, VARIANTS, make_case, slope_along, to_jax
 
 pytestmark = pytest.mark.compiled
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from loss_cases import EMBEDDINGS, in_batch_loops, make_case, slope_along, to_jax
 
 from jaxir.core.errors import UserError
 from jaxir.losses.distillation import margin_mse
@@ -15,6 +14,7 @@ from jaxir.losses.matryoshka import matryoshka
 from jaxir.losses.samtone import samtone
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.runtime.partitioning import MeshConfig
+from tests.losses.loss_cases import EMBEDDINGS, in_batch_loops, make_case, slope_along, to_jax
 
 pytestmark = pytest.mark.compiled
 INNER = functools.partial(in_batch_softmax, temperature=0.3)

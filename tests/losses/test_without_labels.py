@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from loss_cases import EMBEDDINGS, KEYS, duplicates, hard_negatives_of, make_case, to_jax
 
 from jaxir.losses.bce import bce
 from jaxir.losses.hinges import margin, triplet
 from jaxir.losses.nt_xent import nt_xent
+from tests.losses.loss_cases import EMBEDDINGS, KEYS, duplicates, hard_negatives_of, make_case, to_jax
 
 
 def sides(case):

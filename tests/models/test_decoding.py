@@ -27,10 +27,9 @@ pytestmark = pytest.mark.compiled
 
 
 @functools.cache
-def model_and_golden(name: str):
-    return model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq").model, dict(
-        np.load(GOLDEN / name / "golden.npz")
-    )
+def model_and_golden(name: str, file: str = "golden.npz"):
+    model = model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq").model
+    return model, dict(np.load(GOLDEN / name / file))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))

@@ -19,6 +19,7 @@ from jaxir.models.bert import Bert, BertConfig
 from jaxir.models.deberta import DebertaConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.models.modernbert import ModernBertConfig
+from jaxir.models.relative_bias import relative_buckets
 from jaxir.models.t5 import T5Config
 from jaxir.runtime import cpu
 from jaxir.runtime.partitioning import MeshConfig
@@ -299,7 +300,7 @@ def reference_bucket(distance: int, num_buckets: int = 32, max_distance: int = 1
 
 def test_relative_buckets_equal_the_formula():
     distances = np.arange(-200, 201)
-    found = t5.relative_buckets(jnp.asarray(distances)[None], num_buckets=32, max_distance=128)[0]
+    found = relative_buckets(jnp.asarray(distances)[None], num_buckets=32, max_distance=128)[0]
     np.testing.assert_array_equal(found, [reference_bucket(d) for d in distances.tolist()])
     starts = [int(d) for d in range(8, 201) if found[200 - d] != found[200 - d + 1]]
     assert starts == [8, 12, 16, 23, 32, 46, 64, 91]

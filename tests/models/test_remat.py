@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_encoders import BACKBONES, IDS, T5, loss_and_gradients, run
 
 from jaxir.core.errors import BadValueError
 from jaxir.costs import collectives, hlo, work
@@ -20,6 +19,7 @@ from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training.run.run_fingerprint import describe
 from jaxir.training.step import train_state
 from jaxir.training.step.optimizers import AdamW
+from tests.models.test_encoders import BACKBONES, IDS, T5, loss_and_gradients, run
 
 KEY = jax.random.key(1)
 BOTH_WAYS = [

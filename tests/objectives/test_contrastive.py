@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from unlabelled import WORDS
 
 from jaxir.cli import gin_config
 from jaxir.core.features import TextFormat
@@ -19,6 +18,7 @@ from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
 from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.runtime.partitioning import MeshConfig
+from tests.objectives.unlabelled import WORDS
 
 # The sizes of `unlabelled`, whose compiled operations serve here too.
 VOCABULARY, WIDTH = WORDS, 32

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from unlabelled import FORM, make_model
 
 from jaxir.core.errors import UserError
 from jaxir.models import layers
@@ -16,6 +15,7 @@ from jaxir.objectives.objective import Objective, auxiliary_of, loss_and_metrics
 from jaxir.objectives.weighted_sum import WeightedSum, _Parts
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training.step.train_state import plan_state
+from tests.objectives.unlabelled import FORM, make_model
 
 ONE = jnp.float32(1.0)
 

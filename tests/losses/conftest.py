@@ -1,6 +1,0 @@
-"""Makes `loss_cases` importable, which the tests of losses share."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
