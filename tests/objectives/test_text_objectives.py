@@ -110,7 +110,7 @@ def test_a_chunk_is_all_that_a_step_keeps():
     assert temporary(8) < temporary(1) / 2
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", slow_but("clm", "mlm", "masked lm", "cpdae", "seed", "prop"))
 def test_evaluation_is_the_same_each_time(name):
     objective, model, batch = OBJECTIVES[name], make_model(), batch_of(make_texts())
     auxiliary = made(objective, model, CORPUS)
