@@ -11,28 +11,34 @@ The names below are imported when they are first used, so `import jaxir` costs n
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxir.version import __version__
+from jaxir.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from jaxir.data.sets.own_pairs import Pairs
-    from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
-    from jaxir.losses.in_batch import in_batch_softmax
-    from jaxir.losses.pair import pair
-    from jaxir.losses.samtone import samtone
-    from jaxir.models.decoding import Decoding
-    from jaxir.objectives.contrastive import Contrastive
-    from jaxir.objectives.seq2seq import Seq2Seq
-    from jaxir.retrieval.encoding.embeddings import encode_corpus
-    from jaxir.retrieval.encoding.generator import Generator
-    from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
-    from jaxir.retrieval.encoding.text_encoder import DualEncoder
-    from jaxir.retrieval.indexes.base_index import Index, load_index
-    from jaxir.retrieval.indexes.exact import ExactIndex
-    from jaxir.retrieval.indexes.milvus_index import MilvusIndex
-    from jaxir.retrieval.indexes.scann_index import ScannIndex
-    from jaxir.retrieval.ranking.runs import read_run, write_run
-    from jaxir.training.fit import fit
-    from jaxir.training.step.optimizers import Adafactor, AdamW
+    from jaxir.data.sets.own_pairs import Pairs as Pairs
+    from jaxir.interop.build import FromScratch as FromScratch
+    from jaxir.interop.build import Pretrained as Pretrained
+    from jaxir.interop.build import PretrainedCrossEncoder as PretrainedCrossEncoder
+    from jaxir.interop.build import PretrainedSeq2Seq as PretrainedSeq2Seq
+    from jaxir.losses.in_batch import in_batch_softmax as in_batch_softmax
+    from jaxir.losses.pair import pair as pair
+    from jaxir.losses.samtone import samtone as samtone
+    from jaxir.models.decoding import Decoding as Decoding
+    from jaxir.objectives.contrastive import Contrastive as Contrastive
+    from jaxir.objectives.seq2seq import Seq2Seq as Seq2Seq
+    from jaxir.retrieval.encoding.embeddings import encode_corpus as encode_corpus
+    from jaxir.retrieval.encoding.generator import Generator as Generator
+    from jaxir.retrieval.encoding.pair_scorer import CrossEncoder as CrossEncoder
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder as DualEncoder
+    from jaxir.retrieval.indexes.base_index import Index as Index
+    from jaxir.retrieval.indexes.base_index import load_index as load_index
+    from jaxir.retrieval.indexes.exact import ExactIndex as ExactIndex
+    from jaxir.retrieval.indexes.milvus_index import MilvusIndex as MilvusIndex
+    from jaxir.retrieval.indexes.scann_index import ScannIndex as ScannIndex
+    from jaxir.retrieval.ranking.runs import read_run as read_run
+    from jaxir.retrieval.ranking.runs import write_run as write_run
+    from jaxir.training.fit import fit as fit
+    from jaxir.training.step.optimizers import Adafactor as Adafactor
+    from jaxir.training.step.optimizers import AdamW as AdamW
 
 _HOME = {
     "Adafactor": "jaxir.training.step.optimizers",
@@ -62,34 +68,7 @@ _HOME = {
     "write_run": "jaxir.retrieval.ranking.runs",
 }
 
-__all__ = [
-    "Adafactor",
-    "AdamW",
-    "Contrastive",
-    "CrossEncoder",
-    "Decoding",
-    "DualEncoder",
-    "ExactIndex",
-    "FromScratch",
-    "Generator",
-    "Index",
-    "MilvusIndex",
-    "Pairs",
-    "Pretrained",
-    "PretrainedCrossEncoder",
-    "PretrainedSeq2Seq",
-    "ScannIndex",
-    "Seq2Seq",
-    "__version__",
-    "encode_corpus",
-    "fit",
-    "in_batch_softmax",
-    "load_index",
-    "pair",
-    "read_run",
-    "samtone",
-    "write_run",
-]
+__all__ = sorted((*_HOME, "__version__"))
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,8 @@ tower. Each group costs one number per row, its log-sum-exp, and groups join by 
 concatenated matrix, and a group may be summed in blocks without any loss knowing.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +141,54 @@ def softmax_loss(
         metrics["loss_passage_to_query"] = backward
         loss = loss + backward
     return loss, metrics
+
+
+class Row(NamedTuple):
+    """Similarities of each row, without a temperature.
+
+    Attributes:
+      positive: [B] with its own passage.
+      negative: [B, M] with whatever may be its negative.
+      kept: [B, M] which of these are.
+    """
+
+    positive: Float32[Array, " B"]
+    negative: Float32[Array, "B M"]
+    kept: Bool[Array, "B M"]
+
+
+def similarities(
+    query: Float32[Array, "B D"],
+    passage: Float32[Array, "B D"],
+    negatives: Float32[Array, "B N D"] | None,
+    keys: tuple[Array | None, Array | None, Array | None],
+    others: Sequence[Literal["passages", "negatives", "queries"]],
+) -> Row:
+    """Compares each query with its passage and, side by side, with the `others` of the batch."""
+    keep = keep_columns(len(query), negatives, *keys)
+    among = logits(query, passage, 1.0)
+    columns, kept = [], []
+    for name in others:
+        if name == "passages":
+            columns.append(among)
+        elif name == "queries":
+            columns.append(logits(query, query, 1.0))
+        elif negatives is not None:
+            columns.append(logits(query, negatives.reshape(-1, negatives.shape[-1]), 1.0))
+        else:
+            continue
+        kept.append(keep.negatives if name == "negatives" else keep.same_tower)
+    return Row(jnp.diagonal(among), jnp.concatenate(columns, 1), jnp.concatenate(kept, 1))
+
+
+def nearness(row: Row) -> dict[str, Float32[Array, ""]]:
+    """Returns the metrics of losses that compare a row's own passage with its nearest negative."""
+    hardest = jnp.where(row.kept, row.negative, -jnp.inf).max(1)
+    return {
+        "accuracy": (row.positive > hardest).astype(jnp.float32).mean(),
+        "positive_similarity": row.positive.mean(),
+        "rows_without_negatives": (~row.kept.any(1)).astype(jnp.float32).mean(),
+    }
 
 
 def equal(rows: Int32[Array, "B 2"], columns: Int32[Array, "C 2"]) -> Bool[Array, "B C"]:

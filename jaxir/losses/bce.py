@@ -31,28 +31,14 @@ def bce(
     no real number for a negative s and t = 0.05: "quotient" is sigmoid(s / t), as temperatures are used in
     the same thesis' eq. 2.7; "power" is sigmoid(sign(s) |s|^t).
 
+    Args that are not here are those of `hinges.margin`, and so are the metrics.
+
     Args:
-      query: [B, D], x; row i pairs with row i of `passage`.
-      passage: [B, D], y.
-      negatives: [B, N, D] hard negatives; each is a negative of every query.
-      query_key: [B, 2]; rows with an equal query or passage key are no negatives of each other.
-      passage_key: [B, 2], likewise.
-      negative_key: [B, N, 2]; a hard negative with row i's passage key is none of row i's.
       temperature: t.
       g: how it is used.
-
-    Returns:
-      The loss and, float32 [], `accuracy` (rows whose passage is nearer than all negatives),
-      `positive_similarity`, `rows_without_negatives`.
     """
-    keep = _rows.keep_columns(len(query), negatives, query_key, passage_key, negative_key)
-    among = _rows.logits(query, passage, 1.0)
-    columns, kept = [among, _rows.logits(query, query, 1.0)], [keep.same_tower, keep.same_tower]
-    if negatives is not None:
-        columns.append(_rows.logits(query, negatives.reshape(-1, negatives.shape[-1]), 1.0))
-        kept.append(keep.negatives)
-    positive, negative = jnp.diagonal(among), jnp.concatenate(columns, 1)
-    is_negative = jnp.concatenate(kept, 1)
+    keys = (query_key, passage_key, negative_key)
+    row = _rows.similarities(query, passage, negatives, keys, ("passages", "queries", "negatives"))
 
     def logit(s: jax.Array) -> jax.Array:
         if g == "quotient":
@@ -60,11 +46,6 @@ def bce(
         some = jnp.maximum(jnp.abs(s), 1e-6)  # the slope at 0 is infinite
         return jnp.sign(s) * some**temperature
 
-    of_negatives = jnp.where(is_negative, jax.nn.log_sigmoid(-logit(negative)), 0.0).sum(1)
-    loss = -(jax.nn.log_sigmoid(logit(positive)) + of_negatives).mean()
-    hardest = jnp.where(is_negative, negative, -jnp.inf).max(1)
-    return loss, {
-        "accuracy": (positive > hardest).astype(jnp.float32).mean(),
-        "positive_similarity": positive.mean(),
-        "rows_without_negatives": (~is_negative.any(1)).astype(jnp.float32).mean(),
-    }
+    of_negatives = jnp.where(row.kept, jax.nn.log_sigmoid(-logit(row.negative)), 0.0).sum(1)
+    loss = -(jax.nn.log_sigmoid(logit(row.positive)) + of_negatives).mean()
+    return loss, _rows.nearness(row)

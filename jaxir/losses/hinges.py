@@ -1,10 +1,10 @@
 """Margin and triplet losses: a positive should be nearer than the nearest negative, or than a bound."""
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax.numpy as jnp
 from beartype import beartype
-from jaxtyping import Array, Bool, Float32, Int32, jaxtyped
+from jaxtyping import Array, Float32, Int32, jaxtyped
 
 from jaxir.core.values import PositiveNumber
 from jaxir.losses import _rows
@@ -50,10 +50,11 @@ def margin(
       The loss and, float32 [], `accuracy` (rows whose passage is nearer than all negatives),
       `positive_similarity`, `rows_without_negatives`.
     """
-    row = _similarities(query, passage, negatives, query_key, passage_key, negative_key, same_tower)
+    others = ("passages", "negatives", "queries")[: 2 + same_tower]
+    row = _rows.similarities(query, passage, negatives, (query_key, passage_key, negative_key), others)
     near = jnp.maximum(0.0, 1.0 - row.positive - alpha).mean()
     far = _over_negatives(jnp.maximum(0.0, beta - 1.0 + row.negative), row, choice).mean()
-    return near + far, _metrics(row)
+    return near + far, _rows.nearness(row)
 
 
 @jaxtyped(typechecker=beartype)
@@ -76,50 +77,15 @@ def triplet(
     `same_tower=True` is what Moiseev et al. 2023 leave to future work: same tower negatives beyond the
     softmax. Arguments and metrics are those of `margin`; `epsilon` is the least offset of the similarities.
     """
-    row = _similarities(query, passage, negatives, query_key, passage_key, negative_key, same_tower)
+    others = ("passages", "negatives", "queries")[: 2 + same_tower]
+    row = _rows.similarities(query, passage, negatives, (query_key, passage_key, negative_key), others)
     slack = jnp.maximum(0.0, row.negative - row.positive[:, None] + epsilon)
-    return _over_negatives(slack, row, choice).mean(), _metrics(row)
+    return _over_negatives(slack, row, choice).mean(), _rows.nearness(row)
 
 
-class _Row(NamedTuple):
-    """Similarities of each row.
-
-    Attributes:
-      positive: [B] with its own passage.
-      negative: [B, M] with whatever may be its negative.
-      kept: [B, M] which of these are.
-    """
-
-    positive: Float32[Array, " B"]
-    negative: Float32[Array, "B M"]
-    kept: Bool[Array, "B M"]
-
-
-def _similarities(query, passage, negatives, query_key, passage_key, negative_key, same_tower) -> _Row:
-    keep = _rows.keep_columns(len(query), negatives, query_key, passage_key, negative_key)
-    among = _rows.logits(query, passage, 1.0)
-    columns, kept = [among], [keep.same_tower]
-    if negatives is not None:
-        columns.append(_rows.logits(query, negatives.reshape(-1, negatives.shape[-1]), 1.0))
-        kept.append(keep.negatives)
-    if same_tower:
-        columns.append(_rows.logits(query, query, 1.0))
-        kept.append(keep.same_tower)
-    return _Row(jnp.diagonal(among), jnp.concatenate(columns, 1), jnp.concatenate(kept, 1))
-
-
-def _over_negatives(slack: Float32[Array, "B M"], row: _Row, choice: Choice) -> Float32[Array, " B"]:
+def _over_negatives(slack: Float32[Array, "B M"], row: _rows.Row, choice: Choice) -> Float32[Array, " B"]:
     """Returns what each row's negatives cost: a row without any costs nothing."""
     slack = jnp.where(row.kept, slack, 0.0)
     if choice == "hardest":  # slack grows with the similarity
         return slack.max(1)
     return slack.sum(1) / jnp.maximum(row.kept.sum(1, dtype=jnp.float32), 1.0)
-
-
-def _metrics(row: _Row) -> dict[str, Float32[Array, ""]]:
-    hardest = jnp.where(row.kept, row.negative, -jnp.inf).max(1)
-    return {
-        "accuracy": (row.positive > hardest).astype(jnp.float32).mean(),
-        "positive_similarity": row.positive.mean(),
-        "rows_without_negatives": (~row.kept.any(1)).astype(jnp.float32).mean(),
-    }

@@ -37,7 +37,7 @@ def in_batch_softmax(
       passage: [B, D].
       negatives: [B, N, D] hard negatives; each is a negative of every query.
       query_key: [B, 2] halves of a 64-bit hash of the query's id. A row j != i whose query key or passage key
-        equals row i's is left out of row i's sums, in both directions. None masks nothing.
+        equals row i's is left out of all of row i's sums, in both directions. None masks nothing.
       passage_key: [B, 2], likewise for passages.
       negative_key: [B, N, 2]; a hard negative with row i's passage key is left out of row i's sum.
       temperature: divides the similarities; positive.
@@ -57,16 +57,7 @@ def in_batch_softmax(
     Raises:
       UserError: the temperature or block_size is not positive.
     """
-    sums = _sums.of_batch(
-        query,
-        passage,
-        negatives,
-        query_key=query_key,
-        passage_key=passage_key,
-        negative_key=negative_key,
-        temperature=temperature,
-        block_size=block_size,
-        gradient_precision=gradient_precision,
-    )
+    keys = (query_key, passage_key, negative_key)
+    sums = _sums.of_batch(query, passage, negatives, keys, temperature, block_size, gradient_precision)
     terms = sums.in_batch(bidirectional=bidirectional)
     return _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)

@@ -39,22 +39,11 @@ def pair(
     batch or masked, has no L_P and adds 0. The original trains in two stages, PAIR first and
     `in_batch_softmax` after.
 
+    Args that are not here are those of `in_batch_softmax`.
+
     Args:
-      query: [B, D], row i pairs with row i of `passage`.
-      passage: [B, D].
-      negatives: [B, N, D] hard negatives; they are seen by the query-to-passage softmax only.
-      query_key: [B, 2] halves of a 64-bit hash of the query's id. A row j != i whose query key or passage key
-        equals row i's is left out of all of row i's sums, L_P's included. None masks nothing.
-      passage_key: [B, 2], likewise for passages.
-      negative_key: [B, N, 2]; a hard negative with row i's passage key is left out of row i's sum.
-      temperature: divides the similarities; positive.
       bidirectional: whether the in-batch softmax has both directions; L_P has one.
       alpha: weight of the passage-centric term, in [0, 1].
-      block_size: None makes [B, B] matrices. A number computes the same loss and gradient in tiles of at most
-        so many rows and columns, in memory linear in B; on a mesh, over a ring of the devices that split the
-        batch (docs/large_batches.md).
-      gradient_precision: with a block_size, of the products that make gradients from the logits' slopes:
-        "high" and "default" are quicker on accelerators, with a small error (docs/large_batches.md).
 
     Returns:
       The loss and the metrics of `in_batch_softmax`, with `loss_passage_centric` (the mean of -log L_P) and
@@ -65,17 +54,8 @@ def pair(
     """
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha must lie in [0, 1], not {alpha}")
-    sums = _sums.of_batch(
-        query,
-        passage,
-        negatives,
-        query_key=query_key,
-        passage_key=passage_key,
-        negative_key=negative_key,
-        temperature=temperature,
-        block_size=block_size,
-        gradient_precision=gradient_precision,
-    )
+    keys = (query_key, passage_key, negative_key)
+    sums = _sums.of_batch(query, passage, negatives, keys, temperature, block_size, gradient_precision)
     terms = sums.in_batch(bidirectional=bidirectional)
     loss, metrics = _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)
     others, similarity = sums.same_tower(passage)

@@ -36,23 +36,11 @@ def samtone(
 
     Passage side: sum_{j != i} exp s(p_i, p_j) joins the denominator of the passage-to-query direction.
 
+    Args that are not here are those of `in_batch_softmax`.
+
     Args:
-      query: [B, D], row i pairs with row i of `passage`.
-      passage: [B, D].
-      negatives: [B, N, D] hard negatives; each is a negative of every query.
-      query_key: [B, 2] halves of a 64-bit hash of the query's id. A row j != i whose query key or passage key
-        equals row i's is left out of all of row i's sums, the same-tower ones included. None masks nothing.
-      passage_key: [B, 2], likewise for passages.
-      negative_key: [B, N, 2]; a hard negative with row i's passage key is left out of row i's sum.
-      temperature: divides the similarities; positive.
-      bidirectional: whether to add the passage-to-query direction (the paper does).
       same_tower: which tower's rows are negatives of each other. The paper trains with "query"; "passage" and
         "both" (section 3.4) hurt where passages repeat within a batch, unless keys are given.
-      block_size: None makes [B, B] matrices. A number computes the same loss and gradient in tiles of at most
-        so many rows and columns, in memory linear in B; on a mesh, over a ring of the devices that split the
-        batch (docs/large_batches.md).
-      gradient_precision: with a block_size, of the products that make gradients from the logits' slopes:
-        "high" and "default" are quicker on accelerators, with a small error (docs/large_batches.md).
 
     Returns:
       The loss and the metrics of `in_batch_softmax`, with `query_query_similarity` and
@@ -67,17 +55,8 @@ def samtone(
             f'same_tower="{same_tower}" needs bidirectional=True: passages are negatives of each other in '
             "the passage-to-query direction"
         )
-    sums = _sums.of_batch(
-        query,
-        passage,
-        negatives,
-        query_key=query_key,
-        passage_key=passage_key,
-        negative_key=negative_key,
-        temperature=temperature,
-        block_size=block_size,
-        gradient_precision=gradient_precision,
-    )
+    keys = (query_key, passage_key, negative_key)
+    sums = _sums.of_batch(query, passage, negatives, keys, temperature, block_size, gradient_precision)
     terms = sums.in_batch(bidirectional=bidirectional)
     similarity = {}
     if same_tower in ("query", "both"):

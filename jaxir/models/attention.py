@@ -74,15 +74,8 @@ class Attention(nnx.Module):
             raise ValueError(f"num_heads {num_heads} is not a multiple of num_kv_heads {kv_heads}")
 
         def dense(inputs: int, outputs: int, *axes: str, stddev: float) -> layers.Linear:
-            return layers.Linear(
-                inputs,
-                outputs,
-                axes=axes,
-                use_bias=use_bias,
-                dtype=dtype,
-                init=layers.normal(stddev),
-                rngs=rngs,
-            )
+            how = {"use_bias": use_bias, "dtype": dtype, "init": layers.normal(stddev), "rngs": rngs}
+            return layers.Linear(inputs, outputs, axes=axes, **how)
 
         joined, memory = ("embed", "joined_kv"), memory_width or width
         self.query = dense(width, num_heads * head_dim, *joined, stddev=stddevs[0])
@@ -261,38 +254,16 @@ def attention(
     # A bias of each text would get no gradient from cuDNN.
     plain = not crossed and not bias_of_text and start is None
     if plain and fused_attention.takes(query, key, in_force()):
-        return fused_attention.attend(
-            query,
-            key,
-            value,
-            mask=mask,
-            bias=bias,
-            scale=scale,
-            causal=causal,
-            window=window,
-            dropout_rate=dropout_rate,
-            drop_for_all=drop_for_all,
-            dropout_key=dropout_key if dropped else None,
-            partitioner=in_force(),
-        )
+        key_of = {"dropout_key": dropout_key if dropped else None, "partitioner": in_force()}
+        how = {"causal": causal, "window": window, "dropout_rate": dropout_rate, "drop_for_all": drop_for_all}
+        return fused_attention.attend(query, key, value, mask=mask, bias=bias, scale=scale, **how, **key_of)
     if drop_for_all:
         # A weight that is dropped for all queries is a value that is dropped: [B, S, G, 1] random numbers,
         # and nothing that cuDNN would have to know of.
         value = layers.dropout(value, dropout_rate, dropout_key, same_along=-1)
         dropped, dropout_key = False, None
     if plain and not dropped and near is None and _cudnn_allows(query, key, bias):
-        # A row of padding alone attends to its first position, lest a softmax over nothing give NaN.
-        lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
-        return jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            bias=None if bias is None else bias.astype(query.dtype),
-            scale=scale,
-            query_seq_lengths=lengths,
-            key_value_seq_lengths=lengths,
-            implementation="cudnn",
-        )
+        return _cudnn(query, key, value, mask, bias, scale)
     if not dropped and query.dtype == jnp.float32 and jax.default_backend() != "cpu":
         return jax.nn.dot_product_attention(
             query, key, value, bias=bias, mask=_visible(mask, near), scale=scale, implementation="xla"
@@ -331,6 +302,21 @@ def _cudnn_allows(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> b
         and head_dim % 8 == 0
         and head_dim <= 128
         and (bias is None or length % 2 == 0)
+    )
+
+
+def _cudnn(query, key, value, mask, bias, scale):
+    # A row of padding alone attends to its first position, lest a softmax over nothing give NaN.
+    lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        bias=None if bias is None else bias.astype(query.dtype),
+        scale=scale,
+        query_seq_lengths=lengths,
+        key_value_seq_lengths=lengths,
+        implementation="cudnn",
     )
 
 

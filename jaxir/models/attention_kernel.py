@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxir.models.counter_random import SPREAD, mixed
+from jaxir.models.counter_random import kept, places, values_kept
 
 LANES = 128
 # The logit of what is not seen; the sum of two is finite.
@@ -138,16 +138,11 @@ def backward(
 ) -> tuple[jax.Array, ...]:
     """Returns the gradients of query, key, value and, where there is one, bias: [H, S, T], of these texts.
 
+    Args that are not here are those of `forward`.
+
     Args:
-      query: as in `forward`, like all that is not named here.
-      key: likewise.
-      value: likewise.
-      bias: likewise.
-      lengths: likewise.
-      numbers: likewise.
       sums: what `forward` returned.
       gradient: of the result, [B, L, H K].
-      kind: likewise.
     """
     shape = _Shape(query, kind)
     rows = [(x, shape.rows()) for x in (query, key, value, gradient)]
@@ -328,14 +323,14 @@ class _Part:
         """Returns [L, group K] with zeros for the other heads."""
         if self.kind.group == 1:
             return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
-        lane = _places((1, self.width), 1)
+        lane = places((1, self.width), 1)
         first = head * self.kind.head_dim
         inside = (lane >= first) & (lane < first + self.kind.head_dim)
         return x * jnp.where(inside, factor, 0.0).astype(x.dtype)
 
     def seen(self, i: Any) -> jax.Array:
         """Returns [S, 1]: 0 for a text's own positions, else what hides them."""
-        return jnp.where(_places((self.length, 1), 0) < self.lengths[self.first_text + i], 0.0, _UNSEEN)
+        return jnp.where(places((self.length, 1), 0) < self.lengths[self.first_text + i], 0.0, _UNSEEN)
 
     def logits(self, key: jax.Array, query: jax.Array, head: int, seen: jax.Array) -> jax.Array:
         """Returns [S, T]."""
@@ -350,7 +345,7 @@ class _Part:
 
     def _write_near(self) -> None:
         shape = (self.length, self.length)
-        distance = _places(shape, 1) - _places(shape, 0)
+        distance = places(shape, 1) - places(shape, 0)
         near = distance >= 0 if self.kind.causal else None
         if self.kind.windowed:
             inside = jnp.abs(distance) <= self.numbers[4]
@@ -372,45 +367,6 @@ class _Part:
     def _of_dropout(self, i: Any, head: int) -> tuple[jax.Array, ...]:
         text, of = self.numbers[2] + self.first_text + i, self.numbers[3] + self.first_head + head
         return self.numbers[0], self.numbers[1], text, of
-
-
-def kept(
-    key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, length: int, rate: float
-) -> jax.Array:
-    """Returns whether weights [S, T] of a head of a text are kept, each with probability 1 - rate.
-
-    By sixteen bits for each weight, to which `rate` is rounded, of a hash of its place: any part can be made
-    anywhere. JAX's own generator would take longer than all else in a kernel.
-
-    Args:
-      key0: int32 [], of the key.
-      key1: likewise.
-      text: int32 [], place of the text in the batch.
-      head: int32 [].
-      length: S = T, even.
-      rate: probability of the others.
-    """
-    shape = (length // 2, length)
-    bits = _bits(key0, key1, text, head, _places(shape, 0) * length + _places(shape, 1))
-    halves = jnp.concatenate([bits & 0xFFFF, jax.lax.shift_right_logical(bits, 16)], axis=0)
-    return halves >= round(rate * 2**16)
-
-
-def values_kept(
-    key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, length: int, rate: float
-) -> jax.Array:
-    """Returns whether the values [1, S] of a head of a text are kept; see `kept`."""
-    bits = _bits(key0, key1, text, head, _places((1, length), 1))
-    return (bits & 0xFFFF) >= round(rate * 2**16)
-
-
-def _bits(key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, place: jax.Array) -> jax.Array:
-    one = mixed(mixed(mixed(text ^ key0) ^ key1) + head)
-    return mixed(place * SPREAD ^ one, mixed(one ^ key1))
-
-
-def _places(shape: tuple[int, int], dimension: int) -> jax.Array:
-    return jax.lax.broadcasted_iota(jnp.int32, shape, dimension)
 
 
 def _dot(left: jax.Array, right: jax.Array, *, turned: bool = False) -> jax.Array:

@@ -50,8 +50,10 @@ class BackboneConfig:
       num_token_types: rows of the token type table; 0 for none. With more than one the encoder's `__call__`
         takes `token_types` [B, L].
       dtype: the type of matrix products and activations; parameters are float32.
-      remat: what the backward pass computes anew of a block.
-      scan_layers: stack the blocks' parameters.
+      remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
+        matrix products ("products"), all but these and gathered weights ("weights"), or all; "auto" has
+        training take the quickest that fits.
+      scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
       shows_layers: whether its encoder has `layer_and_last`.
     """
 
@@ -83,18 +85,13 @@ class BackboneConfig:
         raise NotImplementedError
 
 
-class Encoder(nnx.Module):
+class Encoder(layers.Summarised):
     """Token ids to vectors: the base of a backbone's module, which has `__call__` or `together`.
 
     Its attribute `config` says what it is; blocks that can be scanned are its `layers` (`layers.make_stack`).
     """
 
     config: BackboneConfig
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.config.summary}, {layers.size_of(self)})"
-
-    __str__ = __repr__  # nnx's own shows every array
 
     @property
     def token_table(self) -> layers.Embedding:
@@ -110,6 +107,7 @@ class Encoder(nnx.Module):
         self,
         ids: Int[Array, "B L"],
         *,
+        token_types: Int[Array, "B L"] | None = None,
         key: Key[Array, ""] | None = None,
         edit: Edit | None = None,
     ) -> Float[Array, "B L E"]:
@@ -118,13 +116,16 @@ class Encoder(nnx.Module):
         Args:
           ids: [B, L], 0 is padding, on the right. A padding token that a text spells out is
             `features.PADDING_TOKEN`: `layers.Embedding` reads row 0 for it.
+          token_types: [B, L], which part of the input each token belongs to, where there is a table of them;
+            None: all to the first.
           key: key of dropout; None turns it off.
           edit: changes what the first block reads; None: nothing does.
 
         Returns:
           [B, L, E] in the config's dtype. What stands at padded positions has no meaning.
         """
-        return self.together([ids], [key], *([[edit]] if edit else []))[0]
+        more = {} if token_types is None else {"token_types": [token_types]}
+        return self.together([ids], [key], *([[edit]] if edit else []), **more)[0]
 
     def together(
         self,
@@ -132,7 +133,10 @@ class Encoder(nnx.Module):
         keys: Sequence[jax.Array | None],
         edits: Sequence[Edit | None] | None = None,
     ) -> list[jax.Array]:
-        """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would."""
+        """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
+
+        What a device does not hold of a block's weights `layers.run_stack` gathers once for all of them.
+        """
         more = [{"edit": edit} if edit else {} for edit in edits or [None] * len(ids)]
         return [self(batch, key=key, **m) for batch, key, m in zip(ids, keys, more, strict=True)]
 
@@ -153,6 +157,53 @@ class Encoder(nnx.Module):
           layer: 0 for what the first block reads, n for what the n-th gives.
         """
         raise NotImplementedError(f"{type(self).__name__} does not show its layers")
+
+
+class StackEncoder(Encoder):
+    """An encoder with one stack of blocks, `layers`: a family says what they read and what they are given.
+
+    Methods take and return lists with an item for each batch. Keys are of dropout; None turns it off.
+    """
+
+    def embed(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+        """Returns the token vectors [B, L, E] that the first block reads."""
+        raise NotImplementedError
+
+    def block_args(self, ids: Sequence[jax.Array]) -> list[tuple[Any, ...]]:
+        """Returns what each block is called with behind its input; here the mask [B, L]."""
+        return [(batch != 0,) for batch in ids]
+
+    def finish(self, xs: list[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+        """Returns what is made of the last block's output, [B, L, E] both."""
+        return xs
+
+    def together(
+        self,
+        ids: Sequence[jax.Array],
+        keys: Sequence[jax.Array | None],
+        edits: Sequence[Edit | None] | None = None,
+        **inputs: Any,
+    ) -> list[jax.Array]:
+        """Encodes batches as `Encoder.together`; `inputs` are further ones of `embed`."""
+        return [last for _, last in self.layer_and_last(ids, keys, edits, layer=0, **inputs)]
+
+    def layer_and_last(
+        self,
+        ids: Sequence[jax.Array],
+        keys: Sequence[jax.Array | None],
+        edits: Sequence[Edit | None] | None = None,
+        *,
+        layer: int,
+        **inputs: Any,
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        """Encodes as `together` does, and returns an earlier layer's output too; see `Encoder`."""
+        embedding, inside, last = zip(*(layers.split_key(key, 3) for key in keys), strict=True)
+        early = edited(self.embed(ids, embedding, **inputs), edits)
+        args, how = self.block_args(ids), {"remat": self.config.remat, "keys": inside}
+        if layer:
+            early = layers.run_stack(self.layers, early, args, **how, span=slice(layer))
+        xs = layers.run_stack(self.layers, early, args, **how, span=slice(layer, None))
+        return list(zip(early, self.finish(xs, last), strict=True))
 
 
 def make_encoder(config: BackboneConfig, *, rngs: nnx.Rngs) -> Encoder:

@@ -12,17 +12,15 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.core.features import PADDING_TOKEN
 from jaxir.core.values import Layers, Natural, Positive, Rate, Size, checked
-from jaxir.models import activations, layers
+from jaxir.models import layers
 from jaxir.models.attention import Attention
-from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
+from jaxir.models.backbones import BackboneConfig, StackEncoder, register
+from jaxir.models.blocks import PostNormBlock
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, ScoreHead, Weights
-from jaxir.runtime.partitioning import constrain
 
 _EMBEDDINGS = {
     "embeddings.token": "embeddings.word_embeddings",
@@ -179,11 +177,7 @@ class BertConfig(BackboneConfig):
       dropout_rate: dropout of embeddings and of each sublayer's output.
       attention_dropout_rate: dropout of attention weights. Above 0, training cannot use GPUs' fused
         kernels.
-      dtype: the type of matrix products and activations; parameters are float32.
-      remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
-        matrix products ("products"), all but these and gathered weights ("weights"), or all; "auto" has
-        training take the quickest that fits.
-      scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
+      dtype, remat, scan_layers: see `BackboneConfig`.
     """
 
     kind: ClassVar[str] = "bert"
@@ -225,7 +219,7 @@ class BertConfig(BackboneConfig):
         return Bert(self, rngs=rngs)
 
 
-class Bert(Encoder):
+class Bert(StackEncoder):
     """A BERT encoder.
 
     Args:
@@ -237,78 +231,37 @@ class Bert(Encoder):
         self.config = config
         self.embeddings = _Embeddings(config, rngs=rngs)
         self.layers = layers.make_stack(
-            lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
+            lambda rngs: _block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
         )
 
-    @jaxtyped(typechecker=beartype)
-    def __call__(
-        self,
-        ids: Int[Array, "B L"],
-        *,
-        token_types: Int[Array, "B L"] | None = None,
-        key: Key[Array, ""] | None = None,
-        edit: Edit | None = None,
-    ) -> Float[Array, "B L E"]:
-        """Encodes token ids.
-
-        Args:
-          ids: [B, L], 0 is padding, on the right.
-          token_types: [B, L] which part of the input each token belongs to; None: all to the first.
-          key: key of dropout; None turns it off.
-          edit: changes what the first block reads, token vectors after their norm; None: nothing does.
-
-        Returns:
-          [B, L, E] in the config's dtype. What stands at padded positions has no meaning.
-
-        Raises:
-          ValueError: L exceeds max_positions, or there are token types and no table of them.
-        """
-        return self.together([ids], [key], [edit], token_types=[token_types])[0]
-
-    def together(
+    def embed(
         self,
         ids: Sequence[jax.Array],
         keys: Sequence[jax.Array | None],
-        edits: Sequence[Edit | None] | None = None,
         *,
         token_types: Sequence[jax.Array | None] | None = None,
     ) -> list[jax.Array]:
-        """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
+        """Embeds tokens, positions and `token_types` [B, L].
 
-        What a device does not hold of a block's weights it gathers once for all of them.
+        Raises:
+          ValueError: a text exceeds max_positions, or there are token types and no table of them.
         """
-        return [last for _, last in self._run(ids, keys, edits, token_types)]
-
-    def layer_and_last(
-        self,
-        ids: Sequence[jax.Array],
-        keys: Sequence[jax.Array | None],
-        edits: Sequence[Edit | None] | None = None,
-        *,
-        layer: int,
-    ) -> list[tuple[jax.Array, jax.Array]]:
-        """Encodes as `together` does, and returns an earlier layer's output too; see `Encoder`."""
-        return self._run(ids, keys, edits, layer=layer)
-
-    def _run(
-        self,
-        ids: Sequence[jax.Array],
-        keys: Sequence[jax.Array | None],
-        edits: Sequence[Edit | None] | None,
-        token_types: Sequence[jax.Array | None] | None = None,
-        *,
-        layer: int = 0,
-    ) -> list[tuple[jax.Array, jax.Array]]:
         types = [None] * len(ids) if token_types is None else token_types
-        split = [layers.split_key(key, 2) for key in keys]
-        xs = [self.embeddings(b, t, key=k) for b, t, (k, _) in zip(ids, types, split, strict=True)]
-        early = edited(xs, edits)
-        how = {"remat": self.config.remat, "keys": [key for _, key in split]}
-        args = [(batch != 0,) for batch in ids]
-        if layer:
-            early = layers.run_stack(self.layers, early, args, **how, span=slice(layer))
-        last = layers.run_stack(self.layers, early, args, **how, span=slice(layer, None))
-        return list(zip(early, last, strict=True))
+        return [self.embeddings(b, t, key=k) for b, t, k in zip(ids, types, keys, strict=True)]
+
+
+def _block(config: BertConfig, *, rngs: nnx.Rngs) -> PostNormBlock:
+    attention = Attention(
+        config.embed_dim,
+        num_heads=config.num_heads,
+        head_dim=config.embed_dim // config.num_heads,
+        use_bias=True,
+        stddevs=(0.02,) * 4,
+        dropout_rate=config.attention_dropout_rate,
+        dtype=config.dtype,
+        rngs=rngs,
+    )
+    return PostNormBlock(config, attention, rngs=rngs)
 
 
 class _Embeddings(nnx.Module):
@@ -347,50 +300,3 @@ class _Embeddings(nnx.Module):
         counted = ids != PADDING_TOKEN
         last = self.config.max_positions + self.config.reserved_positions - 1
         return self.position(jnp.where(counted, jnp.cumsum(counted, axis=1, dtype=jnp.int32) - 1, last))
-
-
-class _Block(nnx.Module):
-    """Attention, then a feed-forward layer; each is dropped out, added to its input and normalised."""
-
-    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        def norm() -> layers.LayerNorm:
-            return layers.LayerNorm(config.embed_dim, epsilon=config.layer_norm_epsilon, dtype=config.dtype)
-
-        def dense(inputs: int, outputs: int, *axes: str) -> layers.Linear:
-            return layers.Linear(
-                inputs,
-                outputs,
-                axes=axes,
-                use_bias=True,
-                dtype=config.dtype,
-                init=layers.normal(0.02),
-                rngs=rngs,
-            )
-
-        self.config = config
-        self.attention = Attention(
-            config.embed_dim,
-            num_heads=config.num_heads,
-            head_dim=config.embed_dim // config.num_heads,
-            use_bias=True,
-            stddevs=(0.02,) * 4,
-            dropout_rate=config.attention_dropout_rate,
-            dtype=config.dtype,
-            rngs=rngs,
-        )
-        self.attention_norm = norm()
-        self.wi = dense(config.embed_dim, config.mlp_dim, "embed", "mlp")
-        self.wo = dense(config.mlp_dim, config.embed_dim, "mlp", "embed")
-        self.mlp_norm = norm()
-
-    @jaxtyped(typechecker=beartype)
-    def __call__(
-        self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""] | None
-    ) -> Float[Array, "B L E"]:
-        rate = self.config.dropout_rate
-        weights_key, attention_key, mlp_key = layers.split_key(key, 3)
-        y = layers.dropout(self.attention(x, mask, key=weights_key), rate, attention_key)
-        x = layers.constrain_activation(self.attention_norm(x + y))
-        hidden = activations.ACTIVATIONS[self.config.activation](self.wi(x))
-        y = self.wo(constrain(hidden, ("batch", "length", "mlp")))
-        return layers.constrain_activation(self.mlp_norm(x + layers.dropout(y, rate, mlp_key)))

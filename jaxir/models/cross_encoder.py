@@ -55,7 +55,7 @@ class CrossEncoderConfig:
         return CrossEncoderModel(self, rngs=rngs)
 
 
-class CrossEncoderModel(nnx.Module):
+class CrossEncoderModel(layers.Summarised):
     """An encoder, a layer over its first token or their mean, and a linear map to one logit.
 
     The last two are computed in float32.
@@ -67,15 +67,8 @@ class CrossEncoderModel(nnx.Module):
 
     def __init__(self, config: CrossEncoderConfig, *, rngs: nnx.Rngs):
         def dense(outputs: int, axis: str | None, *, use_bias: bool = True) -> layers.Linear:
-            return layers.Linear(
-                config.backbone.embed_dim,
-                outputs,
-                axes=("embed", axis),
-                use_bias=use_bias,
-                dtype="float32",
-                init=layers.normal(0.02),
-                rngs=rngs,
-            )
+            how = {"use_bias": use_bias, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
+            return layers.Linear(config.backbone.embed_dim, outputs, axes=("embed", axis), **how)
 
         self.config = config
         self.encoder = make_encoder(config.backbone, rngs=rngs)
@@ -85,11 +78,6 @@ class CrossEncoderModel(nnx.Module):
         norm = layers.LayerNorm(width, epsilon=epsilon, dtype="float32", use_bias=False)
         self.norm = norm if config.normed else None
         self.classifier = dense(1, None)
-
-    def __repr__(self) -> str:
-        return f"CrossEncoderModel({self.config.summary}, {layers.size_of(self)})"
-
-    __str__ = __repr__  # nnx's own shows every array
 
     @jaxtyped(typechecker=beartype)
     def score(

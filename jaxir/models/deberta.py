@@ -17,9 +17,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.core.values import Count, Layers, Positive, Rate, Size, Within, checked
-from jaxir.models import activations, backbones, layers
+from jaxir.models import backbones, layers
 from jaxir.models.attention import Attention, attention
-from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
+from jaxir.models.backbones import BackboneConfig, StackEncoder, register
+from jaxir.models.blocks import PostNormBlock
 from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead
 from jaxir.runtime.partitioning import constrain
 
@@ -140,11 +141,7 @@ class DebertaConfig(BackboneConfig):
       activation: of the feed-forward layer.
       dropout_rate: dropout of embeddings, distances and each sublayer's output.
       attention_dropout_rate: dropout of attention weights.
-      dtype: the type of matrix products and activations; parameters are float32.
-      remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
-        matrix products ("products"), all but these and gathered weights ("weights"), or all; "auto" has
-        training take the quickest that fits.
-      scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
+      dtype, remat, scan_layers: see `BackboneConfig`.
     """
 
     kind: ClassVar[str] = "deberta-v2"
@@ -204,7 +201,7 @@ PUBLISHED = {
 backbones.PUBLISHED.update(PUBLISHED)
 
 
-class Deberta(Encoder):
+class Deberta(StackEncoder):
     """A DeBERTa encoder.
 
     Args:
@@ -221,31 +218,25 @@ class Deberta(Encoder):
         self.relative = layers.Embedding(rows, width, axis="relpos_buckets", **how)
         self.relative_norm = _norm(config) if config.relative_norm else None
         self.layers = layers.make_stack(
-            lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
+            lambda rngs: PostNormBlock(config, DisentangledAttention(config, rngs=rngs), rngs=rngs),
+            config.num_layers,
+            scan=config.scan_layers,
+            rngs=rngs,
         )
 
-    def together(
-        self,
-        ids: Sequence[jax.Array],
-        keys: Sequence[jax.Array | None],
-        edits: Sequence[Edit | None] | None = None,
-    ) -> list[jax.Array]:
-        """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
-
-        What a device does not hold of a weight it gathers once for all of them.
-        """
-        split = [layers.split_key(key, 2) for key in keys]
-        xs = [
+    def embed(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+        """Embeds tokens; there are no positions."""
+        return [
             layers.constrain_activation(layers.dropout(self.token_norm(x), self.config.dropout_rate, key))
-            for x, (key, _) in zip(self.token.together(ids), split, strict=True)
+            for x, key in zip(self.token.together(ids), keys, strict=True)
         ]
-        xs = edited(xs, edits)
+
+    def block_args(self, ids: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
+        """Returns the mask, the table of distances [P, E], and which of its rows are whose [2, 2L]."""
         table = layers.weight(self.relative.embedding, self.config.dtype)
         if self.relative_norm is not None:
             table = self.relative_norm(table[None])[0]
-        args = [(batch != 0, table, self._rows(batch.shape[1])) for batch in ids]
-        remat, keys = self.config.remat, [key for _, key in split]
-        return layers.run_stack(self.layers, xs, args, remat=remat, keys=keys)
+        return [(batch != 0, table, self._rows(batch.shape[1])) for batch in ids]
 
     def _rows(self, length: int) -> jax.Array:
         """Returns int32 [2, 2L]: rows of the table for distances L - 1 ... -L, and for -(L - 1) ... L."""
@@ -277,11 +268,6 @@ def _norm(config: DebertaConfig) -> layers.LayerNorm:
     return layers.LayerNorm(config.embed_dim, epsilon=config.layer_norm_epsilon, dtype=config.dtype)
 
 
-def _dense(config: DebertaConfig, inputs: int, outputs: int, *axes: str, rngs: nnx.Rngs) -> layers.Linear:
-    how = {"use_bias": True, "dtype": config.dtype, "init": layers.normal(0.02)}
-    return layers.Linear(inputs, outputs, axes=axes, **how, rngs=rngs)
-
-
 class DisentangledAttention(Attention):
     """Attention whose logits are (q_i k_j + q_i k(i - j) + k_j q(i - j)) / sqrt(K n), n the number of terms.
 
@@ -294,9 +280,10 @@ class DisentangledAttention(Attention):
 
     def __init__(self, config: DebertaConfig, *, rngs: nnx.Rngs):
         def of_distances(wanted: bool) -> layers.Linear | None:
-            made = wanted and not config.shared_projections
-            width = config.embed_dim
-            return _dense(config, width, width, "embed", "joined_kv", rngs=rngs) if made else None
+            if not wanted or config.shared_projections:
+                return None
+            how = {"use_bias": True, "dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
+            return layers.Linear(config.embed_dim, config.embed_dim, axes=("embed", "joined_kv"), **how)
 
         num_terms = 1 + config.content_to_position + config.position_to_content
         head_dim = config.embed_dim // config.num_heads
@@ -374,33 +361,3 @@ def _met(x: jax.Array, distances: jax.Array) -> jax.Array:
         return jnp.take_along_axis(products, places, axis=3)
     flat = products.reshape(rows, heads, 2 * length * length)[:, :, length - 1 : 2 * length * length - 1]
     return flat.reshape(rows, heads, length, 2 * length - 1)[..., :length]
-
-
-class _Block(nnx.Module):
-    """Attention, then a feed-forward layer; each is dropped out, added to its input and normalised."""
-
-    def __init__(self, config: DebertaConfig, *, rngs: nnx.Rngs):
-        width, units = config.embed_dim, config.mlp_dim
-        self.config = config
-        self.attention = DisentangledAttention(config, rngs=rngs)
-        self.attention_norm, self.mlp_norm = _norm(config), _norm(config)
-        self.wi = _dense(config, width, units, "embed", "mlp", rngs=rngs)
-        self.wo = _dense(config, units, width, "mlp", "embed", rngs=rngs)
-
-    @jaxtyped(typechecker=beartype)
-    def __call__(
-        self,
-        x: Float[Array, "B L E"],
-        mask: Bool[Array, "B L"],
-        table: Float[Array, "P E"],
-        rows: Int[Array, "2 R"],
-        *,
-        key: Key[Array, ""] | None,
-    ) -> Float[Array, "B L E"]:
-        rate = self.config.dropout_rate
-        weights_key, attention_key, mlp_key = layers.split_key(key, 3)
-        y = layers.dropout(self.attention(x, mask, table, rows, key=weights_key), rate, attention_key)
-        x = layers.constrain_activation(self.attention_norm(x + y))
-        hidden = activations.ACTIVATIONS[self.config.activation](self.wi(x))
-        y = self.wo(constrain(hidden, ("batch", "length", "mlp")))
-        return layers.constrain_activation(self.mlp_norm(x + layers.dropout(y, rate, mlp_key)))

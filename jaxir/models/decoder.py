@@ -7,6 +7,7 @@ queries and keys would have no gradient, and are left out here.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,15 +99,8 @@ class VectorDecoder(nnx.Module):
 class _Block(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         def dense(inputs: int, outputs: int, *axes: str) -> layers.Linear:
-            return layers.Linear(
-                inputs,
-                outputs,
-                axes=axes,
-                use_bias=True,
-                dtype=config.dtype,
-                init=layers.normal(0.02),
-                rngs=rngs,
-            )
+            how = {"use_bias": True, "dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
+            return layers.Linear(inputs, outputs, axes=axes, **how)
 
         self.config = config
         self.attention = Attention(
@@ -142,27 +136,15 @@ class _Block(nnx.Module):
 
 
 def decoder_for(
-    model: DualEncoderConfig,
-    *,
-    num_layers: int,
-    head_dim: int,
-    dropout_rate: float,
-    causal: bool = True,
-    span: int | None = None,
-    attends: bool = True,
-    rngs: nnx.Rngs,
+    model: DualEncoderConfig, *, attends: bool = True, rngs: nnx.Rngs, **shape: Any
 ) -> VectorDecoder:
     """Makes a decoder of a model's vectors, over its token vectors.
 
     Args:
       model: the dual encoder's configuration.
-      num_layers: blocks.
-      head_dim: dimensions of a head of its attention.
-      dropout_rate: its dropout.
-      causal: whether a position sees those before it alone.
-      span: how many tokens a position sees; None for all.
       attends: whether it attends to the vector.
       rngs: of its parameters.
+      **shape: other fields of `DecoderConfig`.
 
     Raises:
       UserError: heads of this size do not divide the encoder's width.
@@ -172,13 +154,9 @@ def decoder_for(
         config = DecoderConfig(
             embed_dim=width,
             vector_dim=model.dimension if attends else None,
-            num_layers=num_layers,
-            head_dim=head_dim,
             mlp_dim=4 * width,
-            causal=causal,
-            span=span,
-            dropout_rate=dropout_rate,
             dtype=model.backbone.dtype,
+            **shape,
         )
     except ValueError as error:
         raise UserError(f"the objective's decoder: {error}") from error

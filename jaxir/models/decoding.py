@@ -273,9 +273,8 @@ def beam_search(
     first = jnp.full((rows * beams,), start_id, jnp.int32)
     # All beams are the same at first: only one of them counts.
     open_scores = none.at[:, 0].set(0.0)
-    faulty = jnp.zeros_like(ended)
-    start = _Beams(jnp.int32(0), tokens, open_scores, first, tokens, none, ~ended, faulty, state)
-    end = jax.lax.while_loop(more, step, start)
+    begun = tokens, open_scores, first, tokens, none, ~ended, jnp.zeros_like(ended), state
+    end = jax.lax.while_loop(more, step, _Beams(jnp.int32(0), *begun))
     return jnp.where(end.faulty[:, None, None], FAULT, end.ended_tokens), end.ended_scores
 
 

@@ -90,7 +90,7 @@ class DualEncoderConfig:
         return DualEncoderModel(self, rngs=rngs)
 
 
-class DualEncoderModel(nnx.Module):
+class DualEncoderModel(layers.Summarised):
     """A dual encoder.
 
     Args:
@@ -110,11 +110,6 @@ class DualEncoderModel(nnx.Module):
             self.passage_projection = _make_projection(config, rngs=rngs)
         elif config.projection is not None:
             self.projection = _make_projection(config, rngs=rngs)
-
-    def __repr__(self) -> str:
-        return f"DualEncoderModel({self.config.summary}, {layers.size_of(self)})"
-
-    __str__ = __repr__  # nnx's own shows every array
 
     @jaxtyped(typechecker=beartype)
     def encode(

@@ -66,6 +66,15 @@ def size_of(module: nnx.Module) -> str:
     return f"{count} parameters"
 
 
+class Summarised(nnx.Module):
+    """A module with a `config`: it shows the config's `summary` and its size, where nnx shows every array."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config.summary}, {size_of(self)})"
+
+    __str__ = __repr__
+
+
 def not_of(module: nnx.Module, kind: type[nnx.Variable]) -> str | None:
     """Returns what a module holds first that is no `kind` of variable: "'scale' (a plain array)", say."""
     for path, node in nnx.iter_graph(module):

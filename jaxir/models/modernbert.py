@@ -11,16 +11,15 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Float, Int
 
 from jaxir.core.values import Count, Layers, Positive, Rate, Size, checked
-from jaxir.models import activations, backbones, layers
+from jaxir.models import backbones, layers
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
+from jaxir.models.blocks import FeedForward, PreNormBlock
 from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead
-from jaxir.runtime.partitioning import constrain
 
 
 def _block(ours: str, theirs: str) -> dict[str | tuple[str, ...], str]:
@@ -140,11 +139,7 @@ class ModernBertConfig(BackboneConfig):
       embedding_dropout_rate: dropout of embeddings.
       attention_dropout_rate: dropout of attention weights and of what attention adds.
       mlp_dropout_rate: dropout of feed-forward units.
-      dtype: the type of matrix products and activations; parameters are float32.
-      remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
-        matrix products ("products"), all but these and gathered weights ("weights"), or all; "auto" has
-        training take the quickest that fits.
-      scan_layers: stack the blocks' parameters, but the first one's, and scan over them.
+      dtype, remat, scan_layers: see `BackboneConfig`; the first block is not stacked.
     """
 
     kind: ClassVar[str] = "modernbert"
@@ -222,9 +217,9 @@ class ModernBert(Encoder):
             rngs=rngs,
         )
         self.token_norm, self.norm = _norm(config), _norm(config)
-        self.first = _Block(config, first=True, rngs=rngs)
+        self.first = _block(config, first=True, rngs=rngs)
         self.layers = layers.make_stack(
-            lambda rngs: _Block(config, first=False, rngs=rngs),
+            lambda rngs: _block(config, first=False, rngs=rngs),
             config.num_layers - 1,
             scan=config.scan_layers,
             rngs=rngs,
@@ -236,10 +231,7 @@ class ModernBert(Encoder):
         keys: Sequence[jax.Array | None],
         edits: Sequence[Edit | None] | None = None,
     ) -> list[jax.Array]:
-        """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
-
-        What a device does not hold of a weight it gathers once for all of them.
-        """
+        """Encodes batches of token ids; see `Encoder.together`."""
         config = self.config
         longest = max(batch.shape[1] for batch in ids)
         if longest > config.max_positions:
@@ -280,59 +272,41 @@ def _norm(config: ModernBertConfig) -> layers.LayerNorm:
     )
 
 
-class _Mlp(nnx.Module):
-    def __init__(self, config: ModernBertConfig, *, rngs: nnx.Rngs):
-        def dense(inputs: int, outputs: int, *axes: str, stddev: float) -> layers.Linear:
-            init = layers.normal(stddev)
-            return layers.Linear(
-                inputs, outputs, axes=axes, use_bias=False, dtype=config.dtype, init=init, rngs=rngs
-            )
+class _Block(PreNormBlock):
+    """A block whose attention has a window and RoPE of its own."""
 
-        width, units = config.embed_dim, config.mlp_dim
-        self.config = config
-        self.wi_0, self.wi_1 = (dense(width, units, "embed", "mlp", stddev=0.02) for _ in range(2))
-        self.wo = dense(units, width, "mlp", "embed", stddev=_out_stddev(config))
-
-    def __call__(self, x: jax.Array, *, key: jax.Array | None) -> jax.Array:
-        hidden = activations.ACTIVATIONS[self.config.activation](self.wi_0(x)) * self.wi_1(x)
-        hidden = layers.dropout(hidden, self.config.mlp_dropout_rate, key)
-        return self.wo(constrain(hidden, ("batch", "length", "mlp")))
-
-
-def _out_stddev(config: ModernBertConfig) -> float:
-    return 0.02 * (2 * config.num_layers) ** -0.5
-
-
-class _Block(nnx.Module):
-    """Attention, then a feed-forward layer; each reads its normalised input and adds to it."""
-
-    def __init__(self, config: ModernBertConfig, *, first: bool, rngs: nnx.Rngs):
-        self.config = config
-        self.attention_norm = None if first else _norm(config)
-        self.attention = Attention(
-            config.embed_dim,
-            num_heads=config.num_heads,
-            head_dim=config.head_dim,
-            stddevs=(0.02, 0.02, 0.02, _out_stddev(config)),
-            dropout_rate=config.attention_dropout_rate,
-            dtype=config.dtype,
-            rngs=rngs,
-        )
-        self.mlp_norm, self.mlp = _norm(config), _Mlp(config, rngs=rngs)
-
-    @jaxtyped(typechecker=beartype)
-    def __call__(
+    def attend(
         self,
-        x: Float[Array, "B L E"],
-        mask: Bool[Array, "B L"],
+        x: jax.Array,
+        mask: jax.Array,
         window: Int[Array, ""],
         frequencies: Float[Array, " F"],
         *,
-        key: Key[Array, ""] | None,
-    ) -> Float[Array, "B L E"]:
-        weights_key, attention_key, mlp_key = layers.split_key(key, 3)
-        y = x if self.attention_norm is None else self.attention_norm(x)
-        y = self.attention(y, mask, window=window, frequencies=frequencies, key=weights_key)
-        y = layers.dropout(y, self.config.attention_dropout_rate, attention_key)
-        x = layers.constrain_activation(x + y)
-        return layers.constrain_activation(x + self.mlp(self.mlp_norm(x), key=mlp_key))
+        key: jax.Array | None,
+    ) -> jax.Array:
+        """Attends to what is at most `window` away."""
+        return self.attention(x, mask, window=window, frequencies=frequencies, key=key)
+
+
+def _block(config: ModernBertConfig, *, first: bool, rngs: nnx.Rngs) -> _Block:
+    out_stddev = 0.02 * (2 * config.num_layers) ** -0.5
+    attention = Attention(
+        config.embed_dim,
+        num_heads=config.num_heads,
+        head_dim=config.head_dim,
+        stddevs=(0.02, 0.02, 0.02, out_stddev),
+        dropout_rate=config.attention_dropout_rate,
+        dtype=config.dtype,
+        rngs=rngs,
+    )
+    mlp = FeedForward(
+        config.embed_dim,
+        config.mlp_dim,
+        activation=config.activation,
+        stddevs=(0.02, out_stddev),
+        dropout_rate=config.mlp_dropout_rate,
+        dtype=config.dtype,
+        rngs=rngs,
+    )
+    norms = (None if first else _norm(config), _norm(config))
+    return _Block(attention, mlp, norms=norms, dropout_rates=(config.attention_dropout_rate, 0.0))

@@ -60,7 +60,7 @@ class Seq2SeqConfig:
         return Seq2SeqModel(self, rngs=rngs)
 
 
-class Seq2SeqModel(nnx.Module):
+class Seq2SeqModel(layers.Summarised):
     """An encoder, a decoder over the same token vectors, and logits.
 
     Args:
@@ -83,11 +83,6 @@ class Seq2SeqModel(nnx.Module):
             rngs=rngs,
         )
         self.head = None if config.tied else head()
-
-    def __repr__(self) -> str:
-        return f"Seq2SeqModel({self.config.summary}, {layers.size_of(self)})"
-
-    __str__ = __repr__  # nnx's own shows every array
 
     @property
     def output_table(self) -> jax.Array:

@@ -9,24 +9,22 @@ instead of one for each element, which by the TPU compiler's account would be th
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Float
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.values import Buckets, Count, Layers, Positive, Rate, Size, checked
-from jaxir.models import activations, backbones, layers
+from jaxir.models import backbones, layers
 from jaxir.models.attention import Attention
-from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
+from jaxir.models.backbones import BackboneConfig, StackEncoder, register
+from jaxir.models.blocks import FeedForward, PreNormBlock
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
-from jaxir.runtime.partitioning import constrain
+from jaxir.models.relative_bias import RelativeBias
 
 _BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
 _WEIGHTS = {
@@ -113,11 +111,7 @@ class T5Config(BackboneConfig):
       layer_norm_epsilon: epsilon of every norm.
       dropout_rate: dropout of embeddings, attention weights, feed-forward units, sublayers' outputs and the
         result, with masks that all positions of a text share.
-      dtype: the type of matrix products and activations; parameters are float32.
-      remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
-        matrix products ("products"), all but these and gathered weights ("weights"), or all; "auto" has
-        training take the quickest that fits.
-      scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
+      dtype, remat, scan_layers: see `BackboneConfig`.
     """
 
     kind: ClassVar[str] = "t5"
@@ -213,7 +207,7 @@ backbones.PUBLISHED.update(
 )
 
 
-class T5Encoder(Encoder):
+class T5Encoder(StackEncoder):
     """A T5 encoder.
 
     Args:
@@ -231,92 +225,39 @@ class T5Encoder(Encoder):
             init=layers.normal(1.0),
             rngs=rngs,
         )
-        self.relative_bias = RelativeBias(config, rngs=rngs)
+        self.relative_bias = bias_of(config, rngs=rngs)
         self.layers = layers.make_stack(
-            lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
+            lambda rngs: _block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
         )
         self.norm = norm_of(config)
 
-    def together(
-        self,
-        ids: Sequence[jax.Array],
-        keys: Sequence[jax.Array | None],
-        edits: Sequence[Edit | None] | None = None,
-    ) -> list[jax.Array]:
-        """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
+    def embed(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+        """Embeds tokens; there are no positions."""
+        return self._dropped(self.token.together(ids), keys)
 
-        What a device does not hold of a weight it gathers once for all of them.
-        """
-        rate, remat = self.config.dropout_rate, self.config.remat
-        split = [layers.split_key(key, 3) for key in keys]
-        xs = [
-            layers.constrain_activation(dropout(x, rate, key))
-            for x, (key, _, _) in zip(self.token.together(ids), split, strict=True)
-        ]
-        xs = edited(xs, edits)
-        args = [(batch != 0, self.relative_bias(batch.shape[1])) for batch in ids]
-        xs = layers.run_stack(self.layers, xs, args, remat=remat, keys=[key for _, key, _ in split])
-        return [
-            layers.constrain_activation(dropout(self.norm(x), rate, key))
-            for x, (_, _, key) in zip(xs, split, strict=True)
-        ]
+    def block_args(self, ids: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
+        """Returns the mask and the bias [1, H, L, L] of all blocks."""
+        return [(batch != 0, self.relative_bias(batch.shape[1])) for batch in ids]
+
+    def finish(self, xs: list[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+        """Normalises."""
+        return self._dropped(map(self.norm, xs), keys)
+
+    def _dropped(self, xs: Iterable[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+        rate = self.config.dropout_rate
+        return [layers.constrain_activation(dropout(x, rate, k)) for x, k in zip(xs, keys, strict=True)]
 
 
-class RelativeBias(nnx.Module):
-    """A learnt number for each head and bucket of distances, added to attention logits.
-
-    Args:
-      config: how many there are.
-      bidirectional: whether half of the buckets are for keys after the query; without, none are.
-      rngs: source of the `params` key.
-    """
-
-    def __init__(self, config: T5Config, *, bidirectional: bool = True, rngs: nnx.Rngs):
-        init = layers.normal(config.embed_dim**-0.5)
-        shape = (config.num_heads, config.relative_buckets)
-        self.embedding = layers.param(init(rngs.params(), shape), "heads", "relpos_buckets")
-        self.config, self.bidirectional = config, bidirectional
-
-    def __call__(self, length: int) -> jax.Array:
-        """Returns the biases [1, H, L, L], float32: row for the query's position, column for the key's."""
-        positions = jnp.arange(length)
-        return self.between(positions, positions)
-
-    def between(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """Returns the biases [1, H, T, S], float32, of queries and keys at positions [T] and [S]."""
-        buckets = relative_buckets(
-            keys[None, :] - queries[:, None],
-            num_buckets=self.config.relative_buckets,
-            max_distance=self.config.relative_max_distance,
-            bidirectional=self.bidirectional,
-        )
-        # A product with one-hot vectors: its gradient is one too; a lookup's adds H L L numbers to few rows.
-        chosen = jax.nn.one_hot(buckets, self.config.relative_buckets, axis=0, dtype=jnp.float32)
-        bias = jnp.einsum(
-            "HN,NTS->HTS", layers.weight(self.embedding), chosen, precision=jax.lax.Precision.HIGHEST
-        )
-        return constrain(bias[None], (None, "heads", "length", "length"))
-
-
-@jaxtyped(typechecker=beartype)
-def relative_buckets(
-    distance: Int[Array, "T S"], *, num_buckets: int, max_distance: int, bidirectional: bool = True
-) -> Int[Array, "T S"]:
-    """Returns the bucket of each distance (key position - query position).
-
-    Half of the buckets are for keys after the query; unless `bidirectional`, all are for those before it and
-    for itself. Of each side's, the first half hold one distance each, the others ranges whose bounds grow
-    geometrically up to `max_distance`; farther ones fall into the last.
-    """
-    side = num_buckets // 2 if bidirectional else num_buckets
-    exact = side // 2
-    growth = (max_distance / exact) ** (1 / (side - exact))
-    # Whole bounds: where one is a power of two the original formula's logarithm could round either way.
-    bounds = jnp.array([math.ceil(exact * growth**i - 1e-6) for i in range(1, side - exact)], jnp.int32)
-    size = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
-    large = exact + (size[..., None] >= bounds[None, None]).sum(-1, dtype=size.dtype)
-    first = jnp.where(distance > 0, side, 0) if bidirectional else 0
-    return first + jnp.where(size < exact, size, large)
+def bias_of(config: T5Config, *, bidirectional: bool = True, rngs: nnx.Rngs) -> RelativeBias:
+    """Makes the table of biases that all blocks share."""
+    return RelativeBias(
+        config.num_heads,
+        num_buckets=config.relative_buckets,
+        max_distance=config.relative_max_distance,
+        bidirectional=bidirectional,
+        stddev=config.embed_dim**-0.5,
+        rngs=rngs,
+    )
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -329,43 +270,19 @@ def norm_of(config: T5Config) -> layers.RMSNorm:
     return layers.RMSNorm(config.embed_dim, epsilon=config.layer_norm_epsilon, dtype=config.dtype)
 
 
-def _dense(
-    config: T5Config, inputs: int, outputs: int, *axes: str, stddev: float, rngs: nnx.Rngs
-) -> layers.Linear:
-    return layers.Linear(
-        inputs, outputs, axes=axes, use_bias=False, dtype=config.dtype, init=layers.normal(stddev), rngs=rngs
+def mlp_of(config: T5Config, *, rngs: nnx.Rngs) -> FeedForward:
+    """Makes a feed-forward layer."""
+    return FeedForward(
+        config.embed_dim,
+        config.mlp_dim,
+        activation=config.activation,
+        gated=config.gated,
+        stddevs=(config.embed_dim**-0.5, config.mlp_dim**-0.5),
+        dropout_rate=config.dropout_rate,
+        same_along=1,
+        dtype=config.dtype,
+        rngs=rngs,
     )
-
-
-class Mlp(nnx.Module):
-    """The feed-forward layer."""
-
-    def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
-        def dense_in() -> layers.Linear:
-            return _dense(
-                config,
-                config.embed_dim,
-                config.mlp_dim,
-                "embed",
-                "mlp",
-                stddev=config.embed_dim**-0.5,
-                rngs=rngs,
-            )
-
-        self.config = config
-        self.wi_0 = dense_in()
-        self.wi_1 = dense_in() if config.gated else None
-        self.wo = _dense(
-            config, config.mlp_dim, config.embed_dim, "mlp", "embed", stddev=config.mlp_dim**-0.5, rngs=rngs
-        )
-
-    def __call__(self, x: jax.Array, *, key: jax.Array | None) -> jax.Array:
-        """Maps x [B, L, E] to as many."""
-        hidden = activations.ACTIVATIONS[self.config.activation](self.wi_0(x))
-        if self.wi_1 is not None:
-            hidden *= self.wi_1(x)
-        hidden = dropout(hidden, self.config.dropout_rate, key)
-        return self.wo(constrain(hidden, ("batch", "length", "mlp")))
 
 
 def attention_of(config: T5Config, *, rngs: nnx.Rngs) -> Attention:
@@ -385,27 +302,17 @@ def attention_of(config: T5Config, *, rngs: nnx.Rngs) -> Attention:
     )
 
 
-class _Block(nnx.Module):
-    """Attention, then a feed-forward layer; each reads its normalised input and adds to it."""
+class _Block(PreNormBlock):
+    """A block whose attention has a bias of positions."""
 
-    def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
-        self.config = config
-        self.attention_norm, self.mlp_norm = norm_of(config), norm_of(config)
-        self.attention = attention_of(config, rngs=rngs)
-        self.mlp = Mlp(config, rngs=rngs)
+    def attend(
+        self, x: jax.Array, mask: jax.Array, bias: Float[Array, "1 H L L"], *, key: jax.Array | None
+    ) -> jax.Array:
+        """Attends with a bias of the logits."""
+        return self.attention(x, mask, bias=bias, key=key)
 
-    @jaxtyped(typechecker=beartype)
-    def __call__(
-        self,
-        x: Float[Array, "B L E"],
-        mask: Bool[Array, "B L"],
-        bias: Float[Array, "1 H L L"],
-        *,
-        key: Key[Array, ""] | None,
-    ) -> Float[Array, "B L E"]:
-        rate = self.config.dropout_rate
-        weights_key, attention_key, units_key, mlp_key = layers.split_key(key, 4)
-        y = self.attention(self.attention_norm(x), mask, bias=bias, key=weights_key)
-        x = layers.constrain_activation(x + dropout(y, rate, attention_key))
-        y = self.mlp(self.mlp_norm(x), key=units_key)
-        return layers.constrain_activation(x + dropout(y, rate, mlp_key))
+
+def _block(config: T5Config, *, rngs: nnx.Rngs) -> _Block:
+    attention, mlp = attention_of(config, rngs=rngs), mlp_of(config, rngs=rngs)
+    norms, rates = (norm_of(config), norm_of(config)), (config.dropout_rate, config.dropout_rate)
+    return _Block(attention, mlp, norms=norms, dropout_rates=rates, same_along=1)

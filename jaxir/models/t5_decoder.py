@@ -18,7 +18,7 @@ from flax import nnx
 from jaxir.models import layers
 from jaxir.models.attention import Cache
 from jaxir.models.codec import Changed, Weights
-from jaxir.models.t5 import Mlp, RelativeBias, T5Config, attention_of, dropout, norm_of
+from jaxir.models.t5 import T5Config, attention_of, bias_of, dropout, mlp_of, norm_of
 
 _ATTENTIONS = {"attention": "layer.0.SelfAttention", "cross_attention": "layer.1.EncDecAttention"}
 _WEIGHTS = {
@@ -67,7 +67,7 @@ class T5Decoder(nnx.Module):
 
     def __init__(self, config: T5Config, *, num_layers: int, rngs: nnx.Rngs):
         self.config = config
-        self.relative_bias = RelativeBias(config, bidirectional=False, rngs=rngs)
+        self.relative_bias = bias_of(config, bidirectional=False, rngs=rngs)
         self.layers = layers.make_stack(
             lambda rngs: _Block(config, rngs=rngs), num_layers, scan=config.scan_layers, rngs=rngs
         )
@@ -135,7 +135,7 @@ class _Block(nnx.Module):
             attention_of(config, rngs=rngs),
             attention_of(config, rngs=rngs),
         )
-        self.mlp = Mlp(config, rngs=rngs)
+        self.mlp = mlp_of(config, rngs=rngs)
 
     def __call__(
         self,

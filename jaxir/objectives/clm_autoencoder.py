@@ -11,20 +11,20 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Int32, Key, jaxtyped
 
-from jaxir.core.features import Features, TextFormat, Tokens
-from jaxir.core.values import Count, Layers, Rate, Size, checked
+from jaxir.core.features import TextFormat
+from jaxir.core.values import Rate, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder
-from jaxir.models.decoder import VectorDecoder, decoder_for
+from jaxir.models.decoder import VectorDecoder
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens, close_gaps, is_word
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.objective import Batch, DecoderObjective, Metrics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class CLMAutoencoder(Objective):
+class CLMAutoencoder(DecoderObjective):
     """A causal language model that sees the text's vector (Wang 2022, section 3.2.1).
 
     The passage tower makes the vector; a decoder whose cross-attention sees it alone, and the tokens before
@@ -33,36 +33,17 @@ class CLMAutoencoder(Objective):
         loss = -1 / B sum_i sum_t log P(token t of x_i | its tokens before t, f(x_i))
 
     Attributes:
-      decoder_layers: blocks of the decoder.
-      decoder_head_dim: dimensions of a head of its attention.
-      decoder_dropout: its dropout.
       deletion: share of the tokens that the encoder is not shown (TSDAE), each by itself.
       mean_over: "texts" is the equation's sum over the tokens of a text; "tokens" their mean.
-      chunks: as in `Contrastive`.
     """
 
-    decoder_layers: Layers = 2
-    decoder_head_dim: Size = 32
-    decoder_dropout: Rate = 0.1
     deletion: Rate = 0.0
     mean_over: Literal["texts", "tokens"] = "texts"
-    chunks: Count | Literal["auto"] = 1
-    evaluated_on_pairs = False
     reads_with = "encode"
-
-    def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: text_ids [L]."""
-        return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> VectorDecoder:
         """Returns the decoder."""
-        return decoder_for(
-            model.config,
-            num_layers=self.decoder_layers,
-            head_dim=self.decoder_head_dim,
-            dropout_rate=self.decoder_dropout,
-            rngs=rngs,
-        )
+        return self.decoder(model, rngs=rngs)
 
     def __call__(
         self,

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TextFormat
-from jaxir.core.values import Count, check_value, checked, hints_of
+from jaxir.core.values import Count, checked
 from jaxir.losses.samtone import samtone
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.objective import Batch, LossObjective, Metrics
 from jaxir.objectives.pair_batch import pair_features
 from jaxir.runtime.partitioning import constrain
 
 KEYS = ("query_key", "passage_key", "negative_key")
-
-
-class Encoder(Protocol):
-    """What the objective asks of a model: batches (token ids [B, L], tower, key) to embeddings [B, D]."""
-
-    def encode_together(
-        self, texts: Sequence[tuple[jax.Array, str, jax.Array | None]]
-    ) -> Sequence[jax.Array]: ...
 
 
 class Embeddings(NamedTuple):
@@ -45,9 +33,9 @@ class Embeddings(NamedTuple):
     negatives: jax.Array | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 @checked
-class Contrastive(Objective):
+class Contrastive(LossObjective):
     """In-batch contrastive training.
 
     Calling it gives (loss, metrics) in two steps, `embed` and `loss_of`; whatever scales contrastive training
@@ -64,20 +52,14 @@ class Contrastive(Objective):
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = samtone
     chunks: Count | Literal["auto"] = 1
+    loss_inputs = KEYS
     reads_with = "encode_together"
-
-    def __post_init__(self):
-        check_loss(self.loss, *KEYS)
-
-    def __repr__(self) -> str:
-        chunks = "" if self.chunks == 1 else f", chunks={self.chunks!r}"
-        return f"Contrastive({call_of(self.loss)}{chunks})"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: pairs, with their hard negatives where the format has some."""
         return pair_features(form)
 
-    def embed(self, model: Encoder, batch: Batch, key: jax.Array | None = None) -> Embeddings:
+    def embed(self, model: Any, batch: Batch, key: jax.Array | None = None) -> Embeddings:
         """Encodes query_ids [B, Lq], passage_ids [B, Lp] and, where given, negative_ids [B, N, Lp].
 
         Args:
@@ -93,7 +75,7 @@ class Contrastive(Objective):
             lambda part, key: self._embed_at_once(model, part, key), ids, key, chunks=self.chunks
         )
 
-    def _embed_at_once(self, model: Encoder, batch: Batch, key: jax.Array | None) -> Embeddings:
+    def _embed_at_once(self, model: Any, batch: Batch, key: jax.Array | None) -> Embeddings:
         keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
         texts = [(batch["query_ids"], "query", keys[0]), (batch["passage_ids"], "passage", keys[1])]
         negatives = batch.get("negative_ids")
@@ -115,49 +97,11 @@ class Contrastive(Objective):
 
     def __call__(
         self,
-        model: Encoder,
+        model: Any,
         batch: Batch,
         key: jax.Array | None = None,
         *,
         auxiliary: None = None,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 scalars."""
         return self.loss_of(self.embed(model, batch, key), batch)
-
-
-def check_loss(loss: Callable[..., Any], *names: str) -> None:
-    """Checks that a loss can be called with three arrays and others by name, and what is bound of it.
-
-    Raises:
-      UserError: it cannot: it is no loss, or one of other things; or a setting of it, bound by
-        `functools.partial`, has a value that it may not have, or is none of its; likewise of a loss within.
-    """
-    _check_bound(loss)
-    try:
-        inspect.signature(loss).bind(None, None, None, **dict.fromkeys(names))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{call_of(loss)} is no loss for this objective: {error}") from error
-
-
-def _check_bound(function: Any) -> None:
-    """Checks what `functools.partial` has bound of a function, and of functions among that."""
-    if not isinstance(function, functools.partial):
-        return
-    with contextlib.suppress(ValueError):  # of a function in C, which tells no signature
-        try:
-            inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
-        except TypeError as error:
-            raise UserError(f"{call_of(function)} cannot be called: {error}") from error
-    hints = hints_of(function.func)
-    for name, value in function.keywords.items():
-        check_value(f"{name} of {call_of(function.func)}", value, hints.get(name, Any))
-        _check_bound(value)
-
-
-def call_of(loss: Callable[..., Any]) -> str:
-    """Returns e.g. samtone(temperature=0.05)."""
-    if not isinstance(loss, functools.partial):
-        return getattr(loss, "__name__", repr(loss))
-    values = [*map(repr, loss.args), *(f"{name}={value!r}" for name, value in loss.keywords.items())]
-    return f"{call_of(loss.func)}({', '.join(values)})"

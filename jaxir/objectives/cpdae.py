@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.core.features import Features, Key, TextFormat, Tokens
-from jaxir.core.values import Count, NotNegative, Portion, PositiveNumber, checked
+from jaxir.core.features import Features, Key, TextFormat
+from jaxir.core.values import NotNegative, Portion, PositiveNumber, checked
 from jaxir.losses.samtone import samtone
 from jaxir.losses.tokens import over_tokens
 from jaxir.losses.word_distributions import bag_of_words, js_softmax, log_normalised_sigmoid
@@ -19,14 +19,14 @@ from jaxir.models.decoder import WordDecoder
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.masking import is_word
-from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
+from jaxir.objectives.objective import Batch, Corpus, Metrics, TextObjective
 from jaxir.objectives.pretrained_heads import MaskedLMSource
 from jaxir.runtime.partitioning import constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class CPDAE(Objective):
+class CPDAE(TextObjective):
     """Contrastive pre-training of a discriminative autoencoder (Ma et al. 2022, doi 10.1145/3511808.3557527).
 
     Each text is masked twice, as BERT masks. The passage tower makes a vector h of each of the 2 B masked
@@ -63,16 +63,11 @@ class CPDAE(Objective):
     weight: NotNegative = 0.1
     temperature: PositiveNumber = 1.0
     idf: bool = False
-    chunks: Count | Literal["auto"] = 1
-    evaluated_on_pairs = False
     reads_with = "encode_with_tokens"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: text_ids [L], text_key [2]."""
-        return {
-            "text_ids": Tokens("text", form.passage_length, form.passage_prompt),
-            "text_key": Key("text"),
-        }
+        return super().features(form) | {"text_key": Key("text")}
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WordsAndTokens:
         """Returns the decoder, the head of the masked language model and the words' weights.
@@ -98,7 +93,6 @@ class CPDAE(Objective):
         auxiliary: WordsAndTokens,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []."""
         ids, head = batch["text_ids"], auxiliary.masked_lm
         keys = layers.split_key(key, 6)
         masked, chosen = zip(

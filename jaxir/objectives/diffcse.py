@@ -196,7 +196,6 @@ class DiffCSE(Objective):
         auxiliary: Beside | None,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []."""
         encoding, changing, reading = layers.split_key(key, 3)
         changing = jax.random.key(0) if changing is None else changing
         raw = model.unnormalized()
@@ -254,7 +253,7 @@ class DiffCSE(Objective):
             def embed(part: Batch, key: jax.Array | None) -> jax.Array:
                 return model.encode(part["ids"], tower="passage", key=key)
 
-            found.append(self._in_chunks(embed, {"ids": changed}, encoding))
+            found.append(embed_in_chunks(embed, {"ids": changed}, encoding, chunks=self.chunks))
         return found
 
     def _difference(
@@ -316,10 +315,10 @@ class DiffCSE(Objective):
 
         if faithful:  # what the generator would write elsewhere is not computed
             places = places_of(change.masked, change.most)
-            likely = self._in_chunks(fill, {"ids": change.ids, "places": places}, None)
+            likely = embed_in_chunks(fill, {"ids": change.ids, "places": places}, None, chunks=self.chunks)
             found = jnp.put_along_axis(change.ids, places, likely, axis=1, inplace=False)
             return jnp.where(change.masked, found, change.ids)
-        likely = self._in_chunks(fill, {"ids": change.ids}, key)
+        likely = embed_in_chunks(fill, {"ids": change.ids}, key, chunks=self.chunks)
         read = jnp.where(change.ids != 0, likely, 0)
         return jnp.concatenate([change.ids[:, :1], read[:, 1:]], axis=1)
 
@@ -338,7 +337,9 @@ class DiffCSE(Objective):
                 key=key,
             )
 
-        return self._in_chunks(judge, {"ids": read, "original": change.original, "vector": vector}, key)
+        return embed_in_chunks(
+            judge, {"ids": read, "original": change.original, "vector": vector}, key, chunks=self.chunks
+        )
 
     def _counted(self, ids: jax.Array, read: jax.Array, change: Change) -> jax.Array:
         """Returns the places whose loss counts, bool [B, M]."""
@@ -349,9 +350,6 @@ class DiffCSE(Objective):
         after_first = jnp.arange(read.shape[1]) > 0
         has_words = (ids != 0).sum(1, keepdims=True) > 2
         return after_first[None] & has_words & (read != 0)
-
-    def _in_chunks(self, function: Any, batch: Batch, key: jax.Array | None) -> Any:
-        return embed_in_chunks(function, batch, key, chunks=self.chunks)
 
     def _keys(
         self, changing: jax.Array, reading: jax.Array | None, count: int

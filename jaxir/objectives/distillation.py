@@ -12,16 +12,16 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Numbers, TextFormat
 from jaxir.core.values import Count, checked
 from jaxir.losses.distillation import margin_mse
-from jaxir.objectives.contrastive import Contrastive, call_of, check_loss
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.objective import Batch, LossObjective, Metrics
 from jaxir.objectives.pair_batch import pair_features
 
 SCORES = ("passage_score", "negative_scores")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 @checked
-class Distillation(Objective):
+class Distillation(LossObjective):
     """Draws the scores of a query's positive and hard negatives to a teacher's, which are in the data.
 
     `jaxir.mine --teacher=SPEC` writes them. With labels too: `WeightedSum` of this and `Contrastive`.
@@ -34,13 +34,8 @@ class Distillation(Objective):
     loss: Callable[..., tuple[jax.Array, Metrics]] = margin_mse
     chunks: Count = 1
     evaluated_on_pairs = False
+    loss_inputs = SCORES
     reads_with = "encode_together"
-
-    def __post_init__(self):
-        check_loss(self.loss, *SCORES)
-
-    def __repr__(self) -> str:
-        return f"Distillation({call_of(self.loss)}{'' if self.chunks == 1 else f', chunks={self.chunks}'})"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: pairs with hard negatives, and the teacher's score of each passage.
@@ -64,7 +59,6 @@ class Distillation(Objective):
         auxiliary: None = None,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []."""
         embeddings = Contrastive(chunks=self.chunks).embed(model, batch, key)
         scores = {name: batch[name] for name in SCORES}
         return self.loss(embeddings.query, embeddings.passage, embeddings.negatives, **scores)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.core.features import Features, TextFormat, Tokens
-from jaxir.core.values import Count, Portion, checked
+from jaxir.core.features import TextFormat
+from jaxir.core.values import Portion, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen, places_of
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.objective import Batch, Metrics, TextObjective
 from jaxir.objectives.pretrained_heads import MaskedLMSource, head_for
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class MaskedLM(Objective):
+class MaskedLM(TextObjective):
     """BERT's masked language model (Devlin et al. 2019), of the passage tower; SimCSE's auxiliary task.
 
         loss = - mean over masked places m of log P(token m | the text with its places masked)
@@ -34,18 +34,11 @@ class MaskedLM(Objective):
     Attributes:
       masking: share of the tokens that are predicted: of these 80 % are masked, 10 % become another token.
       head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose head it begins with; None: at random.
-      chunks: as in `Contrastive`.
     """
 
     masking: Portion = 0.15
     head: MaskedLMSource | None = None
-    chunks: Count | Literal["auto"] = 1
-    evaluated_on_pairs = False
     reads_with = "encoder_of"
-
-    def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: text_ids [L]."""
-        return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedWords:
         """Returns the head and the mask token.
@@ -65,7 +58,6 @@ class MaskedLM(Objective):
         auxiliary: MaskedWords,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []."""
         ids = batch["text_ids"]
         *masking, encoding = layers.split_key(key, 3)
         masked, chosen = auxiliary.mask(ids, masking, share=self.masking)

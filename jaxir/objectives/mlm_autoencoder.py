@@ -9,19 +9,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.core.features import Features, TextFormat, Tokens
-from jaxir.core.values import Count, Layers, Portion, Rate, Size, checked
+from jaxir.core.features import TextFormat
+from jaxir.core.values import Portion, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
-from jaxir.models.decoder import VectorDecoder, decoder_for
+from jaxir.models.decoder import VectorDecoder
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.objective import Batch, DecoderObjective, Metrics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class MLMAutoencoder(Objective):
+class MLMAutoencoder(DecoderObjective):
     """A masked language model that sees the text's vector (Wang 2022, section 3.2.2).
 
     The passage tower makes the vector of the whole text. A decoder reads the text with most of its tokens
@@ -35,26 +35,13 @@ class MLMAutoencoder(Objective):
       masking: share of the tokens that are masked.
       vector: where the decoder sees it: "first", in place of the first token ([CLS]), or "attention", by
         cross-attention as in the CLM autoencoder, which the thesis proposes as future work.
-      decoder_layers: blocks of the decoder.
-      decoder_head_dim: dimensions of a head of its attention.
-      decoder_dropout: its dropout.
       mean_over: "texts" is the equation's sum over the masked tokens of a text; "tokens" their mean.
-      chunks: as in `Contrastive`.
     """
 
     masking: Portion = 0.8
     vector: Literal["first", "attention"] = "first"
-    decoder_layers: Layers = 2
-    decoder_head_dim: Size = 32
-    decoder_dropout: Rate = 0.1
     mean_over: Literal["texts", "tokens"] = "texts"
-    chunks: Count | Literal["auto"] = 1
-    evaluated_on_pairs = False
     reads_with = "encode"
-
-    def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: text_ids [L]."""
-        return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedDecoder:
         """Returns the decoder.
@@ -62,15 +49,7 @@ class MLMAutoencoder(Objective):
         Raises:
           UserError: the tokenizer has no mask token.
         """
-        decoder = decoder_for(
-            model.config,
-            causal=False,
-            attends=self.vector == "attention",
-            num_layers=self.decoder_layers,
-            head_dim=self.decoder_head_dim,
-            dropout_rate=self.decoder_dropout,
-            rngs=rngs,
-        )
+        decoder = self.decoder(model, causal=False, attends=self.vector == "attention", rngs=rngs)
         widths = (model.config.dimension, model.config.backbone.embed_dim)
         return MaskedDecoder(decoder, form.need_mask(), *widths, first=self.vector == "first", rngs=rngs)
 
@@ -83,7 +62,6 @@ class MLMAutoencoder(Objective):
         auxiliary: MaskedDecoder,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []."""
         ids = batch["text_ids"]
         masking, encoding, decoding = layers.split_key(key, 3)
         chosen = choose_tokens(ids, jax.random.key(0) if masking is None else masking, share=self.masking)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
+import functools
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.features import Features, TextFormat, TokenCounts
+from jaxir.core.features import Features, TextFormat, TokenCounts, Tokens
+from jaxir.core.values import Count, Layers, Rate, Size, check_value, hints_of
 from jaxir.models.cross_encoder import CrossEncoderModel
+from jaxir.models.decoder import VectorDecoder, decoder_for
 from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.models.layers import not_of
 from jaxir.models.seq2seq import Seq2SeqModel
@@ -109,6 +113,99 @@ class Objective(abc.ABC):
           auxiliary: what `auxiliary` made.
           step: int32 [], the number of finished steps; None in evaluation.
         """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextObjective(Objective):
+    """The base of methods that train the passage tower on texts alone.
+
+    Attributes:
+      chunks: as in `Contrastive`.
+    """
+
+    chunks: Count | Literal["auto"] = 1
+    evaluated_on_pairs = False
+
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds: text_ids [L]."""
+        return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderObjective(TextObjective):
+    """The base of autoencoders, whose decoder sees a text's vector.
+
+    Attributes:
+      decoder_layers: blocks of the decoder.
+      decoder_head_dim: dimensions of a head of its attention.
+      decoder_dropout: its dropout.
+    """
+
+    decoder_layers: Layers = 2
+    decoder_head_dim: Size = 32
+    decoder_dropout: Rate = 0.1
+
+    def decoder(self, model: Any, *, rngs: nnx.Rngs, **shape: Any) -> VectorDecoder:
+        """Makes the decoder; `shape` as of `decoder_for`."""
+        shape |= {"num_layers": self.decoder_layers, "head_dim": self.decoder_head_dim}
+        return decoder_for(model.config, dropout_rate=self.decoder_dropout, rngs=rngs, **shape)
+
+
+class LossObjective(Objective):
+    """The base of dataclasses with a `loss` of `jaxir.losses`; give @dataclass repr=False to show it shortly.
+
+    Attributes:
+      loss: called with three arrays, and with `loss_inputs` by name.
+    """
+
+    loss: Callable[..., tuple[jax.Array, Metrics]]
+    loss_inputs: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self):
+        check_loss(self.loss, *self.loss_inputs)
+
+    def __repr__(self) -> str:
+        others = (f for f in dataclasses.fields(self) if f.name != "loss")
+        given = {f.name: getattr(self, f.name) for f in others if getattr(self, f.name) != f.default}
+        values = [call_of(self.loss), *(f"{name}={value!r}" for name, value in given.items())]
+        return f"{type(self).__name__}({', '.join(values)})"
+
+
+def check_loss(loss: Callable[..., Any], *names: str) -> None:
+    """Checks that a loss can be called with three arrays and others by name, and what is bound of it.
+
+    Raises:
+      UserError: it cannot: it is no loss, or one of other things; or a setting of it, bound by
+        `functools.partial`, has a value that it may not have, or is none of its; likewise of a loss within.
+    """
+    _check_bound(loss)
+    try:
+        inspect.signature(loss).bind(None, None, None, **dict.fromkeys(names))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{call_of(loss)} is no loss for this objective: {error}") from error
+
+
+def _check_bound(function: Any) -> None:
+    """Checks what `functools.partial` has bound of a function, and of functions among that."""
+    if not isinstance(function, functools.partial):
+        return
+    with contextlib.suppress(ValueError):  # of a function in C, which tells no signature
+        try:
+            inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
+        except TypeError as error:
+            raise UserError(f"{call_of(function)} cannot be called: {error}") from error
+    hints = hints_of(function.func)
+    for name, value in function.keywords.items():
+        check_value(f"{name} of {call_of(function.func)}", value, hints.get(name, Any))
+        _check_bound(value)
+
+
+def call_of(loss: Callable[..., Any]) -> str:
+    """Returns e.g. samtone(temperature=0.05)."""
+    if not isinstance(loss, functools.partial):
+        return getattr(loss, "__name__", repr(loss))
+    values = [*map(repr, loss.args), *(f"{name}={value!r}" for name, value in loss.keywords.items())]
+    return f"{call_of(loss.func)}({', '.join(values)})"
 
 
 def auxiliary_of(

@@ -72,10 +72,7 @@ def masked_lm_for(
 def pooler_for(model: Any, source: PoolerSource | None, *, rngs: nnx.Rngs) -> TanhProjector:
     """Returns a pooler of an encoder's vectors.
 
-    Args:
-      model: the encoder; of shapes alone, in a plan, nothing is read.
-      source: whose pooler it begins as; None: it is drawn from `rngs`.
-      rngs: of its parameters.
+    It begins as that of `source`, or is drawn from `rngs`; for a model of shapes, in a plan, nothing is read.
 
     Raises:
       UserError: that one is for vectors of another length.
@@ -97,11 +94,7 @@ def pooler_for(model: Any, source: PoolerSource | None, *, rngs: nnx.Rngs) -> Ta
 def head_for(model: Any, source: MaskedLMSource | None, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedLMHead:
     """Returns the head of a masked language model over an encoder's token vectors.
 
-    Args:
-      model: the encoder.
-      source: whose head it is; None: it is drawn from `rngs`.
-      form: of the encoder's texts.
-      rngs: of its parameters.
+    It is that of `source`, or is drawn from `rngs`.
 
     Raises:
       UserError: that one's vocabulary or width is another.

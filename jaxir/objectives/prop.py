@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +12,20 @@ import numpy as np
 from flax import nnx
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import PADDING_TOKEN, Features, TextFormat, Tokens
+from jaxir.core.features import PADDING_TOKEN, TextFormat
 from jaxir.core.values import Count, Portion, Positive, PositiveNumber, checked
 from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.masking import is_word
-from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
+from jaxir.objectives.objective import Batch, Corpus, Metrics, TextObjective
 from jaxir.objectives.pretrained_heads import MaskedLMSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PROP(Objective):
+class PROP(TextObjective):
     """Pre-training with representative words prediction (Ma et al. 2021, arXiv:2010.10137).
 
     A document D has a language model, Dirichlet-smoothed by the corpus C: with c(w, D) its count of word w,
@@ -54,7 +54,6 @@ class PROP(Objective):
       mu: the smoothing; None: the mean number of words of a text of the corpus.
       subsampling: t: words of a frequency f above it are drawn the more rarely, by sqrt(t / f) + t / f, in
         place of a list of stop words; None: as they come.
-      chunks: as in `Contrastive`.
     """
 
     masking: Portion = 0.15
@@ -64,13 +63,7 @@ class PROP(Objective):
     most_words: Count = 10
     mu: PositiveNumber | None = None
     subsampling: Positive | None = 1e-4
-    chunks: Count | Literal["auto"] = 1
-    evaluated_on_pairs = False
     reads_with = "encode_with_tokens"
-
-    def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: text_ids [L]."""
-        return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WordsOfCorpus:
         """Returns the head of the masked language model and what is known of the corpus.
@@ -107,7 +100,6 @@ class PROP(Objective):
         auxiliary: WordsOfCorpus,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []."""
         ids, masked_lm = batch["text_ids"], auxiliary.masked_lm
         drawing, *masking, of_sets, of_documents = layers.split_key(key, 5)
         sets = self.draw(ids, auxiliary, jax.random.key(0) if drawing is None else drawing)

@@ -13,9 +13,8 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Key, Numbers, TextFormat, Tokens
 from jaxir.core.values import Count, checked
 from jaxir.losses.ranking import rank_margin
-from jaxir.objectives.contrastive import call_of, check_loss
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.objective import Batch, LossObjective, Metrics
 from jaxir.objectives.reranking import Scorer
 from jaxir.runtime.partitioning import constrain
 
@@ -26,9 +25,9 @@ class QueryScorer(Scorer, Protocol):
     def score(self, ids: jax.Array, token_types: jax.Array, *, key: jax.Array | None) -> jax.Array: ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 @checked
-class QueryReranking(Objective):
+class QueryReranking(LossObjective):
     """Orders the candidates of each question by the ranks of the answers that they find.
 
     Chuang 2024, section 3.3: the retrieval-independent reranker (a model that `reads` "expanded_query")
@@ -49,13 +48,6 @@ class QueryReranking(Objective):
     evaluated_on_pairs = False
     searched_on_pairs = False
     reads_with = "score_texts"
-
-    def __post_init__(self):
-        check_loss(self.loss)
-
-    def __repr__(self) -> str:
-        more = "" if self.chunks == 1 else f", chunks={self.chunks}"
-        return f"QueryReranking({call_of(self.loss)}, candidates={self.candidates}{more})"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: query_ids [N, Lq], query_key [N, 2], ranks [N]; passage_ids [N, Lp].
@@ -85,7 +77,6 @@ class QueryReranking(Objective):
         auxiliary: None = None,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []."""
         return self.loss(self.scores(model, batch, key), batch["ranks"], _firsts(batch["query_key"]))
 
 

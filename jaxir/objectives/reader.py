@@ -51,8 +51,6 @@ class FusionInDecoder(Objective):
         auxiliary: None = None,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []."""
-
         def read(part: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
             hidden = model.predict(part["source_ids"], part["target_ids"], key=key)
             return token_losses(hidden, model.output_table, part["target_ids"])

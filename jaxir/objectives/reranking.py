@@ -13,9 +13,8 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TextFormat
 from jaxir.core.values import Count, checked
 from jaxir.losses.ranking import list_softmax
-from jaxir.objectives.contrastive import call_of, check_loss
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.objective import Batch, LossObjective, Metrics
 from jaxir.objectives.pair_batch import pair_features
 from jaxir.runtime.partitioning import constrain
 
@@ -28,9 +27,9 @@ class Scorer(Protocol):
     ) -> jax.Array: ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 @checked
-class Reranking(Objective):
+class Reranking(LossObjective):
     """Scores each query's positive and hard negatives, one list for each; lists do not see each other.
 
     Attributes:
@@ -45,12 +44,6 @@ class Reranking(Objective):
     evaluated_on_pairs = False
     searched_on_pairs = False
     reads_with = "score_texts"
-
-    def __post_init__(self):
-        check_loss(self.loss)
-
-    def __repr__(self) -> str:
-        return f"Reranking({call_of(self.loss)}{'' if self.chunks == 1 else f', chunks={self.chunks}'})"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: pairs with hard negatives.
@@ -86,7 +79,6 @@ class Reranking(Objective):
         auxiliary: None = None,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []."""
         scores = self.scores(model, batch, key)
         # A negative that is the positive itself says nothing.
         kept = (batch["negative_key"] != batch["passage_key"][:, None]).any(-1)

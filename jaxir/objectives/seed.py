@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from flax import nnx
 
-from jaxir.core.features import Features, TextFormat, Tokens
-from jaxir.core.values import Count, Layers, Portion, Rate, Size, checked
+from jaxir.core.features import TextFormat
+from jaxir.core.values import Count, Layers, Portion, checked
 from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
-from jaxir.models.decoder import decoder_for
 from jaxir.objectives.clm_autoencoder import next_token_losses
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masked_lm import MaskedWords
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.objective import Batch, DecoderObjective, Metrics
 from jaxir.objectives.pretrained_heads import MaskedLMSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class Seed(Objective):
+class Seed(DecoderObjective):
     """SEED-Encoder (Lu et al. 2021, arXiv:2102.09206): a weak autoregressive decoder, and BERT's objective.
 
     The passage tower reads the text with tokens masked, once for both. The decoder's attention reaches the
@@ -40,25 +39,13 @@ class Seed(Objective):
       head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose head the masked language model begins
         with; None: at random.
       span: how many tokens the decoder's attention sees.
-      decoder_layers: blocks of the decoder.
-      decoder_head_dim: dimensions of a head of its attention.
-      decoder_dropout: its dropout.
-      chunks: as in `Contrastive`.
     """
 
     masking: Portion = 0.15
     head: MaskedLMSource | None = None
     span: Count = 2
     decoder_layers: Layers = 3
-    decoder_head_dim: Size = 32
-    decoder_dropout: Rate = 0.1
-    chunks: Count | Literal["auto"] = 1
-    evaluated_on_pairs = False
     reads_with = "encode_with_tokens"
-
-    def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: text_ids [L]."""
-        return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WeakDecoder:
         """Returns the decoder and the head of the masked language model.
@@ -77,7 +64,6 @@ class Seed(Objective):
         auxiliary: WeakDecoder,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []."""
         ids = batch["text_ids"]
         *masking, encoding, decoding = layers.split_key(key, 4)
         masked, chosen = auxiliary.masked_lm.mask(ids, masking, share=self.masking)
@@ -106,12 +92,5 @@ class WeakDecoder(nnx.Module):
     """The decoder, and the head of the masked language model."""
 
     def __init__(self, objective: Seed, model: Any, form: TextFormat, *, rngs: nnx.Rngs):
-        self.decoder = decoder_for(
-            model.config,
-            num_layers=objective.decoder_layers,
-            head_dim=objective.decoder_head_dim,
-            dropout_rate=objective.decoder_dropout,
-            span=objective.span,
-            rngs=rngs,
-        )
+        self.decoder = objective.decoder(model, span=objective.span, rngs=rngs)
         self.masked_lm = MaskedWords(model, objective.head, form=form, rngs=rngs)

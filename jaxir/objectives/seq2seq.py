@@ -53,7 +53,6 @@ class Seq2Seq(Objective):
         auxiliary: None = None,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []."""
         targets = batch["target_ids"]
         hidden = model.predict(batch["source_ids"], targets, key=key)
         return token_cross_entropy(hidden, model.output_table, targets, targets > 0)

@@ -11,7 +11,7 @@ import jax
 
 from jaxir.core.features import Features, Key, TextFormat, Tokens
 from jaxir.models.backbones import Edit
-from jaxir.objectives.contrastive import Contrastive, Embeddings, check_loss
+from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.objectives.objective import Batch, Metrics
 from jaxir.runtime.partitioning import constrain
 
@@ -38,10 +38,8 @@ class TwoViews(Contrastive, abc.ABC):
     evaluation nothing is random, and both views are the text itself.
     """
 
+    loss_inputs = ("query_key", "passage_key")
     evaluated_on_pairs = False
-
-    def __post_init__(self):
-        check_loss(self.loss, "query_key", "passage_key")
 
     @abc.abstractmethod
     def views(self, ids: jax.Array, key: jax.Array) -> tuple[View, View]:

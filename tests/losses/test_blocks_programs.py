@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxir.core.errors import UserError
 from jaxir.costs import work
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.nt_xent import nt_xent
@@ -107,12 +106,6 @@ def test_the_gradients_precision_is_not_that_of_logits(loss, precision):
     sweeps = {in_batch_softmax: 1, samtone: 2, pair: 2, nt_xent: 3}[loss]
     # Logits forward, then for each group of columns, last first, logits again and two products with them.
     assert found == ["highest"] * sweeps + ["highest", precision, precision] * sweeps
-
-
-def test_the_dense_loss_has_no_precision_to_choose():
-    rows = jnp.eye(4)
-    with pytest.raises(UserError, match="needs a block_size"):
-        samtone(rows, rows, gradient_precision="high")
 
 
 def test_memory_is_linear_in_the_batch():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxir.core.errors import UserError
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
@@ -238,23 +237,6 @@ def test_four_devices_equal_one(variant):
     for name in EMBEDDINGS:
         assert np.abs(gradients[name]).max() > 1e-3
         np.testing.assert_allclose(sharded_gradients[name], gradients[name], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("loss", "settings", "named"),
-    [
-        (in_batch_softmax, {"temperature": 0.0}, "temperature"),
-        (samtone, {"temperature": -1}, "temperature"),
-        (samtone, {"same_tower": "passage", "bidirectional": False}, "bidirectional"),
-        (samtone, {"same_tower": "both", "bidirectional": False}, "bidirectional"),
-        (pair, {"alpha": 1.5}, "alpha"),
-        (in_batch_softmax, {"block_size": 0}, "block_size"),
-    ],
-)
-def test_contradictory_settings_are_one_sentence(loss, settings, named):
-    case = to_jax(make_case(negatives=0, keys=False))
-    with pytest.raises(UserError, match=named):
-        loss(**case, **settings)
 
 
 @pytest.mark.parametrize("loss", [in_batch_softmax, samtone, pair])

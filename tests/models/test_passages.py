@@ -1,36 +1,18 @@
 """Sources of several passages (Fusion-in-Decoder): transformers' logits and tokens, and what changes none."""
 
 import functools
-from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.interop import model_dir
 from jaxir.models.decoding import Decoding
+from tests.models.test_decoding import NAMES, generate
+from tests.models.test_decoding import model_and_golden as read
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-NAMES = ["seq2seq_1_0", "seq2seq_1_1"]
 pytestmark = pytest.mark.compiled
-
-
-@functools.cache
-def model_and_golden(name: str):
-    return model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq").model, dict(
-        np.load(GOLDEN / name / "reader.npz")
-    )
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def generated(graph, state, source, how):
-    return nnx.merge(graph, state).generate(source, how)
-
-
-def generate(model, source, how):
-    return np.asarray(generated(*nnx.split(model), jnp.asarray(source), how))
+model_and_golden = functools.partial(read, file="reader.npz")
 
 
 @pytest.mark.parametrize("name", NAMES)

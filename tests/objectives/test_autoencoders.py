@@ -6,27 +6,21 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.core.errors import UserError
-from jaxir.core.features import TextFormat
 from jaxir.objectives.clm_autoencoder import CLMAutoencoder
 from jaxir.objectives.masked_lm import MaskedLM
 from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen
 from jaxir.objectives.mlm_autoencoder import MLMAutoencoder
-from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.tsdae import TSDAE
-from jaxir.objectives.weighted_sum import WeightedSum
 from tests.objectives.unlabelled import (
     CLS,
-    FORM,
     MASK,
     SEP,
     WORDS,
     batch_of,
-    devices_change_nothing,
     gradients_of,
+    made,
     make_model,
     make_texts,
-    overfit,
 )
 
 SMALL = {"decoder_head_dim": 16, "decoder_layers": 1}
@@ -36,10 +30,6 @@ OBJECTIVES = {
     "mlm with attention": MLMAutoencoder(vector="attention", **SMALL),
     "masked lm": MaskedLM(),
 }
-
-
-def made(objective, model, seed=1):
-    return objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
 
 
 choose = jax.jit(choose_tokens, static_argnames="share")
@@ -141,13 +131,6 @@ def test_the_mlm_autoencoders_loss_is_equation_3_5(vector):
     assert has_attention == (vector == "attention")
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_gradients_reach_encoder_and_decoder_and_devices_change_nothing(name):
-    objective, model = OBJECTIVES[name], make_model()
-    auxiliary, batch, key = made(objective, model), batch_of(make_texts()), jax.random.key(2)
-    devices_change_nothing(objective, model, auxiliary, batch, key)
-
-
 def test_the_decoders_width_and_the_vectors_may_differ():
     from jaxir.models.dual_encoder import Projection
 
@@ -156,49 +139,6 @@ def test_the_decoders_width_and_the_vectors_may_differ():
         auxiliary, batch = made(objective, model), batch_of(make_texts())
         loss, gradients = gradients_of("auxiliary", objective, model, auxiliary, batch, jax.random.key(0))
         assert np.isfinite(loss) and all(np.abs(g).max() > 0 for n, g in gradients.items() if "project" in n)
-
-
-def test_evaluation_is_the_same_each_time():
-    model, batch = make_model(), batch_of(make_texts())
-    for objective in OBJECTIVES.values():
-        auxiliary = made(objective, model)
-        # Traced each time: what is random in Python would differ too.
-        first, second = (
-            nnx.jit(lambda *parts, o=objective: o(*parts[:2], auxiliary=parts[2])[0])(model, batch, auxiliary)
-            for _ in range(2)
-        )
-        assert first == second > 0
-
-
-@pytest.mark.parametrize("objective", [MLMAutoencoder(), MaskedLM()])
-def test_a_tokenizer_without_a_mask_token_is_refused(objective):
-    with pytest.raises(UserError, match="the model's tokenizer has no mask token"):
-        objective.auxiliary(make_model(), form=TextFormat(12, 12), rngs=nnx.Rngs(0))
-
-
-def test_heads_that_do_not_divide_the_width_are_refused():
-    with pytest.raises(UserError, match="the objective's decoder: head_dim 20 must be even and divide"):
-        CLMAutoencoder(decoder_head_dim=20).auxiliary(make_model(), form=FORM, rngs=nnx.Rngs(0))
-
-
-def test_multi_task_is_the_weighted_sum_of_equation_3_6():
-    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(7)
-    parts = {"contrastive": SimCSE(), "autoencoder": CLMAutoencoder(**SMALL)}
-    objective = WeightedSum(parts=parts, weights={"autoencoder": 0.01})
-    auxiliary = made(objective, model)
-    total, metrics = objective(model, batch, key, auxiliary=auxiliary)
-    np.testing.assert_allclose(
-        total, metrics["contrastive/loss"] + 0.01 * metrics["autoencoder/loss"], rtol=1e-6
-    )
-    assert metrics["contrastive/loss"] > 0.01 and metrics["autoencoder/loss"] > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_autoencoders_learn_to_reconstruct(name):
-    objective, model = OBJECTIVES[name], make_model(similarity="dot")
-    losses = overfit(objective, model, made(objective, model), make_texts(), steps=300)
-    assert np.mean(losses[-10:]) < (0.75 if name == "masked lm" else 0.5) * losses[0], losses[::10]
 
 
 def test_tsdae_is_the_clm_autoencoder_with_deletion():

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.core.errors import UserError
-from jaxir.core.features import PADDING_TOKEN, Key, TextFormat, Tokens
+from jaxir.core.features import PADDING_TOKEN, Key, Tokens
 from jaxir.objectives.cpdae import CPDAE, words_of
-from jaxir.objectives.masked_lm import MaskedLM
-from jaxir.objectives.simcse import SimCSE
-from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.runtime.partitioning import MeshConfig
 from tests.objectives.unlabelled import (
     FORM,
     MASK,
@@ -21,10 +16,9 @@ from tests.objectives.unlabelled import (
     Corpus,
     batch_of,
     gradients_of,
+    made,
     make_model,
     make_texts,
-    overfit,
-    value_and_grad,
 )
 
 VARIANTS = {
@@ -33,10 +27,6 @@ VARIANTS = {
     "without contrast": CPDAE(contrast=None),
     "idf": CPDAE(contrast=None, idf=True),
 }
-
-
-def made(objective, model, seed=1):
-    return objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
 
 
 def test_cpdae_makes_bags_of_words_from_token_ids():
@@ -117,29 +107,6 @@ def test_the_loss_is_equation_6(name):
     np.testing.assert_allclose(loss, reconstruction + np.mean(terms) + 0.1 * contrast, rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-def test_gradients_reach_everything_and_devices_change_nothing(name):
-    objective, model = VARIANTS[name], make_model()
-    auxiliary, batch, key = made(objective, model), batch_of(make_texts()), jax.random.key(2)
-    if objective.idf:
-        objective.read_corpus(auxiliary, Corpus(batch["text_ids"]))
-    one = value_and_grad(objective, model, auxiliary, batch, key)
-    partitioner = MeshConfig(data=2, fsdp=1, tensor=2).build()
-
-    def on_mesh(model, batch, key, *, auxiliary):
-        with partitioner():
-            return objective(model, batch, key, auxiliary=auxiliary)
-
-    four = value_and_grad(on_mesh, model, auxiliary, batch, key)
-    np.testing.assert_allclose(four[0], one[0], rtol=1e-5)
-    for before, after in zip(one[2:], four[2:], strict=True):
-        for path, gradient in before.items():
-            if "attention.key.bias" not in path and path != "idf":
-                assert np.abs(gradient).max() > 1e-7, path
-            np.testing.assert_allclose(after[path], gradient, atol=1e-4, rtol=1e-4, err_msg=path)
-
-
 def test_the_contrast_alone_reaches_the_encoder():
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(2)
     # So heavy that nothing else can give gradients as large.
@@ -150,15 +117,10 @@ def test_the_contrast_alone_reaches_the_encoder():
             assert np.abs(gradient).max() > 1e12, path
 
 
-def test_evaluation_is_the_same_each_time_and_its_maskings_differ():
+def test_in_evaluation_both_maskings_of_a_text_differ():
     model, batch = make_model(), batch_of(make_texts())
-    auxiliary = made(CPDAE(), model)
-    # Traced each time: what is random in Python would differ too.
-    (first, metrics), (second, _) = (
-        nnx.jit(lambda *parts: CPDAE()(*parts[:2], auxiliary=parts[2]))(model, batch, auxiliary)
-        for _ in range(2)
-    )
-    assert first == second and metrics["positive_divergence"] > 0
+    _, metrics = nnx.jit(CPDAE())(model, batch, auxiliary=made(CPDAE(), model))
+    assert metrics["positive_divergence"] > 0
 
 
 def test_the_idf_of_words_is_counted_in_the_corpus_and_not_trained():
@@ -171,31 +133,3 @@ def test_the_idf_of_words_is_counted_in_the_corpus_and_not_trained():
     assert found[10] == pytest.approx(np.log(4))
     assert not any("idf" in path for path, _ in nnx.to_flat_state(nnx.state(auxiliary, nnx.Param)))
     assert made(CPDAE(), model).idf is None
-
-
-def test_cpdae_sums_with_other_objectives():
-    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(7)
-    objective = WeightedSum(parts={"words": CPDAE(idf=True), "contrast": SimCSE()}, weights={"words": 0.5})
-    auxiliary = made(objective, model)
-    objective.read_corpus(auxiliary, Corpus(batch["text_ids"]))
-    assert len(set(np.asarray(auxiliary.words.idf[...]))) > 2
-    total, metrics = objective(model, batch, key, auxiliary=auxiliary)
-    np.testing.assert_allclose(total, 0.5 * metrics["words/loss"] + metrics["contrast/loss"], rtol=1e-6)
-    assert metrics["words/loss"] > 1 and metrics["contrast/loss"] > 0.01
-
-
-def test_a_tokenizer_without_a_mask_token_is_refused():
-    with pytest.raises(UserError, match="the model's tokenizer has no mask token"):
-        CPDAE().auxiliary(make_model(), form=TextFormat(12, 12), rngs=nnx.Rngs(0))
-    assert MaskedLM().masking == CPDAE().masking
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-def test_cpdae_learns_the_words_of_a_text(name):
-    objective, model = VARIANTS[name], make_model(similarity="dot")
-    auxiliary, ids = made(objective, model), make_texts()
-    if objective.idf:
-        objective.read_corpus(auxiliary, Corpus(make_texts(rows=30)))
-    losses = overfit(objective, model, auxiliary, ids, steps=300)
-    assert np.mean(losses[-10:]) < 0.4 * losses[0], losses[::10]

@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import TextFormat
 from jaxir.interop.build import PretrainedPooler
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import Projection
@@ -22,7 +21,6 @@ from jaxir.objectives.diffcse import DiffCSE
 from jaxir.objectives.masking import most_chosen
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.runtime.partitioning import MeshConfig
 from tests.objectives.unlabelled import (
     CLS,
     FORM,
@@ -33,6 +31,7 @@ from tests.objectives.unlabelled import (
     gradients_of,
     make_model,
     make_texts,
+    on_mesh,
     overfit,
     value_and_grad,
 )
@@ -391,13 +390,7 @@ def test_gradients_reach_all_but_the_generator_and_devices_change_nothing(name):
     objective, model = VARIANTS[name], make_model()
     auxiliary, batch, key = made(objective, model), batch_for(objective), jax.random.key(2)
     one = value_and_grad(objective, model, auxiliary, batch, key)
-    partitioner = MeshConfig(data=4).build()
-
-    def on_mesh(model, batch, key, *, auxiliary):
-        with partitioner():
-            return objective(model, batch, key, auxiliary=auxiliary)
-
-    four = value_and_grad(on_mesh, model, auxiliary, batch, key)
+    four = value_and_grad(on_mesh(objective), model, auxiliary, batch, key)
     np.testing.assert_allclose(four[0], one[0], rtol=1e-5)
     generated = [n for n in one[3] if n.startswith("generator.")]
     assert bool(generated) == bool(objective.frozen)
@@ -500,31 +493,6 @@ def test_a_sum_has_it_beside_others_and_knows_what_is_frozen():
     auxiliary = made(objective, model)
     loss, metrics = objective(model, batch, jax.random.key(0), auxiliary=auxiliary)
     assert np.isfinite(loss) and metrics["diffcse/difference_loss"] > 0
-
-
-def test_diffcse_refuses_impossible_settings():
-    model = make_model()
-    with pytest.raises(UserError, match="needs a generator that fills masks: set GENERATOR"):
-        DiffCSE()
-    assert DiffCSE(change="delete") and DiffCSE(task="mlm") and DiffCSE(weight=0.0)
-    with pytest.raises(UserError, match="on labelled pairs DiffCSE changes the pairs themselves"):
-        diffcse(contrastive=Contrastive(), texts="next")
-    with pytest.raises(UserError, match='change is "replace"'):
-        diffcse(task="mlm", change="insert")
-    with pytest.raises(UserError, match="no other task"):
-        diffcse(task="mlm", follow="code")
-    with pytest.raises(UserError, match="a tiny one has another vocabulary than the model"):
-        made(diffcse(generator=Tiny(vocabulary="others")), model)
-    with pytest.raises(UserError, match="no mask token"):
-        diffcse().auxiliary(model, form=TextFormat(12, 12, vocabulary="words"), rngs=nnx.Rngs(0))
-    with pytest.raises(UserError, match="reads at most 16 tokens, and texts have up to 18"):
-        diffcse(change="insert").auxiliary(
-            model, form=TextFormat(14, 14, mask_id=MASK, vocabulary="words"), rngs=nnx.Rngs(0)
-        )
-    with pytest.raises(UserError, match="is for vectors of 16 numbers, the encoder has 32"):
-        made(diffcse(task="mlm", head=Tiny(width=16)), model)
-    with pytest.raises(UserError, match="differ by dropout"):
-        made(diffcse(), make_model(dropout=0.0))
 
 
 @pytest.mark.slow

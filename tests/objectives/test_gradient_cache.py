@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.core.errors import UserError
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
@@ -168,10 +167,3 @@ def test_needs_the_memory_of_one_chunk():
         return gradient.lower(state).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(16) < temporary(1) / 4
-
-
-def test_chunks_that_do_not_fit_cost_a_sentence():
-    with pytest.raises(UserError, match="16 examples cannot be embedded in 3 equal chunks"):
-        Contrastive(chunks=3).embed(make_model(), make_batch())
-    with pytest.raises(UserError, match="chunks must be a whole number of at least 1 or 'auto', not 0"):
-        Contrastive(chunks=0)

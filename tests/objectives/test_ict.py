@@ -9,8 +9,14 @@ import pytest
 
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.ict import ICT
-from jaxir.runtime.partitioning import MeshConfig
-from tests.objectives.unlabelled import make_model, make_texts, value_and_grad
+from tests.objectives.unlabelled import (
+    make_model,
+    make_texts,
+    on_mesh,
+    train,
+    training_step,
+    value_and_grad,
+)
 
 LOSS = functools.partial(in_batch_softmax, temperature=0.05, bidirectional=False)
 
@@ -65,13 +71,7 @@ def test_gradients_reach_the_encoder_and_neither_chunks_nor_devices_change_numbe
     plain, cached = ICT(loss=LOSS, keep=0.5), ICT(loss=LOSS, keep=0.5, chunks=2)
     expected = value_and_grad(plain, model, None, batch, key)
     assert all(np.abs(g).max() > 1e-7 for n, g in expected[2].items() if "attention.key.bias" not in n)
-    partitioner = MeshConfig(data=4).build()
-
-    def on_mesh(model, batch, key, *, auxiliary):
-        with partitioner():
-            return cached(model, batch, key, auxiliary=auxiliary)
-
-    for objective in (cached, on_mesh):
+    for objective in (cached, on_mesh(cached)):
         loss, _, gradients, _ = value_and_grad(objective, model, None, batch, key)
         np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
         for name, gradient in gradients.items():
@@ -79,22 +79,6 @@ def test_gradients_reach_the_encoder_and_neither_chunks_nor_devices_change_numbe
 
 
 def test_ict_learns_the_passage_of_a_sentence():
-    import optax
-    from flax import nnx
-
-    model, batch = make_model(), batch_of_clozes()
-    graph, state = nnx.split(model)
-    transform = optax.adam(1e-2)
-    kept, losses = transform.init(state), []
-
-    @jax.jit
-    def step(state, kept, key):
-        loss, slope = jax.value_and_grad(lambda s: ICT(loss=LOSS)(nnx.merge(graph, s), batch, key)[0])(state)
-        with jax.numpy_dtype_promotion("standard"):
-            updates, kept = transform.update(slope, kept)
-        return optax.apply_updates(state, updates), kept, loss
-
-    for number in range(60):
-        state, kept, loss = step(state, kept, jax.random.key(number))
-        losses.append(float(loss))
+    start, step = training_step(ICT(loss=LOSS), make_model(), None)
+    losses = train(start, step, batch_of_clozes(), steps=60)
     assert np.mean(losses[-5:]) < 0.5 * losses[0], losses

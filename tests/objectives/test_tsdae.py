@@ -15,39 +15,16 @@ from jaxir.core.features import TextFormat
 from jaxir.data.sets.texts import Texts
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.losses.tokens import token_cross_entropy
-from jaxir.models.bert import BertConfig
 from jaxir.models.decoder import DecoderConfig, VectorDecoder
-from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.objectives.clm_autoencoder import delete_tokens
 from jaxir.objectives.tsdae import TSDAE
-from jaxir.runtime.partitioning import MeshConfig
+from tests.objectives.unlabelled import batch_of, made, make_model, make_texts, value_and_grad
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-FORM = TextFormat(8, 12, mask_id=3)
-BACKBONE = BertConfig(
-    vocab_size=40,
-    embed_dim=32,
-    num_layers=1,
-    num_heads=2,
-    mlp_dim=32,
-    max_positions=16,
-    dropout_rate=0.1,
-    attention_dropout_rate=0.0,
-)
-
-
-def texts(rows: int = 8, length: int = 12) -> jax.Array:
-    """[CLS] 2, words from 4 on, [SEP] 3, padding 0; lengths differ."""
-    rng = np.random.default_rng(0)
-    ids = rng.integers(4, 40, (rows, length)).astype(np.int32)
-    ids[:, 0] = 2
-    for row, count in enumerate(rng.integers(3, length + 1, rows)):
-        ids[row, count - 1], ids[row, count:] = 3, 0
-    return jnp.asarray(ids)
 
 
 def test_tsdae_deletes_the_share_of_tokens():
-    ids = np.tile(np.asarray(texts()), (200, 1))
+    ids = np.tile(np.asarray(make_texts()), (200, 1))
     ids[:, 1:-1] = np.where(ids[:, 1:-1] > 3, np.arange(4, 14), ids[:, 1:-1])  # words in ascending order
     delete = jax.jit(delete_tokens, static_argnames="share")
     found = np.asarray(delete(jnp.asarray(ids), jax.random.key(0), share=0.6))
@@ -100,45 +77,16 @@ def test_the_loss_of_tokens():
     assert not np.asarray(gradient)[~kept].any() and (np.abs(np.asarray(gradient)[kept]).max(-1) > 1e-3).all()
 
 
-def value_and_grad(model, auxiliary, ids, key=None):
-    graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)
-
-    def loss_of(states, ids):
-        model, auxiliary = (nnx.merge(g, s) for g, s in zip(graphs, states, strict=True))
-        return TSDAE()(model, {"text_ids": ids}, key, auxiliary=auxiliary)
-
-    (loss, metrics), gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(states, ids)
-    return loss, metrics, [jax.tree.map(np.asarray, nnx.to_pure_dict(g)) for g in gradients]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", ["sde", "ade"])
-def test_gradients_reach_encoder_and_decoder_and_devices_change_nothing(sharing):
-    model = DualEncoderModel(DualEncoderConfig(backbone=BACKBONE, sharing=sharing), rngs=nnx.Rngs(0))
-    auxiliary = TSDAE().auxiliary(model, form=FORM, rngs=nnx.Rngs(1))
-    loss, metrics, gradients = value_and_grad(model, auxiliary, texts())
-    assert 0 < loss < 5 and 0 <= metrics["token_accuracy"] <= 1
-    reached = {".".join(map(str, p)): np.abs(g).max() > 0 for p, g in flat(gradients[0])}
-    reading = {n: r for n, r in reached.items() if sharing == "sde" or n.startswith("passage_encoder")}
-    still = {n for n, r in reading.items() if not r}
-    assert reading and all("attention" in n or "position" in n for n in still), still
-    assert not any(reached[n] for n in reached.keys() - reading.keys())
-    moved = {".".join(map(str, p)): np.abs(g).max() > 0 for p, g in flat(gradients[1])}
-    assert moved and all(moved.values())
-    partitioner = MeshConfig().build()
-    assert partitioner.mesh.size > 1
-    spread = jax.device_put(texts(), partitioner.sharding(("batch", None), (8, 12)))
-    with partitioner():
-        again = value_and_grad(model, auxiliary, spread)
-    np.testing.assert_allclose(again[0], loss, rtol=1e-5)
-    for one, other in zip(jax.tree.leaves(again[2]), jax.tree.leaves(gradients), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-    noisy = value_and_grad(model, auxiliary, texts(), jax.random.key(0))
-    assert noisy[1]["tokens_left"] < metrics["tokens_left"] - 1
-
-
-def flat(tree):
-    return [(tuple(k.key for k in path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+def test_only_the_passage_tower_is_trained_and_deletion_needs_a_key():
+    objective, model = TSDAE(), make_model(sharing="ade")
+    auxiliary, batch = made(objective, model), batch_of(make_texts())
+    _, metrics, reached, moved = value_and_grad(objective, model, auxiliary, batch, None)
+    assert all(np.abs(g).max() > 0 for g in moved.values())
+    for name, gradient in reached.items():
+        assert name.startswith("passage_encoder") or not gradient.any(), name
+    _, noisy, *_ = value_and_grad(objective, model, auxiliary, batch, jax.random.key(0))
+    assert noisy["tokens_left"] < metrics["tokens_left"] - 1
 
 
 def test_texts_are_lines_documents_or_a_folder(tmp_path):
@@ -196,32 +144,3 @@ def test_a_run_on_texts_is_an_encoder_judged_by_sts(tmp_path):
     assert (run / f"checkpoints/{best['step']}/auxiliary").is_dir()
     vectors = DualEncoder.load(str(run)).encode_queries(lines[:2])
     assert vectors.shape == (2, 16) and np.isfinite(vectors).all()
-
-
-@pytest.mark.slow
-def test_tsdae_learns_to_reconstruct():
-    model = DualEncoderModel(DualEncoderConfig(backbone=BACKBONE, similarity="dot"), rngs=nnx.Rngs(0))
-    auxiliary = TSDAE(decoder_head_dim=16).auxiliary(model, form=FORM, rngs=nnx.Rngs(1))
-    import optax
-
-    graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)
-    optimizer, ids = optax.adam(3e-3), texts(16, 8)
-    opt_state = optimizer.init(states)
-
-    @jax.jit
-    def step(states, opt_state, n):
-        def loss_of(states):
-            model, auxiliary = (nnx.merge(g, s) for g, s in zip(graphs, states, strict=True))
-            key = jax.random.fold_in(jax.random.key(0), n)
-            return TSDAE(deletion=0.1)(model, {"text_ids": ids}, key, auxiliary=auxiliary)
-
-        (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(states)
-        with jax.numpy_dtype_promotion("standard"):
-            updates, opt_state = optimizer.update(gradients, opt_state)
-        return optax.apply_updates(states, updates), opt_state, loss, metrics["token_accuracy"]
-
-    losses = []
-    for n in range(300):
-        states, opt_state, loss, accuracy = step(states, opt_state, n)
-        losses.append(float(loss))
-    assert losses[-1] < 0.3 * losses[0] and accuracy > 0.8

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.core.errors import UserError
 from jaxir.core.features import Key, Tokens
 from jaxir.losses.bce import bce
 from jaxir.losses.hinges import margin, triplet
 from jaxir.losses.nt_xent import nt_xent
 from jaxir.objectives.consert import ConSERT, cut_features, cut_tokens, drop_numbers, shuffle_tokens
 from jaxir.objectives.simcse import SimCSE
-from jaxir.runtime.partitioning import MeshConfig
 from tests.objectives.unlabelled import (
     CLS,
     FORM,
@@ -24,6 +22,7 @@ from tests.objectives.unlabelled import (
     batch_of,
     make_model,
     make_texts,
+    on_mesh,
     overfit,
     train,
     training_step,
@@ -56,12 +55,6 @@ def test_without_a_key_both_views_are_the_text():
         assert one == again
 
 
-def test_simcse_without_dropout_is_refused():
-    with pytest.raises(UserError, match=r"of which the model has none: set DROPOUT=0\.1"):
-        SimCSE().auxiliary(make_model(dropout=0.0), form=FORM, rngs=None)
-    assert SimCSE().auxiliary(make_model(), form=FORM, rngs=None) is None
-
-
 def test_simcse_batch_has_text_ids_and_keys():
     assert SimCSE().features(FORM) == {"text_ids": Tokens("text", 12), "text_key": Key("text")}
 
@@ -83,13 +76,7 @@ def test_in_chunks_and_on_devices_the_numbers_stay(chunks):
     plain = ConSERT(**nothing, loss=functools.partial(nt_xent, temperature=0.05))
     expected = value_and_grad(plain, model, None, batch, key)
     cached = ConSERT(**nothing, chunks=chunks)
-    partitioner = MeshConfig(data=4).build()
-
-    def on_mesh(model, batch, key, *, auxiliary):
-        with partitioner():
-            return cached(model, batch, key, auxiliary=auxiliary)
-
-    for objective in (cached, on_mesh):
+    for objective in (cached, on_mesh(cached)):
         loss, _, gradients, _ = value_and_grad(objective, model, None, batch, key)
         np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
         for name, gradient in gradients.items():
@@ -99,14 +86,8 @@ def test_in_chunks_and_on_devices_the_numbers_stay(chunks):
 @pytest.mark.slow
 def test_on_devices_the_same_random_numbers():
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(5)
-    partitioner = MeshConfig(data=4).build()
     for objective in (SimCSE(), ConSERT(first=AUGMENTATIONS[:2], second=AUGMENTATIONS[2:])):
-
-        def on_mesh(model, batch, key, *, auxiliary, objective=objective):
-            with partitioner():
-                return objective(model, batch, key)
-
-        one, four = (value_and_grad(f, model, None, batch, key) for f in (objective, on_mesh))
+        one, four = (value_and_grad(f, model, None, batch, key) for f in (objective, on_mesh(objective)))
         np.testing.assert_allclose(four[0], one[0], rtol=1e-5)
         for name, gradient in one[2].items():
             np.testing.assert_allclose(four[2][name], gradient, atol=1e-4, err_msg=name)

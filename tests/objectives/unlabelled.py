@@ -44,6 +44,14 @@ def batch_of(ids: jax.Array) -> dict[str, jax.Array]:
     return {"text_ids": ids, "text_key": jnp.stack([rows, rows], axis=1)}
 
 
+def made(objective, model, corpus=None, seed=1):
+    """The auxiliary of an objective; with a `Corpus`, after it was read."""
+    auxiliary = objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
+    if corpus is not None:
+        objective.read_corpus(auxiliary, corpus)
+    return auxiliary
+
+
 class Corpus:
     """Training data of these texts, as far as an objective asks.
 
@@ -131,29 +139,39 @@ def train(start, step, batch, *, steps: int) -> list[float]:
     return losses
 
 
-def devices_change_nothing(objective, model, auxiliary, batch, key, *, no_gradient=()):
+def on_mesh(objective, **axes):
+    """The objective, called under the partitioner of a mesh: four devices of data, or these axes."""
+    partitioner = MeshConfig(**axes or {"data": 4}).build()
+
+    def called(model, batch, key, *, auxiliary):
+        with partitioner():
+            return objective(model, batch, key, auxiliary=auxiliary)
+
+    return called
+
+
+def devices_change_nothing(
+    objective, model, auxiliary, batch, key, *, no_gradient=(), axes=None, atol=2e-4, rtol=1e-7
+):
     """Checks that four devices give the loss and gradients of one, and that these reach all they should.
 
     Args:
       objective: what is trained; its model, its auxiliary, a batch and a key are those of its call.
       no_gradient: names of what gets none; a key's bias in attention never has one.
+      axes: of the mesh; None: `data` alone.
+      atol: of gradients.
+      rtol: likewise.
 
     Returns:
       What `value_and_grad` gives on one device.
     """
     one = value_and_grad(objective, model, auxiliary, batch, key)
-    partitioner = MeshConfig(data=4).build()
-
-    def on_mesh(model, batch, key, *, auxiliary):
-        with partitioner():
-            return objective(model, batch, key, auxiliary=auxiliary)
-
-    four = value_and_grad(on_mesh, model, auxiliary, batch, key)
+    four = value_and_grad(on_mesh(objective, **axes or {}), model, auxiliary, batch, key)
     np.testing.assert_allclose(four[0], one[0], rtol=1e-5)
     for before, after in zip(one[2:], four[2:], strict=True):
         assert before
         for path, gradient in before.items():
             if "attention.key.bias" not in path and path not in no_gradient:
                 assert np.abs(gradient).max() > 1e-7, path
-            np.testing.assert_allclose(after[path], gradient, atol=2e-4, err_msg=path)
+            np.testing.assert_allclose(after[path], gradient, atol=atol, rtol=rtol, err_msg=path)
     return one

@@ -1,0 +1,149 @@
+"""The blocks that families of encoders share: post-norm as BERT's, pre-norm as T5's, and feed-forward layers.
+
+A family makes its attention and says with which arguments it is called (`attend`); what else differs is an
+argument here.
+"""
+
+import functools
+from typing import Any
+
+import jax
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key, jaxtyped
+
+from jaxir.models import layers
+from jaxir.models.activations import ACTIVATIONS
+from jaxir.models.attention import Attention
+from jaxir.runtime.partitioning import constrain
+
+
+class FeedForward(nnx.Module):
+    """W_o f(W_0 x), or gated: W_o (f(W_0 x) * W_1 x) (Shazeer 2020, arXiv:2002.05202, eq. 6), without biases.
+
+    Args:
+      width: E.
+      units: of the hidden layer.
+      activation: f, a name of `activations.ACTIVATIONS`.
+      gated: whether there is a W_1.
+      stddevs: of the initial kernels of W_0 and W_1, and of W_o.
+      dropout_rate: of units.
+      same_along: see `layers.dropout`.
+      dtype: the type of matrix products.
+      rngs: source of the `params` key.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        units: int,
+        *,
+        activation: str,
+        gated: bool = True,
+        stddevs: tuple[float, float],
+        dropout_rate: float = 0.0,
+        same_along: int | None = None,
+        dtype: str,
+        rngs: nnx.Rngs,
+    ):
+        def dense(inputs: int, outputs: int, *axes: str, stddev: float) -> layers.Linear:
+            how = {"use_bias": False, "dtype": dtype, "init": layers.normal(stddev), "rngs": rngs}
+            return layers.Linear(inputs, outputs, axes=axes, **how)
+
+        self.wi_0 = dense(width, units, "embed", "mlp", stddev=stddevs[0])
+        self.wi_1 = dense(width, units, "embed", "mlp", stddev=stddevs[0]) if gated else None
+        self.wo = dense(units, width, "mlp", "embed", stddev=stddevs[1])
+        self.activation, self.dropout_rate, self.same_along = activation, dropout_rate, same_along
+
+    def __call__(self, x: jax.Array, *, key: jax.Array | None) -> jax.Array:
+        """Maps x [B, L, E] to as many."""
+        hidden = ACTIVATIONS[self.activation](self.wi_0(x))
+        if self.wi_1 is not None:
+            hidden *= self.wi_1(x)
+        hidden = layers.dropout(hidden, self.dropout_rate, key, same_along=self.same_along)
+        return self.wo(constrain(hidden, ("batch", "length", "mlp")))
+
+
+class PreNormBlock(nnx.Module):
+    """Attention, then a feed-forward layer; each reads its normalised input and adds to it.
+
+    Args:
+      attention: of the block.
+      mlp: the feed-forward layer.
+      norms: of the inputs of both; None: attention reads its input as it is.
+      dropout_rates: of what both add.
+      same_along: see `layers.dropout`.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        mlp: FeedForward,
+        *,
+        norms: tuple[nnx.Module | None, nnx.Module],
+        dropout_rates: tuple[float, float],
+        same_along: int | None = None,
+    ):
+        self.attention, self.mlp = attention, mlp
+        self.attention_norm, self.mlp_norm = norms
+        self.dropout_rates, self.same_along = dropout_rates, same_along
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(
+        self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *args: Any, key: Key[Array, ""] | None
+    ) -> Float[Array, "B L E"]:
+        """Returns [B, L, E]; `args` are those of `attend`."""
+        weights_key, attention_key, units_key, mlp_key = layers.split_key(key, 4)
+        y = x if self.attention_norm is None else self.attention_norm(x)
+        y = self.attend(y, mask, *args, key=weights_key)
+        x = self._added(x, y, self.dropout_rates[0], attention_key)
+        y = self.mlp(self.mlp_norm(x), key=units_key)
+        return self._added(x, y, self.dropout_rates[1], mlp_key)
+
+    def attend(self, x: jax.Array, mask: jax.Array, *args: Any, key: jax.Array | None) -> jax.Array:
+        """Attends from x [B, L, E] to itself, where `mask` [B, L] has tokens; a family names its `args`."""
+        return self.attention(x, mask, *args, key=key)
+
+    def _added(self, x: jax.Array, y: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+        return layers.constrain_activation(x + layers.dropout(y, rate, key, same_along=self.same_along))
+
+
+class PostNormBlock(nnx.Module):
+    """Attention, then a feed-forward layer; each is dropped out, added to its input and normalised (BERT).
+
+    Args:
+      config: of the encoder: `embed_dim`, `mlp_dim`, `activation`, `layer_norm_epsilon`, `dropout_rate` and
+        `dtype` are read.
+      attention: of the block.
+      rngs: source of the `params` key; weights start from N(0, 0.02^2).
+    """
+
+    def __init__(self, config: Any, attention: Attention, *, rngs: nnx.Rngs):
+        width, units = config.embed_dim, config.mlp_dim
+        how = {"use_bias": True, "dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
+        self.attention = attention
+        self.wi = layers.Linear(width, units, axes=("embed", "mlp"), **how)
+        self.wo = layers.Linear(units, width, axes=("mlp", "embed"), **how)
+        norm = functools.partial(
+            layers.LayerNorm, width, epsilon=config.layer_norm_epsilon, dtype=config.dtype
+        )
+        self.attention_norm, self.mlp_norm = norm(), norm()
+        self.activation, self.dropout_rate = config.activation, config.dropout_rate
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(
+        self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *args: Any, key: Key[Array, ""] | None
+    ) -> Float[Array, "B L E"]:
+        """Returns [B, L, E]; `args` are those of `attend`."""
+        weights_key, attention_key, mlp_key = layers.split_key(key, 3)
+        y = self.attend(x, mask, *args, key=weights_key)
+        x = self._added(x, y, self.attention_norm, attention_key)
+        y = self.wo(constrain(ACTIVATIONS[self.activation](self.wi(x)), ("batch", "length", "mlp")))
+        return self._added(x, y, self.mlp_norm, mlp_key)
+
+    def attend(self, x: jax.Array, mask: jax.Array, *args: Any, key: jax.Array | None) -> jax.Array:
+        """Attends from x [B, L, E] to itself, where `mask` [B, L] has tokens; a family names its `args`."""
+        return self.attention(x, mask, *args, key=key)
+
+    def _added(self, x: jax.Array, y: jax.Array, norm: nnx.Module, key: jax.Array | None) -> jax.Array:
+        return layers.constrain_activation(norm(x + layers.dropout(y, self.dropout_rate, key)))

@@ -1,0 +1,81 @@
+"""T5's relative position biases (Raffel et al. 2020)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Int, jaxtyped
+
+from jaxir.models import layers
+from jaxir.runtime.partitioning import constrain
+
+
+class RelativeBias(nnx.Module):
+    """A learnt number for each head and bucket of distances, added to attention logits.
+
+    Args:
+      num_heads: H.
+      num_buckets: how many buckets of distances there are.
+      max_distance: distance, in tokens, from which on all share the last bucket.
+      bidirectional: whether half of the buckets are for keys after the query; without, none are.
+      stddev: of the initial numbers.
+      rngs: source of the `params` key.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        num_buckets: int,
+        max_distance: int,
+        bidirectional: bool = True,
+        stddev: float,
+        rngs: nnx.Rngs,
+    ):
+        table = layers.normal(stddev)(rngs.params(), (num_heads, num_buckets))
+        self.embedding = layers.param(table, "heads", "relpos_buckets")
+        self.max_distance, self.bidirectional = max_distance, bidirectional
+
+    def __call__(self, length: int) -> jax.Array:
+        """Returns the biases [1, H, L, L], float32: row for the query's position, column for the key's."""
+        positions = jnp.arange(length)
+        return self.between(positions, positions)
+
+    def between(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
+        """Returns the biases [1, H, T, S], float32, of queries and keys at positions [T] and [S]."""
+        num_buckets = self.embedding.shape[1]
+        buckets = relative_buckets(
+            keys[None, :] - queries[:, None],
+            num_buckets=num_buckets,
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+        )
+        # A product with one-hot vectors: its gradient is one too; a lookup's adds H L L numbers to few rows.
+        chosen = jax.nn.one_hot(buckets, num_buckets, axis=0, dtype=jnp.float32)
+        bias = jnp.einsum(
+            "HN,NTS->HTS", layers.weight(self.embedding), chosen, precision=jax.lax.Precision.HIGHEST
+        )
+        return constrain(bias[None], (None, "heads", "length", "length"))
+
+
+@jaxtyped(typechecker=beartype)
+def relative_buckets(
+    distance: Int[Array, "T S"], *, num_buckets: int, max_distance: int, bidirectional: bool = True
+) -> Int[Array, "T S"]:
+    """Returns the bucket of each distance (key position - query position).
+
+    Half of the buckets are for keys after the query; unless `bidirectional`, all are for those before it and
+    for itself. Of each side's, the first half hold one distance each, the others ranges whose bounds grow
+    geometrically up to `max_distance`; farther ones fall into the last.
+    """
+    side = num_buckets // 2 if bidirectional else num_buckets
+    exact = side // 2
+    growth = (max_distance / exact) ** (1 / (side - exact))
+    # Whole bounds: where one is a power of two the original formula's logarithm could round either way.
+    bounds = jnp.array([math.ceil(exact * growth**i - 1e-6) for i in range(1, side - exact)], jnp.int32)
+    size = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
+    large = exact + (size[..., None] >= bounds[None, None]).sum(-1, dtype=size.dtype)
+    first = jnp.where(distance > 0, side, 0) if bidirectional else 0
+    return first + jnp.where(size < exact, size, large)

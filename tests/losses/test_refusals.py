@@ -1,0 +1,35 @@
+"""Settings that a loss refuses, each with one sentence."""
+
+import pytest
+
+from jaxir.core.errors import UserError
+from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.losses.matryoshka import matryoshka
+from jaxir.losses.pair import pair
+from jaxir.losses.samtone import samtone
+from tests.losses.loss_cases import make_case, to_jax
+
+DIFFERENT = "dimensions must be different numbers, at least one, not "
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "sentence"),
+    [
+        (in_batch_softmax, {"temperature": 0.0}, "temperature"),
+        (in_batch_softmax, {"block_size": 0}, "block_size"),
+        (samtone, {"temperature": -1}, "temperature"),
+        (samtone, {"same_tower": "passage", "bidirectional": False}, "bidirectional"),
+        (samtone, {"same_tower": "both", "bidirectional": False}, "bidirectional"),
+        (samtone, {"gradient_precision": "high"}, "needs a block_size"),
+        (pair, {"alpha": 1.5}, "alpha"),
+        (matryoshka, {"dimensions": [4, 0]}, r"have \d+ dimensions, of which 0 cannot be the first"),
+        (matryoshka, {"dimensions": [999]}, r"have \d+ dimensions, of which 999 cannot be the first"),
+        (matryoshka, {"dimensions": [4, 4]}, DIFFERENT + r"\[4, 4\]"),
+        (matryoshka, {"dimensions": []}, DIFFERENT),
+        (matryoshka, {"dimensions": [4, 2], "weights": [1.0]}, "there are 2 dimensions and 1 weights"),
+    ],
+)
+def test_contradictory_settings(loss, settings, sentence):
+    case = to_jax(make_case(negatives=0, keys=False))
+    with pytest.raises(UserError, match=sentence):
+        loss(**case, **settings)

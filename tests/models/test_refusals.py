@@ -1,0 +1,33 @@
+"""Configurations that models refuse, each with one sentence."""
+
+import dataclasses
+
+import pytest
+
+from jaxir.core.errors import UserError
+from jaxir.models.decoding import Decoding
+from jaxir.models.dual_encoder import DualEncoderConfig
+from tests.models.test_encoders import BERT, T5
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Decoding(num_beams=2, top_k=5), "beams are not sampled"),
+        (lambda: Decoding(num_outputs=2), "2 outputs of an input are sampled or the best of as many beams"),
+        (lambda: Decoding(num_outputs=5, num_beams=4), "5 outputs of an input"),
+        (lambda: Decoding(top_p=1.5), "top_p"),
+        (lambda: Decoding(temperature=0.0), "temperature"),
+        (lambda: Decoding(temperature=1e-40), "temperature must be a number of at least 1e-06"),
+        (lambda: Decoding(max_new_tokens=0), "max_new_tokens"),
+        (lambda: dataclasses.replace(BERT, num_heads=5), "not a multiple of num_heads"),
+        (lambda: DualEncoderConfig(backbone=BERT, sharing="ade_spl"), "ade_spl' shares the projection"),
+        (
+            lambda: DualEncoderConfig(backbone=T5, pooling="first_last"),
+            "'first_last' reads two layers, which t5 does not show; BERT does",
+        ),
+    ],
+)
+def test_impossible_configurations(make, sentence):
+    with pytest.raises((UserError, ValueError), match=sentence):
+        make()
