@@ -91,13 +91,7 @@ def read_collection(directory: str | Path, split: str = "test", *, strict: bool 
 def search_collection(
     encoder: TextEncoder, collection: Collection, *, depth: int
 ) -> dict[str, dict[str, float]]:
-    """Encodes the collection and returns each query's `depth` best documents with their scores.
-
-    Raises:
-      UserError: depth is below 1.
-    """
-    if depth < 1:
-        raise UserError(f"depth must be at least 1, not {depth}")
+    """Encodes the collection and returns each query's `depth` best documents with their scores."""
     passages = encoder.encode_passages(collection.documents)
     queries = encoder.encode_queries(collection.queries)
     return search_vectors(queries, passages, collection, similarity=encoder.similarity, depth=depth)
@@ -141,7 +135,7 @@ def evaluate_collection(
       identical_ids: as in `evaluate_run`; with "drop" one answer more is searched for.
 
     Raises:
-      UserError: an unknown metric, one of more answers than `depth`, or depth is below 1.
+      UserError: an unknown metric, or one of more answers than `depth`.
     """
     check_depth(metrics, depth)
     run = search_collection(encoder, collection, depth=depth + (identical_ids == "drop"))

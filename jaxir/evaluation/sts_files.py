@@ -161,10 +161,9 @@ def _year_pairs(file: Path) -> Iterator[SentencePair]:
             yield _pair(score, *_columns(decode_line(raw.rstrip(b"\r\n")), 2)[:2])
         except MalformedRecord as fault:
             raise BadInputError(file, last, f"{fault.kind} {fault.detail}".rstrip()) from None
-    if scores and max(scores) > last:
-        raise BadInputError(gold, last + 1, f"a score of no pair: {file.name} has {last} lines")
-    if len(lines) < last - 1:  # the last one, if it is empty, may lack its end
-        raise BadInputError(gold, None, f"it has {len(lines)} lines, and {file.name} {last}: is it cut off?")
+    # The last line, if it is empty, may lack its end.
+    if max(scores, default=0) > last or len(lines) < last - 1:
+        raise BadInputError(gold, None, f"it has {len(lines)} lines, and {file.name} {last}: is one cut off?")
 
 
 def _parse_tsv(line: str, number: int) -> SentencePair | None:

@@ -21,12 +21,7 @@ def format_table(
 
     Returns:
       Lines joined by newlines, none at the end. Columns that hold only numbers are aligned to the right.
-
-    Raises:
-      ValueError: a row that has not as many cells as the header.
     """
-    if any(len(row) != len(header) for row in rows):
-        raise ValueError(f"every row needs {len(header)} cells: {', '.join(header)}")
     texts = [[_text(cell, digits) for cell in row] for row in rows]
     header, *cells = [[_ESCAPED[style](text) for text in line] for line in (header, *texts)]
     widths = [max(len(text) for text in column) for column in zip(header, *cells, strict=True)]
