@@ -56,12 +56,7 @@ def read_collection(directory: str | Path, split: str = "test", *, strict: bool 
     """Reads a BEIR folder: its corpus and the queries that `split` judges.
 
     Lines that repeat a document or query, judgements of unknown ones and grades such as 1.0 are counted; one
-    line on standard error reports the counts.
-
-    Args:
-      directory: the folder.
-      split: the name of its judgements.
-      strict: whether these are malformed instead.
+    line on standard error reports the counts. With `strict` they are malformed.
 
     Raises:
       BadInputError: a malformed line, or an id that stands for two texts.

@@ -95,8 +95,7 @@ def score_runs(
       runs: systems as `parse_system` takes them.
       metrics: as in `evaluate_run`.
       identical_ids: likewise.
-      baseline: the name of one of `runs`, or a system as `parse_system` takes it: the same run as one of
-        `runs` is that one, however its path is written.
+      baseline: the name of one of `runs`, or a system as `parse_system` takes it.
       qrels: the file of judgements.
       answers: the file of answers, in place of `qrels`.
       corpus: where the documents' texts are, with `answers`.
@@ -104,8 +103,7 @@ def score_runs(
       strict: as in `read_judgements`.
 
     Raises:
-      UserError: unreadable or malformed files, an unknown metric, two systems of one name, or a file that
-        is given twice.
+      UserError: unreadable or malformed files, an unknown metric, two systems of one name, or a file twice.
     """
     parse_metrics(metrics)
     named, against = _name_systems("--run", runs, baseline)
@@ -138,12 +136,7 @@ def score_runs(
 
 
 def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str | None = None) -> Scored:
-    """Scores written answers by exact match and F1.
-
-    Args:
-      predictions: systems as `parse_system` takes them, of files as `data.answers.read_written` reads them.
-      answers: the file of answers; each of its questions counts, written for or not.
-      baseline: as in `score_runs`.
+    """Scores written answers (`read_written`) by exact match and F1, over all questions with answers.
 
     Raises:
       UserError: unreadable or malformed files, two systems of one name, a file that is given twice, or one
@@ -250,12 +243,7 @@ def score_model(
 
 
 def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdown") -> Report:
-    """Lays out the scores of systems and compares them.
-
-    Args:
-      scored: the systems.
-      per_query: whether to print every query's values.
-      style: of the tables.
+    """Lays out the scores of systems and compares them; `per_query` adds every query's values.
 
     Raises:
       UserError: the baseline is the only system.

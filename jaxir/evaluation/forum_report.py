@@ -26,15 +26,7 @@ def cqadupstack(
 ) -> Report:
     """Scores a model on each forum by exact search over its questions, and takes the mean of the forums.
 
-    Args:
-      model: what `DualEncoder.load` takes.
-      directory: as in `read_cqadupstack`.
-      split: whose queries.
-      metrics: as in `evaluate_run`.
-      identical_ids: likewise.
-      depth: answers a query has.
-      strict: as in `read_collection`.
-      style: of the table.
+    The arguments are those of `score_model`.
 
     Raises:
       UserError: no or malformed data, an unknown metric, no such model.

@@ -31,12 +31,6 @@ SPACE = ("alignment", "uniformity", *(f"R@{k}" for k in CUTOFFS))
 def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> Report:
     """Evaluates a model on rated pairs: the sets of a file or folder, or the tasks of a folder of folders.
 
-    Args:
-      model: what `DualEncoder.load` takes.
-      directory: as in `read_sts`, or `read_sts_tasks`.
-      split: of tasks, where they have several.
-      style: of the table.
-
     Raises:
       UserError: no or malformed data, no such model.
     """

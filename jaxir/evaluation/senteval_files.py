@@ -52,10 +52,7 @@ def _binary(folder: str, positive: str, negative: str) -> Layout:
 
 
 def read_senteval(directory: str | Path) -> dict[str, Task]:
-    """Reads the tasks that a folder has, in the order of `TASKS`.
-
-    Args:
-      directory: SentEval's data/downstream, or a folder with some of its folders.
+    """Reads the tasks that SentEval's data/downstream, or a folder with some of its folders, has.
 
     Raises:
       BadInputError: a malformed line.

@@ -13,14 +13,8 @@ def format_table(
 ) -> str:
     """Lays `rows` out under `header` as an aligned Markdown table, or as a tabular of LaTeX (with booktabs).
 
-    Args:
-      header: the names of the columns.
-      rows: cells; floats are printed with `digits` decimals, None as an empty cell.
-      digits: decimals of floats.
-      style: markdown or latex.
-
-    Returns:
-      Lines joined by newlines, none at the end. Columns that hold only numbers are aligned to the right.
+    Floats have `digits` decimals, None is an empty cell. Columns of numbers alone are aligned to the right.
+    The lines are joined by newlines, with none at the end.
     """
     texts = [[_text(cell, digits) for cell in row] for row in rows]
     header, *cells = [[_ESCAPED[style](text) for text in line] for line in (header, *texts)]

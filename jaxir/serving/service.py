@@ -185,12 +185,7 @@ class Service:
     async def search(
         self, queries: Sequence[str], k: int, systems: Sequence[str]
     ) -> list[dict[str, Ranking]]:
-        """Returns, for each query, what each system found.
-
-        Args:
-          queries: texts.
-          k: documents of each.
-          systems: some of `self.systems`.
+        """Returns, for each query, the first k documents of each of `systems`.
 
         Raises:
           Busy: too many queries wait.
@@ -246,12 +241,7 @@ class Service:
     async def encode(
         self, texts: Sequence[str], tower: Tower, index: str | None
     ) -> tuple[Opened, np.ndarray, list[int | None]]:
-        """Encodes N texts.
-
-        Args:
-          texts: N texts.
-          tower: "query" or "passage".
-          index: its name; None takes the first that has a model.
+        """Encodes N texts by a tower of the index named, or of the first that has a model.
 
         Returns:
           The index whose model made the vectors, the vectors, float32 [N, D], and how many characters of each
@@ -271,12 +261,7 @@ class Service:
         return opened, np.stack([a.vector for a in answers]), [a.cut_at for a in answers]
 
     def document(self, doc_id: str, index: str | None = None) -> tuple[Opened, Document] | None:
-        """Returns a document and the index that has it stored, None where none has.
-
-        Args:
-          doc_id: its id.
-          index: the name of an index; None takes the first that has it.
-        """
+        """Returns a document and the index, by default the first, that has it stored; None where none has."""
         for opened in self.opened:
             if opened.index.documents is not None and index in (None, opened.name):
                 with contextlib.suppress(KeyError):

@@ -5,15 +5,12 @@ import contextlib
 import functools
 import json
 import re
-import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from jaxir import DualEncoder, ExactIndex
 from jaxir.core.errors import UserError
@@ -35,6 +32,7 @@ from jaxir.serving.limits import Limits
 from jaxir.serving.metrics import Metrics
 from jaxir.serving.service import Service
 from tests.retrieval.conftest import random_texts, write_jsonl
+from tests.shallow import first_layers
 
 QUERIES = ["w1 w2 w3", "w5", "joined arrays", "w7 w8 w9 " * 9]
 
@@ -258,22 +256,11 @@ def test_metadata_count_among_what_is_answered_whole(world, tmp_path):
     assert "full: these documents have more than 5,064 characters" in answer["detail"]
 
 
-def two_layers_of_modernbert(folder: Path) -> Path:
-    """Copies the golden one with two of seven layers, for texts of one length: a service compiles each."""
-    shutil.copytree(Path(__file__).parent.parent / "golden/modernbert", folder)
-    config, weights = folder / "config.json", folder / "model.safetensors"
-    settings = json.loads(config.read_text())
-    settings |= {"num_hidden_layers": 2, "layer_types": settings["layer_types"][:2]}
-    config.write_text(json.dumps(settings))
+def test_a_query_is_searched_as_it_stands_as_by_every_command(tmp_path):
+    folder = first_layers(tmp_path / "roberta", "roberta", ("num_hidden_layers",), r"layer\.1\.")
     lengths = folder / "tokenizer_config.json"
     lengths.write_text(json.dumps(json.loads(lengths.read_text()) | {"model_max_length": 16}))
-    kept = {name: x for name, x in load_file(weights).items() if not re.match(r"layers\.[2-9]", name)}
-    save_file(kept, weights, {"format": "pt"})
-    return folder
-
-
-def test_a_query_is_searched_as_it_stands_as_by_every_command(tmp_path):
-    model = f"st:{two_layers_of_modernbert(tmp_path / 'modernbert')}"  # whose tokens tell blanks
+    model = f"st:{folder}"  # whose tokens tell blanks
     encoder = DualEncoder.load(model)
     ids, texts = ["a", "b", "c"], ["the cat sat", "a dog", "mice eat cheese"]
     facts = {"similarity": "cosine", "fingerprint": encoder.fingerprint, "model": model}

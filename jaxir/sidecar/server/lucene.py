@@ -129,13 +129,8 @@ class _Searchers:
         """Yields the searcher of an index, opened now if it is not yet.
 
         One that is open goes on where the index was removed or another one put in its place: its files are
-        still there for it.
-
-        Args:
-          index: the directory.
-          opened: what `identity_of` gave when the caller opened it; None takes what is there now.
-          how: what else tells its searcher from others; JSON.
-          open_searcher: opens it.
+        still there for it. `opened` is what `identity_of` gave when the caller opened the index, None for
+        what is there now; `how` is what else tells its searcher from others, JSON.
 
         Raises:
           Refused: it is no index, or not the one that the caller opened.
