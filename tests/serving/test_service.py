@@ -257,9 +257,11 @@ def test_metadata_count_among_what_is_answered_whole(world, tmp_path):
 
 
 def test_a_query_is_searched_as_it_stands_as_by_every_command(tmp_path):
-    folder = first_layers(tmp_path / "roberta", "roberta", ("num_hidden_layers",), r"layer\.1\.")
-    lengths = folder / "tokenizer_config.json"
-    lengths.write_text(json.dumps(json.loads(lengths.read_text()) | {"model_max_length": 16}))
+    folder = first_layers(tmp_path / "modernbert", "modernbert", (), r"layers\.[2-9]")
+    layers = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+    shorter = {"config.json": layers, "tokenizer_config.json": {"model_max_length": 16}}
+    for name, settings in shorter.items():
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | settings))
     model = f"st:{folder}"  # whose tokens tell blanks
     encoder = DualEncoder.load(model)
     ids, texts = ["a", "b", "c"], ["the cat sat", "a dog", "mice eat cheese"]
