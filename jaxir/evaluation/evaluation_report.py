@@ -182,6 +182,8 @@ def _name_systems(
         if places == {Path(file).resolve() for file in others}:
             return named, known
     name = name if name not in named else "baseline"
+    if name in named:
+        raise UserError(f"two systems are called {name!r}: write --baseline=NAME=FILE to tell them apart")
     named[name] = files
     return named, name
 

@@ -13,7 +13,7 @@ from jaxir.evaluation.evaluation_report import Report, model_report
 from jaxir.evaluation.pair_space import CUTOFFS, PairSpace
 from jaxir.evaluation.senteval_files import TASKS, WHERE, read_senteval
 from jaxir.evaluation.sts_files import SETTINGS, read_sts, read_sts_tasks
-from jaxir.evaluation.sts_scores import STSScores, scores_of, sentences_of
+from jaxir.evaluation.sts_scores import STSScores, evaluate_sts
 from jaxir.evaluation.text_tables import Style, format_table
 from jaxir.evaluation.transfer_tasks import FOLDS, check_folds, evaluate_senteval
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
@@ -38,14 +38,12 @@ def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> R
     one = None if tasks else read_sts(directory)
     encoder = DualEncoder.load(model)
     if one is not None:
-        scores = scores_of(one, encoder.encode_queries(sentences_of(one)))
+        scores = evaluate_sts(encoder, one)
         table = _set_table(scores, style)
         return model_report(
             encoder, model, f"sts:{directory}", f"\n{STS_NOTE}", table, style, _values(scores)
         )
-    of_tasks = {}
-    for name, sets in tasks.items():
-        of_tasks[name] = scores_of(sets, encoder.encode_queries(sentences_of(sets)))
+    of_tasks = {name: evaluate_sts(encoder, sets) for name, sets in tasks.items()}
     average = {
         setting: float(np.mean([scores.spearman[setting] for scores in of_tasks.values()]))
         for setting in SETTINGS
