@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any, Literal
+import types
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir import cli
 from jaxir.core.errors import UserError
@@ -19,8 +19,27 @@ from jaxir.evaluation.retrieval_metrics import (
 from jaxir.evaluation.sts_files import has_splits
 from jaxir.storage.outputs import writes
 
-KINDS = ("beir", "sts", "senteval", "quora", "cqadupstack", "eproduct")
-METRICS = {"quora": QUESTION_METRICS, "cqadupstack": QUESTION_METRICS, "eproduct": TITLE_METRICS}
+if TYPE_CHECKING:
+    from jaxir.evaluation.evaluation_report import Report
+
+DATASETS = ("beir", "sts", "senteval", "quora", "cqadupstack", "eproduct")
+METRICS = {
+    "answers": ANSWER_METRICS,
+    "quora": QUESTION_METRICS,
+    "cqadupstack": QUESTION_METRICS,
+    "eproduct": TITLE_METRICS,
+}
+FILES = {"run", "answers", "predictions"}  # what is evaluated without a model
+# Flags, what they are for, and what is evaluated without reading them.
+IDLE = (
+    (("metrics", "identical_ids"), "retrieval", {"predictions", "sts", "senteval"}),
+    (("depth", "strict"), "retrieval", {"sts", "senteval"}),
+    (("per_query",), "retrieval from one collection", {"sts", "senteval", "cqadupstack"}),
+    (("split",), "data that have splits", {"senteval"}),
+    (("split", "depth"), "a --dataset", FILES),
+    (("answers_in",), "--run with --answers", {"run", "predictions", *DATASETS}),
+    (("strict",), "judgements", {"answers", "predictions"}),
+)
 
 
 @cli.also_called(run="runs", depth="k")
@@ -49,8 +68,7 @@ def evaluate(
 
     Give --run and --qrels, --run and --answers with --corpus, --predictions and --answers, or --model and
     --dataset. A judged query without answers counts 0. Several systems are compared by paired tests over the
-    queries, with --baseline all others with that one, else every two; p-values are corrected for the number
-    of comparisons (Holm).
+    queries, with --baseline all others with that one, else every two; p-values are corrected (Holm).
 
     Args:
       run: TREC run files to score, separated by commas; each may be NAME=FILE, and FILE+FILE+FILE are one
@@ -58,29 +76,24 @@ def evaluate(
       qrels: judgements of the runs' queries: BEIR (query-id, corpus-id, score) or TREC format.
       answers: instead of judgements, lines of {"_id": query, "answers": [text, ...]}: a document that holds
         one is relevant, and Success@k is the top-k accuracy of open-domain question answering.
-      answers_in: where in a document of --corpus an answer is looked for: in its text, as DPR does, or in the
-        document, its title too.
+      answers_in: look for answers in a document's text, as DPR does, or in the document, its title too.
       corpus: corpus.jsonl[.gz] with the texts of the documents, for --answers.
-      predictions: in place of runs, files of written answers (of jaxir.read) to compare with --answers by
-        exact match and F1; written as those.
+      predictions: in place of runs, files of written answers (of jaxir.read), scored by exact match and F1.
       model: model to evaluate: a jaxir model or run directory, or st: or hf: and a directory or hub name.
       dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; exact search); quora:DIR and
         cqadupstack:DIR (duplicate questions) and eproduct:DIR (titles), likewise; sts:DIR (rated pairs: .tsv
         files of score, sentence1, sentence2, a year of STS, STS-B, SICK, or a folder of such folders;
         Spearman's correlation x 100); senteval:DIR (transfer tasks; accuracy of logistic regression).
-      split: which of the dataset's judgements, the name of a file under qrels/; which part of STS-B and SICK
-        in a folder of several tasks.
+      split: the name of a file under qrels/; which part of STS-B and SICK in a folder of several tasks.
       metrics: separated by spaces, as ir_measures spells them; None: nDCG@10 RR@10 P@1 R@100, by answers
         Success@1 Success@5 Success@20 Success@100, of duplicate questions nDCG@10 R@10 P@10 R@100, of titles
         CappedR@10 P@10.
-      baseline: what to compare with: the name of one of the systems, or [NAME=]FILE[+FILE...], which may be
-        among the runs.
+      baseline: what to compare with: one of the systems by name, or [NAME=]FILE[+FILE...].
       identical_ids: keep or drop answers that have their query's own id (ArguAna needs drop; collections that
         number queries and documents from 1 need keep).
       depth: answers per query that are searched for in a beir: dataset.
       strict: refuse judgements of documents or queries that are not there, repeated lines and grades such as
-        1.0. By default one line reports how many there are: as in trec_eval, a missing document counts as not
-        retrieved, and a missing query counts 0.
+        1.0. By default one line counts them; as in trec_eval, a missing document counts as not retrieved.
       per_query: print every query's values too.
       table: how tables are printed.
       output: JSON file for all values, every query's included.
@@ -91,104 +104,93 @@ def evaluate(
     Raises:
       UserError: flags that do not go together, unreadable or malformed files, an unknown metric.
     """
-    from jaxir.evaluation import evaluation_report
-
-    kind, path = _check_flags(
-        run=run,
-        qrels=qrels,
-        answers=answers,
-        corpus=corpus,
-        predictions=predictions,
-        model=model,
-        dataset=dataset,
-    )
-    if kind in ("sts", "senteval", "cqadupstack") and baseline is not None:
-        raise UserError(f"--baseline compares runs over one collection; {kind}: has none")
-    if kind in ("sts", "senteval"):
-        check_idle(
-            evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids, depth=depth, strict=strict
-        )
-    if kind in ("sts", "senteval", "cqadupstack"):
-        check_idle(evaluate, "retrieval from one collection", per_query=per_query)
-    if kind == "senteval":
-        check_idle(evaluate, "data that have splits", split=split)
-    if kind == "sts" and not has_splits(path):
-        what = "data that have splits, a folder of tasks (of one give the file, as sts:STSB/sts-dev.csv)"
-        check_idle(evaluate, what, split=split)
-    if kind in ("run", "predictions"):
-        check_idle(evaluate, "a --dataset", split=split, depth=depth)
-    if kind != "run" or answers is None:
-        check_idle(evaluate, "--run with --answers", answers_in=answers_in)
-    if kind == "predictions":
-        check_idle(evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids)
-    if answers is not None:
-        check_idle(evaluate, "judgements", strict=strict)
-    default = METRICS.get(kind, DEFAULT_METRICS) if answers is None else ANSWER_METRICS
-    metrics = metrics or default
-    if kind == "sts":
-        from jaxir.evaluation import sentence_reports
-
-        result = sentence_reports.sts(model, path, split, table)
-    elif kind == "senteval":
-        from jaxir.evaluation import sentence_reports
-
-        result = sentence_reports.senteval(model, path, table)
-    elif kind == "cqadupstack":
-        from jaxir.evaluation import forum_report
-
-        result = forum_report.cqadupstack(
-            model, path, split, metrics, identical_ids, depth, table, strict=strict
-        )
-    else:
-        if kind == "run":
-            runs = [run] if isinstance(run, str) else run
-            scored = evaluation_report.score_runs(
-                runs,
-                metrics,
-                identical_ids,
-                baseline=baseline,
-                qrels=qrels,
-                answers=answers,
-                corpus=corpus,
-                answers_in=answers_in,
-                strict=strict,
-            )
-        elif kind == "predictions":
-            systems = [predictions] if isinstance(predictions, str) else predictions
-            scored = evaluation_report.score_predictions(systems, answers, baseline=baseline)
-        else:
-            scored = evaluation_report.score_model(
-                model, kind, path, split, metrics, identical_ids, depth, baseline=baseline, strict=strict
-            )
-        result = evaluation_report.retrieval(scored, per_query=per_query, style=table)
+    given = types.SimpleNamespace(**locals())
+    _settle(given)
+    report = _report_on_files(given) if given.kind in FILES else _report_on_model(given)
     if output is not None:
-        from jaxir.storage.files import atomic_file
-
-        # A file's name need not be Unicode: what is not becomes JSON's own escape.
-        with atomic_file(output, errors="backslashreplace") as file:
-            json.dump(result.values, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-    print(result.text)
-    return result.values
+        _write(report.values, output)
+    print(report.text)
+    return report.values
 
 
-def _check_flags(**given: Any) -> tuple[str, Path]:
-    """Returns what is to be evaluated, "run" or the dataset's kind, and the dataset's directory."""
-    for name in ("run", "predictions"):
-        if given[name] in ([], ()):
-            raise UserError(f"--{name} has no {'run ' * (name == 'run')}file")
-    names = {name for name, value in given.items() if value is not None}
-    if names in ({"run", "qrels"}, {"run", "answers", "corpus"}):
-        return "run", Path()
-    if names == {"predictions", "answers"}:
-        return "predictions", Path()
-    if names != {"model", "dataset"}:
-        got = " and ".join(f"--{name}" for name in given if name in names) or "neither"
+def _settle(given: types.SimpleNamespace) -> None:
+    """Sets what is evaluated, `kind`, the directory of a dataset, `path`, and the metrics.
+
+    Raises:
+      UserError: flags that do not go together.
+    """
+    inputs = ("run", "qrels", "answers", "corpus", "predictions", "model", "dataset")
+    names = {name for name in inputs if getattr(given, name) not in (None, [], ())}
+    if names == {"run", "qrels"}:
+        given.kind = "run"
+    elif names == {"run", "answers", "corpus"}:
+        given.kind = "answers"
+    elif names == {"predictions", "answers"}:
+        given.kind = "predictions"
+    elif names == {"model", "dataset"}:
+        given.kind, given.path = parse_dataset(given.dataset, *DATASETS)
+    else:
+        got = " and ".join(f"--{name}" for name in inputs if name in names) or "neither"
         raise UserError(
             "give --run and --qrels, or --run, --answers and --corpus, or --predictions and --answers, or"
             " --model and --dataset; got " + got
         )
-    return parse_dataset(given["dataset"], *KINDS)
+    if given.kind in ("sts", "senteval", "cqadupstack") and given.baseline is not None:
+        raise UserError(f"--baseline compares runs over one collection; {given.kind}: has none")
+    for flags, what, kinds in IDLE:
+        if given.kind in kinds:
+            check_idle(evaluate, what, **{flag: getattr(given, flag) for flag in flags})
+    if given.kind == "sts" and not has_splits(given.path):
+        what = "data that have splits, a folder of tasks (of one give the file, as sts:STSB/sts-dev.csv)"
+        check_idle(evaluate, what, split=given.split)
+    given.metrics = given.metrics or METRICS.get(given.kind, DEFAULT_METRICS)
+
+
+def _report_on_files(given: types.SimpleNamespace) -> Report:
+    from jaxir.evaluation import evaluation_report
+
+    files = given.predictions if given.kind == "predictions" else given.run
+    files = [files] if isinstance(files, str) else files
+    if given.kind == "predictions":
+        scored = evaluation_report.score_predictions(files, given.answers, baseline=given.baseline)
+    else:
+        scored = evaluation_report.score_runs(
+            files,
+            given.metrics,
+            given.identical_ids,
+            baseline=given.baseline,
+            qrels=given.qrels,
+            answers=given.answers,
+            corpus=given.corpus,
+            answers_in=given.answers_in,
+            strict=given.strict,
+        )
+    return evaluation_report.retrieval(scored, per_query=given.per_query, style=given.table)
+
+
+def _report_on_model(given: types.SimpleNamespace) -> Report:
+    from jaxir.evaluation import evaluation_report, forum_report, sentence_reports
+
+    if given.kind == "sts":
+        return sentence_reports.sts(given.model, given.path, given.split, given.table)
+    if given.kind == "senteval":
+        return sentence_reports.senteval(given.model, given.path, given.table)
+    how = {"depth": given.depth, "strict": given.strict}
+    if given.kind == "cqadupstack":
+        asked = (given.model, given.path, given.split, given.metrics, given.identical_ids)
+        return forum_report.cqadupstack(*asked, style=given.table, **how)
+    asked = (given.model, given.kind, given.path, given.split, given.metrics, given.identical_ids)
+    scored = evaluation_report.score_model(*asked, baseline=given.baseline, **how)
+    return evaluation_report.retrieval(scored, per_query=given.per_query, style=given.table)
+
+
+def _write(values: dict[str, Any], output: str) -> None:
+    from jaxir.storage.files import atomic_file
+
+    # A file's name need not be Unicode: what is not becomes JSON's own escape.
+    with atomic_file(output, errors="backslashreplace") as file:
+        json.dump(values, file, indent=2, ensure_ascii=False)
+        file.write("\n")
 
 
 if __name__ == "__main__":

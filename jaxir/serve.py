@@ -49,13 +49,14 @@ def serve(
     if reranker is None:
         check_idle(serve, "--reranker", rerank_depth=rerank_depth)
     try:
-        from jaxir.serving import app, hosts, metrics, server
+        from jaxir.serving import app, metrics, server
         from jaxir.serving.access_log import AccessLog, Account
+        from jaxir.serving.guard import Guard, Hosts
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is needed to serve: {how_to_install('serve')}") from error
     from jaxir.serving.service import Service
 
-    names = hosts.Hosts(allowed_hosts or [], host)
+    hosts = Hosts(allowed_hosts or [], host)
     with (
         server.listen(host, port) as listener,
         contextlib.closing(AccessLog(access_log)) as log,
@@ -70,7 +71,7 @@ def serve(
             rerank_depth=rerank_depth,
         )
 
-        def say() -> None:
+        def report_start() -> None:
             for line in service.truncated():
                 print(line, file=sys.stderr, flush=True)
             print(f"serving on {server.url_of(listener)}", flush=True)
@@ -80,8 +81,8 @@ def serve(
 
         counted = metrics.Metrics(service)
         built = app.build_app(service, counted)
-        noted = Account(built.routes, counted, log)
-        server.run(built, listener, service.limits, noted, names, say)
+        guarded = Guard(built, limits=service.limits, hosts=hosts)
+        server.run(Account(guarded, counted, log), listener, report_start)
 
 
 if __name__ == "__main__":

@@ -47,18 +47,6 @@ class DamagedError(UserError):
         super().__init__(f"{path} is damaged: {reason}")
 
 
-class ChangedError(UserError):
-    """A file was changed while this process had it open.
-
-    Args:
-      path: the file.
-    """
-
-    def __init__(self, path: str | Path):
-        self.path = str(path)
-        super().__init__(f"{path} was changed while it was in use; start again, to read it anew")
-
-
 class UsageError(UserError):
     """A command line that cannot be understood; the exit status is 2."""
 

@@ -31,6 +31,18 @@ def searched(document: Document, answers_in: AnswersIn) -> str:
     return document.text if answers_in == "text" else document.contents
 
 
+class AnswerMatcher:
+    """Looks for the answers of one question in texts, as runs of whole tokens (Karpukhin et al. 2020)."""
+
+    def __init__(self, answers: Sequence[str]):
+        self._answers = [joined_tokens(answer) for answer in answers if tokens_of(answer)]
+
+    def finds(self, text: str) -> bool:
+        """Whether a text holds one of them."""
+        joined = joined_tokens(text)
+        return any(answer in joined for answer in self._answers)
+
+
 def judge_by_answers(
     runs: Sequence[Run],
     answers: Mapping[str, Sequence[str]],
@@ -41,9 +53,8 @@ def judge_by_answers(
 ) -> dict[str, dict[str, int]]:
     """Judges what the runs found: 1 where a document holds an answer of the query, 0 where it does not.
 
-    It holds one where the tokens of the answer stand in its text next to each other (Karpukhin et al. 2020),
-    so that Success@k against these judgements is the top-k accuracy of the papers on open-domain question
-    answering. The corpus is read once, and of its texts none is kept.
+    Success@k against these judgements is the top-k accuracy of the papers on open-domain question answering.
+    The corpus is read once, and of its texts none is kept.
 
     Args:
       runs: all the runs to be scored.
@@ -62,19 +73,13 @@ def judge_by_answers(
                 asked.setdefault(doc_id, set()).add(query_id)
     if not asked:
         raise UserError("the runs answer none of the queries that have answers: do they belong together?")
-    wanted = {
-        query_id: [joined_tokens(a) for a in texts if tokens_of(a)] for query_id, texts in answers.items()
-    }
+    matchers = {query_id: AnswerMatcher(texts) for query_id, texts in answers.items()}
     qrels: dict[str, dict[str, int]] = {query_id: {} for query_id in answers}
 
-    def judge(document: Document) -> None:
-        joined = joined_tokens(searched(document, answers_in))
-        for query_id in asked.pop(document.id):
-            qrels[query_id][document.id] = int(any(answer in joined for answer in wanted[query_id]))
-
     for document in progress(read_corpus(corpus), what="looking for answers", unit="documents"):
-        if document.id in asked:
-            judge(document)
+        text = searched(document, answers_in)
+        for query_id in asked.pop(document.id, ()):
+            qrels[query_id][document.id] = int(matchers[query_id].finds(text))
     if asked:
         raise UserError(f"{corpus}: it lacks document {min(asked)!r} ({len(asked)} that the runs found)")
     return qrels

@@ -56,12 +56,7 @@ def read_collection(directory: str | Path, split: str = "test", *, strict: bool 
     """Reads a BEIR folder: its corpus and the queries that `split` judges.
 
     Lines that repeat a document or query, judgements of unknown ones and grades such as 1.0 are counted; one
-    line on standard error reports the counts.
-
-    Args:
-      directory: the folder.
-      split: the name of its judgements.
-      strict: whether these are malformed instead.
+    line on standard error reports the counts. With `strict` they are malformed.
 
     Raises:
       BadInputError: a malformed line, or an id that stands for two texts.
@@ -91,13 +86,7 @@ def read_collection(directory: str | Path, split: str = "test", *, strict: bool 
 def search_collection(
     encoder: TextEncoder, collection: Collection, *, depth: int
 ) -> dict[str, dict[str, float]]:
-    """Encodes the collection and returns each query's `depth` best documents with their scores.
-
-    Raises:
-      UserError: depth is below 1.
-    """
-    if depth < 1:
-        raise UserError(f"depth must be at least 1, not {depth}")
+    """Encodes the collection and returns each query's `depth` best documents with their scores."""
     passages = encoder.encode_passages(collection.documents)
     queries = encoder.encode_queries(collection.queries)
     return search_vectors(queries, passages, collection, similarity=encoder.similarity, depth=depth)
@@ -141,7 +130,7 @@ def evaluate_collection(
       identical_ids: as in `evaluate_run`; with "drop" one answer more is searched for.
 
     Raises:
-      UserError: an unknown metric, one of more answers than `depth`, or depth is below 1.
+      UserError: an unknown metric, or one of more answers than `depth`.
     """
     check_depth(metrics, depth)
     run = search_collection(encoder, collection, depth=depth + (identical_ids == "drop"))

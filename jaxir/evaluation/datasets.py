@@ -9,15 +9,10 @@ from jaxir.storage.files import local_path
 
 
 def parse_dataset(spec: str, *kinds: str, what: str = "--dataset") -> tuple[str, Path]:
-    """Returns the kind and the directory of `KIND:DIR`; a directory alone is a BEIR folder.
-
-    Args:
-      spec: what the user wrote.
-      *kinds: the kinds that are meant.
-      what: what the setting is called.
+    """Returns the kind, one of `kinds`, and the directory of `KIND:DIR`; a directory alone is a BEIR folder.
 
     Raises:
-      UserError: another kind, or no directory.
+      UserError: another kind, or no directory; the sentence calls the setting `what`.
     """
     if "beir" in kinds and Path(spec).is_dir():
         return "beir", Path(spec)

@@ -118,16 +118,9 @@ def similarity_ratios(
     samples: int = 100_000,
     seed: int = 0,
 ) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]:
-    """Returns sim(q_i, q_j) and sim(q_i, p_j) for random i and j != i (Figure 6 shows their ratio).
+    """Returns sim(q_i, q_j) and sim(q_i, p_j), [S] each, for random i and j != i (Figure 6 has the ratio).
 
-    Args:
-      query: [N, D] embeddings, row i pairs with row i of `passage`.
-      passage: [N, D].
-      samples: how many pairs are drawn.
-      seed: of the drawing.
-
-    Returns:
-      Numerators and denominators, [S] each.
+    Row i of `query` [N, D] pairs with row i of `passage` [N, D].
 
     Raises:
       UserError: there are fewer than two pairs.

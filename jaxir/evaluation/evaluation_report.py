@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import filecmp
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +95,7 @@ def score_runs(
       runs: systems as `parse_system` takes them.
       metrics: as in `evaluate_run`.
       identical_ids: likewise.
-      baseline: the name of one of `runs`, or a system as `parse_system` takes it: the same run as one of
-        `runs` is that one, however its path is written.
+      baseline: the name of one of `runs`, or a system as `parse_system` takes it.
       qrels: the file of judgements.
       answers: the file of answers, in place of `qrels`.
       corpus: where the documents' texts are, with `answers`.
@@ -105,15 +103,10 @@ def score_runs(
       strict: as in `read_judgements`.
 
     Raises:
-      UserError: unreadable or malformed files, an unknown metric, two systems of one name, or a file that
-        is given twice.
+      UserError: unreadable or malformed files, an unknown metric, two systems of one name, or a file twice.
     """
     parse_metrics(metrics)
-    named = _name_systems(runs)
-    notes = []
-    if baseline is not None:
-        baseline, note = _add_baseline(baseline, named)
-        notes += note
+    named, against = _name_systems("--run", runs, baseline)
     if qrels is not None:
         judgements, note = read_judgements(qrels, strict=strict), f"judgements: {qrels}"
     read = {name: [read_run(file) for file in files] for name, files in named.items()}
@@ -137,26 +130,19 @@ def score_runs(
         systems=list(systems.values()),
         queries=list(judgements),
         facts={key: value for key, value in facts.items() if value is not None},
-        note="\n".join([note, *notes]),
-        baseline=None if baseline is None else systems[baseline],
+        note=note,
+        baseline=systems.get(against),
     )
 
 
 def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str | None = None) -> Scored:
-    """Scores written answers by exact match and F1.
-
-    Args:
-      predictions: systems as `parse_system` takes them, of files as `data.answers.read_written` reads them.
-      answers: the file of answers; each of its questions counts, written for or not.
-      baseline: as in `score_runs`.
+    """Scores written answers (`read_written`) by exact match and F1, over all questions with answers.
 
     Raises:
       UserError: unreadable or malformed files, two systems of one name, a file that is given twice, or one
         that has none of the questions.
     """
-    named, notes = _name_systems(predictions, flag="--predictions"), []
-    if baseline is not None:
-        baseline, notes = _add_baseline(baseline, named)
+    named, against = _name_systems("--predictions", predictions, baseline)
     right = read_answers(answers)
     systems = {
         name: System(name=name, scores=[score_answers(read_written(file), right) for file in files])
@@ -166,56 +152,40 @@ def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str
         systems=list(systems.values()),
         queries=list(right),
         facts={"answers": answers, "predictions": named},
-        note="\n".join([f"exact match and F1 of words, as SQuAD's: answers {answers}", *notes]),
-        baseline=None if baseline is None else systems[baseline],
+        note=f"exact match and F1 of words, as SQuAD's: answers {answers}",
+        baseline=systems.get(against),
     )
 
 
-def _name_systems(runs: Sequence[str], *, flag: str = "--run") -> dict[str, list[str]]:
-    """Returns each system's files, none of which may be given twice."""
+def _name_systems(
+    flag: str, systems: Sequence[str], baseline: str | None
+) -> tuple[dict[str, list[str]], str | None]:
+    """Returns each system's files, the baseline's too, and which one is the baseline.
+
+    Raises:
+      UserError: two systems of one name, or a file that is given twice.
+    """
     named: dict[str, list[str]] = {}
-    seen: list[Path] = []
-    for text in runs:
+    for text in systems:
         name, files = parse_system(text)
         if name in named:
             raise UserError(f"two systems are called {name!r}: write NAME=FILE to tell them apart")
         named[name] = files
-        for file in map(Path, files):
-            if other := next((other for other in seen if _linked(file, other)), None):
-                raise UserError(f"{flag}: {other} and {file} are the same file, which would count twice")
-            seen.append(file)
-    return named
-
-
-def _add_baseline(text: str, named: dict[str, list[str]]) -> tuple[str, list[str]]:
-    """Adds the baseline to the systems unless it is among them; returns its name and what is to be noted."""
-    if text in named:
-        return text, []
-    name, files = parse_system(text)
+    every = [Path(file).resolve() for files in named.values() for file in files]
+    if twice := [file for file in every if every.count(file) > 1]:
+        raise UserError(f"{flag}: {twice[0]} is given twice, and would count twice")
+    if baseline is None or baseline in named:
+        return named, baseline
+    name, files = parse_system(baseline)
+    places = {Path(file).resolve() for file in files}
     for known, others in named.items():
-        if _match(_linked, files, others):
-            return known, []
-        if _match(_equal, files, others):
-            return known, [f"--baseline={text} is the same run as {known}: it counts once"]
-    if name in named:
-        name = "baseline"
+        if places == {Path(file).resolve() for file in others}:
+            return named, known
+    name = name if name not in named else "baseline"
     if name in named:
         raise UserError(f"two systems are called {name!r}: write --baseline=NAME=FILE to tell them apart")
     named[name] = files
-    return name, []
-
-
-def _match(same: Callable[[Path, Path], bool], files: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether two systems have the same runs, in any order."""
-    return len(files) == len(others) and all(any(same(Path(f), Path(o)) for o in others) for f in files)
-
-
-def _linked(file: Path, other: Path) -> bool:
-    return file.is_file() and other.is_file() and file.samefile(other)
-
-
-def _equal(file: Path, other: Path) -> bool:
-    return file.is_file() and other.is_file() and filecmp.cmp(file, other, shallow=False)
+    return named, name
 
 
 def score_model(
@@ -225,8 +195,8 @@ def score_model(
     split: str,
     metrics: str,
     identical_ids: IdenticalIds,
-    depth: int,
     *,
+    depth: int,
     baseline: str | None = None,
     strict: bool = False,
 ) -> Scored:
@@ -275,12 +245,7 @@ def score_model(
 
 
 def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdown") -> Report:
-    """Lays out the scores of systems and compares them.
-
-    Args:
-      scored: the systems.
-      per_query: whether to print every query's values.
-      style: of the tables.
+    """Lays out the scores of systems and compares them; `per_query` adds every query's values.
 
     Raises:
       UserError: the baseline is the only system.
@@ -295,7 +260,7 @@ def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdo
     values: dict[str, Any] = {**scored.facts, **_values(systems[0])}
     parts = [_caption(scored.note, systems, style)]
     if len(systems) == 2:
-        parts.append(_metric_rows(pairs, systems, style))
+        parts.append(_comparisons(pairs, systems, style))
     else:
         rows = [[system.name, *(_mean(system, metric) for metric in metrics)] for system in systems]
         parts.append(format_table(["system", *metrics], rows, style=style))
@@ -304,7 +269,7 @@ def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdo
             parts.append(
                 caption(f"p-values are corrected for {count} comparisons by each metric (Holm)", style)
             )
-            parts.append(_pair_rows(pairs, systems, style))
+            parts.append(_comparisons(pairs, systems, style))
     if len(systems) > 1:
         values = {
             **scored.facts,
@@ -320,28 +285,25 @@ def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdo
 
 
 def _values(system: System) -> dict[str, Any]:
-    """Returns what the JSON file holds of a system."""
-    first, several = system.scores[0], len(system.scores) > 1
-    return {
+    """Returns what the JSON file holds of a system; of several runs lists of counts."""
+
+    def counts(name: str) -> Any:
+        found = [getattr(scores, name) for scores in system.scores]
+        return found if len(found) > 1 else found[0]
+
+    first = system.scores[0]
+    values = {
         "queries": first.queries,
-        "queries_without_answers": [s.unanswered for s in system.scores] if several else first.unanswered,
-        "unjudged_queries_ignored": [s.unjudged for s in system.scores] if several else first.unjudged,
-        **(_identical_ids(system) if isinstance(first, RetrievalScores) else {}),
-        "metrics": {metric: system.mean(metric) for metric in system.metrics},
-        **(
-            {"deviations": {metric: system.deviation(metric) for metric in system.metrics}} if several else {}
-        ),
-        **({"runs": [s.values for s in system.scores]} if several else {}),
-        "per_query": {metric: system.per_query(metric) for metric in system.metrics},
+        "queries_without_answers": counts("unanswered"),
+        "unjudged_queries_ignored": counts("unjudged"),
     }
-
-
-def _identical_ids(system: System) -> dict[str, Any]:
-    first, found = system.scores[0], [s.identical for s in system.scores]
-    return {
-        "identical_ids": first.identical_ids,
-        "identical_ids_found": found if len(found) > 1 else first.identical,
-    }
+    if isinstance(first, RetrievalScores):
+        values |= {"identical_ids": first.identical_ids, "identical_ids_found": counts("identical")}
+    values["metrics"] = {metric: system.mean(metric) for metric in system.metrics}
+    if len(system.scores) > 1:
+        values["deviations"] = {metric: system.deviation(metric) for metric in system.metrics}
+        values["runs"] = [scores.values for scores in system.scores]
+    return values | {"per_query": {metric: system.per_query(metric) for metric in system.metrics}}
 
 
 def _caption(note: str, systems: Sequence[System], style: Style) -> str:
@@ -369,35 +331,31 @@ def _mean(system: System, metric: str) -> float | str:
     return mean if spread is None else f"{mean:.4f} ± {spread:.4f}"
 
 
-def _metric_rows(pairs: Sequence[Pair], systems: Sequence[System], style: Style) -> str:
-    """Lays two systems out, a row for each metric, the one that is compared with first."""
-    after, before = (pairs[0].system, pairs[0].baseline)
+def _comparisons(pairs: Sequence[Pair], systems: Sequence[System], style: Style) -> str:
+    """Lays comparisons out; with two systems a row has their values, else their names."""
     by_name = {system.name: system for system in systems}
-    header = ["metric", before, after, "difference", "better", "worse", "t-test p", "randomisation p"]
-    rows = [
-        [
-            pair.metric,
-            _mean(by_name[before], pair.metric),
-            _mean(by_name[after], pair.metric),
-            *_difference(pair, by_name),
-        ]
-        for pair in pairs
-    ]
-    return format_table(header, rows, style=style)
+    two = len(systems) == 2
+    head = ["metric", pairs[0].baseline, pairs[0].system] if two else ["metric", "system", "against"]
+    rows = []
+    for pair in pairs:
+        ours, theirs = by_name[pair.system], by_name[pair.baseline]
+        shown = [_mean(x, pair.metric) for x in (theirs, ours)] if two else [pair.system, pair.baseline]
+        # The difference of the values shown, which of counts are no means.
+        difference = ours.mean(pair.metric) - theirs.mean(pair.metric)
+        p_values = [f"{pair.t_test:.2g}", f"{pair.randomisation:.2g}"]
+        counts = [pair.comparison.wins, pair.comparison.losses]
+        rows.append([pair.metric, *shown, difference, *counts, *p_values])
+    head += ["difference", "better", "worse", "t-test p", "randomisation p"]
+    return format_table(head, rows, style=style)
 
 
-def _pair_rows(pairs: Sequence[Pair], systems: Sequence[System], style: Style) -> str:
-    by_name = {system.name: system for system in systems}
-    header = ["metric", "system", "against", "difference", "better", "worse", "t-test p", "randomisation p"]
-    rows = [[pair.metric, pair.system, pair.baseline, *_difference(pair, by_name)] for pair in pairs]
-    return format_table(header, rows, style=style)
-
-
-def _difference(pair: Pair, by_name: Mapping[str, System]) -> list[object]:
-    """Lays a comparison out; the difference is that of the values shown, which of counts are no means."""
-    c = pair.comparison
-    ours, theirs = (by_name[name].mean(pair.metric) for name in (pair.system, pair.baseline))
-    return [ours - theirs, c.wins, c.losses, f"{pair.t_test:.2g}", f"{pair.randomisation:.2g}"]
+def model_report(
+    encoder: DualEncoder, model: str, dataset: str, how: str, table: str, style: Style, values: dict[str, Any]
+) -> Report:
+    """Returns a table of a model's scores under what was done, and its values with what tells the model."""
+    facts = {"model": model, "fingerprint": encoder.fingerprint, "dataset": dataset}
+    above = caption(f"{dataset}\nmodel: {model}; {lengths_of(encoder)}{how}", style)
+    return Report(text=f"{above}\n\n{table}", values={**facts, **encoder.settings.describe(), **values})
 
 
 def lengths_of(encoder: DualEncoder) -> str:

@@ -70,11 +70,7 @@ class AnswerScores:
 
 
 def score_answers(written: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> AnswerScores:
-    """Scores written answers.
-
-    Args:
-      written: of each question; an empty text is nothing.
-      answers: of each question, those that are right.
+    """Scores the texts written for questions, an empty one being nothing, against the right answers of each.
 
     Raises:
       UserError: nothing was written for any question that has answers.

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import Document, Query, read_queries, read_wanted
 from jaxir.data.text.sentences import sentences_of
-from jaxir.evaluation.answer_match import AnswersIn, joined_tokens, searched, tokens_of
+from jaxir.evaluation.answer_match import AnswerMatcher, AnswersIn, searched
 from jaxir.retrieval.encoding.windowed_file import write_windows
 from jaxir.storage import fingerprints
 from jaxir.storage.files import local_path
@@ -90,7 +90,7 @@ def _targets(
     if kind == "answer":
         yield from (Target(query.id, query.text, answers[query.id][0]) for query in questions)
         return
-    own = {query.id: [joined_tokens(a) for a in answers[query.id] if tokens_of(a)] for query in questions}
+    own = {query.id: AnswerMatcher(answers[query.id]) for query in questions}
     asked: dict[str, list[tuple[int, str]]] = {}  # of each passage: at which place of which question
     for query_id in own:
         for place, doc_id in enumerate(passages.get(query_id, ())):
@@ -106,13 +106,8 @@ def _targets(
     yield from (Target(query.id, query.text, best[query.id][1]) for query in questions if query.id in best)
 
 
-def _in(document: Document, answers: Sequence[str], kind: Kind, answers_in: AnswersIn) -> str | None:
+def _in(document: Document, own: AnswerMatcher, kind: Kind, answers_in: AnswersIn) -> str | None:
     """Returns the target that a passage gives; None where it holds no answer, or has no title."""
-
-    def holds(text: str) -> bool:
-        joined = joined_tokens(text)
-        return any(answer in joined for answer in answers)
-
     if kind == "title":
-        return document.title if holds(searched(document, answers_in)) else None
-    return next(filter(holds, sentences_of(document.text)), None)
+        return document.title if own.finds(searched(document, answers_in)) else None
+    return next(filter(own.finds, sentences_of(document.text)), None)

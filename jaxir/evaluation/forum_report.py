@@ -6,10 +6,10 @@ import statistics
 from pathlib import Path
 
 from jaxir.evaluation.collection import evaluate_collection
-from jaxir.evaluation.evaluation_report import Report, lengths_of
+from jaxir.evaluation.evaluation_report import Report, model_report
 from jaxir.evaluation.question_sets import CQADUPSTACK, FORUMS, read_cqadupstack
 from jaxir.evaluation.retrieval_metrics import IdenticalIds, check_depth, parse_metrics
-from jaxir.evaluation.text_tables import Style, caption, format_table
+from jaxir.evaluation.text_tables import Style, format_table
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 
@@ -19,22 +19,14 @@ def cqadupstack(
     split: str,
     metrics: str,
     identical_ids: IdenticalIds,
-    depth: int,
-    style: Style = "markdown",
     *,
+    depth: int,
     strict: bool = False,
+    style: Style = "markdown",
 ) -> Report:
     """Scores a model on each forum by exact search over its questions, and takes the mean of the forums.
 
-    Args:
-      model: what `DualEncoder.load` takes.
-      directory: as in `read_cqadupstack`.
-      split: whose queries.
-      metrics: as in `evaluate_run`.
-      identical_ids: likewise.
-      depth: answers a query has.
-      style: of the table.
-      strict: as in `read_collection`.
+    The arguments are those of `score_model`.
 
     Raises:
       UserError: no or malformed data, an unknown metric, no such model.
@@ -54,36 +46,27 @@ def cqadupstack(
         for forum, found in scores.items()
     ]
     rows.append([f"mean of {len(rows)}", None, None, *mean.values()])
-    note = (
-        f"cqadupstack:{directory}, split {split}\nmodel: {model}; {lengths_of(encoder)}; "
-        f"{encoder.similarity} similarity, exact search within a forum, {depth} answers a query"
-    )
+    how = f"; {encoder.similarity} similarity, exact search within a forum, {depth} answers a query"
+    how += f"; split {split}"
     missing = [forum for forum in FORUMS if forum not in forums]
     if missing:
-        note += f"\nnot there: {', '.join(missing)} ({CQADUPSTACK})"
-    return Report(
-        text=caption(note, style)
-        + "\n\n"
-        + format_table(["forum", "documents", "queries", *names], rows, style=style),
-        values={
-            "model": model,
-            "fingerprint": encoder.fingerprint,
-            "dataset": f"cqadupstack:{directory}",
-            "split": split,
-            **encoder.settings.describe(),
-            "depth": depth,
-            "metrics": mean,
-            "missing": missing,
-            "forums": {
-                forum: {
-                    "documents": documents[forum],
-                    "queries": found.queries,
-                    "identical_ids": found.identical_ids,
-                    "identical_ids_found": found.identical,
-                    "metrics": found.values,
-                    "per_query": found.per_query,
-                }
-                for forum, found in scores.items()
-            },
+        how += f"\nnot there: {', '.join(missing)} ({CQADUPSTACK})"
+    values = {
+        "split": split,
+        "depth": depth,
+        "metrics": mean,
+        "missing": missing,
+        "forums": {
+            forum: {
+                "documents": documents[forum],
+                "queries": found.queries,
+                "identical_ids": found.identical_ids,
+                "identical_ids_found": found.identical,
+                "metrics": found.values,
+                "per_query": found.per_query,
+            }
+            for forum, found in scores.items()
         },
-    )
+    }
+    table = format_table(["forum", "documents", "queries", *names], rows, style=style)
+    return model_report(encoder, model, f"cqadupstack:{directory}", how, table, style, values)

@@ -10,14 +10,9 @@ from jaxir.data.formats.qrels import Qrel, check_grade, parse_grade, read_qrels
 
 
 def read_judgements(path: str | Path, *, strict: bool = False) -> dict[str, dict[str, int]]:
-    """Reads a file of judgements, in BEIR's format (query-id, corpus-id, score, by tabs) or TREC's.
+    """Reads query id -> document id -> score, in BEIR's format (three columns, tabs) or TREC's.
 
-    Args:
-      path: the file.
-      strict: whether a grade written as a decimal (1.0) is malformed. By default such grades are counted.
-
-    Returns:
-      Query id to document id to score, in the order of the file.
+    By default grades written as decimals (1.0) are counted and reported; `strict` refuses them.
 
     Raises:
       BadInputError: a malformed line, or a judgement that contradicts an earlier one.

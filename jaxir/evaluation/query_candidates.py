@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from jaxir.core.errors import UserError
 from jaxir.data.expanded.candidates import Candidates
-from jaxir.evaluation.answer_match import AnswersIn, joined_tokens, searched, tokens_of
+from jaxir.evaluation.answer_match import AnswerMatcher, AnswersIn, searched
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
 from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.searcher import Searcher
@@ -50,12 +51,7 @@ class Retriever:
         self._searcher, self._answers = Searcher.open(loaded), answers
 
     def found(self, questions: Sequence[Candidates], done: Callable[[int], Any]) -> Iterator[Candidates]:
-        """Yields questions with what their queries find, in the order of the questions.
-
-        Args:
-          questions: which are searched for together.
-          done: called with the number of questions that are done.
-        """
+        """Yields questions with what their queries find, in order; all are searched for together."""
         queries = [some.queries for some in questions]
         distinct = list(dict.fromkeys(itertools.chain.from_iterable(queries)))
         depth = 1 if self._answers is None else self.depth
@@ -72,13 +68,11 @@ class Retriever:
         return Candidates(id=some.id, question=some.question, outputs=some.outputs, **told)
 
     def _ranks(self, answers: Sequence[str], found: list[list[str]]) -> list[int | None]:
-        wanted, known = [joined_tokens(answer) for answer in answers if tokens_of(answer)], {}
+        matcher, documents = AnswerMatcher(answers), self._searcher.index.documents
 
+        @functools.cache
         def right(passage: str) -> bool:
-            if passage not in known:
-                joined = joined_tokens(searched(self._searcher.index.documents[passage], self._answers_in))
-                known[passage] = any(answer in joined for answer in wanted)
-            return known[passage]
+            return matcher.finds(searched(documents[passage], self._answers_in))
 
         return [next((rank for rank, p in enumerate(ids, 1) if right(p)), None) for ids in found]
 
@@ -110,16 +104,8 @@ def write_found(
 ) -> OutputsReport | None:
     """Writes a file of candidates (`data.candidates`) of questions; it appears only when whole.
 
-    Run again after an interruption it continues; several processes of one run share the work.
-
-    Args:
-      retriever: finds passages.
-      questions: and their expansions.
-      output: the file.
-      window: questions that are searched together.
-
-    Returns:
-      What is in the file, in the first process; None in the others.
+    Run again after an interruption it continues; several processes of one run share the work, and the first
+    returns what is in the file. `window` questions are searched together.
 
     Raises:
       UserError: what was begun there is something else or damaged, or another run is writing it.

@@ -16,7 +16,8 @@ from jaxir.data.formats.lines import (
     OddRecord,
     OnBadInput,
     decode_line,
-    numbered_lines,
+    parsed,
+    parsed_lines,
     raw_lines,
 )
 from jaxir.data.formats.sources import joined, new_id
@@ -162,33 +163,26 @@ def _quora_ir(folder: Path, split: str, *, strict: bool) -> Collection:
 def _table(path: Path, columns: int, collector: OnBadInput) -> Iterator[tuple[int, list[str]]]:
     """Yields line number and fields of each line below the header; the first field is an id of its own."""
     seen: dict[str, int] = {}
-    for number, raw in numbered_lines(path):
-        try:
-            fields = decode_line(raw).split("\t")
-        except MalformedRecord as fault:
-            raise BadInputError(path, number, f"{fault.kind} {fault.detail}") from None
+
+    def parse(line: str, number: int) -> tuple[int, list[str]] | None:
+        fields = line.split("\t")
         if len(fields) != columns:
-            found = f"expected {columns} columns separated by tabs, found {len(fields)}"
-            raise BadInputError(path, number, found)
-        if number == 1 and fields[0].isdecimal():
-            raise BadInputError(
-                path, number, f"the first line is a question, {fields[0]!r}: a header is missing"
-            )
-        try:
-            new_id(fields[0], seen, tuple(fields[1:])) if number > 1 else None
-        except OddRecord as odd:
-            collector.accept(path, number, odd)
-            continue
-        except MalformedRecord as fault:
-            raise BadInputError(path, number, f"{fault.kind} {fault.detail}") from None
-        if number > 1:
-            yield number, fields
+            raise MalformedRecord(f"expected {columns} columns separated by tabs,", f"found {len(fields)}")
+        if number == 1:
+            if fields[0].isdecimal():
+                raise MalformedRecord("a header is missing: the first line is a question,", repr(fields[0]))
+            return None
+        new_id(fields[0], seen, tuple(fields[1:]))
+        return number, fields
+
+    return parsed_lines(path, parse, collector)
 
 
 def _quora_release(path: Path) -> Collection:
     """Reads id, qid1, qid2, question1, question2, is_duplicate; fields may be quoted and hold line ends."""
     header = ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"]
-    reader = csv.reader(_text_lines(path), delimiter="\t", strict=True)
+    lines = parsed(path, raw_lines(path), lambda raw, _: decode_line(raw), "stop")
+    reader = csv.reader(lines, delimiter="\t", strict=True)
     texts: dict[str, str] = {}
     qrels: Duplicates = {}
     line = 0  # the last one of the rows so far
@@ -207,14 +201,6 @@ def _quora_release(path: Path) -> Collection:
     except csv.Error as error:
         raise BadInputError(path, line + 1, str(error)) from error
     return _collection(path, texts, texts, qrels)
-
-
-def _text_lines(path: Path) -> Iterator[str]:
-    for number, raw in raw_lines(path):
-        try:
-            yield decode_line(raw)
-        except MalformedRecord as fault:
-            raise BadInputError(path, number, f"{fault.kind} {fault.detail}") from None
 
 
 def _forum(path: Path, split: str, *, strict: bool) -> Collection:

@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxir.evaluation.collection import TextEncoder
 from jaxir.evaluation.embedding_space import spread
 from jaxir.evaluation.sts_files import SentencePair
-from jaxir.evaluation.sts_scores import QueryEncoder, sentences_of
+from jaxir.evaluation.sts_scores import sentences_of
 from jaxir.evaluation.text_tables import format_table
 from jaxir.retrieval.indexes.base_index import normalize
 
 GROUPS = ("0-1", "1-2", "2-3", "3-4", "4-5")  # the lower bound belongs to a group, 5 to the last one
 
 
-def cosines_by_rating(encoder: QueryEncoder, pairs: Sequence[SentencePair]) -> dict[str, np.ndarray]:
+def cosines_by_rating(encoder: TextEncoder, pairs: Sequence[SentencePair]) -> dict[str, np.ndarray]:
     """Returns the cosine similarities [N] of the pairs of each group, of those that have some.
 
     Args:

@@ -181,11 +181,7 @@ def cut_at(run: Run) -> int | float:
 
 
 def check_depth(metrics: str | Sequence[str], depth: int) -> None:
-    """Checks that no metric is of more answers than will be there.
-
-    Args:
-      metrics: as in `evaluate_run`.
-      depth: answers of a query.
+    """Checks that no metric is of more answers than the `depth` that a query will have.
 
     Raises:
       UserError: an unknown metric, or one beyond `depth`.

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jaxir.core.installation import require
-from jaxir.evaluation.evaluation_report import Report, lengths_of
+from jaxir.evaluation.evaluation_report import Report, model_report
 from jaxir.evaluation.pair_space import CUTOFFS, PairSpace
+from jaxir.evaluation.senteval_files import TASKS, WHERE, read_senteval
 from jaxir.evaluation.sts_files import SETTINGS, read_sts, read_sts_tasks
-from jaxir.evaluation.sts_scores import STSScores, scores_of, sentences_of
-from jaxir.evaluation.text_tables import Style, caption, format_table
-
-if TYPE_CHECKING:
-    from jaxir.retrieval.encoding.text_encoder import DualEncoder
+from jaxir.evaluation.sts_scores import STSScores, evaluate_sts
+from jaxir.evaluation.text_tables import Style, format_table
+from jaxir.evaluation.transfer_tasks import FOLDS, check_folds, evaluate_senteval
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 SENTEVAL_NOTE = """Logistic regression on the query tower's vectors, as SentEval does with kfold 10 and nhid 0
 accuracy in % of the test set, of MR, CR, SUBJ and MPQA over ten folds; dev: that by which C was chosen"""
@@ -31,27 +31,19 @@ SPACE = ("alignment", "uniformity", *(f"R@{k}" for k in CUTOFFS))
 def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> Report:
     """Evaluates a model on rated pairs: the sets of a file or folder, or the tasks of a folder of folders.
 
-    Args:
-      model: what `DualEncoder.load` takes.
-      directory: as in `read_sts`, or `read_sts_tasks`.
-      split: of tasks, where they have several.
-      style: of the table.
-
     Raises:
       UserError: no or malformed data, no such model.
     """
-    from jaxir.retrieval.encoding.text_encoder import DualEncoder
-
     tasks = read_sts_tasks(directory, split)
     one = None if tasks else read_sts(directory)
     encoder = DualEncoder.load(model)
     if one is not None:
-        scores = scores_of(one, encoder.encode_queries(sentences_of(one)))
+        scores = evaluate_sts(encoder, one)
         table = _set_table(scores, style)
-        return _report(encoder, model, f"sts:{directory}", STS_NOTE, table, style, _values(scores))
-    of_tasks = {}
-    for name, sets in tasks.items():
-        of_tasks[name] = scores_of(sets, encoder.encode_queries(sentences_of(sets)))
+        return model_report(
+            encoder, model, f"sts:{directory}", f"\n{STS_NOTE}", table, style, _values(scores)
+        )
+    of_tasks = {name: evaluate_sts(encoder, sets) for name, sets in tasks.items()}
     average = {
         setting: float(np.mean([scores.spearman[setting] for scores in of_tasks.values()]))
         for setting in SETTINGS
@@ -63,8 +55,8 @@ def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> R
     rows.append([f"average of {len(rows)}", None, *average.values(), *[None] * len(SPACE)])
     table = format_table(["task", "pairs", *SETTINGS, *SPACE], rows, digits=2, style=style)
     values = {"split": split, "tasks": {n: _values(s) for n, s in of_tasks.items()}, "average": average}
-    note = f"{STS_NOTE}\nof tasks with train, dev and test: {split}"
-    return _report(encoder, model, f"sts:{directory}", note, table, style, values)
+    note = f"\n{STS_NOTE}\nof tasks with train, dev and test: {split}"
+    return model_report(encoder, model, f"sts:{directory}", note, table, style, values)
 
 
 def senteval(model: str, directory: Path, style: Style = "markdown") -> Report:
@@ -73,12 +65,9 @@ def senteval(model: str, directory: Path, style: Style = "markdown") -> Report:
     Raises:
       UserError: no or malformed data, no such model, or scikit-learn is not installed.
     """
-    from jaxir.evaluation.senteval_files import TASKS, WHERE, read_senteval
-    from jaxir.evaluation.transfer_tasks import evaluate_senteval
-    from jaxir.retrieval.encoding.text_encoder import DualEncoder
-
     require("analyze", "sklearn")
     tasks = read_senteval(directory)
+    check_folds(tasks, FOLDS)
     missing = {name: list(layout.files) for name, layout in TASKS.items() if name not in tasks}
     encoder = DualEncoder.load(model)
     scores = evaluate_senteval(encoder, tasks)
@@ -86,12 +75,12 @@ def senteval(model: str, directory: Path, style: Style = "markdown") -> Report:
     rows = [[name, s.train, s.test, s.accuracy, s.f1, s.dev] for name, s in scores.items()]
     rows.append([f"average of {len(rows)}", None, None, average["accuracy"], None, average["dev"]])
     table = format_table(["task", "train", "test", "accuracy", "F1", "dev"], rows, digits=2, style=style)
-    note = SENTEVAL_NOTE + "".join(
+    note = f"\n{SENTEVAL_NOTE}" + "".join(
         f"\n{name} is not there: {', '.join(files)} ({WHERE})" for name, files in missing.items()
     )
     found = {name: dataclasses.asdict(s) for name, s in scores.items()}
     values = {"tasks": found, "average": average, "missing": missing}
-    return _report(encoder, model, f"senteval:{directory}", note, table, style, values)
+    return model_report(encoder, model, f"senteval:{directory}", note, table, style, values)
 
 
 def _set_table(scores: STSScores, style: Style) -> str:
@@ -113,20 +102,3 @@ def _values(scores: STSScores) -> dict[str, Any]:
 
 def _space(space: PairSpace | None) -> list[float | None]:
     return [None] * len(SPACE) if space is None else [space.numbers()[name] for name in SPACE]
-
-
-def _report(
-    encoder: DualEncoder,
-    model: str,
-    dataset: str,
-    note: str,
-    table: str,
-    style: Style,
-    values: dict[str, Any],
-) -> Report:
-    facts = {"model": model, "fingerprint": encoder.fingerprint, "dataset": dataset}
-    above = caption(f"{dataset}\nmodel: {model}; {lengths_of(encoder)}\n{note}", style)
-    return Report(
-        text=f"{above}\n\n{table}",
-        values={**facts, **encoder.settings.describe(), **values},
-    )

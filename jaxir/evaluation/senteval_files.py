@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxir.core.errors import BadInputError, UserError
-from jaxir.data.formats.lines import MalformedRecord, decode_line, numbered_lines, raw_lines
+from jaxir.data.formats.lines import MalformedRecord, numbered_lines, parsed_lines, raw_lines
 from jaxir.storage.files import local_path
 
 WHERE = (
@@ -18,7 +16,6 @@ WHERE = (
     " and tokenises them"
 )
 QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")  # TREC's coarse labels
-FEWEST = 12  # rows of a label, so that each of ten folds within ten folds has one
 
 
 class Row(NamedTuple):
@@ -55,13 +52,10 @@ def _binary(folder: str, positive: str, negative: str) -> Layout:
 
 
 def read_senteval(directory: str | Path) -> dict[str, Task]:
-    """Reads the tasks that a folder has, in the order of `TASKS`.
-
-    Args:
-      directory: SentEval's data/downstream, or a folder with some of its folders.
+    """Reads the tasks that SentEval's data/downstream, or a folder with some of its folders, has.
 
     Raises:
-      BadInputError: a malformed line, or a file with too few rows.
+      BadInputError: a malformed line.
       UserError: no such folder, none of the tasks, or a task without one of its files.
     """
     directory = local_path(directory)
@@ -85,24 +79,10 @@ def _read(directory: Path, name: str, layout: Layout) -> Task:
                 f"{name} needs {' and '.join(layout.files)} in {directory}, which lacks {file}: {WHERE}"
             )
         task.setdefault(part, []).extend(read(path))
-        _check_end(path)
     for part, rows in task.items():
-        counts = {label: sum(row.label == label for row in rows) for label in {row.label for row in rows}}
-        if len(counts) < 2:
+        if len({row.label for row in rows}) < 2:
             raise UserError(f"{directory}: {name} has rows of one label only in its part {part!r}")
-        if part in ("all", "train") and "dev" not in task and min(counts.values()) < FEWEST:
-            fewest = min(counts.values())
-            why = f"ten folds within ten folds need {FEWEST}"
-            raise UserError(f"{directory}: {name} has a label with {fewest} rows only, but {why}")
     return task
-
-
-def _check_end(path: Path) -> None:
-    """Warns on standard error where a file's end looks cut off."""
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            print(f"warning: {path}: its last line has no end: is the file cut off?", file=sys.stderr)
 
 
 def _one_label(path: Path, label: int) -> Iterator[Row]:
@@ -121,51 +101,43 @@ def _latin_1(path: Path, number: int, raw: bytes) -> str:
 
 def _trec(path: Path) -> Iterator[Row]:
     """Yields rows of `LABEL:finer words of the question`, in Latin-1."""
-
-    def parse(number: int, raw: bytes) -> Row:
-        label, colon, rest = _latin_1(path, number, raw).strip().partition(":")
+    for number, raw in numbered_lines(path):
+        label, _, rest = _latin_1(path, number, raw).strip().partition(":")
         _, space, question = rest.partition(" ")
-        if not colon or not space:
-            raise MalformedRecord("expected LABEL:finer and a question")
+        if not space:
+            raise BadInputError(path, number, "expected LABEL:finer and a question")
         if label not in QUESTIONS:
-            raise MalformedRecord(f"unknown label {label!r}, not one of {', '.join(QUESTIONS)}")
-        return Row((_words(question),), QUESTIONS.index(label))
-
-    return _rows(path, parse)
+            raise BadInputError(path, number, f"unknown label {label!r}, not one of {', '.join(QUESTIONS)}")
+        yield Row((_words(question),), QUESTIONS.index(label))
 
 
 def _mrpc(path: Path) -> Iterator[Row]:
     """Yields rows of quality, two ids and two sentences, tab-separated, under a header."""
 
-    def parse(line: str) -> Row:
-        fields = line.strip().split("\t")
-        if len(fields) != 5:
-            raise MalformedRecord(f"expected 5 columns separated by tabs, found {len(fields)}")
+    def parse(line: str, number: int) -> Row | None:
+        if number == 1:
+            return None
+        fields = _columns(line, 5)
         return Row((_words(fields[3]), _words(fields[4])), _zero_or_one(fields[0]))
 
-    return _rows(path, lambda _, raw: parse(decode_line(raw)), header=True)
+    return parsed_lines(path, parse, "stop")
 
 
 def _sst(path: Path) -> Iterator[Row]:
     """Yields rows of a sentence, a tab, 0 or 1."""
 
-    def parse(line: str) -> Row:
-        fields = line.strip().split("\t")
-        if len(fields) != 2:
-            raise MalformedRecord(f"expected a sentence, a tab, 0 or 1; found {len(fields)} columns")
-        return Row((_words(fields[0]),), _zero_or_one(fields[1]))
+    def parse(line: str, _: int) -> Row:
+        text, label = _columns(line, 2)
+        return Row((_words(text),), _zero_or_one(label))
 
-    return _rows(path, lambda _, raw: parse(decode_line(raw)))
+    return parsed_lines(path, parse, "stop")
 
 
-def _rows(path: Path, parse: Callable[[int, bytes], Row], *, header: bool = False) -> Iterator[Row]:
-    for number, raw in numbered_lines(path):
-        if header and number == 1:
-            continue
-        try:
-            yield parse(number, raw)
-        except MalformedRecord as fault:
-            raise BadInputError(path, number, f"{fault.kind} {fault.detail}".rstrip()) from None
+def _columns(line: str, count: int) -> list[str]:
+    fields = line.strip().split("\t")
+    if len(fields) != count:
+        raise MalformedRecord(f"expected {count} columns separated by tabs, found {len(fields)}")
+    return fields
 
 
 def _zero_or_one(text: str) -> int:

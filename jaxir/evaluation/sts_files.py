@@ -16,7 +16,6 @@ SETTINGS = ("all", "mean", "wmean")
 SPLITS = {"trial": "dev", "test_annotated": "test"}  # SICK's words for them
 _YEAR = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")  # as SemEval and as SentEval name them
 _SPLIT = re.compile(r"(?:sts-|SICK_)?(train|dev|trial|test|test_annotated)")
-_Pairs = Callable[[], list["SentencePair"]]
 EXPECTED = (
     "expected are NAME.tsv (score, sentence1, sentence2); STS.input.NAME.txt with STS.gs.NAME.txt (STS 2012"
     " to 2016) or sts-train.csv, sts-dev.csv, sts-test.csv (STS-B), both at ixa2.si.ehu.eus/stswiki; or"
@@ -54,32 +53,28 @@ def read_sts(path: str | Path, split: str | None = None) -> Sets:
     path = local_path(path)
     if not path.is_dir() and not path.is_file():
         raise UserError(f"{path} is neither a folder nor a file of rated pairs: {EXPECTED}")
-    found: dict[str, _Pairs] = {}
-    files: dict[str, Path] = {}
+    sets, files = {}, {}
     for file in _files(path):
-        for name, reader in _reader(file):
-            if name in found:
-                both = f"{files[name].name} and {file.name}"
-                raise UserError(f"{path}: the pairs of {both} are both called {name!r}; rename or remove one")
-            found[name], files[name] = reader, file
-    if not found:
+        if (reader := _reader(file)) is None:
+            continue
+        name, pairs_of = reader
+        if name in files:
+            both = f"{files[name].name} and {file.name}"
+            raise UserError(f"{path}: the pairs of {both} are both called {name!r}; rename or remove one")
+        if name in SETTINGS:
+            raise UserError(f"{path}: {name!r} names what is made of several files; rename that file")
+        files[name], sets[name] = file, list(pairs_of())
+        if len({p.score for p in sets[name]}) < 2:
+            raise BadInputError(file, None, "needs pairs of at least two different scores")
+    if not sets:
         raise UserError(f"{path} has no rated pairs: {EXPECTED}")
-    for name in set(found) & set(SETTINGS):
-        raise UserError(f"{path}: {name!r} names what is made of several files; rename that file")
-    sets = {name: read() for name, read in found.items()}
     return sets if split is None or not path.is_dir() else _of_split(path, sets, split)
 
 
 def read_sts_tasks(path: str | Path, split: str = "test") -> dict[str, Sets]:
-    """Reads a folder of tasks: folders that `read_sts` takes, each a year, the STS benchmark or SICK.
+    """Reads a folder of tasks, folders that `read_sts` takes, each a year, STS-B or SICK, by name.
 
-    Args:
-      path: the folder.
-      split: of a task that has train, dev and test, the one that is taken.
-
-    Returns:
-      The sets of each task, in the order of their names; none if `path` has rated pairs itself, or no folder
-      with some.
+    Returns none if `path` has rated pairs itself, or no folder with some.
 
     Raises:
       BadInputError, UserError: as `read_sts`; a task without the split.
@@ -100,7 +95,7 @@ def _tasks(path: Path) -> list[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    return [name for file in _files(folder) for name, _ in _reader(file)]
+    return [reader[0] for file in _files(folder) if (reader := _reader(file)) is not None]
 
 
 def _splits(names: Collection[str]) -> dict[str, str]:
@@ -123,26 +118,19 @@ def _files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
 
 
-def _reader(file: Path) -> list[tuple[str, _Pairs]]:
-    """Returns the name of a file's pairs and what reads them; nothing for a file of another kind."""
+def _reader(file: Path) -> tuple[str, Callable[[], Iterator[SentencePair]]] | None:
+    """Returns the name of a file's pairs and what reads them; None for a file of another kind."""
     if year := _YEAR.fullmatch(file.name):
-        return [(year[1], lambda: _check(file, list(_year_pairs(file))))]
-    parse: Callable[[str, int], SentencePair | None] | None = None
+        return year[1], lambda: _year_pairs(file)
     if file.suffix == ".tsv":
         parse = _parse_tsv
     elif file.suffix == ".csv" and file.name.startswith("sts-"):
         parse = _parse_benchmark
     elif file.suffix == ".txt" and file.name.startswith("SICK"):
         parse = _parse_sick
-    if parse is None:
-        return []
-    return [(file.stem, lambda: _check(file, list(parsed_lines(file, parse, "stop"))))]
-
-
-def _check(file: Path, pairs: list[SentencePair]) -> list[SentencePair]:
-    if len({p.score for p in pairs}) < 2:
-        raise BadInputError(file, None, "needs pairs of at least two different scores")
-    return pairs
+    else:
+        return None
+    return file.stem, lambda: parsed_lines(file, parse, "stop")
 
 
 def _year_pairs(file: Path) -> Iterator[SentencePair]:
@@ -161,10 +149,9 @@ def _year_pairs(file: Path) -> Iterator[SentencePair]:
             yield _pair(score, *_columns(decode_line(raw.rstrip(b"\r\n")), 2)[:2])
         except MalformedRecord as fault:
             raise BadInputError(file, last, f"{fault.kind} {fault.detail}".rstrip()) from None
-    if scores and max(scores) > last:
-        raise BadInputError(gold, last + 1, f"a score of no pair: {file.name} has {last} lines")
-    if len(lines) < last - 1:  # the last one, if it is empty, may lack its end
-        raise BadInputError(gold, None, f"it has {len(lines)} lines, and {file.name} {last}: is it cut off?")
+    # The last line, if it is empty, may lack its end.
+    if max(scores, default=0) > last or len(lines) < last - 1:
+        raise BadInputError(gold, None, f"it has {len(lines)} lines, and {file.name} {last}: is one cut off?")
 
 
 def _parse_tsv(line: str, number: int) -> SentencePair | None:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from jaxir.evaluation import pair_space
+from jaxir.evaluation.collection import TextEncoder
 from jaxir.evaluation.pair_space import PairSpace
 from jaxir.evaluation.sts_files import SentencePair
 
 PairSets = Mapping[str, Sequence[SentencePair]]
-
-
-class QueryEncoder(Protocol):
-    """What is asked of a model: texts to float32 vectors [N, D]."""
-
-    def encode_queries(self, texts: list[str]) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +31,7 @@ class STSScores:
     space: dict[str, PairSpace]
 
 
-def evaluate_sts(encoder: QueryEncoder, sets: PairSets) -> STSScores:
+def evaluate_sts(encoder: TextEncoder, sets: PairSets) -> STSScores:
     """Evaluates a model on sets of sentence pairs; both sentences go through the query tower.
 
     Args:

@@ -5,25 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxir.evaluation.significance import Comparison, compare, holm
 
-
-class Scores(Protocol):
-    """What one run scored: `RetrievalScores`, or `AnswerScores` of written answers.
-
-    Attributes:
-      values: metric to its mean.
-      per_query: metric to query id to value.
-    """
-
-    values: dict[str, float]
-    per_query: dict[str, dict[str, float]]
-
-    def describe(self) -> str: ...
+if TYPE_CHECKING:
+    from jaxir.evaluation.exact_match import AnswerScores
+    from jaxir.evaluation.retrieval_metrics import RetrievalScores
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,11 +22,11 @@ class System:
 
     Attributes:
       name: what it is called.
-      scores: of each run, over the same judgements.
+      scores: of each run, over the same judgements: retrieved documents, or written answers.
     """
 
     name: str
-    scores: Sequence[Scores]
+    scores: Sequence[RetrievalScores | AnswerScores]
 
     @property
     def metrics(self) -> list[str]:

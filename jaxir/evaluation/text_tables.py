@@ -13,20 +13,9 @@ def format_table(
 ) -> str:
     """Lays `rows` out under `header` as an aligned Markdown table, or as a tabular of LaTeX (with booktabs).
 
-    Args:
-      header: the names of the columns.
-      rows: cells; floats are printed with `digits` decimals, None as an empty cell.
-      digits: decimals of floats.
-      style: markdown or latex.
-
-    Returns:
-      Lines joined by newlines, none at the end. Columns that hold only numbers are aligned to the right.
-
-    Raises:
-      ValueError: a row that has not as many cells as the header.
+    Floats have `digits` decimals, None is an empty cell. Columns of numbers alone are aligned to the right.
+    The lines are joined by newlines, with none at the end.
     """
-    if any(len(row) != len(header) for row in rows):
-        raise ValueError(f"every row needs {len(header)} cells: {', '.join(header)}")
     texts = [[_text(cell, digits) for cell in row] for row in rows]
     header, *cells = [[_ESCAPED[style](text) for text in line] for line in (header, *texts)]
     widths = [max(len(text) for text in column) for column in zip(header, *cells, strict=True)]

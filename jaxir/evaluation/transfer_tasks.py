@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
+from jaxir.evaluation.collection import TextEncoder
 from jaxir.evaluation.senteval_files import TASKS, Row, Task
-from jaxir.evaluation.sts_scores import QueryEncoder
 
 SEED = 1111
 FOLDS = 10
@@ -52,7 +52,7 @@ def texts_of(tasks: dict[str, Task]) -> list[str]:
     return sorted({text for rows in parts for row in rows for text in row.texts})
 
 
-def evaluate_senteval(encoder: QueryEncoder, tasks: dict[str, Task]) -> dict[str, TaskScores]:
+def evaluate_senteval(encoder: TextEncoder, tasks: dict[str, Task]) -> dict[str, TaskScores]:
     """Evaluates a model, whose query tower reads the texts.
 
     Args:

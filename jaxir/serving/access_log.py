@@ -6,14 +6,9 @@ import contextlib
 import datetime
 import logging
 import logging.handlers
-import re
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-from starlette.routing import BaseRoute, Match
 
 from jaxir.core.errors import UserError
 from jaxir.serving.metrics import Metrics
@@ -22,7 +17,6 @@ from jaxir.storage.outputs import check_named
 
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 LONGEST_PATH = 200
-_LINE = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.+]+ ")  # how one begins
 
 
 class AccessLog:
@@ -36,23 +30,21 @@ class AccessLog:
       path: a file, which is appended to; None is standard error.
 
     Raises:
-      UserError: the file cannot be written, or is no access log: lines would be added to what is dear to
-        someone.
+      UserError: the file cannot be written.
     """
 
     def __init__(self, path: str | None):
-        if path is not None:
+        self._handler: logging.Handler
+        if path is None:
+            self._handler = logging.StreamHandler(sys.stderr)
+        else:
             check_named("--access_log", path)
-            local_path(path, "written to")
-        try:
-            if path is not None and Path(path).is_file():
-                with Path(path).open("rb") as file:
-                    first = file.readline(1000)
-                if first and not _LINE.match(first):
-                    raise UserError(f"{path} is there already and is no access log: give another file")
-            self._handler: logging.Handler = _Stream(sys.stderr) if path is None else _File(path)
-        except OSError as error:
-            raise UserError(f"cannot write the access log {path}: {error.strerror.lower()}") from None
+            try:
+                self._handler = logging.handlers.WatchedFileHandler(local_path(path, "written to"))
+            except OSError as error:
+                raise UserError(f"cannot write the access log {path}: {error.strerror.lower()}") from None
+        self._has_failed = False
+        self._handler.handleError = self._report
 
     def write(self, client: str, method: str, path: str, status: int, seconds: float) -> None:
         """Writes a line."""
@@ -61,89 +53,47 @@ class AccessLog:
         self._handler.handle(logging.makeLogRecord({"msg": line}))
 
     def close(self) -> None:
-        """Closes the file. That its last lines are lost on a full disk has been told."""
+        """Closes the file; that its last lines are lost on a full disk has been reported."""
         with contextlib.suppress(OSError):
             self._handler.close()
 
-
-class _TellsOnce(logging.Handler):
-    _told = False
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        if not self._told:
-            self._told = True
+    def _report(self, _: logging.LogRecord) -> None:
+        if not self._has_failed:
+            self._has_failed = True
             print(f"the access log cannot be written: {sys.exc_info()[1]}", file=sys.stderr)
 
 
-class _Stream(_TellsOnce, logging.StreamHandler):
-    pass
-
-
-class _File(_TellsOnce, logging.handlers.WatchedFileHandler):
-    pass
-
-
 class Account:
-    """Notes every request once it is answered.
+    """An ASGI application around another one, which counts and logs every request once it is answered.
 
     Args:
-      routes: of the application; a request is counted under the path of the one that it takes.
+      app: the application.
       metrics: what counts.
       log: what writes.
     """
 
-    def __init__(self, routes: Sequence[BaseRoute], metrics: Metrics, log: AccessLog):
-        self._routes, self._metrics, self._log = routes, metrics, log
+    def __init__(self, app: Any, metrics: Metrics, log: AccessLog):
+        self._app, self._metrics, self._log = app, metrics, log
 
-    def around(self, app: Any) -> Any:
-        """Returns an ASGI application that does what `app` does, and notes it."""
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 500  # what uvicorn answers where nothing is sent
 
-        async def noted(scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] != "http":
-                await app(scope, receive, send)
-                return
-            started, status = time.perf_counter(), 500  # what uvicorn answers where nothing is sent
+        async def send_noted(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
 
-            async def send_noted(message: Any) -> None:
-                nonlocal status
-                if message["type"] == "http.response.start":
-                    status = message["status"]
-                await send(message)
-
-            try:
-                with self._metrics.in_progress.track_inprogress():
-                    await app(scope, receive, send_noted)
-            finally:
-                seconds = time.perf_counter() - started
-                method, path = scope["method"], scope["raw_path"].decode("latin-1")
-                self.note(scope["client"], method, path, self._endpoint(scope), status, seconds)
-
-        return noted
-
-    def note(
-        self,
-        client: tuple[str, int] | None,
-        method: str,
-        path: str,
-        endpoint: str,
-        status: int,
-        seconds: float,
-    ) -> None:
-        """Notes a request that was answered.
-
-        Args:
-          client: its address and port.
-          method: as the client names it.
-          path: as it was sent, without what stands behind a `?`.
-          endpoint: a name for it, of few.
-          status: of the answer.
-          seconds: that it took.
-        """
-        self._metrics.count(endpoint, method if method in METHODS else "other", status, seconds)
-        self._log.write(client[0] if client else "-", method, path, status, seconds)
-
-    def _endpoint(self, scope: Any) -> str:
-        for route in self._routes:
-            if route.matches(scope)[0] != Match.NONE:
-                return getattr(route, "path_format", "other")
-        return "other"
+        try:
+            with self._metrics.in_progress.track_inprogress():
+                await self._app(scope, receive, send_noted)
+        finally:
+            seconds, method = time.perf_counter() - started, scope["method"]
+            known = method if method in METHODS else "other"
+            endpoint = getattr(scope.get("route"), "path_format", "other")
+            self._metrics.count(endpoint, known, status, seconds)
+            path = scope["raw_path"].decode("latin-1")
+            self._log.write(scope["client"][0], method, path, status, seconds)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from jaxir.core.errors import ChangedError, UserError
+from jaxir.core.errors import UserError
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -119,6 +119,6 @@ class Batcher(Generic[J, R]):
         except Exception as error:
             if len(jobs) == 1:
                 return [error]
-            if isinstance(error, UserError) and not isinstance(error, ChangedError):
+            if isinstance(error, UserError):
                 return [error] * len(jobs)  # the machine's or the settings' fault: it will fail all
             return [self._attempt([job])[0] for job in jobs]

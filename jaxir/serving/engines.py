@@ -54,9 +54,17 @@ class DenseEngine:
       encoder: the model.
       indexes: by name.
       k: the depth of every search.
+
+    Attributes:
+      name: the names of the indexes, by commas.
+      towers: what it encodes with.
+      texts_cut: how many texts of each tower were longer than the model reads.
     """
 
+    towers = TOWERS
+
     def __init__(self, encoder: DualEncoder, indexes: Mapping[str, Index], *, k: int):
+        self.name = ",".join(indexes)
         self._encoder, self._indexes, self._k = encoder, indexes, k
         self._shapes = FewShapes(encoder.model)
         # A model of one tower has one set of programs, though queries and passages may differ in length.
@@ -136,8 +144,10 @@ class SparseEngine:
       k: the depth of every search.
     """
 
+    towers = ("query",)
+
     def __init__(self, name: str, searcher: Searcher, *, k: int):
-        self._name, self._searcher, self._k = name, searcher, k
+        self.name, self._searcher, self._k = name, searcher, k
 
     def warm_up(self, max_batch: int) -> None:
         """Starts what answers, and has it answer enough for Java to compile what it runs often."""
@@ -151,7 +161,7 @@ class SparseEngine:
         scores, ids = self._searcher.search(list(texts), self._k)
         search_ms = _ms(started)
         rows = [texts[q.text] for q in questions]
-        return [Answer(None, {self._name: _found(ids[r], scores[r], 0.0, search_ms)}) for r in rows]
+        return [Answer(None, {self.name: _found(ids[r], scores[r], 0.0, search_ms)}) for r in rows]
 
 
 def _found(ids: list[str], scores: np.ndarray, encode_ms: float, search_ms: float) -> Found:

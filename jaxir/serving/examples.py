@@ -16,13 +16,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|[\n。！？]+")
 
 
 def examples(index: Index, count: int, chooser: random.Random) -> list[str]:
-    """Returns titles, or sentences where titles are no phrases, of documents drawn at random.
-
-    Args:
-      index: an index with its documents.
-      count: how many at most.
-      chooser: what draws.
-    """
+    """Returns at most `count` titles, or sentences where titles are no phrases, of random documents."""
     drawn = chooser.sample(range(len(index.ids)), min(len(index.ids), TRIED * count))
     phrases: dict[str, None] = {}
     for row in drawn:

@@ -1,22 +1,24 @@
-"""What stands before the application: clients that send too much, too slowly, or from another site's page."""
+"""What stands before the application: the Host header, a body's size, the time of an answer."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable
+import ipaddress
+import re
+from collections.abc import Iterable
 from typing import Any
 
-from jaxir.serving.hosts import Hosts
+from starlette.responses import JSONResponse
+
+from jaxir.core.errors import UserError
 from jaxir.serving.limits import Limits
 
-DRAIN_SECONDS = 2.0
-MOST_PARAMETERS = 50  # in an address; no request has more than 2, and thousands take the event loop 20 ms
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 )
+_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
 class _Refused(Exception):
@@ -27,31 +29,26 @@ class _Refused(Exception):
 class Guard:
     """An ASGI application around another one.
 
-    It reads a request's body whole before the application sees it, within the limits on size and time, bounds
-    the time of the answer, and adds headers to every answer. A request it refuses gets one sentence.
+    It bounds the number of requests under way, the size of a body, which it reads whole before the
+    application sees it, and the time of an answer. It adds headers to every answer. A request that it refuses
+    gets one sentence.
 
     Args:
       app: the application.
       limits: the limits.
-      connections: says how many are open.
       hosts: decides which Host headers are accepted; None accepts addresses and localhost.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        *,
-        limits: Limits,
-        connections: Callable[[], int],
-        hosts: Hosts | None = None,
-    ):
-        self._app, self._limits, self._connections, self._hosts = app, limits, connections, hosts or Hosts()
+    def __init__(self, app: Any, *, limits: Limits, hosts: Hosts | None = None):
+        self._app, self._limits, self._hosts = app, limits, hosts or Hosts()
+        self._under_way = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started = False
+        body: bytes | None = None
 
         async def send_marked(message: Any) -> None:
             nonlocal started
@@ -60,93 +57,115 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
             await send(message)
 
+        async def refuse(status: int, detail: str) -> None:
+            headers = {"retry-after": "1"} if status == 503 else None
+            await JSONResponse({"detail": detail}, status, headers)(scope, receive, send_marked)
+
+        self._under_way += 1
         try:
             async with asyncio.timeout(self._limits.answer_seconds):
-                body = await self._body(scope, receive)
-                await self._app(scope, _Replay(body, receive), send_marked)
+                self._check(scope)
+                body = await self._body(receive)
+                await self._app(scope, _replaying(body, receive), send_marked)
         except _Refused as refused:
-            await _refuse(refused, receive, send_marked)
+            await refuse(refused.status, refused.detail)
         except TimeoutError:
-            if started:  # uvicorn notices that the answer is not whole, and closes the connection
-                return
-            sentence = f"there was no answer within {self._limits.answer_seconds:g} s: the service is busy"
-            await _refuse(_Refused(503, sentence), receive, send_marked)
+            seconds = f"{self._limits.answer_seconds:g} s"
+            if body is None:
+                await refuse(408, f"the request's body did not arrive within {seconds}")
+            elif not started:  # else uvicorn notices that the answer is not whole, and closes the connection
+                await refuse(503, f"there was no answer within {seconds}: the service is busy")
         except asyncio.CancelledError:  # by uvicorn, which waits no longer for answers under way
             if started:
                 raise
-            await _refuse(_Refused(503, "the service ends"), receive, send_marked)
-        except Exception:
-            if not started:
-                await _refuse(_Refused(500, "a fault of the service"), receive, send_marked)
-            raise  # uvicorn prints it
+            await refuse(503, "the service ends")
+        finally:
+            self._under_way -= 1
 
-    async def _body(self, scope: Any, receive: Any) -> bytes:
-        if self._connections() > self._limits.connections:
-            raise _Refused(503, f"{self._limits.connections:,} connections are open already")
-        headers = dict(scope["headers"])
-        refusal = self._hosts.refusal(headers.get(b"host", b"").decode("latin-1"))
-        if refusal is not None:
+    def _check(self, scope: Any) -> None:
+        if self._under_way > self._limits.requests:
+            raise _Refused(503, f"{self._limits.requests:,} requests are under way already")
+        header = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        if (refusal := self._hosts.refusal(header)) is not None:
             raise _Refused(400, refusal)
-        if scope.get("query_string", b"").count(b"&") >= MOST_PARAMETERS:
-            raise _Refused(400, f"the address has more than {MOST_PARAMETERS} parameters")
-        too_large = _Refused(413, f"a request's body may have {self._limits.body_bytes:,} bytes")
-        length = headers.get(b"content-length", b"0")
-        if len(length) > 18 or int(length) > self._limits.body_bytes:
-            raise too_large
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._limits.body_seconds):
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _Refused(400, "the client left before its request was whole")
-                    body += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(body) > self._limits.body_bytes:
-                        raise too_large
-        except TimeoutError:
-            limit = f"{self._limits.body_seconds:g} s"
-            raise _Refused(408, f"the request's body did not arrive within {limit}") from None
+
+    async def _body(self, receive: Any) -> bytes:
+        """Returns the whole body. A larger one is read to its end too: only then do clients read answers."""
+        body, size, more = bytearray(), 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Refused(400, "the client left before its request was whole")
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            if size <= self._limits.body_bytes:
+                body += part
+        if size > self._limits.body_bytes:
+            raise _Refused(413, f"a request's body may have {self._limits.body_bytes:,} bytes")
         return bytes(body)
 
 
-class _Replay:
-    """Gives the body that has been read, then what else the connection says."""
+def _replaying(body: bytes, receive: Any) -> Any:
+    """Returns what gives the body that has been read, then what else the connection says."""
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-    def __init__(self, body: bytes, receive: Any):
-        self._body: bytes | None = body
-        self._receive = receive
+    async def replay() -> Any:
+        return next(messages, None) or await receive()
 
-    async def __call__(self) -> Any:
-        if self._body is None:
-            return await self._receive()
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
+    return replay
 
 
-async def _refuse(refused: _Refused, receive: Any, send: Any) -> None:
-    """Answers and closes the connection, after a while in which the client may end what it is sending.
+class Hosts:
+    """Decides whether a request's Host header names this service, whatever address it listens to.
 
-    A client that is cut off while it sends may never read the answer.
+    IP addresses, `localhost` and requests without a Host header are always accepted. Other names must be
+    listed. A page of another site can let its own name resolve to this service's address (DNS rebinding), and
+    the browser then sends that name. No site has an IP address of another machine as its name.
+
+    Args:
+      allowed: names; `*.DOMAIN` accepts every name below a domain, and `*` every name.
+      listening: the value of `--host`; a name there is accepted.
+
+    Raises:
+      UserError: an entry of `allowed` is no name of a host.
     """
-    body = json.dumps({"detail": refused.detail}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    if refused.status == 503:
-        headers.append((b"retry-after", b"1"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    if refused.status == 413:
-        try:
-            async with asyncio.timeout(DRAIN_SECONDS):
-                more = True
-                while more:
-                    message = await receive()
-                    more = message["type"] == "http.request" and message.get("more_body", False)
-        except TimeoutError:
-            pass
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def __init__(self, allowed: Iterable[str] = (), listening: str = "localhost"):
+        self._names = {"localhost", listening.lower(), *map(_checked, allowed)}
+
+    def refusal(self, header: str) -> str | None:
+        """Returns the sentence that refuses a Host header, NAME or NAME:PORT; None if it is accepted."""
+        name = re.sub(r":\d*$", "", header.strip().lower()).removesuffix(".")
+        if not name or _is_address(name):
+            return None
+        parents = name.split(".")[1:]
+        above = {f"*.{'.'.join(parents[i:])}" for i in range(len(parents))}
+        if self._names & {"*", name, *above}:
+            return None
+        flag = f"--allowed_hosts={name}" if _NAME.fullmatch(name) else "--allowed_hosts"
+        return f"this service is not called {name!r:.80}: start it with {flag}, or use its IP address"
+
+
+def _checked(entry: str) -> str:
+    if entry == "*":
+        return entry
+    star, domain = ("*.", entry[2:]) if entry.startswith("*.") else ("", entry)
+    try:
+        name = domain.lower().removesuffix(".").encode("idna").decode()  # as browsers send it
+    except UnicodeError:
+        name = ""
+    if not _NAME.fullmatch(name) and not _is_address(name) and not _is_address(f"[{name}]"):
+        raise UserError(
+            f"--allowed_hosts has {entry!r}: give names of hosts without scheme, port and path, such as"
+            " search.example.org, *.example.org for all names below it, or * for every name"
+        )
+    return star + name
+
+
+def _is_address(name: str) -> bool:
+    """Whether a host is an IPv4 address, or an IPv6 address in brackets."""
+    bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    try:
+        return (ipaddress.ip_address(bare).version == 6) == (bare != name)
+    except ValueError:
+        return False

@@ -21,12 +21,9 @@ class Limits:
       k: documents asked for each query. Every search has this depth, so that there is one program for it.
       whole_characters: length of all the whole documents, their metadata as JSON included, that one search
         may answer with.
-      head_seconds: time for a client to send a request's head, from its first byte.
-      body_seconds: time to send its body.
-      read_seconds: time for it to take more of an answer that it has not read.
-      answer_seconds: time from the head to the end of the answer.
+      answer_seconds: time from a request's head to the end of the answer.
       waiting: queries of all clients that wait for one engine; no fewer than `queries`, which come at once.
-      connections: open connections.
+      requests: requests under way.
 
     Raises:
       UserError: `waiting` is below `queries`: a request of so many would never be answered.
@@ -38,12 +35,9 @@ class Limits:
     passage_characters: Count = 20_000
     k: Count = 100
     whole_characters: Count = 10_000_000
-    head_seconds: Positive = 10.0
-    body_seconds: Positive = 10.0
-    read_seconds: Positive = 10.0
     answer_seconds: Positive = 30.0
     waiting: Count = 10_000
-    connections: Count = 500
+    requests: Count = 500
 
     def __post_init__(self):
         if self.waiting < self.queries:

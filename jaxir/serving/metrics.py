@@ -47,10 +47,7 @@ class Metrics:
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """Returns all metrics in the format that an Accept header asks for, and its content type."""
-        try:
-            encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # of a version that is no number
-            encode, content_type = choose_encoder("")
+        encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
 
@@ -67,7 +64,7 @@ class _Engines:
         busy = CounterMetricFamily(
             "jaxir_engine_busy_seconds", "Time that an engine has worked.", labels=of_batcher
         )
-        for (indexes, tower), batcher in self._service.batchers().items():
+        for (indexes, tower), batcher in self._service.batchers.items():
             queue.add_metric([indexes, tower], batcher.waiting)
             busy.add_metric([indexes, tower], batcher.busy_seconds)
             bounds = [1 << n for n in range(MAX_BATCH.bit_length())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Sequence
 from typing import Any
 
 _STYLE = """
@@ -43,47 +44,48 @@ def reference_page(openapi: dict[str, Any]) -> str:
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
-    parts = [
-        f"<h2><code>{method.upper()} {_text(path)}</code></h2>",
-        _paragraph(operation.get("description")),
-    ]
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
-    if body is not None:
-        parts.append(f"<p>Takes {_type(body)} as JSON.</p>")
-    if "parameters" in operation:
-        rows = [_parameter(each) for each in operation["parameters"]]
-        parts.append(f"<table><tr><th>parameter</th><th>type</th><th></th></tr>{''.join(rows)}</table>")
-    rows = []
+    statuses = []
     for status, response in sorted(operation["responses"].items()):
         ((kind, content),) = response["content"].items()
         gives = _type(content["schema"]) if kind == "application/json" else _text(kind)
-        rows.append(f"<tr><td>{status}</td><td>{gives}</td><td>{_text(response['description'])}</td></tr>")
-    parts.append(f"<table><tr><th>status</th><th>gives</th><th></th></tr>{''.join(rows)}</table>")
+        statuses.append((status, gives, _text(response["description"])))
+    parameters = [
+        (f"<code>{_text(each['name'])}</code>", _type(each["schema"]), _text(_notes(each)))
+        for each in operation.get("parameters", ())
+    ]
+    parts = [
+        f"<h2><code>{method.upper()} {_text(path)}</code></h2>",
+        _paragraph(operation.get("description")),
+        f"<p>Takes {_type(body)} as JSON.</p>" if body is not None else "",
+        _table(("parameter", "type", ""), parameters) if parameters else "",
+        _table(("status", "gives", ""), statuses),
+    ]
     return "\n".join(parts)
 
 
-def _parameter(parameter: dict[str, Any]) -> str:
-    schema, said = parameter["schema"], [f"in the {parameter['in']}", parameter.get("description", "")]
-    notes = _text("; ".join(filter(None, said)) + _bounds(schema))
-    return (
-        f"<tr><td><code>{_text(parameter['name'])}</code></td><td>{_type(schema)}</td><td>{notes}</td></tr>"
-    )
+def _notes(parameter: dict[str, Any]) -> str:
+    notes = [f"in the {parameter['in']}", parameter.get("description", "")]
+    return "; ".join(filter(None, notes)) + _bounds(parameter["schema"])
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:
     required = schema.get("required", [])
     rows = []
-    for field, of_field in schema.get("properties", {}).items():
-        default = "" if field in required else f" (default: {json.dumps(of_field.get('default'))})"
-        notes = _text(of_field.get("description", "") + _bounds(of_field) + default)
-        rows.append(
-            f"<tr><td><code>{_text(field)}</code></td><td>{_type(of_field)}</td><td>{notes}</td></tr>"
-        )
+    for field, facts in schema.get("properties", {}).items():
+        default = "" if field in required else f" (default: {json.dumps(facts.get('default'))})"
+        notes = facts.get("description", "") + _bounds(facts) + default
+        rows.append((f"<code>{_text(field)}</code>", _type(facts), _text(notes)))
     examples = "".join(f"<pre>{_text(json.dumps(e))}</pre>" for e in schema.get("examples", []))
-    return (
-        f'<h3 id="{_text(name)}">{_text(name)}</h3>{_paragraph(schema.get("description"))}'
-        f"<table><tr><th>field</th><th>type</th><th></th></tr>{''.join(rows)}</table>{examples}"
-    )
+    head = f'<h3 id="{_text(name)}">{_text(name)}</h3>{_paragraph(schema.get("description"))}'
+    return f"{head}{_table(('field', 'type', ''), rows)}{examples}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table of cells that are HTML."""
+    lines = [[f"<th>{name}</th>" for name in header], *([f"<td>{cell}</td>" for cell in row] for row in rows)]
+    body = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
+    return f"<table>{body}</table>"
 
 
 def _bounds(schema: dict[str, Any]) -> str:

@@ -47,11 +47,7 @@ class Reranker:
         return self.encoder.checked(scores).tolist()
 
     def new_batcher(self, max_waiting: int) -> Batcher[Pair, float]:
-        """Returns the batcher of all clients' pairs, to be used as an async context.
-
-        Args:
-          max_waiting: questions that may wait.
-        """
+        """Returns the batcher of all clients' pairs, an async context; `max_waiting` questions may wait."""
         waiting = max_waiting * self.depth
         self.batcher = Batcher(self.score, max_batch=MAX_BATCH, max_waiting=waiting, name="reranker")
         return self.batcher
@@ -61,10 +57,7 @@ class Reranker:
     ) -> tuple[list[dict[str, float]], float]:
         """Returns the scores of each query's documents by id, best first, and the milliseconds it took.
 
-        Args:
-          queries: texts.
-          found: the ids of each query's documents, best first; the first `depth` are read.
-          text_of: the text of a document.
+        The first `depth` ids of each query in `found`, best first, are read; `text_of` gives their texts.
 
         Raises:
           Busy: too many pairs wait.

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from jaxir.core.errors import suggest
 from jaxir.data.formats.lines import has_text
 from jaxir.serving.limits import Limits
 
@@ -143,31 +144,60 @@ UNFIT = _problems(_422="the request asks for what cannot be had")
 UNKNOWN = _problems(_404="there is no such document, or its text is not stored")
 
 
+# Names that other services give to what ours call otherwise, as far as they are not alike.
+SYNONYMS = {
+    "k": ("top_k", "topk", "top", "n", "num", "limit", "size", "count", "num_results", "max_results"),
+    "queries": ("q", "text", "texts", "question", "questions", "input", "inputs"),
+    "texts": ("q", "query", "queries", "input", "inputs", "passages", "documents", "sentences"),
+    "systems": ("index", "indexes", "indices", "retriever", "retrievers"),
+    "tower": ("type", "input_type", "kind", "side", "encoder"),
+}
+
+
+class _Request(BaseModel):
+    """A JSON body. A key that it does not have is named, with the one that was meant."""
+
+    model_config = ConfigDict(strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, body: Any) -> Any:
+        keys = cls.model_fields
+        unknown = [key for key in body if key not in keys] if isinstance(body, dict) else []
+        if unknown:
+            key = unknown[0]
+            synonym = next((known for known in keys if key.lower() in SYNONYMS.get(known, ())), None)
+            meant = f"; did you mean {synonym!r}?" if synonym else suggest(key[:40], keys) or "."
+            raise PydanticCustomError(
+                "unknown_key",
+                "unknown key {key}{meant} The keys are {keys}",
+                {"key": repr(key[:40]), "meant": meant, "keys": ", ".join(keys)},
+            )
+        return body
+
+
 def _question(text: str) -> str:
     if not has_text(text):
         raise PydanticCustomError("no_text", "there is no text in it")
     return text
 
 
-def request_models(known: list[str], limits: Limits) -> tuple[type[BaseModel], type[BaseModel]]:
-    """Returns what /search and /encode take, with the limits of a service and the names of its systems."""
-    # As it stands, blanks too: some models read them, and every other command has them read.
+# Blanks stay, as in every other command: some models read them.
+Text = Annotated[str, StringConstraints(min_length=1), AfterValidator(_question)]
+
+
+def search_request_model(known: list[str], limits: Limits) -> type[BaseModel]:
+    """Returns what /search takes, with the limits of a service and the names of its systems."""
     query = Annotated[
         str,
         StringConstraints(min_length=1, max_length=limits.query_characters),
         AfterValidator(_question),
     ]
-    # The bound on the length makes halves of surrogate pairs no strings either.
-    text = Annotated[str, StringConstraints(min_length=1), AfterValidator(_question)]
 
-    class SearchRequest(BaseModel):
+    class SearchRequest(_Request):
         """Queries, and what to show of what is found."""
 
-        model_config = ConfigDict(
-            extra="forbid",
-            strict=True,
-            json_schema_extra={"examples": [{"queries": ["how to join two arrays"]}]},
-        )
+        model_config = ConfigDict(json_schema_extra={"examples": [{"queries": ["how to join two arrays"]}]})
         queries: list[query] = Field(min_length=1, max_length=limits.queries)
         k: int = Field(min(10, limits.k), ge=1, le=limits.k, description="documents of each query and system")
         systems: list[str] | None = Field(
@@ -179,16 +209,18 @@ def request_models(known: list[str], limits: Limits) -> tuple[type[BaseModel], t
         documents: bool = Field(True, description="whether titles and snippets come along, or ids only")
         full: bool = Field(False, description="whether whole documents come along, with their metadata")
 
-    class EncodeRequest(BaseModel):
+    return SearchRequest
+
+
+def encode_request_model(limits: Limits) -> type[BaseModel]:
+    """Returns what /encode takes, with the limits of a service."""
+
+    class EncodeRequest(_Request):
         """Texts of one kind."""
 
-        model_config = ConfigDict(
-            extra="forbid",
-            strict=True,
-            json_schema_extra={"examples": [{"texts": ["how to join two arrays"]}]},
-        )
-        texts: list[text] = Field(min_length=1, max_length=limits.queries)
+        model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["how to join two arrays"]}]})
+        texts: list[Text] = Field(min_length=1, max_length=limits.queries)
         tower: Literal["query", "passage"] = "query"
         index: str | None = Field(None, description="whose model; the first that has one by default")
 
-    return SearchRequest, EncodeRequest
+    return EncodeRequest

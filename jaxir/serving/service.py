@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import itertools
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ from jaxir.retrieval.indexes.base_index import Index, load_index
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.batcher import Batcher
-from jaxir.serving.engines import TOWERS, Answer, DenseEngine, Found, Question, SparseEngine
+from jaxir.serving.engines import Answer, DenseEngine, Found, Question, SparseEngine
 from jaxir.serving.examples import examples
 from jaxir.serving.limits import Limits
 from jaxir.serving.reranker import Reranker
@@ -72,10 +70,12 @@ class Service:
 
     Attributes:
       opened: the indexes, in the order that they were named.
-      engines: what answers, by the name of the index.
+      engines: what answers, by the name of the index; indexes of one model share an engine.
       systems: what can be searched: their names, "hybrid" where there are two or more, "reranked" where there
         is a reranker.
       reranker: what reads the best documents of the hybrid, or of the one index, again; None for nothing.
+      batchers: what does the work, by the engine's name and tower; the reranker's is that of
+        ("reranked", "pair"). Empty until the service is entered.
       limits: as given; this class itself holds only those on what waits and on depth.
     """
 
@@ -87,14 +87,13 @@ class Service:
         if reranker is not None:
             self.systems = [*self.systems, RERANKED]
         self.engines: dict[str, DenseEngine | SparseEngine] = {}
-        for group in _by_model(self.opened):
-            encoder = group[0].searcher.encoder
-            if encoder is None:
-                engine = SparseEngine(group[0].name, group[0].searcher, k=limits.k)
-            else:
-                engine = DenseEngine(encoder, {o.name: o.index for o in group}, k=limits.k)
-            self.engines |= {o.name: engine for o in group}
-        self._batchers: dict[tuple[int, Tower], Batcher[Question, Answer]] = {}
+        for first in self.opened:
+            if (encoder := first.searcher.encoder) is None:
+                self.engines[first.name] = SparseEngine(first.name, first.searcher, k=limits.k)
+            elif first.name not in self.engines:
+                alike = {o.name: o.index for o in self.opened if o.searcher.encoder is encoder}
+                self.engines |= dict.fromkeys(alike, DenseEngine(encoder, alike, k=limits.k))
+        self.batchers: dict[tuple[str, str], Batcher] = {}
         self._stack = contextlib.AsyncExitStack()
 
     @classmethod
@@ -166,17 +165,18 @@ class Service:
         return lines
 
     async def __aenter__(self) -> Service:
-        for number, engine in enumerate(self._engines()):
-            for tower in TOWERS[:1] if isinstance(engine, SparseEngine) else TOWERS:
+        for engine in self._engines():
+            for tower in engine.towers:
                 batcher = Batcher(
                     engine.answer,
                     max_batch=MAX_BATCH,
                     max_waiting=self.limits.waiting,
-                    name=f"engine-{number}-{tower}",
+                    name=f"{engine.name}-{tower}",
                 )
-                self._batchers[id(engine), tower] = await self._stack.enter_async_context(batcher)
+                self.batchers[engine.name, tower] = await self._stack.enter_async_context(batcher)
         if self.reranker is not None:
-            await self._stack.enter_async_context(self.reranker.new_batcher(self.limits.waiting))
+            batcher = self.reranker.new_batcher(self.limits.waiting)
+            self.batchers[RERANKED, "pair"] = await self._stack.enter_async_context(batcher)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -185,12 +185,7 @@ class Service:
     async def search(
         self, queries: Sequence[str], k: int, systems: Sequence[str]
     ) -> list[dict[str, Ranking]]:
-        """Returns, for each query, what each system found.
-
-        Args:
-          queries: texts.
-          k: documents of each.
-          systems: some of `self.systems`.
+        """Returns, for each query, the first k documents of each of `systems`.
 
         Raises:
           Busy: too many queries wait.
@@ -205,7 +200,7 @@ class Service:
 
         async def ask(engine: DenseEngine | SparseEngine) -> list[Answer]:
             names = frozenset(name for name in wanted if self.engines[name] is engine)
-            answers = await self._batchers[id(engine), "query"].results([Question(q, names) for q in queries])
+            answers = await self.batchers[engine.name, "query"].results([Question(q, names) for q in queries])
             elapsed.update(dict.fromkeys(names, 1000 * (time.perf_counter() - started)))
             return answers
 
@@ -246,12 +241,7 @@ class Service:
     async def encode(
         self, texts: Sequence[str], tower: Tower, index: str | None
     ) -> tuple[Opened, np.ndarray, list[int | None]]:
-        """Encodes N texts.
-
-        Args:
-          texts: N texts.
-          tower: "query" or "passage".
-          index: its name; None takes the first that has a model.
+        """Encodes N texts by a tower of the index named, or of the first that has a model.
 
         Returns:
           The index whose model made the vectors, the vectors, float32 [N, D], and how many characters of each
@@ -266,17 +256,12 @@ class Service:
         if opened is None:
             which = "no index here" if index is None else f"no index {index!r} here"
             raise KeyError(f"{which} has a model")
-        batcher = self._batchers[id(self.engines[opened.name]), tower]
+        batcher = self.batchers[self.engines[opened.name].name, tower]
         answers = await batcher.results([Question(text, tower=tower) for text in texts])
         return opened, np.stack([a.vector for a in answers]), [a.cut_at for a in answers]
 
     def document(self, doc_id: str, index: str | None = None) -> tuple[Opened, Document] | None:
-        """Returns a document and the index that has it stored, None where none has.
-
-        Args:
-          doc_id: its id.
-          index: the name of an index; None takes the first that has it.
-        """
+        """Returns a document and the index, by default the first, that has it stored; None where none has."""
         for opened in self.opened:
             if opened.index.documents is not None and index in (None, opened.name):
                 with contextlib.suppress(KeyError):
@@ -291,35 +276,21 @@ class Service:
                 return [phrase[: self.limits.query_characters] for phrase in found]
         return []
 
-    def batchers(self) -> dict[tuple[str, str], Batcher]:
-        """Returns what does the work, by the names of its indexes and by tower; empty before it is begun.
-
-        The reranker's is that of ("reranked", "pair").
-        """
-        of_pairs = {(RERANKED, "pair"): self.reranker.batcher} if self.reranker and self._batchers else {}
-        return of_pairs | {
-            (self._names(engine), tower): self._batchers[id(engine), tower]
-            for engine, tower in itertools.product(self._engines(), TOWERS)
-            if (id(engine), tower) in self._batchers
-        }
-
     def compiled_shapes(self) -> dict[tuple[str, str], int]:
-        """Returns the number of compiled programs by the names of their indexes and by tower."""
+        """Returns the number of compiled programs by engine and tower."""
+        of_texts = {(e.name, t): e.compiled_shapes(t) for e in self._dense_engines() for t in e.towers}
         of_pairs = {(RERANKED, "pair"): len(self.reranker.shapes.compiled)} if self.reranker else {}
-        dense = [engine for engine in self._engines() if isinstance(engine, DenseEngine)]
-        of_texts = {(self._names(e), t): e.compiled_shapes(t) for e in dense for t in TOWERS}
         return of_texts | of_pairs
 
     def texts_cut(self) -> dict[tuple[str, str], int]:
-        """Returns how many texts were longer than a model reads, by the names of its indexes and by tower."""
-        dense = [engine for engine in self._engines() if isinstance(engine, DenseEngine)]
-        return {(self._names(e), t): count for e in dense for t, count in e.texts_cut.items()}
+        """Returns how many texts were longer than a model reads, by engine and tower."""
+        return {(e.name, t): count for e in self._dense_engines() for t, count in e.texts_cut.items()}
 
     def _engines(self) -> list[DenseEngine | SparseEngine]:
         return list(dict.fromkeys(self.engines.values()))
 
-    def _names(self, engine: DenseEngine | SparseEngine) -> str:
-        return ",".join(name for name, each in self.engines.items() if each is engine)
+    def _dense_engines(self) -> list[DenseEngine]:
+        return [engine for engine in self._engines() if isinstance(engine, DenseEngine)]
 
 
 def _ranking(
@@ -347,7 +318,7 @@ def _named(spec: str) -> tuple[str, str]:
     """Takes NAME=DIR or DIR apart."""
     name, equals, directory = spec.partition("=")
     if not equals or "/" in name:
-        name, directory = Path(os.path.realpath(spec)).name, spec  # `Path.resolve` fails on a loop of links
+        name, directory = Path(spec).resolve().name, spec
     if not name or not directory:
         raise UserError(f"{spec!r} lacks a {'directory' if name else 'name'}; write NAME=DIR")
     return name, directory
@@ -386,11 +357,3 @@ def _check_texts(opened: Sequence[Opened]) -> None:
                 f"{RERANKED}: no index has the text of {len(lacking):,} of the documents of the index"
                 f" {each.name} ({lacking[0]!r} is one); build it with --corpus"
             )
-
-
-def _by_model(opened: Sequence[Opened]) -> list[list[Opened]]:
-    """Groups dense indexes by their encoder; each sparse one is a group of its own."""
-    groups: dict[int, list[Opened]] = {}
-    for each in opened:
-        groups.setdefault(id(each.searcher.encoder or each), []).append(each)
-    return list(groups.values())

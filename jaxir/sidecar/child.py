@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +19,10 @@ FOREIGN = ("JAVA_HOME", "JVM_PATH", "CLASSPATH", "JDK_JAVA_OPTIONS", "_JAVA_OPTI
 
 
 class Process(NamedTuple):
-    """A sidecar process, the directory of its socket and log, its token, and what removes the directory."""
+    """A sidecar process, the directory of its socket and log, and what removes the directory."""
 
     popen: subprocess.Popen
     directory: Path
-    token: str
     closing: contextlib.ExitStack
 
 
@@ -39,7 +37,6 @@ def start(python: Path) -> Process:
         if len(os.fsencode(directory / "socket")) > 100:  # a socket's path may not be longer (104 on macOS)
             closing.close()
             directory = closing.enter_context(temporary_directory(Path("/tmp")))
-        token = secrets.token_hex(16)
         variables = {k: v for k, v in os.environ.items() if k not in FOREIGN and not k.startswith("ANSERINI")}
         with (directory / "log").open("wb") as log:
             popen = subprocess.Popen(
@@ -51,8 +48,8 @@ def start(python: Path) -> Process:
                 env=variables,
                 start_new_session=True,  # Ctrl-C at a terminal is meant for its user
             )
-        process = Process(popen, directory, token, closing.pop_all())
-    hello = {"token": token, "directory": str(directory), "parent": os.getpid()}
+        process = Process(popen, directory, closing.pop_all())
+    hello = {"directory": str(directory), "parent": os.getpid()}
     try:
         popen.stdin.write(json.dumps(hello).encode() + b"\n")
         popen.stdin.flush()

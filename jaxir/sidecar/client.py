@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxir.core.errors import ChangedError, UserError
+from jaxir.core.errors import UserError
 from jaxir.sidecar import child
 from jaxir.sidecar.lucene_settings import PYSERINI_BM25, Bm25, Hits, LuceneDocument, Rm3, Rocchio
 from jaxir.sidecar.server.protocol import Channel, Closed
@@ -77,28 +77,24 @@ class Sidecar:
         documents: Callable[[], Iterable[LuceneDocument]],
         *,
         fields: Sequence[str] = (),
-        store: bool = False,
-        feedback: bool = True,
         on_progress: Callable[[int], None] = lambda count: None,
     ) -> int:
         """Makes a BM25 index (Porter stemming, Lucene's English stop words) and returns its document count.
+
+        Document vectors are kept, for RM3 and Rocchio.
 
         Args:
           directory: where; what index is there is replaced.
           documents: gives the documents, anew for each call. None may be without contents.
           fields: names of the fields to index beside the contents.
-          store: whether documents are kept as a whole, for `fetch`.
-          feedback: whether document vectors are kept, for RM3 and Rocchio.
           on_progress: called with the count so far.
 
         Raises:
           UserError: the index cannot be written; or what `documents` raises.
         """
-        request = {"fields": list(fields), "impact": False, "store": store, "feedback": feedback}
-        return self._index(
-            directory,
-            request,
-            lambda: ({"id": d.id, "contents": d.contents, **d.fields} for d in documents()),
+        return self._ask(
+            {"do": "index", "index": _absolute(directory), "fields": list(fields), "impact": False},
+            lambda: _batches({"id": d.id, "contents": d.contents, **d.fields} for d in documents()),
             on_progress,
         )
 
@@ -117,12 +113,10 @@ class Sidecar:
             tokens are without white space.
           on_progress: called with the count so far.
         """
-        request = {"fields": [], "impact": True, "store": False, "feedback": False}
-        return self._index(
-            directory,
-            request,
+        return self._ask(
+            {"do": "index", "index": _absolute(directory), "fields": [], "impact": True},
             # An impact is a term's frequency, so a vector is a text that repeats each token weight times.
-            lambda: (
+            lambda: _batches(
                 {"id": identifier, "contents": " ".join(" ".join([t] * w) for t, w in vector.items())}
                 for identifier, vector in vectors()
             ),
@@ -138,7 +132,7 @@ class Sidecar:
         bm25: Bm25 = PYSERINI_BM25,
         feedback: Rm3 | Rocchio | None = None,
         fields: Mapping[str, float] | None = None,
-        opened: list[Any] | None = None,
+        opened: list[int] | None = None,
         on_progress: Callable[[int], None] = lambda count: None,
     ) -> list[Hits]:
         """Returns for each query its (id, score) pairs, best first, as Pyserini ranks them.
@@ -150,12 +144,11 @@ class Sidecar:
           bm25: the parameters.
           feedback: whether and how the query is expanded; None searches once.
           fields: the fields searched and their weights; None searches the contents.
-          opened: what `state_of` gave when the caller opened the index; None searches what is there now.
+          opened: what `identity_of` gave when the caller opened the index; None searches what is there now.
           on_progress: called with the number of queries answered so far.
 
         Raises:
-          UserError: there is no index.
-          ChangedError: it is not the one any more that was opened.
+          UserError: there is no index, or it is not the one any more that was opened.
         """
         request: dict[str, Any] = {"do": "search", "index": _absolute(directory), "k": k, "opened": opened}
         request |= dataclasses.asdict(bm25) | {"feedback": None, "fields": dict(fields or {})}
@@ -169,7 +162,7 @@ class Sidecar:
         queries: Sequence[Mapping[str, int]],
         k: int,
         *,
-        opened: list[Any] | None = None,
+        opened: list[int] | None = None,
     ) -> list[Hits]:
         """Returns for each {token: weight} the (id, score) pairs, best first; scores are inner products.
 
@@ -177,11 +170,6 @@ class Sidecar:
         """
         request = {"do": "search_impact", "index": _absolute(directory), "k": k, "opened": opened}
         return self._search(request, [dict(q) for q in queries], lambda count: None)
-
-    def fetch(self, directory: str | Path, ids: Sequence[str]) -> list[LuceneDocument | None]:
-        """Returns the documents of an index made with `store`; None for an id that it has not."""
-        found = self._ask({"do": "fetch", "index": _absolute(directory), "ids": list(ids)})
-        return [d and LuceneDocument(d.pop("id"), d.pop("contents"), d) for d in found]
 
     def _search(
         self, request: dict[str, Any], queries: list[Any], on_progress: Callable[[int], None]
@@ -193,16 +181,6 @@ class Sidecar:
             hits += [[(h["docid"], h["score"]) for h in found[str(n)]] for n in range(len(part))]
             on_progress(len(hits))
         return hits
-
-    def _index(
-        self,
-        directory: str | Path,
-        request: dict[str, Any],
-        records: Callable[[], Iterator[dict[str, str]]],
-        on_progress: Callable[[int], None],
-    ) -> int:
-        request = {"do": "index", "index": _absolute(directory), **request}
-        return self._ask(request, lambda: _batches(json.dumps(r) for r in records()), on_progress)
 
     def _ask(
         self,
@@ -242,7 +220,6 @@ class Sidecar:
                 raise Closed(str(error)) from None
             with contextlib.closing(Channel(connection)) as channel:
                 try:
-                    channel.send({"token": process.token})
                     channel.send(request)
                     if request["do"] == "index":
                         _feed(channel, batches, on_progress)
@@ -304,24 +281,20 @@ def _raise_last_error(channel: Channel) -> None:
 def _unwrapped(message: dict[str, Any], wanted: str) -> Any:
     if wanted in message:
         return message[wanted]
-    error = message.get("error", {})
-    if error.get("kind") == "unusable":
-        raise _Unusable(error["message"])
-    if error.get("kind") == "refused":
-        raise UserError(error["message"])
-    if error.get("kind") == "changed":
-        raise ChangedError(error["message"])
-    raise UserError(f"the Pyserini sidecar failed: {error.get('message', message)}")
+    kind, said = message["error"]["kind"], message["error"]["message"]
+    if kind == "unusable":
+        raise _Unusable(said)
+    raise UserError(said if kind == "refused" else f"the Pyserini sidecar failed: {said}")
 
 
 def _absolute(directory: str | Path) -> str:
     return str(Path(directory).absolute())
 
 
-def _batches(lines: Iterator[str]) -> Iterator[list[str]]:
+def _batches(records: Iterator[dict[str, str]]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
-    for line in lines:
+    for line in map(json.dumps, records):
         batch.append(line)
         size += len(line)
         if len(batch) == BATCH_DOCUMENTS or size > BATCH_CHARACTERS:

@@ -9,10 +9,8 @@ import hashlib
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,6 @@ from jaxir.core.installation import cache_directory
 from jaxir.sidecar.client import Sidecar
 from jaxir.sidecar.lucene_settings import INSTALL
 from jaxir.storage.files import atomic_directory
-from jaxir.storage.temporary_outputs import temporary_directory
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
@@ -79,33 +76,23 @@ def install() -> Path:
         raise UserError("the Pyserini sidecar needs Linux or macOS (on Windows: WSL)")
     target = directory()
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_suffix(".lock")) as lock:
-        python = installed()
-        if python is not None:
+    with _locked(target.with_suffix(".lock")):
+        if (python := installed()) is not None:
             return python
         started = time.monotonic()
-        text = REQUIREMENTS.read_text(encoding="utf-8")
-        names = re.findall(r"^\w[^\s\\]*", text, re.MULTILINE)  # without their hashes
+        names = re.findall(r"^\w[^\s\\]*", REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
         print(f"installing {', '.join(names)} into {target} (200 MB to fetch, 300 MB kept)", file=sys.stderr)
-        with (
-            atomic_directory(target, overwrite=True) as aside,
-            temporary_directory(target.parent) as scratch,
-        ):
-
-            def run(command: list[str], what: str) -> None:
-                _run(command, what, lock=lock, scratch=scratch)
-
-            run([sys.executable, "-m", "venv", "--clear", str(aside)], "make a virtual environment")
-            pip = [str(aside / "bin" / "python"), "-m", "pip", "install", "--no-deps", "--no-input"]
-            pip += [
-                "--progress-bar",
-                "off",
-                "--disable-pip-version-check",
-                "--requirement",
-                str(REQUIREMENTS),
-            ]
-            run(pip, "install the sidecar's packages")
-            versions = _try(aside / "bin" / "python")
+        with atomic_directory(target, overwrite=True) as temporary:
+            python = temporary / "bin" / "python"
+            venv = [sys.executable, "-m", "venv", "--clear", str(temporary)]
+            pip = [str(python), "-m", "pip", "install", "--no-deps", "--no-input", "--progress-bar", "off"]
+            _run(venv, "make a virtual environment")
+            _run(
+                [*pip, "--disable-pip-version-check", "--requirement", str(REQUIREMENTS)],
+                "install the sidecar's packages",
+            )
+            with Sidecar(python) as sidecar:
+                versions = sidecar.versions()
         print(
             f"installed in {time.monotonic() - started:.0f} s: Java {versions['java']},"
             f" Anserini {versions['anserini']}",
@@ -114,57 +101,24 @@ def install() -> Path:
         return target / "bin" / "python"
 
 
-def _try(python: Path) -> dict[str, str]:
-    with Sidecar(python) as sidecar:
-        return sidecar.versions()
-
-
-def _run(command: list[str], what: str, *, lock: int, scratch: Path) -> None:
-    """Runs a command that installs.
-
-    Args:
-      command: the command.
-      what: what it does, for the sentence.
-      lock: a descriptor that it holds, too: if this process is killed, it goes on, and the next one waits for
-        its end before it clears away what it wrote.
-      scratch: where it keeps its own temporary files, which it leaves there when it is killed.
-
-    Raises:
-      UserError: it failed.
-    """
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"TMPDIR": str(scratch)},
-            pass_fds=[lock],
-            start_new_session=True,  # venv has children of its own
-        ) as process:
-            try:
-                status = process.wait()
-            except BaseException:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                raise
-        if status == 0:
-            return
-        output.seek(0)
-        lines = [line.strip() for line in output.read().splitlines() if line.strip()]
+def _run(command: list[str], what: str) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode == 0:
+        return
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
     raise UserError(
-        f"could not {what}: {' '.join(errors) or f'exit status {status}'}"
+        f"could not {what}: {' '.join(errors) or f'exit status {done.returncode}'}"
         f" (the command was: {' '.join(command)})"
     )
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
+def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print("another process is installing the sidecar: waiting for it", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield file.fileno()
+        yield

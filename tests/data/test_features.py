@@ -78,7 +78,7 @@ def test_an_evaluation_reads_whole_lists_in_the_order_of_the_record(minilm):
     for _ in range(2):  # read anew, and read before
         with pytest.raises(UserError, match="reads 3 items of each list 'scores', but some lists have 2, 4"):
             bench.examples(data, scores)
-        drawn = bench.arrays(data, scores, drawn=True)
+        drawn = bench.examples(data, scores, drawn=True).arrays
     order = np.argsort(drawn["weight"])
     for i, some in enumerate(drawn["scores"][order] - 10 * np.arange(9)[:, None]):
         every = list(range(2 + i % 3))

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from jaxir import cli
-from jaxir.core.errors import UserError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.exact_match import exact_match, f1, normalized, score_answers
 
@@ -69,34 +67,3 @@ def test_systems_are_compared_over_questions(files, capsys):
     assert "own id" not in printed and "t-test p" in printed and "2 runs" in printed
     alone = evaluate(predictions=f"{files}/a.jsonl", answers=f"{files}/answers.jsonl")
     assert alone["metrics"]["F1"] == 0.25 and alone["queries_without_answers"] == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ('{"_id": "q0", "outputs": "x"}', "b.jsonl:1: 'outputs' is not a list of texts"),
-        ('{"_id": "q0", "outputs": []}\n{"_id": "q0", "outputs": []}', "b.jsonl:2: a query comes twice"),
-        ('{"_id": "other", "outputs": ["x"]}', "do they belong together"),
-        ("", "b.jsonl: the file is empty"),
-    ],
-)
-def test_malformed_files_cost_a_sentence(files, line, sentence):
-    (files / "b.jsonl").write_text(line)
-    with pytest.raises(UserError, match=sentence):
-        evaluate(predictions=f"{files}/b.jsonl", answers=f"{files}/answers.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ([], "got --predictions"),
-        (["--answers={}/answers.jsonl", "--metrics=P@1"], "--metrics is for retrieval: leave it out"),
-        (["--answers={}/answers.jsonl", "--depth=3"], "--depth is for a --dataset: leave it out"),
-        (["--answers={0}/answers.jsonl", "--output={0}/a.jsonl"], "is what --predictions reads"),
-        (["--answers={0}/answers.jsonl", "--baseline={0}/a.jsonl"], "a is the only system"),
-    ],
-)
-def test_flags_that_do_not_go_together(files, flags, sentence, capsys):
-    given = [f"--predictions={files}/a.jsonl", *(flag.format(files) for flag in flags)]
-    assert cli.main("jaxir.evaluate:evaluate", given) == 1
-    assert sentence in capsys.readouterr().err

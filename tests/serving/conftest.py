@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import http.client
-import importlib.util
 import json
 import os
 import re
@@ -19,9 +18,8 @@ import numpy as np
 import pytest
 
 from jaxir.sidecar import environment
-from tests.retrieval import conftest as retrieval_texts
+from tests.retrieval.conftest import random_texts, save_model, write_jsonl
 
-TESTS = Path(__file__).resolve().parent.parent
 XSS = "<script>document.title = 'owned'</script>"
 SPECIAL_ID = "./a/../b//é?#%2F&c"
 DOCUMENTS = [
@@ -89,32 +87,17 @@ def running(directory: Path, *flags: str) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def toy() -> types.ModuleType:
-    """The toy model of tests/retrieval and its texts."""
-    return retrieval_texts
-
-
-@pytest.fixture(scope="session")
-def bench() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("serve", TESTS.parent / "benchmarks" / "serve.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory, toy) -> types.SimpleNamespace:
+def world(tmp_path_factory) -> types.SimpleNamespace:
     """A model, a dense index and another one: Lucene's where it can be had, else a second dense one."""
     from jaxir import DualEncoder, ExactIndex
     from jaxir.retrieval.indexes.lucene_index import build_lucene_index
 
     root = tmp_path_factory.mktemp("serving")
-    model = toy.save_model(root / "model", seed=0)
+    model = save_model(root / "model", seed=0)
     records = DOCUMENTS + [
-        {"_id": f"d{i}", "title": f"Title {i}", "text": t} for i, t in enumerate(toy.random_texts(60, seed=4))
+        {"_id": f"d{i}", "title": f"Title {i}", "text": t} for i, t in enumerate(random_texts(60, seed=4))
     ]
-    corpus = toy.write_jsonl(root / "corpus.jsonl", records)
+    corpus = write_jsonl(root / "corpus.jsonl", records)
     encoder = DualEncoder.load(model)
     vectors = encoder.encode_passages([f"{r['title']} {r['text']}".strip() for r in records])
     ids = [r["_id"] for r in records]
@@ -139,44 +122,27 @@ def world(tmp_path_factory, toy) -> types.SimpleNamespace:
     )
 
 
-@pytest.fixture(scope="session")
-def gin_file(tmp_path_factory) -> str:
-    """Limits that tests need not wait for."""
-    path = tmp_path_factory.mktemp("gin") / "limits.gin"
+def write_limits(path: Path, **limits: float) -> str:
+    """Writes a gin file of limits and returns the flag for it."""
+    head = ["from __gin__ import dynamic_registration", "from jaxir import serve"]
+    head += ["from jaxir.serving import limits", "serve.serve.limits = @limits.Limits()"]
     path.write_text(
-        "from __gin__ import dynamic_registration\n"
-        "from jaxir import serve\n"
-        "from jaxir.serving import limits\n"
-        "serve.serve.limits = @limits.Limits()\n"
-        "limits.Limits.head_seconds = 1.0\n"
-        "limits.Limits.body_seconds = 1.0\n"
-        "limits.Limits.read_seconds = 1.0\n"
-        "limits.Limits.body_bytes = 200_000\n"
-        "limits.Limits.whole_characters = 30_000\n"
+        "\n".join([*head, *(f"limits.Limits.{name} = {value}" for name, value in limits.items())])
     )
-    return str(path)
+    return f"--gin_file={path}"
 
 
 @pytest.fixture(scope="session")
-def start_over():
-    """Starts a server over other indexes: `with start_over(directory, "--index=DIR") as server`."""
-    return running
+def both_indexes(world) -> list[str]:
+    """The flags of a server over both indexes."""
+    return [f"--index={world.root}/dense", f"--index=second={world.root}/second"]
 
 
 @pytest.fixture(scope="session")
-def start(world, gin_file):
-    """Starts a server over both indexes: `with start(directory) as server`."""
-
-    def start_server(directory: Path):
-        indexes = [f"--index={world.root}/dense", f"--index=second={world.root}/second"]
-        return running(directory, *indexes, f"--gin_file={gin_file}")
-
-    return start_server
-
-
-@pytest.fixture(scope="session")
-def served(tmp_path_factory, start) -> Iterator[Server]:
-    with start(tmp_path_factory.mktemp("log")) as server:
+def served(tmp_path_factory, both_indexes) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("served")
+    limits = write_limits(directory / "limits.gin", body_bytes=200_000, whole_characters=30_000)
+    with running(directory, *both_indexes, limits) as server:
         yield server
         assert server.process.poll() is None
         assert "Traceback" not in server.log.read_text()

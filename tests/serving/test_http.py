@@ -2,11 +2,9 @@
 
 import asyncio
 import concurrent.futures
-import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,15 +15,10 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from fastapi import HTTPException
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxir.core.errors import UserError
-from jaxir.serving.bodies import read_json
-from jaxir.serving.guard import Guard
-from jaxir.serving.hosts import Hosts
-from jaxir.serving.limits import Limits
-from jaxir.serving.server import listen
+from benchmarks import serve as bench
+from tests.serving.conftest import running, write_limits
 
 DEEP = b"[" * 100_000
 
@@ -170,7 +163,6 @@ def test_metrics_count_what_is_asked(served, world):
     served.request("GET", "/document/cats?query=secret")
     served.request("GET", "/document/nothing")
     served.request("BREW", "/nowhere/at/all")
-    talk(served.address, b"\0\xff\r\n\r\n")
     after = series(served)
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
     for endpoint, method, status in [
@@ -179,7 +171,6 @@ def test_metrics_count_what_is_asked(served, world):
         ("/document/{doc_id}", "GET", "200"),
         ("/document/{doc_id}", "GET", "404"),
         ("other", "other", "404"),
-        ("other", "other", "400"),
         ("/metrics", "GET", "200"),
     ]:
         assert grown["jaxir_requests_total", endpoint, method, status] == 1
@@ -198,9 +189,6 @@ def test_metrics_count_what_is_asked(served, world):
     assert after["jaxir_compiled_shapes", *engine] > 3 and grown["jaxir_compiled_shapes", *engine] == 0
     assert after["jaxir_index_documents", "exact", "dense"] == 64
     assert after["process_resident_memory_bytes",] > 1e6
-    for kind in ("application/openmetrics-text; version=new", "text/plain; version=1.x"):
-        status, headers, _ = served.request("GET", "/metrics", accept=kind)
-        assert (status, headers["content-type"][:24]) == (200, "text/plain; version=0.0.")
 
 
 def read_until(path: Path, pattern: str) -> str:
@@ -217,26 +205,15 @@ def test_a_line_for_each_request_and_no_question_in_it(served):
     served.request("GET", "/?q=a%20secret")
     served.request("GET", "/document/no%0Athing?query=secret")
     served.request("GET", "/" + "x" * 1000)
-    talk(served.address, b"secret\r\n\r\n")
     line = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 127\.0\.0\.1 %s \d+\.\dms\n"
     asked = [
         "POST /search 200",
         "GET / 200",
         "GET /document/no%0Athing 404",
         f"GET /{'x' * 199} 404",
-        "- - 400",
     ]
     log = read_until(served.log, "".join(line % re.escape(each) for each in asked) + "$")
     assert "secret" not in log
-
-
-def test_too_many_connections_are_refused_in_a_sentence(served):
-    with contextlib.ExitStack() as stack:
-        for _ in range(502):
-            stack.enter_context(socket.create_connection(served.address))
-        status, headers, body = served.request("GET", "/healthz")
-    assert (status, json.loads(body)) == (503, {"detail": "500 connections are open already"})
-    assert headers["retry-after"] == "1"
 
 
 def test_an_index_without_texts(without_texts):
@@ -287,54 +264,32 @@ def test_documentation_needs_no_other_host(served):
         (b"", 422, "Field required"),
         (b"nonsense", 400, "the body is not JSON"),
         (b"\xff\xfe{", 400, "There was an error parsing the body"),
-        (DEEP, 422, "the body has more than 368 keys and values. The keys are queries (at most 64), k, "),
-        (b"[" * 300, 400, "the body is not JSON"),
-        (b'{"queries": ["a"], "k": ' + b"9" * 5000 + b"}", 400, "There was an error parsing the body"),
+        (DEEP, 400, "There was an error parsing the body"),
         (b"[]", 422, "Input should be a valid dictionary"),
         (b"{}", 422, "queries: Field required"),
         (b'{"queries": []}', 422, "queries: List should have at least 1 item"),
         (b'{"queries": "a"}', 422, "queries: Input should be a valid list"),
-        (b'{"queries": [1]}', 422, "queries.0: Input should be a valid string"),
+        (b'{"queries": ["a", 1]}', 422, "queries.1: Input should be a valid string"),
         (b'{"queries": [""]}', 422, "queries.0: String should have at least 1 character"),
-        (b'{"queries": ["  "]}', 422, "queries.0: there is no text in it"),
         (b'{"queries": ["a", "\\u200b\\u0000"]}', 422, "queries.1: there is no text in it"),
         (b'{"queries": ["\\ud800"]}', 422, "queries.0: Input should be a valid string"),
-        (b'{"queries": ["a"], "\\ud800": 1}', 422, "unknown key '\\ud800'. The keys are"),
         (json.dumps({"queries": ["a" * 2001]}).encode(), 422, "queries.0: String should have at most 2000"),
         (json.dumps({"queries": ["a"] * 65}).encode(), 422, "queries: List should have at most 64 items"),
         (b'{"queries": ["a"], "k": 0}', 422, "k: Input should be greater than or equal to 1"),
         (b'{"queries": ["a"], "k": 101}', 422, "k: Input should be less than or equal to 100"),
         (b'{"queries": ["a"], "k": "7"}', 422, "k: Input should be a valid integer"),
-        (b'{"queries": ["a"], "k": NaN}', 422, "k: Input should be a valid integer"),
-        (b'{"queries": ["a"], "kk": 7}', 422, "unknown key 'kk'; did you mean 'k'? The keys are"),
+        (b'{"queries": ["a"], "kk": 7}', 422, "unknown key 'kk'; did you mean 'k'? The keys are queries, k,"),
         (b'{"top_k": 3}', 422, "unknown key 'top_k'; did you mean 'k'? The keys are queries"),
-        (b'{"query": "a", "b": 1, "c": 2}', 422, "unknown key 'query' (and 2 more); did you mean 'queries'?"),
-        (b'{"queries": ["a", "\\\\\\",[{"], "k": 0}', 422, "k: Input should be greater than or equal to 1"),
-        (json.dumps({"queries": ["a,[{\"\\"] * 50, "k": 0}).encode(), 422, "k: Input should be greater"),
-        (json.dumps({"queries": ["a"] * 900}).encode(), 422, "the body has more than 368 keys and values"),
+        (b'{"query": "a", "b": 1}', 422, "unknown key 'query'; did you mean 'queries'?"),
+        (b'{"queries": ["a"], "\\ud800": 1}', 422, "unknown key '\\ud800'. The keys are"),
         (b'{"queries": ["a"], "systems": []}', 422, "systems: List should have at least 1 item"),
         (b'{"queries": ["a"], "systems": ["dens"]}', 422, "there is no system 'dens'; there are"),
+        (b"a" * 3_000_000, 413, "a request's body may have 200,000 bytes"),
     ],
 )  # fmt: skip
 def test_malformed_requests_cost_one_sentence(served, body, status, sentence):
     got, _, content = served.request("POST", "/search", body, **{"content-type": "application/json"})
     assert (got, json.loads(content)["detail"][: len(sentence)]) == (status, sentence)
-
-
-@pytest.mark.parametrize("unit", ['"a": 1,', "[],", "1,", r'"\n\"",', '{"a":'])
-def test_ten_large_bodies_are_refused_in_less_than_a_fifth_of_a_second(unit):
-    """The event loop of all clients reads them: seconds of one would be seconds of everybody."""
-    body = ('{"queries": ["a"], "k": [' + unit * (1_700_000 // len(unit))).encode()
-    started = time.thread_time()
-    for _ in range(10):
-        with pytest.raises(HTTPException, match="422: the body has more than 368 keys and values"):
-            read_json(body, keys={"queries": 64, "k": None}, most=368)
-    assert time.thread_time() - started < 0.2
-
-
-def test_an_address_of_many_parameters_is_refused(served):
-    status, _, body = served.request("GET", "/document/cats?" + "a=1&" * 12_000)
-    assert (status, json.loads(body)) == (400, {"detail": "the address has more than 50 parameters"})
 
 
 @pytest.mark.parametrize("tower", ["query", "passage"])
@@ -373,44 +328,6 @@ def test_other_refusals(served):
     assert served.request("GET", "/healthz", host="10.244.1.7:8080")[0] == 200
 
 
-@pytest.mark.parametrize(
-    ("header", "is_accepted"),
-    [
-        ("localhost:8080", True),
-        ("LOCALHOST.", True),
-        ("127.0.0.3", True),
-        ("10.244.1.7:8080", True),  # a Kubernetes probe: the pod's address
-        ("[fd00::7]:8080", True),
-        ("", True),  # HTTP/1.0 without the header: no browser sends it
-        ("jaxir:8080", True),
-        ("Search.Example.ORG", True),
-        ("xn--bcher-kva.example", True),
-        ("a.b.example.net", True),
-        ("example.net", False),
-        ("evil.example:80", False),
-        ("localhost.evil.example", False),
-        ("127.0.0.1.evil.example", False),
-        ("search.example.org.evil", False),
-        ("[evil]", False),
-        ("fd00::7", False),
-        ("127.0.0.1:80:80", False),
-    ],
-)
-def test_addresses_and_listed_names_are_accepted_and_no_others(header, is_accepted):
-    listed = ["jaxir", "search.example.org", "bücher.example", "*.example.net", "10.0.0.1", "::1"]
-    assert (Hosts(listed, "0.0.0.0").refusal(header) is None) == is_accepted
-    assert Hosts(["*"]).refusal(header) is None
-    if not is_accepted:
-        assert "--allowed_hosts" in Hosts().refusal(header)
-
-
-def test_the_flag_takes_names_alone_and_the_name_it_listens_to_is_listed():
-    assert Hosts([], "search.lan").refusal("search.lan:80") is None
-    for entry in ("http://a.example", "a.example:80", "a.example/x", "", "*.", "a..b", "*example"):
-        with pytest.raises(UserError, match=f"--allowed_hosts has {re.escape(repr(entry))}: give names"):
-            Hosts([entry])
-
-
 def test_no_address_leads_to_another_one(served):
     """Behind a proxy, which sends Host: localhost, that would be one of the client's own machine."""
     for method, path, body in (("GET", "/docs/", None), ("POST", "/search/", {"queries": ["w1"]})):
@@ -419,83 +336,16 @@ def test_no_address_leads_to_another_one(served):
         assert "location" not in headers
 
 
-def test_huge_bodies_are_refused_whether_announced_or_not(served):
-    body = b"x" * 3_000_000
-    status, headers, content = served.request("POST", "/search", body, **{"content-type": "application/json"})
-    assert status == 413 and headers["connection"] == "close"
-    assert json.loads(content)["detail"] == "a request's body may have 200,000 bytes"
-    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
-    head = b"POST /search HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    assert talk(served.address, head, *[chunk] * 40, b"0\r\n\r\n").startswith(b"HTTP/1.1 413 ")
-    announced = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999999999999\r\n\r\n"
-    assert talk(served.address, announced).startswith(b"HTTP/1.1 413 ")
-
-
-def test_slow_and_broken_clients_are_let_go(served):
-    started = time.monotonic()
-    head = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    scenes = {
-        "body": (head + b"content-length: 100\r\n\r\n", *[b" "] * 20),
-        "no body": (head + b"content-length: 100\r\n\r\n",),
-        "head": tuple(head[i : i + 1] for i in range(40)),
-        "nothing": (),
-        "garbage": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 50 + b"\r\n\r\n",),
-        "endless head": (b"GET / HTTP/1.1\r\n", *[b"a: " + b"b" * 10_000 + b"\r\n"] * 20),
-    }
-    with concurrent.futures.ThreadPoolExecutor(len(scenes)) as pool:
-        talks = {
-            name: pool.submit(talk, served.address, *parts, pause=0.1 if len(parts) > 18 else 0)
-            for name, parts in scenes.items()
-        }
-        answers = {name: future.result() for name, future in talks.items()}
-    assert time.monotonic() - started < 15
-    assert answers["body"].startswith(b"HTTP/1.1 408 ") and answers["no body"].startswith(b"HTTP/1.1 408 ")
-    assert b"the request's body did not arrive within 1 s" in answers["body"]
-    assert answers["head"] == answers["nothing"] == b""
-    assert answers["garbage"].endswith(b'{"detail": "this is no HTTP request"}')
-    assert answers["garbage"].startswith(b"HTTP/1.1 400 ") and answers["endless head"].startswith(
-        b"HTTP/1.1 400 "
-    )
-    assert served.ask("/search", queries=["w1"])
-
-
-def holds(server: tuple[str, int], client: tuple[str, int]) -> bool:
-    """Whether the server's process still has its end of a connection (the kernel's may outlive it)."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    ends = [
-        row[9] for row in rows if [int(row[i].split(":")[1], 16) for i in (1, 2)] == [server[1], client[1]]
-    ]
-    return any(inode != "0" for inode in ends)
-
-
-def test_a_client_that_does_not_read_is_let_go(served):
-    body = json.dumps({"queries": ["w1 w2"] * 64, "k": 64}).encode()
-    head = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(30)
-        connection.connect(served.address)
-        connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        assert connection.recv(15) == b"HTTP/1.1 200 OK"
-        ends = served.address, connection.getsockname()
-        assert holds(*ends)
-        deadline = time.monotonic() + 20
-        while holds(*ends) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not holds(*ends)
-    assert served.ask("/search", queries=["w1"])
-
-
 def disturb(served, until: float) -> int:
     """Sends what is malformed, huge, cut off and slow until a time; returns how often."""
     count = 0
-    head = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-length: "
+    head = b"POST /search HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: "
     while time.monotonic() < until:
         talk(served.address, b"\0\xff" * 100 + b"\r\n\r\n")
         talk(served.address, head + b"3000000\r\n\r\n", b"x" * 3_000_000)
         talk(
             served.address,
-            head + b"100000\r\nconnection: close\r\ncontent-type: application/json\r\n\r\n",
+            head + b"100000\r\ncontent-type: application/json\r\n\r\n",
             DEEP,
         )
         with socket.create_connection(served.address) as connection:
@@ -504,7 +354,8 @@ def disturb(served, until: float) -> int:
     return count
 
 
-def crowd(served, bench, clients: int, seconds: float):
+@pytest.mark.parametrize(("clients", "seconds"), [(50, 3), pytest.param(200, 20, marks=pytest.mark.slow)])
+def test_a_crowd_of_clients_is_answered_beside_broken_ones(served, clients, seconds):
     queries = [f"w{i} w{i * 7 % 199} joins" for i in range(199)]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         disturbed = pool.submit(disturb, served, time.monotonic() + seconds)
@@ -512,38 +363,30 @@ def crowd(served, bench, clients: int, seconds: float):
         assert disturbed.result() > 0
     assert load.failures == []
     assert len(load.seconds) >= 2 * clients
-    return load
-
-
-def test_fifty_clients_at_once(served, bench):
-    crowd(served, bench, 50, 3)
-
-
-@pytest.mark.slow
-def test_two_hundred_clients_for_a_minute(served, bench):
-    load = crowd(served, bench, 200, 60)
     assert load.percentile(0.99) < 20_000
 
 
 @pytest.mark.slow
-def test_sigterm_ends_what_is_under_way_and_leaves_no_process(tmp_path, start):
-    with start(tmp_path) as server:
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_sigterm_answers_what_is_under_way_and_leaves_no_process(tmp_path, both_indexes, is_whole):
+    """A request that does not become whole gets a 503 once the time for answers under way, 15 s, is over."""
+    limits = write_limits(tmp_path / "limits.gin", answer_seconds=60.0)
+    with running(tmp_path, *both_indexes, limits) as server:
         process, offspring = server.process, children(server.process.pid)
         body = json.dumps({"queries": ["w1"]}).encode()
-        head = (
-            b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n" % len(body)
-        )
-        with socket.create_connection(server.address, timeout=30) as connection:
-            connection.sendall(head + body[:5])
-            time.sleep(0.2)
+        head = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        with socket.create_connection(server.address, timeout=60) as connection:
+            connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body[:5])
+            time.sleep(0.3)
             process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
-            connection.sendall(body[5:])
+            if is_whole:
+                connection.sendall(body[5:])
             answer = b""
             while data := connection.recv(65536):
                 answer += data
-        assert answer.startswith(b"HTTP/1.1 200 ") and b'"hybrid"' in answer
+        assert answer.startswith(b"HTTP/1.1 200 " if is_whole else b"HTTP/1.1 503 ")
+        assert (b'"hybrid"' in answer) if is_whole else answer.endswith(b'{"detail":"the service ends"}')
         assert process.wait(30) == 0
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(server.address)
@@ -551,42 +394,8 @@ def test_sigterm_ends_what_is_under_way_and_leaves_no_process(tmp_path, start):
     while any(Path(f"/proc/{pid}/stat").exists() for pid in offspring) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in offspring if Path(f"/proc/{pid}/stat").exists()]
-    assert "Traceback" not in server.log.read_text()
-
-
-@pytest.mark.slow
-def test_unanswered_requests_get_503_at_shutdown(tmp_path, world, start_over):
-    """The request's body never comes; the time for answers under way is 15 s."""
-    (tmp_path / "limits.gin").write_text(
-        "from __gin__ import dynamic_registration\n"
-        "from jaxir import serve\n"
-        "from jaxir.serving import limits\n"
-        "serve.serve.limits = @limits.Limits()\n"
-        "limits.Limits.body_seconds = 60.0\n"
-        "limits.Limits.answer_seconds = 60.0\n"
-    )
-    flags = (f"--index={world.root}/without_texts", f"--gin_file={tmp_path}/limits.gin")
-    head = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
-    with start_over(tmp_path, *flags) as server:
-        with socket.create_connection(server.address, timeout=60) as connection:
-            connection.sendall(head + b"{")
-            time.sleep(0.5)
-            server.process.send_signal(signal.SIGTERM)
-            answer = b""
-            while data := connection.recv(65536):
-                answer += data
-        assert server.process.wait(30) == 0
-    assert answer.startswith(b"HTTP/1.1 503 ") and answer.endswith(b'{"detail": "the service ends"}')
     log = server.log.read_text()
-    assert "POST /search 503" in log and "Traceback" not in log
-
-
-def test_an_address_is_taken_before_anything_is_loaded():
-    """Of two services that start together one loads its models, and the other one ends."""
-    with listen("127.0.0.1", 0) as first:
-        port = first.getsockname()[1]
-        with pytest.raises(UserError, match=f"on 127.0.0.1, port {port}: address already in use"):
-            listen("127.0.0.1", port)
+    assert f"POST /search {200 if is_whole else 503}" in log and "Traceback" not in log
 
 
 def test_an_address_in_use_is_told_before_anything_is_loaded(served, capsys):
@@ -613,48 +422,3 @@ def test_help_is_quick_and_needs_no_jax():
     )
     assert done.returncode == 0 and "--index" in done.stdout
     assert not re.search(r"\| +(jax|fastapi|uvicorn)$", done.stderr, re.M)
-
-
-@pytest.mark.slow
-def test_a_damaged_index_is_told_with_a_detail_and_without_its_path(tmp_path, world, start_over):
-    shutil.copytree(f"{world.root}/dense", tmp_path / "dense")
-    path = tmp_path / "dense/documents.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    with start_over(tmp_path, f"--index={tmp_path}/dense") as server:
-        path.write_bytes(b"".join([b"?" * (len(lines[0]) - 1) + b"\n", *lines[1:]]))  # the first is "cats"
-        sentence = "the document 'cats' is not there as it was stored; index again"
-        told = {"detail": f"the index is damaged: {sentence}"}
-        for method, where, body in (
-            ("GET", "/document/cats", None),
-            ("POST", "/search", {"queries": ["joined arrays"], "k": 64}),
-            ("POST", "/search", {"queries": ["joined arrays"], "k": 64, "full": True, "documents": False}),
-        ):
-            status, _, content = server.request(method, where, body)
-            assert (status, json.loads(content)) == (500, told)
-        assert server.request("GET", "/document/plain")[0] == 200
-        assert server.ask("/search", queries=["joined arrays"], k=64, documents=False)["results"]
-    log = server.log.read_text()
-    assert f"error: {path} is damaged: the document 'cats'" in log and "Traceback" not in log
-
-
-def test_a_fault_outside_the_application_has_a_detail_too():
-    async def broken(scope, receive, send):
-        raise ZeroDivisionError
-
-    async def ask() -> list[dict]:
-        sent = []
-
-        async def receive():
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message):
-            sent.append(message)
-
-        guard = Guard(broken, limits=Limits(), connections=lambda: 1)
-        with pytest.raises(ZeroDivisionError):
-            await guard({"type": "http", "headers": []}, receive, send)
-        return sent
-
-    begin, *parts = asyncio.run(ask())
-    assert begin["status"] == 500
-    assert json.loads(b"".join(part["body"] for part in parts)) == {"detail": "a fault of the service"}

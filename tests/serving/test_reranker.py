@@ -16,6 +16,7 @@ from jaxir.serving.limits import Limits
 from jaxir.serving.metrics import Metrics
 from jaxir.serving.reranker import Reranker
 from jaxir.serving.service import Service
+from tests.serving.conftest import running
 from tests.shallow import first_layers
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -165,9 +166,9 @@ def test_a_document_whose_text_no_index_has_is_not_judged_as_an_empty_one(world,
 
 
 @pytest.mark.slow
-def test_over_http(world, model, start_over, tmp_path):
+def test_over_http(world, model, tmp_path):
     flags = [f"--index={world.root}/dense", f"--reranker={model}", f"--rerank_depth={DEPTH}"]
-    with start_over(tmp_path, *flags) as server:
+    with running(tmp_path, *flags) as server:
         answer = server.ask("/search", queries=QUERIES[:1], k=4)["results"][0]["systems"]
         assert [system["system"] for system in answer] == ["dense", "reranked"]
         hits = answer[1]["hits"]

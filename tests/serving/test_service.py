@@ -5,15 +5,12 @@ import contextlib
 import functools
 import json
 import re
-import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from jaxir import DualEncoder, ExactIndex
 from jaxir.core.errors import UserError
@@ -34,6 +31,8 @@ from jaxir.serving.few_shapes import ROWS, lay_out, lengths_up_to
 from jaxir.serving.limits import Limits
 from jaxir.serving.metrics import Metrics
 from jaxir.serving.service import Service
+from tests.retrieval.conftest import random_texts, write_jsonl
+from tests.shallow import first_layers
 
 QUERIES = ["w1 w2 w3", "w5", "joined arrays", "w7 w8 w9 " * 9]
 
@@ -76,10 +75,10 @@ def test_batches_are_filled_up_where_calls_cost_most():
     assert [p[0] for p in lay_out([5] * 7, lengths=[16], batch_tokens=1024, call_tokens=16)] == [8]
 
 
-def test_vectors_are_the_models_and_nothing_compiles_after_the_start(world, toy):
+def test_vectors_are_the_models_and_nothing_compiles_after_the_start(world):
     engine = DenseEngine(world.encoder, {}, k=1)
     engine.warm_up(1)
-    texts = ["", *toy.random_texts(37, seed=9)]
+    texts = ["", *random_texts(37, seed=9)]
     for tower in ("query", "passage"):
         programs = engine._shapes._runner.program(EMBED[tower]).executables
         assert set(programs) == set(engine._shapes.shapes(world.encoder.text_settings(tower)[1]))
@@ -159,7 +158,7 @@ def test_queries_that_come_together_are_searched_together(service):
     async def many(running):
         engine, sizes = running.engines["dense"], []
         answer = engine.answer
-        batcher = running._batchers[id(engine), "query"]
+        batcher = running.batchers[engine.name, "query"]
         batcher._work = lambda questions: sizes.append(len(questions)) or answer(questions)
         alone = [(await running.search([query], 5, ["dense"]))[0] for query in QUERIES]
         sizes.clear()
@@ -215,32 +214,7 @@ def test_examples_are_what_a_person_might_type(service):
         assert phrase_of(Document("1", title, text)) == expected
 
 
-def test_a_fault_is_told_without_its_details(service):
-    app = build_app(service, Metrics(service))
-    sent = []
-
-    async def receive():
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message):
-        sent.append(message)
-
-    def fails(count):
-        raise RuntimeError("a secret")
-
-    async def ask():
-        scope = {"type": "http", "method": "GET", "path": "/examples", "headers": [], "query_string": b""}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(service, "examples", fails)
-            with pytest.raises(RuntimeError, match="a secret"):  # uvicorn prints it
-                await app(scope, receive, send)
-
-    asyncio.run(ask())
-    assert sent[0]["status"] == 500
-    assert json.loads(sent[1]["body"]) == {"detail": "a fault of the service (RuntimeError)"}
-
-
-def answered(service, path: str, body: dict) -> tuple[int, dict]:
+def answered(service, method: str, path: str, body: dict | None = None) -> tuple[int, dict]:
     """Returns the status and the answer of a request that the application gets."""
     app, sent = build_app(service, Metrics(service)), []
 
@@ -252,43 +226,43 @@ def answered(service, path: str, body: dict) -> tuple[int, dict]:
 
     async def ask(_):
         headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
-        await app(scope, receive, send)
+        scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
+        with contextlib.suppress(RuntimeError):  # uvicorn prints it
+            await app(scope, receive, send)
 
     asked(service, ask)
     return sent[0]["status"], json.loads(b"".join(part["body"] for part in sent[1:]))
 
 
-def test_metadata_count_among_what_is_answered_whole(world, tmp_path, toy):
+def test_a_fault_is_told_without_its_details(service, monkeypatch):
+    def fails(count):
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(service, "examples", fails)
+    assert answered(service, "GET", "/examples") == (500, {"detail": "a fault of the service (RuntimeError)"})
+
+
+def test_metadata_count_among_what_is_answered_whole(world, tmp_path):
     records = [{"_id": i, "text": "w1", "metadata": {"raw": 1000 * i}} for i in "abcde"]
-    corpus = toy.write_jsonl(tmp_path / "corpus.jsonl", records)
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
     facts = {"fingerprint": world.encoder.fingerprint, "model": world.model}
     vectors = world.encoder.encode_passages([r["text"] for r in records])
     ExactIndex.build(vectors, list("abcde"), **facts).save(tmp_path / "index", corpus=corpus)
     whole = 5 * (len("w1") + len(json.dumps(records[0]["metadata"])))
     for characters, status in ((whole, 200), (whole - 1, 422)):
         service = Service.open([f"{tmp_path}/index"], limits=Limits(k=5, whole_characters=characters))
-        got, answer = answered(service, "/search", {"queries": ["w1"], "k": 5, "full": True})
+        got, answer = answered(service, "POST", "/search", {"queries": ["w1"], "k": 5, "full": True})
         assert got == status
     assert "full: these documents have more than 5,064 characters" in answer["detail"]
 
 
-def two_layers_of_modernbert(folder: Path) -> Path:
-    """Copies the golden one with two of seven layers, for texts of one length: a service compiles each."""
-    shutil.copytree(Path(__file__).parent.parent / "golden/modernbert", folder)
-    config, weights = folder / "config.json", folder / "model.safetensors"
-    settings = json.loads(config.read_text())
-    settings |= {"num_hidden_layers": 2, "layer_types": settings["layer_types"][:2]}
-    config.write_text(json.dumps(settings))
-    lengths = folder / "tokenizer_config.json"
-    lengths.write_text(json.dumps(json.loads(lengths.read_text()) | {"model_max_length": 16}))
-    kept = {name: x for name, x in load_file(weights).items() if not re.match(r"layers\.[2-9]", name)}
-    save_file(kept, weights, {"format": "pt"})
-    return folder
-
-
 def test_a_query_is_searched_as_it_stands_as_by_every_command(tmp_path):
-    model = f"st:{two_layers_of_modernbert(tmp_path / 'modernbert')}"  # whose tokens tell blanks
+    folder = first_layers(tmp_path / "modernbert", "modernbert", (), r"layers\.[2-9]")
+    layers = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+    shorter = {"config.json": layers, "tokenizer_config.json": {"model_max_length": 16}}
+    for name, settings in shorter.items():
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | settings))
+    model = f"st:{folder}"  # whose tokens tell blanks
     encoder = DualEncoder.load(model)
     ids, texts = ["a", "b", "c"], ["the cat sat", "a dog", "mice eat cheese"]
     facts = {"similarity": "cosine", "fingerprint": encoder.fingerprint, "model": model}
@@ -298,7 +272,7 @@ def test_a_query_is_searched_as_it_stands_as_by_every_command(tmp_path):
     service = Service.open([f"{tmp_path}/index"], limits=Limits(k=3))
     shapes = service.engines["index"]._shapes
     assert len(shapes.compiled) == len(shapes.shapes(16))  # one tower: nothing is compiled twice
-    status, answer = answered(service, "/search", {"queries": queries, "k": 3})
+    status, answer = answered(service, "POST", "/search", {"queries": queries, "k": 3})
     assert status == 200 and [each["query"] for each in answer["results"]] == queries
     hits = [each["systems"][0]["hits"] for each in answer["results"]]
     scores, found = searcher.search(queries, 3)
@@ -314,7 +288,7 @@ def test_an_engine_that_fails_tells_clients_nothing_of_the_machine(world, tmp_pa
     service = Service.open([f"{tmp_path}/index"], limits=Limits(k=2))
     with contextlib.closing(service.opened[0].index) as index:
         index._collection._client.drop_collection("passages")  # as another user of a Milvus does
-        status, answer = answered(service, "/search", {"queries": ["w1"], "k": 2})
+        status, answer = answered(service, "POST", "/search", {"queries": ["w1"], "k": 2})
     assert status == 503
     assert answer == {"detail": "the service cannot answer this now; its standard error says why"}
     err = capsys.readouterr().err
@@ -371,13 +345,9 @@ def test_a_loop_of_links_is_no_index(tmp_path):
         Service.open([f"{tmp_path}/a"])
 
 
-def test_limits_are_above_nothing():
+def test_limits_that_no_request_could_meet_are_refused():
     with pytest.raises(UserError, match="k must be a whole number of at least 1, not 0"):
         Limits(k=0)
-
-
-def test_a_request_as_large_as_may_be_can_wait():
-    """It was told that 0 queries wait already, however often it came again."""
     with pytest.raises(UserError, match="waiting is 32, but one request may have 64 queries"):
         Limits(waiting=32)
     assert Limits(waiting=32, queries=32).waiting == 32

@@ -1,17 +1,13 @@
-"""The sidecar's process: its socket and token, its end, its restart. Java is not needed for any of it."""
+"""The sidecar's process: its socket, its end, its restart. Java is not needed for any of it."""
 
-import contextlib
 import fcntl
 import json
 import os
 import re
-import resource
 import signal
-import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 import zipfile
 from pathlib import Path
@@ -23,7 +19,6 @@ from jaxir.core.errors import UserError
 from jaxir.sidecar import environment
 from jaxir.sidecar.__main__ import main
 from jaxir.sidecar.client import Sidecar
-from jaxir.sidecar.server.protocol import Channel, Closed
 
 PYTHON = Path(sys.executable)
 USER = """
@@ -68,84 +63,10 @@ def gone(pid: int, seconds: float = 10) -> bool:
     return not lives(pid)
 
 
-def connect(sidecar: Sidecar) -> Channel:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(sidecar._process.directory / "socket"))
-    connection.settimeout(20)
-    return Channel(connection)
-
-
 def test_only_its_user_reaches_it(plain):
     directory = plain._process.directory
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    token = plain._process.token
-    for what in ("cmdline", "environ"):
-        assert token.encode() not in Path(f"/proc/{plain.pid}/{what}").read_bytes()
-    listening = Path("/proc/net/unix").read_text()
-    assert str(directory / "socket") in listening
-
-
-def test_without_a_free_descriptor_its_clients_wait(plain):
-    usual = resource.prlimit(plain.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(plain.pid, resource.RLIMIT_NOFILE, (1, usual[1]))
-    told = []
-    asks = [threading.Thread(target=lambda: told.append(plain.ping())) for _ in range(2)]
-    for ask in asks:
-        ask.start()
-    time.sleep(0.5)
-    assert len(told) < 2  # one, where the server waits for it: Linux has the next one's descriptor ready
-    resource.prlimit(plain.pid, resource.RLIMIT_NOFILE, usual)
-    for ask in asks:
-        ask.join(10)
-    assert len(told) == 2
-
-
-@pytest.mark.parametrize("token", ["0" * 32, "", None, 5])
-def test_a_wrong_token_gets_nothing(plain, token):
-    channel = connect(plain)
-    channel.send({"token": token})
-    with contextlib.suppress(Closed):  # it may have hung up already
-        channel.send({"do": "ping"})
-    assert channel.receive()["error"]["kind"] == "token"
-    with pytest.raises(Closed):
-        channel.receive()
-    channel.close()
-    plain.ping()
-
-
-@pytest.mark.parametrize("line", [b"", b"\n", b"no JSON\n", b"[1]\n", b"\xff\xfe\n", b"x" * 5000])
-def test_garbage_is_hung_up_on(plain, line):
-    pid = plain.pid
-    channel = connect(plain)
-    channel._connection.sendall(line)
-    channel._connection.shutdown(socket.SHUT_WR)
-    with pytest.raises(Closed):
-        channel.receive()
-    channel.close()
-    plain.ping()
-    assert plain.pid == pid
-
-
-def test_an_unknown_request_is_named(plain):
-    with pytest.raises(UserError, match="there is no request 'frobnicate'"):
-        plain._ask({"do": "frobnicate"})
-
-
-def test_many_threads_ask_at_once(plain):
-    told = []
-
-    def ask():
-        try:
-            told.extend(plain.ping() for _ in range(20))
-        except Exception as error:
-            told.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert told == [None] * 16 * 20
+    assert str(directory / "socket") in Path("/proc/net/unix").read_text()
 
 
 def test_sidecar_ends_with_close_and_starts_again(plain):
@@ -315,33 +236,3 @@ def test_the_second_of_two_installs_says_that_it_waits_and_takes_what_the_first_
             (place / "bin" / "python").symlink_to(sys.executable)
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert second.wait(60) == 0, second.communicate()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_an_install_that_is_killed_leaves_nothing_that_the_next_one_does_not_clear_away(tmp_path, end):
-    """What it runs goes on when it is killed: the next one waits for that."""
-    cache, temporary = tmp_path / "cache" / "jaxir", tmp_path / "tmp"
-    temporary.mkdir()
-    places = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(temporary)}
-    offline = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
-
-    def start() -> subprocess.Popen:
-        line = [sys.executable, "-m", "jaxir.sidecar", "install"]
-        return subprocess.Popen(line, env=os.environ | places | offline, stderr=subprocess.PIPE, text=True)
-
-    with start() as first:
-        while not list(cache.glob(".sidecar-*.part/lib/*/site-packages/pip")):
-            assert first.poll() is None, first.stderr.read()
-            time.sleep(0.001)
-        first.send_signal(end)
-        said = first.communicate()[1]
-    assert first.returncode == (-end if end == signal.SIGKILL else 128 + end), said
-    assert end == signal.SIGKILL or [p.suffix for p in cache.iterdir()] == [".lock"]
-    with start() as second:
-        said = second.communicate()[1]
-    assert second.returncode == 1
-    waits = said.startswith("another process is installing the sidecar: waiting for it\n")
-    assert waits == (end == signal.SIGKILL)
-    assert "could not install the sidecar's packages: ERROR:" in said
-    assert [p.suffix for p in cache.iterdir()] == [".lock"] and not list(temporary.iterdir())

@@ -47,9 +47,8 @@ def rr_of_first(count, query, passage):
     return np.where(ranks <= 10, 1 / ranks, 0).mean()
 
 
-def evaluation(dev, *, distractors=0, batch_size=8, devices=4, objective=None, training=None):
-    model = Bag(dropout_rate=0.9)
-    bench = Bench(
+def bench_of(*, training=None, batch_size=8, devices=4, objective=None):
+    return Bench(
         tokenizer=None,
         form=TextFormat(LENGTH, LENGTH),
         objective=objective or Contrastive(),
@@ -57,6 +56,11 @@ def evaluation(dev, *, distractors=0, batch_size=8, devices=4, objective=None, t
         batch_size=batch_size,
         partitioner=MeshConfig().build(jax.devices()[:devices]),
     )
+
+
+def evaluation(dev, *, distractors=0, batch_size=8, devices=4, objective=None, training=None):
+    model = Bag(dropout_rate=0.9)
+    bench = bench_of(training=training, batch_size=batch_size, devices=devices, objective=objective)
     settings = {"dev": dev, "dev_distractors": distractors, "dev_metric": "loss"}
     recipe = Recipe(
         model=object(), objective=Contrastive(), data=None, steps=1, batch_size=batch_size, **settings
@@ -88,13 +92,6 @@ def test_retrieval_metrics_count_every_pair_and_every_distractor(distractors):
     )
 
 
-def test_distractors_of_data_without_passages_cost_a_sentence():
-    texts = pairs(40, seed=9)
-    texts.features = {"text_ids": texts.features["query_ids"]}
-    with pytest.raises(UserError, match="training data have none: set dev_distractors to 0"):
-        evaluation(pairs(21, seed=25), distractors=5, training=texts)
-
-
 class OnlyBatches(Dataset):
     """Data of one's own without `once`, which training does not ask for."""
 
@@ -104,11 +101,20 @@ class OnlyBatches(Dataset):
         return pairs(40, seed=9).batched(how)
 
 
-@pytest.mark.parametrize("which", ["dev", "training"])
-def test_data_that_cannot_be_evaluated_cost_a_sentence(which):
-    some = {"dev": pairs(21, seed=25), "training": pairs(40, seed=9)} | {which: OnlyBatches()}
-    with pytest.raises(UserError, match="OnlyBatches has no `once`, which gives the examples that are eval"):
-        evaluation(some["dev"], distractors=5, training=some["training"])
+def test_pairs_that_cannot_be_evaluated_cost_a_sentence():
+    dev, training = pairs(21, seed=25), pairs(40, seed=9)
+    for some in ({"dev": OnlyBatches()}, {"dev": dev, "training": OnlyBatches()}):
+        with pytest.raises(
+            UserError, match="OnlyBatches has no `once`, which gives the examples that are ev"
+        ):
+            evaluation(some.pop("dev"), distractors=5, **some)
+    training.features = {"text_ids": training.features["query_ids"]}
+    with pytest.raises(UserError, match="training data have none: set dev_distractors to 0"):
+        evaluation(dev, distractors=5, training=training)
+    queries = dev._tables["queries"]
+    dev._tables["queries"] = queries._replace(flat=np.ones_like(queries.flat))
+    with pytest.raises(UserError, match="all 21 texts of the dev pairs' query tower have the same tokens"):
+        evaluation(dev)
 
 
 @pytest.mark.parametrize("count", [16, 21])
@@ -134,14 +140,6 @@ def test_fewer_pairs_than_a_batch_are_one_smaller_batch():
     for objective in (Contrastive(chunks=4), WeightedSum(parts={"a": Contrastive(chunks=4)})):
         _, in_chunks = evaluation(pairs(7, seed=1), batch_size=512, devices=1, objective=objective)
         assert in_chunks["loss"] == pytest.approx(at_once["loss"], rel=1e-5)
-
-
-def test_texts_that_are_all_one_to_the_model_are_refused():
-    dev = pairs(21, seed=1)
-    queries = dev._tables["queries"]
-    dev._tables["queries"] = queries._replace(flat=np.ones_like(queries.flat))
-    with pytest.raises(UserError, match="all 21 texts of the dev pairs' query tower have the same tokens"):
-        evaluation(dev)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -254,13 +252,7 @@ def test_evaluators_that_cannot_be_cost_a_sentence(tmp_path, settings, sentence)
     assert (tmp_path / "run").exists() == sentence.startswith("step")
 
 
-def test_a_fault_of_an_evaluator_names_it_and_the_step(tmp_path):
-    with pytest.raises(RuntimeError, match="step 2: evaluator Norm: KeyError: 'x'") as error:
-        run(tmp_path / "run", eval_every=2, evaluators=[Norm(values={2: KeyError("x")})])
-    assert isinstance(error.value.__cause__, KeyError)
-
-
-def test_a_fault_of_an_evaluator_that_is_being_prepared_names_it(tmp_path):
+def test_a_fault_of_an_evaluator_names_the_evaluator_and_the_step(tmp_path):
     class Unprepared(Norm):
         def prepare(self, bench):
             raise KeyError("x")
@@ -268,6 +260,9 @@ def test_a_fault_of_an_evaluator_that_is_being_prepared_names_it(tmp_path):
     with pytest.raises(RuntimeError, match=r"^evaluator Unprepared: KeyError: 'x'"):
         run(tmp_path / "run", evaluators=[Unprepared()])
     assert not (tmp_path / "run").exists()
+    with pytest.raises(RuntimeError, match="step 2: evaluator Norm: KeyError: 'x'") as error:
+        run(tmp_path / "run", eval_every=2, evaluators=[Norm(values={2: KeyError("x")})])
+    assert isinstance(error.value.__cause__, KeyError)
 
 
 def test_only_what_the_best_goes_by_must_agree_on_resuming(tmp_path):
@@ -330,14 +325,7 @@ def test_the_loss_of_one_smaller_batch_tells_its_rows():
     """On four devices two of ten rows are left out: the values of two meshes are not compared."""
 
     def told(devices, batch_size):
-        bench = Bench(
-            tokenizer=None,
-            form=TextFormat(LENGTH, LENGTH),
-            objective=Contrastive(),
-            training_data=pairs(40, seed=9),
-            batch_size=batch_size,
-            partitioner=MeshConfig().build(jax.devices()[:devices]),
-        )
+        bench = bench_of(batch_size=batch_size, devices=devices)
         return {"dev": f"loss on {Loss(data=pairs(10, seed=2)).prepare(bench).data}"}
 
     assert re.search("in one batch of 10, not .* in one batch of 8;", disagreement(told(1, 16), told(4, 16)))
@@ -428,20 +416,16 @@ def test_search_in_the_loop_is_search_of_the_encoder(tmp_path, one_layer):
     fewer = evaluate_collection(encoder, read_collection(tmp_path / "cqa/unix", "dev"), "R@10").values["R@10"]
     assert (android, unix) == pytest.approx((found["R@10"], fewer)) and android != unix > 0
     assert mean == pytest.approx((android + unix) / 2)
-    with pytest.raises(UserError, match="metric 'R@@10' cannot be computed"):
-        trained(model, tmp_path / "other", [Search(dataset=str(tmp_path), wanted="R@@10")], "R@10")
-    with pytest.raises(UserError, match="R@1000 is of 1000 answers, and a query has 100: set depth to 1000"):
-        trained(
-            model,
-            tmp_path / "other",
-            [Search(dataset=str(tmp_path), wanted="P@1 R@1000", depth=100)],
-            "P@1",
-        )
-    with pytest.raises(
-        UserError,
-        match="evaluator Search: dataset must be beir:DIR or quora:DIR or eproduct:DIR or cqadupstack:DIR",
+    for search, sentence in (
+        ({"dataset": str(tmp_path), "wanted": "R@@10"}, "metric 'R@@10' cannot be computed"),
+        (
+            {"dataset": str(tmp_path), "wanted": "R@1000", "depth": 100},
+            "R@1000 is of 1000 answers, and a query",
+        ),
+        ({"dataset": "sts:x"}, "evaluator Search: dataset must be beir:DIR or quora:DIR or eproduct:DIR or"),
     ):
-        trained(model, tmp_path / "other", [Search(dataset="sts:x", wanted="R@10")], "R@10")
+        with pytest.raises(UserError, match=sentence):
+            trained(model, tmp_path / "other", [Search(**search)], "R@10")
     assert not (tmp_path / "other").exists()
 
 

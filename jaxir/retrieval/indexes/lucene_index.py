@@ -22,7 +22,7 @@ from jaxir.retrieval.indexes.index_info import IndexInfo, describe
 from jaxir.sidecar.client import Hits, Sidecar
 from jaxir.sidecar.environment import shared
 from jaxir.sidecar.lucene_settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
-from jaxir.sidecar.server.state import state_of
+from jaxir.sidecar.server.protocol import identity_of
 from jaxir.storage.checksums import directory_with_checksums
 
 Fields = Literal["flat", "multifield"]
@@ -48,7 +48,7 @@ class _LuceneIndex(Index):
     ):
         super().__init__(info, ids, documents)
         self._directory, self.sidecar = directory, sidecar or shared()
-        self._opened = state_of(directory)
+        self._opened = identity_of(directory)
 
     def _save_engine(self, directory: Path) -> None:
         shutil.copytree(self._directory, directory / FILES)

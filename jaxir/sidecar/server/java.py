@@ -15,13 +15,7 @@ class Unusable(Exception):
 
 
 def start(directory: Path) -> dict[str, str]:
-    """Starts Java and finds Anserini.
-
-    Args:
-      directory: where Java leaves its report should it crash.
-
-    Returns:
-      The versions: {"java": ..., "anserini": ...}.
+    """Starts Java, which leaves a crash report in `directory`; returns {"java": ..., "anserini": ...}.
 
     Raises:
       Unusable: something of the environment is missing, is too old or does not start.

@@ -1,4 +1,4 @@
-"""What the sidecar does with Lucene: index, search, fetch. All of it through Anserini's own classes."""
+"""What the sidecar does with Lucene: index and search. All of it through Anserini's own classes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from . import java
-from .protocol import Channel
-from .state import state_of
+from .protocol import Channel, identity_of
 
 KEPT_SEARCHERS = 8  # each has its index open, with one set of parameters
 MAX_CLAUSES = 1 << 20  # distinct words of a query; Lucene's own limit of 1,024 refuses long queries
@@ -20,10 +20,6 @@ MAX_CLAUSES = 1 << 20  # distinct words of a query; Lucene's own limit of 1,024 
 
 class Refused(Exception):
     """A request that cannot be done as it was asked. The message says why."""
-
-
-class Changed(Exception):
-    """An index is not the one any more that was opened. The message is its directory."""
 
 
 class Lucene:
@@ -50,11 +46,11 @@ class Lucene:
         b: float,
         fields: dict[str, float],
         feedback: dict[str, Any] | None,
-        opened: list[Any] | None,
+        opened: list[int] | None,
     ) -> bytes:
         """Returns, as JSON, {number of a query: its hits} by BM25, in Pyserini's order.
 
-        `opened`: what `state_of` gave when the index was opened; None takes the one that is there.
+        `opened`: what `identity_of` gave when the index was opened; None takes the one that is there.
         """
 
         def open_searcher() -> Any:
@@ -76,7 +72,7 @@ class Lucene:
             return self._json.writeValueAsString(hits).encode("ascii")
 
     def search_impact(
-        self, index: str, queries: list[dict[str, int]], k: int, opened: list[Any] | None
+        self, index: str, queries: list[dict[str, int]], k: int, opened: list[int] | None
     ) -> bytes:
         """Returns, as JSON, {number of a query: its hits} by the sum of weight times weight over tokens."""
         weights, numbers = self._java(queries), self._java([str(n) for n in range(len(queries))])
@@ -86,23 +82,12 @@ class Lucene:
                 searcher.batch_search(weights, numbers, k, _threads())
             ).encode("ascii")
 
-    def fetch(self, index: str, ids: list[str]) -> bytes:
-        """Returns, as JSON, the stored documents in the order of `ids`; null for one that is not there."""
-        open_searcher = java.java_class("io.anserini.search.SimpleSearcher")
-        with self._searchers.use(index, None, "fetch", lambda: open_searcher(index)) as searcher:
-            stored = [searcher.doc_raw(identifier) for identifier in ids]
-        return json.dumps([None if raw is None else json.loads(raw) for raw in stored]).encode("ascii")
-
-    def index(
-        self, channel: Channel, index: str, fields: list[str], impact: bool, store: bool, feedback: bool
-    ) -> bytes:
+    def index(self, channel: Channel, index: str, fields: list[str], impact: bool) -> bytes:
         """Indexes the batches that come over `channel`, telling the count after each; returns it as JSON."""
         arguments = ["-input", "", "-index", index, "-collection", "JsonCollection"]
         arguments += ["-threads", str(_threads())]
         arguments += ["-fields", *fields] if fields else []
-        arguments += ["-impact", "-pretokenized"] if impact else []
-        arguments += ["-storeRaw"] if store else []
-        arguments += ["-storeDocvectors"] if feedback else []
+        arguments += ["-impact", "-pretokenized"] if impact else ["-storeDocvectors"]
         # The writer is private, and only it tells of a full disk and lets its memory be bounded.
         indexer = java.java_class("io.anserini.index.SimpleIndexer", include_private=True)(arguments)
         writer = indexer.writer
@@ -139,34 +124,26 @@ class _Searchers:
 
     @contextlib.contextmanager
     def use(
-        self, index: str, opened: list[Any] | None, how: Any, open_searcher: Callable[[], Any]
+        self, index: str, opened: list[int] | None, how: Any, open_searcher: Callable[[], Any]
     ) -> Iterator[Any]:
         """Yields the searcher of an index, opened now if it is not yet.
 
         One that is open goes on where the index was removed or another one put in its place: its files are
-        still there for it. It does not where these were written to or cut, be it while it is used.
-
-        Args:
-          index: the directory.
-          opened: what `state_of` gave when the caller opened it; None takes what is there now.
-          how: what else tells its searcher from others; JSON.
-          open_searcher: opens it.
+        still there for it. `opened` is what `identity_of` gave when the caller opened the index, None for
+        what is there now; `how` is what else tells its searcher from others, JSON.
 
         Raises:
-          Refused: it is no index.
-          Changed: it is not the one that the caller opened.
+          Refused: it is no index, or not the one that the caller opened.
         """
-        now = state_of(index)
-        state = now if opened is None else opened
-        if state is None:
-            raise Refused(f"{index} is not a Lucene index")
-        _check_unchanged(index, now, state)
-        key = json.dumps([index, state, how], sort_keys=True)
+        now = identity_of(index)
+        key = json.dumps([index, opened or now, how], sort_keys=True)
         with self._lock:
             searcher = self._open.get(key)
             if searcher is None:
-                if now != state:
-                    raise Changed(index)
+                if opened not in (None, now):
+                    raise Refused(f"{index} was replaced while it was in use; open it again")
+                if now is None or not list(Path(index).glob("segments_*")):
+                    raise Refused(f"{index} is not a Lucene index")
                 searcher = self._open[key] = open_searcher()
             self._open.move_to_end(key)
             self._users[id(searcher)] += 1
@@ -181,20 +158,11 @@ class _Searchers:
                 self._users[id(searcher)] -= 1
                 if not self._users[id(searcher)] and all(searcher is not s for s in self._open.values()):
                     searcher.close()
-            _check_unchanged(index, state_of(index), state)  # of what Lucene says then nobody learns why
-
-
-def _check_unchanged(index: str, now: list[Any] | None, before: list[Any]) -> None:
-    """Raises a Changed where files of the same directory have been written to or cut."""
-    if now is not None and now[0] == before[0] and now != before:
-        raise Changed(index)
 
 
 def _set_feedback(searcher: Any, feedback: dict[str, Any]) -> None:
     settings = dict(feedback)
     method = settings.pop("method")
-    if searcher.get_total_num_docs() and not searcher.reader.getTermVectors(0):
-        raise Refused("the index keeps no document vectors, which feedback needs")
     if method == "rm3":
         searcher.set_rm3(
             None, settings["terms"], settings["documents"], float(settings["original_weight"]), False, True

@@ -1,14 +1,13 @@
-"""The sidecar's main program: a socket, a token, a thread for each request, and an end with its user.
+"""The sidecar's main program: a socket, a thread for each request, and an end with its user.
 
-The first line of standard input says {"token", "directory", "parent"}. Standard input stays open for as long
-as the user lives: at its end, or when the parent process is another one, this process is gone within
-a second.
+The first line of standard input says {"directory", "parent"}; only the user may enter the directory. Standard
+input stays open for as long as the user lives: at its end, or when the parent process is another one, this
+process is gone within a second.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
 import select
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from . import java
-from .lucene import Changed, Lucene, Refused
-from .protocol import MAX_TOKEN_LINE, Channel, Closed
+from .lucene import Lucene, Refused
+from .protocol import Channel, Closed
 
 WATCH_SECONDS = 0.5
 
@@ -31,8 +30,8 @@ WATCH_SECONDS = 0.5
 class Server:
     """Answers requests at a socket in `directory`. Java starts with the first request that needs it."""
 
-    def __init__(self, directory: Path, token: str):
-        self._directory, self._token = directory, token
+    def __init__(self, directory: Path):
+        self._directory = directory
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(directory / "socket"))
         self._socket.listen(128)
@@ -68,10 +67,6 @@ class Server:
     def _serve(self, connection: socket.socket) -> None:
         channel = Channel(connection)
         try:
-            token = str(channel.receive(MAX_TOKEN_LINE).get("token"))
-            if not hmac.compare_digest(token.encode(), self._token.encode()):
-                channel.send(_error("token", "wrong token"))
-                return
             request = channel.receive()
             try:
                 channel.send_line(b'{"result": ' + self._answer(channel, request) + b"}")
@@ -79,8 +74,6 @@ class Server:
                 channel.send(_error("unusable", str(error)))
             except Refused as error:
                 channel.send(_error("refused", str(error)))
-            except Changed as error:
-                channel.send(_error("changed", str(error)))
         except Closed:
             pass
         except Exception as error:
@@ -96,8 +89,6 @@ class Server:
         what = request.pop("do", None)
         if what == "ping":
             return b'"pong"'
-        if what not in ("versions", "search", "search_impact", "fetch", "index"):
-            raise Refused(f"there is no request {what!r}")
         self._java_wanted.set()
         self._java_known.wait()
         if self._lucene is None:
@@ -122,7 +113,7 @@ def main() -> None:
     hello = json.loads(sys.stdin.readline())
     directory = Path(hello["directory"])
     threading.Thread(target=watch, args=(directory, hello["parent"]), daemon=True).start()
-    server = Server(directory, hello["token"])
+    server = Server(directory)
     print(json.dumps({"ready": True}), flush=True)
     os.dup2(2, 1)  # what Java prints belongs in the log
     server.run()

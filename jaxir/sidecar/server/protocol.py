@@ -1,8 +1,8 @@
 """Lines of JSON over a socket: one connection for each request.
 
-The client sends a line with the token, then a line with the request; for "index", then a line for each batch
-of documents and a last one. The server answers with lines that hold one of "progress", "result" and "error";
-after the last two it closes. Lines are ASCII, so that no codec of Java or Python can spoil a text.
+The client sends a line with the request; for "index", then a line for each batch of documents and a last one.
+The server answers with lines that hold one of "progress", "result" and "error"; after the last two it closes.
+Lines are ASCII, so that no codec of Java or Python can spoil a text.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from pathlib import Path
 from typing import IO, Any
-
-MAX_LINE = 1 << 30
-MAX_TOKEN_LINE = 1 << 10
 
 
 class Closed(Exception):
@@ -42,25 +40,16 @@ class Channel:
         except OSError as error:
             raise Closed(str(error)) from None
 
-    def receive(self, limit: int = MAX_LINE) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Returns the next message.
 
         Raises:
-          Closed: there is none, it is longer than `limit` bytes, or it is not an object in JSON.
+          Closed: there is none.
         """
         try:
-            line = self._file.readline(limit)
-        except OSError as error:
+            return json.loads(self._file.readline())
+        except (OSError, ValueError) as error:
             raise Closed(str(error)) from None
-        if not line.endswith(b"\n"):
-            raise Closed("the connection ended" if len(line) < limit else "a line is too long")
-        try:
-            message = json.loads(line)
-        except ValueError as error:
-            raise Closed(f"not JSON: {error}") from None
-        if not isinstance(message, dict):
-            raise Closed("not an object")
-        return message
 
     def abandon(self, seconds: float) -> None:
         """Says that nothing more comes, and waits, no longer than this, until the other end has let go."""
@@ -74,3 +63,12 @@ class Channel:
         """Closes the connection."""
         self._file.close()
         self._connection.close()
+
+
+def identity_of(index: str | Path) -> list[int] | None:
+    """Returns what tells an index's directory from another one in its place; None if there is none."""
+    try:
+        found = Path(index).stat()
+    except OSError:
+        return None
+    return [found.st_ino, found.st_mtime_ns]

@@ -12,8 +12,7 @@ from jaxir.evaluation.collection import Collection, search_vectors
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.question_sets import COLLECTIONS, read_cqadupstack
 from jaxir.evaluation.retrieval_metrics import IdenticalIds, check_depth, evaluate_run, parse_metrics
-from jaxir.storage import fingerprints
-from jaxir.training.evaluators.evaluation_context import Bench, State, pad_rows
+from jaxir.training.evaluators.evaluation_context import Bench, State, described
 from jaxir.training.evaluators.evaluator import Direction, Evaluator, Prepared
 
 
@@ -64,25 +63,18 @@ class Search(Evaluator):
             apart = {f"{metric}/{name}": x for name in each for metric, x in each[name].items()}
             return means | (apart if several else {})
 
-        texts = ((c.queries, c.documents, str(c.qrels)) for c in found.values())
-        told = fingerprints.of_values(*texts, self.identical_ids, self.depth)
         queries, documents = (
-            sum(len(getattr(c, name)) for c in found.values()) for name in ("queries", "documents")
+            sum(len(c.queries) for c in found.values()),
+            sum(len(c.documents) for c in found.values()),
         )
+        texts = ((c.queries, c.documents, str(c.qrels)) for c in found.values())
         sizes = f"{queries} queries among {documents} documents"
-        return Prepared(measure, f"{sizes}, hash {told[: fingerprints.DIGITS]}")
+        return Prepared(measure, described(sizes, *texts, self.identical_ids, self.depth))
 
     def _search(self, bench: Bench, collection: Collection) -> Callable[[State], Mapping[str, float]]:
         """Returns state -> the metrics of a collection."""
-        form = bench.form
-
-        def tokens(texts: list[str], prompt: str, length: int) -> np.ndarray:
-            ids = bench.tokenizer.encode_batch([prompt + text for text in texts], max_length=length)
-            return pad_rows(ids, length)
-
-        queries = tokens(collection.queries, form.query_prompt, form.query_length)
-        documents = tokens(collection.documents, form.passage_prompt, form.passage_length)
-        of_queries, of_documents = bench.vectors(queries, "query"), bench.vectors(documents, "passage")
+        of_queries = bench.vectors(bench.tokens(collection.queries, "query"), "query")
+        of_documents = bench.vectors(bench.tokens(collection.documents, "passage"), "passage")
         depth = self.depth + (self.identical_ids == "drop")
 
         def measure(state: State) -> Mapping[str, float]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,7 @@ from jaxir.retrieval.encoding.generator import check_tokens, text_of
 from jaxir.runtime import cpu
 from jaxir.runtime.compile_cache import aside
 from jaxir.runtime.partitioning import Partitioner
+from jaxir.storage import fingerprints
 
 Rows = Mapping[str, np.ndarray]  # arrays [N, ...] by name
 WRITTEN = ", written with "
@@ -36,21 +39,24 @@ class State(Protocol):
     statistics: Any
 
 
-class Examples(NamedTuple):
-    """Data that were read: rows of token ids and such, and what tells them from any other."""
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Data that were read.
 
-    rows: list[Mapping[str, np.ndarray]]
-    fingerprint: str
+    Attributes:
+      dataset: as training would read it.
+      arrays: each example once, as arrays [N, ...] by name, which evaluators of equal data share.
+      fingerprint: tells the data from any other.
+    """
 
-
-class _Read(NamedTuple):
-    """Data that were built: of what, the dataset, all examples as arrays [N, ...], and as `Examples`."""
-
-    data: Any
-    features: Features
     dataset: Any
     arrays: Rows
-    examples: Examples
+    fingerprint: str
+
+    @functools.cached_property
+    def rows(self) -> list[Rows]:
+        """The examples one by one, as {name: array}."""
+        return _rows_of(self.arrays)
 
 
 class Program:
@@ -157,7 +163,7 @@ class Bench:
         self.training_data, self.batch_size = training_data, batch_size
         self.partitioner, self.on_bad_input = partitioner, on_bad_input
         self._programs: list[Program] = []
-        self._read: list[_Read] = []
+        self._read: list[tuple[Any, Features, Examples]] = []
 
     def examples(self, data: Any, features: Features, *, drawn: bool = False) -> Examples:
         """Reads data; evaluators of the same data, or of equal ones, read them once.
@@ -173,34 +179,32 @@ class Bench:
         Raises:
           UserError: there are no data, or a list of another length, unless items are `drawn`.
         """
-        return self._once(data, features, drawn=drawn).examples
-
-    def arrays(self, data: Any, features: Features, *, drawn: bool = False) -> Rows:
-        """Returns the rows of `examples`, in their order, as arrays [N, ...] that evaluators share."""
-        return self._once(data, features, drawn=drawn).arrays
-
-    def dataset(self, data: Any, features: Features) -> Any:
-        """Returns the dataset that `examples` are those of."""
-        return self._once(data, features, drawn=True).dataset
-
-    def _once(self, data: Any, features: Features, *, drawn: bool) -> _Read:
         if data is None:
             raise UserError("it has no data: DEV_SPLIT, or what else names them, is None")
         check_data("its data", data)
-        for read in self._read:
+        for known, its_features, examples in self._read:
             # Where gin names data twice it makes two, which are equal.
-            if (read.data is data or read.data == data) and read.features == features:
+            if (known is data or known == data) and its_features == features:
                 if not drawn:
-                    _check_lists(read.dataset, features)
-                return read
+                    _check_lists(examples.dataset, features)
+                return examples
         built = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
         dataset = built.shortened() if built is not data else built
         if not drawn:
             _check_lists(built, features)
-        arrays = dataset.once()
-        read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), built.fingerprint))
-        self._read.append(read)
-        return read
+        examples = Examples(dataset, dataset.once(), built.fingerprint)
+        self._read.append((data, features, examples))
+        return examples
+
+    def tokens(self, texts: Sequence[str], tower: str) -> np.ndarray:
+        """Returns the token ids int32 [N, L] of texts, with the prompt and cut at the length of a tower."""
+        form = self.form
+        prompt, length = (
+            (form.query_prompt, form.query_length)
+            if tower == "query"
+            else (form.passage_prompt, form.passage_length)
+        )
+        return pad_rows(self.tokenizer.encode_batch([prompt + t for t in texts], max_length=length), length)
 
     def program(self, function: Callable[..., Any], rows: Rows, *, chunked: bool = False) -> Program:
         """Returns a program of (model, auxiliary, batch) on `rows`; it is compiled before the first step.
@@ -238,6 +242,11 @@ class Bench:
         """Compiles all programs for a `training.state.Plan`."""
         for program in self._programs:
             program.compile(plan, getattr(self.objective, "chunks", 1))
+
+
+def described(what: str, *values: object) -> str:
+    """Tells data from any other by a hash of their values, after a word of what they are."""
+    return f"{what}, hash {fingerprints.of_values(*values)[: fingerprints.DIGITS]}"
 
 
 def written(examples: str, how: Decoding) -> str:

@@ -50,13 +50,11 @@ class Generation(Evaluator):
         from rouge_score.rouge_scorer import RougeScorer
 
         features = bench.objective.features(bench.form)
-        rows, fingerprint = bench.examples(self.data, features)
-        if not rows:
-            raise UserError("its data hold no example")
-        targets = [text_of(row["target_ids"], bench.tokenizer) for row in rows]
+        examples = bench.examples(self.data, features)
+        targets = [text_of(row["target_ids"], bench.tokenizer) for row in examples.rows]
         how = Decoding(max_new_tokens=self.max_new_tokens, num_beams=self.num_beams)
 
-        write = bench.texts(bench.arrays(self.data, features)["source_ids"], how)
+        write = bench.texts(examples.arrays["source_ids"], how)
         scorer = RougeScorer(["rougeL"])
 
         def measure(state: State) -> dict[str, float]:
@@ -66,4 +64,4 @@ class Generation(Evaluator):
                 "exact_match": float(np.mean([exact_match(text, [target]) for target, text in pairs])),
             }
 
-        return Prepared(measure, written(fingerprint, how))
+        return Prepared(measure, written(examples.fingerprint, how))

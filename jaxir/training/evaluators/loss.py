@@ -41,12 +41,12 @@ class Loss(Evaluator):
         form = dataclasses.replace(bench.form, num_negatives=self.num_negatives)
         features = bench.objective.features(form)
         examples = bench.examples(self.data, features, drawn=True)
-        count, divisor = len(examples.rows), bench.partitioner.batch_divisor()
+        count, divisor = len(next(iter(examples.arrays.values()))), bench.partitioner.batch_divisor()
         if count < divisor:
             raise UserError(f"there are only {count} dev pairs, fewer than the {divisor} devices of a batch")
         # Of fewer rows than a batch, as many as the devices share.
         kept = count if count >= bench.batch_size else count // divisor * divisor
-        rows = {name: array[:kept] for name, array in bench.arrays(self.data, features, drawn=True).items()}
+        rows = {name: array[:kept] for name, array in examples.arrays.items()}
 
         def metrics_of(model: Any, auxiliary: Any, batch: Any) -> dict[str, Any]:
             objective = bench.objective

@@ -13,7 +13,7 @@ from jaxir.core.values import Object, checked
 from jaxir.data.expanded.candidates import QueryCandidates
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.objectives.query_reranking import query_features, score_candidates
-from jaxir.training.evaluators.evaluation_context import Bench, State, stack
+from jaxir.training.evaluators.evaluation_context import Bench, State
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 CUTS = (1, 5, 20)
@@ -52,14 +52,13 @@ class QueryReranking(Evaluator):
                 f" {depth}: jaxir.expand retrieve --depth={max(CUTS)}, or more"
             )
         count = max((len(some.outputs) for some in questions), default=1)
-        rows, told = bench.examples(self.data, query_features(bench.form, count), drawn=True)
-        names = [name for name in rows[0] if name.endswith("_ids")]
-        ranks = np.stack([row["ranks"] for row in rows])
+        examples = bench.examples(self.data, query_features(bench.form, count), drawn=True)
+        ranks = examples.arrays["ranks"]
 
         def scores_of(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
             return score_candidates(model, batch)
 
-        program = bench.program(scores_of, {name: stack([row[name] for row in rows]) for name in names})
+        program = bench.program(scores_of, {n: x for n, x in examples.arrays.items() if n.endswith("_ids")})
 
         def measure(state: State) -> Mapping[str, float]:
             scores = program.of_rows(state)
@@ -68,4 +67,4 @@ class QueryReranking(Evaluator):
             found = {f"Success@{k}": float((chosen <= k).mean()) for k in CUTS}
             return found | {"mean_rank": float(chosen.mean())}
 
-        return Prepared(measure, told)
+        return Prepared(measure, examples.fingerprint)

@@ -44,14 +44,15 @@ class Reading(Evaluator):
         if self.data is None:
             raise UserError("it has no data: DEV_RUN, or what else names them, is None")
         features = bench.objective.features(bench.form)
-        data: AnsweredDataset = bench.dataset(self.data, features)
+        examples = bench.examples(self.data, features)
+        data: AnsweredDataset = examples.dataset
         answers = dict(zip(data.questions.ids, data.answers, strict=True))
         ids = [data.questions.ids[number] for number in in_one_order(data.num_examples)]
         how = Decoding(max_new_tokens=self.max_new_tokens, num_beams=self.num_beams)
 
-        write = bench.texts(bench.arrays(self.data, features)["source_ids"], how)
+        write = bench.texts(examples.arrays["source_ids"], how)
 
         def measure(state: State) -> Mapping[str, float]:
             return score_answers(dict(zip(ids, write(state), strict=True)), answers).values
 
-        return Prepared(measure, written(bench.examples(self.data, features).fingerprint, how))
+        return Prepared(measure, written(examples.fingerprint, how))

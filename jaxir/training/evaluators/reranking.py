@@ -16,8 +16,7 @@ from jaxir.evaluation.retrieval_metrics import cut_at, evaluate_run
 from jaxir.objectives.reranking import score_lists
 from jaxir.retrieval.ranking.run_reranking import read_candidates
 from jaxir.retrieval.ranking.runs import read_run
-from jaxir.storage import fingerprints
-from jaxir.training.evaluators.evaluation_context import Bench, State, pad_rows
+from jaxir.training.evaluators.evaluation_context import Bench, State, described
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 WANTED = 10  # documents of a query, by the metrics
@@ -52,7 +51,7 @@ class Reranking(Evaluator):
           UserError: the run has no query of the split, or is cut above what the metrics want, or the folder
             lacks one of its queries or documents.
         """
-        folder, form = BeirFolder(self.directory), bench.form
+        folder = BeirFolder(self.directory)
         judgements = read_judgements(folder.qrels_path(self.split))
         run = {query_id: some for query_id, some in read_run(self.run).items() if query_id in judgements}
         if not run:
@@ -63,19 +62,15 @@ class Reranking(Evaluator):
                 f" {WANTED}: search with a larger k"
             )
         candidates = read_candidates(run, folder, depth=self.depth)
-        queries = [form.query_prompt + candidates.queries[query_id] for query_id in candidates.found]
-        texts = [form.passage_prompt + text for text in candidates.documents.values()]
-
-        def tokens(texts: list[str], length: int) -> np.ndarray:
-            return pad_rows(bench.tokenizer.encode_batch(texts, max_length=length), length)
-
-        documents = tokens(texts, form.passage_length)
+        queries = [candidates.queries[query_id] for query_id in candidates.found]
+        texts = list(candidates.documents.values())
+        documents = bench.tokens(texts, "passage")
         row_of = {doc_id: row for row, doc_id in enumerate(candidates.documents)}
         depth = max(map(len, candidates.found.values()))
         lists = np.zeros((len(queries), depth, documents.shape[1]), np.int32)
         for place, some in zip(lists, candidates.found.values(), strict=True):
             place[: len(some)] = documents[[row_of[doc_id] for doc_id in some]]
-        rows = {"query_ids": tokens(queries, form.query_length), "passage_ids": lists}
+        rows = {"query_ids": bench.tokens(queries, "query"), "passage_ids": lists}
 
         def scores_of(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
             if not hasattr(model, "score_texts"):
@@ -94,5 +89,8 @@ class Reranking(Evaluator):
 
         found = (tuple(some) for some in candidates.found.values())
         judged = (f"{query_id} {sorted(judgements[query_id].items())}" for query_id in candidates.found)
-        told = fingerprints.of_values(*found, *queries, *texts, *judged)
-        return Prepared(measure, f"{len(queries)} queries, hash {told[: fingerprints.DIGITS]}")
+        prompted = (
+            *(bench.form.query_prompt + text for text in queries),
+            *(bench.form.passage_prompt + text for text in texts),
+        )
+        return Prepared(measure, described(f"{len(queries)} queries", *found, *prompted, *judged))

@@ -55,7 +55,8 @@ class Retrieval(Evaluator):
           UserError: all queries or passages have the same tokens.
         """
         form = dataclasses.replace(bench.form, num_negatives=0)
-        rows, fingerprint = bench.examples(self.data, pair_features(form))
+        examples = bench.examples(self.data, pair_features(form))
+        rows = examples.rows
         training = bench.training_data
         extra = read_rows(training, self.distractors) if self.distractors else []
         if extra and "passage_ids" not in extra[0]:
@@ -88,7 +89,7 @@ class Retrieval(Evaluator):
                 found |= {f"{metric}{end}": value for metric, value in values.items()}
             return found
 
-        return Prepared(measure, f"{fingerprint}, {self.distractors} distractors")
+        return Prepared(measure, f"{examples.fingerprint}, {self.distractors} distractors")
 
     def _vectors(self, bench: Bench, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
         """As `Bench.vectors`; while that is compiled, dimensions that vectors have not are refused."""

@@ -11,8 +11,7 @@ from jaxir.core.installation import require
 from jaxir.core.values import Within, checked
 from jaxir.evaluation.senteval_files import read_senteval
 from jaxir.evaluation.transfer_tasks import FOLDS, check_folds, scores_of, texts_of
-from jaxir.storage import fingerprints
-from jaxir.training.evaluators.evaluation_context import Bench, State, pad_rows
+from jaxir.training.evaluators.evaluation_context import Bench, State, described
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 
@@ -43,23 +42,18 @@ class SentEval(Evaluator):
           UserError: there are none, one has too few rows for the folds, or scikit-learn is not installed.
         """
         require("analyze", "sklearn")
-        tasks, form = read_senteval(self.directory), bench.form
+        tasks = read_senteval(self.directory)
         check_folds(tasks, self.folds)
-        texts = texts_of(tasks)
-        ids = bench.tokenizer.encode_batch(
-            [form.query_prompt + text for text in texts], max_length=form.query_length
-        )
 
         def encode(model: Any, _: Any, batch: Any) -> Any:
             return model.unnormalized().encode(batch["ids"], tower="query")
 
-        program = bench.program(encode, {"ids": pad_rows(ids, form.query_length)})
+        program = bench.program(encode, {"ids": bench.tokens(texts_of(tasks), "query")})
 
         def measure(state: State) -> dict[str, float]:
             scores = scores_of(tasks, program.of_rows(state), folds=self.folds)
             each = {f"transfer/{name}": task.dev for name, task in scores.items()}
             return {"transfer": float(np.mean(list(each.values())))} | each
 
-        told = fingerprints.of_values(*(str(row) for task in tasks.values() for row in task.items()))
-        data = f"{', '.join(tasks)}, {self.folds} folds, hash {told[: fingerprints.DIGITS]}"
-        return Prepared(measure, data)
+        rows = (str(row) for task in tasks.values() for row in task.items())
+        return Prepared(measure, described(f"{', '.join(tasks)}, {self.folds} folds", *rows))

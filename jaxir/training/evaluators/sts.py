@@ -8,8 +8,7 @@ from typing import Literal
 from jaxir.core.values import checked
 from jaxir.evaluation.sts_files import read_sts
 from jaxir.evaluation.sts_scores import scores_of, sentences_of
-from jaxir.storage import fingerprints
-from jaxir.training.evaluators.evaluation_context import Bench, State, pad_rows
+from jaxir.training.evaluators.evaluation_context import Bench, State, described
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 
@@ -35,10 +34,9 @@ class STS(Evaluator):
 
     def prepare(self, bench: Bench) -> Prepared:
         """Reads the files; see `Evaluator`."""
-        sets, form = read_sts(self.path, "dev"), bench.form
-        texts = [form.query_prompt + sentence for sentence in sentences_of(sets)]
-        ids = bench.tokenizer.encode_batch(texts, max_length=form.query_length)
-        vectors_of = bench.vectors(pad_rows(ids, form.query_length), "query")
+        sets = read_sts(self.path, "dev")
+        texts = sentences_of(sets)
+        vectors_of = bench.vectors(bench.tokens(texts, "query"), "query")
 
         def measure(state: State) -> dict[str, float]:
             scores = scores_of(sets, vectors_of(state))
@@ -50,6 +48,6 @@ class STS(Evaluator):
                 found |= {f"spearman/{name}": value for name, value in scores.spearman.items()}
             return found
 
-        told = fingerprints.of_values(*(tuple(pair) for pairs in sets.values() for pair in pairs))
-        data = f"{len(texts)} sentences, hash {told[: fingerprints.DIGITS]}"
+        pairs = (tuple(pair) for of_set in sets.values() for pair in of_set)
+        data = described(f"{len(texts)} sentences", *pairs)
         return Prepared(measure, data if self.setting == "all" else f"{data}, {self.setting}")

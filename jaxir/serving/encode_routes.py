@@ -1,0 +1,39 @@
+"""Texts to vectors: /encode."""
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from jaxir.serving.schemas import UNFIT, EncodeResponse, encode_request_model
+from jaxir.serving.service import Service
+
+
+def encode_router(service: Service) -> APIRouter:
+    """Returns the endpoint that encodes."""
+    router, limits = APIRouter(), service.limits
+    encode_request = encode_request_model(limits)
+
+    @router.post("/encode", response_model=EncodeResponse, responses=UNFIT)
+    async def encode(request: encode_request) -> JSONResponse:
+        """Encodes texts with an index's model."""
+        longest = limits.query_characters if request.tower == "query" else limits.passage_characters
+        for number, text in enumerate(request.texts):
+            if len(text) > longest:
+                raise HTTPException(422, f"texts.{number}: a {request.tower} may have {longest:,} characters")
+        try:
+            opened, vectors, cuts = await service.encode(request.texts, request.tower, request.index)
+        except KeyError as error:
+            raise HTTPException(422, error.args[0]) from None
+        info = opened.index.info
+        return JSONResponse(
+            {
+                "index": opened.name,
+                "fingerprint": opened.searcher.encoder.fingerprint,
+                "similarity": info.similarity,
+                "dimension": info.dimension,
+                "vectors": vectors.tolist(),
+                "cut_at": cuts,
+            }
+        )
+
+    return router

@@ -1,0 +1,129 @@
+"""What is found and shown: /search, /document and /examples."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from jaxir.core.errors import suggest
+from jaxir.serving.highlight import Marker
+from jaxir.serving.schemas import (
+    UNFIT,
+    UNKNOWN,
+    DocumentResponse,
+    Examples,
+    SearchResponse,
+    search_request_model,
+)
+from jaxir.serving.service import Ranking, Service
+
+EXAMPLES = 4
+
+
+def search_router(service: Service) -> APIRouter:
+    """Returns the endpoints that find and show documents."""
+    router, limits = APIRouter(), service.limits
+    search_request = search_request_model(service.systems, limits)
+
+    @router.post("/search", response_model=SearchResponse, responses=UNFIT)
+    async def search(request: search_request) -> JSONResponse:
+        """Searches for queries. Queries of all clients that wait are encoded and searched together."""
+        systems = service.systems if request.systems is None else request.systems
+        for name in systems:
+            _check_named(name, service.systems, "system")
+        found = await service.search(request.queries, request.k, list(dict.fromkeys(systems)))
+        return await asyncio.to_thread(_search_response, service, request, found)
+
+    @router.get("/document/{doc_id:path}", response_model=DocumentResponse, responses=UNFIT | UNKNOWN)
+    async def document(
+        doc_id: str,
+        index: Annotated[
+            str | None, Query(description="the index to take it from; the first that has it by default")
+        ] = None,
+        query: Annotated[
+            str, Query(max_length=limits.query_characters, description="a question whose words are marked")
+        ] = "",
+    ) -> JSONResponse:
+        """Gives a whole document. What is special in an address is quoted in the id: ? as %3F."""
+        _check_named(index, [o.name for o in service.opened], "index")
+        return await asyncio.to_thread(_document_response, service, doc_id, index, query)
+
+    @router.get("/examples", response_model=Examples)
+    async def examples() -> JSONResponse:
+        """Gives a few phrases to search for, out of the documents; other ones each time."""
+        return JSONResponse({"examples": await asyncio.to_thread(service.examples, EXAMPLES)})
+
+    return router
+
+
+def _check_named(name: str | None, known: Sequence[str], what: str) -> None:
+    if name is not None and name not in known:
+        there = ", ".join(known)
+        raise HTTPException(422, f"there is no {what} {name!r}; there are {there}{suggest(name, known)}")
+
+
+def _search_response(service: Service, request: Any, found: list[dict[str, Ranking]]) -> JSONResponse:
+    results, whole_characters = [], 0
+    for query, rankings in zip(request.queries, found, strict=True):
+        marker = Marker(query) if request.documents else None
+        shown: dict[str, dict[str, Any]] = {}
+        systems = []
+        for system, ranking in rankings.items():
+            hits = []
+            for rank, (doc_id, score) in enumerate(zip(ranking.ids, ranking.scores, strict=True), start=1):
+                if doc_id not in shown:
+                    shown[doc_id] = _shown(service, marker, doc_id, full=request.full)
+                hits.append({"rank": rank, "id": doc_id, "score": score, **shown[doc_id]})
+                whole_characters += _length(shown[doc_id].get("document"))
+                if whole_characters > service.limits.whole_characters:
+                    most = f"{service.limits.whole_characters:,} characters"
+                    raise HTTPException(422, f"full: these documents have more than {most}: ask for fewer")
+            ms = {part: round(value, 3) for part, value in ranking.ms.items()}
+            systems.append({"system": system, "hits": hits, "cut_at": ranking.cut_at, "ms": ms})
+        results.append({"query": query, "systems": systems})
+    return JSONResponse({"results": results})
+
+
+def _shown(service: Service, marker: Marker | None, doc_id: str, *, full: bool) -> dict[str, Any]:
+    if marker is None and not full:
+        return {}
+    found = service.document(doc_id)
+    document = found[1] if found is not None else None
+    shown: dict[str, Any] = {}
+    if marker is not None:
+        title, text = (document.title[:500], document.text) if document is not None else ("", "")
+        parts = {
+            "title": marker.mark(title),
+            "heading": marker.heading(title, text),
+            "snippet": marker.snippet(text),
+        }
+        shown |= {name: part._asdict() for name, part in parts.items()}
+    if full:
+        shown["document"] = document._asdict() if document is not None else None
+    return shown
+
+
+def _length(document: dict[str, Any] | None) -> int:
+    """Returns the characters of a whole document, its metadata as they are sent."""
+    if document is None:
+        return 0
+    metadata = json.dumps(document["metadata"], ensure_ascii=False)
+    return len(document["title"]) + len(document["text"]) + len(metadata)
+
+
+def _document_response(service: Service, doc_id: str, index: str | None, query: str) -> JSONResponse:
+    stored = [o.name for o in service.opened if o.index.documents is not None and index in (None, o.name)]
+    if not stored:
+        which = f"the index {index} was" if index else "the indexes here were"
+        raise HTTPException(404, f"{which} built without --corpus: it is not known what documents say")
+    found = service.document(doc_id, index)
+    if found is None:
+        raise HTTPException(404, f"there is no document {doc_id!r} in {' or '.join(stored)}")
+    opened, document = found
+    marker = Marker(query)
+    marked = {f"{field}_matches": marker.matches(getattr(document, field)) for field in ("title", "text")}
+    return JSONResponse({**document._asdict(), "index": opened.name, **marked})

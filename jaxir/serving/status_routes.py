@@ -1,0 +1,61 @@
+"""What the service is and how it fares: /metrics and /healthz."""
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from jaxir.serving.metrics import Metrics
+from jaxir.serving.schemas import Health
+from jaxir.serving.service import Opened, Service
+
+SHOWN_LIMITS = ("body_bytes", "queries", "query_characters", "k", "answer_seconds")
+
+
+def status_router(service: Service, metrics: Metrics) -> APIRouter:
+    """Returns the endpoints for whoever runs the service."""
+    router = APIRouter()
+
+    @router.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}, "description": "metrics in Prometheus's format"}},
+    )
+    async def prometheus(request: Request) -> Response:
+        """Gives counts and times of requests, what waits, and sizes of batches, for Prometheus."""
+        text, content_type = metrics.text(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
+
+    @router.get("/healthz", response_model=Health)
+    async def healthz() -> JSONResponse:
+        """Says that the service answers, what it serves, and its limits."""
+        reranker = Path(service.reranker.encoder.spec).name if service.reranker is not None else None
+        return JSONResponse(
+            {
+                "status": "ok",
+                "indexes": [_index_facts(opened) for opened in service.opened],
+                "systems": service.systems,
+                "reranker": reranker,
+                "limits": {name: getattr(service.limits, name) for name in SHOWN_LIMITS},
+            }
+        )
+
+    return router
+
+
+def _index_facts(opened: Opened) -> dict[str, Any]:
+    info, encoder = opened.index.info, opened.searcher.encoder
+    return {
+        "name": opened.name,
+        "kind": opened.kind,
+        "engine": info.engine,
+        "similarity": info.similarity,
+        "documents": info.count,
+        "has_texts": opened.index.documents is not None,
+        # The path would tell clients about the machine.
+        "model": Path(encoder.spec).name if encoder is not None and encoder.spec else None,
+        "fingerprint": encoder.fingerprint if encoder is not None else None,
+        "dimension": info.dimension,
+        "query_tokens": encoder.text_settings("query")[1] if encoder is not None else None,
+    }
