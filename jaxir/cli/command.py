@@ -176,12 +176,20 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", act
     except BrokenPipeError:
         _drop_output()
         return 141
-    except Exception as error:
+    except Exception as raised:
+        error = _as_raised(raised)
         if isinstance(error, OSError) and error.errno in error_report.OF_OUTPUTS:
             _drop_output()  # it may be standard output: what is in its buffer would fail again at the end
         sentence, status = error_report.explain(error)
         print(f"error: {sentence}", file=sys.stderr)
         return status
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """Returns what a bound function has raised, of which gin raises a copy that has no errno and no path."""
+    while error.__context__ is not None and "In call to configurable" in str(error):
+        error = error.__context__
+    return error
 
 
 def end(status: int) -> NoReturn:
@@ -312,14 +320,13 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
         if "=" not in binding:
             raise UserError(f"--gin.{binding} has no value; write --gin.NAME=VALUE")
     parsed, unknown = parser.parse_known_args([a for a in argv if not a.startswith("--gin.")])
-    short: dict[str, str] = {}
+    short: list[str] = []
     if hasattr(function, "has_recipes") or hasattr(function, "bound_as") or "gin_file" in parsed:
         from jaxir.cli import short_names
 
-        short, unknown = short_names.split(unknown, getattr(parsed, "gin_file", ()))
-        bindings = short_names.joined(bindings, short)
+        short, unknown = short_names.split(unknown)
     if unknown:
-        raise UsageError(_unknown(unknown[0], parser, prog, macros=hasattr(function, "has_recipes")))
+        raise UsageError(_unknown(unknown[0], parser, prog))
     flags = vars(parsed)
     for flag, value in flags.items():
         values.check_not_empty(f"--{flag}", value)
@@ -330,34 +337,33 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
             first, *others = _parameters(function)
             flags = {first: flags[flag]} | {n: value for n, value in flags.items() if n in others}
             if short and not hasattr(function, "bound_as"):
-                name = next(iter(short)).lower()
-                raise UsageError(f"--{name} sets what a gin file names, and {prog} reads none: set it there")
+                flag = short[0].partition("=")[0]
+                raise UsageError(f"{flag} sets what a gin file names, and {prog} reads none: set it there")
     call, bound = function, set()
-    if gin_files or bindings:
+    if gin_files or bindings or short:
         from jaxir.cli import gin_config
+        from jaxir.cli.short_names import UnknownFlagError
 
-        if hasattr(function, "bound_as"):
-            known = _parameters(function)
-            flags |= gin_config.arguments(_load(function.bound_as), gin_files, bindings, flags, known)
-        else:
-            call, bound = gin_config.bind(function, gin_files, bindings, flags)
+        try:
+            if hasattr(function, "bound_as"):
+                known = _parameters(function)
+                of = _load(function.bound_as)
+                flags |= gin_config.arguments(of, gin_files, [*bindings, *short], flags, known)
+            else:
+                call, bound = gin_config.bind(function, gin_files, [*bindings, *short], flags)
+        except UnknownFlagError as error:
+            raise UsageError(_unknown(error.flag, parser, prog, error.known)) from None
     check_required(function, bound | flags.keys(), prog)
     result = call(**flags)
     return result if isinstance(result, int) else 0
 
 
-def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, *, macros: bool) -> str:
-    """Returns what to say of an argument that no flag takes; one of the recipes' macros may be meant."""
+def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, settings: Sequence[str] = ()) -> str:
+    """Returns what to say of an argument that no flag takes; `settings` are flags of the recipe's."""
     flag = argument.split("=")[0]
     if not flag.startswith("-"):
         return f"{argument!r:.80} belongs to no flag; flags are written --NAME=VALUE (see {prog} --help)"
     known = [option for option in parser._option_string_actions if option.startswith("--")]
-    settings = []
-    if macros:
-        from jaxir.cli.gin_files import shipped_macros
-
-        flags = {option.lstrip("-") for option in known}
-        settings = [f"--{name.lower()}" for name in shipped_macros() if name.lower() not in flags]
     meant = (
         suggest(flag, [*known, *settings], likeness=1.0)  # another spelling, or another tool's name
         or suggest(flag, known)

@@ -118,7 +118,7 @@ def test_typed_setting_replaces_its_alternative_in_a_file(bind):
     recipe = "job.epochs = %EPOCHS\nEPOCHS = 3\njob.steps = %STEPS\nSTEPS = None\n"
     assert [bind(flag, recipe=recipe)[0]["epochs"] for flag in ("--steps=5", "--gin.STEPS=5")] == [None, None]
     assert bind(recipe=recipe)[0]["epochs"] == 3
-    assert "EPOCHS = None" in bind("--steps=5", recipe=recipe)[1]
+    assert "job.epochs = None" in bind("--steps=5", recipe=recipe)[1]
 
 
 def test_a_default_gives_way_to_every_other_value(bind):
@@ -130,26 +130,11 @@ def test_a_default_gives_way_to_every_other_value(bind):
     assert "default/" not in bind(recipe=piece)[1]
 
 
-@pytest.mark.parametrize("nested", ["[" * 5000 + "]" * 5000, "(" * 5000, "{1:" * 100 + "1" + "}" * 100])
-def test_brackets_that_are_nested_too_deeply_cost_a_sentence(bind, nested):
-    told = ":1: brackets are nested more than 50 deep"
-    with pytest.raises(UserError, match=told):
-        bind(recipe=f"STEPS = {nested}\n")
-    with pytest.raises(UserError, match=f"^--gin.STEPS{told}"):
-        bind(f"--gin.STEPS={nested}")
-
-
-def test_a_long_chain_of_macros_costs_a_sentence(bind):
-    chain = "".join(f"A{n} = %A{n + 1}\n" for n in range(3000))
-    with pytest.raises(UserError, match="refer to too many others"):
-        bind(recipe=f"job.steps = %A0\n{chain}A3000 = 1\n")
-
-
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("STESP = 3", "macro STESP is set but nothing uses it; did you mean 'STEPS'?"),
-        ("BATCHSIZE = 3", "macro BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
+        ("STESP = 3", "STESP is set but nothing uses it; did you mean 'STEPS'?"),
+        ("BATCHSIZE = 3", "BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
     ],
 )
 def test_a_misspelt_macro_of_a_file_is_an_error(bind, line, sentence):
@@ -161,11 +146,11 @@ def test_a_misspelt_macro_of_a_file_is_an_error(bind, line, sentence):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("MARGIN = 3", "warning: macro MARGIN is set but nothing uses it"),
-        ("MODELS_DIR = 'x'", "warning: macro MODELS_DIR is set but nothing uses it"),
-        ("SAME_TOWER = 'both'", "warning: macro SAME_TOWER is set but nothing uses it"),
+        ("MARGIN = 3", "warning: MARGIN is set but nothing uses it"),
+        ("MODELS_DIR = 'x'", "warning: MODELS_DIR is set but nothing uses it"),
+        ("SAME_TOWER = 'both'", "warning: SAME_TOWER is set but nothing uses it"),
         # Like a macro that is used, but known from gin/, so that nothing else was meant.
-        ("MIN_STEPS = 3", "warning: macro MIN_STEPS is set but nothing uses it; did you mean 'STEPS'?"),
+        ("MIN_STEPS = 3", "warning: MIN_STEPS is set but nothing uses it; did you mean 'STEPS'?"),
     ],
 )
 def test_a_macro_that_nothing_uses_is_a_warning_and_not_recorded(bind, capsys, line, sentence):
@@ -180,21 +165,21 @@ def test_a_macro_that_nothing_uses_is_a_warning_and_not_recorded(bind, capsys, l
     ("macro", "more"),
     [
         ("STEP", "; did you mean 'STEPS'?"),
-        ("QX", " (there are RATE, SLOW, STEPS)"),
-        ("SAME_TOWER", " (there are RATE, SLOW, STEPS)"),  # of gin/, but not of this recipe
+        ("QX", ""),
+        ("SAME_TOWER", ""),  # of gin/, but not of this recipe
     ],
 )
 def test_a_typed_macro_that_nothing_uses_is_an_error(bind, macro, more):
     with pytest.raises(UserError) as raised:
         bind(f"--gin.{macro}=3")
-    assert str(raised.value) == f"macro {macro} is set but nothing uses it{more}"
+    assert str(raised.value) == f"{macro} is set but nothing uses it{more}"
 
 
 def test_a_macro_that_a_flag_has_put_aside_is_no_news(bind, capsys):
     recipe = "NAME = 'b'\njob.names = ['a', %NAME]\n"
     assert bind("--names=c", recipe=recipe)[0]["names"] == ["c"]
     assert not capsys.readouterr().err
-    with pytest.raises(UserError, match="macro NAME is set but nothing uses it"):
+    with pytest.raises(UserError, match="NAME is set but nothing reads it"):
         bind("--names=c", "--gin.NAME=d", recipe=recipe)
 
 
@@ -230,10 +215,11 @@ def test_macros_of_unread_parameters_need_no_value(tmp_path):
             arguments(only)
 
 
-def test_unused_defaults_of_a_piece_are_accepted(bind, capsys):
-    values, config = bind(recipe="default/RATE = 0.5\njob.rate = %RATE\njob.rate = 2.0\n")
-    assert values["rate"] == 2.0 and "RATE" not in config
-    assert capsys.readouterr().err == ""
+def test_default_of_a_macro_that_nothing_uses_is_an_error(bind):
+    with pytest.raises(
+        UserError, match=r"^default/RAT gives a macro a value, but nothing uses it; did you mean 'RATE'"
+    ):
+        bind(recipe="default/RAT = 0.5\njob.rate = %RATE\nRATE = 1.0\n")
 
 
 @pytest.mark.parametrize(
@@ -407,7 +393,7 @@ def test_a_config_from_before_modules_moved_imports_them_by_their_present_names(
         "train.train.evaluators = [@search.Search()]\n"
         "search.Search.dataset = 'folder'\n"
     )
-    present = gin_files.with_moved_imports(str(earlier))
+    present = gin_files.with_moved_imports(earlier.read_text())
     assert present.splitlines()[1:6] == [
         "from jaxir.data.sets import pair_sources",
         "from jaxir.training.evaluators import corpus_search as search",
@@ -417,4 +403,4 @@ def test_a_config_from_before_modules_moved_imports_them_by_their_present_names(
     ]
     bound = gin_config.arguments(train, [str(earlier)], [], {}, ["evaluators"])
     assert bound["evaluators"] == [corpus_search.Search(dataset="folder")]
-    assert gin_files.with_moved_imports("gin/quickstart.gin") is None
+    assert gin_files.with_moved_imports("from jaxir import train\n") == "from jaxir import train\n"

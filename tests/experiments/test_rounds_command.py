@@ -164,7 +164,7 @@ def test_rounds_over_a_whole_recipe_train_on_what_they_mine(tmp_path, folder):
         gin_config.bind(train, files, bindings, {"seed": 5, "output_dir": "run"})
         bound = gin.get_bindings(train)
         assert (bound["steps"], bound["epochs"], bound["seed"]) == (12, None, 5)
-        assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+        assert gin.query_parameter(f"{bound['objective'].loss.__name__}.temperature") == 0.05
         if number:
             assert bound["data"].path == f"{tmp_path}/round1/negatives/train.jsonl"
             assert bound["num_negatives"] == 2 and bound["model"].source == f"{tmp_path}/round0/model"
