@@ -7,7 +7,6 @@ object or function, or a `Macro`. gin gets the result as one text (`Bindings.tex
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import pprint
 import types
@@ -39,12 +38,15 @@ class Key(NamedTuple):
         """Whether it is a macro."""
         return self.selector == MACRO
 
-    def __str__(self) -> str:
-        return self.scope if self.is_macro else f"{self.selector.rpartition('.')[2]}.{self.parameter}"
+    @property
+    def owner(self) -> str:
+        """The name of the function or class, without its module."""
+        return self.selector.rpartition(".")[2]
 
-    def in_full(self) -> str:
-        """Returns its name with the scope, as `--gin.` takes it."""
-        return f"{self.scope}/{self}" if self.scope else str(self)
+    def __str__(self) -> str:
+        if self.is_macro:
+            return self.scope
+        return f"{self.scope and f'{self.scope}/'}{self.owner}.{self.parameter}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Bindings:
       values: what is bound.
       typed: the keys that the command line sets, as they were typed.
       objects: functions and classes by selector.
-      modules: the modules that gin files import, by the names that they have there.
+      modules: the names of their modules by selector.
+      imported: the modules that gin files import, by the names that they have there.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -88,21 +91,22 @@ class Bindings:
         self.values: dict[Key, Any] = {}
         self.typed: dict[Key, str] = {}
         self.objects: dict[str, Any] = {self.command: function}
-        self.modules: dict[str, types.ModuleType] = {}
+        self.modules = {self.command: function.__module__}
+        self.imported: dict[str, types.ModuleType] = {}
 
-    def find(self, name: str, modules: dict[str, types.ModuleType]) -> str:
+    def find(self, name: str, imported: dict[str, types.ModuleType]) -> str:
         """Returns the selector of a function or class.
 
         Args:
           name: as a gin file writes it: it begins with an imported module, or is the end of a selector.
-          modules: what the gin file imports.
+          imported: what the gin file imports.
 
         Raises:
           UserError: there is none, or several.
         """
         first, *rest = name.split(".")
-        if rest and first in modules:
-            found, module, path = modules[first], modules[first], []
+        if rest and first in imported:
+            found, module, path = imported[first], imported[first], []
             for part in rest:
                 parent, found = found, getattr(found, part, None)
                 if found is None:
@@ -112,6 +116,7 @@ class Bindings:
                 raise UserError(f"{name} is no function and no class")
             same = (selector for selector, known in self.objects.items() if known is found)
             selector = next(same, f"{module.__name__}.{'.'.join(path)}")
+            self.modules.setdefault(selector, module.__name__)
             self.objects[selector] = found
             return selector
         matches = [selector for selector in self.objects if f".{selector}".endswith(f".{name}")]
@@ -241,56 +246,41 @@ class Bindings:
 
     def text(self) -> str:
         """Returns a gin file of what counts, from which the same objects are made."""
-        keys = self.read()
+        keys = sorted(self.read(), key=lambda key: (key.selector.split(".")[::-1], key))
         macros = sorted(map(Key.of_macro, self.macros_behind(keys)))
-        keys.sort(key=lambda key: (key.selector.split(".")[::-1], key.scope, key.parameter))
         used = {r.selector for key in keys for r in self.references(self.values[key])}
-        names, imports = _imports({s: self.objects[s] for s in used | {key.selector for key in keys}})
-        lines = ["from __gin__ import dynamic_registration", *imports, ""]
+        modules = sorted({self.modules[selector] for selector in used | {key.selector for key in keys}})
+        leaves = [module.rpartition(".")[2] for module in modules]
+        names = {
+            module: leaf if leaves.count(leaf) == 1 else module.replace(".", "_")
+            for module, leaf in zip(modules, leaves, strict=True)
+        }
+
+        def name(selector: str) -> str:
+            module = self.modules[selector]
+            return names[module] + selector.removeprefix(module)
+
+        def written(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return type(value)(map(written, value))
+            if isinstance(value, dict):
+                return {written(k): written(v) for k, v in value.items()}
+            if isinstance(value, Reference):
+                return dataclasses.replace(value, selector=name(value.selector))
+            return value
+
+        lines = ["from __gin__ import dynamic_registration"]
+        for module in modules:
+            parent, _, leaf = module.rpartition(".")
+            alias = f" as {names[module]}" if names[module] != leaf else ""
+            lines.append(f"{f'from {parent} ' if parent else ''}import {leaf}{alias}")
+        lines.append("")
         for key in [*macros, *keys]:
-            scope = f"{key.scope}/" if key.scope else ""
-            name = key.scope if key.is_macro else f"{scope}{names[key.selector]}.{key.parameter}"
-            value = pprint.pformat(_named(self.values[key], names), width=LINE_LENGTH, sort_dicts=False)
-            lines.append(f"{name} = {value}" if "\n" not in value else f"{name} = \\\n{value}")
+            scope = key.scope and f"{key.scope}/"
+            left = key.scope if key.is_macro else f"{scope}{name(key.selector)}.{key.parameter}"
+            right = pprint.pformat(written(self.values[key]), width=LINE_LENGTH, sort_dicts=False)
+            lines.append(f"{left} = \\\n{right}" if "\n" in right else f"{left} = {right}")
         return "\n".join([*lines, ""])
-
-
-def _imports(objects: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Returns how a gin file calls functions and classes, and the lines that import their modules."""
-    names: dict[str, str] = {}
-    aliases: dict[str, str] = {}
-    for selector in sorted(objects):
-        module = selector
-        while module not in aliases and not _is_module(module):
-            module = module.rpartition(".")[0]
-        leaf = module.rpartition(".")[2]
-        taken = sum(name.rstrip("0123456789_") == leaf for name in aliases.values())
-        aliases.setdefault(module, f"{leaf}_{taken + 1}" if taken else leaf)
-        names[selector] = aliases[module] + selector.removeprefix(module)
-    lines = []
-    for module, alias in aliases.items():
-        parent, _, leaf = module.rpartition(".")
-        line = f"from {parent} import {leaf}" if parent else f"import {module}"
-        lines.append(line if alias == leaf else f"{line} as {alias}")
-    return names, lines
-
-
-def _is_module(name: str) -> bool:
-    try:
-        return inspect.ismodule(importlib.import_module(name))
-    except ImportError:
-        return False
-
-
-def _named(value: Any, names: dict[str, str]) -> Any:
-    """Returns a value whose references have the names of a gin file in place of selectors."""
-    if isinstance(value, list | tuple):
-        return type(value)(_named(part, names) for part in value)
-    if isinstance(value, dict):
-        return {_named(k, names): _named(v, names) for k, v in value.items()}
-    if isinstance(value, Reference):
-        return dataclasses.replace(value, selector=names[value.selector])
-    return value
 
 
 def _parts(value: Any) -> Iterator[Any]:

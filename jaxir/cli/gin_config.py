@@ -121,7 +121,7 @@ def settled(command: str, text: str) -> dict[str, str]:
         for name, key in found.innermost(*made).items():
             value = found.resolved(found.values[key])
             if value != parameters[name].default:
-                settings[key.in_full()] = repr(value)
+                settings[str(key)] = repr(value)
     return settings
 
 

@@ -79,7 +79,7 @@ def read_typed(into: Bindings, bindings: Sequence[str]) -> None:
         spelled = name if name.startswith("--") else f"--gin.{name}"
         if name.startswith("--"):
             name = name.removeprefix("--").replace("-", "_").upper()
-        for key, found in _read(into, f"{name} = {_quoted(value)}", spelled, into.modules, {}, ()):
+        for key, found in _read(into, f"{name} = {_quoted(value)}", spelled, into.imported, {}, ()):
             if key in into.typed and spelled != into.typed[key]:
                 raise UserError(
                     f"{key} is given twice, by {into.typed[key]} and by {spelled}; keep one of them"
@@ -136,7 +136,7 @@ def _read(
             elif isinstance(statement, config_parser.ImportStatement):
                 if not statement.module.startswith("__gin__."):
                     modules[statement.bound_name()] = _imported(statement)
-                    into.modules |= modules
+                    into.imported |= modules
             elif isinstance(statement, config_parser.BindingStatement):
                 value = _resolved(into, statement.value, modules)
                 if statement.arg_name:

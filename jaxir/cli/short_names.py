@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxir.cli.gin_bindings import MACRO, Bindings, Key, Macro, Reference, has_reference
+from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, has_reference
 from jaxir.core.errors import UsageError, UserError, suggest
 from jaxir.core.installation import RECIPES
 from jaxir.core.values import fits, simple
 
 MISSPELT = 0.8  # so like another name that it was meant to be that one
-# Parameters whose short name is not their own: as several objects of a recipe have one of that name, or
-# as the name says too little without its object. A name without a dot is that of any object's parameter.
+# Short names that are not the parameter's own, and their parameters: several objects of a recipe have one of
+# that name, or the name says too little without its object. A name without a dot is any object's.
 _OTHERWISE = """
 changed_text: DiffCSE.texts
 contrastive_loss: ConSERT.loss SimCSE.loss
@@ -94,7 +94,7 @@ class UnknownFlagError(UsageError):
 
     Attributes:
       flag: as it was typed, without its value.
-      known: short names of the recipe's parameters and of all shipped recipes'.
+      known: flags of the recipe's parameters and of all shipped recipes'.
     """
 
     def __init__(self, flag: str, known: Iterable[str]) -> None:
@@ -104,17 +104,43 @@ class UnknownFlagError(UsageError):
 
 def short_name(key: Key) -> str:
     """Returns the short name of a parameter, or the name of a macro, in small letters."""
-    if key.selector == MACRO:
+    if key.is_macro:
         return key.scope.lower()
-    name = str(key)
-    full = f"{key.scope}/{name}"
-    return OTHERWISE.get(full) or OTHERWISE.get(name) or OTHERWISE.get(key.parameter, key.parameter)
+    name = f"{key.owner}.{key.parameter}"
+    return OTHERWISE.get(str(key)) or OTHERWISE.get(name) or OTHERWISE.get(key.parameter, key.parameter)
 
 
 def flags_of(name: str, parameter: str) -> list[str]:
     """Returns the flags that set a parameter of the class or function of this name, the best one first."""
     short = short_name(Key("", name, parameter))
     return [f"--{short}", f"--gin.{short.upper()}", f"--gin.{name}.{parameter}"]
+
+
+def settings(bindings: Bindings) -> dict[str, tuple[Any, list[Key]]]:
+    """Returns value and parameters of each short name that gin files set; a name in capitals comes last."""
+    found: dict[str, tuple[Any, list[Key]]] = {}
+    macros = [Macro(key.scope) for key in bindings.values if key.is_macro]
+    for key, value in sorted(bindings.values.items(), key=lambda item: item[0].is_macro):
+        name = short_name(key)
+        if key.is_macro:
+            found[name] = (value, found.get(name, (value, []))[1])
+        elif not has_reference(value) and (value not in macros or value == Macro(name.upper())):
+            found.setdefault(name, (value, []))[1].append(key)
+    return found
+
+
+def known_names(bindings: Bindings) -> set[str]:
+    """Returns the short names of a recipe's parameters, and the macros that it uses."""
+    keys = [Key(*made, name) for made in bindings.made() for name in bindings.parameters_of(made[1])]
+    read = bindings.read()
+    return {short_name(key) for key in [*keys, *read]} | {m.lower() for m in bindings.macros_behind(read)}
+
+
+def shipped_names() -> set[str]:
+    """Returns the short names that jaxir's own gin files set, which are no misspellings."""
+    files = (RECIPES / "gin").rglob("*.gin")
+    found = (re.findall(r"^(?:[\w/]+\.)*(?:default/)?(\w+) *=", file.read_text(), re.M) for file in files)
+    return {name.lower() for names in found for name in names} | set(OTHERWISE.values())
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -140,14 +166,15 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(short.values()), others
 
 
-def check_have_values(bindings: Bindings, flags: Sequence[str]) -> None:
+def check_have_values(bindings: Bindings, typed: Sequence[str]) -> None:
     """Refuses flags without a value: by that, or as flags that there are not."""
-    known = {*known_names(bindings), *(key.scope.lower() for key in bindings.values if key.is_macro)}
-    for flag in flags:
-        if "=" not in flag:
-            if flag.removeprefix("--").replace("-", "_") in known:
-                raise UsageError(f"{flag} has no value; write {flag}=...")
-            raise UnknownFlagError(flag, known | shipped_names())
+    for flag in typed:
+        if "=" in flag:
+            continue
+        known = known_names(bindings)
+        if flag.removeprefix("--").replace("-", "_") in known:
+            raise UsageError(f"{flag} has no value; write {flag}=...")
+        raise UnknownFlagError(flag, known | shipped_names())
 
 
 def apply(bindings: Bindings) -> None:
@@ -156,31 +183,30 @@ def apply(bindings: Bindings) -> None:
     Raises:
       UserError: a name is that of several parameters, or a typed or misspelt one is that of none.
     """
-    left = [key for key in bindings.values if key.is_macro]
+    names = [key for key in bindings.values if key.is_macro]
     # Objects first: their parameters are then there to be set.
-    for key in sorted(left, key=lambda key: not has_reference(bindings.values[key])):
+    for key in sorted(names, key=lambda key: not has_reference(bindings.values[key])):
         users = bindings.read() if key in bindings.typed else bindings.values
         if key.scope in bindings.macros_behind(users):
             continue
         value = bindings.values[key]
         found = _parameters(bindings, key.scope.lower(), value)
-        if len(found) > 1:
-            names = ", ".join(found_key.in_full() for found_key in found)
-            raise UserError(
-                f"{_spelled(bindings, key)} may be any of {names}: write --gin.{found[0].in_full()}=..."
-            )
         if not found:
-            _unused(bindings, key)
+            _check_known(bindings, key)
             continue
-        (target,) = found
-        spelled = bindings.typed.pop(key, None)
+        target, *others = found
+        spelled = bindings.typed.get(key)
+        if others:
+            there_are = ", ".join(map(str, found))
+            said = spelled or f"{key} ="
+            raise UserError(f"{said} may be any of {there_are}: write --gin.{target}=...")
         if spelled and target in bindings.typed:
             other = bindings.typed[target]
             raise UserError(f"{target} is given twice, by {other} and by {spelled}; keep one of them")
         if spelled or target not in bindings.typed:
             bindings.values[target] = value
         if spelled:
-            bindings.typed[target] = spelled
+            bindings.typed[target] = bindings.typed.pop(key)
 
 
 def _parameters(bindings: Bindings, name: str, value: Any) -> list[Key]:
@@ -197,67 +223,32 @@ def _parameters(bindings: Bindings, name: str, value: Any) -> list[Key]:
 
 
 def _may_be(bindings: Bindings, key: Key, value: Any) -> bool:
-    """Whether a parameter is meant by a short name: not where it has an object and the value is a text."""
+    """Whether a parameter is meant by a short name: not where it has an object and the value is none."""
     if isinstance(bindings.values.get(key), Reference) and not has_reference(value):
         return False
     hint = bindings.hint(key)
     return simple(hint) is not None or fits(bindings.resolved(value), hint)
 
 
-def _spelled(bindings: Bindings, key: Key) -> str:
-    return bindings.typed.get(key, f"{key.scope} =")
-
-
-def _unused(bindings: Bindings, key: Key) -> None:
+def _check_known(bindings: Bindings, key: Key) -> None:
     """Refuses a name that sets nothing where it was typed or is misspelt, warns where it is unknown."""
-    name = key.scope.lower()
-    spelled = bindings.typed.get(key)
-    elsewhere = [k for k in bindings.values if not k.is_macro and short_name(k) == name]
-    elsewhere += [k for k in bindings.values if not k.is_macro and key.scope in bindings.macros_behind([k])]
-    if elsewhere:
-        if spelled:
-            names = ", ".join(sorted({str(k) for k in elsewhere}))
-            raise UserError(
-                f"{key} is set but nothing reads it: this command makes no such object; it is of {names}"
-            )
-        return
+    if holders(bindings, key):
+        return  # `gin_checks.check_read` refuses it where it was typed
     known, shipped = known_names(bindings), shipped_names()
+    spelled = bindings.typed.get(key)
     if spelled and not spelled.startswith("--gin."):
         raise UnknownFlagError(spelled, known | shipped)
-    what = f"{key} is set but nothing uses it"
-    capitals = [name.upper() for name in known]
+    what, capitals = f"{key} is set but nothing uses it", [name.upper() for name in known]
     if spelled:
         raise UserError(what + suggest(str(key), capitals))
     alike = [*capitals, *(name.upper() for name in shipped)]
-    if name not in shipped and (meant := suggest(str(key), alike, likeness=MISSPELT)):
+    if key.scope.lower() not in shipped and (meant := suggest(str(key), alike, likeness=MISSPELT)):
         raise UserError(what + meant)
     print(f"warning: {what}{suggest(str(key), capitals)}", file=sys.stderr)
 
 
-def settings(bindings: Bindings) -> dict[str, tuple[Any, list[Key]]]:
-    """Returns value and parameters of each short name that gin files set; a name in capitals comes last."""
-    found: dict[str, tuple[Any, list[Key]]] = {}
-    macros = [Macro(key.scope) for key in bindings.values if key.is_macro]
-    for key, value in sorted(bindings.values.items(), key=lambda item: item[0].is_macro):
-        name = short_name(key)
-        if key.is_macro:
-            found[name] = (value, found.get(name, (value, []))[1])
-        elif not has_reference(value) and (value not in macros or value == Macro(name.upper())):
-            found.setdefault(name, (value, []))[1].append(key)
-    return found
-
-
-def known_names(bindings: Bindings) -> set[str]:
-    """Returns the short names of a recipe's parameters, and the macros that it uses."""
-    keys = bindings.read()
-    names = {name.lower() for name in bindings.macros_behind(keys)}
-    for scope, selector in bindings.made():
-        names |= {short_name(Key(scope, selector, p)) for p in bindings.parameters_of(selector)}
-    return names | {short_name(key) for key in keys}
-
-
-def shipped_names() -> set[str]:
-    """Returns the short names that jaxir's own gin files set, which are no misspellings."""
-    files = (RECIPES / "gin").rglob("*.gin")
-    found = (re.findall(r"^(?:[\w/]+\.)*(?:default/)?(\w+) *=", file.read_text(), re.M) for file in files)
-    return {name.lower() for names in found for name in names} | set(OTHERWISE.values())
+def holders(bindings: Bindings, macro: Key) -> list[Key]:
+    """Returns the bound parameters of a short name or macro, also those that the command does not make."""
+    keys = [key for key in bindings.values if not key.is_macro]
+    name = macro.scope.lower()
+    return [key for key in keys if short_name(key) == name or macro.scope in bindings.macros_behind([key])]

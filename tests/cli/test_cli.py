@@ -337,9 +337,9 @@ def test_ambiguous_short_name_is_refused_with_the_full_names(tmp_path, monkeypat
     )
     flags = ["--gin_file=two.gin", "--output_dir=run", "--data=d", "--path=x"]
     assert cli.main("jaxir.train:train", flags) == 1
-    assert capsys.readouterr().err == (
-        "error: --path may be any of a/JsonlPairs.path, b/JsonlPairs.path: write --gin.a/JsonlPairs.path=...\n"
-    )
+    names = "a/JsonlPairs.path, b/JsonlPairs.path"
+    sentence = f"error: --path may be any of {names}: write --gin.a/JsonlPairs.path=...\n"
+    assert capsys.readouterr().err == sentence
 
 
 @pytest.mark.parametrize(
