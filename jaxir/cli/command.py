@@ -41,7 +41,8 @@ YOUNG_OBJECTS = 10_000
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 TYPED: list[str] = []  # the command line that `run` works on, from "python" on
 GIN_HELP = (
-    "gin file (may be repeated); --name=VALUE sets its macro NAME, --gin.object.parameter=VALUE any parameter"
+    "gin file (may be repeated); --name=VALUE sets the parameter of this name that its objects have,"
+    " --gin.object.parameter=VALUE any"
 )
 
 
