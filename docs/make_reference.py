@@ -20,7 +20,7 @@ import docstring_parser
 
 from jaxir import cli
 from jaxir.cli.gin_bindings import Bindings
-from jaxir.cli.gin_files import read_files
+from jaxir.cli.gin_files import Reader
 from jaxir.cli.short_names import settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,7 +153,7 @@ def _found_commands() -> dict[str, str]:
 def _settings(name: str) -> Iterator[tuple[str, str, str]]:
     """Yields short name, value and parameters of what a gin file and all that it includes set."""
     found = Bindings(lambda: None)
-    read_files(found, [name])
+    Reader(found).files([name])
     for short, (value, keys) in sorted(settings(found).items()):
         parameters = ", ".join(sorted({f"`{key}`" for key in keys}))
         yield short, repr(value).replace("|", "\\|"), parameters

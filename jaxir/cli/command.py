@@ -9,8 +9,6 @@ the gin binding have the same names. A flag overrides what a gin file says; the 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import errno
 import functools
 import gc
 import importlib
@@ -19,22 +17,20 @@ import os
 import re
 import signal
 import sys
-import termios
-import threading
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NoReturn
 
 import docstring_parser
 
 from jaxir.core import error_report, values
 from jaxir.core.errors import BadValueError, Terminated, UsageError, UserError, suggest
+from jaxir.core.process_signals import hearing_terminals_end, open_streams, unwinding_on_sigterm
 from jaxir.core.progress import drop
 from jaxir.core.values import simple
 from jaxir.runtime.compile_cache import keep_compiled_programs
 
-AGAIN_SECONDS = 0.05
 # Python looks for cycles after each 700 new objects. Imports and traces make millions, which stay: a command
 # that looks less often starts an eighth sooner.
 YOUNG_OBJECTS = 10_000
@@ -46,14 +42,19 @@ GIN_HELP = (
 )
 
 
-def one_of(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Notes ways to say one thing: to type one sets aside what a gin file says of the others."""
+def _note(**attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns a decorator that gives a command's function these attributes."""
 
     def note(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.one_of = names
+        vars(function).update(attributes)
         return function
 
     return note
+
+
+def one_of(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Notes ways to say one thing: to type one sets aside what a gin file says of the others."""
+    return _note(one_of=names)
 
 
 def gives_way(**to: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -62,22 +63,12 @@ def gives_way(**to: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     With `gives_way(min_steps="epochs")` a typed --epochs sets min_steps to the function's own default, unless
     min_steps is typed too.
     """
-
-    def note(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.gives_way = to
-        return function
-
-    return note
+    return _note(gives_way=to)
 
 
 def also_called(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Notes second spellings: with `also_called(output_dir="output")` --output does as --output_dir."""
-
-    def note(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.also_called = names
-        return function
-
-    return note
+    return _note(also_called=names)
 
 
 def hands_over(**commands: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -85,22 +76,12 @@ def hands_over(**commands: str) -> Callable[[Callable[..., Any]], Callable[..., 
 
     The flag's value is that of the command's own first parameter; of the other flags it has those it knows.
     """
-
-    def note(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.hands_over = commands
-        return function
-
-    return note
+    return _note(hands_over=commands)
 
 
 def bound_as(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Notes that gin files speak of another command's parameters ("package.module:function")."""
-
-    def note(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.bound_as = name
-        return function
-
-    return note
+    return _note(bound_as=name)
 
 
 def takes(
@@ -160,10 +141,10 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", act
     """
     module_name = name.partition(":")[0]
     arguments = sys.argv[1:] if argv is None else argv
-    _open_streams()
+    open_streams()
     gc.set_threshold(YOUNG_OBJECTS)
     try:
-        with _unwinding_on_sigterm(), _hearing_terminals_end():
+        with unwinding_on_sigterm(), hearing_terminals_end():
             keep_compiled_programs()
             function = _load(name)
             prog = f"python -m {module_name} {action}".rstrip()
@@ -224,92 +205,9 @@ def _load(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module_name), function_name)
 
 
-def _open_streams() -> None:
-    """Opens the standard streams that are closed: a file would get their numbers, and what libraries say."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
-
-
 def _drop_output() -> None:
     """Has what is still to be written to standard output go nowhere."""
     drop(sys.stdout.fileno())
-
-
-def _is_unheard(number: signal.Signals) -> bool:
-    """Whether a signal would end the process, and a handler can be set here."""
-    return (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL
-    )
-
-
-@contextlib.contextmanager
-def _unwinding_on_sigterm() -> Iterator[None]:
-    """Has SIGTERM raise `Terminated` where it would end the process at once; a second one does that.
-
-    What is raised within a callback of the garbage collector, or while an object is finalized, Python drops:
-    there this signal, or Ctrl-C, comes again a moment later.
-    """
-    owner, usual = os.getpid(), sys.unraisablehook
-
-    def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() != owner:  # a library's fork, which has nothing to put in order
-            os.kill(os.getpid(), signal.SIGTERM)
-        raise Terminated
-
-    def come_again(dropped: Any) -> None:
-        if not isinstance(dropped.exc_value, Terminated | KeyboardInterrupt):
-            usual(dropped)
-            return
-        number = signal.SIGINT
-        if isinstance(dropped.exc_value, Terminated):
-            number = signal.SIGTERM
-            signal.signal(number, stop)
-        timer = threading.Timer(AGAIN_SECONDS, os.kill, [owner, number])
-        timer.daemon = True
-        timer.start()
-
-    if not _is_unheard(signal.SIGTERM):
-        yield
-        return
-    signal.signal(signal.SIGTERM, stop)
-    sys.unraisablehook = come_again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = usual
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def _hearing_terminals_end() -> Iterator[None]:
-    """Takes SIGHUP, which comes when a terminal or its ssh connection has gone, as SIGTERM.
-
-    Where it is ignored (`nohup`), it stays so. What is written to the terminal from then on goes nowhere.
-    """
-
-    def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the kernel and the shell both send it
-        for descriptor in (1, 2):
-            try:
-                termios.tcgetattr(descriptor)
-            except termios.error as error:
-                if error.args[0] == errno.EIO:
-                    drop(descriptor)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    if not _is_unheard(signal.SIGHUP):
-        yield
-        return
-    signal.signal(signal.SIGHUP, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example: str) -> int:

@@ -295,6 +295,11 @@ def _parts(value: Any) -> Iterator[Any]:
         yield value
 
 
+def given_twice(what: object, first: str, second: str) -> UserError:
+    """Returns the error for one thing that two flags or bindings set."""
+    return UserError(f"{what} is given twice, by {first} and by {second}; keep one of them")
+
+
 def has_reference(value: Any) -> bool:
     """Whether there is an object or function in a value."""
     return any(isinstance(part, Reference) for part in _parts(value))

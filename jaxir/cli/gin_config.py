@@ -14,9 +14,9 @@ from typing import Any
 import gin
 
 from jaxir.cli import short_names
-from jaxir.cli.gin_bindings import Bindings
+from jaxir.cli.gin_bindings import Bindings, given_twice
 from jaxir.cli.gin_checks import check_read, check_set, check_values
-from jaxir.cli.gin_files import read_files, read_text, read_typed
+from jaxir.cli.gin_files import Reader
 from jaxir.core.errors import UserError
 
 PLACES = ("output_dir",)  # where a run lies is no part of what it is
@@ -51,9 +51,10 @@ def bind(
         and that nothing reads, a required value left open, a value of the wrong type, or one thing set twice.
     """
     found = Bindings(function)
-    read_files(found, files)
+    reader = Reader(found)
+    reader.files(files)
     short_names.check_have_values(found, [b for b in bindings if b.startswith("--")])
-    read_typed(found, bindings)
+    reader.typed(bindings)
     short_names.apply(found)
     _set_flags(found, function, flags)
     _give_way(found, function, flags)
@@ -113,7 +114,7 @@ def settled(command: str, text: str) -> dict[str, str]:
     """
     module, _, function = command.partition(":")
     found = Bindings(getattr(importlib.import_module(module), function))
-    read_text(found, text)
+    Reader(found).text(text)
     short_names.apply(found)
     settings = {}
     for made in found.made():
@@ -130,9 +131,7 @@ def _set_flags(found: Bindings, function: Callable[..., Any], flags: Mapping[str
     for flag, chain in chains.items():
         for key in chain:
             if key in found.typed:
-                raise UserError(
-                    f"{flag} is given twice, by --{flag} and by {found.typed[key]}; keep one of them"
-                )
+                raise given_twice(flag, f"--{flag}", found.typed[key])
     linked = [chain[1].scope for chain in chains.values() if len(chain) > 1]
     for flag, value in flags.items():
         own, *macros = chains[flag]

@@ -9,13 +9,13 @@ import pkgutil
 import re
 import tokenize
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gin import config_parser
 
-from jaxir.cli.gin_bindings import REQUIRED, Bindings, Key, Macro, Reference
+from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, given_twice
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.installation import PACKAGE, find_recipe, missing_recipe
 
@@ -41,51 +41,104 @@ class _Delegate(config_parser.ParserDelegate):
         return Macro(macro_name)
 
 
-def read_files(into: Bindings, files: Sequence[str]) -> None:
-    """Reads gin files, later ones override earlier ones, and gives macros their defaults.
+class Reader:
+    """Reads gin files, then what is typed, into `Bindings`; what comes later overrides what came before.
 
-    Raises:
-      UserError: a file does not exist, includes itself, or says what cannot be; with file and line.
+    A UserError says with file and line what cannot be read, or which file does not exist or includes itself.
     """
-    defaults: dict[Key, Any] = {}
-    for file in files:
-        _read_file(into, file, defaults, ())
-    for key, value in defaults.items():
-        into.values.setdefault(key, value)
-    used = into.macros_behind(into.values)
-    for key in defaults:
-        if key.scope not in used:
-            raise UserError(
-                f"{DEFAULT}/{key} gives a macro a value, but nothing uses it{suggest(str(key), used)}"
-            )
 
+    def __init__(self, into: Bindings) -> None:
+        self._into = into
+        self._defaults: dict[Key, Any] = {}
 
-def read_text(into: Bindings, text: str) -> None:
-    """Reads the text of a gin file such as `Bindings.text` returns."""
-    for key, value in _read(into, with_moved_imports(text), "config.gin", {}, {}, ()):
-        into.values[key] = value
+    def files(self, files: Sequence[str]) -> None:
+        """Reads gin files, and gives macros their defaults where nothing else has set them."""
+        for file in files:
+            self._file(file, ())
+        for key, value in self._defaults.items():
+            self._into.values.setdefault(key, value)
+        used = self._into.macros_behind(self._into.values)
+        for key in self._defaults:
+            if key.scope not in used:
+                meant = suggest(str(key), used)
+                raise UserError(f"{DEFAULT}/{key} gives a macro a value, but nothing uses it{meant}")
 
+    def text(self, text: str, name: str = "config.gin", within: tuple[Path, ...] = ()) -> None:
+        """Reads the text of a gin file, which errors call by this name; `within` are the files around it."""
+        for key, value in self._statements(with_moved_imports(text), name, {}, within):
+            self._into.values[key] = value
 
-def read_typed(into: Bindings, bindings: Sequence[str]) -> None:
-    """Reads `NAME=VALUE` and `--name=VALUE`, each NAME a macro, a short name or `function.parameter`.
+    def typed(self, bindings: Sequence[str]) -> None:
+        """Reads `NAME=VALUE` and `--name=VALUE`, each NAME a macro, a short name or `function.parameter`.
 
-    A bare word as a value is text: `MODEL=st:all-MiniLM-L6-v2`.
+        A bare word as a value is text: `MODEL=st:all-MiniLM-L6-v2`. Nothing may be set twice.
+        """
+        typed = self._into.typed
+        for binding in bindings:
+            name, _, value = (part.strip() for part in binding.partition("="))
+            spelled = name if name.startswith("--") else f"--gin.{name}"
+            if name.startswith("--"):
+                name = name.removeprefix("--").replace("-", "_").upper()
+            statement = f"{name} = {_quoted(value)}"
+            for key, found in self._statements(statement, spelled, self._into.imported, ()):
+                if typed.setdefault(key, spelled) != spelled:
+                    raise given_twice(key, typed[key], spelled)
+                self._into.values[key] = found
 
-    Raises:
-      UserError: a binding says what cannot be, or something is set twice.
-    """
-    for binding in bindings:
-        name, _, value = (part.strip() for part in binding.partition("="))
-        spelled = name if name.startswith("--") else f"--gin.{name}"
-        if name.startswith("--"):
-            name = name.removeprefix("--").replace("-", "_").upper()
-        for key, found in _read(into, f"{name} = {_quoted(value)}", spelled, into.imported, {}, ()):
-            if key in into.typed and spelled != into.typed[key]:
-                raise UserError(
-                    f"{key} is given twice, by {into.typed[key]} and by {spelled}; keep one of them"
-                )
-            into.typed[key] = spelled
-            into.values[key] = found
+    def _file(self, file: str, within: tuple[Path, ...]) -> None:
+        path = find_recipe(file)
+        if path is None:
+            raise UserError(missing_recipe(file))
+        if path.resolve() in [other.resolve() for other in within]:
+            raise UserError(f"{within[-1]} includes {path}: gin files that include themselves have no end")
+        self.text(path.read_text(encoding="utf-8", errors="replace"), str(path), (*within, path))
+
+    def _statements(
+        self, text: str, name: str, imported: dict[str, types.ModuleType], within: tuple[Path, ...]
+    ) -> Iterator[tuple[Key, Any]]:
+        """Yields keys and values of a gin text, and reads what it includes; adds modules to `imported`."""
+        stream = io.StringIO(text)
+        stream.name = name
+        line = 0
+        try:
+            for statement in config_parser.ConfigParser(stream, _Delegate()):
+                line = statement.location.line_num
+                if isinstance(statement, config_parser.IncludeStatement):
+                    self._file(statement.filename, within)
+                elif isinstance(statement, config_parser.ImportStatement):
+                    if not statement.module.startswith("__gin__."):
+                        imported[statement.bound_name()] = _imported(statement)
+                        self._into.imported |= imported
+                elif isinstance(statement, config_parser.BindingStatement):
+                    value = self._resolved(statement.value, imported)
+                    if statement.arg_name:
+                        selector = self._into.find(statement.selector, imported)
+                        yield self._into.key(statement.scope, selector, statement.arg_name), value
+                    elif statement.scope == DEFAULT:
+                        self._defaults[Key.of_macro(statement.selector)] = value
+                    else:
+                        yield Key.of_macro(statement.selector), value
+        except tokenize.TokenError:
+            after = f" after line {line}" if line else ""
+            raise UserError(f"{name}: a bracket or a text is opened{after} and never closed") from None
+        except RecursionError:
+            raise UserError(f"{name}: brackets are nested too deeply") from None
+        except SyntaxError as error:
+            raise UserError(_explained(error, name)) from error
+        except UserError as error:
+            has_place = re.match(r"\S+:\d+: |\S+ includes |gin file ", str(error))
+            raise UserError(f"{name}:{line}: {error}" if within and not has_place else str(error)) from error
+
+    def _resolved(self, value: Any, imported: dict[str, types.ModuleType]) -> Any:
+        """Returns a parsed value whose references name functions and classes by their selectors."""
+        if isinstance(value, _Named):
+            scope, _, name = value.name.rpartition("/")
+            return Reference(scope, self._into.find(name, imported), value.called)
+        if isinstance(value, list | tuple):
+            return type(value)(self._resolved(part, imported) for part in value)
+        if isinstance(value, dict):
+            return {self._resolved(k, imported): self._resolved(v, imported) for k, v in value.items()}
+        return value
 
 
 def _quoted(value: str) -> str:
@@ -94,73 +147,6 @@ def _quoted(value: str) -> str:
         return value
     except (ValueError, SyntaxError):
         return value if re.search(r"^[@%]|[\[\](){}'\"]", value) else repr(value)
-
-
-def _read_file(into: Bindings, file: str, defaults: dict[Key, Any], within: tuple[Path, ...]) -> None:
-    path = find_recipe(file)
-    if path is None:
-        raise UserError(missing_recipe(file))
-    if path.resolve() in [other.resolve() for other in within]:
-        raise UserError(f"{within[-1]} includes {path}: gin files that include themselves have no end")
-    text = with_moved_imports(path.read_text(encoding="utf-8", errors="replace"))
-    for key, value in _read(into, text, str(path), {}, defaults, (*within, path)):
-        into.values[key] = value
-
-
-def _read(
-    into: Bindings,
-    text: str,
-    name: str,
-    modules: dict[str, types.ModuleType],
-    defaults: dict[Key, Any],
-    within: tuple[Path, ...],
-) -> Any:
-    """Yields keys and values of a gin text, after what it includes; fills `defaults`.
-
-    Args:
-      into: knows functions and classes.
-      text: what to read.
-      name: what errors call it.
-      modules: those that it imports are added.
-      defaults: macros with values for where nothing else sets them.
-      within: the files that include it, and itself.
-    """
-    stream = io.StringIO(text)
-    stream.name = name
-    line = 0
-    try:
-        for statement in config_parser.ConfigParser(stream, _Delegate()):
-            line = statement.location.line_num
-            if isinstance(statement, config_parser.IncludeStatement):
-                _read_file(into, statement.filename, defaults, within)
-            elif isinstance(statement, config_parser.ImportStatement):
-                if not statement.module.startswith("__gin__."):
-                    modules[statement.bound_name()] = _imported(statement)
-                    into.imported |= modules
-            elif isinstance(statement, config_parser.BindingStatement):
-                value = _resolved(into, statement.value, modules)
-                if statement.arg_name:
-                    selector = into.find(statement.selector, modules)
-                    yield into.key(statement.scope, selector, statement.arg_name), value
-                elif statement.scope == DEFAULT:
-                    defaults[Key.of_macro(statement.selector)] = value
-                else:
-                    yield Key.of_macro(statement.selector), value
-    except tokenize.TokenError:
-        after = f" after line {line}" if line else ""
-        raise UserError(f"{name}: a bracket or a text is opened{after} and never closed") from None
-    except RecursionError:
-        raise UserError(f"{name}: brackets are nested too deeply") from None
-    except SyntaxError as error:
-        raise UserError(_explained(error, name)) from error
-    except UserError as error:
-        raise UserError(
-            f"{name}:{line}: {error}" if within and not _has_place(error) else str(error)
-        ) from error
-
-
-def _has_place(error: UserError) -> bool:
-    return bool(re.match(r"\S+:\d+: |\S+ includes |gin file ", str(error)))
 
 
 def _explained(error: SyntaxError, name: str) -> str:
@@ -195,18 +181,6 @@ def _names_in(module: str) -> list[str]:
     except ImportError:
         return []
     return [*vars(found), *(m.name for m in pkgutil.iter_modules(getattr(found, "__path__", [])))]
-
-
-def _resolved(into: Bindings, value: Any, modules: dict[str, types.ModuleType]) -> Any:
-    """Returns a parsed value whose references name functions and classes by their selectors."""
-    if isinstance(value, _Named):
-        scope, _, name = value.name.rpartition("/")
-        return Reference(scope, into.find(name, modules), value.called)
-    if isinstance(value, list | tuple):
-        return type(value)(_resolved(into, part, modules) for part in value)
-    if isinstance(value, dict):
-        return {_resolved(into, k, modules): _resolved(into, v, modules) for k, v in value.items()}
-    return REQUIRED if value == REQUIRED else value
 
 
 def with_moved_imports(text: str) -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, has_reference
+from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, given_twice, has_reference
 from jaxir.core.errors import UsageError, UserError, suggest
 from jaxir.core.installation import RECIPES
 from jaxir.core.values import fits, simple
@@ -201,8 +201,7 @@ def apply(bindings: Bindings) -> None:
             said = spelled or f"{key} ="
             raise UserError(f"{said} may be any of {there_are}: write --gin.{target}=...")
         if spelled and target in bindings.typed:
-            other = bindings.typed[target]
-            raise UserError(f"{target} is given twice, by {other} and by {spelled}; keep one of them")
+            raise given_twice(target, bindings.typed[target], spelled)
         if spelled or target not in bindings.typed:
             bindings.values[target] = value
         if spelled:

@@ -18,7 +18,7 @@ from shallow import first_layers
 
 from jaxir.cli import gin_config
 from jaxir.cli.gin_bindings import REQUIRED, Bindings
-from jaxir.cli.gin_files import read_files
+from jaxir.cli.gin_files import Reader
 from jaxir.cli.short_names import settings as short_settings
 from jaxir.cli.short_names import short_name
 from jaxir.core.errors import UserError
@@ -120,7 +120,7 @@ def test_a_head_names_what_must_be_set_and_only_macros_that_there_are(file):
     lines = (ROOT / file).read_text().splitlines()
     head = "\n".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
     found = Bindings(train)
-    read_files(found, [file])
+    Reader(found).files([file])
     there_are = short_settings(found)
     opened = {name.upper() for name, (value, _) in there_are.items() if value == REQUIRED}
     assert set(re.findall(r"Must be set: ([A-Z_]+)", head)) == opened
@@ -210,7 +210,7 @@ def settings(text: str) -> list[str]:
 def test_pieces_of_a_kind_know_the_same_macros(kind):
     for piece in MODELS if kind == "models" else PIECES[kind]:
         found = Bindings(train)
-        read_files(found, [piece])
+        Reader(found).files([piece])
         known = {name.upper() for name in short_settings(found)}
         assert set(COMMON[kind].split()) - LACKING.get(piece, set()) <= known, piece
         for others in set(COMMON) - {kind}:
