@@ -17,75 +17,51 @@ from jaxir.core.installation import RECIPES
 from jaxir.core.values import fits, simple
 
 MISSPELT = 0.8  # so like another name that it was meant to be that one
-# Short names that are not the parameter's own, and their parameters: several objects of a recipe have one of
-# that name, or the name says too little without its object. A name without a dot is any object's.
+# Parameters of functions and classes, and their short names where these are other ones: several objects of a
+# recipe have a parameter of that name, or the name says too little without its object.
 _OTHERWISE = """
-changed_text: DiffCSE.texts
-contrastive_loss: ConSERT.loss SimCSE.loss
-data: BeirPairs.directory DuplicateRich.directory Reranking.directory dev_pairs.directory
-dev_answers: dev_questions.answers
-dev_beams: Generation.num_beams Reading.num_beams
-dev_candidates: dev/QueryCandidates.path
-dev_collection: Search.dataset
-dev_judgements: Search.split
-dev_max_rank: dev/QueryCandidates.max_rank
-dev_metrics: Search.wanted
-dev_most_candidates: dev/QueryCandidates.limit
-dev_new_tokens: Generation.max_new_tokens Reading.max_new_tokens
-dev_run: Reranking.run dev_questions.run
-dev_run_depth: Reranking.depth
-dev_run_split: Reranking.split
-dev_split: dev_pairs.split dev_questions.split
-dev_targets: dev_targets.path
-dev_text: held_out/Texts.path
-diffcse_of: DiffCSE.contrastive
-dropout: dropout_rate
-first_view: ConSERT.first
-generation_every: Generation.every
-generator: generator/PretrainedMaskedLM.source
-generator_dtype: generator/PretrainedMaskedLM.dtype
-head_dtype: PretrainedMaskedLM.dtype
-lambda: DiffCSE.weight
-loss_every: Loss.every
-masking_ratio: DiffCSE.masking
-mesh_data: MeshConfig.data
-mined: TevatronPairs.path
-mlm_head: CPDAE.head MaskedLM.head PROP.head Seed.head
-mlm_masking: CPDAE.masking MaskedLM.masking PROP.masking Seed.masking
-model: Pretrained.source PretrainedCrossEncoder.source PretrainedSeq2Seq.source UnderIdentityProjection.source
-most_candidates: train/QueryCandidates.limit
-negatives: num_negatives
-nested_loss: matryoshka.loss
-passage_length: passage_max_length
-pooler: pooler_of.source
-pretrained: start_from.default
-query_length: query_max_length
-rank_reduction: rank_margin.reduction
-ranking_loss: Reranking.loss
-ranking_margin: margin_ranking.margin
-reading_every: Reading.every
-records: GrainRecords.directory
-scan: scan_layers
-search_every: Search.every
-second_view: ConSERT.second
-selection: selection_of.name
-senteval: SentEval.directory
-senteval_every: SentEval.every
-senteval_folds: SentEval.folds
-smoothing: PROP.mu
-sts: STS.path
-sts_every: STS.every
-sts_setting: STS.setting
-targets: SourcesAndTargets.path
-text: Texts.path Clozes.path
-top: selection_of.k
-train_candidates: train/QueryCandidates.path
-train_split: AnsweredQuestions.split BeirPairs.split DuplicateRich.split
+object: dropout_rate=dropout num_negatives=negatives scan_layers=scan
+object: passage_max_length=passage_length query_max_length=query_length
+AnsweredQuestions: split=train_split
+BeirPairs DuplicateRich: directory=data split=train_split
+Clozes Texts: path=text
+ConSERT: first=first_view loss=contrastive_loss second=second_view
+CPDAE MaskedLM Seed: head=mlm_head masking=mlm_masking
+dev/QueryCandidates: limit=dev_most_candidates max_rank=dev_max_rank path=dev_candidates
+dev_pairs: directory=data split=dev_split
+dev_questions: answers=dev_answers run=dev_run split=dev_split
+dev_targets: path=dev_targets
+DiffCSE: contrastive=diffcse_of masking=masking_ratio texts=changed_text weight=lambda
+Generation: every=generation_every max_new_tokens=dev_new_tokens num_beams=dev_beams
+generator/PretrainedMaskedLM: dtype=generator_dtype source=generator
+GrainRecords: directory=records
+held_out/Texts: path=dev_text
+Loss: every=loss_every
+margin_ranking: margin=ranking_margin
+matryoshka: loss=nested_loss
+MeshConfig: data=mesh_data
+pooler_of: source=pooler
+Pretrained PretrainedCrossEncoder PretrainedSeq2Seq UnderIdentityProjection: source=model
+PretrainedMaskedLM: dtype=head_dtype
+PROP: head=mlm_head masking=mlm_masking mu=smoothing
+rank_margin: reduction=rank_reduction
+Reading: every=reading_every max_new_tokens=dev_new_tokens num_beams=dev_beams
+Reranking: depth=dev_run_depth directory=data loss=ranking_loss run=dev_run split=dev_run_split
+Search: dataset=dev_collection every=search_every split=dev_judgements wanted=dev_metrics
+selection_of: k=top name=selection
+SentEval: directory=senteval every=senteval_every folds=senteval_folds
+SimCSE: loss=contrastive_loss
+SourcesAndTargets: path=targets
+start_from: default=pretrained
+STS: every=sts_every path=sts setting=sts_setting
+TevatronPairs: path=mined
+train/QueryCandidates: limit=most_candidates path=train_candidates
 """
 OTHERWISE = {
-    parameter: line.partition(":")[0]
-    for line in _OTHERWISE.strip().splitlines()
-    for parameter in line.partition(":")[2].split()
+    parameter if owner == "object" else f"{owner}.{parameter}": short
+    for owners, _, names in (line.partition(":") for line in _OTHERWISE.strip().splitlines())
+    for owner in owners.split()
+    for parameter, _, short in (name.partition("=") for name in names.split())
 }
 
 
@@ -209,16 +185,20 @@ def apply(bindings: Bindings) -> None:
 
 
 def _parameters(bindings: Bindings, name: str, value: Any) -> list[Key]:
-    """Returns the parameters of a short name that may have a value: of those, the nearest to the command."""
-    found: dict[Key, int] = {}
+    """Returns the parameters that a short name means.
+
+    Those that a gin file binds come before those that have their defaults, then the nearest to the command.
+    """
+    found: dict[Key, tuple[bool, int]] = {}
     for (scope, selector), depth in bindings.made().items():
         bound = bindings.innermost(scope, selector)
         for parameter in bindings.parameters_of(selector):
             own = Key(scope, selector, parameter)
             key = bound.get(parameter, own)
             if name in (short_name(own), short_name(key)) and _may_be(bindings, key, value):
-                found[key] = min(depth, found.get(key, depth))
-    return [key for key, depth in found.items() if depth == min(found.values())]
+                place = (key not in bindings.values, depth)
+                found[key] = min(place, found.get(key, place))
+    return [key for key, place in found.items() if place == min(found.values())]
 
 
 def _may_be(bindings: Bindings, key: Key, value: Any) -> bool:

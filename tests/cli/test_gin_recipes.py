@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import re
 import subprocess
@@ -19,8 +20,8 @@ from shallow import first_layers
 from jaxir.cli import gin_config
 from jaxir.cli.gin_bindings import REQUIRED, Bindings
 from jaxir.cli.gin_files import Reader
+from jaxir.cli.short_names import OTHERWISE, short_name
 from jaxir.cli.short_names import settings as short_settings
-from jaxir.cli.short_names import short_name
 from jaxir.core.errors import UserError
 from jaxir.core.features import TextFormat, pair_features
 from jaxir.data.expanded.expanded_pairs import ExpandedPairs
@@ -128,6 +129,16 @@ def test_a_head_names_what_must_be_set_and_only_macros_that_there_are(file):
     listed = f"{head}\n".partition("Commonly overridden: ")[2].partition(".\n")[0]
     named = set(re.findall(r"(?<![\w-])[A-Z][A-Z_]{3,}(?![\w-])", re.sub(r'"[^"]*"', "", listed)))
     assert named and named <= known | {"BEIR", "BERT"}
+
+
+def test_every_other_short_name_is_of_a_parameter_that_there_is():
+    found = Bindings(train)
+    Reader(found).files([file for file in FILES if not file.endswith("_grid.gin")])
+    there_are = {"num_negatives"}
+    for selector, made in found.objects.items():
+        parameters = inspect.signature(made).parameters
+        there_are |= {*parameters, *(f"{selector.rpartition('.')[2]}.{name}" for name in parameters)}
+    assert {name.rpartition("/")[2] for name in OTHERWISE} <= there_are
 
 
 def test_the_papers_recipes_have_the_papers_numbers():
@@ -531,6 +542,12 @@ def test_strategies_of_selection(binding, selection):
     data = bound["data"]
     assert (data.selection, data.appended, data.most) == (selection, 2, 80)
     assert bound["dev"] is None
+
+
+def test_short_name_means_what_the_recipe_sets_before_what_has_its_default():
+    """AdamW, nearer to the command, has `groups` too."""
+    with pytest.raises(UserError, match=r"^selection_of.groups must be a whole number, not None$"):
+        resolve("gin/curriculum.gin", "GROUPS=None")
 
 
 def test_the_settings_of_chuang_2024():
