@@ -7,6 +7,7 @@ object or function, or a `Macro`. gin gets the result as one text (`Bindings.tex
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import pprint
 import types
@@ -130,7 +131,7 @@ class Bindings:
 
     def parameters_of(self, selector: str) -> dict[str, inspect.Parameter]:
         """Returns the parameters of a function or class."""
-        return dict(inspect.signature(self.objects[selector]).parameters)
+        return _parameters(self.objects[selector])
 
     def key(self, scope: str, selector: str, parameter: str) -> Key:
         """Returns the key of a parameter; raises a UserError if there is none of this name."""
@@ -281,6 +282,11 @@ class Bindings:
             right = pprint.pformat(written(self.values[key]), width=LINE_LENGTH, sort_dicts=False)
             lines.append(f"{left} = \\\n{right}" if "\n" in right else f"{left} = {right}")
         return "\n".join([*lines, ""])
+
+
+@functools.cache
+def _parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(made).parameters)
 
 
 def _parts(value: Any) -> Iterator[Any]:

@@ -121,7 +121,7 @@ def settled(command: str, text: str) -> dict[str, str]:
         parameters = found.parameters_of(made[1])
         for name, key in found.innermost(*made).items():
             value = found.resolved(found.values[key])
-            if value != parameters[name].default:
+            if name not in parameters or value != parameters[name].default:
                 settings[str(key)] = repr(value)
     return settings
 
