@@ -43,6 +43,7 @@ def check_values(bindings: Bindings) -> None:
             value = bindings.resolved(bindings.values[last])
             if name in parameters and value is parameters[name].default:
                 continue
-            check_value(str(last), value, bindings.hint(key))
+            called = bindings.typed.get(last, str(last)).removeprefix("--gin.")
+            check_value(called, value, bindings.hint(key))
             if key.selector == bindings.command:
-                check_not_empty(str(last), value)
+                check_not_empty(called, value)

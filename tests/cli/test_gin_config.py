@@ -131,7 +131,7 @@ REFUSED = [
     ("", "job.names = %A\nA = [1, (%B,)]\nB = {'x': %A}", f"macro A {ITSELF.format('A -> B -> A')}"),
     ("--gin.STEPS=many", "", "STEPS must be a whole number or None, not 'many'"),
     ("--gin.SLOW=fast", "", "SLOW must be a number, not 'fast'"),
-    ("--gin.EVERY=often", "", "job.every must be a whole number, not 'often'"),
+    ("--gin.EVERY=often", "", "EVERY must be a whole number, not 'often'"),
     ("--gin.job.every=1.5", "", "job.every must be a whole number, not 1.5"),
     ("--gin.job.every=True", "", "job.every must be a whole number, not True"),
     ("--gin.job.rate=1e999", "", "job.rate must be a number, not inf"),

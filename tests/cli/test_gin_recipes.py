@@ -546,7 +546,7 @@ def test_strategies_of_selection(binding, selection):
 
 def test_short_name_means_what_the_recipe_sets_before_what_has_its_default():
     """AdamW, nearer to the command, has `groups` too."""
-    with pytest.raises(UserError, match=r"^selection_of.groups must be a whole number, not None$"):
+    with pytest.raises(UserError, match=r"^GROUPS must be a whole number, not None$"):
         resolve("gin/curriculum.gin", "GROUPS=None")
 
 

@@ -124,7 +124,7 @@ def test_two_at_once_in_one_directory_are_refused(tmp_path, flags, capsys):
         ("--bindings=SEED=3", "bindings cannot set SEED: give --seed instead"),
         ("--bindings=MINED=x", "bindings cannot set MINED: give --first_run instead"),
         ("--bindings=TEMPERATURE=0", "TEMPERATURE must be a number above 0, not 0"),
-        ("--bindings=BATCHSIZE=8", "macro BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
+        ("--bindings=BATCHSIZE=8", "BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
         ("--bindings=DEV_METRIC=nope", "nope"),
         ("--bindings=MODEL=absent", "refused: absent: no such model directory"),
         ("--first_run=absent", "absent: no such run file"),
