@@ -19,13 +19,14 @@ from typing import Any
 import docstring_parser
 
 from jaxir import cli
+from jaxir.cli.gin_bindings import Bindings
+from jaxir.cli.gin_files import Reader
+from jaxir.cli.short_names import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 _METHODS = ("method", "class method", "static method")
 _MARKER = re.compile(r"^<!-- generated: (\w+), by `make docs-reference` -->\n", re.MULTILINE)
 _LINE = 100  # characters of a signature; a longer one has a line for each argument
-_MACRO = re.compile(r"^(default/)?([A-Z][A-Z0-9_]*) = (.*?)(?:  # .*)?$")
-_INCLUDE = re.compile(r'^include "(.*)"$')
 
 # Beside what `from jaxir import ...` gives: what a script of one's own calls, and settings that gin binds.
 INTERFACE = (
@@ -95,16 +96,15 @@ def commands() -> Iterator[str]:
 
 
 def recipes() -> Iterator[str]:
-    """Yields a section for each file of gin/: its head, and the macros that it and what it includes set."""
+    """Yields a section for each file of gin/: its head, and what it and what it includes set."""
     for path in sorted((ROOT / "gin").rglob("*.gin"), key=lambda p: (len(p.relative_to(ROOT).parts), p)):
         name = path.relative_to(ROOT).as_posix()
         head = [line.removeprefix("#") for line in path.read_text().split("\n\n")[0].splitlines()]
         head = [line for line in head if line == "" or line.startswith(" ")]
         yield from (f"## {name}", "", *_head(head), "")
-        if macros := _macros(name):
-            yield from ("| macro | value | set in |", "|---|---|---|")
-            yield from (f"| `{m}` | `{value}` | `{where}` |" for m, (value, where) in sorted(macros.items()))
-            yield ""
+        yield from ("| flag | value | parameter |", "|---|---|---|")
+        yield from (f"| `--{short}` | `{value}` | {of} |" for short, value, of in _settings(name))
+        yield ""
 
 
 def python() -> Iterator[str]:
@@ -150,24 +150,13 @@ def _found_commands() -> dict[str, str]:
     return found
 
 
-def _macros(name: str) -> dict[str, tuple[str, str]]:
-    """Returns {macro: (value, file)} of a gin file and all that it includes.
-
-    What comes later holds, but `default/NAME = VALUE` only where nothing sets NAME.
-    """
-    defaults: dict[str, tuple[str, str]] = {}
-    settings: dict[str, tuple[str, str]] = {}
-
-    def read(file: str) -> None:
-        for line in (ROOT / file).read_text().splitlines():
-            if included := _INCLUDE.match(line):
-                read(included[1])
-            elif macro := _MACRO.match(line):
-                where = defaults if macro[1] else settings
-                where[macro[2]] = (macro[3].replace("|", "\\|"), file)
-
-    read(name)
-    return defaults | settings
+def _settings(name: str) -> Iterator[tuple[str, str, str]]:
+    """Yields short name, value and parameters of what a gin file and all that it includes set."""
+    found = Bindings(lambda: None)
+    Reader(found).files([name])
+    for short, (value, keys) in sorted(settings(found).items()):
+        parameters = ", ".join(sorted({f"`{key}`" for key in keys}))
+        yield short, repr(value).replace("|", "\\|"), parameters
 
 
 def _head(lines: list[str]) -> Iterator[str]:

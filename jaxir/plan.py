@@ -55,7 +55,7 @@ def plan(
 
 def _command(recipe: Recipe) -> Command:
     """Returns what was typed, and the flags that change it in this recipe."""
-    from jaxir.cli.gin_keys import flags_of
+    from jaxir.cli.short_names import flags_of
     from jaxir.planning.typed import Command
     from jaxir.runtime.partitioning import MESH_AXES
 

@@ -27,8 +27,8 @@ def train(recipe: Recipe, *, output_dir: str) -> int:
     """Trains a dual encoder, or resumes the run in the output directory.
 
     The model, the objective and the data come from a gin file (see gin/); everything below can be a flag,
-    which overrides the file. A macro of the file is a flag in small letters: --learning_rate=1e-4 sets
-    LEARNING_RATE. RUN/config.gin is what ran: --gin_file=RUN/config.gin repeats it.
+    which overrides the file, and so can be what the file's objects have: --learning_rate=1e-4 sets the
+    optimizer's. RUN/config.gin is what ran: --gin_file=RUN/config.gin repeats it.
     The output directory is a model that every other command takes: its best checkpoint by the dev metric,
     else its latest. Run the same command again to resume a run that was interrupted; it ends with the
     parameters it would have had. SIGTERM and Ctrl-C save a checkpoint first; the exit status is then 143 or

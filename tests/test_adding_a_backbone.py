@@ -119,7 +119,7 @@ def test_the_pages_backbone_trains_saves_and_loads_from_a_users_own_file(tmp_pat
         "jaxir.train",
         "--gin_file=llama.gin",
         *(f"--gin_file=gin/{piece}.gin" for piece in ("objectives/samtone", "runs/few_steps")),
-        f"--gin.LLAMA_TOKENIZER={ROOT / 'tests/golden/bert'}",
+        f"--gin.TOKENIZER={ROOT / 'tests/golden/bert'}",
         *("--gin.DATA=data", "--gin.STEPS=4", "--gin.BATCH_SIZE=8", "--gin.EVAL_EVERY=2", "--output_dir=run"),
     )
     assert done.returncode == 0, done.stderr

@@ -117,7 +117,7 @@ def test_the_reference_has_every_command_and_every_recipe():
     recipes = (DOCS / "reference/recipes.md").read_text()
     for path in (ROOT / "gin").rglob("*.gin"):
         assert f"## {name(path)}\n" in recipes
-    assert "| `TEMPERATURE` | `0.05` | `gin/quickstart.gin` |" in recipes
+    assert "| `--temperature` | `0.05` | `samtone.temperature` |" in recipes
 
 
 def test_the_exit_statuses_are_told_alike():

@@ -9,8 +9,6 @@ the gin binding have the same names. A flag overrides what a gin file says; the 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import errno
 import functools
 import gc
 import importlib
@@ -19,40 +17,44 @@ import os
 import re
 import signal
 import sys
-import termios
-import threading
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NoReturn
 
 import docstring_parser
 
 from jaxir.core import error_report, values
 from jaxir.core.errors import BadValueError, Terminated, UsageError, UserError, suggest
+from jaxir.core.process_signals import hearing_terminals_end, open_streams, unwinding_on_sigterm
 from jaxir.core.progress import drop
 from jaxir.core.values import simple
 from jaxir.runtime.compile_cache import keep_compiled_programs
 
-AGAIN_SECONDS = 0.05
 # Python looks for cycles after each 700 new objects. Imports and traces make millions, which stay: a command
 # that looks less often starts an eighth sooner.
 YOUNG_OBJECTS = 10_000
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 TYPED: list[str] = []  # the command line that `run` works on, from "python" on
 GIN_HELP = (
-    "gin file (may be repeated); --name=VALUE sets its macro NAME, --gin.object.parameter=VALUE any parameter"
+    "gin file (may be repeated); --name=VALUE sets the parameter of this name that its objects have,"
+    " --gin.object.parameter=VALUE any"
 )
+
+
+def _note(**attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns a decorator that gives a command's function these attributes."""
+
+    def note(function: Callable[..., Any]) -> Callable[..., Any]:
+        vars(function).update(attributes)
+        return function
+
+    return note
 
 
 def one_of(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Notes ways to say one thing: to type one sets aside what a gin file says of the others."""
-
-    def note(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.one_of = names
-        return function
-
-    return note
+    return _note(one_of=names)
 
 
 def gives_way(**to: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -61,22 +63,12 @@ def gives_way(**to: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     With `gives_way(min_steps="epochs")` a typed --epochs sets min_steps to the function's own default, unless
     min_steps is typed too.
     """
-
-    def note(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.gives_way = to
-        return function
-
-    return note
+    return _note(gives_way=to)
 
 
 def also_called(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Notes second spellings: with `also_called(output_dir="output")` --output does as --output_dir."""
-
-    def note(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.also_called = names
-        return function
-
-    return note
+    return _note(also_called=names)
 
 
 def hands_over(**commands: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -84,22 +76,12 @@ def hands_over(**commands: str) -> Callable[[Callable[..., Any]], Callable[..., 
 
     The flag's value is that of the command's own first parameter; of the other flags it has those it knows.
     """
-
-    def note(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.hands_over = commands
-        return function
-
-    return note
+    return _note(hands_over=commands)
 
 
 def bound_as(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Notes that gin files speak of another command's parameters ("package.module:function")."""
-
-    def note(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.bound_as = name
-        return function
-
-    return note
+    return _note(bound_as=name)
 
 
 def takes(
@@ -159,10 +141,10 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", act
     """
     module_name = name.partition(":")[0]
     arguments = sys.argv[1:] if argv is None else argv
-    _open_streams()
+    open_streams()
     gc.set_threshold(YOUNG_OBJECTS)
     try:
-        with _unwinding_on_sigterm(), _hearing_terminals_end():
+        with unwinding_on_sigterm(), hearing_terminals_end():
             keep_compiled_programs()
             function = _load(name)
             prog = f"python -m {module_name} {action}".rstrip()
@@ -176,12 +158,20 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", act
     except BrokenPipeError:
         _drop_output()
         return 141
-    except Exception as error:
+    except Exception as raised:
+        error = _as_raised(raised)
         if isinstance(error, OSError) and error.errno in error_report.OF_OUTPUTS:
             _drop_output()  # it may be standard output: what is in its buffer would fail again at the end
         sentence, status = error_report.explain(error)
         print(f"error: {sentence}", file=sys.stderr)
         return status
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """Returns what a bound function has raised, of which gin raises a copy that has no errno and no path."""
+    while error.__context__ is not None and "In call to configurable" in str(error):
+        error = error.__context__
+    return error
 
 
 def end(status: int) -> NoReturn:
@@ -215,92 +205,9 @@ def _load(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module_name), function_name)
 
 
-def _open_streams() -> None:
-    """Opens the standard streams that are closed: a file would get their numbers, and what libraries say."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
-
-
 def _drop_output() -> None:
     """Has what is still to be written to standard output go nowhere."""
     drop(sys.stdout.fileno())
-
-
-def _is_unheard(number: signal.Signals) -> bool:
-    """Whether a signal would end the process, and a handler can be set here."""
-    return (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL
-    )
-
-
-@contextlib.contextmanager
-def _unwinding_on_sigterm() -> Iterator[None]:
-    """Has SIGTERM raise `Terminated` where it would end the process at once; a second one does that.
-
-    What is raised within a callback of the garbage collector, or while an object is finalized, Python drops:
-    there this signal, or Ctrl-C, comes again a moment later.
-    """
-    owner, usual = os.getpid(), sys.unraisablehook
-
-    def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() != owner:  # a library's fork, which has nothing to put in order
-            os.kill(os.getpid(), signal.SIGTERM)
-        raise Terminated
-
-    def come_again(dropped: Any) -> None:
-        if not isinstance(dropped.exc_value, Terminated | KeyboardInterrupt):
-            usual(dropped)
-            return
-        number = signal.SIGINT
-        if isinstance(dropped.exc_value, Terminated):
-            number = signal.SIGTERM
-            signal.signal(number, stop)
-        timer = threading.Timer(AGAIN_SECONDS, os.kill, [owner, number])
-        timer.daemon = True
-        timer.start()
-
-    if not _is_unheard(signal.SIGTERM):
-        yield
-        return
-    signal.signal(signal.SIGTERM, stop)
-    sys.unraisablehook = come_again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = usual
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def _hearing_terminals_end() -> Iterator[None]:
-    """Takes SIGHUP, which comes when a terminal or its ssh connection has gone, as SIGTERM.
-
-    Where it is ignored (`nohup`), it stays so. What is written to the terminal from then on goes nowhere.
-    """
-
-    def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the kernel and the shell both send it
-        for descriptor in (1, 2):
-            try:
-                termios.tcgetattr(descriptor)
-            except termios.error as error:
-                if error.args[0] == errno.EIO:
-                    drop(descriptor)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    if not _is_unheard(signal.SIGHUP):
-        yield
-        return
-    signal.signal(signal.SIGHUP, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example: str) -> int:
@@ -312,14 +219,13 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
         if "=" not in binding:
             raise UserError(f"--gin.{binding} has no value; write --gin.NAME=VALUE")
     parsed, unknown = parser.parse_known_args([a for a in argv if not a.startswith("--gin.")])
-    short: dict[str, str] = {}
+    short: list[str] = []
     if hasattr(function, "has_recipes") or hasattr(function, "bound_as") or "gin_file" in parsed:
         from jaxir.cli import short_names
 
-        short, unknown = short_names.split(unknown, getattr(parsed, "gin_file", ()))
-        bindings = short_names.joined(bindings, short)
+        short, unknown = short_names.split(unknown)
     if unknown:
-        raise UsageError(_unknown(unknown[0], parser, prog, macros=hasattr(function, "has_recipes")))
+        raise UsageError(_unknown(unknown[0], parser, prog))
     flags = vars(parsed)
     for flag, value in flags.items():
         values.check_not_empty(f"--{flag}", value)
@@ -330,34 +236,33 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
             first, *others = _parameters(function)
             flags = {first: flags[flag]} | {n: value for n, value in flags.items() if n in others}
             if short and not hasattr(function, "bound_as"):
-                name = next(iter(short)).lower()
-                raise UsageError(f"--{name} sets what a gin file names, and {prog} reads none: set it there")
+                flag = short[0].partition("=")[0]
+                raise UsageError(f"{flag} sets what a gin file names, and {prog} reads none: set it there")
     call, bound = function, set()
-    if gin_files or bindings:
+    if gin_files or bindings or short:
         from jaxir.cli import gin_config
+        from jaxir.cli.short_names import UnknownFlagError
 
-        if hasattr(function, "bound_as"):
-            known = _parameters(function)
-            flags |= gin_config.arguments(_load(function.bound_as), gin_files, bindings, flags, known)
-        else:
-            call, bound = gin_config.bind(function, gin_files, bindings, flags)
+        try:
+            if hasattr(function, "bound_as"):
+                known = _parameters(function)
+                of = _load(function.bound_as)
+                flags |= gin_config.arguments(of, gin_files, [*bindings, *short], flags, known)
+            else:
+                call, bound = gin_config.bind(function, gin_files, [*bindings, *short], flags)
+        except UnknownFlagError as error:
+            raise UsageError(_unknown(error.flag, parser, prog, error.known)) from None
     check_required(function, bound | flags.keys(), prog)
     result = call(**flags)
     return result if isinstance(result, int) else 0
 
 
-def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, *, macros: bool) -> str:
-    """Returns what to say of an argument that no flag takes; one of the recipes' macros may be meant."""
+def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, settings: Sequence[str] = ()) -> str:
+    """Returns what to say of an argument that no flag takes; `settings` are flags of the recipe's."""
     flag = argument.split("=")[0]
     if not flag.startswith("-"):
         return f"{argument!r:.80} belongs to no flag; flags are written --NAME=VALUE (see {prog} --help)"
     known = [option for option in parser._option_string_actions if option.startswith("--")]
-    settings = []
-    if macros:
-        from jaxir.cli.gin_files import shipped_macros
-
-        flags = {option.lstrip("-") for option in known}
-        settings = [f"--{name.lower()}" for name in shipped_macros() if name.lower() not in flags]
     meant = (
         suggest(flag, [*known, *settings], likeness=1.0)  # another spelling, or another tool's name
         or suggest(flag, known)

@@ -1,74 +1,198 @@
-"""gin files as texts: what gin itself does not say of them in a sentence."""
+"""gin files, their includes and typed bindings, read into `Bindings`."""
 
 from __future__ import annotations
 
-import contextlib
+import ast
+import importlib
 import io
+import pkgutil
 import re
 import tokenize
-from collections.abc import Iterable
+import types
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from jaxir.core.errors import UserError
-from jaxir.core.installation import PACKAGE, RECIPES, find_recipe, included_in
+from gin import config_parser
 
+from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, given_twice
+from jaxir.core.errors import UserError, suggest
+from jaxir.core.installation import PACKAGE, find_recipe, missing_recipe
+
+DEFAULT = "default"  # before a macro's name: its value where nothing else sets it
 # Modules that were renamed when they moved, of those that a run's config.gin may import.
 RENAMED = {"jaxir.evaluators.search": "corpus_search", "jaxir.experiments.plan": "grid_cells"}
-_MACRO = re.compile(r"^(?:default/)?(\w+) *=", re.M)
-MOST_NESTED = 50  # brackets within each other; gin, which recurses, ends at some hundreds
 
 
-def check_nesting(where: str, text: str) -> None:
-    """Raises a UserError where brackets of a gin file or of a typed binding are nested too deeply for gin.
+class _Named(NamedTuple):
+    """A reference as it is written."""
 
-    Args:
-      where: what the text is called: a file, or the binding's name.
-      text: the gin.
+    name: str
+    called: bool
+
+
+class _Delegate(config_parser.ParserDelegate):
+    """What gin's parser makes of `@NAME` and `%NAME`."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> _Named:
+        return _Named(scoped_configurable_name, evaluate)
+
+    def macro(self, macro_name: str) -> Macro:
+        return Macro(macro_name)
+
+
+class Reader:
+    """Reads gin files, then what is typed, into `Bindings`; what comes later overrides what came before.
+
+    A UserError says with file and line what cannot be read, or which file does not exist or includes itself.
     """
-    depth = 0
-    with contextlib.suppress(tokenize.TokenError, SyntaxError):  # gin reports these itself
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.OP:
-                depth += (token.string in "([{") - (token.string in ")]}")
-            if depth > MOST_NESTED:
-                raise UserError(
-                    f"{where}:{token.start[0]}: brackets are nested more than {MOST_NESTED} deep; write the"
-                    " value without them"
-                )
+
+    def __init__(self, into: Bindings) -> None:
+        self._into = into
+        self._defaults: dict[Key, Any] = {}
+
+    def files(self, files: Sequence[str]) -> None:
+        """Reads gin files, and gives macros their defaults where nothing else has set them."""
+        for file in files:
+            self._file(file, ())
+        for key, value in self._defaults.items():
+            self._into.values.setdefault(key, value)
+        used = self._into.macros_behind(self._into.values)
+        for key in self._defaults:
+            if key.scope not in used:
+                meant = suggest(str(key), used)
+                raise UserError(f"{DEFAULT}/{key} gives a macro a value, but nothing uses it{meant}")
+
+    def text(self, text: str, name: str = "config.gin", within: tuple[Path, ...] = ()) -> None:
+        """Reads the text of a gin file, which errors call by this name; `within` are the files around it."""
+        for key, value in self._statements(with_moved_imports(text), name, {}, within):
+            self._into.values[key] = value
+
+    def typed(self, bindings: Sequence[str]) -> None:
+        """Reads `NAME=VALUE` and `--name=VALUE`, each NAME a macro, a short name or `function.parameter`.
+
+        A bare word as a value is text: `MODEL=st:all-MiniLM-L6-v2`. Nothing may be set twice.
+        """
+        typed = self._into.typed
+        for binding in bindings:
+            name, _, value = (part.strip() for part in binding.partition("="))
+            spelled = name if name.startswith("--") else f"--gin.{name}"
+            if name.startswith("--"):
+                name = name.removeprefix("--").replace("-", "_").upper()
+            statement = f"{name} = {_quoted(value)}"
+            for key, found in self._statements(statement, spelled, self._into.imported, ()):
+                if typed.setdefault(key, spelled) != spelled:
+                    raise given_twice(key, typed[key], spelled)
+                self._into.values[key] = found
+
+    def _file(self, file: str, within: tuple[Path, ...]) -> None:
+        path = find_recipe(file)
+        if path is None:
+            raise UserError(missing_recipe(file))
+        if path.resolve() in [other.resolve() for other in within]:
+            raise UserError(f"{within[-1]} includes {path}: gin files that include themselves have no end")
+        self.text(path.read_text(encoding="utf-8", errors="replace"), str(path), (*within, path))
+
+    def _statements(
+        self, text: str, name: str, imported: dict[str, types.ModuleType], within: tuple[Path, ...]
+    ) -> Iterator[tuple[Key, Any]]:
+        """Yields keys and values of a gin text, and reads what it includes; adds modules to `imported`."""
+        stream = io.StringIO(text)
+        stream.name = name
+        line = 0
+        try:
+            for statement in config_parser.ConfigParser(stream, _Delegate()):
+                line = statement.location.line_num
+                if isinstance(statement, config_parser.IncludeStatement):
+                    self._file(statement.filename, within)
+                elif isinstance(statement, config_parser.ImportStatement):
+                    if not statement.module.startswith("__gin__."):
+                        imported[statement.bound_name()] = _imported(statement)
+                        self._into.imported |= imported
+                elif isinstance(statement, config_parser.BindingStatement):
+                    value = self._resolved(statement.value, imported)
+                    if statement.arg_name:
+                        selector = self._into.find(statement.selector, imported)
+                        yield self._into.key(statement.scope, selector, statement.arg_name), value
+                    elif statement.scope == DEFAULT:
+                        self._defaults[Key.of_macro(statement.selector)] = value
+                    else:
+                        yield Key.of_macro(statement.selector), value
+        except tokenize.TokenError:
+            after = f" after line {line}" if line else ""
+            raise UserError(f"{name}: a bracket or a text is opened{after} and never closed") from None
+        except RecursionError:
+            raise UserError(f"{name}: brackets are nested too deeply") from None
+        except SyntaxError as error:
+            raise UserError(_explained(error, name)) from error
+        except UserError as error:
+            has_place = re.match(r"\S+:\d+: |\S+ includes |gin file ", str(error))
+            raise UserError(f"{name}:{line}: {error}" if within and not has_place else str(error)) from error
+
+    def _resolved(self, value: Any, imported: dict[str, types.ModuleType]) -> Any:
+        """Returns a parsed value whose references name functions and classes by their selectors."""
+        if isinstance(value, _Named):
+            scope, _, name = value.name.rpartition("/")
+            return Reference(scope, self._into.find(name, imported), value.called)
+        if isinstance(value, list | tuple):
+            return type(value)(self._resolved(part, imported) for part in value)
+        if isinstance(value, dict):
+            return {self._resolved(k, imported): self._resolved(v, imported) for k, v in value.items()}
+        return value
 
 
-def check_includes(file: Path, within: tuple[Path, ...] = ()) -> None:
-    """Raises a UserError where a gin file includes itself, be it by way of others."""
-    path = find_recipe(file)
+def _quoted(value: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace") if path else ""
-    except OSError:  # gin says so, as of one that is not there
-        return
-    chain = (*within, path)
-    if path and path.resolve() in [other.resolve() for other in within]:
-        raise UserError(f"{within[-1]} includes {path}: gin files that include themselves have no end")
-    check_nesting(str(path), text)
-    for name in included_in(text):
-        check_includes(Path(name), chain)
+        ast.literal_eval(value)
+        return value
+    except (ValueError, SyntaxError):
+        return value if re.search(r"^[@%]|[\[\](){}'\"]", value) else repr(value)
 
 
-def with_moved_imports(file: str) -> str | None:
+def _explained(error: SyntaxError, name: str) -> str:
+    """Returns what gin's parser does not understand, in a sentence."""
+    message = str(error.msg)
+    if re.match(r"\s*(from\s.*)?import\s.*,", error.text or ""):
+        message = "gin imports one name on a line"
+    elif token := re.search(r"Failed to parse token '(.*)'", message):
+        message = f"{token[1]} is no value: text wants quotes, a macro %, an object @"
+    return f"{name}:{error.lineno}: {message:.800}"
+
+
+def _imported(statement: config_parser.ImportStatement) -> types.ModuleType:
+    """Imports a module, and returns what its name in the file stands for."""
+    try:
+        module = importlib.import_module(statement.module)
+    except ModuleNotFoundError as error:
+        parent, _, leaf = str(error.name).rpartition(".")
+        meant = suggest(leaf, _names_in(parent)) if parent else ""
+        by = "" if statement.module.startswith(str(error.name)) else f", which {statement.module} imports"
+        raise UserError(f"no module named {error.name!r}{by}{meant}") from error
+    except Exception as error:
+        raise UserError(f"{statement.module} cannot be imported: {type(error).__name__}: {error}") from error
+    if statement.is_from or statement.alias:
+        return module
+    return importlib.import_module(statement.module.partition(".")[0])
+
+
+def _names_in(module: str) -> list[str]:
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        return []
+    return [*vars(found), *(m.name for m in pkgutil.iter_modules(getattr(found, "__path__", [])))]
+
+
+def with_moved_imports(text: str) -> str:
     """Returns the text of a gin file with the present names of modules that it imports by earlier ones.
 
     So `RUN/config.gin` of a run from before modules moved still repeats the run. A file's base name occurs
     once in jaxir, so it finds the module.
-
-    Returns:
-      The text; None if the file imports no module by an earlier name.
     """
-    path = find_recipe(file)
-    if path is None:
-        return None
-    text = path.read_text(encoding="utf-8", errors="replace")
 
     def moved(line: re.Match[str]) -> str:
-        package, name = line.groups()
-        if _is_module(f"{package}.{name}"):
+        package, name, alias = line.groups()
+        if _is_file(f"{package}.{name}"):
             return line[0]
         now = RENAMED.get(f"{package}.{name}", name)
         rooms = [found.parent for found in PACKAGE.rglob(f"{now}.py")]
@@ -77,54 +201,11 @@ def with_moved_imports(file: str) -> str | None:
         if len(rooms) != 1:
             return line[0]
         room = ".".join(("jaxir", *rooms[0].relative_to(PACKAGE).parts))
-        return f"from {room} import {now}" + (f" as {name}" if now != name else "")
+        return f"from {room} import {now}" + (alias or (f" as {name}" if now != name else ""))
 
-    changed = re.sub(r"^from (jaxir(?:\.\w+)*) import (\w+)$", moved, text, flags=re.M)
-    return None if changed == text else changed
+    return re.sub(r"^from (jaxir(?:\.\w+)*) import (\w+)( as \w+)?$", moved, text, flags=re.M)
 
 
-def _is_module(name: str) -> bool:
+def _is_file(name: str) -> bool:
     path = PACKAGE.parent.joinpath(*name.split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
-
-
-def shipped_macros() -> set[str]:
-    """Returns the macros that jaxir's own gin files know: none of them is a misspelling."""
-    files = (RECIPES / "gin").rglob("*.gin")
-    return {name for file in files for name in _MACRO.findall(file.read_text())}
-
-
-def macros_in(files: Iterable[str]) -> set[str]:
-    """Returns the macros that gin files and those that they include set."""
-    found, left, seen = set(), list(files), set()
-    while left:
-        path = find_recipe(left.pop())
-        if path is None or path in seen:
-            continue
-        seen.add(path)
-        text = path.read_text(encoding="utf-8", errors="replace")
-        found |= set(_MACRO.findall(text))
-        left += included_in(text)
-    return found
-
-
-def unclosed(file: str) -> str | None:
-    """Returns where a bracket of a gin file is opened that nothing closes, in a sentence; None if none is."""
-    opened = []
-    path = find_recipe(file)
-    if path is None:
-        return None
-    try:
-        with path.open("rb") as content:
-            for token in tokenize.tokenize(content.readline):
-                if token.type == tokenize.OP and token.string in "([{":
-                    opened.append(token)
-                elif token.type == tokenize.OP and token.string in ")]}" and opened:
-                    opened.pop()
-    except tokenize.TokenError:
-        return (
-            f"{path}:{opened[-1].start[0]}: {opened[-1].string} is not closed"
-            if opened
-            else f"{path}: text is not closed"
-        )
-    return None

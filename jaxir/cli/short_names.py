@@ -1,50 +1,233 @@
-"""Short names of what recipes set: `--learning_rate=1e-4` is `--gin.LEARNING_RATE=1e-4`."""
+"""Short names: `--learning_rate=1e-4` sets the parameter `learning_rate` of whatever object a recipe has.
+
+In a gin file `LEARNING_RATE = 1e-4` does the same after all files are read, and `--gin.LEARNING_RATE=1e-4`
+is another spelling of the flag. A macro of the same name that the recipe uses comes first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from jaxir.cli.gin_files import macros_in, shipped_macros
-from jaxir.core.errors import UsageError
+from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, given_twice, has_reference
+from jaxir.core.errors import UsageError, UserError, suggest
+from jaxir.core.installation import RECIPES
+from jaxir.core.values import fits, simple
+
+MISSPELT = 0.8  # so like another name that it was meant to be that one
+# Parameters of functions and classes, and their short names where these are other ones: several objects of a
+# recipe have a parameter of that name, or the name says too little without its object.
+_OTHERWISE = """
+object: dropout_rate=dropout num_negatives=negatives scan_layers=scan
+object: passage_max_length=passage_length query_max_length=query_length
+AnsweredQuestions: split=train_split
+BeirPairs DuplicateRich: directory=data split=train_split
+Clozes Texts: path=text
+ConSERT: first=first_view loss=contrastive_loss second=second_view
+CPDAE MaskedLM Seed: head=mlm_head masking=mlm_masking
+dev/QueryCandidates: limit=dev_most_candidates max_rank=dev_max_rank path=dev_candidates
+dev_pairs: directory=data split=dev_split
+dev_questions: answers=dev_answers run=dev_run split=dev_split
+dev_targets: path=dev_targets
+DiffCSE: contrastive=diffcse_of masking=masking_ratio texts=changed_text weight=lambda
+Generation: every=generation_every max_new_tokens=dev_new_tokens num_beams=dev_beams
+generator/PretrainedMaskedLM: dtype=generator_dtype source=generator
+GrainRecords: directory=records
+held_out/Texts: path=dev_text
+Loss: every=loss_every
+margin_ranking: margin=ranking_margin
+matryoshka: loss=nested_loss
+MeshConfig: data=mesh_data
+pooler_of: source=pooler
+Pretrained PretrainedCrossEncoder PretrainedSeq2Seq UnderIdentityProjection: source=model
+PretrainedMaskedLM: dtype=head_dtype
+PROP: head=mlm_head masking=mlm_masking mu=smoothing
+rank_margin: reduction=rank_reduction
+Reading: every=reading_every max_new_tokens=dev_new_tokens num_beams=dev_beams
+Reranking: depth=dev_run_depth directory=data loss=ranking_loss run=dev_run split=dev_run_split
+Search: dataset=dev_collection every=search_every split=dev_judgements wanted=dev_metrics
+selection_of: k=top name=selection
+SentEval: directory=senteval every=senteval_every folds=senteval_folds
+SimCSE: loss=contrastive_loss
+SourcesAndTargets: path=targets
+start_from: default=pretrained
+STS: every=sts_every path=sts setting=sts_setting
+TevatronPairs: path=mined
+train/QueryCandidates: limit=most_candidates path=train_candidates
+"""
+OTHERWISE = {
+    parameter if owner == "object" else f"{owner}.{parameter}": short
+    for owners, _, names in (line.partition(":") for line in _OTHERWISE.strip().splitlines())
+    for owner in owners.split()
+    for parameter, _, short in (name.partition("=") for name in names.split())
+}
 
 
-def split(arguments: Sequence[str], gin_files: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+class UnknownFlagError(UsageError):
+    """A flag that names no parameter of the recipe's.
+
+    Attributes:
+      flag: as it was typed, without its value.
+      known: flags of the recipe's parameters and of all shipped recipes'.
+    """
+
+    def __init__(self, flag: str, known: Iterable[str]) -> None:
+        self.flag, self.known = flag, [f"--{name}" for name in known]
+        super().__init__(f"there is no flag {flag:.80}{suggest(flag, self.known)}")
+
+
+def short_name(key: Key) -> str:
+    """Returns the short name of a parameter, or the name of a macro, in small letters."""
+    if key.is_macro:
+        return key.scope.lower()
+    name = f"{key.owner}.{key.parameter}"
+    return OTHERWISE.get(str(key)) or OTHERWISE.get(name) or OTHERWISE.get(key.parameter, key.parameter)
+
+
+def flags_of(name: str, parameter: str) -> list[str]:
+    """Returns the flags that set a parameter of the class or function of this name, the best one first."""
+    short = short_name(Key("", name, parameter))
+    return [f"--{short}", f"--gin.{short.upper()}", f"--gin.{name}.{parameter}"]
+
+
+def settings(bindings: Bindings) -> dict[str, tuple[Any, list[Key]]]:
+    """Returns value and parameters of each short name that gin files set; a name in capitals comes last."""
+    found: dict[str, tuple[Any, list[Key]]] = {}
+    macros = [Macro(key.scope) for key in bindings.values if key.is_macro]
+    for key, value in sorted(bindings.values.items(), key=lambda item: item[0].is_macro):
+        name = short_name(key)
+        if key.is_macro:
+            found[name] = (value, found.get(name, (value, []))[1])
+        elif not has_reference(value) and (value not in macros or value == Macro(name.upper())):
+            found.setdefault(name, (value, []))[1].append(key)
+    return found
+
+
+def known_names(bindings: Bindings) -> set[str]:
+    """Returns the short names of a recipe's parameters, and the macros that it uses."""
+    keys = [Key(*made, name) for made in bindings.made() for name in bindings.parameters_of(made[1])]
+    read = bindings.read()
+    return {short_name(key) for key in [*keys, *read]} | {m.lower() for m in bindings.macros_behind(read)}
+
+
+def shipped_names() -> set[str]:
+    """Returns the short names that jaxir's own gin files set, which are no misspellings."""
+    files = (RECIPES / "gin").rglob("*.gin")
+    found = (re.findall(r"^(?:[\w/]+\.)*(?:default/)?(\w+) *=", file.read_text(), re.M) for file in files)
+    return {name.lower() for names in found for name in names} | set(OTHERWISE.values())
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits arguments that no flag takes into settings of recipes, such as --learning_rate, and others.
 
     Args:
       arguments: as they were typed: `--name=value`, or `--name` and `value`.
-      gin_files: what they may set, beside jaxir's own recipes.
 
     Returns:
-      {NAME: value} for macros NAME of recipes; the other arguments.
+      `--name=value` of each, just `--name` where no value follows; the other arguments.
     """
-    if not any(argument.startswith("--") for argument in arguments):
-        return {}, list(arguments)
-    macros = shipped_macros() | macros_in(gin_files)
     short, others, left = {}, [], list(arguments)
     while left:
-        argument = left.pop(0)
-        flag, has_value, value = argument.partition("=")
-        name = flag.removeprefix("--").replace("-", "_").upper()
-        if not flag.startswith("--") or name not in macros or flag != flag.lower():
-            others.append(argument)
+        flag, has_value, value = left.pop(0).partition("=")
+        if not re.fullmatch(r"--[a-z0-9][a-z0-9_-]*", flag):
+            others.append(f"{flag}{has_value}{value}")
             continue
-        if not has_value:
-            if not left or left[0].startswith("--"):
-                raise UsageError(f"{flag} has no value; write {flag}=...")
-            value = left.pop(0)
-        if name in short:
+        if flag in short:
             raise UsageError(f"{flag} is given twice; keep one of them")
-        short[name] = value
-    return short, others
+        if not has_value and left and not left[0].startswith("--"):
+            has_value, value = "=", left.pop(0)
+        short[flag] = f"{flag}{has_value}{value}"
+    return list(short.values()), others
 
 
-def joined(bindings: Sequence[str], short: Mapping[str, str]) -> list[str]:
-    """Returns bindings with those that short names make."""
-    typed = {binding.partition("=")[0].strip() for binding in bindings}
-    for name in short:
-        if name in typed:
-            raise UsageError(
-                f"{name} is given twice, by --{name.lower()} and by --gin.{name}; keep one of them"
-            )
-    return [*bindings, *(f"{name}={value}" for name, value in short.items())]
+def check_have_values(bindings: Bindings, typed: Sequence[str]) -> None:
+    """Refuses flags without a value: by that, or as flags that there are not."""
+    for flag in typed:
+        if "=" in flag:
+            continue
+        known = known_names(bindings)
+        if flag.removeprefix("--").replace("-", "_") in known:
+            raise UsageError(f"{flag} has no value; write {flag}=...")
+        raise UnknownFlagError(flag, known | shipped_names())
+
+
+def apply(bindings: Bindings) -> None:
+    """Has each name in capitals that nothing uses set the parameter of that short name.
+
+    Raises:
+      UserError: a name is that of several parameters, or a typed or misspelt one is that of none.
+    """
+    names = [key for key in bindings.values if key.is_macro]
+    # Objects first: their parameters are then there to be set.
+    for key in sorted(names, key=lambda key: not has_reference(bindings.values[key])):
+        users = bindings.read() if key in bindings.typed else bindings.values
+        if key.scope in bindings.macros_behind(users):
+            continue
+        value = bindings.values[key]
+        found = _parameters(bindings, key.scope.lower(), value)
+        if not found:
+            _check_known(bindings, key)
+            continue
+        target, *others = found
+        spelled = bindings.typed.get(key)
+        if others:
+            there_are = ", ".join(map(str, found))
+            said = spelled or f"{key} ="
+            raise UserError(f"{said} may be any of {there_are}: write --gin.{target}=...")
+        if spelled and target in bindings.typed:
+            raise given_twice(target, bindings.typed[target], spelled)
+        if spelled or target not in bindings.typed:
+            bindings.values[target] = value
+        if spelled:
+            bindings.typed[target] = bindings.typed.pop(key)
+
+
+def _parameters(bindings: Bindings, name: str, value: Any) -> list[Key]:
+    """Returns the parameters that a short name means.
+
+    Those that a gin file binds come before those that have their defaults, then the nearest to the command.
+    """
+    found: dict[Key, tuple[bool, int]] = {}
+    for (scope, selector), depth in bindings.made().items():
+        bound = bindings.innermost(scope, selector)
+        for parameter in bindings.parameters_of(selector):
+            own = Key(scope, selector, parameter)
+            key = bound.get(parameter, own)
+            if name in (short_name(own), short_name(key)) and _may_be(bindings, key, value):
+                place = (key not in bindings.values, depth)
+                found[key] = min(place, found.get(key, place))
+    return [key for key, place in found.items() if place == min(found.values())]
+
+
+def _may_be(bindings: Bindings, key: Key, value: Any) -> bool:
+    """Whether a parameter is meant by a short name: not where it has an object and the value is none."""
+    if isinstance(bindings.values.get(key), Reference) and not has_reference(value):
+        return False
+    hint = bindings.hint(key)
+    return simple(hint) is not None or fits(bindings.resolved(value), hint)
+
+
+def _check_known(bindings: Bindings, key: Key) -> None:
+    """Refuses a name that sets nothing where it was typed or is misspelt, warns where it is unknown."""
+    if holders(bindings, key):
+        return  # `gin_checks.check_read` refuses it where it was typed
+    known, shipped = known_names(bindings), shipped_names()
+    spelled = bindings.typed.get(key)
+    if spelled and not spelled.startswith("--gin."):
+        raise UnknownFlagError(spelled, known | shipped)
+    what, capitals = f"{key} is set but nothing uses it", [name.upper() for name in known]
+    if spelled:
+        raise UserError(what + suggest(str(key), capitals))
+    alike = [*capitals, *(name.upper() for name in shipped)]
+    if key.scope.lower() not in shipped and (meant := suggest(str(key), alike, likeness=MISSPELT)):
+        raise UserError(what + meant)
+    print(f"warning: {what}{suggest(str(key), capitals)}", file=sys.stderr)
+
+
+def holders(bindings: Bindings, macro: Key) -> list[Key]:
+    """Returns the bound parameters of a short name or macro, also those that the command does not make."""
+    keys = [key for key in bindings.values if not key.is_macro]
+    name = macro.scope.lower()
+    return [key for key in keys if short_name(key) == name or macro.scope in bindings.macros_behind([key])]

@@ -114,8 +114,8 @@ def typed(recipe: Recipe, *, output_dir: str) -> None:
     path = Path(output_dir) / "config.gin"
     if not path.exists():
         return
-    then = _statements(path.read_text(encoding="utf-8"))
-    now = _statements(gin_config.operative_config() or "")
+    then = _settings(path.read_text(encoding="utf-8"))
+    now = _settings(gin_config.operative_config() or "")
     if then != now:
         difference = sorted(then - now) or sorted(now - then)
         raise UserError(
@@ -124,8 +124,12 @@ def typed(recipe: Recipe, *, output_dir: str) -> None:
         )
 
 
-def _statements(config: str) -> set[str]:
-    """Returns the statements of a gin file, however its lines are broken."""
-    text = re.sub(r"^#.*\n", "", config.replace("\\\n", " "), flags=re.M)
-    text = re.sub(r"""(?<=['"])[^'"\n]*/(?=[^'"/\n]+['"])""", "", text)
-    return {" ".join(statement.split()) for statement in re.split(r"\n(?=\S)", text)} - {""}
+def _settings(config: str) -> set[str]:
+    """Returns what a gin file sets, without the directories of paths."""
+    from jaxir.cli import gin_config
+
+    settings = gin_config.settled("jaxir.train:train", config)
+    return {
+        re.sub(r"""(?<=['"])[^'"\n]*/(?=[^'"/\n]+['"])""", "", f"{name} = {value}")
+        for name, value in settings.items()
+    }

@@ -1,5 +1,7 @@
 """What binds a parameter: files, then `--gin.` bindings, then flags; macros that are misspelt or unused."""
 
+import re
+
 import gin
 import pytest
 
@@ -93,23 +95,6 @@ def test_flag_named_like_a_shared_macro_sets_it(bind):
     assert "STEPS = 30" in config and "job.steps = %STEPS" in config and "job.warmup = 3" in config
 
 
-@pytest.mark.parametrize(
-    ("flags", "binding"),
-    [
-        (("--steps=30", "--gin.STEPS=40"), "STEPS"),
-        (("--steps=30", "--gin.job.steps=40"), "job.steps"),
-        (("--steps=30", "--gin.steps/job.steps=40", "--gin.STEPS=40"), "STEPS"),
-        (("--rate=1", "--gin.SLOW=2"), "SLOW"),
-        (("--every=1", "--gin.job.every=2"), "job.every"),
-    ],
-)
-def test_a_flag_and_a_binding_of_the_same_thing_are_an_error(bind, flags, binding):
-    parameter = flags[0].removeprefix("--").split("=")[0]
-    sentence = f"{parameter} is given twice, by --{parameter} and by --gin.{binding}; keep one of them"
-    with pytest.raises(UserError, match=sentence):
-        bind(*flags)
-
-
 def test_typed_setting_replaces_its_alternative_in_a_file(bind):
     values, config = bind("--epochs=2")
     assert (values["steps"], values["epochs"], values["warmup"]) == (None, 2, 400)
@@ -118,7 +103,60 @@ def test_typed_setting_replaces_its_alternative_in_a_file(bind):
     recipe = "job.epochs = %EPOCHS\nEPOCHS = 3\njob.steps = %STEPS\nSTEPS = None\n"
     assert [bind(flag, recipe=recipe)[0]["epochs"] for flag in ("--steps=5", "--gin.STEPS=5")] == [None, None]
     assert bind(recipe=recipe)[0]["epochs"] == 3
-    assert "EPOCHS = None" in bind("--steps=5", recipe=recipe)[1]
+    assert "job.epochs = None" in bind("--steps=5", recipe=recipe)[1]
+
+
+TWICE = "is given twice, by {} and by {}; keep one of them"
+ITSELF = "refers to itself ({}) and so has no value"
+REFUSED = [
+    # flags, lines of the recipe, what is said
+    ("--steps=30 --gin.STEPS=40", "", "steps " + TWICE.format("--steps", "--gin.STEPS")),
+    ("--steps=30 --gin.job.steps=40", "", "steps " + TWICE.format("--steps", "--gin.job.steps")),
+    (
+        "--steps=30 --gin.steps/job.steps=40 --gin.STEPS=4",
+        "",
+        "steps " + TWICE.format("--steps", "--gin.STEPS"),
+    ),
+    ("--rate=1 --gin.SLOW=2", "", "rate " + TWICE.format("--rate", "--gin.SLOW")),
+    ("--every=1 --gin.job.every=2", "", "every " + TWICE.format("--every", "--gin.job.every")),
+    ("--every=1 --gin.EVERY=2", "", "every " + TWICE.format("--every", "--gin.EVERY")),
+    ("", "STESP = 3", "STESP is set but nothing uses it; did you mean 'STEPS'?"),
+    ("", "BATCHSIZE = 3", "BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
+    ("--gin.STEP=3", "", "STEP is set but nothing uses it; did you mean 'STEPS'?"),
+    ("--gin.QX=3", "", "QX is set but nothing uses it"),
+    ("--gin.SAME_TOWER=3", "", "SAME_TOWER is set but nothing uses it"),  # of gin/, but not of this recipe
+    ("", "default/SLO = 0.5", "default/SLO gives a macro a value, but nothing uses it; did you mean 'SLOW'?"),
+    ("", "job.names = %A\nA = %A", f"macro A {ITSELF.format('A -> A')}"),
+    ("", "job.names = %A\nA = %B\nB = %C\nC = %A", f"macro A {ITSELF.format('A -> B -> C -> A')}"),
+    ("", "job.names = %A\nA = [1, (%B,)]\nB = {'x': %A}", f"macro A {ITSELF.format('A -> B -> A')}"),
+    ("--gin.STEPS=many", "", "STEPS must be a whole number or None, not 'many'"),
+    ("--gin.SLOW=fast", "", "SLOW must be a number, not 'fast'"),
+    ("--gin.EVERY=often", "", "EVERY must be a whole number, not 'often'"),
+    ("--gin.job.every=1.5", "", "job.every must be a whole number, not 1.5"),
+    ("--gin.job.every=True", "", "job.every must be a whole number, not True"),
+    ("--gin.job.rate=1e999", "", "job.rate must be a number, not inf"),
+    ("--gin.job.names='ab'", "", "job.names must be a list, each text, not 'ab'"),
+    ("--gin.job.names=['a',3]", "", "job.names must be a list, each text, not ['a', 3]"),
+    ("--gin.job.names=['a',%STEPS]", "", "job.names must be a list, each text, not ['a', 400]"),
+    ("--gin.job.seed=-1", "", "job.seed must be a whole number from 0 to 4294967295, not -1"),
+    ("--gin.job.share=1.5", "", "job.share must be a number from 0 to 1, not 1.5"),
+    ("--gin.job.scale=0", "", "job.scale must be a number above 0 or None, not 0"),
+]
+
+
+@pytest.mark.parametrize(("flags", "lines", "sentence"), REFUSED)
+def test_refusals(bind, flags, lines, sentence):
+    with pytest.raises(UserError) as raised:
+        bind(*flags.split(), recipe=f"{RECIPE}{lines}\n")
+    assert re.sub(r"^\S+recipe.gin:\d+: ", "", str(raised.value)) == sentence
+
+
+def test_short_name_in_a_file_comes_after_bindings_and_before_what_is_typed(bind):
+    recipe = "EVERY = 5\njob.every = 2\n"
+    assert bind(recipe=recipe)[0]["every"] == 5
+    for typed in ("--every=7", "--gin.EVERY=7", "--gin.job.every=7"):
+        values, config = bind(typed, recipe=recipe)
+        assert values["every"] == 7 and "job.every = 7" in config and "EVERY" not in config
 
 
 def test_a_default_gives_way_to_every_other_value(bind):
@@ -130,42 +168,14 @@ def test_a_default_gives_way_to_every_other_value(bind):
     assert "default/" not in bind(recipe=piece)[1]
 
 
-@pytest.mark.parametrize("nested", ["[" * 5000 + "]" * 5000, "(" * 5000, "{1:" * 100 + "1" + "}" * 100])
-def test_brackets_that_are_nested_too_deeply_cost_a_sentence(bind, nested):
-    told = ":1: brackets are nested more than 50 deep"
-    with pytest.raises(UserError, match=told):
-        bind(recipe=f"STEPS = {nested}\n")
-    with pytest.raises(UserError, match=f"^--gin.STEPS{told}"):
-        bind(f"--gin.STEPS={nested}")
-
-
-def test_a_long_chain_of_macros_costs_a_sentence(bind):
-    chain = "".join(f"A{n} = %A{n + 1}\n" for n in range(3000))
-    with pytest.raises(UserError, match="refer to too many others"):
-        bind(recipe=f"job.steps = %A0\n{chain}A3000 = 1\n")
-
-
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("STESP = 3", "macro STESP is set but nothing uses it; did you mean 'STEPS'?"),
-        ("BATCHSIZE = 3", "macro BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
-    ],
-)
-def test_a_misspelt_macro_of_a_file_is_an_error(bind, line, sentence):
-    with pytest.raises(UserError) as raised:
-        bind(recipe=f"{RECIPE}{line}\n")
-    assert str(raised.value) == sentence
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("MARGIN = 3", "warning: macro MARGIN is set but nothing uses it"),
-        ("MODELS_DIR = 'x'", "warning: macro MODELS_DIR is set but nothing uses it"),
-        ("SAME_TOWER = 'both'", "warning: macro SAME_TOWER is set but nothing uses it"),
+        ("MARGIN = 3", "warning: MARGIN is set but nothing uses it"),
+        ("MODELS_DIR = 'x'", "warning: MODELS_DIR is set but nothing uses it"),
+        ("SAME_TOWER = 'both'", "warning: SAME_TOWER is set but nothing uses it"),
         # Like a macro that is used, but known from gin/, so that nothing else was meant.
-        ("MIN_STEPS = 3", "warning: macro MIN_STEPS is set but nothing uses it; did you mean 'STEPS'?"),
+        ("MIN_STEPS = 3", "warning: MIN_STEPS is set but nothing uses it; did you mean 'STEPS'?"),
     ],
 )
 def test_a_macro_that_nothing_uses_is_a_warning_and_not_recorded(bind, capsys, line, sentence):
@@ -176,41 +186,12 @@ def test_a_macro_that_nothing_uses_is_a_warning_and_not_recorded(bind, capsys, l
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("macro", "more"),
-    [
-        ("STEP", "; did you mean 'STEPS'?"),
-        ("QX", " (there are RATE, SLOW, STEPS)"),
-        ("SAME_TOWER", " (there are RATE, SLOW, STEPS)"),  # of gin/, but not of this recipe
-    ],
-)
-def test_a_typed_macro_that_nothing_uses_is_an_error(bind, macro, more):
-    with pytest.raises(UserError) as raised:
-        bind(f"--gin.{macro}=3")
-    assert str(raised.value) == f"macro {macro} is set but nothing uses it{more}"
-
-
 def test_a_macro_that_a_flag_has_put_aside_is_no_news(bind, capsys):
     recipe = "NAME = 'b'\njob.names = ['a', %NAME]\n"
     assert bind("--names=c", recipe=recipe)[0]["names"] == ["c"]
     assert not capsys.readouterr().err
-    with pytest.raises(UserError, match="macro NAME is set but nothing uses it"):
+    with pytest.raises(UserError, match="NAME is set but nothing reads it"):
         bind("--names=c", "--gin.NAME=d", recipe=recipe)
-
-
-@pytest.mark.parametrize(
-    ("binding", "sentence"),
-    [
-        ("STEPS=many", "STEPS must be a whole number or None, not 'many'"),
-        ("SLOW=fast", "SLOW must be a number, not 'fast'"),
-        ("job.every=1.5", "job.every must be a whole number, not 1.5"),
-        ("job.every=True", "job.every must be a whole number, not True"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_told_by_the_name_that_was_typed(bind, binding, sentence):
-    with pytest.raises(UserError) as raised:
-        bind(f"--gin.{binding}")
-    assert str(raised.value) == sentence
 
 
 def test_macros_of_unread_parameters_need_no_value(tmp_path):
@@ -230,26 +211,6 @@ def test_macros_of_unread_parameters_need_no_value(tmp_path):
             arguments(only)
 
 
-def test_unused_defaults_of_a_piece_are_accepted(bind, capsys):
-    values, config = bind(recipe="default/RATE = 0.5\njob.rate = %RATE\njob.rate = 2.0\n")
-    assert values["rate"] == 2.0 and "RATE" not in config
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("lines", "sentence"),
-    [
-        ("A = %A", "macro A refers to itself (A -> A) and so has no value"),
-        ("A = %B\nB = %C\nC = %A", "macro A refers to itself (A -> B -> C -> A) and so has no value"),
-        ("A = [1, (%B,)]\nB = {'x': %A}", "macro A refers to itself (A -> B -> A) and so has no value"),
-    ],
-)
-def test_macros_that_refer_to_each_other_are_an_error(bind, lines, sentence):
-    with pytest.raises(UserError) as raised:
-        bind(recipe=f"{RECIPE}job.names = %A\n{lines}\n")
-    assert str(raised.value) == sentence
-
-
 def test_gin_files_that_include_themselves_are_an_error(bind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.gin").write_text("include 'b.gin'\njob.every = 2\n")
@@ -258,24 +219,6 @@ def test_gin_files_that_include_themselves_are_an_error(bind, tmp_path, monkeypa
         bind(recipe="include 'a.gin'\n")
     (tmp_path / "b.gin").write_text("job.warmup = 7\n")
     assert bind(recipe="include 'a.gin'\ninclude 'b.gin'\n")[0]["warmup"] == 7  # twice is no circle
-
-
-@pytest.mark.parametrize(
-    ("binding", "sentence"),
-    [
-        ("job.rate=1e999", "job.rate must be a number, not inf"),
-        ("job.names='ab'", "job.names must be a list, each text, not 'ab'"),
-        ("job.names=['a', 3]", "job.names must be a list, each text, not ['a', 3]"),
-        ("job.names=['a', %STEPS]", "job.names must be a list, each text, not ['a', 400]"),
-        ("job.seed=-1", "job.seed must be a whole number from 0 to 4294967295, not -1"),
-        ("job.share=1.5", "job.share must be a number from 0 to 1, not 1.5"),
-        ("job.scale=0", "job.scale must be a number above 0 or None, not 0"),
-    ],
-)
-def test_a_value_that_makes_no_sense_is_an_error(bind, binding, sentence):
-    with pytest.raises(UserError) as raised:
-        bind(f"--gin.{binding}")
-    assert str(raised.value) == sentence
 
 
 @pytest.mark.parametrize(
@@ -407,7 +350,7 @@ def test_a_config_from_before_modules_moved_imports_them_by_their_present_names(
         "train.train.evaluators = [@search.Search()]\n"
         "search.Search.dataset = 'folder'\n"
     )
-    present = gin_files.with_moved_imports(str(earlier))
+    present = gin_files.with_moved_imports(earlier.read_text())
     assert present.splitlines()[1:6] == [
         "from jaxir.data.sets import pair_sources",
         "from jaxir.training.evaluators import corpus_search as search",
@@ -417,4 +360,4 @@ def test_a_config_from_before_modules_moved_imports_them_by_their_present_names(
     ]
     bound = gin_config.arguments(train, [str(earlier)], [], {}, ["evaluators"])
     assert bound["evaluators"] == [corpus_search.Search(dataset="folder")]
-    assert gin_files.with_moved_imports("gin/quickstart.gin") is None
+    assert gin_files.with_moved_imports("from jaxir import train\n") == "from jaxir import train\n"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import re
 import subprocess
@@ -15,7 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxir.cli import gin_config, gin_keys
+from jaxir.cli import gin_config
+from jaxir.cli.gin_bindings import REQUIRED, Bindings
+from jaxir.cli.gin_files import Reader
+from jaxir.cli.short_names import OTHERWISE, short_name
+from jaxir.cli.short_names import settings as short_settings
 from jaxir.core.errors import UserError
 from jaxir.core.features import TextFormat
 from jaxir.data.expanded.expanded_pairs import ExpandedPairs
@@ -116,15 +121,25 @@ def test_a_head_says_how_to_run_it(recipe):
 def test_a_head_names_what_must_be_set_and_only_macros_that_there_are(file):
     lines = (ROOT / file).read_text().splitlines()
     head = "\n".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
-    gin_config._parse([file], train, [])
-    opened = {
-        name for name in gin_keys.referred_macros() if gin_keys.is_required(gin_keys.Key.of_macro(name).value)
-    }
+    found = Bindings(train)
+    Reader(found).files([file])
+    there_are = short_settings(found)
+    opened = {name.upper() for name, (value, _) in there_are.items() if value == REQUIRED}
     assert set(re.findall(r"Must be set: ([A-Z_]+)", head)) == opened
-    known = {scope for scope, selector in gin_config.gin_internals._CONFIG if selector == "gin.macro"}
+    known = {name.upper() for name in there_are} | {short_name(key).upper() for key in found.values}
     listed = f"{head}\n".partition("Commonly overridden: ")[2].partition(".\n")[0]
     named = set(re.findall(r"(?<![\w-])[A-Z][A-Z_]{3,}(?![\w-])", re.sub(r'"[^"]*"', "", listed)))
     assert named and named <= known | {"BEIR", "BERT"}
+
+
+def test_every_other_short_name_is_of_a_parameter_that_there_is():
+    found = Bindings(train)
+    Reader(found).files([file for file in FILES if not file.endswith("_grid.gin")])
+    there_are = {"num_negatives"}
+    for selector, made in found.objects.items():
+        parameters = inspect.signature(made).parameters
+        there_are |= {*parameters, *(f"{selector.rpartition('.')[2]}.{name}" for name in parameters)}
+    assert {name.rpartition("/")[2] for name in OTHERWISE} <= there_are
 
 
 def test_the_papers_recipes_have_the_papers_numbers():
@@ -136,9 +151,8 @@ def test_the_papers_recipes_have_the_papers_numbers():
         assert (bound["optimizer"].learning_rate, bound["optimizer"].warmup_steps) == (1e-3, 0)
         assert bound["model"].source == f"hf:google/t5-v1_1-{Path(recipe).stem.removeprefix('samtone_')}"
         assert (bound["model"].sharing, bound["model"].projection) == ("sde", 768)
-        assert gin.query_parameter("samtone.temperature").scoped_selector == "TEMPERATURE/gin.macro"
-        assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.01
-        assert gin.query_parameter("SAME_TOWER/gin.macro.value") == "query"
+        assert gin.query_parameter("samtone.temperature") == 0.01
+        assert gin.query_parameter("samtone.same_tower") == "query"
 
 
 def test_macros_reach_the_objects():
@@ -207,9 +221,9 @@ def settings(text: str) -> list[str]:
 @pytest.mark.parametrize("kind", COMMON)
 def test_pieces_of_a_kind_know_the_same_macros(kind):
     for piece in MODELS if kind == "models" else PIECES[kind]:
-        needed = ["DATA=x"] if kind == "runs" else ["TEXT=x"] if piece.endswith("/ict.gin") else []
-        gin_config.bind(train, [piece], needed, {})
-        known = {scope for scope, selector in gin_config.gin_internals._CONFIG if selector == "gin.macro"}
+        found = Bindings(train)
+        Reader(found).files([piece])
+        known = {name.upper() for name in short_settings(found)}
         assert set(COMMON[kind].split()) - LACKING.get(piece, set()) <= known, piece
         for others in set(COMMON) - {kind}:
             assert not known & set(COMMON[others].split()), f"{piece} sets what belongs to {others}"
@@ -329,7 +343,7 @@ def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, bindi
     assert bound["data"].build(loaded.tokenizer, features).num_examples == 16
     metrics = trace(bound, loaded, partitioner, num_negatives=0)
     assert metrics["loss"].shape == ()
-    assert gin.query_parameter("DROPOUT/gin.macro.value") == 0.1
+    assert bound["model"].dropout_rate == 0.1
 
 
 @pytest.mark.parametrize("objective", OF_TEXTS)
@@ -358,7 +372,8 @@ def test_consert_has_its_own_loss_wherever_it_takes_part():
             found = getattr(found, "parts", {"contrastive": found})["contrastive"]
             loss = getattr(found, "contrastive", found).loss
             assert loss.__name__ == (expected or "in_batch_softmax")
-            assert gin.query_parameter("in_batch_softmax.bidirectional") is False  # equation 3.1, as SimCSE's
+            if expected is None:
+                assert gin.query_parameter("in_batch_softmax.bidirectional") is False  # equation 3.1
 
 
 @pytest.mark.parametrize("more", ["", "gin/experiments/targets.gin"])
@@ -504,7 +519,7 @@ def test_the_settings_of_he_2022():
     assert (model.query_max_length, model.passage_max_length) == (32, 144)
     assert (model.pooling, model.similarity) == ("cls", "dot")
     loss = bound["objective"].loss
-    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 1 and loss.__name__ == "in_batch_softmax"
+    assert gin.query_parameter("in_batch_softmax.temperature") == 1 and loss.__name__ == "in_batch_softmax"
     two = jnp.eye(2)
     value, metrics = loss(two, two, passage_key=jnp.arange(4, dtype=jnp.int32).reshape(2, 2))
     np.testing.assert_allclose(value, np.log(1 + np.exp(-1)), rtol=1e-6)  # in one direction, by dot products
@@ -530,6 +545,12 @@ def test_strategies_of_selection(binding, selection):
     assert bound["dev"] is None
 
 
+def test_short_name_means_what_the_recipe_sets_before_what_has_its_default():
+    """AdamW, nearer to the command, has `groups` too."""
+    with pytest.raises(UserError, match=r"^GROUPS must be a whole number, not None$"):
+        resolve("gin/curriculum.gin", "GROUPS=None")
+
+
 def test_the_settings_of_chuang_2024():
     files = ["gin/unsupervised.gin", "gin/objectives/diffcse.gin", "gin/experiments/chuang2024.gin"]
     gin_config.bind(train, files, ["TEXT=x", "STS=y", f"GENERATOR={MASKED_LM}"], {"output_dir": "run"})
@@ -539,7 +560,7 @@ def test_the_settings_of_chuang_2024():
     assert (bound["model"].pooling, bound["model"].passage_max_length) == ("cls", 32)
     objective = bound["objective"]
     assert (objective.weight, objective.masking, objective.projector) == (0.005, 0.3, "batch_norm")
-    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+    assert gin.query_parameter("in_batch_softmax.temperature") == 0.05
     assert (bound["dev_metric"], len(bound["evaluators"])) == ("spearman", 1)
 
 
@@ -596,7 +617,7 @@ def test_another_objective_keeps_what_a_recipe_sets(objective):
     gin_config.bind(train, files, ["DATA=somewhere"], {})
     loss = gin.get_bindings(train)["objective"].loss
     assert loss.__name__ == objective
-    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+    assert gin.query_parameter(f"{objective}.temperature") == 0.05
     assert gin.get_bindings(train)["model"].dropout_rate == 0.0
 
 
@@ -605,7 +626,7 @@ def test_another_objective_keeps_what_a_recipe_sets(objective):
 def test_a_flag_is_the_macro_of_every_recipe_and_never_says_it_twice(recipe, typed):
     gin_config.bind(train, [recipe], ["DATA=x"], {"steps": 30})
     assert (gin.get_bindings(train)["steps"], gin.get_bindings(train)["epochs"]) == (30, None)
-    assert "STEPS = 30" in settings(gin_config.operative_config())
+    assert "train.train.steps = 30" in settings(gin_config.operative_config())
     with pytest.raises(UserError, match="steps is given twice, by --steps and by --gin"):
         gin_config.bind(train, [recipe], ["DATA=x", f"{typed}=40"], {"steps": 30})
 
@@ -616,5 +637,5 @@ def test_the_command_finds_recipes_from_any_directory_and_names_a_misspelling(tm
         [*command, "--gin.DATAA=x"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    assert done.stderr.strip() == "error: macro DATAA is set but nothing uses it; did you mean 'DATA'?"
+    assert done.stderr.strip() == "error: DATAA is set but nothing uses it; did you mean 'DATA'?"
     assert not list(tmp_path.iterdir())

@@ -76,7 +76,7 @@ def test_every_cell_of_a_shipped_grid_resolves_to_what_it_is_called(name, count,
             assert source is None or bound["model"].source == source
             assert bound["objective"].loss.__name__ == loss
             if tower:
-                assert gin.query_parameter("SAME_TOWER/gin.macro.value") == tower
+                assert gin.query_parameter("samtone.same_tower") == tower
             if variant:
                 assert isinstance(bound["data"], DuplicateRich)
                 assert bound["data"].mask_duplicates == (variant == "masked")
@@ -95,15 +95,15 @@ def test_the_papers_grid_has_the_papers_temperature_and_optimizer(folder, tmp_pa
     for *training, _ in commands("table1", folder, tmp_path, capsys):
         for words in training:
             bound = resolve(words)
-            assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.01
+            assert gin.query_parameter(f"{bound['objective'].loss.__name__}.temperature") == 0.01
             assert (bound["batch_size"], bound["optimizer"].learning_rate) == (512, 1e-3)
             assert bound["model"].projection == 768
             assert "large" in bound["model"].source or "stage1" in bound["model"].source
 
 
 def test_the_small_grid_has_a_temperature_that_few_steps_need(folder, tmp_path, capsys):
-    resolve(commands("minilm_grid", folder, tmp_path, capsys)[0][0])
-    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+    bound = resolve(commands("minilm_grid", folder, tmp_path, capsys)[0][0])
+    assert gin.query_parameter(f"{bound['objective'].loss.__name__}.temperature") == 0.05
 
 
 def test_a_grid_over_a_whole_recipe_keeps_its_settings_and_changes_what_the_axes_say(folder):
@@ -114,7 +114,7 @@ def test_a_grid_over_a_whole_recipe_keeps_its_settings_and_changes_what_the_axes
     assert isinstance(bound["model"], UnderIdentityProjection) and bound["model"].sharing == "ade"
     assert bound["objective"].loss.__name__ == "samtone"
     assert (bound["steps"], bound["epochs"], bound["dev"].split) == (7, None, "dev")
-    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+    assert gin.query_parameter("samtone.temperature") == 0.05
 
 
 def test_a_folder_may_be_named_as_other_commands_name_it(folder):

@@ -72,10 +72,10 @@ def test_a_run_that_was_typed_is_known_by_its_settings_wherever_data_and_models_
     _write_gin(place)
     assert check("data") == check("a/longer/way/to/" * 9 + "data") == ""
     for said, differing in {
-        check("other"): "DATA = 'data'",
-        check("data", "BATCH_SIZE=16"): "BATCH_SIZE = 8",
-        check("data", seed=2): "SEED = 1",
-        check("data", "AdamW.b2=0.5"): "no optimizers.AdamW.b2 = 0.5",
+        check("other"): "dev_pairs.directory = 'data'",
+        check("data", "BATCH_SIZE=16"): "train.batch_size = 8",
+        check("data", seed=2): "train.seed = 1",
+        check("data", "AdamW.b2=0.5"): "no AdamW.b2 = 0.5",
     }.items():
         sentence = (
             f"error: {place} was trained with {differing}: give another output_dir, remove that directory"

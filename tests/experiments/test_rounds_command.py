@@ -124,7 +124,7 @@ def test_two_at_once_in_one_directory_are_refused(tmp_path, flags, capsys):
         ("--bindings=SEED=3", "bindings cannot set SEED: give --seed instead"),
         ("--bindings=MINED=x", "bindings cannot set MINED: give --first_run instead"),
         ("--bindings=TEMPERATURE=0", "TEMPERATURE must be a number above 0, not 0"),
-        ("--bindings=BATCHSIZE=8", "macro BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
+        ("--bindings=BATCHSIZE=8", "BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
         ("--bindings=DEV_METRIC=nope", "nope"),
         ("--bindings=MODEL=absent", "refused: absent: no such model directory"),
         ("--first_run=absent", "absent: no such run file"),
@@ -164,7 +164,7 @@ def test_rounds_over_a_whole_recipe_train_on_what_they_mine(tmp_path, folder):
         gin_config.bind(train, files, bindings, {"seed": 5, "output_dir": "run"})
         bound = gin.get_bindings(train)
         assert (bound["steps"], bound["epochs"], bound["seed"]) == (12, None, 5)
-        assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+        assert gin.query_parameter(f"{bound['objective'].loss.__name__}.temperature") == 0.05
         if number:
             assert bound["data"].path == f"{tmp_path}/round1/negatives/train.jsonl"
             assert bound["num_negatives"] == 2 and bound["model"].source == f"{tmp_path}/round0/model"

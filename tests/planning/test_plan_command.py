@@ -166,11 +166,11 @@ def test_training_hands_plans_over(command, arguments, monkeypatch):
     ("flags", "sentence"),
     [
         ((), "--topology must be given (see python -m jaxir.plan --help)"),
-        (("--topology=gpu:1xl4", "--gin.BATCH=3"), "macro BATCH is set but nothing uses it"),
+        (("--topology=gpu:1xl4", "--gin.BATCH=3"), "BATCH is set but nothing uses it"),
         (("--topology=gpu:1xl4", "--output=run"), "there is no flag --output"),
         (
             ("--topology=gpu:1xl4", "--gin.BATCH_SIZE=%gin.REQUIRED"),
-            "BATCH_SIZE must be set: --batch_size",
+            "train.batch_size must be set: --batch_size",
         ),
     ],
 )

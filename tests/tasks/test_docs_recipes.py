@@ -28,8 +28,8 @@ def block(containing: str) -> str:
 def bound(tmp_path):
     def bind(text: str):
         (tmp_path / "recipe.gin").write_text(text)
-        function, _ = gin_config.bind(train, [str(tmp_path / "recipe.gin")], [], {})
-        return gin.get_bindings(function)
+        gin_config.bind(train, [str(tmp_path / "recipe.gin")], [], {})
+        return gin.get_bindings(train)
 
     yield bind
     gin.clear_config()

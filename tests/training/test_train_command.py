@@ -155,9 +155,9 @@ def test_flags_override_a_recipe_and_its_record_repeats_the_run(tmp_path, folder
     assert in_process("--gin_file=gin/quickstart.gin", *flags, "--steps=12", f"--output={run}") == 0
     assert "run is complete: 12 steps" in capfd.readouterr().out
     config = (run / "config.gin").read_text().splitlines()
-    for line in ("STEPS = 12", "BATCH_SIZE = 8", "EVAL_EVERY = 0.5", "SEED = 3", "LOG_EVERY = 1"):
-        assert line in config
-    assert [line for line in config if line.startswith("STEPS =")] == ["STEPS = 12"]
+    for line in ("steps = 12", "batch_size = 8", "eval_every = 0.5", "seed = 3", "log_every = 1"):
+        assert f"train.train.{line}" in config
+    assert [line for line in config if ".steps =" in line] == ["train.train.steps = 12"]
     assert not any("output_dir" in line for line in config)
     assert in_process(f"--gin_file={run}/config.gin", f"--output_dir={tmp_path}/again") == 0
     assert losses(tmp_path / "again") == losses(run)

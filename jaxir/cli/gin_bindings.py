@@ -1,0 +1,320 @@
+"""What gin files and typed bindings say: which value each parameter has, and which objects that makes.
+
+gin files are read with gin's own parser (`gin.config_parser`). Values stay data here: a `Reference` to an
+object or function, or a `Macro`. gin gets the result as one text (`Bindings.text`) and makes the objects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import pprint
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from jaxir.core.errors import UserError, suggest
+from jaxir.core.values import Later, hints_of
+
+MACRO = "gin.macro"
+UNKNOWN = inspect.Parameter.empty  # a value that only a call gives
+LINE_LENGTH = 100  # of the text for gin
+
+
+class Key(NamedTuple):
+    """A parameter of a function or class within a scope, or a macro: (NAME, "gin.macro", "value")."""
+
+    scope: str
+    selector: str
+    parameter: str
+
+    @classmethod
+    def of_macro(cls, name: str) -> Key:
+        """Returns the key of a macro."""
+        return cls(name, MACRO, "value")
+
+    @property
+    def is_macro(self) -> bool:
+        """Whether it is a macro."""
+        return self.selector == MACRO
+
+    @property
+    def owner(self) -> str:
+        """The name of the function or class, without its module."""
+        return self.selector.rpartition(".")[2]
+
+    def __str__(self) -> str:
+        if self.is_macro:
+            return self.scope
+        return f"{self.scope and f'{self.scope}/'}{self.owner}.{self.parameter}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Macro:
+    """`%NAME`."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+REQUIRED = Macro("gin.REQUIRED")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """`@scope/NAME()`, or `@scope/NAME` where `called` is False; `selector` is the module and the name."""
+
+    scope: str
+    selector: str
+    called: bool
+
+    def __repr__(self) -> str:
+        return f"@{self.scope and f'{self.scope}/'}{self.selector}{'()' if self.called else ''}"
+
+
+class Bindings:
+    """Values of parameters, the last one of each, and the functions and classes that they speak of.
+
+    Attributes:
+      command: selector of the function that is called.
+      values: what is bound.
+      typed: the keys that the command line sets, as they were typed.
+      objects: functions and classes by selector.
+      modules: the names of their modules by selector.
+      imported: the modules that gin files import, by the names that they have there.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.command = f"{function.__module__}.{function.__name__}"
+        self.values: dict[Key, Any] = {}
+        self.typed: dict[Key, str] = {}
+        self.objects: dict[str, Any] = {self.command: function}
+        self.modules = {self.command: function.__module__}
+        self.imported: dict[str, types.ModuleType] = {}
+
+    def find(self, name: str, imported: dict[str, types.ModuleType]) -> str:
+        """Returns the selector of a function or class.
+
+        Args:
+          name: as a gin file writes it: it begins with an imported module, or is the end of a selector.
+          imported: what the gin file imports.
+
+        Raises:
+          UserError: there is none, or several.
+        """
+        first, *rest = name.split(".")
+        if rest and first in imported:
+            found, module, path = imported[first], imported[first], []
+            for part in rest:
+                parent, found = found, getattr(found, part, None)
+                if found is None:
+                    raise UserError(f"{module.__name__} has no {part!r}{suggest(part, vars(parent))}")
+                module, path = (found, []) if inspect.ismodule(found) else (module, [*path, part])
+            if not callable(found):
+                raise UserError(f"{name} is no function and no class")
+            same = (selector for selector, known in self.objects.items() if known is found)
+            selector = next(same, f"{module.__name__}.{'.'.join(path)}")
+            self.modules.setdefault(selector, module.__name__)
+            self.objects[selector] = found
+            return selector
+        matches = [selector for selector in self.objects if f".{selector}".endswith(f".{name}")]
+        if len(matches) > 1:
+            raise UserError(f"{name!r} may be any of {', '.join(matches)}: add the module's name before it")
+        if not matches:
+            known = {".".join(s.split(".")[-n:]) for s in self.objects for n in (1, 2)}
+            meant = suggest(name, known) or "; import its module in the gin file that binds it"
+            raise UserError(f"nothing is called {name!r}{meant}")
+        return matches[0]
+
+    def parameters_of(self, selector: str) -> dict[str, inspect.Parameter]:
+        """Returns the parameters of a function or class."""
+        return _parameters(self.objects[selector])
+
+    def key(self, scope: str, selector: str, parameter: str) -> Key:
+        """Returns the key of a parameter; raises a UserError if there is none of this name."""
+        known = self.parameters_of(selector)
+        if parameter not in known and all(p.kind is not p.VAR_KEYWORD for p in known.values()):
+            name = ".".join(selector.split(".")[-2:])
+            raise UserError(f"{name} has no parameter {parameter!r}{suggest(parameter, known)}")
+        return Key(scope, selector, parameter)
+
+    def of_command(self, parameter: str) -> Key:
+        """Returns the key of a parameter of the command's function."""
+        return Key("", self.command, parameter)
+
+    def chain(self, key: Key) -> list[Key]:
+        """Returns `key`, the macro that it is bound to, the macro that this one is bound to, and so on."""
+        chain = [key]
+        while isinstance(macro := self.values.get(chain[-1]), Macro):
+            if (following := Key.of_macro(macro.name)) in chain:
+                break
+            chain.append(following)
+        return chain
+
+    def macros_behind(self, keys: Iterable[Key]) -> set[str]:
+        """Returns the macros that keys are bound to, directly or by way of other macros.
+
+        Raises:
+          UserError: a macro refers to itself.
+        """
+        found: set[str] = set()
+
+        def follow(value: Any, within: tuple[str, ...]) -> None:
+            for part in _parts(value):
+                if not isinstance(part, Macro) or part == REQUIRED:
+                    continue
+                if part.name in within:
+                    way = " -> ".join([*within[within.index(part.name) :], part.name])
+                    raise UserError(f"macro {part.name} refers to itself ({way}) and so has no value")
+                found.add(part.name)
+                follow(self.values.get(Key.of_macro(part.name)), (*within, part.name))
+
+        for key in keys:
+            follow(self.values.get(key), (key.scope,) if key.is_macro else ())
+        return found
+
+    def references(self, value: Any) -> Iterator[Reference]:
+        """Yields the objects and functions that a value refers to, also by way of macros."""
+        for part in _parts(value):
+            if isinstance(part, Reference):
+                yield part
+            elif isinstance(part, Macro):
+                yield from self.references(self.values.get(Key.of_macro(part.name)))
+
+    def innermost(self, scope: str, selector: str) -> dict[str, Key]:
+        """Returns the keys of a function's or class's bound parameters, as they count within a scope."""
+        parts = scope.split("/") if scope else []
+        scopes = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
+        bound = [key for key in self.values if key.selector == selector and key.scope in scopes]
+        return {key.parameter: key for key in sorted(bound, key=lambda key: len(key.scope))}
+
+    def made(self) -> dict[tuple[str, str], int]:
+        """Returns what the command hangs on: scope and selector of the command, of its objects, of theirs.
+
+        The values are how far they are from the command. What another file has put an object in the place
+        of is not among them.
+
+        Raises:
+          UserError: an object is made of itself.
+        """
+        depths = {("", self.command): 0}
+
+        def follow(scope: str, selector: str, within: tuple[tuple[str, str], ...]) -> None:
+            for key in self.innermost(scope, selector).values():
+                for reference in self.references(self.values[key]):
+                    made = (reference.scope or scope, reference.selector)
+                    if made in within and reference.called:
+                        circle = [*within[within.index(made) :], made]
+                        way = " -> ".join(name.rpartition(".")[2] for _, name in circle)
+                        raise UserError(f"{way.rpartition(' ')[2]} would be made of itself ({way})")
+                    if made not in depths or depths[made] > len(within):
+                        depths[made] = len(within)
+                        follow(*made, (*within, made))
+
+        follow("", self.command, (("", self.command),))
+        return depths
+
+    def read(self) -> list[Key]:
+        """Returns the bound parameters that count: those of `made`, and of what a user's code has decorated.
+
+        What is decorated with `gin.configurable` takes its bindings wherever it is called.
+        """
+        keys = [key for made in self.made() for key in self.innermost(*made).values()]
+        decorated = {s for s, found in self.objects.items() if _is_decorated(found)}
+        return list(dict.fromkeys([*keys, *(key for key in self.values if key.selector in decorated)]))
+
+    def hint(self, key: Key) -> Any:
+        """Returns the type hint of a parameter."""
+        return hints_of(self.objects[key.selector]).get(key.parameter, Any)
+
+    def resolved(self, value: Any) -> Any:
+        """Returns a value with that of its macros, and `Later` or `UNKNOWN` where a call gives it."""
+        if isinstance(value, list | tuple):
+            return type(value)(map(self.resolved, value))
+        if isinstance(value, dict):
+            return {self.resolved(k): self.resolved(v) for k, v in value.items()}
+        if isinstance(value, Macro):
+            return UNKNOWN if "." in value.name else self.resolved(self.values.get(Key.of_macro(value.name)))
+        if not isinstance(value, Reference):
+            return value
+        made, name = self.objects[value.selector], f"@{value.selector.rpartition('.')[2]}"
+        if not value.called:
+            return Later(name, type(made))
+        return Later(f"{name}()", made) if inspect.isclass(made) else UNKNOWN
+
+    def text(self) -> str:
+        """Returns a gin file of what counts, from which the same objects are made."""
+        keys = sorted(self.read(), key=lambda key: (key.selector.split(".")[::-1], key))
+        macros = sorted(map(Key.of_macro, self.macros_behind(keys)))
+        used = {r.selector for key in keys for r in self.references(self.values[key])}
+        modules = sorted({self.modules[selector] for selector in used | {key.selector for key in keys}})
+        leaves = [module.rpartition(".")[2] for module in modules]
+        names = {
+            module: leaf if leaves.count(leaf) == 1 else module.replace(".", "_")
+            for module, leaf in zip(modules, leaves, strict=True)
+        }
+
+        def name(selector: str) -> str:
+            module = self.modules[selector]
+            return names[module] + selector.removeprefix(module)
+
+        def written(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return type(value)(map(written, value))
+            if isinstance(value, dict):
+                return {written(k): written(v) for k, v in value.items()}
+            if isinstance(value, Reference):
+                return dataclasses.replace(value, selector=name(value.selector))
+            return value
+
+        lines = ["from __gin__ import dynamic_registration"]
+        for module in modules:
+            parent, _, leaf = module.rpartition(".")
+            alias = f" as {names[module]}" if names[module] != leaf else ""
+            lines.append(f"{f'from {parent} ' if parent else ''}import {leaf}{alias}")
+        lines.append("")
+        for key in [*macros, *keys]:
+            scope = key.scope and f"{key.scope}/"
+            left = key.scope if key.is_macro else f"{scope}{name(key.selector)}.{key.parameter}"
+            right = pprint.pformat(written(self.values[key]), width=LINE_LENGTH, sort_dicts=False)
+            lines.append(f"{left} = \\\n{right}" if "\n" in right else f"{left} = {right}")
+        return "\n".join([*lines, ""])
+
+
+@functools.cache
+def _parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(made).parameters)
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yields a value, or of a list, tuple or dict those in it, at any depth."""
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _parts(part)
+    elif isinstance(value, dict):
+        for pair in value.items():
+            yield from _parts(pair)
+    else:
+        yield value
+
+
+def given_twice(what: object, first: str, second: str) -> UserError:
+    """Returns the error for one thing that two flags or bindings set."""
+    return UserError(f"{what} is given twice, by {first} and by {second}; keep one of them")
+
+
+def has_reference(value: Any) -> bool:
+    """Whether there is an object or function in a value."""
+    return any(isinstance(part, Reference) for part in _parts(value))
+
+
+def _is_decorated(found: Any) -> bool:
+    """Whether a user's code has put `gin.configurable` on a function or class."""
+    import gin
+
+    call = found.__init__ if inspect.isclass(found) else found
+    code = getattr(call, "__code__", None)
+    return code is not None and code.co_filename == gin.configurable.__code__.co_filename
