@@ -13,7 +13,7 @@ import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Tokens
-from jaxir.costs import collectives, overlap, roofline, targets, work
+from jaxir.costs import overlap, step_costs, targets, work
 from jaxir.costs.collectives import Collective
 from jaxir.costs.hlo import Program
 from jaxir.costs.targets import Target
@@ -144,10 +144,10 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
         temporaries=compiled.temporaries,
         code=compiled.code + compiled.padding,
     )
-    limit = compiled.limit or int(target.chip.memory)
+    limit = compiled.limit_on(target)
     short_by = compiled.short_by or max(memory.total - limit, 0)
-    found = [] if program is None else collectives.read(program, partitioner.mesh)
-    in_order = list(partitioner.mesh.devices.flat)
+    costs = None if done is None else step_costs.of_program(program, target, partitioner.mesh, done)
+    found = [] if costs is None else costs.collectives
     setting = advice.Setting(
         partitioner.mesh.shape["fsdp"],
         planned.remat,
@@ -167,12 +167,7 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
         short_by=short_by,
         steps=planned.recipe.steps,
         useful_flops=useful_flops,
-        work=done,
-        collectives=None if done is None else found,
-        roofline=None if done is None else roofline.estimate(done, found, target, in_order),
-        overlap=None
-        if program is None or target.chip.kind != "tpu"
-        else overlap.read(program, target, partitioner.mesh, in_order),
+        costs=costs,
         warnings=[
             *warn(found, batch_size, settings),
             *warn_of_whole_gradients(found, step.state.params),
@@ -258,7 +253,7 @@ def _try(target: Target, planned: Planned) -> _Tried:
     else:
         done = work.compiled(program)
     held = bytes_of(step.state) + bytes_of(step.batch)
-    compiled = Compiled(program, guess.temporaries, code=0, held=held, padding=0, limit=None, short_by=0)
+    compiled = Compiled(program, guess.temporaries, code=0, held=held, padding=0)
     return _Tried(step, kept, compiled, done._replace(bytes=float(guess.traffic)))
 
 

@@ -41,7 +41,6 @@ def test_a_grid_from_end_to_end(tmp_path, flags):
     assert (out / "table.md").read_text() == done.stdout
     pair = out / "cells" / "toy-tiny-ade_spl-pair-seed0"
     assert sorted(p.name for p in pair.iterdir()) == [
-        "SHA256SUMS",
         "commands.txt",
         "inputs.json",
         "log.txt",
@@ -111,7 +110,6 @@ def test_a_grid_on_texts_with_judges_an_untrained_model_and_a_run(tmp_path, fold
     cells = tmp_path / "grid" / "cells"
     assert sorted(p.name for p in (cells / "toy-BERT").iterdir()) == [
         *(
-            "SHA256SUMS",
             "commands.txt",
             "inputs.json",
             "judge_cats.json",

@@ -1,6 +1,5 @@
 """The shipped grids: each cell's commands resolve to the model and the loss that it is named after."""
 
-import functools
 import re
 import shlex
 import subprocess
@@ -14,6 +13,7 @@ from jaxir.cli import gin_config
 from jaxir.core.errors import UserError
 from jaxir.experiments import grid_cells
 from jaxir.experiments.duplicates import DuplicateRich
+from jaxir.experiments.experiment_settings import GridSettings, Variant
 from jaxir.experiments.towers import UnderIdentityProjection
 from jaxir.grid import grid
 from jaxir.interop.build import Pretrained
@@ -107,8 +107,8 @@ def test_the_small_grid_has_a_temperature_that_few_steps_need(folder, tmp_path, 
 
 
 def test_a_grid_over_a_whole_recipe_keeps_its_settings_and_changes_what_the_axes_say(folder):
-    chosen = axes(folder, models=["gin/experiments/minilm.gin"], objectives=["samtone"], sharing=["ade"])
-    (cell,) = planned(chosen, recipe=["gin/pairs.gin"], output_dir=Path("grid"))
+    chosen = {"models": ["gin/experiments/minilm.gin"], "objectives": ["samtone"], "sharing": ["ade"]}
+    (cell,) = planned(folder, recipe=["gin/pairs.gin"], **chosen)
     ((_, words),) = cell.commands.training
     bound = resolve(words)
     assert isinstance(bound["model"], UnderIdentityProjection) and bound["model"].sharing == "ade"
@@ -118,7 +118,7 @@ def test_a_grid_over_a_whole_recipe_keeps_its_settings_and_changes_what_the_axes
 
 
 def test_a_folder_may_be_named_as_other_commands_name_it(folder):
-    (cell,) = planned(axes(folder, datasets=[f"toy=beir:{folder}"]), output_dir=Path("grid"))
+    (cell,) = planned(folder, datasets=[f"toy=beir:{folder}"])
     assert f"--dataset=beir:{folder}" in cell.commands.testing
 
 
@@ -210,40 +210,26 @@ def test_the_grid_of_weights(folder, tmp_path, capsys):
     assert weights == [0.1, 0.1, 0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001]
 
 
-planned = functools.partial(
-    grid_cells.plan_cells,
-    recipe=["gin/runs/few_steps.gin"],
-    steps=7,
-    bindings=(),
-    metrics="P@1",
-    split="test",
-)
+PLAIN = Variant(name="", title="")
 
 
-def axes(folder, **changes) -> grid_cells.Axes:
-    given = {
-        "models": ["minilm"],
-        "sharing": ["sde"],
-        "objectives": ["standard"],
-        "variants": [grid_cells.PLAIN],
-        "datasets": [str(folder)],
-        "seeds": [0],
-    }
-    return grid_cells.Axes(**given | changes)
+def planned(folder, output_dir=Path("grid"), **changes) -> list[grid_cells.Cell]:
+    given = {"recipe": ["gin/runs/few_steps.gin"], "steps": 7, "metrics": "P@1", "models": ["minilm"]}
+    given |= {"sharing": ["sde"], "objectives": ["standard"], "datasets": [str(folder)]}
+    return grid_cells.plan_cells(GridSettings(**given | changes), output_dir)
 
 
-def variant(name: str, *bindings: str, title: str = "") -> grid_cells.Variant:
-    return grid_cells.Variant(name=name, title=title or name, bindings=bindings)
+def variant(name: str, *bindings: str, title: str = "") -> Variant:
+    return Variant(name=name, title=title or name, bindings=bindings)
 
 
 def test_a_temperature_that_is_given_is_that_of_an_objective_with_one_of_its_own(folder):
     changes = {
         "objectives": ["cpdae_r"],
-        "variants": [grid_cells.PLAIN, variant("cold", "TEMPERATURE=0.01")],
+        "variants": [PLAIN, variant("cold", "TEMPERATURE=0.01")],
         "sharing": ["sde"],
     }
-    given = {"recipe": ["gin/unsupervised.gin"], "bindings": ["TEXT=texts.txt"]}
-    cells = planned(axes(folder, **changes), **given, output_dir=Path("grid"))
+    cells = planned(folder, recipe=["gin/unsupervised.gin"], bindings=["TEXT=texts.txt"], **changes)
     found = [resolve(cell.commands.training[0][1])["objective"] for cell in cells]
     assert [(objective.contrast, objective.temperature) for objective in found] == [
         ("vectors", 0.05),
@@ -252,13 +238,8 @@ def test_a_temperature_that_is_given_is_that_of_an_objective_with_one_of_its_own
 
 
 def test_stages_share_the_steps_and_follow_one_another(folder):
-    (cell,) = planned(
-        axes(
-            folder,
-            objectives=["mine=gin/objectives/pair.gin+gin/objectives/samtone.gin+gin/objectives/pair.gin"],
-        ),
-        output_dir=Path("grid"),
-    )
+    own = "mine=gin/objectives/pair.gin+gin/objectives/samtone.gin+gin/objectives/pair.gin"
+    (cell,) = planned(folder, objectives=[own])
     assert cell.name == "pairs-minilm-sde-mine-seed0"
     runs = [run for run, _ in cell.commands.training]
     assert [run.name for run in runs] == ["stage1", "stage2", "model"]
@@ -272,14 +253,12 @@ def test_stages_share_the_steps_and_follow_one_another(folder):
 
 
 def test_only_the_first_stage_starts_from_a_checkpoint_that_is_given(folder):
-    (cell,) = grid_cells.plan_cells(
-        axes(folder, models=["t5_1_1/base"], objectives=["pair"]),
+    (cell,) = planned(
+        folder,
+        models=["t5_1_1/base"],
+        objectives=["pair"],
         recipe=["gin/runs/samtone_paper.gin"],
-        steps=2,
         bindings=["INITIAL_CHECKPOINT_PATH=t5/checkpoint_1", "TOKENIZER=t5/sp.model", "PROJECTION=8"],
-        metrics="P@1",
-        split="test",
-        output_dir=Path("grid"),
     )
     first, second = (words for _, words in cell.commands.training)
     assert resolve(first)["model"].source == "t5x:t5/checkpoint_1"
@@ -288,24 +267,16 @@ def test_only_the_first_stage_starts_from_a_checkpoint_that_is_given(folder):
 
 
 def test_only_the_first_stage_starts_from_random_parameters(folder):
-    (cell,) = grid_cells.plan_cells(
-        axes(folder, models=["minilm"], sharing=["sde"], objectives=["pair"]),
-        recipe=["gin/runs/few_steps.gin"],
-        steps=2,
-        bindings=["FROM_SCRATCH=True"],
-        metrics="P@1",
-        split="test",
-        output_dir=Path("grid"),
-    )
+    (cell,) = planned(folder, objectives=["pair"], bindings=["FROM_SCRATCH=True"])
     first, second = (resolve(words)["model"] for _, words in cell.commands.training)
     assert first.from_scratch and second.from_scratch is None
     assert second.source == f"grid/cells/{cell.name}/stage1"
 
 
 def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
-    (here,) = planned(axes(folder), output_dir=tmp_path / "here")
+    (here,) = planned(folder, tmp_path / "here")
     moved = folder.rename(tmp_path / "moved")
-    (there,) = planned(axes(moved, datasets=[f"pairs={moved}"]), output_dir=tmp_path / "there")
+    (there,) = planned(moved, tmp_path / "there", datasets=[f"pairs={moved}"])
     assert here.identity == there.identity
     assert here.commands != there.commands
     assert here.inputs == there.inputs
@@ -318,16 +289,22 @@ def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
         ({"sharing": ["spl"]}, "no sharing 'spl'"),
         ({"models": ["t5"]}, "gin file gin/models/t5.gin does not exist"),
         ({"objectives": ["mine=none.gin"]}, "gin file none.gin does not exist"),
+        (
+            {"recipe": ["my_recipe.py"]},
+            r"experiments set names of gin files.* jaxir.train --recipe=my_recipe",
+        ),
+        ({"split": "few"}, r"few.tsv: 1 queries are judged, .* need at least two"),
+        ({"objectives": ["pair"], "steps": 1}, "steps is 1"),
         ({"seeds": []}, "seeds must have at least one value"),
         ({"seeds": [1, 1]}, "seeds has '1' twice"),
         ({"datasets": ["no/such"]}, "no/such is not a directory"),
         ({"judges": ["rated=sts:no/such.tsv"]}, "no/such.tsv: no such file or folder of rated pairs"),
         ({"judges": ["sts:pairs.tsv"]}, "a judge is NAME=sts:PATH or NAME=senteval:DIR, not 'sts:pairs.tsv'"),
         ({"judges": ["tasks=senteval:no/such"]}, "no/such: no such folder of transfer tasks"),
-        ({"runs": ["bm25.trec"]}, "a run is NAME=FILE, not 'bm25.trec'"),
+        ({"runs": ["bm25.trec"]}, "a row's run is NAME=FILE, not 'bm25.trec'"),
         ({"runs": ["BM25=no/such.trec"]}, "no/such.trec: no such run file"),
         ({"runs": ["BM25=x"], "untrained": ["BM25=x"]}, "untrained and runs has 'BM25' twice"),
-        ({"untrained": ["w2v:vectors"]}, "an untrained model is NAME=MODEL, not 'w2v:vectors'"),
+        ({"untrained": ["w2v:vectors"]}, "a row's untrained model is NAME=MODEL, not 'w2v:vectors'"),
         (
             {"objectives": ["samtone", "SamToNe=gin/objectives/pair.gin"]},
             "two objectives are called 'SamToNe'",
@@ -342,28 +319,10 @@ def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
     ],
 )
 def test_a_grid_that_cannot_be_planned_is_explained(folder, changes, message):
-    with pytest.raises(UserError, match=message):
-        planned(axes(folder, **changes), output_dir=Path("grid"))
-
-
-def test_a_split_of_one_query_is_refused_before_anything_is_trained(folder):
     lines = (folder / "qrels" / "test.tsv").read_text().splitlines()
     (folder / "qrels" / "few.tsv").write_text("\n".join(lines[:2]) + "\n")
-    with pytest.raises(UserError, match=r"few.tsv: 1 queries are judged, .* need at least two"):
-        planned(axes(folder), output_dir=Path("grid"), split="few")
-
-
-def test_fewer_steps_than_stages_are_refused(folder):
-    with pytest.raises(UserError, match="steps is 1"):
-        grid_cells.plan_cells(
-            axes(folder, objectives=["pair"]),
-            recipe=["gin/runs/few_steps.gin"],
-            steps=1,
-            bindings=(),
-            metrics="P@1",
-            split="test",
-            output_dir=Path("grid"),
-        )
+    with pytest.raises(UserError, match=message):
+        planned(folder, **changes)
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -15,7 +15,8 @@ import pytest
 from jaxir.core import progress
 from jaxir.core.errors import UserError
 from jaxir.experiments import cell_runner
-from jaxir.experiments.grid_cells import PLAIN, Axes, Cell, Commands, Row, plan_cells
+from jaxir.experiments.experiment_settings import GridSettings
+from jaxir.experiments.grid_cells import Cell, Commands, Row, plan_cells
 from jaxir.storage.locks import locked
 
 # A run that trains: a line of its log per step, COMPLETE at the end, and 143 when told to stop.
@@ -94,20 +95,20 @@ def grid_of(tmp_path, folder, model, tiny_gin):
         opened.write(f'DECODER = "hf:{tmp_path / "third"}"\n')
 
     def planned():
-        axes = Axes(
+        settings = GridSettings(
+            recipe=["gin/pairs.gin"],
+            steps=4,
+            metrics="RR",
+            bindings=[f"MODEL='hf:{tmp_path / 'other'}'", f"STS={tmp_path / 'dev.tsv'}", "DEV_SPLIT=dev"],
             models=[str(tiny_gin)],
             sharing=["sde"],
             objectives=["standard", f"mine={tmp_path / 'mine.gin'}"],
-            variants=(PLAIN,),
             datasets=[f"toy={made}"],
-            seeds=[0],
             untrained=[f"BERT=hf:{tmp_path / 'theirs'}"],
             judges=[f"rated=sts:{tmp_path / 'sts.tsv'}"],
             runs=[f"BM25={tmp_path / 'bm25.trec'}"],
         )
-        how = {"recipe": ["gin/pairs.gin"], "steps": 4, "metrics": "RR", "split": "test"}
-        bindings = [f"MODEL='hf:{tmp_path / 'other'}'", f"STS={tmp_path / 'dev.tsv'}", "DEV_SPLIT=dev"]
-        return plan_cells(axes, output_dir=tmp_path / "grid", bindings=bindings, **how)
+        return plan_cells(settings, tmp_path / "grid")
 
     for cell in planned():
         cell_runner.begin(cell.directory, cell.identity, cell_runner.inputs_of(cell))
@@ -170,56 +171,6 @@ def test_cells_of_changed_models_are_refused(grid_of, tmp_path, folder_of, sente
     assert weights.stat().st_size == len(content) and weights.read_bytes() != content
     with pytest.raises(UserError, match=sentence):
         cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
-
-
-def test_a_result_that_has_changed_since_it_was_made_is_in_no_table(tmp_path):
-    cells = [cell(tmp_path / "a"), cell(tmp_path / "b", steps=8)]
-
-    def run():
-        return cell_runner.run_cells(cells, steps=4, on_result=lambda: None)
-
-    assert run() == [] and run() == []
-    made = [c.result.read_bytes() for c in cells]
-    cells[0].result.write_bytes(made[1])
-    with pytest.raises(UserError, match=r"a is damaged: test\.json is not what was written"):
-        run()
-    cells[0].result.unlink()  # as that sentence advises: it is made anew
-    assert run() == [] and cells[0].result.read_bytes() == made[0]
-    cells[0].result.write_bytes(made[1])
-    with pytest.raises(UserError, match="a is damaged"):  # which is noted as well
-        run()
-    (cells[0].directory / "SHA256SUMS").unlink()  # it was changed on purpose
-    assert run() == []
-    cells[0].result.write_bytes(made[0])
-    with pytest.raises(UserError, match="a is damaged"):
-        run()
-
-
-def test_a_run_that_was_trained_for_another_cell_is_not_tested(tmp_path):
-    cells = [cell(tmp_path / "a"), cell(tmp_path / "b", steps=8)]
-
-    def run():
-        return cell_runner.run_cells(cells, steps=4, on_result=lambda: None)
-
-    assert run() == []
-    cells[0].result.unlink()
-    shutil.rmtree(tmp_path / "a" / "model")
-    shutil.copytree(tmp_path / "b" / "model", tmp_path / "a" / "model")
-    with pytest.raises(UserError, match=r"a is damaged: model/run\.json is not what was written"):
-        run()
-    shutil.rmtree(tmp_path / "a" / "model")  # it is trained anew
-    assert run() == [] and run() == []
-    assert json.loads(cells[0].result.read_text())["metrics"] == {"P@1": 0.4}
-
-
-def test_a_judge_that_is_not_asked_any_more_keeps_what_is_noted_of_it(grid_of):
-    (judged,) = (c for c in grid_of() if c.name == "toy-BERT")
-    assert cell_runner.run_cells([judged], steps=4, on_result=lambda: None) == []
-    without = dataclasses.replace(judged, commands=judged.commands._replace(judging={}), judged_by={})
-    assert cell_runner.run_cells([without], steps=4, on_result=lambda: None) == []
-    judged.judged["rated"].write_text("{}")
-    with pytest.raises(UserError, match=r"damaged: judge_rated\.json is not what was written"):
-        cell_runner.run_cells([judged], steps=4, on_result=lambda: None)
 
 
 def judged(before: Cell, content: str) -> Cell:
@@ -347,10 +298,13 @@ def test_a_command_that_is_stopped_from_outside_stops_the_grid(tmp_path, ends):
 def test_a_command_that_nobody_waits_for_any_more_ends(tmp_path):
     place = tmp_path / "pid"
     script = "import os, sys, time; os.write(os.open(sys.argv[1], 65), b'%d' % os.getpid()); time.sleep(60)"
-    command = cell_runner.attended(["-c", script, str(place)])
-    while next(command) or not (place.exists() and place.read_text()):
-        pass
-    command.close()
+
+    def give_up():
+        if place.exists() and place.read_text():
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        cell_runner.run_attended(["-c", script, str(place)], give_up)
     with pytest.raises(ProcessLookupError):
         os.kill(int(place.read_text()), 0)
 
@@ -362,8 +316,7 @@ from jaxir.experiments import cell_runner
 from jaxir.storage.locks import locked
 out = Path(sys.argv[1])
 with locked(out, "held"):
-    for _ in cell_runner.attended(["-c", sys.argv[2], str(out)]):
-        pass
+    cell_runner.run_attended(["-c", sys.argv[2], str(out)])
 """
 SAVES = """
 import pathlib, signal, sys, time

@@ -55,7 +55,7 @@ def by_hand(new_tokens: int, outputs: int) -> float:
 )
 def test_the_loop_counts_as_often_as_an_output_has_tokens(how):
     plan = planned(how)
-    assert plan.done.flops * CHIPS == by_hand(how.max_new_tokens, how.num_outputs)
+    assert plan.costs.work.flops * CHIPS == by_hand(how.max_new_tokens, how.num_outputs)
     assert plan.batch.tokens == ROWS * how.num_outputs * how.max_new_tokens
     shapes = stored.model_shapes(CONFIG)
     assert plan.parameters == 4 * sum(a * (b[0] if b else 1) for a, *b in shapes.values())
