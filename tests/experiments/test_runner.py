@@ -19,6 +19,7 @@ from jaxir.experiments.experiment_settings import GridSettings
 from jaxir.experiments.grid_cells import Cell, Commands, Row, plan_cells
 from jaxir.storage.locks import locked
 
+ROOT = Path(__file__).resolve().parents[2]
 # A run that trains: a line of its log per step, COMPLETE at the end, and 143 when told to stop.
 TRAIN = """
 import json, pathlib, signal, sys, time
@@ -117,60 +118,40 @@ def grid_of(tmp_path, folder, model, tiny_gin):
     return planned
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "sentence"),
-    [
-        ("mine.gin", "# A comment.\n", None),
-        ("mine.gin", "train.train.seed = 3\n", "toy-tiny-sde-mine-seed0 was begun when .*mine.gin had other"),
-        (
-            "tiny.gin",
-            "PASSAGE_LENGTH = 9\n",
-            "sde-standard-seed0 was begun when .*tiny.gin had other",
-        ),
-        ("base.gin", "TEMPERATURE = 0.5\n", "-mine-seed0 was begun when .*base.gin had other content"),
-        ("data/qrels/train.tsv", "q1\td2\t1\n", "was begun when data set toy had other content"),
-        ("data/qrels/dev.tsv", "q1\td2\t1\n", "was begun when split dev of data set toy had other content"),
-        ("data/qrels/test.tsv", "q1\td2\t1\n", "was begun when data set toy had other content"),
-        ("data/corpus.jsonl", '{"_id": "x", "text": "x"}\n', "was begun when data set toy had other content"),
-        ("bm25.trec", "q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was begun when run BM25 had other content"),
-        ("dev.tsv", "1\ta cat\ta dog\n", "-seed0 was begun when STS had other content"),
-        ("sts.tsv", "1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: give"),
-    ],
-)
-def test_cells_of_changed_files_are_refused(grid_of, tmp_path, file, change, sentence):
+CHANGES = {
+    "mine.gin": ("train.train.seed = 3\n", "toy-tiny-sde-mine-seed0 was begun when .*mine.gin had other"),
+    "tiny.gin": ("PASSAGE_LENGTH = 9\n", "sde-standard-seed0 was begun when .*tiny.gin had other"),
+    "base.gin": ("TEMPERATURE = 0.5\n", "-mine-seed0 was begun when .*base.gin had other content"),
+    "data/qrels/train.tsv": ("q1\td2\t1\n", "was begun when data set toy had other content"),
+    "data/qrels/dev.tsv": ("q1\td2\t1\n", "was begun when split dev of data set toy had other content"),
+    "data/qrels/test.tsv": ("q1\td2\t1\n", "was begun when data set toy had other content"),
+    "data/corpus.jsonl": ('{"_id": "x", "text": "x"}\n', "was begun when data set toy had other content"),
+    "bm25.trec": ("q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was begun when run BM25 had other content"),
+    "dev.tsv": ("1\ta cat\ta dog\n", "-seed0 was begun when STS had other content"),
+    "sts.tsv": ("1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: give"),
+    "theirs/model.safetensors": (None, "toy-BERT was begun when model BERT had other content"),
+    "other/model.safetensors": (None, "-seed0 was begun when MODEL had other content"),
+    "third/model.safetensors": (None, "-seed0 was begun when DECODER of .*tiny.gin had other content"),
+}
+
+
+def test_cells_that_read_changed_files_are_refused(grid_of, tmp_path):
     def run():
         return cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
 
+    with (tmp_path / "mine.gin").open("a") as opened:
+        opened.write("# A comment.\n")
+    (tmp_path / "theirs" / "README.md").write_text("what a model is does not depend on this")
     assert run() == []
-    with (tmp_path / file).open("a") as opened:
-        opened.write(change)
-    if sentence is None:
-        assert run() == []
-        return
-    with pytest.raises(UserError, match=sentence):
-        run()
-    for cell in grid_of():  # of before, when nothing was written down
-        (cell.directory / cell_runner.INPUTS).unlink()
+    for file, (added, sentence) in CHANGES.items():
+        content = (tmp_path / file).read_bytes()
+        changed = content[:-4] + bytes(4) if added is None else content + added.encode()  # of the same size
+        assert changed != content
+        (tmp_path / file).write_bytes(changed)
+        with pytest.raises(UserError, match=sentence):
+            run()
+        (tmp_path / file).write_bytes(content)
     assert run() == []
-
-
-@pytest.mark.parametrize(
-    ("folder_of", "sentence"),
-    [
-        ("theirs", "toy-BERT was begun when model BERT had other content"),
-        ("other", "-seed0 was begun when MODEL had other content"),
-        ("third", "-seed0 was begun when DECODER of .*tiny.gin had other content"),
-    ],
-)
-def test_cells_of_changed_models_are_refused(grid_of, tmp_path, folder_of, sentence):
-    (tmp_path / folder_of / "README.md").write_text("what a model is does not depend on this")
-    assert cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None) == []
-    weights = tmp_path / folder_of / "model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[:-4] + bytes(4))  # of the same size
-    assert weights.stat().st_size == len(content) and weights.read_bytes() != content
-    with pytest.raises(UserError, match=sentence):
-        cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
 
 
 def judged(before: Cell, content: str) -> Cell:
@@ -242,16 +223,13 @@ def test_the_end_of_a_log_that_is_being_written(tmp_path):
 def test_a_signal_reaches_the_command_and_the_cell_is_taken_up_where_it_was(tmp_path, number):
     slow = cell(tmp_path / "slow", pause=0.1, steps=40)
     script = (
-        "import sys, json\nsys.path.insert(0, sys.argv[2])\nimport test_runner\nfrom pathlib import Path\n"
-        "from jaxir.experiments import cell_runner\n"
-        "try:\n"
-        "    cell_runner.run_cells([test_runner.cell(Path(sys.argv[1]), pause=0.1, steps=40)], steps=40,"
-        " on_result=lambda: None)\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from jaxir.experiments import cell_runner\nfrom tests.experiments.test_runner import cell\n"
+        "slow = cell(Path(sys.argv[1]), pause=0.1, steps=40)\n"
+        "try:\n    cell_runner.run_cells([slow], steps=40, on_result=lambda: None)\n"
         "except cell_runner.Interrupted as stop:\n    sys.exit(128 + stop.args[0])\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(slow.directory), str(Path(__file__).parent)]
-    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(slow.directory)], cwd=ROOT)
     deadline = time.monotonic() + 60
     while cell_runner.last_step(slow.directory / "model") < 2 and time.monotonic() < deadline:
         time.sleep(0.02)

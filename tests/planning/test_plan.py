@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxir.core.errors import UserError
-from jaxir.costs import hlo, roofline, targets, work
+from jaxir.costs import collectives, hlo, roofline, targets, work
 from jaxir.costs.collectives import Collective
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
@@ -506,7 +506,7 @@ def test_a_batch_is_described_by_what_the_objective_reads():
 
 def test_our_own_step_moves_no_activations(compiled):
     step, done = compiled
-    found = run_plan.collectives.read(done.program, step.partitioner.mesh)
+    found = collectives.read(done.program, step.partitioner.mesh)
     assert sum(c.count for c in found if c.kind == "all-gather") > 10 * LAYERS
     assert run_plan.warn(found, BATCH, LENGTHS) == []
     # Were JAX to name what is differentiated otherwise, nothing would be warned of any more.
@@ -517,4 +517,4 @@ def test_our_own_step_moves_no_activations(compiled):
 def test_meshes_of_any_device_order_are_read():
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     mesh = Mesh(devices[::-1], ("data", "fsdp"))
-    assert run_plan.collectives.crossed([[0, 1]], mesh) == ("fsdp",)
+    assert collectives.crossed([[0, 1]], mesh) == ("fsdp",)
