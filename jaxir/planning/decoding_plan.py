@@ -133,8 +133,7 @@ def make(target: Target, config: Seq2SeqConfig, batch: Batch, partitioner: Parti
     if compiled.program is not None:
         program = dataclasses.replace(compiled.program, turns=batch.how.max_new_tokens)
         costs = step_costs.of_program(program, target, partitioner.mesh)
-    count = sum(leaf.size for leaf in jax.tree.leaves(step.state))
-    dtype = config.backbone.dtype
+    count, dtype = sum(x.size for x in jax.tree.leaves(step.state)), config.backbone.dtype
     model = f"{config.summary}, {count / 1e6:,.0f} M parameters; {dtype}"
     return DecodingPlan(target, model, dtype, batch, bytes_of(step.state), compiled, costs, seconds)
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from jaxir.costs.chips import GIB
 from jaxir.costs.collectives import Collective
 from jaxir.costs.overlap import Overlap
 from jaxir.costs.step_costs import StepCosts
@@ -15,7 +16,6 @@ from jaxir.costs.work import Work
 from jaxir.planning.prices import cost
 from jaxir.planning.program import CompilerSettings
 
-GIB = 2**30
 # As measured on the recipes with two encoders (docs/planning.md).
 QUICK = (
     "compiled under quick settings: for models with two encoders memory comes out 7 to 15 % smaller than what"

@@ -17,7 +17,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TextFormat
 from jaxir.costs.hlo import Program, parse
 from jaxir.costs.targets import Target
-from jaxir.costs.work import largest, size_of
+from jaxir.costs.work import differentiated, largest, size_of
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat, param_shardings
@@ -26,8 +26,6 @@ from jaxir.runtime import compile_cache
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step import train_state as state_lib
-
-GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +94,17 @@ class Step(NamedTuple):
     batch: Mapping[str, jax.ShapeDtypeStruct]
     forward: Any
     partitioner: Partitioner
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the model."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+
+    def useful_flops(self) -> float:
+        """Returns the operations of the products of a training step over all chips, none computed twice."""
+        # What is inside a kernel cannot be differentiated.
+        with dataclasses.replace(self.partitioner, fused_attention=False)():
+            return differentiated(self.forward, self.trained, self.state, self.batch)
 
 
 class Compiled(NamedTuple):
