@@ -10,9 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
-from flax import serialization, traverse_util
 
 from jaxir import cli
 from jaxir.core.errors import UserError
@@ -25,8 +23,10 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture, devices
 from jaxir.planning import run_plan as planning
 from jaxir.runtime.compile_cache import aside
+from tests.interop import t5x_writer
 from tests.planning.conftest import QUICK, SMALL
 
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PLAN = ("-m", "jaxir.plan", "--gin_file=gin/samtone_base.gin")
 
 
@@ -158,38 +158,13 @@ def test_a_folder_is_described_by_its_config(model):
 
 
 def test_a_t5x_checkpoint_is_described_by_shapes(tmp_path):
-    """Neither a tokenizer nor a number is read: there are none."""
-    width, joined, units = SMALL.embed_dim, SMALL.num_heads * SMALL.head_dim, SMALL.mlp_dim
-    block = {f"attention.{name}": (width, joined) for name in ("query", "key", "value")}
-    block |= {"attention.out": (joined, width), "mlp.wo": (units, width)}
-    block |= {f"mlp.wi_{i}": (width, units) for i in (0, 1)}
-    beside = {"token_embedder.embedding": (SMALL.vocab_size, width)}
-    scales = ["encoder_norm"]
-    for i in range(SMALL.num_layers):
-        beside |= {f"encoder.layers_{i}.{name}.kernel": shape for name, shape in block.items()}
-        scales += [f"layers_{i}.pre_{name}_layer_norm" for name in ("attention", "mlp")]
-    leaves = {name: outside(tmp_path / "checkpoint_7", name, shape) for name, shape in beside.items()}
-    leaves |= {f"encoder.{name}.scale": np.ones(width, np.float32) for name in scales}
-    leaves["encoder.relpos_bias.rel_embedding"] = np.ones((SMALL.num_heads, 32), np.float32)
-    target = traverse_util.unflatten_dict({tuple(name.split(".")): leaf for name, leaf in leaves.items()})
-    index = {"version": 3, "optimizer": {"target": target, "state": {"step": np.int32(7)}}}
-    (tmp_path / "checkpoint_7" / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
-    config, settings = architecture.describe(
-        Pretrained(source=f"t5x:{tmp_path}", sharing="ade", projection=8, query_max_length=4)
-    )
-    assert (config.backbone.embed_dim, config.backbone.num_layers) == (width, SMALL.num_layers)
-    assert config.backbone.gated and config.backbone.mlp_dim == units
-    assert (config.sharing, config.projection.dimension, settings.query_max_length) == ("ade", 8, 4)
-
-
-def outside(checkpoint: Path, name: str, shape: tuple[int, ...]) -> dict:
-    """Writes the description of a zarr array without its numbers; returns what the index says of it."""
-    metadata = {"chunks": list(shape), "shape": list(shape), "compressor": {"id": "gzip", "level": 1}}
-    (checkpoint / f"target.{name}").mkdir(parents=True)
-    layout = {"dtype": "<f4", "fill_value": None, "filters": None, "order": "C", "zarr_format": 2}
-    write_json(checkpoint / f"target.{name}" / ".zarray", metadata | layout)
-    kvstore = {"driver": "file", "path": f"target.{name}/"}
-    return {"driver": "zarr", "dtype": "float32", "kvstore": kvstore, "metadata": metadata}
+    """Neither a tokenizer nor a chunk of an array is read: there are none."""
+    checkpoint = t5x_writer.write(tmp_path, t5x_writer.golden_t5(GOLDEN / "t5_1_1"), version=3)
+    for chunk in checkpoint.glob("target.*/[0-9]*"):
+        chunk.unlink()
+    config, settings = architecture.describe(Pretrained(source=f"t5x:{tmp_path}", query_max_length=4))
+    assert config == architecture.describe(Pretrained(source=f"st:{GOLDEN / 't5_1_1'}"))[0]
+    assert settings.query_max_length == 4
 
 
 def test_a_new_model_is_described_by_itself():
