@@ -117,7 +117,10 @@ class RoundSettings:
     def mining(self) -> dict[str, Any]:
         """The flags of jaxir.mine that all rounds have."""
         given = dict(flag.partition("=")[::2] for flag in self.mine)
-        return {"negatives": self.negatives, "first": 1, "last": 200, "seed": self.seed} | given
+        flags = {"negatives": self.negatives, "first": 1, "last": 200}
+        if given.get("sampling") != "top":  # which draws nothing
+            flags["seed"] = self.seed
+        return flags | given
 
 
 def _fill(settings: Any, **defaults: Any) -> None:
