@@ -12,18 +12,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-
 from jaxir.core.errors import UserError
-from jaxir.costs import collectives, roofline, targets, work
+from jaxir.costs import step_costs, targets
 from jaxir.interop.build import Pretrained
 from jaxir.interop.model import stored
-from jaxir.models.layers import param_shardings
 from jaxir.planning import advice, architecture, devices
 from jaxir.planning.plan_report import gib
-from jaxir.planning.program import Step, bytes_of, compile_step
+from jaxir.planning.program import bytes_of, compile_step, model_step
 from jaxir.retrieval.encoding.batch_runner import ACCELERATOR_BATCH_TOKENS
 from jaxir.runtime.compile_cache import keep_no_more_programs
 from jaxir.runtime.partitioning import MeshConfig
@@ -44,28 +39,17 @@ def main() -> int:
     config = stored.replace_backbone(config, dtype="bfloat16")
     keep_no_more_programs()
     partitioner = advice.build_mesh(MeshConfig(), found, target)
-    graph, state = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
-    state = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        state,
-        param_shardings(state, partitioner),
-    )
-    rows = partitioner.sharding(("batch",))
     texts = target.count * (flags.batch_tokens // flags.length)
-    ids = jax.ShapeDtypeStruct((texts, flags.length), jnp.int32, sharding=rows)
-
-    def encode(state: nnx.State, ids: jax.Array) -> jax.Array:
-        return nnx.merge(graph, state).encode(ids, tower="passage")
-
-    compiled = compile_step(Step(jax.jit(encode, out_shardings=rows), state, state, ids, encode, partitioner))
+    step = model_step(
+        config, lambda model, ids: model.encode(ids, tower="passage"), (texts, flags.length), partitioner
+    )
+    compiled = compile_step(step)
     print(f"{flags.model}, bfloat16, {flags.topology}: {texts} passages of {flags.length} tokens a batch")
-    print(f"  memory on each chip {gib(compiled.size)} GiB, of it parameters {gib(bytes_of(state))}")
+    print(f"  memory on each chip {gib(compiled.size)} GiB, of it parameters {gib(bytes_of(step.state))}")
     if compiled.program is None or compiled.short_by:
         print("  does not fit")
         return 1
-    done = work.compiled(compiled.program)
-    speaking = collectives.read(compiled.program, partitioner.mesh)
-    times = roofline.estimate(done, speaking, target, list(partitioner.mesh.devices.flat))
+    done, _, times, _ = step_costs.of_program(compiled.program, target, partitioner.mesh)
     print("  " + ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in times.parts.items()))
     for name, seconds in (("all at once", times.overlapped), ("one after another", times.in_turn)):
         rate = texts / seconds

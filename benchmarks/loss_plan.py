@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxir.core.errors import UserError
-from jaxir.costs import collectives, overlap, roofline, targets, work
+from jaxir.costs import step_costs, targets
 from jaxir.planning import advice, devices
 from jaxir.planning.plan_report import gib
 from jaxir.planning.program import Step, compile_step, compiler_settings
@@ -64,10 +64,7 @@ def main() -> int:
         print("  does not fit")
         return 1
     program = dataclasses.replace(compiled.program, turns=turns(flags.size // target.count, flags, target))
-    mesh, in_order = partitioner.mesh, list(partitioner.mesh.devices.flat)
-    done = work.compiled(program)
-    times = roofline.estimate(done, collectives.read(program, mesh), target, in_order)
-    followed = overlap.read(program, target, mesh, in_order)
+    _, _, times, followed = step_costs.of_program(program, target, partitioner.mesh)
     print("  " + ", ".join(f"{name} {seconds:.3g} s" for name, seconds in times.parts.items()))
     print(f"  as scheduled {followed.seconds:.3g} s, of it products {times.compute / followed.seconds:.1%};")
     print(f"  transfers hidden {followed.hidden_seconds:.3g} of {times.interconnect:.3g} s")

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxir import cli
+from jaxir.core.decoding_settings import Decoding
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.values import Count, Seed, Temperature, Within, check_idle
+from jaxir.core.values import Count, Within, check_idle, hints_of
 from jaxir.storage.outputs import writes
 
 if TYPE_CHECKING:
@@ -31,18 +32,13 @@ PLAN = "python -m jaxir.expand plan --model=hf:t5-base --topology=v5e:2x2 --num_
 
 
 @writes(output="shared outputs file")
+@cli.takes(Decoding)
 def generate(
+    how: Decoding,
     *,
     model: str,
     input: str,
     output: str,
-    max_new_tokens: Count = 64,
-    num_outputs: Count = 1,
-    num_beams: Count = 1,
-    temperature: Temperature | None = None,
-    top_k: Count | None = None,
-    top_p: Annotated[float, Within(0, 1, without="low")] | None = None,
-    seed: Seed = 0,
     batch_tokens: Count | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     on_bad_input: Literal["stop", "skip"] = "stop",
@@ -59,13 +55,6 @@ def generate(
       model: the generator: a run or a model directory of ours, or hf: and a directory or hub name of a T5.
       input: .jsonl[.gz] of _id, text and maybe title; as corpus.jsonl and queries.jsonl.
       output: the .jsonl to write, of _id and outputs.
-      max_new_tokens: most tokens of an output.
-      num_outputs: outputs of a text: samples, or the best beams.
-      num_beams: beams of a text; 1: no beam search.
-      temperature: sample, from logits divided by this.
-      top_k: sample, from this many most likely tokens.
-      top_p: sample, from the fewest of the most likely tokens that have this probability together.
-      seed: of sampling.
       batch_tokens: tokens of the texts of a batch on one device; lower it where memory is short (default:
         suits the platform).
       dtype: type of the matrix products.
@@ -73,7 +62,6 @@ def generate(
       ray: have the machines of a Ray cluster generate (docs/big_corpora.md): HOST:PORT of its head, or auto
         for the cluster that this machine is of. They need jaxir and the model, and no other file.
     """
-    from jaxir.models.decoding import Decoding
     from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.generator import Generator
     from jaxir.retrieval.encoding.outputs_file import write_outputs
@@ -82,17 +70,8 @@ def generate(
     from jaxir.storage.files import local_path
 
     local_path(output, "written to")
-    if temperature is top_k is top_p is None:
-        check_idle(generate, "sampling: --temperature, --top_k or --top_p", seed=seed)
-    how = Decoding(
-        max_new_tokens=max_new_tokens,
-        num_outputs=num_outputs,
-        num_beams=num_beams,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-    )
+    if not how.samples:
+        check_idle(generate, "sampling: --temperature, --top_k or --top_p", seed=how.seed)
     cluster = None if ray is None else Cluster.connect(ray, batch_tokens=batch_tokens)
     if cluster is None:
         distributed.maybe_initialize_distributed()
@@ -102,16 +81,12 @@ def generate(
         distributed.say(told(output, report, f", by {model}"))
 
 
+@cli.takes(Decoding, only=[name for name in hints_of(Decoding) if name != "seed"])
 def plan(
+    how: Decoding,
     *,
     model: str,
     topology: str,
-    max_new_tokens: Count = 64,
-    num_outputs: Count = 1,
-    num_beams: Count = 1,
-    temperature: Temperature | None = None,
-    top_k: Count | None = None,
-    top_p: Annotated[float, Within(0, 1, without="low")] | None = None,
     max_length: Count | None = None,
     batch_tokens: Count | None = None,
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
@@ -125,35 +100,19 @@ def plan(
     Args:
       model: the generator: as `generate` takes it, or t5x: and a checkpoint.
       topology: the chips, such as v5e:2x2.
-      max_new_tokens: tokens of an output.
-      num_outputs: outputs of a text.
-      num_beams: beams of a text; 1: no beam search.
-      temperature: sample, from logits divided by this.
-      top_k: sample, from this many most likely tokens.
-      top_p: sample, from the fewest of the most likely tokens that have this probability together.
       max_length: tokens of each text (default: as many as the model keeps).
       batch_tokens: tokens of the texts of a batch on one device (default: as `generate` has on accelerators).
       dtype: type of the matrix products.
       prices: of a chip and hour, such as v5e=1.2: what a million texts cost.
     """
-    from jaxir.models.decoding import Decoding
     from jaxir.planning import decoding_plan
     from jaxir.retrieval.encoding.batch_runner import ACCELERATOR_BATCH_TOKENS
 
-    how = Decoding(
-        max_new_tokens=max_new_tokens,
-        num_outputs=num_outputs,
-        num_beams=num_beams,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-    )
-    batch_tokens = batch_tokens or ACCELERATOR_BATCH_TOKENS
     return decoding_plan.run(
         topology,
         model,
         how,
-        batch_tokens=batch_tokens,
+        batch_tokens=batch_tokens or ACCELERATOR_BATCH_TOKENS,
         max_length=max_length,
         dtype=dtype,
         prices=prices,

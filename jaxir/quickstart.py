@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-from collections.abc import Generator
 from pathlib import Path
 
 from jaxir import cli
@@ -42,9 +41,7 @@ def quickstart(*, output: str = "quickstart") -> int:
         with locked(out, f"another process works in {out}"):
             run_all(out)
     except Interrupted as stop:
-        number = stop.args[0]
-        print(f"{out}: stopped by {number.name}; run the same command again to go on", file=sys.stderr)
-        return 128 + number
+        return stop.say(out)
     return 0
 
 
@@ -97,7 +94,7 @@ def step(command: str, *, makes: Path | None, questions: tuple[str, ...] = (), *
       UserError: the command failed, having said why.
       Interrupted: SIGINT or SIGTERM came, and the command has saved what it had.
     """
-    from jaxir.experiments.cell_runner import attended
+    from jaxir.experiments.cell_runner import run_attended
 
     arguments = [f"--{name}={value}" for name, value in flags.items()]
     if makes is not None and makes.exists():
@@ -107,18 +104,9 @@ def step(command: str, *, makes: Path | None, questions: tuple[str, ...] = (), *
     print(f"$ python -m jaxir.{command} {shown}", flush=True)
     started = time.monotonic()
     typed = "".join(q + "\n" for q in questions)
-    if _code_of(attended(["-m", f"jaxir.{command}", *arguments], typed=typed)):
+    if run_attended(["-m", f"jaxir.{command}", *arguments], typed=typed):
         raise UserError(f"the quickstart stopped at jaxir.{command}; run it again to continue from there")
     print(f"  ({time.monotonic() - started:.0f} s)", flush=True)
-
-
-def _code_of(command: Generator[None, None, int]) -> int:
-    """Waits for a command; returns its exit code."""
-    while True:
-        try:
-            next(command)
-        except StopIteration as end:
-            return end.value
 
 
 if __name__ == "__main__":

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
 
 from jaxir import cli
-from jaxir.core.values import Count, Natural, NotNegative, Rate, Seed
+from jaxir.experiments.experiment_settings import RoundSettings
 from jaxir.storage.outputs import writes
 
 
 @cli.also_called(output_dir="output")
 @writes(output_dir="rounds directory")
-def rounds(
-    *,
-    recipe: list[str],
-    dataset: str,
-    output_dir: str,
-    steps: Count,
-    rounds: Natural = 1,
-    start: Literal["previous", "pretrained"] = "previous",
-    first_run: str | None = None,
-    negatives: Count = 7,
-    first: Count = 1,
-    last: Count = 200,
-    margin: NotNegative | None = None,
-    cross_encoder: str | None = None,
-    max_relevance: Rate | None = None,
-    relevance_margin: Rate | None = None,
-    backend: Literal["scann", "exact"] = "scann",
-    metrics: str = "nDCG@10 RR@10 P@1 R@100",
-    split: str = "test",
-    bindings: list[str] | None = None,
-    seed: Seed = 0,
-) -> int:
+@cli.takes(RoundSettings)
+def rounds(settings: RoundSettings, *, output_dir: str) -> int:
     """Trains, mines hard negatives with the trained model, and trains on them, several times over.
 
     Every step is a command of its own (train, encode, index, search, mine, evaluate); what it says is in
@@ -42,82 +21,63 @@ def rounds(
     compares the rounds.
 
     Args:
-      recipe: gin files of every training run: a model, an objective, a run of gin/runs.
-      dataset: beir:DIR with a split train.
       output_dir: directory of the rounds, new or to be taken up again.
-      steps: optimizer steps of each round.
-      rounds: rounds with mined negatives, after round 0 without.
-      start: whether a round goes on from the previous model or starts from the pretrained one.
-      first_run: TREC run over the training queries, BM25's say, to mine negatives for round 0 from.
-      negatives: mined for each query, of which a batch has NEGATIVES for each pair (mined.gin).
-      first: rank from which on answers are candidates.
-      last: the last such rank.
-      margin: as in jaxir.mine.
-      cross_encoder: as in jaxir.mine, with one of the next two or both.
-      max_relevance: as in jaxir.mine.
-      relevance_margin: as in jaxir.mine.
-      backend: the engine that searches the corpus.
-      metrics: separated by spaces, as ir_measures spells them.
-      split: the split to test on.
-      bindings: gin bindings of every training run, NAME=VALUE.
-      seed: of training and mining.
     """
-    from jaxir.evaluation.datasets import parse_dataset
     from jaxir.evaluation.retrieval_metrics import parse_metrics
-    from jaxir.experiments import cell_runner, table
-    from jaxir.experiments import mining_rounds as room
+    from jaxir.experiments import cell_runner, mining_rounds, table
     from jaxir.experiments.rehearsal import rehearse
     from jaxir.interop import model_dir
-    from jaxir.retrieval.mining.mining_settings import MiningSettings, RelevanceSettings
     from jaxir.retrieval.ranking.runs import read_run
 
-    parse_metrics(metrics)
-    _, directory = parse_dataset(dataset, "beir")
-    # What mining would refuse is refused now, not after a round of training.
-    RelevanceSettings.of_flags(cross_encoder, max_relevance, relevance_margin)
-    MiningSettings(negatives=negatives, first=first, last=last, margin=margin)
-    mining = {
-        "negatives": negatives,
-        "first": first,
-        "last": last,
-        "seed": seed,
-        "margin": margin,
-        "cross_encoder": cross_encoder,
-        "max_relevance": max_relevance,
-        "relevance_margin": relevance_margin,
-    }
-    settings = room.RoundSettings(
-        recipe=recipe,
-        dataset=directory,
-        rounds=rounds,
-        steps=steps,
-        start=start,
-        first_run=first_run,
-        mining=[f"--{name}={value}" for name, value in mining.items() if value is not None],
-        backend=backend,
-        depth=last,
-        bindings=bindings or (),
-        metrics=metrics,
-        split=split,
-        seed=seed,
-    )
+    parse_metrics(settings.metrics)
+    check_mining(settings)
     out = Path(output_dir)
-    if left := [
-        step for _, steps in room.steps_of(settings, out) for step in steps if not step.done.exists()
-    ]:
-        if first_run is not None:
-            read_run(first_run)
-        if cross_encoder is not None:
-            model_dir.read(cross_encoder, kind="cross_encoder")
+    planned = mining_rounds.steps_of(settings, out)
+    if left := [step for _, steps in planned for step in steps if not step.done.exists()]:
+        if settings.first_run is not None:
+            read_run(settings.first_run)
+        if "cross_encoder" in settings.mining:
+            model_dir.read(settings.mining["cross_encoder"], kind="cross_encoder")
         rehearse((step.arguments for step in left if step.arguments[1] == "jaxir.train"), out)
     try:
-        results = room.run_rounds(settings, out, say=lambda text: print(text, file=sys.stderr, flush=True))
+        results = mining_rounds.run_rounds(
+            settings, out, say=lambda text: print(text, file=sys.stderr, flush=True)
+        )
     except cell_runner.Interrupted as stop:
-        number = stop.args[0]
-        print(f"{out}: stopped by {number.name}; run the same command again to go on", file=sys.stderr)
-        return 128 + number
+        return stop.say(out)
     print(table.rounds_table(results))
     return 0
+
+
+def check_mining(settings: RoundSettings) -> None:
+    """Refuses now what jaxir.mine would refuse after a round of training.
+
+    Raises:
+      UserError: --mine has a flag that jaxir.mine lacks or that rounds set, or values that do not fit.
+    """
+    from jaxir.core.errors import UserError, suggest
+    from jaxir.core.values import hints_of, parse
+    from jaxir.mine import mine
+    from jaxir.retrieval.mining.judging import RelevanceSettings
+    from jaxir.retrieval.mining.mining_settings import MiningSettings
+
+    own = {"run": "--first_run", "dataset": "--dataset", "output": "--output_dir"}
+    own |= {"split": "the split train", "negatives": "--negatives", "seed": "--seed"}
+    hints, given = hints_of(mine), {}
+    for flag in settings.mine:
+        name, _, value = flag.partition("=")
+        if name in own:
+            raise UserError(f"--mine cannot set {name}: {own[name]} does")
+        if name not in hints or name == "return" or not value:
+            raise UserError(f"--mine={flag}: write NAME=VALUE, a flag of jaxir.mine{suggest(name, hints)}")
+        try:
+            given[name] = parse(value, hints[name])
+        except UserError as error:
+            raise UserError(f"--mine: {name} {error}") from error
+    relevance = [given.pop(name, None) for name in ("cross_encoder", "max_relevance", "relevance_margin")]
+    RelevanceSettings.of_flags(*relevance)
+    given = {name: value for name, value in given.items() if name in hints_of(MiningSettings)}
+    MiningSettings(negatives=settings.negatives, **given)
 
 
 if __name__ == "__main__":

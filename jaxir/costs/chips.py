@@ -63,51 +63,12 @@ class Chip:
 # published 50 and 100 GB/s, of the data-centre network (approximate), and the vector unit of a core, 8 x 128
 # lanes of 4 units (two on v4) at 1.05 to 1.75 GHz, v4 and v5p having two cores.
 # A float32 product of highest precision is six bfloat16 passes (XLA's bf16_6x algorithm).
+# name: (memory in GiB, bfloat16 TFLOP/s, GB/s of memory, of a link and of the network, vector TFLOP/s, torus)
 _TPUS = (
-    Chip(
-        name="v4",
-        kind="tpu",
-        memory=30.75 * GIB,
-        flops=275 * TERA,
-        memory_bandwidth=1200 * GB,
-        link_bandwidth=45 * GB,
-        network_bandwidth=6.25 * GB,
-        vector_rate=4.3 * TERA,
-        torus=3,
-    ),
-    Chip(
-        name="v5e",
-        kind="tpu",
-        memory=15.75 * GIB,
-        flops=197 * TERA,
-        memory_bandwidth=819 * GB,
-        link_bandwidth=45 * GB,
-        network_bandwidth=3.125 * GB,
-        vector_rate=6.1 * TERA,
-        torus=2,
-    ),
-    Chip(
-        name="v5p",
-        kind="tpu",
-        memory=95.74 * GIB,
-        flops=459 * TERA,
-        memory_bandwidth=2765 * GB,
-        link_bandwidth=90 * GB,
-        network_bandwidth=6.25 * GB,
-        vector_rate=14.3 * TERA,
-        torus=3,
-    ),
-    Chip(
-        name="v6e",
-        kind="tpu",
-        memory=31.25 * GIB,
-        flops=918 * TERA,
-        memory_bandwidth=1640 * GB,
-        link_bandwidth=90 * GB,
-        network_bandwidth=12.5 * GB,
-        vector_rate=7.2 * TERA,
-        torus=2,
-    ),
+    ("v4", 30.75, 275, 1200, 45, 6.25, 4.3, 3),
+    ("v5e", 15.75, 197, 819, 45, 3.125, 6.1, 2),
+    ("v5p", 95.74, 459, 2765, 90, 6.25, 14.3, 3),
+    ("v6e", 31.25, 918, 1640, 90, 12.5, 7.2, 2),
 )
 
 # GPUs: NVIDIA's data sheets (SXM boards of A100 80 GB, H100, H200; DGX B200 for a B200; L4 and L40S on PCIe
@@ -127,7 +88,20 @@ _GPUS = (
     ("l40s", 48, 362, 92, 864, 32, 1.6),
 )
 
-CHIPS = {chip.name: chip for chip in _TPUS} | {
+CHIPS = {
+    name: Chip(
+        name=name,
+        kind="tpu",
+        memory=memory * GIB,
+        flops=tera * TERA,
+        memory_bandwidth=bandwidth * GB,
+        link_bandwidth=link * GB,
+        network_bandwidth=network * GB,
+        vector_rate=vector * TERA,
+        torus=torus,
+    )
+    for name, memory, tera, bandwidth, link, network, vector, torus in _TPUS
+} | {
     name: Chip(
         name=name,
         kind="gpu",

@@ -61,6 +61,10 @@ class Work(NamedTuple):
     high_flops: float = 0.0
     single_flops: float = 0.0
 
+    def plus(self, other: Work, times: int = 1) -> Work:
+        """Returns this and `times` the other."""
+        return Work(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
+
     def seconds(self, chip: Chip) -> tuple[float, float | None, float | None]:
         """Returns how long a chip takes at full speed for products, elementwise operations and HBM traffic.
 
@@ -75,18 +79,15 @@ class Work(NamedTuple):
         )
 
 
+NOTHING = Work(0.0, 0.0, 0.0, 0.0)
+
+
 def compiled(program: Program) -> Work:
     """Returns what one chip does in a step of a compiled program."""
-    flops = precise = vector = moved = high = single = 0.0
+    total = NOTHING
     for step in program.steps():
-        once = of_instruction(program, step.instruction)
-        flops += step.times * once.flops
-        precise += step.times * once.precise_flops
-        vector += step.times * once.vector
-        moved += step.times * once.bytes
-        high += step.times * once.high_flops
-        single += step.times * once.single_flops
-    return Work(flops, precise, vector, moved, high, single)
+        total = total.plus(of_instruction(program, step.instruction), step.times)
+    return total
 
 
 def of_instruction(program: Program, instruction: Instruction) -> Work:
@@ -95,21 +96,26 @@ def of_instruction(program: Program, instruction: Instruction) -> Work:
     inside = [instruction]
     if instruction.op == "fusion":
         inside = [inner for _, inner in program.inside(instruction)]
-    flops = precise = vector = high = single = 0.0
+    total = NOTHING
     for inner in inside:
         count = _flops(inner, types)
-        flops += count
-        precise += count * ("highest" in inner.attributes)
-        high += count * bool(re.search(r"operand_precision=\{[^}]*\bhigh\b", inner.attributes))
-        single += count * _is_single(inner, types)
-        vector += _vector(inner, types)
-    return Work(flops, precise, vector, _bytes(program, instruction, types), high, single)
+        is_high = bool(re.search(r"operand_precision=\{[^}]*\bhigh\b", inner.attributes))
+        total = total.plus(
+            Work(
+                flops=count,
+                precise_flops=count * ("highest" in inner.attributes),
+                vector=_vector(inner, types),
+                bytes=0.0,
+                high_flops=count * is_high,
+                single_flops=count * _is_single(inner, types),
+            )
+        )
+    return total._replace(bytes=_bytes(program, instruction, types))
 
 
 def traced(function: Callable[..., Any], *shapes: Any) -> Work:
     """Returns the products of `function` as it is written, over all chips; nothing else is counted."""
-    flops, precise, single = _trace(jax.make_jaxpr(function)(*shapes).jaxpr)
-    return Work(flops, precise, 0.0, 0.0, single_flops=single)
+    return _trace(jax.make_jaxpr(function)(*shapes).jaxpr)
 
 
 def largest(jaxpr: jax_core.Jaxpr) -> Any:
@@ -125,25 +131,20 @@ def size_of(array: Any) -> int:
     return math.prod(array.shape) * array.dtype.itemsize
 
 
-def _trace(jaxpr: jax_core.Jaxpr) -> tuple[float, float, float]:
-    flops = precise = single = 0.0
+def _trace(jaxpr: jax_core.Jaxpr) -> Work:
+    total = NOTHING
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
             count, precision = _product(equation), str(parameters["precision"])
-            flops += count
-            precise += count * ("HIGHEST" in precision)
             by_default = "HIGH" not in precision and equation.invars[0].aval.dtype == jnp.float32
-            single += count * by_default
+            precise = count * ("HIGHEST" in precision)
+            total = total.plus(Work(count, precise, 0.0, 0.0, single_flops=count * by_default))
             continue
-        times = parameters["length"] if name == "scan" else 1
         inner = [_trace(sub) for sub in _subprograms(parameters)]
-        if name == "cond":
-            inner = [max(inner)]
-        flops += times * sum(i[0] for i in inner)
-        precise += times * sum(i[1] for i in inner)
-        single += times * sum(i[2] for i in inner)
-    return flops, precise, single
+        for done in [max(inner)] if name == "cond" else inner:
+            total = total.plus(done, parameters["length"] if name == "scan" else 1)
+    return total
 
 
 def differentiated(function: Callable[..., Any], trained: Any, *others: Any) -> float:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from jaxir.core.progress import progress
 from jaxir.experiments.grid_cells import Cell
 from jaxir.experiments.table import read_judges, read_scores
 from jaxir.interop.model.run_dir import checkpoint_steps
-from jaxir.storage import checksums
 from jaxir.storage.files import atomic_file
 from jaxir.storage.json_files import read_json
 from jaxir.storage.locks import descriptors
@@ -32,7 +31,13 @@ COMMANDS, INPUTS = "commands.txt", "inputs.json"
 
 
 class Interrupted(Exception):
-    """The grid was told to stop. Args: the signal."""
+    """The experiment was told to stop. Args: the signal."""
+
+    def say(self, directory: Path) -> int:
+        """Says so, and returns the exit status."""
+        number = self.args[0]
+        print(f"{directory}: stopped by {number.name}; run the same command again to go on", file=sys.stderr)
+        return 128 + number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,12 +68,11 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
 
     Raises:
       Interrupted: on SIGINT or SIGTERM, once the command at work has saved what it had.
-      UserError: a cell was begun with other commands, read other data, or has a result that has changed.
+      UserError: a cell was begun with other commands, or read other data.
     """
     for cell in cells:
         check_begun(cell.directory, cell.identity, cell.inputs)
         check_judges(cell)
-        check_results(cell.directory, _results(cell))
     failures = []
     left = [cell for cell in cells if not cell.finished]
     done = len(cells) - len(left)
@@ -111,29 +115,26 @@ def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
       Interrupted: a signal came.
     """
     begin(cell.directory, cell.identity, inputs_of(cell))
-    before = 0
+    before, log = 0, cell.directory / "log.txt"
     for run, arguments in cell.commands.training:
         if not (run / "COMPLETE").exists():
-            for _ in running(arguments, cell.directory / "log.txt"):
-                on_steps(before + last_step(run))
-            note_results(cell.directory, _results(cell))
+            log_run(arguments, log, lambda run=run, before=before: on_steps(before + last_step(run)))
         before += last_step(run)
         on_steps(before)
     tests = {cell.result: cell.commands.testing}
     tests |= {path: cell.commands.judging[name] for name, path in cell.judged.items()}
     for result, arguments in tests.items():
         if not result.exists():
-            for _ in running(arguments, cell.directory / "log.txt"):
-                pass
-            note_results(cell.directory, _results(cell))
+            log_run(arguments, log)
 
 
-def running(arguments: Sequence[str], log: Path) -> Iterator[None]:
-    """Runs `python` with `arguments`, yields now and then meanwhile, and passes signals on to it.
+def log_run(arguments: Sequence[str], log: Path, meanwhile: Callable[[], None] | None = None) -> None:
+    """Runs `python` with `arguments` and passes signals on to it.
 
     Args:
       arguments: of the command.
       log: file to which all that it says is added.
+      meanwhile: called now and then until it ends.
 
     Raises:
       CommandFailed: it ended with an error.
@@ -142,18 +143,23 @@ def running(arguments: Sequence[str], log: Path) -> Iterator[None]:
     with log.open("ab") as file:
         file.write(f"\n$ {shlex.join(['python', *arguments])}\n".encode())
         file.flush()
-        code = yield from attended(arguments, stdout=file, stderr=subprocess.STDOUT)
+        code = run_attended(arguments, meanwhile, stdout=file, stderr=subprocess.STDOUT)
     if code:
         raise CommandFailed(f"killed by {signal.Signals(-code).name}" if code < 0 else last_words(log))
 
 
-def attended(arguments: Sequence[str], *, typed: str = "", **streams: Any) -> Generator[None, None, int]:
-    """Runs `python` with `arguments`, yields now and then meanwhile, and passes signals on to it.
-
-    Returns its exit code.
+def run_attended(
+    arguments: Sequence[str],
+    meanwhile: Callable[[], None] | None = None,
+    *,
+    typed: str = "",
+    **streams: Any,
+) -> int:
+    """Runs `python` with `arguments`, passes signals on to it, and returns its exit code.
 
     Args:
       arguments: of the command.
+      meanwhile: called now and then until it ends.
       typed: what it reads from standard input; short.
       **streams: its stdout and stderr; by default ours.
 
@@ -178,7 +184,8 @@ def attended(arguments: Sequence[str], *, typed: str = "", **streams: Any) -> Ge
                 while received:
                     stopped = received.pop(0)
                     process.send_signal(stopped)
-                yield
+                if meanwhile is not None:
+                    meanwhile()
                 time.sleep(POLL_SECONDS)
         finally:
             if process.poll() is None:
@@ -304,39 +311,6 @@ def check_judges(cell: Cell) -> None:
 def inputs_of(cell: Cell) -> dict[str, str]:
     """Returns what the commands of a cell and its judges read, by name and content."""
     return {**cell.inputs, **{_judge(name): content for name, content in cell.judged_by.items()}}
-
-
-def note_results(directory: Path, names: Sequence[str]) -> None:
-    """Notes the content of results that commands have just made, in the SHA256SUMS of their experiment.
-
-    Args:
-      directory: of the experiment.
-      names: all its results, whether they are there yet or not.
-    """
-    noted = checksums.read(directory) or {}  # also of judges that are not asked this time
-    there = [name for name in sorted({*names, *noted}) if (directory / name).exists()]
-    if noted or there:
-        checksums.take_up(directory, there)
-
-
-def check_results(directory: Path, names: Sequence[str]) -> None:
-    """Raises a UserError where a result is not what its command made: cut, or of another experiment.
-
-    Those that were removed are made again; of those that nothing is noted of it is, for they were made by
-    hand, or by a process that was killed then.
-
-    Args:
-      directory: of the experiment.
-      names: all its results, whether they are there yet or not.
-    """
-    note_results(directory, names)
-    checksums.check(directory, may_grow=True)
-
-
-def _results(cell: Cell) -> list[str]:
-    # A run is another one each time that it is begun; what is in it has checksums of its own.
-    runs = [run / "run.json" for run, _ in cell.commands.training if (run / "COMPLETE").exists()]
-    return [str(path.relative_to(cell.directory)) for path in (cell.result, *cell.judged.values(), *runs)]
 
 
 def _judge(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import os
 import re
@@ -17,6 +16,7 @@ from jaxir.core.installation import find_recipe, missing_recipe
 from jaxir.data.formats.sources import BeirFolder
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.experiments import inputs
+from jaxir.experiments.experiment_settings import GridSettings, Variant
 from jaxir.experiments.methods import Method, Stage, parse_method
 
 RESULT = "test.json"
@@ -26,53 +26,6 @@ JUDGES = {"sts": "file or folder of rated pairs", "senteval": "folder of transfe
 # What a grid sets in the runs of a cell, and its own flag for that.
 SET_BY_GRID = {"STEPS": "--steps", "SHARING": "--sharing", "DATA": "--datasets", "SEED": "--seeds"}
 SHARING_TITLES = {"ade": "ADE", "ade_spl": "ADE-SPL", "sde": "SDE"}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Variant:
-    """A way to train that is compared with others: a value of an axis of one's own.
-
-    Attributes:
-      name: in directories.
-      title: in tables.
-      gin_files: added after the recipe's.
-      bindings: gin bindings, NAME=VALUE.
-    """
-
-    name: str
-    title: str
-    gin_files: Sequence[str] = ()
-    bindings: Sequence[str] = ()
-
-
-PLAIN = Variant(name="", title="")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Axes:
-    """What is crossed with what.
-
-    Attributes:
-      models: gin files of gin/models without .gin, or paths of others.
-      sharing: "ade", "ade_spl", "sde".
-      objectives: names of `METHODS`, or NAME=FILE.gin+FILE.gin for stages of one's own.
-      variants: `Variant`s.
-      datasets: NAME=DIR or DIR, BEIR folders.
-      seeds: of the order of the data, of dropout and of new parameters.
-      untrained: NAME=MODEL, models that are tested as they are: rows of their own.
-      judges: NAME=sts:PATH or NAME=senteval:DIR, what every model is tested on too.
-      runs: NAME=FILE, run files over the one data set: rows of their own, which no judge sees.
-    """
-
-    models: Sequence[str]
-    sharing: Sequence[str]
-    objectives: Sequence[str]
-    variants: Sequence[Variant]
-    datasets: Sequence[str]
-    seeds: Sequence[int]
-    untrained: Sequence[str] = ()
-    judges: Sequence[str] = ()
-    runs: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,146 +103,151 @@ class Cell:
         return self.directory.name
 
 
-def plan_cells(
-    axes: Axes,
-    *,
-    recipe: Sequence[str],
-    steps: int,
-    bindings: Sequence[str],
-    metrics: str,
-    split: str,
-    output_dir: Path,
-) -> list[Cell]:
+def plan_cells(grid: GridSettings, output_dir: Path) -> list[Cell]:
     """Lists the cells of a grid, seed by seed, so that a part of the grid is a grid of fewer seeds.
-
-    Args:
-      axes: what is crossed.
-      recipe: gin files of every run.
-      steps: optimizer steps of a cell, over all stages.
-      bindings: gin bindings of every run.
-      metrics: what to measure.
-      split: the split to test on.
-      output_dir: the grid's directory.
 
     Raises:
       UserError: an axis without values or with one twice, an unknown value, a file or data set that is not
         there, fewer steps than stages, or a binding of what the grid itself sets.
     """
-    check_axes(axes)
-    methods = {method.name: method for method in map(parse_method, axes.objectives)}
-    for given in (bindings, *(variant.bindings for variant in axes.variants)):
-        check_bindings(given, SET_BY_GRID)
-        for method in methods.values():
-            _check_leaves(method, given)
-    folders = dict(map(parse_folder, axes.datasets))
-    judges = dict(map(parse_judge, axes.judges))
-    for folder in folders.values():
-        inputs.check_split(BeirFolder(folder), split)
-    data = {
-        name: {f"data set {name}": inputs.of_collection(BeirFolder(folder), "train", split)}
-        for name, folder in folders.items()
-    }
-    judged_by = {name: inputs.of_file(spec.partition(":")[2]) for name, spec in judges.items()}
-    stages = max(len(method.stages) for method in methods.values())
-    if steps < stages:
-        raise UserError(f"steps is {steps}, but there must be at least one for each of {stages} stages")
-    files = [*recipe, *(stage.gin_file for method in methods.values() for stage in method.stages)]
-    files += [file for variant in axes.variants for file in variant.gin_files]
-    for file in [*files, *map(model_file, axes.models)]:
-        if find_recipe(file) is None:
-            raise UserError(missing_recipe(file))
+    check_axes(grid)
+    maker = _Maker(grid, output_dir)
+    axes = (grid.seeds, maker.folders, grid.models, grid.sharing, grid.variants, maker.methods)
+    return [
+        *itertools.starmap(maker.trained, itertools.product(*axes)),
+        *itertools.starmap(maker.untrained, itertools.product(maker.folders, grid.untrained)),
+        *itertools.starmap(maker.scored, itertools.product(maker.folders, grid.runs)),
+    ]
 
-    def trained(seed: int, dataset: str, model: str, sharing: str, variant: Variant, method: Method) -> Cell:
-        parts = [dataset, Path(model).stem, sharing, method.name, variant.name, f"seed{seed}"]
-        row = Row(model=Path(model).stem, sharing=sharing, objective=method.title, variant=variant.title)
 
-        def training(directory: Path, folder: str) -> tuple[tuple[Path, tuple[str, ...]], ...]:
-            shared = [f"SHARING={sharing}", f"DATA={gin_text(folder)}", *bindings, *variant.bindings]
-            names = {name_of(binding) for binding in shared}
-            commands = []
-            for stage, share, run, start in stages_of(method, steps, directory):
-                given = [f"STEPS={share}", *shared, *stage.bindings]
+class _Maker:
+    """Makes the cells of a grid; see `plan_cells`."""
+
+    def __init__(self, grid: GridSettings, output_dir: Path):
+        self.grid, self.place = grid, output_dir / "cells"
+        self.methods = list(map(parse_method, grid.objectives))
+        for bindings in (grid.bindings, *(variant.bindings for variant in grid.variants)):
+            check_bindings(bindings, SET_BY_GRID)
+            for method in self.methods:
+                _check_leaves(method, bindings)
+        self.folders = {name: BeirFolder(directory) for name, directory in map(parse_folder, grid.datasets)}
+        self.judges = dict(map(parse_judge, grid.judges))
+        for folder in self.folders.values():
+            inputs.check_split(folder, grid.split)
+        stages = max(len(method.stages) for method in self.methods)
+        if grid.steps < stages:
+            raise UserError(
+                f"steps is {grid.steps}, but there must be at least one for each of {stages} stages"
+            )
+        check_recipes([*grid.recipe, *(stage.gin_file for method in self.methods for stage in method.stages)])
+        check_recipes([*(file for v in grid.variants for file in v.gin_files), *map(model_file, grid.models)])
+        self.data = {
+            name: {f"data set {name}": inputs.of_collection(folder, "train", grid.split)}
+            for name, folder in self.folders.items()
+        }
+        self.judged_by = {name: inputs.of_file(spec.partition(":")[2]) for name, spec in self.judges.items()}
+
+    def trained(
+        self, seed: str | int, dataset: str, model: str, sharing: str, variant: Variant, method: Method
+    ) -> Cell:
+        """Returns the cell of a model that is trained and tested."""
+        grid, bindings = self.grid, [*self.grid.bindings, *variant.bindings]
+
+        def commands(directory: Path, folder: str) -> Commands:
+            shared = [f"SHARING={sharing}", f"DATA={gin_text(folder)}", *bindings]
+            names = set(map(name_of, shared))
+            training = []
+            for stage, steps, run, start in stages_of(method, grid.steps, directory):
+                given = [f"STEPS={steps}", *shared, *stage.bindings]
                 given += [default for default in stage.defaults if name_of(default) not in names]
                 if start is not None:
                     given = starting_from(start, given)
-                files = [*recipe, model_file(model), stage.gin_file, *variant.gin_files]
-                arguments = [f"--gin_file={file}" for file in files]
-                arguments += [f"--gin.{binding}" for binding in given]
-                arguments += [f"--seed={seed}", f"--output_dir={run}"]
-                commands.append((run, ("-m", "jaxir.train", *arguments)))
-            return tuple(commands)
+                files = [*grid.recipe, model_file(model), stage.gin_file, *variant.gin_files]
+                training.append((run, train_command(files, given, int(seed), run)))
+            return self._tests(directory, folder, f"{directory / 'model'}")._replace(training=tuple(training))
 
-        own = [*recipe, *(stage.gin_file for stage in method.stages), model_file(model), *variant.gin_files]
-        folder, given = BeirFolder(folders[dataset]), [*bindings, *variant.bindings]
-        splits = inputs.of_training_splits(folder, f"data set {dataset}", given)
-        read = data[dataset] | splits | inputs.of_gin_files(own)
-        return cell(row, dataset, seed, parts, training, None, read | inputs.of_named(given))
+        files = [*grid.recipe, *(stage.gin_file for stage in method.stages), model_file(model)]
+        read = inputs.of_training_splits(self.folders[dataset], f"data set {dataset}", bindings)
+        read |= inputs.of_gin_files([*files, *variant.gin_files]) | inputs.of_named(bindings)
+        size = Path(model).stem
+        parts = [dataset, size, sharing, method.name, variant.name, f"seed{int(seed)}"]
+        row = Row(model=size, sharing=sharing, objective=method.title, variant=variant.title)
+        return self._cell(row, dataset, "-".join(filter(None, parts)), commands, read, seed)
 
-    def cell(
+    def untrained(self, dataset: str, text: str) -> Cell:
+        """Returns the cell of NAME=MODEL, a model that is tested as it is."""
+        name, _, model = text.partition("=")
+        content = inputs.of_model(model)
+        read = {} if content is None else {f"model {name}": content}
+
+        def commands(directory: Path, folder: str) -> Commands:
+            return self._tests(directory, folder, model)
+
+        return self._cell(_row_of(name), dataset, f"{dataset}-{name}", commands, read)
+
+    def scored(self, dataset: str, text: str) -> Cell:
+        """Returns the cell of NAME=FILE, a run file."""
+        name, _, file = text.partition("=")
+        qrels = self.folders[dataset].qrels_path(self.grid.split)
+
+        def commands(directory: Path, _: str) -> Commands:
+            arguments = [f"--run={file}", f"--qrels={qrels}", f"--metrics={self.grid.metrics}"]
+            return Commands((), ("-m", "jaxir.evaluate", *arguments, f"--output={directory / RESULT}"))
+
+        read = {f"run {name}": inputs.of_file(file)}
+        return self._cell(_row_of(name), dataset, f"{dataset}-{name}", commands, read)
+
+    def _tests(self, directory: Path, folder: str, model: str) -> Commands:
+        tested = ("-m", "jaxir.evaluate", f"--model={model}")
+        asked = (f"--dataset=beir:{folder}", f"--split={self.grid.split}", f"--metrics={self.grid.metrics}")
+        judging = {
+            name: (*tested, f"--dataset={spec}", f"--output={_of_judge(directory, name)}")
+            for name, spec in self.judges.items()
+        }
+        return Commands((), (*tested, *asked, f"--output={directory / RESULT}"), judging)
+
+    def _cell(
+        self,
         row: Row,
         dataset: str,
-        seed: int,
-        parts: Sequence[str],
-        training: Callable[[Path, str], tuple[tuple[Path, tuple[str, ...]], ...]],
-        model: str | None,
+        name: str,
+        commands: Callable[[Path, str], Commands],
         read: Mapping[str, str],
+        seed: str | int | None = None,
     ) -> Cell:
-        def commands(directory: Path, folder: str) -> Commands:
-            tested = ("-m", "jaxir.evaluate", f"--model={model or directory / 'model'}")
-            arguments = (f"--dataset=beir:{folder}", f"--split={split}", f"--metrics={metrics}")
-            judging = {
-                name: (*tested, f"--dataset={spec}", f"--output={_of_judge(directory, name)}")
-                for name, spec in judges.items()
-            }
-            return Commands(
-                training=training(directory, folder),
-                testing=(*tested, *arguments, f"--output={directory / RESULT}"),
-                judging=judging,
-            )
-
-        directory = output_dir / "cells" / "-".join(filter(None, parts))
+        made = commands(self.place / name, str(self.folders[dataset].directory))
         return Cell(
             row=row,
             dataset=dataset,
-            seed=seed,
-            directory=directory,
-            commands=commands(directory, folders[dataset]),
+            seed=int(self.grid.seeds[0] if seed is None else seed),
+            directory=self.place / name,
+            commands=made,
             identity=commands(Path("CELL"), "DATA")._replace(judging={}).lines(),
-            inputs=read,
-            judged_by=judged_by,
+            inputs=self.data[dataset] | read,
+            judged_by=self.judged_by if made.judging else {},
         )
 
-    crossed = itertools.product(
-        axes.seeds, folders, axes.models, axes.sharing, axes.variants, methods.values()
-    )
-    cells = [trained(*point) for point in crossed]
-    for dataset, text in itertools.product(folders, axes.untrained):
-        name, _, model = text.partition("=")
-        row = Row(model="", sharing="", objective=name, variant="")
-        content = inputs.of_model(model)
-        read = data[dataset] | ({} if content is None else {f"model {name}": content})
-        cells.append(cell(row, dataset, axes.seeds[0], [dataset, name], lambda *_: (), model, read))
-    for dataset, text in itertools.product(folders, axes.runs):
-        name, _, file = text.partition("=")
-        directory = output_dir / "cells" / f"{dataset}-{name}"
-        scoring = functools.partial(_scoring, file, BeirFolder(folders[dataset]).qrels_path(split), metrics)
-        cells.append(
-            Cell(
-                row=Row(model="", sharing="", objective=name, variant=""),
-                dataset=dataset,
-                seed=axes.seeds[0],
-                directory=directory,
-                commands=scoring(directory),
-                identity=scoring(Path("CELL")).lines(),
-                inputs=data[dataset] | {f"run {name}": inputs.of_file(file)},
+
+def _row_of(name: str) -> Row:
+    return Row(model="", sharing="", objective=name, variant="")
+
+
+def train_command(files: Sequence[str], bindings: Sequence[str], seed: int, run: Path) -> tuple[str, ...]:
+    """Returns what follows `python` in the command of a training run."""
+    given = [*(f"--gin_file={file}" for file in files), *(f"--gin.{binding}" for binding in bindings)]
+    return ("-m", "jaxir.train", *given, f"--seed={seed}", f"--output_dir={run}")
+
+
+def check_recipes(files: Sequence[str]) -> None:
+    """Raises a UserError for a gin file that is not there, and for a recipe in Python."""
+    for file in files:
+        if file.endswith(".py"):
+            raise UserError(
+                f"{file}: experiments set names of gin files, such as DATA and STEPS: give gin files, or"
+                f" make one run with python -m jaxir.train --recipe={file}"
             )
-        )
-    return cells
-
-
-def _scoring(run: str, qrels: Path, metrics: str, directory: Path) -> Commands:
-    arguments = (f"--run={run}", f"--qrels={qrels}", f"--metrics={metrics}", f"--output={directory / RESULT}")
-    return Commands(training=(), testing=("-m", "jaxir.evaluate", *arguments))
+        if find_recipe(file) is None:
+            raise UserError(missing_recipe(file))
 
 
 def _of_judge(directory: Path, name: str) -> Path:
@@ -373,7 +331,7 @@ def name_of(binding: str) -> str:
     return binding.partition("=")[0].strip()
 
 
-def check_axes(axes: Axes) -> None:
+def check_axes(axes: GridSettings) -> None:
     """Raises a UserError for an axis that is empty or has a value twice, and for values that cannot be."""
     if not isinstance(axes.variants, list | tuple) or not all(isinstance(v, Variant) for v in axes.variants):
         raise UserError(f"variants must be a list, each @Variant(), not {axes.variants!r:.80}")
@@ -387,10 +345,11 @@ def check_axes(axes: Axes) -> None:
         "untrained and runs": [text.partition("=")[0] for text in (*axes.untrained, *axes.runs)],
         "judges": [parse_judge(text)[0] for text in axes.judges],
     }
-    if wrong := [text for text in axes.untrained if not re.fullmatch(r"\w+=.+", text)]:
-        raise UserError(f"an untrained model is NAME=MODEL, not {wrong[0]!r}")
-    if wrong := [text for text in axes.runs if not re.fullmatch(r"\w+=.+", text)]:
-        raise UserError(f"a run is NAME=FILE, not {wrong[0]!r}")
+    for what, texts in (("untrained model is NAME=MODEL", axes.untrained), ("run is NAME=FILE", axes.runs)):
+        if wrong := [text for text in texts if not re.fullmatch(r"\w+=.+", text)]:
+            raise UserError(f"a row's {what}, not {wrong[0]!r}")
+    if wrong := [seed for seed in named["seeds"] if not (seed.isascii() and seed.isdecimal())]:
+        raise UserError(f"seeds must be whole numbers, not {wrong[0]!r}")
     for axis, names in named.items():
         if not names and axis not in ("untrained and runs", "judges"):
             raise UserError(f"{axis} must have at least one value")

@@ -52,8 +52,7 @@ def of_training_splits(folder: BeirFolder, name: str, bindings: Iterable[str]) -
       name: what it is called.
       bindings: gin bindings of the runs, the last one of a name counts.
     """
-    pairs = (binding.partition("=")[::2] for binding in bindings)
-    given = {macro.strip(): value.strip(" '\"") for macro, value in pairs}
+    given = _values(bindings)
     splits = {given.get("TRAIN_SPLIT", "train"), given.get("DEV_SPLIT", "dev")}
     there = sorted(splits & set(folder.splits))
     return {f"split {split} of {name}": of_file(folder.qrels_path(split)) for split in there}
@@ -85,10 +84,14 @@ def of_named(bindings: Iterable[str]) -> dict[str, str]:
 
     Other folders do not count: one may be called as a split is.
     """
-    pairs = (binding.partition("=")[::2] for binding in bindings)
-    named = {macro.strip(): value.strip(" '\"") for macro, value in pairs}
-    found = {macro: of_model(value) for macro, value in named.items()}
+    found = {macro: of_model(value) for macro, value in _values(bindings).items()}
     return {macro: content for macro, content in found.items() if content is not None}
+
+
+def _values(bindings: Iterable[str]) -> dict[str, str]:
+    """Returns {NAME: VALUE} of bindings, without quotes; the last one of a name counts."""
+    pairs = (binding.partition("=")[::2] for binding in bindings)
+    return {macro.strip(): value.strip(" '\"") for macro, value in pairs}
 
 
 def of_model(spec: str) -> str | None:

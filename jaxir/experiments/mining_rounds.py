@@ -6,18 +6,24 @@ encodes the corpus and searches the training queries with the model of round N -
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 from jaxir.core.errors import UserError
-from jaxir.core.installation import find_recipe, missing_recipe
-from jaxir.core.values import Count, Natural, Seed, checked
 from jaxir.data.formats.sources import BeirFolder
+from jaxir.evaluation.datasets import parse_dataset
 from jaxir.experiments import cell_runner, inputs
-from jaxir.experiments.grid_cells import check_bindings, gin_text, name_of, starting_from
+from jaxir.experiments.experiment_settings import RoundSettings
+from jaxir.experiments.grid_cells import (
+    check_bindings,
+    check_recipes,
+    gin_text,
+    name_of,
+    starting_from,
+    train_command,
+)
 from jaxir.storage.locks import locked
 
 MINED = "gin/experiments/mined.gin"
@@ -26,55 +32,16 @@ LOG = "log.txt"
 SET_BY_ROUNDS = {"STEPS": "--steps", "DATA": "--dataset", "SEED": "--seed", "MINED": "--first_run"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-@checked
-class RoundSettings:
-    """What every round does.
-
-    Attributes:
-      recipe: gin files of every training run: model, objective, run.
-      dataset: the BEIR folder; its split `train` is trained on.
-      rounds: rounds with mined negatives.
-      steps: optimizer steps of each round.
-      start: what a round starts from: the `previous` round's model (ANCE), or the `pretrained` one.
-      first_run: a run over the training queries to mine round 0's negatives from; None for none.
-      mining: flags of jaxir.mine.
-      backend: the engine that searches.
-      depth: answers of a query that are searched for.
-      bindings: gin bindings of every training run.
-      metrics: what to measure after each round.
-      split: on which split.
-      seed: of training.
-    """
-
-    recipe: Sequence[str]
-    dataset: Path
-    rounds: Natural
-    steps: Count
-    start: Literal["previous", "pretrained"]
-    first_run: str | None
-    mining: Sequence[str]
-    backend: Literal["scann", "exact"]
-    depth: Count
-    bindings: Sequence[str]
-    metrics: str
-    split: str
-    seed: Seed
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """One command of a round.
 
     Attributes:
       arguments: after `python`.
       done: the file that is there once it is finished.
-      results: files that later commands read, and that nothing else would show to have changed.
     """
 
     arguments: tuple[str, ...]
     done: Path
-    results: tuple[Path, ...] = ()
 
 
 def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[Step]]]:
@@ -84,10 +51,8 @@ def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[
       UserError: a gin file or split that is not there, or a binding of what the command itself sets.
     """
     check_bindings(settings.bindings, SET_BY_ROUNDS)
-    for file in settings.recipe:
-        if find_recipe(file) is None:
-            raise UserError(missing_recipe(file))
-    folder = BeirFolder(settings.dataset)
+    check_recipes(settings.recipe)
+    folder = _folder(settings)
     for split in ("train", settings.split):
         folder.qrels_path(split)
     for number in range(settings.rounds + 1):
@@ -98,22 +63,13 @@ def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[
             run = str(here / "train.trec")
             steps += _search(settings, folder, before, here)
         if run is not None:
-            mining = [f"--run={run}", f"--dataset=beir:{settings.dataset}", *settings.mining]
-            mined, report = here / "negatives/train.jsonl", here / "negatives/mining.json"
-            steps.append(_step("mine", [*mining, f"--output={mined.parent}"], report, mined, report))
+            flags = {"run": run, "dataset": f"beir:{folder.directory}"} | settings.mining
+            steps.append(_step("mine", here / "negatives/mining.json", flags, output=here / "negatives"))
         start = before if number and settings.start == "previous" else None
-        steps.append(_train(settings, here, start=start, mined=run is not None))
-        scoring = [
-            f"--model={here / 'model'}",
-            f"--dataset=beir:{settings.dataset}",
-            f"--split={settings.split}",
-        ]
+        steps.append(_train(settings, folder, here, start=start, mined=run is not None))
+        flags = {"model": here / "model", "dataset": f"beir:{folder.directory}", "split": settings.split}
         result = here / "test.json"
-        steps.append(
-            _step(
-                "evaluate", [*scoring, f"--metrics={settings.metrics}", f"--output={result}"], result, result
-            )
-        )
+        steps.append(_step("evaluate", result, flags, metrics=settings.metrics, output=result))
         yield here.name, steps
 
 
@@ -126,8 +82,8 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
       say: told of each command before it runs.
 
     Raises:
-      UserError: the directory was begun with other settings, another process works in it, a result of an
-        earlier call has changed since, or a command failed.
+      UserError: the directory was begun with other settings, another process works in it, or a command
+        failed.
       Interrupted: on SIGINT or SIGTERM, once the command at work has saved what it had.
     """
     planned = list(steps_of(settings, output))
@@ -136,20 +92,10 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
         for _, steps in steps_of(settings, Path("OUT"))
         for step in steps
     )
-    read = inputs.of_gin_files(settings.recipe)
-    inputs.check_split(BeirFolder(settings.dataset), settings.split)
-    folder = BeirFolder(settings.dataset)
-    read["the data set"] = inputs.of_collection(folder, "train", settings.split)
-    read |= inputs.of_training_splits(folder, "the data set", settings.bindings)
-    read |= inputs.of_named(settings.bindings)
-    if settings.first_run is not None:
-        read["first_run"] = inputs.of_file(settings.first_run)
-    judges = [flag.removeprefix("--") for flag in settings.mining if flag.startswith("--cross_encoder=")]
-    read |= inputs.of_named(judges)
+    inputs.check_split(_folder(settings), settings.split)
+    read = _inputs(settings)
     with locked(output, f"another process works in {output}"):
         cell_runner.check_begun(output, identity, read)
-        for name, steps in planned:
-            cell_runner.check_results(output / name, _results(output / name, steps))
         cell_runner.begin(output, identity, read)
         for name, steps in planned:
             for step in steps:
@@ -159,49 +105,52 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
                 say(f"{name}: {command}")
                 log.parent.mkdir(exist_ok=True)
                 try:
-                    for _ in cell_runner.running(step.arguments, log):
-                        pass
+                    cell_runner.log_run(step.arguments, log)
                 except cell_runner.CommandFailed as error:
                     raise UserError(f"{name}: {command} failed: {error} (see {log})") from error
-                cell_runner.note_results(output / name, _results(output / name, steps))
     return [steps[-1].done for _, steps in planned]
 
 
-def _results(here: Path, steps: Sequence[Step]) -> list[str]:
-    made = (path for step in steps if step.done.exists() for path in step.results)
-    return [str(path.relative_to(here)) for path in made]
+def _folder(settings: RoundSettings) -> BeirFolder:
+    return BeirFolder(parse_dataset(settings.dataset, "beir")[1])
+
+
+def _inputs(settings: RoundSettings) -> dict[str, str]:
+    """Returns what rounds read, by name and content."""
+    folder = _folder(settings)
+    read = inputs.of_gin_files(settings.recipe)
+    read["the data set"] = inputs.of_collection(folder, "train", settings.split)
+    read |= inputs.of_training_splits(folder, "the data set", settings.bindings)
+    read |= inputs.of_named([*settings.bindings, *settings.mine])
+    if settings.first_run is not None:
+        read["first_run"] = inputs.of_file(settings.first_run)
+    return read
 
 
 def _search(settings: RoundSettings, folder: BeirFolder, model: Path, here: Path) -> list[Step]:
     embeddings, index, run = here / "embeddings", here / "index", here / "train.trec"
-    encode = [f"--model={model}", f"--input={folder.corpus_path}", f"--output={embeddings}"]
-    build = [f"--embeddings={embeddings}", f"--backend={settings.backend}", f"--output={index}"]
-    search = [
-        f"--index={index}",
-        f"--queries={folder.queries_path}",
-        f"--k={settings.depth}",
-        f"--output={run}",
-    ]
+    encode = {"model": model, "input": folder.corpus_path, "output": embeddings}
+    build = {"embeddings": embeddings, "backend": settings.backend, "output": index}
+    search = {"index": index, "queries": folder.queries_path, "k": settings.mining["last"], "output": run}
     return [
-        _step("encode", encode, index / "index.json"),
-        _step("index", build, index / "index.json"),
-        _step("search", search, run, run),
+        _step("encode", index / "index.json", encode),
+        _step("index", index / "index.json", build),
+        _step("search", run, search),
     ]
 
 
-def _train(settings: RoundSettings, here: Path, *, start: Path | None, mined: bool) -> Step:
-    files = [*settings.recipe, *([MINED] if mined else [])]
-    bindings = [f"STEPS={settings.steps}", f"DATA={gin_text(str(settings.dataset))}", *settings.bindings]
+def _train(
+    settings: RoundSettings, folder: BeirFolder, here: Path, *, start: Path | None, mined: bool
+) -> Step:
+    bindings = [f"STEPS={settings.steps}", f"DATA={gin_text(str(folder.directory))}", *settings.bindings]
     bindings = [b for b in bindings if mined or name_of(b) != "NEGATIVES"]
     if mined:
         bindings.append(f"MINED={gin_text(str(here / 'negatives' / 'train.jsonl'))}")
     if start is not None:
         bindings = starting_from(start, bindings)
-    run = here / "model"
-    arguments = [*(f"--gin_file={file}" for file in files), *(f"--gin.{binding}" for binding in bindings)]
-    arguments += [f"--seed={settings.seed}", f"--output_dir={run}"]
-    return _step("train", arguments, run / "COMPLETE", run / "run.json")  # another one for each run
+    files, run = [*settings.recipe, *([MINED] if mined else [])], here / "model"
+    return Step(train_command(files, bindings, settings.seed, run), run / "COMPLETE")
 
 
-def _step(command: str, arguments: Sequence[str], done: Path, *results: Path) -> Step:
-    return Step(arguments=("-m", f"jaxir.{command}", *arguments), done=done, results=results)
+def _step(command: str, done: Path, flags: dict[str, object], **more: object) -> Step:
+    return Step(("-m", f"jaxir.{command}", *(f"--{n}={v}" for n, v in (flags | more).items())), done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from jaxir.evaluation.significance import compare, confidence_interval
 from jaxir.evaluation.systems import deviation, over_runs
 from jaxir.evaluation.text_tables import format_table
 from jaxir.experiments.grid_cells import SHARING_TITLES, Cell, Row
+from jaxir.storage.files import atomic_file
 from jaxir.storage.json_files import read_json
 
 LEVEL = 0.95
@@ -282,6 +284,23 @@ def to_json(results: Results, differences: Sequence[Difference], cells: Sequence
             cell.name: {"result": str(cell.result), "commands": cell.commands.lines()} for cell in cells
         },
     }
+
+
+def write_tables(cells: Sequence[Cell], out: Path, *, finished: bool = False) -> str:
+    """Writes table.md and results.json of a grid, with comparisons once it is finished; returns the table."""
+    results = collect(cells)
+    differences = compare_rows(results) if finished else []
+    text = scores_table(results)
+    if differences:
+        text += "\n\n" + differences_table(results, differences)
+    if results.missing:
+        text += f"\n\n{len(results.missing)} of {len(cells)} cells are missing."
+    with atomic_file(out / "table.md") as file:
+        file.write(text + "\n")
+    with atomic_file(out / "results.json") as file:
+        json.dump(to_json(results, differences, cells), file, indent=2, ensure_ascii=False)
+        file.write("\n")
+    return text
 
 
 def _row_names(rows: Sequence[Row]) -> tuple[list[str], dict[Row, list[str]]]:

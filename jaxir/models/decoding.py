@@ -7,18 +7,16 @@ loop in the compiled program, which ends when all outputs have ended.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, jaxtyped
 
-from jaxir.core.errors import UserError
-from jaxir.core.values import Count, Seed, Temperature, Within, checked
+from jaxir.core.decoding_settings import Decoding
 
 State = Any
 NextLogits = Callable[[jax.Array, State], tuple[jax.Array, State]]
@@ -27,44 +25,6 @@ Choose = Callable[[jax.Array, jax.Array], jax.Array]
 
 FAULT = -1  # in place of a token: the logits are not finite, and say nothing
 _NEVER = -1e9  # a score; as in transformers, whose beams these are
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-@checked
-class Decoding:
-    """How outputs are made: greedily unless there are beams, or something of sampling is given.
-
-    Attributes:
-      max_new_tokens: most tokens of an output, its end included.
-      num_outputs: outputs of an input; of beams, the best.
-      num_beams: beams of an input; 1: no beam search.
-      temperature: sampling: what logits are divided by; None: 1, if another is given.
-      top_k: sampling: from this many most likely tokens.
-      top_p: sampling: from the fewest of the most likely tokens that have this probability together.
-      seed: of sampling.
-    """
-
-    max_new_tokens: Count = 64
-    num_outputs: Count = 1
-    num_beams: Count = 1
-    temperature: Temperature | None = None
-    top_k: Count | None = None
-    top_p: Annotated[float, Within(0, 1, without="low")] | None = None
-    seed: Seed = 0
-
-    def __post_init__(self):
-        if self.samples and self.num_beams > 1:
-            raise UserError("beams are not sampled: give either num_beams, or temperature, top_k and top_p")
-        if not self.samples and self.num_outputs > self.num_beams:
-            raise UserError(
-                f"{self.num_outputs} outputs of an input are sampled or the best of as many beams: give"
-                " temperature, top_k or top_p, or num_beams"
-            )
-
-    @property
-    def samples(self) -> bool:
-        """Whether tokens are drawn."""
-        return any(x is not None for x in (self.temperature, self.top_k, self.top_p))
 
 
 class _Loop(NamedTuple):

@@ -42,46 +42,40 @@ def describe_generator(source: str) -> tuple[Seq2SeqConfig, EncoderSettings]:
     Raises:
       UserError: there is no such model, nothing here says what it is, or it is no generator.
     """
-    kind, separator, name = source.partition(":")
-    if separator and name and kind == "hf":
-        backbone = backbones.PUBLISHED.get(name)
-        if isinstance(backbone, T5Config) and not Path(name).is_dir():
-            old = not backbone.gated
-            config = Seq2SeqConfig(
-                backbone=backbone, num_decoder_layers=backbone.num_layers, tied=old, scaled=old
-            )
-            return config, EncoderSettings.of_generator(_DEFAULT_LENGTH)
-        return hf_seq2seq.outline(hub.configuration(name)), EncoderSettings.of_generator(_DEFAULT_LENGTH)
-    if separator and name and kind == "t5x":
-        return t5x.describe(name, generator=True)
-    found, _ = model_dir.read(source, kind="seq2seq")  # opened, not read
-    return found.config, found.settings
+    return _describe(source, None, "seq2seq")
 
 
 def _read_shapes(source: str, tokenizer: str | None, kind: str | None = "dual_encoder") -> StoredModel:
     """Returns a model whose parameters are but shapes."""
-    generator = kind == "seq2seq"
-    config, settings = describe_generator(source) if generator else _describe_source(source, tokenizer, kind)
+    config, settings = _describe(source, tokenizer, kind)
     return StoredModel(config=config, params=stored.shapes_alone(config), tokenizer=None, settings=settings)
 
 
-def _describe_source(
-    source: str, tokenizer: str | None, model_kind: str | None
-) -> tuple[ModelConfig, EncoderSettings]:
-    kind, separator, name = str(source).partition(":")
-    if separator and name and kind == "hf":
-        backbone = _describe_hf(name)
+def _describe(source: str, tokenizer: str | None, kind: str | None) -> tuple[ModelConfig, EncoderSettings]:
+    scheme, separator, name = str(source).partition(":")
+    generator = kind == "seq2seq"
+    if separator and name and scheme == "hf" and generator:
+        return _hf_generator(name), EncoderSettings.of_generator(_DEFAULT_LENGTH)
+    if separator and name and scheme == "hf":
+        backbone = _hf_backbone(name)
         length = min(_DEFAULT_LENGTH, backbone.max_positions or _DEFAULT_LENGTH)
-        return DualEncoderConfig(backbone=backbone), EncoderSettings(
-            query_max_length=length, passage_max_length=length
-        )
-    if separator and name and kind == "t5x":
-        return t5x.describe(name)
-    found, _ = model_dir.read(source, tokenizer=tokenizer, kind=model_kind)  # opened, not read
+        settings = EncoderSettings(query_max_length=length, passage_max_length=length)
+        return DualEncoderConfig(backbone=backbone), settings
+    if separator and name and scheme == "t5x":
+        return t5x.describe(name, generator=generator)
+    found, _ = model_dir.read(source, tokenizer=tokenizer, kind=kind)  # opened, not read
     return found.config, found.settings
 
 
-def _describe_hf(name: str) -> BackboneConfig:
+def _hf_generator(name: str) -> Seq2SeqConfig:
+    published = backbones.PUBLISHED.get(name)
+    if not isinstance(published, T5Config) or Path(name).is_dir():
+        return hf_seq2seq.outline(hub.configuration(name))
+    old = not published.gated
+    return Seq2SeqConfig(backbone=published, num_decoder_layers=published.num_layers, tied=old, scaled=old)
+
+
+def _hf_backbone(name: str) -> BackboneConfig:
     found = backbones.PUBLISHED.get(name.partition("@")[0])
     if found is not None and not Path(name).is_dir():
         return found  # so that planning with it needs no network

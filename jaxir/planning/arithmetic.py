@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
-
 from jaxir.core.errors import UserError
 from jaxir.costs.hlo import Program, parse
 from jaxir.models.dual_encoder import DualEncoderConfig
@@ -42,7 +40,7 @@ def estimate(
     for each of its `chunks`.
     """
     backbone = config.backbone
-    whole = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
+    whole = step.num_parameters
     itemsize = _itemsize(config)
     block = 0
     if backbone.remat:

@@ -8,22 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 
 from jaxir.core.errors import UserError
-from jaxir.costs import collectives, roofline, targets, work
+from jaxir.costs import step_costs, targets
 from jaxir.costs.chips import SLICES
-from jaxir.costs.roofline import Roofline
+from jaxir.costs.step_costs import StepCosts
 from jaxir.costs.targets import TPUS, Target, parse
 from jaxir.interop.model import stored
 from jaxir.models.decoding import Decoding
-from jaxir.models.layers import param_shardings
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.planning import advice, architecture, devices
 from jaxir.planning.plan_report import duration, gib, money, si, span
 from jaxir.planning.prices import read as read_prices
-from jaxir.planning.program import Compiled, Step, bytes_of, compile_step
+from jaxir.planning.program import Compiled, bytes_of, compile_step, model_step
 from jaxir.planning.typed import Command
 from jaxir.runtime.compile_cache import keep_no_more_programs
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
@@ -63,9 +60,7 @@ class DecodingPlan(NamedTuple):
       batch: what is read and written.
       parameters: bytes of the model on each chip.
       compiled: the program; its memory.
-      done: what each chip does; None where it does not fit, as the next two.
-      sent: bytes that each chip sends to others.
-      roofline: seconds of the batch.
+      costs: what each chip does and how long it takes; None where it does not fit.
       seconds: that the compiler took.
     """
 
@@ -75,20 +70,8 @@ class DecodingPlan(NamedTuple):
     batch: Batch
     parameters: int
     compiled: Compiled
-    done: work.Work | None
-    sent: float
-    roofline: Roofline | None
+    costs: StepCosts | None
     seconds: float
-
-    @property
-    def limit(self) -> int:
-        """Bytes of memory on each chip."""
-        return self.compiled.limit or int(self.target.chip.memory)
-
-    @property
-    def short_by(self) -> int:
-        """Bytes that are missing on each chip, 0 where it fits."""
-        return self.compiled.short_by or max(self.compiled.size - self.limit, 0)
 
 
 def run(
@@ -132,7 +115,7 @@ def run(
     batch = Batch(texts=target.count * max(1, batch_tokens // length), length=length, how=how)
     plan = make(target, config, batch, partitioner)
     print("\n".join([*_verdict(plan, priced, Command(words, FLAGS)), "", *_lines(plan)]))
-    return int(plan.short_by > 0)
+    return int(plan.compiled.lacks_on(target) > 0)
 
 
 def make(target: Target, config: Seq2SeqConfig, batch: Batch, partitioner: Partitioner) -> DecodingPlan:
@@ -140,47 +123,25 @@ def make(target: Target, config: Seq2SeqConfig, batch: Batch, partitioner: Parti
 
     Its loop ends when all outputs have ended; it counts as often as outputs have tokens at most.
     """
-    step = _step(config, batch, partitioner)
+    step = model_step(
+        config, lambda model, ids: model.generate(ids, batch.how), (batch.texts, batch.length), partitioner
+    )
     start = time.monotonic()
     compiled = compile_step(step)
     seconds = time.monotonic() - start
-    done, sent, times = None, 0.0, None
+    costs = None
     if compiled.program is not None:
         program = dataclasses.replace(compiled.program, turns=batch.how.max_new_tokens)
-        done = work.compiled(program)
-        speaking = collectives.read(program, partitioner.mesh)
-        sent = sum(c.traffic for c in speaking)
-        times = roofline.estimate(done, speaking, target, list(partitioner.mesh.devices.flat))
-    parameters = bytes_of(step.state)
-    model = f"{config.summary}, {_count(step) / 1e6:,.0f} M parameters; {config.backbone.dtype}"
-    dtype = config.backbone.dtype
-    return DecodingPlan(target, model, dtype, batch, parameters, compiled, done, sent, times, seconds)
-
-
-def _step(config: Seq2SeqConfig, batch: Batch, partitioner: Partitioner) -> Step:
-    graph, state = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
-    shardings = param_shardings(state, partitioner)
-    state = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, shardings
-    )
-    rows = partitioner.sharding(("batch",))
-    ids = jax.ShapeDtypeStruct((batch.texts, batch.length), jnp.int32, sharding=rows)
-
-    def generate(state: nnx.State, ids: jax.Array) -> jax.Array:
-        return nnx.merge(graph, state).generate(ids, batch.how)
-
-    function = jax.jit(generate, out_shardings=rows)
-    return Step(function, state, state, ids, generate, partitioner)
-
-
-def _count(step: Step) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(step.state))
+        costs = step_costs.of_program(program, target, partitioner.mesh)
+    count, dtype = sum(x.size for x in jax.tree.leaves(step.state)), config.backbone.dtype
+    model = f"{config.summary}, {count / 1e6:,.0f} M parameters; {dtype}"
+    return DecodingPlan(target, model, dtype, batch, bytes_of(step.state), compiled, costs, seconds)
 
 
 def _verdict(plan: DecodingPlan, prices: Mapping[str, float] | None, command: Command) -> Iterator[str]:
-    compiled, limit = plan.compiled, plan.limit
-    if plan.short_by:
-        yield f"does not fit: {gib(plan.short_by)} GiB are missing on each chip"
+    compiled, limit = plan.compiled, plan.compiled.limit_on(plan.target)
+    if lacking := compiled.lacks_on(plan.target):
+        yield f"does not fit: {gib(lacking)} GiB are missing on each chip"
         changes = []
         # More chips do not help: each has all parameters, and at least a text of the batch.
         left = (_ROOM * limit - plan.parameters) / max(compiled.size - plan.parameters, 1)
@@ -198,16 +159,10 @@ def _verdict(plan: DecodingPlan, prices: Mapping[str, float] | None, command: Co
         return
     share = f"{compiled.size / limit:.0%}"
     yield f"fits: {gib(compiled.size)} of {gib(limit)} GiB on each chip ({share})"
-    if plan.roofline is not None:
-        yield f"a million texts at full speed: {_of_many(plan, prices)}"
-
-
-def _of_many(plan: DecodingPlan, prices: Mapping[str, float] | None) -> str:
-    """Returns how long a million texts take, and what they cost."""
-    batches = 1_000_000 / plan.batch.texts
-    times = [batches * seconds for seconds in (plan.roofline.overlapped, plan.roofline.in_turn)]
+    batches, least = 1_000_000 / plan.batch.texts, plan.costs.roofline
+    times = [batches * seconds for seconds in (least.overlapped, least.in_turn)]
     costs = "" if prices is None else f", costs {span(*(money(t, plan.target, prices) for t in times))}"
-    return span(*map(duration, times)) + costs
+    yield f"a million texts at full speed: {span(*map(duration, times))}{costs}"
 
 
 def _lines(plan: DecodingPlan) -> list[str]:
@@ -228,14 +183,15 @@ def _lines(plan: DecodingPlan) -> list[str]:
         f"  batch     {batch.texts} texts of {batch.length} tokens, {written}",
         f"  source    generation, compiled by {compiler}; no output ends sooner",
         "",
-        f"memory on each chip, GiB (of {gib(plan.limit)})",
+        f"memory on each chip, GiB (of {gib(compiled.limit_on(plan.target))})",
         *(f"  {name:<38}{gib(size):>10}" for name, size in rows.items()),
     ]
-    if plan.done is not None and plan.roofline is not None:
-        times = plan.roofline
+    if plan.costs is not None:
+        done, times = plan.costs.work, plan.costs.roofline
+        sent = sum(c.traffic for c in plan.costs.collectives)
         lines += ["", "work in a batch, each chip"]
-        lines += [f"  products {si(plan.done.flops)}FLOP, elementwise {si(plan.done.vector)}operations"]
-        lines += [f"  HBM traffic {si(plan.done.bytes)}B, sent to other chips {si(plan.sent)}B"]
+        lines += [f"  products {si(done.flops)}FLOP, elementwise {si(done.vector)}operations"]
+        lines += [f"  HBM traffic {si(done.bytes)}B, sent to other chips {si(sent)}B"]
         lines += ["", "time at full speed (roofline; what runs is slower)"]
         lines += [f"  {name:<22}{duration(seconds):>12} a batch" for name, seconds in times.parts.items()]
         for name, seconds in (("all at once", times.overlapped), ("one after another", times.in_turn)):

@@ -7,15 +7,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from jaxir.costs.chips import GIB
 from jaxir.costs.collectives import Collective
 from jaxir.costs.overlap import Overlap
-from jaxir.costs.roofline import Roofline
+from jaxir.costs.step_costs import StepCosts
 from jaxir.costs.targets import Target
 from jaxir.costs.work import Work
 from jaxir.planning.prices import cost
 from jaxir.planning.program import CompilerSettings
 
-GIB = 2**30
 # As measured on the recipes with two encoders (docs/planning.md).
 QUICK = (
     "compiled under quick settings: for models with two encoders memory comes out 7 to 15 % smaller than what"
@@ -71,10 +71,7 @@ class Plan(NamedTuple):
       short_by: bytes that are missing on each chip, 0 where it fits.
       steps: of the run.
       useful_flops: over all chips in a step, without what is computed twice.
-      work: of each chip in a step; None where the compiler gave no program.
-      collectives: of a step; None likewise.
-      roofline: of a step; None likewise.
-      overlap: what of it runs behind other things; None where nothing was compiled.
+      costs: of a step; None where the compiler gave no program.
       warnings: what the program does that it should not.
       advice: lines that say what to change where it does not fit, each with the command to run.
       seconds: that the compiler took.
@@ -92,10 +89,7 @@ class Plan(NamedTuple):
     short_by: int
     steps: int
     useful_flops: float
-    work: Work | None
-    collectives: Sequence[Collective] | None
-    roofline: Roofline | None
-    overlap: Overlap | None
+    costs: StepCosts | None
     warnings: Sequence[str]
     advice: Sequence[str]
     seconds: float
@@ -114,9 +108,10 @@ class Plan(NamedTuple):
     @property
     def step_seconds(self) -> tuple[float, float] | None:
         """How long a step takes at full speed, at least and at most; None where no program was made."""
-        if self.overlap is not None:
-            return self.overlap.seconds, self.overlap.seconds
-        return None if self.roofline is None else (self.roofline.overlapped, self.roofline.in_turn)
+        if self.costs is None:
+            return None
+        least, scheduled = self.costs.roofline, self.costs.overlap
+        return (least.overlapped, least.in_turn) if scheduled is None else (scheduled.seconds,) * 2
 
 
 def render(plan: Plan, prices: Mapping[str, float] | None = None) -> str:
@@ -179,13 +174,13 @@ def _lines(plan: Plan, prices: Mapping[str, float] | None) -> Iterator[str]:
         yield "            those of the partitioned program; the rest of memory and traffic is estimated"
     yield ""
     yield from _memory(plan)
-    if plan.work is not None and plan.collectives is not None and plan.roofline is not None:
+    if plan.costs is not None:
         yield ""
-        yield from _work(plan, plan.work)
+        yield from _work(plan, plan.costs.work)
         yield ""
-        yield from _collectives(plan.collectives, plan.overlap)
+        yield from _collectives(plan.costs.collectives, plan.costs.overlap)
         yield ""
-        yield from _time(plan, plan.roofline, prices)
+        yield from _time(plan, plan.costs, prices)
     for warning in (QUICK, *plan.warnings) if plan.quick else plan.warnings:
         yield ""
         yield f"warning: {warning}"
@@ -252,26 +247,28 @@ def _collectives(found: Sequence[Collective], overlap: Overlap | None) -> Iterat
             yield f"               {_short(c.source, 90)}"
 
 
-def _time(plan: Plan, roofline: Roofline, prices: Mapping[str, float] | None) -> Iterator[str]:
+def _time(plan: Plan, costs: StepCosts, prices: Mapping[str, float] | None) -> Iterator[str]:
+    least, scheduled = costs.roofline, costs.overlap
     yield "time at full speed (roofline; what runs is slower)"
     hidden = ""
-    if plan.overlap is not None and roofline.interconnect:
-        waits = roofline.interconnect - plan.overlap.hidden_seconds
-        hidden = f": {duration(plan.overlap.hidden_seconds)} behind other work, {duration(waits)} waited for"
-    for name, seconds in roofline.parts.items():
+    if scheduled is not None and least.interconnect:
+        waits = least.interconnect - scheduled.hidden_seconds
+        hidden = f": {duration(scheduled.hidden_seconds)} behind other work, {duration(waits)} waited for"
+    for name, seconds in least.parts.items():
         yield f"  {name:<22}{duration(seconds):>12} a step{hidden if name == 'interconnect' else ''}"
     peak = plan.target.count * plan.target.chip.flops
-    times = {"all at once": roofline.overlapped, "one after another": roofline.in_turn}
-    if plan.overlap is not None:
-        times = {"all at once": times.pop("all at once"), "as scheduled": plan.overlap.seconds} | times
+    times = {"all at once": least.overlapped}
+    if scheduled is not None:
+        times["as scheduled"] = scheduled.seconds
+    times["one after another"] = least.in_turn
     for name, seconds in times.items():
         share, run = plan.useful_flops / (peak * seconds), seconds * plan.steps
-        costs = "" if prices is None else f", costs {money(run, plan.target, prices)}"
+        price = "" if prices is None else f", costs {money(run, plan.target, prices)}"
         yield (
             f"  {name:<22}{duration(seconds):>12} a step, {share:.0%} MFU;"
-            f" {plan.steps:,} steps: {duration(run)}{costs}"
+            f" {plan.steps:,} steps: {duration(run)}{price}"
         )
-    yield f"  bound by {roofline.bound}"
+    yield f"  bound by {least.bound}"
 
 
 def gib(size: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,17 +16,16 @@ from flax import nnx
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TextFormat
 from jaxir.costs.hlo import Program, parse
-from jaxir.costs.work import largest, size_of
+from jaxir.costs.targets import Target
+from jaxir.costs.work import differentiated, largest, size_of
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
-from jaxir.models.layers import Remat
+from jaxir.models.layers import Remat, param_shardings
 from jaxir.objectives.objective import auxiliary_of
 from jaxir.runtime import compile_cache
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step import train_state as state_lib
-
-GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +95,17 @@ class Step(NamedTuple):
     forward: Any
     partitioner: Partitioner
 
+    @property
+    def num_parameters(self) -> int:
+        """Of the model."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+
+    def useful_flops(self) -> float:
+        """Returns the operations of the products of a training step over all chips, none computed twice."""
+        # What is inside a kernel cannot be differentiated.
+        with dataclasses.replace(self.partitioner, fused_attention=False)():
+            return differentiated(self.forward, self.trained, self.state, self.batch)
+
 
 class Compiled(NamedTuple):
     """A training step after compilation.
@@ -107,7 +117,7 @@ class Compiled(NamedTuple):
       held: bytes of state and batch on each device.
       padding: bytes that the device's memory layout adds to these.
       limit: bytes that the compiler has on a device, where it said so.
-      short_by: bytes that are missing on a device; 0 where it fits.
+      short_by: bytes that are missing on a device by the compiler's account; 0 where it made a program.
     """
 
     program: Program | None
@@ -115,13 +125,21 @@ class Compiled(NamedTuple):
     code: int
     held: int
     padding: int
-    limit: int | None
-    short_by: int
+    limit: int | None = None
+    short_by: int = 0
 
     @property
     def size(self) -> int:
         """Bytes on each device, all in all."""
         return self.held + self.padding + self.temporaries + self.code
+
+    def limit_on(self, target: Target) -> int:
+        """Returns the bytes of memory on each device, as the compiler or the maker says."""
+        return self.limit or int(target.chip.memory)
+
+    def lacks_on(self, target: Target) -> int:
+        """Returns the bytes that are missing on each device; 0 where it fits."""
+        return self.short_by or max(self.size - self.limit_on(target), 0)
 
 
 def make_step(planned: Planned) -> Step:
@@ -158,6 +176,35 @@ def make_step(planned: Planned) -> Step:
 
     trained = plan.trained(plan.abstract.params, plan.abstract.auxiliary)
     return Step(jitted, plan.abstract, trained, batch, forward, partitioner)
+
+
+def model_step(
+    config: Any,
+    run: Callable[[nnx.Module, jax.Array], jax.Array],
+    ids_shape: tuple[int, int],
+    mesh: Partitioner,
+) -> Step:
+    """Makes a step that runs a model on a batch of token ids and trains nothing, from shapes.
+
+    Args:
+      config: of the model.
+      run: (model, ids) -> an array [texts, ...].
+      ids_shape: texts over all chips, tokens of each.
+      mesh: what it is for.
+    """
+    graph, state = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+    state = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        state,
+        param_shardings(state, mesh),
+    )
+    rows = mesh.sharding(("batch",))
+    ids = jax.ShapeDtypeStruct(ids_shape, jnp.int32, sharding=rows)
+
+    def forward(state: nnx.State, ids: jax.Array) -> jax.Array:
+        return run(nnx.merge(graph, state), ids)
+
+    return Step(jax.jit(forward, out_shardings=rows), state, state, ids, forward, mesh)
 
 
 def lower(step: Step) -> jax.stages.Lowered:
@@ -205,8 +252,6 @@ def compile_step(step: Step, lowered: jax.stages.Lowered | None = None) -> Compi
         code=memory.generated_code_size_in_bytes,
         held=held,
         padding=max(memory.argument_size_in_bytes - held, 0),
-        limit=None,
-        short_by=0,
     )
 
 

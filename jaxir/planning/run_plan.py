@@ -13,9 +13,10 @@ import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Tokens
-from jaxir.costs import collectives, overlap, roofline, targets, work
+from jaxir.costs import step_costs, targets, work
 from jaxir.costs.collectives import Collective
 from jaxir.costs.hlo import Program
+from jaxir.costs.step_costs import StepCosts
 from jaxir.costs.targets import Target
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
@@ -36,7 +37,6 @@ from jaxir.planning.program import (
 )
 from jaxir.planning.typed import OF_RECIPES, Command
 from jaxir.runtime.compile_cache import keep_no_more_programs
-from jaxir.runtime.partitioning import Partitioner
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.memory import fit
 
@@ -96,12 +96,12 @@ def prepare(recipe: Recipe, target: Target, found: Sequence[jax.Device]) -> Plan
 
 
 class _Tried(NamedTuple):
-    """A step, what it keeps for its backward pass, its program and that program's work, if there is one."""
+    """A step, what it keeps for its backward pass, its program and, if there is one, what that costs."""
 
     step: Step
     kept: activation_memory.Kept
     compiled: Compiled
-    done: work.Work | None
+    costs: StepCosts | None
 
 
 def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Plan:
@@ -110,7 +110,7 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
     Raises:
       UserError: chunks="auto" or remat="auto", and none fits.
     """
-    settings, partitioner = planned.settings, planned.partitioner
+    partitioner = planned.partitioner
     start = time.monotonic()
     if "auto" in (planned.remat, planned.chunks):
         remat, objective, tried, _ = fit(
@@ -122,19 +122,13 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
             gathers=partitioner.mesh.shape["fsdp"] > 1,
             scanned=planned.config.backbone.scan_layers,
             size_of=lambda tried: tried.compiled.size,
-            seconds_of=lambda tried: _seconds(target, partitioner, tried),
+            seconds_of=_scheduled_seconds,
         )
         planned = planned.with_remat(remat).with_chunks(objective)
     else:
         tried = _try(target, planned)
-    batch_size = planned.recipe.batch_size
     seconds = time.monotonic() - start
-    step, kept, compiled, done = tried
-    program = compiled.program
-    # What is inside a kernel cannot be differentiated.
-    with dataclasses.replace(partitioner, fused_attention=False)():
-        useful_flops = work.differentiated(step.forward, step.trained, step.state, step.batch)
-
+    step, kept, compiled, costs = tried
     memory = Memory(
         parameters=bytes_of((step.state.params, step.state.auxiliary, step.state.statistics)),
         optimizer=bytes_of(step.state.opt_state),
@@ -144,41 +138,28 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
         temporaries=compiled.temporaries,
         code=compiled.code + compiled.padding,
     )
-    limit = compiled.limit or int(target.chip.memory)
+    limit = compiled.limit_on(target)
     short_by = compiled.short_by or max(memory.total - limit, 0)
-    found = [] if program is None else collectives.read(program, partitioner.mesh)
-    in_order = list(partitioner.mesh.devices.flat)
-    setting = advice.Setting(
-        partitioner.mesh.shape["fsdp"],
-        planned.remat,
-        planned.chunks,
-        batch_size,
-    )
-    count = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
+    found = [] if costs is None else costs.collectives
     return Plan(
         target=target,
         compiled=target.chip.kind == "tpu",
         mesh=dict(partitioner.mesh.shape),
         model=_describe(planned, step),
-        num_parameters=count,
+        num_parameters=step.num_parameters,
         batch=_describe_batch(planned),
         memory=memory,
         limit=limit,
         short_by=short_by,
         steps=planned.recipe.steps,
-        useful_flops=useful_flops,
-        work=done,
-        collectives=None if done is None else found,
-        roofline=None if done is None else roofline.estimate(done, found, target, in_order),
-        overlap=None
-        if program is None or target.chip.kind != "tpu"
-        else overlap.read(program, target, partitioner.mesh, in_order),
+        useful_flops=step.useful_flops(),
+        costs=costs,
         warnings=[
-            *warn(found, batch_size, settings),
+            *warn(found, planned.recipe.batch_size, planned.settings),
             *warn_of_whole_gradients(found, step.state.params),
-            *_uncounted(program),
+            *_uncounted(compiled.program),
         ],
-        advice=_advise(setting, memory, kept, limit, target, planned, command, count) if short_by else [],
+        advice=_advise(planned, tried, memory, limit, target, command) if short_by else [],
         seconds=seconds,
         settings=compiler_settings(),
     )
@@ -242,8 +223,9 @@ def _try(target: Target, planned: Planned) -> _Tried:
     kept = _kept(planned, step)
     if target.chip.kind == "tpu":
         compiled = compile_step(step)
-        program = compiled.program
-        return _Tried(step, kept, compiled, None if program is None else work.compiled(program))
+        program, mesh = compiled.program, step.partitioner.mesh
+        costs = None if program is None else step_costs.of_program(program, target, mesh)
+        return _Tried(step, kept, compiled, costs)
     guess = arithmetic.estimate(
         planned.config,
         step,
@@ -258,16 +240,15 @@ def _try(target: Target, planned: Planned) -> _Tried:
     else:
         done = work.compiled(program)
     held = bytes_of(step.state) + bytes_of(step.batch)
-    compiled = Compiled(program, guess.temporaries, code=0, held=held, padding=0, limit=None, short_by=0)
-    return _Tried(step, kept, compiled, done._replace(bytes=float(guess.traffic)))
+    compiled = Compiled(program, guess.temporaries, code=0, held=held, padding=0)
+    done = done._replace(bytes=float(guess.traffic))
+    return _Tried(step, kept, compiled, step_costs.of_program(program, target, step.partitioner.mesh, done))
 
 
-def _seconds(target: Target, partitioner: Partitioner, tried: _Tried) -> float | None:
+def _scheduled_seconds(tried: _Tried) -> float | None:
     """Returns how long a step takes where the compiler says it; see `memory.scheduled_seconds`."""
-    if target.chip.kind != "tpu" or tried.compiled.program is None:
-        return None
-    mesh = partitioner.mesh
-    return overlap.read(tried.compiled.program, target, mesh, list(mesh.devices.flat)).seconds
+    followed = tried.costs and tried.costs.overlap
+    return followed.seconds if followed else None
 
 
 def _kept(planned: Planned, step: Step | None = None) -> activation_memory.Kept:
@@ -284,16 +265,11 @@ def _kept(planned: Planned, step: Step | None = None) -> activation_memory.Kept:
 
 
 def _advise(
-    setting: advice.Setting,
-    memory: Memory,
-    kept: activation_memory.Kept,
-    limit: int,
-    target: Target,
-    planned: Planned,
-    command: Command,
-    parameters: int,
+    planned: Planned, tried: _Tried, memory: Memory, limit: int, target: Target, command: Command
 ) -> list[str]:
-    partitioner = planned.partitioner
+    partitioner, kept = planned.partitioner, tried.kept
+    fsdp, batch_size = partitioner.mesh.shape["fsdp"], planned.recipe.batch_size
+    setting = advice.Setting(fsdp, planned.remat, planned.chunks, batch_size)
     backbone = planned.config.backbone
 
     @functools.cache
@@ -312,7 +288,7 @@ def _advise(
 
     # The compiler may keep less than what JAX wrote down. Gathered weights do not go with rows.
     known = max(memory.temporaries - kept.gradients, 0)
-    gathered = min(arithmetic.gathered_weights(planned.config, parameters), known)
+    gathered = min(arithmetic.gathered_weights(planned.config, tried.step.num_parameters), known)
     known -= gathered
     share = min(1.0, known / max(worked(setting), 1))
     rest = max(known - worked(setting), 0)
@@ -347,7 +323,6 @@ def _advise(
 def _describe(planned: Planned, step: Step) -> str:
     config = planned.config
     backbone = config.backbone
-    count = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
     remats: dict[Remat, str] = {
         False: "no remat",
         "weights": "remat but for products and gathered weights",
@@ -362,7 +337,7 @@ def _describe(planned: Planned, step: Step) -> str:
         what = f"{config.sharing.upper().replace('_', '-')} of {what}"
     elif isinstance(config, Seq2SeqConfig):
         what = f"{what}, a decoder of {config.num_decoder_layers} layers"
-    return f"{what}, {count / 1e6:,.0f} M parameters; {', '.join(how)}"
+    return f"{what}, {step.num_parameters / 1e6:,.0f} M parameters; {', '.join(how)}"
 
 
 def _describe_batch(planned: Planned) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxir.models.layers import Remat
+from jaxir.planning.plan_report import gib
 from jaxir.planning.step_figures import Figures
 
-GIB = 2**30
 _MESH = ("fsdp", "tensor")
 # What is thought to need this much more than there is, is not compiled.
 _DOUBT = 1.02
@@ -168,7 +168,7 @@ class _Search:
                 break
             self._try(min(worth, key=worth.get), len(worth) - 1)
         for choice, (size, seconds, _) in thought.items():
-            tells = f"{size / GIB:.2f} GiB" if size > _DOUBT * allowed else f"{seconds * 1e3:.3g} ms"
+            tells = f"{gib(size)} GiB" if size > _DOUBT * allowed else f"{seconds * 1e3:.3g} ms"
             self.rows[choice] = f"by what each change does, {tells}"
 
     def _known(self, reference: Choice, name: str) -> Iterator[Any]:

@@ -11,7 +11,7 @@ import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Positive
-from jaxir.costs import targets, work
+from jaxir.costs import targets
 from jaxir.costs.targets import Target
 from jaxir.models.layers import POLICIES
 from jaxir.planning import advice, devices, plan_report, run_plan, setting_search
@@ -22,8 +22,6 @@ from jaxir.planning.step_figures import Figures, measure
 from jaxir.runtime.compile_cache import can_send
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.memory import HEADROOM
-
-GIB = 2**30
 
 
 class Searched(NamedTuple):
@@ -93,9 +91,7 @@ def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
     step = make_step(base)
     check_sizes(step)
     if hours is not None:
-        with step.partitioner():
-            flops = work.differentiated(step.forward, step.trained, step.state, step.batch)
-        least = flops / (target.count * target.chip.flops) * recipe.steps / prices_lib.HOUR
+        least = step.useful_flops() / (target.count * target.chip.flops) * recipe.steps / prices_lib.HOUR
         if least > hours:
             return Searched(target, {}, None, f"its products alone take {least:.3g} hours")
     teller = _Teller(target)
@@ -116,7 +112,7 @@ class _Teller:
         self.target, self.compiling, self.kept = target, [], False
 
     def say(self, choice: Choice, figures: Figures, left: int) -> None:
-        told = f"{figures.size / GIB:.2f} GiB" + ("" if figures.fits else ", does not fit")
+        told = f"{plan_report.gib(figures.size)} GiB" + ("" if figures.fits else ", does not fit")
         if figures.timed:
             told += f", {plan_report.duration(figures.scheduled)} a step"
         self.compiling.append(figures.compiling)
@@ -194,7 +190,7 @@ def _measured(
     step = make_step(planned.with_remat(choice.remat, scan_layers=choice.scan))
     held = bytes_of(step.state) + bytes_of(step.batch)
     if held > HEADROOM * target.chip.memory:
-        return f"parameters and optimizer state alone are {held / GIB:.2f} GiB"
+        return f"parameters and optimizer state alone are {plan_report.gib(held)} GiB"
     try:
         figures, teller.kept = measure(step, target)
     except UserError as error:  # of the compiler
@@ -248,17 +244,25 @@ def _slice_lines(searched: Searched, recipe: Recipe) -> Iterator[str]:
     rows += [(*_name(c, target), *_cells(figures[c], c == searched.best)) for c in ordered]
     if not any(choice.sparse_cores for choice in searched.rows):
         rows = [(*row[:6], *row[7:]) for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        yield "  " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+    yield from _aligned(rows)
     skipped = [(c, why) for c, why in searched.rows.items() if isinstance(why, str)]
     if skipped:
         yield "  not compiled"
     for choice, why in skipped:
         yield f"    {choice}: {why}"
     if searched.best is None:
-        yield f"  nothing fits into {HEADROOM:.0%} of {target.chip.memory / GIB:.2f} GiB"
+        yield f"  nothing fits into {HEADROOM:.0%} of {plan_report.gib(target.chip.memory)} GiB"
     yield ""
+
+
+def _aligned(rows: Sequence[Sequence[str]], *, notes: bool = False) -> Iterator[str]:
+    """Yields lines of a table, aligned on the right; with `notes` its last column on the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if notes:
+        widths[-1] = 0
+    for row in rows:
+        cells = (cell.rjust(w) for cell, w in zip(row, widths, strict=True))
+        yield f"  {'  '.join(cells)}".rstrip()
 
 
 def _name(choice: Choice, target: Target) -> tuple[str, ...]:
@@ -267,7 +271,7 @@ def _name(choice: Choice, target: Target) -> tuple[str, ...]:
 
 
 def _cells(figures: Figures, best: bool) -> tuple[str, ...]:
-    gib = f"{figures.size / GIB:.2f}"
+    gib = plan_report.gib(figures.size)
     note = "quickest" if best else "" if figures.fits else "does not fit"
     if not figures.timed:
         return gib, *[""] * 8, note
@@ -297,10 +301,7 @@ def comparison(
             late = hours is not None and _hours(s, recipe) > hours
             row += ["too slow" if late else ("cheapest" if prices else "quickest") if s is chosen else ""]
         rows.append(row)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    for row in rows:
-        cells = [cell.rjust(w) for cell, w in zip(row, widths, strict=False)]
-        yield ("  " + "  ".join([*cells, row[-1]])).rstrip()
+    yield from _aligned(rows, notes=True)
     if chosen is None:
         yield "  none is " + ("quick enough" if any(s.best for s in searched) else "large enough")
     yield ""

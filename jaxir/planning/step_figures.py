@@ -16,7 +16,7 @@ import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import cache_directory
-from jaxir.costs import chips, collectives, hlo, overlap, roofline, work
+from jaxir.costs import chips, collectives, hlo, overlap, roofline, step_costs, work
 from jaxir.costs.targets import Target
 from jaxir.planning import devices
 from jaxir.planning.program import Step, compile_step, compiler_settings, lower
@@ -34,23 +34,23 @@ class Figures:
       size: bytes that it needs.
       held: bytes of state and batch among these.
       limit: bytes that a chip has.
+      compiling: seconds that the compiler took.
       parts: seconds of each kind of work at full speed; none where the compiler gave no program.
       at_once: seconds, all of it at the same time.
       scheduled: seconds in the order of the program, what it hides at the same time.
       in_turn: seconds, one after another.
       waits: seconds of the interconnect's during which nothing else runs.
-      compiling: seconds that the compiler took.
     """
 
     size: int
     held: int
     limit: int
-    parts: dict[str, float]
-    at_once: float
-    scheduled: float
-    in_turn: float
-    waits: float
     compiling: float
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)
+    at_once: float = 0.0
+    scheduled: float = 0.0
+    in_turn: float = 0.0
+    waits: float = 0.0
 
     @property
     def allowed(self) -> int:
@@ -91,36 +91,22 @@ def measure(step: Step, target: Target) -> tuple[Figures, bool]:
         pass
     start = time.monotonic()
     compiled = compile_step(step, lowered)
-    compiling = time.monotonic() - start
-    limit = compiled.limit or int(target.chip.memory)
-    if compiled.program is None:
-        found = Figures(
-            size=compiled.size,
-            held=compiled.held,
-            limit=limit,
-            parts={},
-            at_once=0.0,
-            scheduled=0.0,
-            in_turn=0.0,
-            waits=0.0,
-            compiling=compiling,
-        )
-    else:
-        mesh = step.partitioner.mesh
-        in_order = list(mesh.devices.flat)
-        sent = collectives.read(compiled.program, mesh)
-        times = roofline.estimate(work.compiled(compiled.program), sent, target, in_order)
-        followed = overlap.read(compiled.program, target, mesh, in_order)
-        found = Figures(
-            size=compiled.size,
-            held=compiled.held,
-            limit=limit,
+    found = Figures(
+        size=compiled.size,
+        held=compiled.held,
+        limit=compiled.limit_on(target),
+        compiling=time.monotonic() - start,
+    )
+    if compiled.program is not None:
+        costs = step_costs.of_program(compiled.program, target, step.partitioner.mesh)
+        times, followed = costs.roofline, costs.overlap
+        found = dataclasses.replace(
+            found,
             parts=times.parts,
             at_once=times.overlapped,
             scheduled=followed.seconds,
             in_turn=times.in_turn,
             waits=max(times.interconnect - followed.hidden_seconds, 0.0),
-            compiling=compiling,
         )
     with atomic_file(path) as file:
         json.dump(dataclasses.asdict(found), file, indent=2)
@@ -146,5 +132,5 @@ def _key(lowered: jax.stages.Lowered, target: Target, options: Mapping[str, Any]
 @functools.cache
 def _readers() -> str:
     """Returns a name of the code that reads compiled programs."""
-    sources = [module.__file__ for module in (chips, hlo, work, collectives, overlap, roofline)]
+    sources = [module.__file__ for module in (chips, hlo, work, collectives, overlap, roofline, step_costs)]
     return hashlib.sha256(b"".join(Path(source).read_bytes() for source in (*sources, __file__))).hexdigest()

@@ -24,3 +24,32 @@ def tiny_gin(tmp_path, model) -> Path:
     path = tmp_path / "tiny.gin"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+@pytest.fixture
+def grid_flags(tmp_path, folder, tiny_gin) -> list[str]:
+    return [
+        "--recipe=gin/runs/few_steps.gin",
+        f"--datasets=toy={folder}",
+        f"--models={tiny_gin}",
+        "--steps=24",
+        "--metrics=P@1 RR",
+        f"--output_dir={tmp_path / 'out'}",
+        "--bindings=BATCH_SIZE=8,DEV_DISTRACTORS=4",
+    ]
+
+
+@pytest.fixture
+def rounds_flags(tmp_path, folder, tiny_gin) -> list[str]:
+    recipe = f"{tiny_gin},gin/objectives/in_batch_softmax.gin,gin/runs/few_steps.gin"
+    return [
+        f"--recipe={recipe}",
+        f"--dataset=beir:{folder}",
+        f"--output_dir={tmp_path / 'out'}",
+        "--steps=12",
+        "--negatives=3",
+        "--mine=last=20",
+        "--backend=exact",
+        "--metrics=P@1 RR",
+        "--bindings=BATCH_SIZE=8,DEV_DISTRACTORS=4,NEGATIVES=2",
+    ]

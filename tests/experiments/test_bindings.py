@@ -14,6 +14,7 @@ import pytest
 
 from jaxir.cli import gin_config
 from jaxir.experiments import mining_rounds as rounds_lib
+from jaxir.experiments.experiment_settings import RoundSettings
 from jaxir.grid import grid
 from jaxir.rounds import rounds
 from jaxir.runtime.partitioning import MeshConfig
@@ -72,17 +73,7 @@ def commands(tmp_path: Path, folder: Path, capsys) -> Iterator[tuple[str, str, l
                 yield name, run.removeprefix("--output_dir=GRID/cells/"), words
     gin_config.bind(rounds, ["gin/experiments/minilm_rounds.gin"], [], {})
     bound = gin.get_bindings(rounds)
-    settings = rounds_lib.RoundSettings(
-        **bound,
-        dataset=folder,
-        first_run=None,
-        mining=(),
-        backend="exact",
-        depth=200,
-        bindings=(),
-        split="test",
-        seed=0,
-    )
+    settings = RoundSettings(**bound, dataset=f"beir:{folder}")
     for name, steps in rounds_lib.steps_of(settings, Path("OUT")):
         for step in steps:
             if "jaxir.train" in step.arguments:

@@ -14,16 +14,6 @@ def appended(path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "counts"),
-    [("corpus.jsonl", True), ("queries.jsonl", True), ("qrels/test.tsv", True), ("qrels/dev.tsv", False)],
-)
-def test_a_collection_is_its_texts_and_the_judgements_of_the_splits_that_are_used(folder, file, counts):
-    before = inputs.of_collection(BeirFolder(folder), "train", "test")
-    appended(folder / file, "\n")
-    assert (inputs.of_collection(BeirFolder(folder), "train", "test") != before) == counts
-
-
-@pytest.mark.parametrize(
     ("bindings", "splits"),
     [
         ([], ["train", "dev"]),

@@ -15,9 +15,11 @@ import pytest
 from jaxir.core import progress
 from jaxir.core.errors import UserError
 from jaxir.experiments import cell_runner
-from jaxir.experiments.grid_cells import PLAIN, Axes, Cell, Commands, Row, plan_cells
+from jaxir.experiments.experiment_settings import GridSettings
+from jaxir.experiments.grid_cells import Cell, Commands, Row, plan_cells
 from jaxir.storage.locks import locked
 
+ROOT = Path(__file__).resolve().parents[2]
 # A run that trains: a line of its log per step, COMPLETE at the end, and 143 when told to stop.
 TRAIN = """
 import json, pathlib, signal, sys, time
@@ -94,20 +96,20 @@ def grid_of(tmp_path, folder, model, tiny_gin):
         opened.write(f'DECODER = "hf:{tmp_path / "third"}"\n')
 
     def planned():
-        axes = Axes(
+        settings = GridSettings(
+            recipe=["gin/pairs.gin"],
+            steps=4,
+            metrics="RR",
+            bindings=[f"MODEL='hf:{tmp_path / 'other'}'", f"STS={tmp_path / 'dev.tsv'}", "DEV_SPLIT=dev"],
             models=[str(tiny_gin)],
             sharing=["sde"],
             objectives=["standard", f"mine={tmp_path / 'mine.gin'}"],
-            variants=(PLAIN,),
             datasets=[f"toy={made}"],
-            seeds=[0],
             untrained=[f"BERT=hf:{tmp_path / 'theirs'}"],
             judges=[f"rated=sts:{tmp_path / 'sts.tsv'}"],
             runs=[f"BM25={tmp_path / 'bm25.trec'}"],
         )
-        how = {"recipe": ["gin/pairs.gin"], "steps": 4, "metrics": "RR", "split": "test"}
-        bindings = [f"MODEL='hf:{tmp_path / 'other'}'", f"STS={tmp_path / 'dev.tsv'}", "DEV_SPLIT=dev"]
-        return plan_cells(axes, output_dir=tmp_path / "grid", bindings=bindings, **how)
+        return plan_cells(settings, tmp_path / "grid")
 
     for cell in planned():
         cell_runner.begin(cell.directory, cell.identity, cell_runner.inputs_of(cell))
@@ -116,110 +118,40 @@ def grid_of(tmp_path, folder, model, tiny_gin):
     return planned
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "sentence"),
-    [
-        ("mine.gin", "# A comment.\n", None),
-        ("mine.gin", "train.train.seed = 3\n", "toy-tiny-sde-mine-seed0 was begun when .*mine.gin had other"),
-        (
-            "tiny.gin",
-            "PASSAGE_LENGTH = 9\n",
-            "sde-standard-seed0 was begun when .*tiny.gin had other",
-        ),
-        ("base.gin", "TEMPERATURE = 0.5\n", "-mine-seed0 was begun when .*base.gin had other content"),
-        ("data/qrels/train.tsv", "q1\td2\t1\n", "was begun when data set toy had other content"),
-        ("data/qrels/dev.tsv", "q1\td2\t1\n", "was begun when split dev of data set toy had other content"),
-        ("data/qrels/test.tsv", "q1\td2\t1\n", "was begun when data set toy had other content"),
-        ("data/corpus.jsonl", '{"_id": "x", "text": "x"}\n', "was begun when data set toy had other content"),
-        ("bm25.trec", "q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was begun when run BM25 had other content"),
-        ("dev.tsv", "1\ta cat\ta dog\n", "-seed0 was begun when STS had other content"),
-        ("sts.tsv", "1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: give"),
-    ],
-)
-def test_cells_of_changed_files_are_refused(grid_of, tmp_path, file, change, sentence):
+CHANGES = {
+    "mine.gin": ("train.train.seed = 3\n", "toy-tiny-sde-mine-seed0 was begun when .*mine.gin had other"),
+    "tiny.gin": ("PASSAGE_LENGTH = 9\n", "sde-standard-seed0 was begun when .*tiny.gin had other"),
+    "base.gin": ("TEMPERATURE = 0.5\n", "-mine-seed0 was begun when .*base.gin had other content"),
+    "data/qrels/train.tsv": ("q1\td2\t1\n", "was begun when data set toy had other content"),
+    "data/qrels/dev.tsv": ("q1\td2\t1\n", "was begun when split dev of data set toy had other content"),
+    "data/qrels/test.tsv": ("q1\td2\t1\n", "was begun when data set toy had other content"),
+    "data/corpus.jsonl": ('{"_id": "x", "text": "x"}\n', "was begun when data set toy had other content"),
+    "bm25.trec": ("q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was begun when run BM25 had other content"),
+    "dev.tsv": ("1\ta cat\ta dog\n", "-seed0 was begun when STS had other content"),
+    "sts.tsv": ("1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: give"),
+    "theirs/model.safetensors": (None, "toy-BERT was begun when model BERT had other content"),
+    "other/model.safetensors": (None, "-seed0 was begun when MODEL had other content"),
+    "third/model.safetensors": (None, "-seed0 was begun when DECODER of .*tiny.gin had other content"),
+}
+
+
+def test_cells_that_read_changed_files_are_refused(grid_of, tmp_path):
     def run():
         return cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
 
+    with (tmp_path / "mine.gin").open("a") as opened:
+        opened.write("# A comment.\n")
+    (tmp_path / "theirs" / "README.md").write_text("what a model is does not depend on this")
     assert run() == []
-    with (tmp_path / file).open("a") as opened:
-        opened.write(change)
-    if sentence is None:
-        assert run() == []
-        return
-    with pytest.raises(UserError, match=sentence):
-        run()
-    for cell in grid_of():  # of before, when nothing was written down
-        (cell.directory / cell_runner.INPUTS).unlink()
+    for file, (added, sentence) in CHANGES.items():
+        content = (tmp_path / file).read_bytes()
+        changed = content[:-4] + bytes(4) if added is None else content + added.encode()  # of the same size
+        assert changed != content
+        (tmp_path / file).write_bytes(changed)
+        with pytest.raises(UserError, match=sentence):
+            run()
+        (tmp_path / file).write_bytes(content)
     assert run() == []
-
-
-@pytest.mark.parametrize(
-    ("folder_of", "sentence"),
-    [
-        ("theirs", "toy-BERT was begun when model BERT had other content"),
-        ("other", "-seed0 was begun when MODEL had other content"),
-        ("third", "-seed0 was begun when DECODER of .*tiny.gin had other content"),
-    ],
-)
-def test_cells_of_changed_models_are_refused(grid_of, tmp_path, folder_of, sentence):
-    (tmp_path / folder_of / "README.md").write_text("what a model is does not depend on this")
-    assert cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None) == []
-    weights = tmp_path / folder_of / "model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[:-4] + bytes(4))  # of the same size
-    assert weights.stat().st_size == len(content) and weights.read_bytes() != content
-    with pytest.raises(UserError, match=sentence):
-        cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
-
-
-def test_a_result_that_has_changed_since_it_was_made_is_in_no_table(tmp_path):
-    cells = [cell(tmp_path / "a"), cell(tmp_path / "b", steps=8)]
-
-    def run():
-        return cell_runner.run_cells(cells, steps=4, on_result=lambda: None)
-
-    assert run() == [] and run() == []
-    made = [c.result.read_bytes() for c in cells]
-    cells[0].result.write_bytes(made[1])
-    with pytest.raises(UserError, match=r"a is damaged: test\.json is not what was written"):
-        run()
-    cells[0].result.unlink()  # as that sentence advises: it is made anew
-    assert run() == [] and cells[0].result.read_bytes() == made[0]
-    cells[0].result.write_bytes(made[1])
-    with pytest.raises(UserError, match="a is damaged"):  # which is noted as well
-        run()
-    (cells[0].directory / "SHA256SUMS").unlink()  # it was changed on purpose
-    assert run() == []
-    cells[0].result.write_bytes(made[0])
-    with pytest.raises(UserError, match="a is damaged"):
-        run()
-
-
-def test_a_run_that_was_trained_for_another_cell_is_not_tested(tmp_path):
-    cells = [cell(tmp_path / "a"), cell(tmp_path / "b", steps=8)]
-
-    def run():
-        return cell_runner.run_cells(cells, steps=4, on_result=lambda: None)
-
-    assert run() == []
-    cells[0].result.unlink()
-    shutil.rmtree(tmp_path / "a" / "model")
-    shutil.copytree(tmp_path / "b" / "model", tmp_path / "a" / "model")
-    with pytest.raises(UserError, match=r"a is damaged: model/run\.json is not what was written"):
-        run()
-    shutil.rmtree(tmp_path / "a" / "model")  # it is trained anew
-    assert run() == [] and run() == []
-    assert json.loads(cells[0].result.read_text())["metrics"] == {"P@1": 0.4}
-
-
-def test_a_judge_that_is_not_asked_any_more_keeps_what_is_noted_of_it(grid_of):
-    (judged,) = (c for c in grid_of() if c.name == "toy-BERT")
-    assert cell_runner.run_cells([judged], steps=4, on_result=lambda: None) == []
-    without = dataclasses.replace(judged, commands=judged.commands._replace(judging={}), judged_by={})
-    assert cell_runner.run_cells([without], steps=4, on_result=lambda: None) == []
-    judged.judged["rated"].write_text("{}")
-    with pytest.raises(UserError, match=r"damaged: judge_rated\.json is not what was written"):
-        cell_runner.run_cells([judged], steps=4, on_result=lambda: None)
 
 
 def judged(before: Cell, content: str) -> Cell:
@@ -291,14 +223,13 @@ def test_the_end_of_a_log_that_is_being_written(tmp_path):
 def test_a_signal_reaches_the_command_and_the_cell_is_taken_up_where_it_was(tmp_path, number):
     slow = cell(tmp_path / "slow", pause=0.1, steps=40)
     script = (
-        "import sys, json\nfrom tests.experiments import test_runner\nfrom pathlib import Path\n"
-        "from jaxir.experiments import cell_runner\n"
-        "try:\n"
-        "    cell_runner.run_cells([test_runner.cell(Path(sys.argv[1]), pause=0.1, steps=40)], steps=40,"
-        " on_result=lambda: None)\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from jaxir.experiments import cell_runner\nfrom tests.experiments.test_runner import cell\n"
+        "slow = cell(Path(sys.argv[1]), pause=0.1, steps=40)\n"
+        "try:\n    cell_runner.run_cells([slow], steps=40, on_result=lambda: None)\n"
         "except cell_runner.Interrupted as stop:\n    sys.exit(128 + stop.args[0])\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(slow.directory)])
+    process = subprocess.Popen([sys.executable, "-c", script, str(slow.directory)], cwd=ROOT)
     deadline = time.monotonic() + 60
     while cell_runner.last_step(slow.directory / "model") < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -345,10 +276,13 @@ def test_a_command_that_is_stopped_from_outside_stops_the_grid(tmp_path, ends):
 def test_a_command_that_nobody_waits_for_any_more_ends(tmp_path):
     place = tmp_path / "pid"
     script = "import os, sys, time; os.write(os.open(sys.argv[1], 65), b'%d' % os.getpid()); time.sleep(60)"
-    command = cell_runner.attended(["-c", script, str(place)])
-    while next(command) or not (place.exists() and place.read_text()):
-        pass
-    command.close()
+
+    def give_up():
+        if place.exists() and place.read_text():
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        cell_runner.run_attended(["-c", script, str(place)], give_up)
     with pytest.raises(ProcessLookupError):
         os.kill(int(place.read_text()), 0)
 
@@ -360,8 +294,7 @@ from jaxir.experiments import cell_runner
 from jaxir.storage.locks import locked
 out = Path(sys.argv[1])
 with locked(out, "held"):
-    for _ in cell_runner.attended(["-c", sys.argv[2], str(out)]):
-        pass
+    cell_runner.run_attended(["-c", sys.argv[2], str(out)])
 """
 SAVES = """
 import pathlib, signal, sys, time

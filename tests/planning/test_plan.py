@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxir.core.errors import UserError
-from jaxir.costs import hlo, roofline, targets, work
+from jaxir.costs import collectives, hlo, roofline, targets, work
 from jaxir.costs.collectives import Collective
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
@@ -181,12 +181,12 @@ def test_a_plan_by_arithmetic_holds_together(gpu):
     assert made.num_parameters == sum(x.size for x in jax.tree.leaves(step.state.params))
     assert made.memory.state == program.bytes_of(step.state) - 4  # without the count of steps
     assert made.memory.temporaries > made.memory.gradients + made.memory.activations > 0
-    assert made.work.flops * 4 == pytest.approx(traced(step.function, step).flops, rel=0.02)
-    assert made.work.vector > 0
-    assert made.roofline.overlapped <= made.roofline.in_turn
-    assert made.roofline.parts[made.roofline.bound] == made.roofline.overlapped
+    assert made.costs.work.flops * 4 == pytest.approx(traced(step.function, step).flops, rel=0.02)
+    assert made.costs.work.vector > 0
+    assert made.costs.roofline.overlapped <= made.costs.roofline.in_turn
+    assert made.costs.roofline.parts[made.costs.roofline.bound] == made.costs.roofline.overlapped
     # Gradients of parameters that "data" does not split are reduced over it; "fsdp" gathers weights.
-    kinds = {(c.kind, c.axes) for c in made.collectives}
+    kinds = {(c.kind, c.axes) for c in made.costs.collectives}
     assert ("all-reduce", ("data",)) in kinds
     assert ("all-gather", ("fsdp",)) in kinds
     text = run_plan.render(made)
@@ -264,7 +264,7 @@ def test_prices_are_of_any_plan(gpu, text, costs):
     priced = prices.read(text.split(","), [gpu.target])
     said = run_plan.render(gpu, priced).splitlines()
     assert re.fullmatch(rf"1,000 steps at full speed: .*, costs {costs}", said[1])
-    hours = gpu.roofline.overlapped * 1000 / 3600
+    hours = gpu.costs.roofline.overlapped * 1000 / 3600
     assert f"costs {hours * 4 * priced['l4']:,.2f}" in "\n".join(said[2:])
 
 
@@ -463,9 +463,9 @@ def test_products_in_float32_take_a_gpu_twice_as_long(gpus, gpu):
     else:
         low, whole = make(model=config(dtype="bfloat16")), gpu
     done = {"bfloat16": low, "float32": whole}
-    single = {dtype: made.work.single_flops / made.work.flops for dtype, made in done.items()}
+    single = {dtype: made.costs.work.single_flops / made.costs.work.flops for dtype, made in done.items()}
     assert single["bfloat16"] < 0.2 and single["float32"] > 0.9, single
-    assert done["float32"].roofline.compute > 1.5 * done["bfloat16"].roofline.compute
+    assert done["float32"].costs.roofline.compute > 1.5 * done["bfloat16"].costs.roofline.compute
 
 
 def test_activations_of_the_whole_batch_on_every_chip_are_pointed_out():
@@ -506,7 +506,7 @@ def test_a_batch_is_described_by_what_the_objective_reads():
 
 def test_our_own_step_moves_no_activations(compiled):
     step, done = compiled
-    found = run_plan.collectives.read(done.program, step.partitioner.mesh)
+    found = collectives.read(done.program, step.partitioner.mesh)
     assert sum(c.count for c in found if c.kind == "all-gather") > 10 * LAYERS
     assert run_plan.warn(found, BATCH, LENGTHS) == []
     # Were JAX to name what is differentiated otherwise, nothing would be warned of any more.
@@ -517,4 +517,4 @@ def test_our_own_step_moves_no_activations(compiled):
 def test_meshes_of_any_device_order_are_read():
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     mesh = Mesh(devices[::-1], ("data", "fsdp"))
-    assert run_plan.collectives.crossed([[0, 1]], mesh) == ("fsdp",)
+    assert collectives.crossed([[0, 1]], mesh) == ("fsdp",)

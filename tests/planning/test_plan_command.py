@@ -4,13 +4,13 @@ import dataclasses
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
-from flax import serialization, traverse_util
 
 from jaxir import cli
 from jaxir.core.errors import UserError
@@ -22,66 +22,40 @@ from jaxir.models import deberta, t5
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture, devices
 from jaxir.planning import run_plan as planning
+from jaxir.runtime.compile_cache import aside
+from tests.interop import t5x_writer
+from tests.planning.conftest import QUICK, SMALL
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL = t5.T5Config(
-    vocab_size=72, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64, dropout_rate=0.0
-)
-MACROS = ("QUERY_LENGTH=8", "PASSAGE_LENGTH=16", "BATCH_SIZE=16", "PROJECTION=8", "STEPS=1000", "FSDP=2")
-
-
-@pytest.fixture
-def model(tmp_path) -> Path:
-    """A Hugging Face folder without weights or tokenizer."""
-    (tmp_path / "model").mkdir()
-    write_json(tmp_path / "model" / "config.json", hf_config.describe(SMALL, 0))
-    return tmp_path / "model"
-
-
-def plan(
-    *arguments: str, cwd: Path, command: str = "plan", **environment: str
-) -> subprocess.CompletedProcess:
-    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | environment
-    line = [sys.executable, "-m", f"jaxir.{command}", *arguments]
-    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
-
-
-def libtpu() -> str | None:
-    try:
-        return str(devices.find_libtpu())
-    except UserError:
-        return None
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+PLAN = ("-m", "jaxir.plan", "--gin_file=gin/samtone_base.gin")
 
 
 @pytest.mark.slow
-def test_gpus_by_arithmetic_with_nothing_but_a_recipe(model, tmp_path, tmp_path_factory):
-    typed = (*MACROS, f"MODEL=hf:{model}", "SHARING=ade_spl")
-    macros = [f"--gin.{m}" for m in typed if not m.startswith(("BATCH_SIZE", "STEPS"))]
-    flags = ["--batch_size=16", "--steps=1000"]  # of which the recipe says others
-    place = {"cwd": tmp_path, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+def test_gpus_by_arithmetic_with_nothing_but_a_recipe(in_process, small_macros, tmp_path, tmp_path_factory):
+    macros = [m for m in small_macros if not m.startswith(("--gin.BATCH_SIZE", "--gin.STEPS"))]
+    flags = ["--topology=gpu:4xh100", "--batch_size=16", "--steps=1000", "--gin.SHARING=ade_spl"]
+    cache = {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
     for _ in range(2):  # the second time with the programs that the first has kept
-        done = plan("--gin_file=gin/samtone_base.gin", "--topology=gpu:4xh100", *flags, *macros, **place)
+        done = in_process(*PLAN, *flags, *macros, **cache)
         assert done.returncode == 0, done.stderr
-    assert "plan for gpu:4xh100: 4 h100 chips" in done.stdout
-    assert "ADE-SPL of T5 2 x 32" in done.stdout
-    assert "16 pairs of 8 + 16 tokens, 384 in all" in done.stdout
-    assert "slices=1, data=2, fsdp=2, tensor=1" in done.stdout
-    assert "all-gather          fsdp" in done.stdout
-    assert "1,000 steps" in done.stdout
     assert done.stdout.startswith("fits: ")
+    for line in (
+        *(
+            "plan for gpu:4xh100: 4 h100 chips",
+            "ADE-SPL of T5 2 x 32",
+            "16 pairs of 8 + 16 tokens, 384 in all",
+        ),
+        *("slices=1, data=2, fsdp=2, tensor=1", "all-gather          fsdp", "1,000 steps"),
+    ):
+        assert line in done.stdout
     assert {p.name for p in tmp_path.iterdir()} == {"model"}  # nothing was written
 
 
 @pytest.mark.slow
-def test_plan_that_does_not_fit_exits_with_1_and_advice(tmp_path):
-    done = plan(
-        "--gin_file",
-        "gin/samtone_xxl.gin",
-        "--fsdp=1",
-        "--topology",
-        "gpu:1xl4",
-        "--prices=l4=0.7",
-        cwd=tmp_path,
+def test_plan_that_does_not_fit_exits_with_1_and_advice(in_process):
+    done = in_process(
+        *("-m", "jaxir.plan", "--gin_file", "gin/samtone_xxl.gin"),
+        *("--fsdp=1", "--topology", "gpu:1xl4", "--prices=l4=0.7"),
     )
     assert done.returncode == 1
     assert "SDE of T5 24 x 4096, 4,7" in done.stdout  # the recipe's model, its hub never asked
@@ -90,55 +64,16 @@ def test_plan_that_does_not_fit_exits_with_1_and_advice(tmp_path):
         line.split() for line in done.stdout.splitlines() if line.startswith("    python -m jaxir.plan ")
     ]
     assert "--gin_file gin/samtone_xxl.gin --prices=l4=0.7 --topology=gpu:8xl4" in " ".join(advised[-1])
-    done = plan(*advised[-1][3:], cwd=tmp_path)  # as it stands
+    done = in_process(*advised[-1][1:])  # as it stands
     assert done.returncode == 0 and done.stdout.startswith("fits: "), done.stderr
-    assert re.search(
-        r"^20,000 steps at full speed: .* h to .* h, costs [\d,.]+ to [\d,.]+$", done.stdout, re.M
-    )
+    costs = r"^20,000 steps at full speed: .* h to .* h, costs [\d,.]+ to [\d,.]+$"
+    assert re.search(costs, done.stdout, re.M)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        pytest.param(("--topology=v5z:4x4",), "no chip 'v5z'; did you mean 'v5", marks=pytest.mark.slow),
-        pytest.param(
-            ("--topology=gpu:4xh100", "--batch_size=510"),
-            "batch_size must be a multiple of the 4 devices",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("--topology=gpu:4xh100", "--passage_length=10000000000"),
-            "10000000000, 10000000000]), more than chips hold: batch_size is 512, and lengths may be",
-            marks=pytest.mark.slow,
-        ),
-        (
-            ("--topology=gpu:4xh100", "--fsdp=8"),
-            "does not cover 4 devices exactly: for gpu:4xh100 set --fsdp=4",
-        ),
-        pytest.param(
-            ("--topology=gpu:4xh100", "--epochs=2"),
-            "a plan reads no data: how many steps are 2.0 epochs? give --steps",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("--topology=gpu:1xl4", "--model=hf:./nowhere"),
-            "./nowhere: no such directory",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_users_error_costs_one_sentence(arguments, message, tmp_path):
-    done = plan("--gin_file=gin/samtone_base.gin", *arguments, cwd=tmp_path)
-    assert done.returncode == 1
-    assert not done.stdout
-    assert done.stderr.startswith("error: ")
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_training_still_needs_data(tmp_path):
-    done = plan("--gin_file=gin/samtone_base.gin", "--output_dir=run", cwd=tmp_path, command="train")
-    assert done.stderr.strip() == "error: DATA must be set: --data=..."
+def test_training_still_needs_data(capsys):
+    flags = ["--gin_file=gin/samtone_base.gin", "--output_dir=run"]
+    assert cli.main("jaxir.train:train", flags) == 1
+    assert capsys.readouterr().err.strip() == "error: DATA must be set: --data=..."
 
 
 @pytest.mark.parametrize(
@@ -162,21 +97,29 @@ def test_training_hands_plans_over(command, arguments, monkeypatch):
     assert recipe.objective.loss.__name__ == "samtone"
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ((), "--topology must be given (see python -m jaxir.plan --help)"),
-        (("--topology=gpu:1xl4", "--gin.BATCH=3"), "BATCH is set but nothing uses it"),
-        (("--topology=gpu:1xl4", "--output=run"), "there is no flag --output"),
-        (
-            ("--topology=gpu:1xl4", "--gin.BATCH_SIZE=%gin.REQUIRED"),
-            "train.batch_size must be set: --batch_size",
-        ),
-    ],
-)
-def test_a_command_line_that_is_none(flags, sentence, capsys):
-    assert cli.main("jaxir.plan:plan", ["--gin_file=gin/samtone_base.gin", *flags]) in (1, 2)
-    assert capsys.readouterr().err.startswith(f"error: {sentence}")
+RECIPE = """
+from jaxir.interop.build import Pretrained
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.training.run.recipe import Recipe
+
+
+def recipe():
+    return Recipe(model=Pretrained(source="m"), objective=Contrastive(), data=None, epochs=2, batch_size=8)
+"""
+
+
+def test_a_recipe_in_python_is_planned(tmp_path, monkeypatch, capsys):
+    planned = []
+    monkeypatch.setattr(planning, "run", lambda *given, **how: planned.append((*given, how["command"])) or 0)
+    (tmp_path / "mine.py").write_text(RECIPE)
+    flags = [f"--recipe={tmp_path}/mine.py", "--topology=gpu:2xh100"]
+    assert cli.main("jaxir.plan:plan", [*flags, "--steps=7"]) == 0
+    ((topology, recipe, command),) = planned
+    assert (topology, recipe.steps, recipe.epochs, recipe.batch_size) == ("gpu:2xh100", 7, None, 8)
+    advised = command.changed({"batch_size": 4})
+    assert advised == f"python -m jaxir.plan {' '.join(flags)} --steps=7 --batch_size=4"
+    assert cli.main("jaxir.plan:plan", [*flags, "--gin_file=gin/pairs.gin"]) == 2
+    assert "leave out gin files" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed, as on a TPU")
@@ -215,38 +158,13 @@ def test_a_folder_is_described_by_its_config(model):
 
 
 def test_a_t5x_checkpoint_is_described_by_shapes(tmp_path):
-    """Neither a tokenizer nor a number is read: there are none."""
-    width, joined, units = SMALL.embed_dim, SMALL.num_heads * SMALL.head_dim, SMALL.mlp_dim
-    block = {f"attention.{name}": (width, joined) for name in ("query", "key", "value")}
-    block |= {"attention.out": (joined, width), "mlp.wo": (units, width)}
-    block |= {f"mlp.wi_{i}": (width, units) for i in (0, 1)}
-    beside = {"token_embedder.embedding": (SMALL.vocab_size, width)}
-    scales = ["encoder_norm"]
-    for i in range(SMALL.num_layers):
-        beside |= {f"encoder.layers_{i}.{name}.kernel": shape for name, shape in block.items()}
-        scales += [f"layers_{i}.pre_{name}_layer_norm" for name in ("attention", "mlp")]
-    leaves = {name: outside(tmp_path / "checkpoint_7", name, shape) for name, shape in beside.items()}
-    leaves |= {f"encoder.{name}.scale": np.ones(width, np.float32) for name in scales}
-    leaves["encoder.relpos_bias.rel_embedding"] = np.ones((SMALL.num_heads, 32), np.float32)
-    target = traverse_util.unflatten_dict({tuple(name.split(".")): leaf for name, leaf in leaves.items()})
-    index = {"version": 3, "optimizer": {"target": target, "state": {"step": np.int32(7)}}}
-    (tmp_path / "checkpoint_7" / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
-    config, settings = architecture.describe(
-        Pretrained(source=f"t5x:{tmp_path}", sharing="ade", projection=8, query_max_length=4)
-    )
-    assert (config.backbone.embed_dim, config.backbone.num_layers) == (width, SMALL.num_layers)
-    assert config.backbone.gated and config.backbone.mlp_dim == units
-    assert (config.sharing, config.projection.dimension, settings.query_max_length) == ("ade", 8, 4)
-
-
-def outside(checkpoint: Path, name: str, shape: tuple[int, ...]) -> dict:
-    """Writes the description of a zarr array without its numbers; returns what the index says of it."""
-    metadata = {"chunks": list(shape), "shape": list(shape), "compressor": {"id": "gzip", "level": 1}}
-    (checkpoint / f"target.{name}").mkdir(parents=True)
-    layout = {"dtype": "<f4", "fill_value": None, "filters": None, "order": "C", "zarr_format": 2}
-    write_json(checkpoint / f"target.{name}" / ".zarray", metadata | layout)
-    kvstore = {"driver": "file", "path": f"target.{name}/"}
-    return {"driver": "zarr", "dtype": "float32", "kvstore": kvstore, "metadata": metadata}
+    """Neither a tokenizer nor a chunk of an array is read: there are none."""
+    checkpoint = t5x_writer.write(tmp_path, t5x_writer.golden_t5(GOLDEN / "t5_1_1"), version=3)
+    for chunk in checkpoint.glob("target.*/[0-9]*"):
+        chunk.unlink()
+    config, settings = architecture.describe(Pretrained(source=f"t5x:{tmp_path}", query_max_length=4))
+    assert config == architecture.describe(Pretrained(source=f"st:{GOLDEN / 't5_1_1'}"))[0]
+    assert settings.query_max_length == 4
 
 
 def test_a_new_model_is_described_by_itself():
@@ -281,23 +199,19 @@ def test_any_class_that_says_what_it_would_build_can_be_planned(model):
         architecture.describe({})
 
 
-@pytest.mark.skipif(libtpu() is None, reason="libtpu is not installed (make plan-tools)")
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", ["v5e:2x2"])
-def test_a_tpu_slice_with_its_own_compiler(machine, model, tmp_path):
-    macros = [f"--gin.{m}" for m in (*MACROS, f"MODEL=hf:{model}")]
-    quick = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": "O1"}
-    done = plan("--gin_file=gin/samtone_base.gin", f"--topology={machine}", *macros, cwd=tmp_path, **quick)
+def test_a_tpu_slice_with_its_own_compiler(tpu_compiler, in_process, small_macros):
+    done = in_process(*PLAN, "--topology=v5e:2x2", *small_macros, **QUICK)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
-    assert "compiled by the TPU's compiler" in done.stdout
-    assert "of 15.75 GiB" in done.stdout
-    assert "\n  as scheduled " in done.stdout and " behind other work, " in done.stdout
-    assert "all-gather          fsdp" in done.stdout
-    assert f" quick settings: {' '.join(f'{name}={value}' for name, value in quick.items())}\n" in done.stdout
-    assert done.stdout.count("warning: ") == 1 and "Plan without them before you trust a fit" in done.stdout
+    for text in (
+        *("compiled by the TPU's compiler", "of 15.75 GiB", "\n  as scheduled ", " behind other work, "),
+        *("all-gather          fsdp", "Plan without them before you trust a fit", "remat but for products"),
+        f" quick settings: {' '.join(f'{name}={value}' for name, value in QUICK.items())}\n",
+    ):
+        assert text in done.stdout
+    assert done.stdout.count("warning: ") == 1
     assert done.stdout.startswith("fits, by quick settings: ")
-    assert "remat but for products" in done.stdout
     assert_products_are_those_that_were_asked_for(done.stdout, times=1)
 
 
@@ -339,12 +253,9 @@ for sparse_cores in (False, True):
 """
 
 
-@pytest.mark.skipif(libtpu() is None, reason="libtpu is not installed (make plan-tools)")
 @pytest.mark.slow
-def test_sparse_cores_hide_what_fsdp_sends(tmp_path):
-    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    command = [sys.executable, "-c", FSDP_BY_SPARSE_CORES]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+def test_sparse_cores_hide_what_fsdp_sends(tpu_compiler, in_process):
+    done = in_process("-c", FSDP_BY_SPARSE_CORES)
     assert done.returncode == 0, done.stderr
     assert "does not know" not in done.stderr
     (sent, hidden, seconds), (also, behind, sooner) = (
@@ -355,11 +266,9 @@ def test_sparse_cores_hide_what_fsdp_sends(tmp_path):
     assert sooner < 0.95 * seconds
 
 
-@pytest.mark.skipif(libtpu() is None, reason="libtpu is not installed (make plan-tools)")
 @pytest.mark.slow
-def test_deberta_on_a_tpu_slice(tmp_path):
+def test_deberta_on_a_tpu_slice(tpu_compiler, in_process, small_macros, model):
     """Its attention has products of its own; two towers of two lengths meet two sets of distances."""
-    (tmp_path / "model").mkdir()
     small = deberta.DebertaConfig(
         vocab_size=64,
         embed_dim=32,
@@ -369,14 +278,44 @@ def test_deberta_on_a_tpu_slice(tmp_path):
         relative_buckets=8,
         relative_max_distance=16,
     )
-    write_json(tmp_path / "model" / "config.json", hf_config.describe(small, 0))
-    pieces = [
-        f"--gin_file=gin/{x}.gin" for x in ("models/deberta", "objectives/samtone", "runs/samtone_paper")
-    ]
-    macros = [f"--gin.{m}" for m in (*MACROS, f"MODEL=hf:{tmp_path / 'model'}", "DROPOUT=0.0")]
-    quick = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": "O1"}
-    done = plan(*pieces, "--topology=v5e:2x2", *macros, cwd=tmp_path, **quick)
+    write_json(model / "config.json", hf_config.describe(small, 0))
+    pieces = ("models/deberta", "objectives/samtone", "runs/samtone_paper")
+    flags = [*(f"--gin_file=gin/{x}.gin" for x in pieces), "--topology=v5e:2x2", "--gin.DROPOUT=0.0"]
+    done = in_process("-m", "jaxir.plan", *flags, *small_macros, **QUICK)
     assert done.returncode == 0, done.stderr
     assert "SDE of Deberta 2 x 32" in done.stdout and "compiled by the TPU's compiler" in done.stdout
     assert "all-gather          fsdp" in done.stdout and "fits, by quick settings: " in done.stdout
     assert_products_are_those_that_were_asked_for(done.stdout, times=4 / 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_step_is_compiled_ends_the_plan(tpu_compiler, small_macros, tmp_path, number):
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    (tmp_path / "tmp").mkdir()
+    env |= {"TMPDIR": str(tmp_path / "tmp"), "JAX_LOG_COMPILES": "1", "JAX_COMPILATION_CACHE_DIR": ""}
+    command = [sys.executable, *PLAN, "--topology=v5e:2x2", *small_macros]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipes) as process:
+        assert next(line for line in process.stderr if "MLIR module conversion jit(step)" in line)
+        process.send_signal(number)
+        try:
+            out, rest = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + number, rest
+    words = [line for line in rest.splitlines() if not line.startswith("WARNING:jax")]
+    assert words == ["stopped by SIGTERM" if number == signal.SIGTERM else "interrupted"]
+    assert not out and not list((tmp_path / "tmp").iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "tmp"}
+
+
+def test_background_compilation_returns_raises_and_hears_signals():
+    assert aside(lambda: threading.current_thread().name) == "compiler"
+    with pytest.raises(ZeroDivisionError):
+        aside(lambda: 1 // 0)
+    going = threading.Event()
+    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        aside(lambda: going.wait(30))
+    going.set()

@@ -9,15 +9,14 @@ import types
 
 import pytest
 
-from jaxir import cli
-from jaxir.core.errors import UserError
 from jaxir.costs import targets
 from jaxir.interop.huggingface import hf_config
 from jaxir.interop.weights.weights import write_json
 from jaxir.models import t5
-from jaxir.planning import devices, setting_search, slices
+from jaxir.planning import setting_search, slices
 from jaxir.planning.setting_search import Choice
 from jaxir.planning.step_figures import Figures
+from tests.planning.conftest import QUICK
 
 GIB = 2**30
 LEVELS = {
@@ -190,50 +189,13 @@ def test_the_cheapest_slice_that_is_quick_enough(prices, hours, chosen, costs):
     assert ("  none is quick enough" in told) == (chosen is None)
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--topology=v5e:2x2,v5e:4x4",), "--topology=v5e:2x2,v5e:4x4: several machines are compared with"),
-        (("--topology=v5e:2x2", "--hours=2"), "--hours is for --search: leave it out"),
-        (
-            ("--topology=gpu:8xh100", "--search"),
-            "--search compiles, and of gpu:8xh100 no compiler is at hand",
-        ),
-        (("--topology=v5e:2x2", "--prices=v5e"), "--prices=v5e: write CHIP=PRICE"),
-        (
-            ("--topology=v5e:2x2", "--prices=1.2"),
-            "--prices=1.2: write CHIP=PRICE, of a chip and hour, such as v5e=1.2",
-        ),
-        (("--topology=gpu:8xh100", "--prices=h10=3"), "--prices=h10=3: no chip 'h10'; did you mean 'h100'?"),
-        (("--topology=v5e:2x2,v5p:2x2x1", "--search", "--prices=v5e=1"), "--prices must say what v5p costs"),
-        (
-            ("--topology=v5e:2x2,v5p:2x2x1", "--search", "--prices=v5e=1,V5E=9"),
-            "--prices has two prices of v5e",
-        ),
-        (("--topology=v5e:2x2", "--search", "--prices=v5e=nan"), "--prices must say what v5e costs"),
-    ],
-)
-def test_a_search_that_is_none_costs_a_sentence(flags, sentence, capsys):
-    assert cli.main("jaxir.plan:plan", ["--gin_file=gin/samtone_base.gin", *flags]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {sentence}")
-
-
-def has_compiler() -> bool:
-    try:
-        return devices.find_libtpu().is_file()
-    except UserError:
-        return False
-
-
-@pytest.mark.skipif(not has_compiler(), reason="libtpu is not installed (make plan-tools)")
 @pytest.mark.slow
-def test_a_search_that_was_killed_goes_on(tmp_path):
+def test_a_search_that_was_killed_goes_on(tpu_compiler, tmp_path):
     (tmp_path / "model").mkdir()
     tiny = t5.T5Config(vocab_size=64, embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64)
     write_json(tmp_path / "model" / "config.json", hf_config.describe(tiny, 0))
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    env |= {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": "O1"}
-    env |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env |= QUICK | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     macros = ("QUERY_LENGTH=8", "PASSAGE_LENGTH=16", "BATCH_SIZE=16", "PROJECTION=8", "STEPS=1000")
     command = [sys.executable, "-m", "jaxir.plan", "--search", "--gin_file=gin/samtone_base.gin"]
     command += ["--topology=v5e:1x1,v5e:16x16", "--prices=v5e=1.2", "--hours=24", "--scan=False"]

@@ -25,27 +25,6 @@ def test_a_machine_is_read(text, count, shape, slices):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("v5q:4x4x4", "no chip 'v5q'; did you mean 'v5p'?; write CHIP:SHAPE with v4, v5e, v5p, v6e"),
-        ("v5e:3x3", "no such slice of v5e; there are 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
-        ("v5p", "no such slice of v5p; did you mean 'v5p:2x2x1'?; there are 2x2x1"),
-        ("v5e:4x4*0", "no such slice of v5e"),
-        ("gpu:8xh1000", "CHIP one of a100, h100, h200, b200, l4, l40s; did you mean 'h100'?"),
-        ("gpu:h100", "GPUs are written gpu:NUMBERxCHIP"),
-        ("gpu:9xh100", "9 GPUs do not fill nodes of 8"),
-        ("gpu:100000000000xh100", "plans are for at most 2,048 GPUs"),
-        ("v5e:4x4*1000000", "plans are for at most 4,096 slices"),
-    ],
-)
-def test_an_unknown_machine_costs_one_sentence(text, message):
-    with pytest.raises(UserError) as error:
-        targets.parse(text)
-    assert message in str(error.value)
-    assert f"--topology={text}" in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("text", "meant"),
     [
         *[("v5e-4", "v5e:2x2"), ("v5litepod-16", "v5e:4x4"), ("tpu-v5e-8", "v5e:2x4"), ("v6e:8", "v6e:2x4")],

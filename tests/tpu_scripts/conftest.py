@@ -116,6 +116,22 @@ class Cloud:
         assert done.returncode == 0, done.stderr
         return done
 
+    def all_ok(self, *scripts: str) -> None:
+        for script in scripts:
+            self.ok(script)
+
+    def refused(self, script: str, *words: str) -> str:
+        """Runs a script that must cost one sentence with these words and ask nobody; returns the sentence."""
+        done = self.run(script)
+        assert done.returncode == 1 and done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")
+        assert all(word in done.stderr for word in words) and self.calls() == []
+        return done.stderr
+
+    def on_worker(self, worker: int, command: str) -> None:
+        home = self.folder / f"worker{worker}"
+        environment = self.environment | {"HOME": str(home)}
+        subprocess.run(["bash", "-c", command], check=True, cwd=home, env=environment)
+
     def calls(self, verb: str | None = None) -> list[list[str]]:
         path = self.folder / "calls"
         calls = [ast.literal_eval(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -132,12 +148,12 @@ class Cloud:
         part.write_text(state)
         part.replace(self.folder / "state")
 
-    def start(self, script: str, *flags: str) -> subprocess.Popen:
+    def start(self, script: str, *flags: str, stderr: int = subprocess.STDOUT) -> subprocess.Popen:
         """Starts a script in a session of its own; what it says is all in its stdout."""
         return subprocess.Popen(
             ["bash", str(self.checkout / "tpu_scripts" / script), f"--config={self.config}", *flags],
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             text=True,
             env=self.environment,
             start_new_session=True,

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxir.core.errors import UserError
-from jaxir.costs import chips, collectives, hlo, overlap, roofline, targets, work
+from jaxir.costs import chips, hlo, step_costs, targets, work
 from jaxir.objectives.objective import Objective
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.storage.files import atomic_file
@@ -62,17 +62,14 @@ def planned(compiled: Any, partitioner: Partitioner) -> dict[str, float]:
 
 def _planned(compiled: Any, partitioner: Partitioner) -> dict[str, float]:
     figures = {"planned/memory_gib": memory_of(compiled) / chips.GIB}
-    devices = list(partitioner.mesh.devices.flat)
-    target = targets.of_devices(devices)
+    target = targets.of_devices(list(partitioner.mesh.devices.flat))
     if target is None or target.chip.kind != "tpu":
         return figures
-    program = hlo.parse(compiled.as_text())
-    sent = collectives.read(program, partitioner.mesh)
-    least = roofline.estimate(work.compiled(program), sent, target, devices)
+    costs = step_costs.of_program(hlo.parse(compiled.as_text()), target, partitioner.mesh)
     return figures | {
-        "planned/all_at_once_seconds": least.overlapped,
-        "planned/as_scheduled_seconds": overlap.read(program, target, partitioner.mesh, devices).seconds,
-        "planned/one_after_another_seconds": least.in_turn,
+        "planned/all_at_once_seconds": costs.roofline.overlapped,
+        "planned/as_scheduled_seconds": costs.overlap.seconds,
+        "planned/one_after_another_seconds": costs.roofline.in_turn,
     }
 
 

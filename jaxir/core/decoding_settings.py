@@ -1,0 +1,50 @@
+"""How a generator writes: greedily, by beams or by sampling.
+
+Beside no model, so that the `--help` of commands with these flags needs no JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+from jaxir.core.errors import UserError
+from jaxir.core.values import Count, Seed, Temperature, Within, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Decoding:
+    """How outputs are made: greedily unless there are beams, or something of sampling is given.
+
+    Attributes:
+      max_new_tokens: most tokens of an output, its end included.
+      num_outputs: outputs of a text: samples, or the best beams.
+      num_beams: beams of a text; 1: no beam search.
+      temperature: sample, from logits divided by this; None: 1, if top_k or top_p is given.
+      top_k: sample, from this many most likely tokens.
+      top_p: sample, from the fewest of the most likely tokens that have this probability together.
+      seed: of sampling.
+    """
+
+    max_new_tokens: Count = 64
+    num_outputs: Count = 1
+    num_beams: Count = 1
+    temperature: Temperature | None = None
+    top_k: Count | None = None
+    top_p: Annotated[float, Within(0, 1, without="low")] | None = None
+    seed: Seed = 0
+
+    def __post_init__(self):
+        if self.samples and self.num_beams > 1:
+            raise UserError("beams are not sampled: give either num_beams, or temperature, top_k and top_p")
+        if not self.samples and self.num_outputs > self.num_beams:
+            raise UserError(
+                f"{self.num_outputs} outputs of an input are sampled or the best of as many beams: give"
+                " temperature, top_k or top_p, or num_beams"
+            )
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn."""
+        return any(x is not None for x in (self.temperature, self.top_k, self.top_p))

@@ -1,0 +1,129 @@
+"""The flags of `jaxir.grid` and `jaxir.rounds`, in an object each.
+
+Beside no code that imports JAX, which `--help` does without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from jaxir.core.values import Count, Natural, Seed, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A way to train that is compared with others: a value of an axis of one's own.
+
+    Attributes:
+      name: in directories.
+      title: in tables.
+      gin_files: added after the recipe's.
+      bindings: gin bindings, NAME=VALUE.
+    """
+
+    name: str
+    title: str
+    gin_files: Sequence[str] = ()
+    bindings: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GridSettings:
+    """What is crossed with what, and what all cells of a grid have in common.
+
+    Attributes:
+      recipe: gin files of every training run, such as gin/runs/samtone_paper.gin.
+      datasets: NAME=DIR or DIR, BEIR folders with the splits that the recipe trains on; one column each.
+      steps: optimizer steps of a cell. A method in two stages (PAIR) has half of them in each.
+      models: pretrained encoders: files of gin/models without .gin, such as t5_1_1/base, or other gin files.
+      sharing: of the towers; ade,ade_spl,sde by default.
+      objectives: standard, samtone, samtone_both, pair; of texts alone simcse, simcse_nt_xent, simcse_bce,
+        consert_1, consert_2, clm_autoencoder, mlm_autoencoder, multi_task, multi_task_mlm, tsdae, diffcse,
+        diffcse_tanh, cpdae, cpdae_r, seed, prop, ict; or NAME=FILE.gin with + between the files of stages;
+        standard,samtone,pair by default. The first is what the others are compared with.
+      seeds: whole numbers, of the order of the data, of dropout and of new parameters; 0 by default.
+      untrained: NAME=MODEL, models that are tested as they are, each in a row of its own.
+      judges: NAME=sts:PATH, rated pairs by which every model is judged too, by Spearman's correlation, or
+        NAME=senteval:DIR, transfer tasks, by their mean accuracy.
+      runs: NAME=FILE, run files over the one data set (BM25's, a hybrid's), each in a row of its own.
+      variants: Variant(...)s of jaxir.experiments.grid_cells, one more axis; gin only.
+      metrics: separated by spaces, as ir_measures spells them.
+      split: the split to test on.
+      bindings: gin bindings of every training run, NAME=VALUE.
+    """
+
+    recipe: list[str]
+    datasets: list[str]
+    steps: Count
+    models: list[str]
+    sharing: list[str] | None = None
+    objectives: list[str] | None = None
+    seeds: list[str | int] | None = None
+    untrained: list[str] | None = None
+    judges: list[str] | None = None
+    runs: list[str] | None = None
+    variants: Any = None
+    metrics: str = "P@1 RR"
+    split: str = "test"
+    bindings: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        _fill(self, sharing=("ade", "ade_spl", "sde"), objectives=("standard", "samtone", "pair"), seeds=(0,))
+        _fill(self, untrained=(), judges=(), runs=(), variants=(Variant(name="", title=""),), bindings=())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class RoundSettings:
+    """What every round of training and mining does.
+
+    Attributes:
+      recipe: gin files of every training run: a model, an objective, a run of gin/runs.
+      dataset: beir:DIR with a split train.
+      steps: optimizer steps of each round.
+      rounds: rounds with mined negatives, after round 0 without.
+      start: whether a round goes on from the previous model (ANCE) or starts from the pretrained one.
+      first_run: TREC run over the training queries, BM25's say, to mine negatives for round 0 from.
+      negatives: mined for each query, of which a batch has NEGATIVES for each pair (mined.gin).
+      mine: other flags of jaxir.mine, NAME=VALUE: first=3,last=100,margin=0.1 or
+        cross_encoder=MODEL,max_relevance=0.1. As deep as `last` the corpus is searched.
+      backend: the engine that searches the corpus.
+      metrics: separated by spaces, as ir_measures spells them.
+      split: the split to test on.
+      bindings: gin bindings of every training run, NAME=VALUE.
+      seed: of training and mining.
+    """
+
+    recipe: list[str]
+    dataset: str
+    steps: Count
+    rounds: Natural = 1
+    start: Literal["previous", "pretrained"] = "previous"
+    first_run: str | None = None
+    negatives: Count = 7
+    mine: list[str] | None = None
+    backend: Literal["scann", "exact"] = "scann"
+    metrics: str = "nDCG@10 RR@10 P@1 R@100"
+    split: str = "test"
+    bindings: list[str] | None = None
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        _fill(self, mine=(), bindings=())
+
+    @property
+    def mining(self) -> dict[str, Any]:
+        """The flags of jaxir.mine that all rounds have."""
+        given = dict(flag.partition("=")[::2] for flag in self.mine)
+        flags = {"negatives": self.negatives, "first": 1, "last": 200}
+        if given.get("sampling") != "top":  # which draws nothing
+            flags["seed"] = self.seed
+        return flags | given
+
+
+def _fill(settings: Any, **defaults: Any) -> None:
+    for name, default in defaults.items():
+        if getattr(settings, name) is None:
+            object.__setattr__(settings, name, default)  # a frozen dataclass, while it is made

@@ -1,0 +1,235 @@
+"""The shipped grids: each cell's commands resolve to the model and the loss that it is named after."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import gin
+import pytest
+
+from jaxir.cli import gin_config
+from jaxir.experiments import grid_cells
+from jaxir.experiments.experiment_settings import GridSettings, Variant
+from jaxir.experiments.towers import UnderIdentityProjection
+from jaxir.grid import grid
+from jaxir.train import train
+
+ROOT = Path(__file__).resolve().parents[2]
+GRIDS = {"table1": 9, "minilm_grid": 18, "minilm_duplicates_grid": 48}
+
+
+@pytest.fixture(autouse=True)
+def forget_gin():
+    yield
+    gin.clear_config()
+
+
+def bound_grid(name: str, **given):
+    """Returns a shipped grid's function; `given` are names that will be given, of no matter which value."""
+    needed = {"output_dir": "x", "datasets": ["x"], **given}
+    return gin_config.bind(grid, [f"gin/experiments/{name}.gin"], [], needed)[0]
+
+
+def resolve(words):
+    """Returns what gin binds of `train` in a training command."""
+    files = [w.removeprefix("--gin_file=") for w in words if w.startswith("--gin_file=")]
+    bindings = [w.removeprefix("--gin.") for w in words if w.startswith("--gin.")]
+    gin_config.bind(train, files, bindings, {"output_dir": "run", "seed": 0})
+    return gin.get_bindings(train)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_shipped_grid_has_its_cells_and_says_how_to_run_it(name, folder, tmp_path, capsys):
+    """What each cell of it trains is held by test_bindings.py."""
+    output = tmp_path / "grid"
+    assert bound_grid(name)(output_dir=str(output), datasets=[f"data={folder}"], dry_run=True) == 0
+    cells = [cell.splitlines() for cell in capsys.readouterr().out.strip().split("\n\n")]
+    assert len(cells) == GRIDS[name] and not output.exists()
+    for *training, testing in cells:
+        words = shlex.split(testing)
+        model = next(w for w in words if w.startswith("--model=")).removeprefix("--model=")
+        assert f"--output_dir={model}" in shlex.split(training[-1]) and f"--dataset=beir:{folder}" in words
+        assert sum(int(re.search(r"--gin.STEPS=(\d+)", line)[1]) for line in training) in (400, 20_000)
+    head = (ROOT / "gin" / "experiments" / f"{name}.gin").read_text().split("\nfrom ")[0]
+    assert f"python -m jaxir.grid --gin_file=gin/experiments/{name}.gin" in head
+    assert "Commonly overridden:" in head
+
+
+def test_a_grid_over_a_whole_recipe_keeps_its_settings_and_changes_what_the_axes_say(folder):
+    chosen = {"models": ["gin/experiments/minilm.gin"], "objectives": ["samtone"], "sharing": ["ade"]}
+    (cell,) = planned(folder, recipe=["gin/pairs.gin"], **chosen)
+    ((_, words),) = cell.commands.training
+    bound = resolve(words)
+    assert isinstance(bound["model"], UnderIdentityProjection) and bound["model"].sharing == "ade"
+    assert bound["objective"].loss.__name__ == "samtone"
+    assert (bound["steps"], bound["epochs"], bound["dev"].split) == (7, None, "dev")
+    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+
+
+def test_a_folder_may_be_named_as_other_commands_name_it(folder):
+    (cell,) = planned(folder, datasets=[f"toy=beir:{folder}"])
+    assert f"--dataset=beir:{folder}" in cell.commands.testing
+
+
+OF_TEXTS = {
+    "simcse": ("SimCSE", "in_batch_softmax"),
+    "simcse_nt_xent": ("SimCSE", "nt_xent"),
+    "simcse_bce": ("SimCSE", "bce"),
+    "consert_1": ("ConSERT", ["feature_cutoff"]),
+    "consert_2": ("ConSERT", ["embedding_dropout"]),
+    "clm_autoencoder": ("CLMAutoencoder", None),
+    "mlm_autoencoder": ("MLMAutoencoder", None),
+    "multi_task": ("WeightedSum", "CLMAutoencoder"),
+    "multi_task_mlm": ("WeightedSum", "MLMAutoencoder"),
+    "tsdae": ("TSDAE", None),
+    "diffcse": ("DiffCSE", "batch_norm"),
+    "diffcse_tanh": ("DiffCSE", "tanh"),
+    "cpdae": ("CPDAE", "words"),
+    "cpdae_r": ("CPDAE", "vectors"),
+    "seed": ("Seed", None),
+    "prop": ("PROP", None),
+    "ict": ("ICT", None),
+}
+
+
+def test_the_grid_of_objectives_on_texts(folder, tmp_path, capsys):
+    grid_bound = bound_grid("texts_grid", judges=["x"], bindings=["x"], untrained=["x"])
+    pairs = tmp_path / "pairs.tsv"
+    pairs.touch()
+    chosen = {"datasets": [f"data={folder}"], "judges": [f"rated=sts:{pairs}"]}
+    chosen |= {"bindings": [f"STS={pairs}"], "untrained": ["GloVe=w2v:glove.txt"]}
+    chosen |= {"objectives": list(OF_TEXTS), "runs": [f"BM25={pairs}"]}
+    assert grid_bound(output_dir=str(tmp_path / "grid"), dry_run=True, **chosen) == 0
+    *cells, last, run = capsys.readouterr().out.strip().split("\n\n")
+    assert len(cells) == 3 * len(OF_TEXTS)
+    for number, cell in enumerate(cells):
+        training, *tests = (shlex.split(line) for line in cell.splitlines())
+        seed, (name, (objective, detail)) = (
+            (1, 7, 42)[number // len(OF_TEXTS)],
+            list(OF_TEXTS.items())[number % len(OF_TEXTS)],
+        )
+        directory = f"{tmp_path}/grid/cells/data-minilm-sde-{name}-seed{seed}"
+        assert training[-2:] == [f"--seed={seed}", f"--output_dir={directory}/model"]
+        assert [[w for w in words if w.startswith(("--model", "--dataset"))] for words in tests] == [
+            [f"--model={directory}/model", f"--dataset=beir:{folder}"],
+            [f"--model={directory}/model", f"--dataset=sts:{pairs}"],
+        ]
+        if seed != 1:
+            continue  # the same recipes again
+        bound = resolve(training)
+        found = bound["objective"]
+        assert type(found).__name__ == objective
+        if objective == "SimCSE":
+            assert found.loss.__name__ == detail
+        if objective == "ConSERT":
+            assert (found.first, found.second) == (["token_shuffling"], detail)
+        if objective == "WeightedSum":
+            assert type(found.parts["autoencoder"]).__name__ == detail
+        if objective == "DiffCSE":
+            assert found.projector == detail
+        if objective == "CPDAE":
+            assert found.contrast == detail
+        assert (bound["data"].path, bound["steps"], bound["batch_size"]) == (str(folder), 900, 64)
+        assert bound["dev_metric"] == "spearman" and bound["evaluators"][0].path == str(pairs)
+    assert [shlex.split(line)[3:5] for line in last.splitlines()] == [
+        ["--model=w2v:glove.txt", f"--dataset=beir:{folder}"],
+        ["--model=w2v:glove.txt", f"--dataset=sts:{pairs}"],
+    ]
+    (words,) = map(shlex.split, run.splitlines())
+    assert words[3:5] == [f"--run={pairs}", f"--qrels={folder}/qrels/test.tsv"]
+
+
+def test_the_grid_of_weights(folder, tmp_path, capsys):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.touch()
+    bound = bound_grid("texts_weights_grid", bindings=["x"])
+    assert bound(output_dir="grid", datasets=[f"data={folder}"], bindings=[f"STS={pairs}"], dry_run=True) == 0
+    cells = [cell.splitlines() for cell in capsys.readouterr().out.strip().split("\n\n")]
+    assert len(cells) == 3 * 4 * 2
+    weights = [
+        resolve(shlex.split(training))["objective"].weights["autoencoder"] for training, _ in cells[:8]
+    ]
+    assert weights == [0.1, 0.1, 0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001]
+
+
+PLAIN = Variant(name="", title="")
+
+
+def planned(folder, output_dir=Path("grid"), **changes) -> list[grid_cells.Cell]:
+    given = {"recipe": ["gin/runs/few_steps.gin"], "steps": 7, "metrics": "P@1", "models": ["minilm"]}
+    given |= {"sharing": ["sde"], "objectives": ["standard"], "datasets": [str(folder)]}
+    return grid_cells.plan_cells(GridSettings(**given | changes), output_dir)
+
+
+def variant(name: str, *bindings: str, title: str = "") -> Variant:
+    return Variant(name=name, title=title or name, bindings=bindings)
+
+
+def test_a_temperature_that_is_given_is_that_of_an_objective_with_one_of_its_own(folder):
+    changes = {
+        "objectives": ["cpdae_r"],
+        "variants": [PLAIN, variant("cold", "TEMPERATURE=0.01")],
+        "sharing": ["sde"],
+    }
+    cells = planned(folder, recipe=["gin/unsupervised.gin"], bindings=["TEXT=texts.txt"], **changes)
+    found = [resolve(cell.commands.training[0][1])["objective"] for cell in cells]
+    assert [(objective.contrast, objective.temperature) for objective in found] == [
+        ("vectors", 0.05),
+        ("vectors", 0.01),
+    ]
+
+
+def test_stages_share_the_steps_and_follow_one_another(folder):
+    own = "mine=gin/objectives/pair.gin+gin/objectives/samtone.gin+gin/objectives/pair.gin"
+    (cell,) = planned(folder, objectives=[own])
+    assert cell.name == "pairs-minilm-sde-mine-seed0"
+    runs = [run for run, _ in cell.commands.training]
+    assert [run.name for run in runs] == ["stage1", "stage2", "model"]
+    assert [[w for w in words if w.startswith("--gin.STEPS")] for _, words in cell.commands.training] == [
+        ["--gin.STEPS=2"],
+        ["--gin.STEPS=2"],
+        ["--gin.STEPS=3"],
+    ]
+    starts = [[w for w in words if w.startswith("--gin.MODEL")] for _, words in cell.commands.training]
+    assert starts == [[], [f"--gin.MODEL={runs[0]}"], [f"--gin.MODEL={runs[1]}"]]
+
+
+def test_only_the_first_stage_starts_from_a_checkpoint_that_is_given(folder):
+    (cell,) = planned(
+        folder,
+        models=["t5_1_1/base"],
+        objectives=["pair"],
+        recipe=["gin/runs/samtone_paper.gin"],
+        bindings=["INITIAL_CHECKPOINT_PATH=t5/checkpoint_1", "TOKENIZER=t5/sp.model", "PROJECTION=8"],
+    )
+    first, second = (words for _, words in cell.commands.training)
+    assert resolve(first)["model"].source == "t5x:t5/checkpoint_1"
+    found = resolve(second)["model"]
+    assert (found.source, found.tokenizer, found.projection) == (f"grid/cells/{cell.name}/stage1", None, 8)
+
+
+def test_only_the_first_stage_starts_from_random_parameters(folder):
+    (cell,) = planned(folder, objectives=["pair"], bindings=["FROM_SCRATCH=True"])
+    first, second = (resolve(words)["model"] for _, words in cell.commands.training)
+    assert first.from_scratch and second.from_scratch is None
+    assert second.source == f"grid/cells/{cell.name}/stage1"
+
+
+def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
+    (here,) = planned(folder, tmp_path / "here")
+    moved = folder.rename(tmp_path / "moved")
+    (there,) = planned(moved, tmp_path / "there", datasets=[f"pairs={moved}"])
+    assert here.identity == there.identity
+    assert here.commands != there.commands
+    assert here.inputs == there.inputs
+
+
+@pytest.mark.parametrize("command", ["grid", "rounds", "plan", "expand"])
+def test_help_needs_no_jax(command):
+    called = f"jaxir.{command}:{'generate' if command == 'expand' else command}"
+    code = f"import sys\nfrom jaxir import cli\ntry:\n    cli.main({called!r}, ['--help'])\nfinally:\n"
+    code += "    print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.endswith("False\n") and "usage: " in done.stdout
