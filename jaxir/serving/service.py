@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -318,7 +319,7 @@ def _named(spec: str) -> tuple[str, str]:
     """Takes NAME=DIR or DIR apart."""
     name, equals, directory = spec.partition("=")
     if not equals or "/" in name:
-        name, directory = Path(spec).resolve().name, spec
+        name, directory = Path(os.path.realpath(spec)).name, spec  # Path.resolve raises on a loop of links
     if not name or not directory:
         raise UserError(f"{spec!r} lacks a {'directory' if name else 'name'}; write NAME=DIR")
     return name, directory

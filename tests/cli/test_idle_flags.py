@@ -45,12 +45,12 @@ IDLE = [
     (
         "prepare",
         "--dataset=pairs:absent --output={here}/out --data_dir=absent",
-        "--data_dir is for --dataset=tfds:",
+        "--data_dir is for published data sets",
     ),
     (
         "prepare",
         "--dataset=pairs:absent --output={here}/out --with_context=no",
-        "--with_context is for --dataset=multi",
+        "--with_context is for published data sets",
     ),
     ("prepare", "--dataset=nq:absent --output={here}/out --seed=1", "--seed is for --dataset=pairs:FILE"),
     (

@@ -220,7 +220,7 @@ def test_settings_of_our_classes_have_resolvable_type_hints():
                 continue
             for name, thing in vars(importlib.import_module(module.name)).items():
                 own = getattr(thing, "__module__", None) == module.name
-                if own and inspect.isclass(thing) and "__post_init__" in vars(thing):
+                if own and dataclasses.is_dataclass(thing) and "__post_init__" in vars(thing):
                     fields = {field.name for field in dataclasses.fields(thing)}
                     found.append(f"{module.name}.{name}")
                     assert fields <= hints_of(thing).keys(), found[-1]

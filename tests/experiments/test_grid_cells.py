@@ -65,7 +65,7 @@ def test_a_grid_over_a_whole_recipe_keeps_its_settings_and_changes_what_the_axes
     assert isinstance(bound["model"], UnderIdentityProjection) and bound["model"].sharing == "ade"
     assert bound["objective"].loss.__name__ == "samtone"
     assert (bound["steps"], bound["epochs"], bound["dev"].split) == (7, None, "dev")
-    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+    assert gin.query_parameter("samtone.temperature") == 0.05
 
 
 def test_a_folder_may_be_named_as_other_commands_name_it(folder):

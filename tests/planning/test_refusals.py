@@ -12,9 +12,9 @@ TWO, SEARCH = "--topology=v5e:2x2", "--search"
     ("flags", "sentence"),
     [
         ((), "--topology must be given (see python -m jaxir.plan --help)"),
-        ((ONE, "--gin.BATCH=3"), "macro BATCH is set but nothing uses it"),
+        ((ONE, "--gin.BATCH=3"), "BATCH is set but nothing uses it"),
         ((ONE, "--output=run"), "there is no flag --output"),
-        ((ONE, "--gin.BATCH_SIZE=%gin.REQUIRED"), "BATCH_SIZE must be set: --batch_size"),
+        ((ONE, "--gin.BATCH_SIZE=%gin.REQUIRED"), "train.batch_size must be set: --batch_size"),
         ((ONE, "--model=hf:./nowhere"), "./nowhere: no such directory"),
         ((FOUR, "--batch_size=510"), "batch_size must be a multiple of the 4 devices"),
         (
