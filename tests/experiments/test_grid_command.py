@@ -53,7 +53,7 @@ def test_a_grid_from_end_to_end(tmp_path, grid_flags):
         (pair / name).unlink()
     other = run("--objectives=pair", "--steps=20")
     assert other.returncode == 1 and other.stderr.count("\n") == 1
-    assert "pair-seed0/stage1 was trained with STEPS = 12: give another output_dir" in other.stderr
+    assert "pair-seed0/stage1 was trained with train.steps = 12: give another output_dir" in other.stderr
     again = run("--objectives=pair")
     assert again.returncode == 0
     assert "1 of 1 cells are finished already" in again.stderr

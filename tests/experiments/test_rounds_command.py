@@ -50,7 +50,7 @@ def test_rounds_from_end_to_end(tmp_path, folder, rounds_flags):
         "train.trec",
     ]
     config = (out / "round1" / "model" / "config.gin").read_text()
-    assert "round0/model" in config and "TevatronPairs" in config and "NEGATIVES = 2" in config
+    assert "round0/model" in config and "TevatronPairs" in config and "num_negatives = 2" in config
     first = (out / "round0" / "model" / "config.gin").read_text()
     assert "round0/negatives/train.jsonl" in first and "TevatronPairs" in first
     mined = [

@@ -123,10 +123,11 @@ planned = program.Planned(
 kept = []
 compile_cache.aside = lambda compile: kept.append(compile()) or kept[-1]
 made = run_plan.make(target, planned)
+costs = made.costs
 print(json.dumps([
     targets.of_devices(chips).name,
     profiling.planned(*kept, planned.partitioner),
-    [made.memory.total / 2**30, made.roofline.overlapped, made.overlap.seconds, made.roofline.in_turn],
+    [made.memory.total / 2**30, costs.roofline.overlapped, costs.overlap.seconds, costs.roofline.in_turn],
 ]))
 """
 
