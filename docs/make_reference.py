@@ -179,9 +179,14 @@ def _described(name: str, thing: Any) -> Iterator[str]:
         yield from (f"| `{p.arg_name}` | {_cell(p.description or '')} |" for p in doc.params)
         yield ""
     if doc.returns and doc.returns.description:
-        yield from (f"Returns: {_cell(doc.returns.description)}", "")
+        yield from (*_wrapped(f"Returns: {_cell(doc.returns.description)}"), "")
     for error in doc.raises:
-        yield from (f"Raises `{error.type_name}`: {_cell(error.description or '')}", "")
+        yield from (*_wrapped(f"Raises `{error.type_name}`: {_cell(error.description or '')}"), "")
+
+
+def _wrapped(text: str) -> list[str]:
+    """Returns lines that an editor shows whole."""
+    return textwrap.wrap(text, 158, break_long_words=False, break_on_hyphens=False)
 
 
 def _signature(thing: Any, before: int) -> str:

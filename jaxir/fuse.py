@@ -23,7 +23,7 @@ from jaxir.storage.outputs import writes
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ReciprocalRanks:
-    """Of --method=rrf.
+    """Settings of --method=rrf.
 
     Attributes:
       constant: of rrf.
@@ -67,7 +67,7 @@ class Alphas:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Interpolation(Alphas):
-    """Of --method=interpolate.
+    """Settings of --method=interpolate.
 
     Attributes:
       weights: of interpolate, one for each run; equal by default.
@@ -91,7 +91,7 @@ class Interpolation(Alphas):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Rescoring(Alphas):
-    """Of --method=rescore.
+    """Settings of --method=rescore.
 
     Attributes:
       embeddings: EMB_DIR that gives rescore the second scores, of every document of the one run.
@@ -115,7 +115,7 @@ class Rescoring(Alphas):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundRobin:
-    """Of --method=round_robin, which has none."""
+    """Settings of --method=round_robin, which has none."""
 
 
 METHODS = {

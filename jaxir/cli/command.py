@@ -24,7 +24,7 @@ from typing import Any, Literal, NoReturn
 
 import docstring_parser
 
-from jaxir.core import error_report, values
+from jaxir.core import choices, error_report, values
 from jaxir.core.errors import BadValueError, Terminated, UsageError, UserError, suggest
 from jaxir.core.process_signals import hearing_terminals_end, open_streams, unwinding_on_sigterm
 from jaxir.core.progress import drop
@@ -94,9 +94,8 @@ def takes(
       only: which fields; None for all.
       **fixed: values of others that have no default.
     """
-    doc, fields = inspect.cleandoc(settings.__doc__), inspect.signature(settings).parameters
+    fields = inspect.signature(settings).parameters
     chosen = {name: p for name, p in fields.items() if only is None or name in only}
-    hints = values.hints_of(settings)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _, *own = inspect.signature(function).parameters.values()
@@ -105,28 +104,10 @@ def takes(
             of_settings = {name: given.pop(name) for name in list(given) if name in chosen}
             return function(settings(**fixed, **of_settings), **given)
 
-        functools.update_wrapper(command, function)
         command.has_recipes = True
-        del command.__wrapped__  # whose parameters are others
-        attributes = doc.partition("Attributes:\n")[2].splitlines()
-        if only is not None:
-            attributes = _of_names(attributes, only)
-        command.__doc__ = "\n".join([inspect.cleandoc(function.__doc__), *attributes])
-        command.__signature__ = inspect.Signature([*own, *chosen.values()])
-        known = typing.get_type_hints(function, include_extras=True)
-        command.__annotations__ = {p.name: known[p.name] for p in own} | {n: hints[n] for n in chosen}
-        return command
+        return choices.with_parameters(command, function, own, chosen.values(), [settings])
 
     return decorate
-
-
-def _of_names(lines: Sequence[str], names: Collection[str]) -> list[str]:
-    """Returns those lines of an `Attributes:` section that are about these names."""
-    kept, about = [], ""
-    for line in lines:
-        about = match[1] if (match := re.match(r"  (\w+): ", line)) else about
-        kept += [line] if about in names else []
-    return kept
 
 
 def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", action: str = "") -> int:
@@ -230,14 +211,11 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     for flag, value in flags.items():
         values.check_not_empty(f"--{flag}", value)
     gin_files = flags.pop("gin_file", [])
-    for flag, name in getattr(function, "hands_over", {}).items():
-        if flag in flags:
-            function, prog = _load(name), f"{prog} --{flag}"
-            first, *others = _parameters(function)
-            flags = {first: flags[flag]} | {n: value for n, value in flags.items() if n in others}
-            if short and not hasattr(function, "bound_as"):
-                flag = short[0].partition("=")[0]
-                raise UsageError(f"{flag} sets what a gin file names, and {prog} reads none: set it there")
+    asked, prog, flags = _handed_over(function, prog, flags)
+    if short and asked is not function and not hasattr(asked, "bound_as"):
+        flag = short[0].partition("=")[0]
+        raise UsageError(f"{flag} sets what a gin file names, and {prog} reads none: set it there")
+    function = asked
     call, bound = function, set()
     if gin_files or bindings or short:
         from jaxir.cli import gin_config
@@ -255,6 +233,18 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     check_required(function, bound | flags.keys(), prog)
     result = call(**flags)
     return result if isinstance(result, int) else 0
+
+
+def _handed_over(
+    function: Callable[..., Any], prog: str, flags: dict[str, Any]
+) -> tuple[Callable[..., Any], str, dict[str, Any]]:
+    """Returns the command that the flags ask for, its name and its flags; see `hands_over`."""
+    while flag := next((name for name in getattr(function, "hands_over", {}) if name in flags), None):
+        function, prog = _load(function.hands_over[flag]), f"{prog} --{flag}"
+        first, *others = _parameters(function)
+        known = {*others, *getattr(function, "hands_over", {})}
+        flags = {first: flags[flag]} | {name: value for name, value in flags.items() if name in known}
+    return function, prog, flags
 
 
 def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, settings: Sequence[str] = ()) -> str:

@@ -8,7 +8,7 @@ import inspect
 import itertools
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxir.core.errors import UserError
@@ -23,31 +23,51 @@ def with_flags_of(*settings: type) -> Callable[[Callable[..., Any]], Callable[..
         a field documents it.
     """
     fields: dict[str, dataclasses.Field] = {}
-    hints: dict[str, Any] = {}
     for cls in settings:
         for field in dataclasses.fields(cls):
             fields.setdefault(field.name, field)
-            hints.setdefault(field.name, hints_of(cls)[field.name])
+    taken = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(field))
+        for name, field in fields.items()
+    ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         *own, _ = inspect.signature(function).parameters.values()
 
-        @functools.wraps(function)
         def command(*args: Any, **given: Any) -> Any:
             return function(*args, **given)
 
-        del command.__wrapped__  # whose parameters are others
-        taken = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(field))
-            for name, field in fields.items()
-        ]
-        known = typing.get_type_hints(function, include_extras=True)
-        command.__signature__ = inspect.Signature([*own, *taken])
-        command.__annotations__ = {p.name: known[p.name] for p in own} | {n: hints[n] for n in fields}
-        command.__doc__ = "\n".join([inspect.cleandoc(function.__doc__), *_documented(settings)])
-        return command
+        return with_parameters(command, function, own, taken, settings)
 
     return decorate
+
+
+def with_parameters(
+    command: Callable[..., Any],
+    function: Callable[..., Any],
+    own: Iterable[inspect.Parameter],
+    taken: Iterable[inspect.Parameter],
+    settings: Sequence[type],
+) -> Callable[..., Any]:
+    """Returns `command` with the name of `function`, and with parameters that dataclasses document.
+
+    Args:
+      command: what is called.
+      function: what it calls; its documentation comes first.
+      own: the parameters of the function.
+      taken: the parameters that are fields of `settings`.
+      settings: the dataclasses; the first one that has a field gives its type.
+    """
+    own, taken = list(own), list(taken)
+    functools.update_wrapper(command, function)
+    del command.__wrapped__  # inspect would show the parameters of the function
+    known = typing.get_type_hints(function, include_extras=True)
+    hints = {name: hint for cls in reversed(settings) for name, hint in hints_of(cls).items()}
+    command.__signature__ = inspect.Signature([*own, *taken])
+    command.__annotations__ = {p.name: known[p.name] for p in own} | {p.name: hints[p.name] for p in taken}
+    lines = _documented(settings, {p.name for p in taken})
+    command.__doc__ = "\n".join([inspect.cleandoc(function.__doc__), *lines])
+    return command
 
 
 def settings_of(choices: Mapping[str, type], chosen: str, given: Mapping[str, Any]) -> Any:
@@ -79,14 +99,14 @@ def _default(field: dataclasses.Field) -> Any:
     return None if field.default is dataclasses.MISSING else field.default
 
 
-def _documented(settings: tuple[type, ...]) -> list[str]:
-    """Returns the lines of the `Attributes:` sections, of each name once."""
+def _documented(settings: Sequence[type], names: Collection[str]) -> list[str]:
+    """Returns the lines of the `Attributes:` sections about `names`, each name once."""
     lines, seen = [], set()
     for base in dict.fromkeys(itertools.chain.from_iterable(cls.__mro__[:-1] for cls in settings)):
         about, here = "", set()
         for line in inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2].splitlines():
             about = match[1] if (match := re.match(r"  (\w+): ", line)) else about
             here.add(about)
-            lines += [] if about in seen else [line]
+            lines += [line] if about in names and about not in seen else []
         seen |= here
     return lines

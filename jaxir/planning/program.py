@@ -97,7 +97,7 @@ class Step(NamedTuple):
 
     @property
     def num_parameters(self) -> int:
-        """Of the model."""
+        """Number of parameters of the model."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
 
     def useful_flops(self) -> float:

@@ -215,7 +215,7 @@ class Partitioner:
             _IN_FORCE.reset(token)
 
 
-# Of a thread, for programs are traced in several at once.
+# Thread-local: several programs may be traced at once.
 _IN_FORCE: contextvars.ContextVar[Partitioner | None] = contextvars.ContextVar("partitioner", default=None)
 
 

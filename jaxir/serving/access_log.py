@@ -6,8 +6,10 @@ import contextlib
 import datetime
 import logging
 import logging.handlers
+import re
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from jaxir.core.errors import UserError
@@ -17,6 +19,7 @@ from jaxir.storage.outputs import check_named
 
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 LONGEST_PATH = 200
+_LINE = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.+]+ ")  # the beginning of each line
 
 
 class AccessLog:
@@ -30,7 +33,7 @@ class AccessLog:
       path: a file, which is appended to; None is standard error.
 
     Raises:
-      UserError: the file cannot be written.
+      UserError: the file cannot be written, or holds something else than an access log.
     """
 
     def __init__(self, path: str | None):
@@ -40,6 +43,11 @@ class AccessLog:
         else:
             check_named("--access_log", path)
             try:
+                if Path(path).is_file():
+                    with Path(path).open("rb") as file:
+                        first = file.readline(1000)
+                    if first and not _LINE.match(first):
+                        raise UserError(f"{path} is there already and is no access log: give another file")
                 self._handler = logging.handlers.WatchedFileHandler(local_path(path, "written to"))
             except OSError as error:
                 raise UserError(f"cannot write the access log {path}: {error.strerror.lower()}") from None

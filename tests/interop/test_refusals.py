@@ -92,7 +92,7 @@ def pickled(folder: Path) -> None:
 
 
 ONE_MODULE = '[{"type": "sentence_transformers.models.Transformer", "path": ""}]'
-# Of a folder, by its spec and the kind that is wanted: what is wrong, and the sentence.
+# (spec of a folder, kind that is requested, what is wrong, expected sentence)
 REFUSED = {
     ("st:roberta", "dual_encoder"): [
         (remove("config.json"), r"config\.json: no such file"),

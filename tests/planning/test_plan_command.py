@@ -118,6 +118,8 @@ def test_a_recipe_in_python_is_planned(tmp_path, monkeypatch, capsys):
     assert (topology, recipe.steps, recipe.epochs, recipe.batch_size) == ("gpu:2xh100", 7, None, 8)
     advised = command.changed({"batch_size": 4})
     assert advised == f"python -m jaxir.plan {' '.join(flags)} --steps=7 --batch_size=4"
+    assert cli.main("jaxir.train:train", [flags[0], "--plan=gpu:2xh100", "--steps=7"]) == 0
+    assert planned[1][:2] == (topology, recipe)
     assert cli.main("jaxir.plan:plan", [*flags, "--gin_file=gin/pairs.gin"]) == 2
     assert "leave out gin files" in capsys.readouterr().err
 

@@ -157,7 +157,7 @@ class _Source(NamedTuple):
         texts = self._texts(on_bad_input)
         if self.expansion is None:
             return texts
-        # What is malformed is told when the texts are read.
+        # `_texts` below reports malformed lines when the texts are encoded.
         ids = [identifier for identifier, _ in self._texts(OnBadInput("skip"))]
         return self.expansion.records(texts, ids, on_bad_input)
 
@@ -169,7 +169,7 @@ class _Source(NamedTuple):
         return ((document.id, document.contents) for document in read_corpus(self.input, on_bad_input))
 
     def shards(self, numbers: Sequence[int], size: int, on_bad_input: Policy) -> Iterator[Shard]:
-        """Yields some of the shards. Faults have been told by then."""
+        """Yields shards by number. Malformed lines were reported when the texts were counted."""
         records = self.records(OnBadInput(on_bad_input))
         for number in range(max(numbers, default=-1) + 1):
             shard = list(itertools.islice(records, size))

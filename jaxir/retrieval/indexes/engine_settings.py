@@ -12,7 +12,7 @@ from jaxir.core.values import Count, Share, checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class NearestSettings:
-    """Of the engines scann and exact.
+    """Settings of the engines scann and exact.
 
     Attributes:
       embeddings: for scann, exact and milvus, what jaxir.encode wrote; with --update, passages to add.
@@ -49,7 +49,7 @@ class NearestSettings:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class MilvusSettings:
-    """Of the engine milvus.
+    """Settings of the engine milvus.
 
     Attributes:
       uri: for milvus, a server (https://host:19530, its token in the variable MILVUS_TOKEN) or the path of an
@@ -70,7 +70,7 @@ class MilvusSettings:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class LuceneSettings:
-    """Of the engine lucene.
+    """Settings of the engine lucene.
 
     Attributes:
       fields: for lucene, whether title and text are one field (flat) or two of equal weight.
@@ -86,7 +86,7 @@ class LuceneSettings:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ImpactSettings:
-    """Of the engine lucene_impact.
+    """Settings of the engine lucene_impact.
 
     Attributes:
       vectors: for lucene_impact, .jsonl[.gz] lines of {"id": ..., "vector": {token: weight}}, the weights
@@ -101,7 +101,7 @@ class ImpactSettings:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class UpdateSettings:
-    """Of an index that is changed.
+    """Settings of `index --update`.
 
     Attributes:
       delete: for --update, a file with the ids of passages to take out first, one on a line.
