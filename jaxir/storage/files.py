@@ -14,7 +14,6 @@ import io
 import logging
 import os
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from typing import IO, Any
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
-from jaxir.storage.temporary_outputs import temporary_output
+from jaxir.storage.temporary_outputs import remove_directory, temporary_output
 
 BUCKET_SECONDS = 20.0  # how long a bucket may take to answer at first, attempts included
 
@@ -124,7 +123,7 @@ def remove_tree(path: Path) -> None:
         with contextlib.suppress(Exception):
             path.rmtree()
     else:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_directory(path)
 
 
 def move_tree(source: Path, target: Path) -> None:
@@ -279,14 +278,14 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
                         " gone"
                     )
                 if _exchanged(temporary, path):
-                    shutil.rmtree(temporary, ignore_errors=True)
+                    remove_directory(temporary)
                 else:  # there is a moment without either: the old one's name is none that others remove
                     old = temporary.with_suffix(".old")
                     path.rename(old)
                     temporary.rename(path)
-                    shutil.rmtree(old, ignore_errors=True)
+                    remove_directory(old)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_directory(temporary)
             raise
 
 

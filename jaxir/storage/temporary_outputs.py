@@ -21,6 +21,8 @@ from jaxir.storage.locks import open_locked
 
 # Seconds. The locks of another machine may not show here, and a container's name may be new each time.
 ABANDONED_AFTER = 86_400.0
+ATTEMPTS = 20  # to remove a directory into which a library's threads still write
+ATTEMPT_SECONDS = 0.1  # between two attempts
 _NAME = re.compile(r"\..+?\.(?:([0-9a-f]{8})\.)?[0-9a-f]{12}\.part", re.DOTALL)
 
 
@@ -53,7 +55,19 @@ def temporary_directory(near: Path | None = None) -> Iterator[Path]:
         try:
             yield temporary
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_directory(temporary)
+
+
+def remove_directory(path: Path) -> None:
+    """Removes a local directory and its contents, as far as the system permits.
+
+    After an interrupt, threads of Orbax or TensorFlow may still create files in it for a moment.
+    """
+    for _ in range(ATTEMPTS):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+        time.sleep(ATTEMPT_SECONDS)
 
 
 def is_temporary(name: str) -> bool:
@@ -75,7 +89,7 @@ def _remove_unlocked(path: Path, *, directory: bool) -> None:
     # NFS locks only what is open for writing.
     descriptor = open_locked(path, (os.O_RDONLY if directory else os.O_RDWR) | os.O_NOFOLLOW)
     try:
-        shutil.rmtree(path, ignore_errors=True) if directory else path.unlink()
+        remove_directory(path) if directory else path.unlink()
     finally:
         os.close(descriptor)
 

@@ -1,5 +1,6 @@
 """What is written beside an output until it is whole, and what becomes of it when a process is killed."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -138,3 +139,19 @@ def test_every_temporary_directory_is_one_that_the_next_process_clears():
     jaxir = Path(__file__).parent.parent.parent / "jaxir"
     found = {str(p.relative_to(jaxir)) for p in jaxir.rglob("*.py") for word in MADE if word in p.read_text()}
     assert found == {"core/error_report.py"}, "which keeps tracebacks"
+
+
+def test_a_directory_is_removed_though_a_thread_still_writes_into_it(tmp_path):
+    """A library's threads may go on for a moment when the process is interrupted."""
+
+    def write(directory: Path) -> None:
+        for number in range(3_000):
+            with contextlib.suppress(FileNotFoundError):
+                (directory / str(number)).touch()
+
+    with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "index") as aside:
+        thread = threading.Thread(target=write, args=[aside])
+        thread.start()
+        raise KeyboardInterrupt
+    thread.join()
+    assert not hidden(tmp_path)
