@@ -31,6 +31,7 @@ PAGES = {
     if "<!-- generated: "
     not in path.read_text(encoding="utf-8")  # made of docstrings, not written as examples
 }
+SCRIPTS = {f"benchmarks/{path.name}": path for path in sorted((ROOT / "benchmarks").glob("*.sh"))}
 # `make test` puts a small model in MiniLM's place and leaves out what is slow; `make test-slow` runs all.
 MINILM = "st:sentence-transformers/all-MiniLM-L6-v2"
 BLOCK = re.compile(
@@ -132,7 +133,8 @@ class Command(NamedTuple):
 
 def commands(page: str) -> list[Command]:
     found = []
-    for block in blocks(page, "sh"):
+    whole = [Block(1, "sh", SCRIPTS[page].read_text(encoding="utf-8"), "")] if page in SCRIPTS else None
+    for block in whole or blocks(page, "sh"):
         if block.mark.startswith("needs"):
             continue
         text = block.code.replace("\\\n", " " * 2)
@@ -171,7 +173,7 @@ def files_to_write(page: str) -> dict[str, str]:
     return found
 
 
-COMMANDS = [command for page in PAGES for command in commands(page)]
+COMMANDS = [command for page in [*PAGES, *SCRIPTS] for command in commands(page)]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=[f"{c.page}:{c.line} {c.module}" for c in COMMANDS])
@@ -209,7 +211,7 @@ def test_commands_can_be_typed(command, tmp_path, monkeypatch, capsys):
             monkeypatch.setattr(name.replace(":", "."), functools.wraps(other)(lambda **s: calls.append(s)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for name, content in files_to_write(command.page).items():
+    for name, content in files_to_write(command.page).items() if command.page in PAGES else ():
         (tmp_path / name).write_text(content)
     try:
         status = cli.main(main, arguments)
