@@ -1,6 +1,6 @@
-"""Attention by the kernels of `attention_kernel.py`: differentiable, and split over a mesh as models are.
+"""Attention by the kernels of `attention_kernel.py`: differentiable, and split over a mesh.
 
-The kernels are imported where they are used: Pallas takes a fifth of a second, and few machines have a TPU.
+The kernels are imported in functions, because Pallas takes 0.2 s to import and few machines have a TPU.
 """
 
 import functools
@@ -16,12 +16,12 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxir.models import layers
 from jaxir.runtime.partitioning import Partitioner
 
-# The longest text of which a head's logits, in float32 and several times, fit into a chip's memory.
+# The longest text of which several float32 copies of a head's logits fit into a chip's memory.
 _LONGEST = 512
 
 
 class _Where(NamedTuple):
-    """The devices, the mesh axes that split the batch, and those that split the heads."""
+    """The mesh, and the mesh axes that split the batch and the heads."""
 
     mesh: Mesh
     batch: tuple[str, ...]
@@ -32,12 +32,9 @@ class _Where(NamedTuple):
 
 
 def takes(query: jax.Array, key: jax.Array, partitioner: Partitioner | None) -> bool:
-    """Whether the kernels do what `attention` is asked for texts that attend to themselves.
+    """Whether the kernels support self-attention of query [B, L, H, K] and key [B, S, G, K].
 
-    Args:
-      query: [B, L, H, K].
-      key: [B, S, G, K].
-      partitioner: the mesh for which the program is made: the machine that traces it may be another.
+    The partitioner is that of the mesh which runs the program; another machine may trace it.
     """
     if partitioner is None or not partitioner.fused_attention or not partitioner.on_tpu:
         return False
@@ -71,9 +68,9 @@ def attend(
     dropout_key: jax.Array | None,
     partitioner: Partitioner,
 ) -> jax.Array:
-    """Does what `attention` does, where `takes` says so. Arguments are as there; the bias is [1, H, L, L].
+    """Computes `attention` if `takes` is True. Arguments are those of `attention`; the bias is [1, H, L, L].
 
-    The gradient of a bias is added up in float32 over a device's texts, then over devices.
+    The gradient of a bias is summed in float32 over the texts of a device, then over devices.
     """
     from jaxir.models.attention_kernel import Kind
 
@@ -145,7 +142,7 @@ def _where(partitioner: Partitioner, shape: tuple[int, ...]) -> _Where:
 
 
 def _specs(where: _Where) -> tuple[PartitionSpec, ...]:
-    """Returns those of [B, L, H K], of a bias [H, S, T], of [B] and of sums [B, H / group, group, L]."""
+    """Returns the specs of [B, L, H K], of a bias [H, S, T], of [B] and of sums [B, H / group, group, L]."""
     batch, heads = where.batch or None, where.heads or None
     return (
         PartitionSpec(batch, None, heads),
@@ -160,7 +157,7 @@ def _on(where: _Where, run: Callable[..., Any], ins: Any, outs: Any) -> Callable
 
 
 def _placed(where: _Where, kind: Any, query: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Returns a kernel's numbers: of the key, the places of this device's first text and head, the window."""
+    """Returns a kernel's numbers: key words, indices of this device's first text and first head, window."""
     first_text = jax.lax.axis_index(where.batch) * query.shape[0] if where.batch else 0
     heads = query.shape[2] // kind.head_dim
     first_head = jax.lax.axis_index(where.heads) * heads if where.heads else 0

@@ -103,7 +103,7 @@ def test_scores_of_texts_are_the_scores_of_their_pairs_and_dropout_is_on_with_a_
 
 def test_cross_encoder_refuses_to_join_texts_before_joining_is_known():
     loaded = model_dir.load(f"hf:{GOLDEN / 'cross_bert'}", kind="cross_encoder")
-    with pytest.raises(ValueError, match="how two texts are joined is not known"):
+    with pytest.raises(ValueError, match="separator of two texts is unknown"):
         loaded.model.score_texts(*apart("bert"))
 
 

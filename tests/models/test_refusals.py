@@ -24,7 +24,7 @@ from tests.models.test_encoders import BERT, T5
         (lambda: DualEncoderConfig(backbone=BERT, sharing="ade_spl"), "ade_spl' shares the projection"),
         (
             lambda: DualEncoderConfig(backbone=T5, pooling="first_last"),
-            "'first_last' reads two layers, which t5 does not show; BERT does",
+            "'first_last' reads two layers, which t5 does not return",
         ),
     ],
 )
