@@ -18,10 +18,8 @@ from jaxir.losses._types import AllKeys, Keys, Metrics, NegativeKeys, Negatives,
 class Keep(NamedTuple):
     """Which columns the denominator of each row includes.
 
-    Attributes:
-      in_batch: [B, B], the row's own pair and every row that is not a duplicate.
-      same_tower: [B, B], the same without the row itself.
-      negatives: [B, B * N], every hard negative that is not the row's own passage; None without negatives.
+    `in_batch` is the row's own pair and every row that is not a duplicate; `same_tower` the same without the
+    row itself; `negatives` every hard negative that is not the row's own passage.
     """
 
     in_batch: Bool[Array, "B B"]
@@ -32,11 +30,9 @@ class Keep(NamedTuple):
 class Terms(NamedTuple):
     """The terms of the in-batch softmax, one number per row.
 
-    Attributes:
-      positive: sim(q_i, p_i) / temperature.
-      query_to_passage: log of the sum over passages and hard negatives of exp(sim(q_i, .) / temperature).
-      passage_to_query: log of the sum over queries of exp(sim(., p_i) / temperature).
-      hardest: the largest logit of q_i with another row's passage or a hard negative; -inf without any.
+    `positive` is a logit; `query_to_passage` and `passage_to_query` are logs of sums of exponentials of
+    logits, over passages and hard negatives and over queries. `hardest` is the largest logit with another
+    row's passage or a hard negative, -inf without any.
     """
 
     positive: Float32[Array, " B"]
@@ -106,13 +102,7 @@ def softmax_loss(terms: Terms, *, temperature: float, bidirectional: bool) -> tu
 
 
 class Similarities(NamedTuple):
-    """Similarities of each row, not divided by a temperature.
-
-    Attributes:
-      positive: with the row's own passage.
-      negative: with every candidate negative.
-      kept: which of these candidates are negatives of the row.
-    """
+    """Similarities of each row with its passage and with candidate negatives; `kept` are its negatives."""
 
     positive: Float32[Array, " B"]
     negative: Float32[Array, "B M"]

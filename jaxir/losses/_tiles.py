@@ -97,7 +97,7 @@ class Side(NamedTuple):
 
     Attributes:
       vectors: [L, D].
-      keys: arrays [L, 2], as many as the other side has: equal ones mask.
+      keys: arrays [L, 2]; equal keys of both sides mask.
       extra: arrays [L] that the tile function needs, by name.
       number: [L], int32, positions in the whole batch; None for a whole shard.
       fresh: [L], False for rows that the block before already held; None if blocks do not overlap.
@@ -144,8 +144,8 @@ def fold(
     def on_device(rows: Side, columns: Side) -> tuple[Totals, Totals]:
         start_rows, start_columns = start(rows, row_names), start(columns, column_names)
         if sweep.ring is None:
-            return _visit(sweep, 0, 0, rows, columns, start_rows, start_columns, tile)
-        return _around(sweep, sweep.ring, rows, columns, start_rows, start_columns, tile)
+            return _fold_shard(sweep, 0, 0, rows, columns, start_rows, start_columns, tile)
+        return _ring_sweep(sweep, sweep.ring, rows, columns, start_rows, start_columns, tile)
 
     if sweep.ring is None:
         return on_device(rows, columns)
@@ -153,7 +153,7 @@ def fold(
     return jax.shard_map(on_device, mesh=sweep.ring.mesh, in_specs=split, out_specs=split)(rows, columns)
 
 
-def _around(
+def _ring_sweep(
     sweep: Sweep, ring: Ring, rows: Side, columns: Side, row_totals: Totals, empty: Totals, tile: Tile
 ) -> tuple[Totals, Totals]:
     """Passes every shard of columns round the ring, followed by its totals, which end on their own device.
@@ -172,14 +172,14 @@ def _around(
         shard, row_totals, column_totals = carry
         following = pass_on(shard, -1)
         column_totals = pass_on(column_totals, -1)
-        row_totals, part = _visit(sweep, k, me, rows, shard, row_totals, empty, tile)
+        row_totals, part = _fold_shard(sweep, k, me, rows, shard, row_totals, empty, tile)
         return following, row_totals, _join(column_totals, part)
 
     _, row_totals, column_totals = jax.lax.fori_loop(0, steps, step, (columns, row_totals, empty))
     return row_totals, pass_on(column_totals, steps - 1)
 
 
-def _visit(
+def _fold_shard(
     sweep: Sweep,
     step: jax.Array | int,
     me: jax.Array | int,

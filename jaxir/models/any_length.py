@@ -15,7 +15,7 @@ _LIBRARIES = ("site-packages", "dist-packages", "importlib", "contextlib.py", "f
 _ROOT = str(Path(__file__).resolve().parents[1])
 
 
-def fault_of(model: nnx.Module) -> str | None:
+def export_error(model: nnx.Module) -> str | None:
     """Returns why a model cannot be exported for texts of any number and length; None if it can.
 
     Only encoders outside jaxir are checked. They are traced, not compiled, with symbolic dimensions of the
@@ -46,12 +46,11 @@ def fault_of(model: nnx.Module) -> str | None:
 
 def warn(model: nnx.Module) -> None:
     """Prints a warning if a new model cannot be exported, before the user spends training on it."""
-    if jax.process_index() == 0 and (fault := fault_of(model)):
+    if jax.process_index() == 0 and (fault := export_error(model)):
         print(f"warning: {fault}. Training works, but no ONNX or SavedModel export", file=sys.stderr)
 
 
 def _place_of(error: Exception) -> str:
-    """Returns the file and line of the user's code that failed."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith((_ROOT, sys.base_prefix, "<"))]
     own = [f for f in own if not any(name in f.filename for name in _LIBRARIES)]

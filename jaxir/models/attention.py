@@ -37,20 +37,11 @@ class Cache(NamedTuple):
 class Attention(nnx.Module):
     """Attention with its four projections.
 
-    Args:
-      width: E, of the input and the result.
-      num_heads: number of query heads.
-      head_dim: dimensions of each head.
-      num_kv_heads: number of key and value heads, each shared by several query heads (Ainslie et al. 2023);
-        None: num_heads.
-      memory_width: width of the memory that is attended to; None: E.
-      use_bias: whether the projections have biases.
-      scale: factor of the logits; None: head_dim^-1/2.
-      stddevs: of the initial kernels of query, key, value and output.
-      dropout_rate: of attention weights.
-      drop_for_all: drop a weight for all queries of a text or for none, as T5X does.
-      dtype: the type of matrix products.
-      rngs: source of the `params` key.
+    `num_kv_heads` heads of keys and values are each shared by several query heads (Ainslie et al. 2023);
+    None: num_heads. `memory_width` is the width of a memory; None: that of x. `scale` multiplies the logits;
+    None: head_dim^-1/2. `stddevs` are those of the initial query, key, value and output kernels.
+    `dropout_rate` is that of attention weights; with `drop_for_all` a weight is dropped for all queries of a
+    text or for none, as in T5X.
     """
 
     def __init__(
@@ -97,17 +88,10 @@ class Attention(nnx.Module):
         frequencies: Float[Array, " F"] | None = None,
         key: Key[Array, ""] | None,
     ) -> Float[Array, "B T E"]:
-        """Attends from x [B, T, E] to itself, or to `memory` [B, S, M]; returns [B, T, E].
+        """Attends from x to itself, or to `memory`; `mask` is true at real tokens of what is attended to.
 
-        Args:
-          x: [B, T, E].
-          mask: [B, S], true at real tokens of the attended text.
-          memory: [B, S, M]; None: x.
-          bias: see `attention`.
-          causal: see `attention`.
-          window: see `attention`.
-          frequencies: [head_dim / 2] of RoPE (see `rotate`), not with a memory; None: no RoPE.
-          key: dropout key; None turns dropout off.
+        `frequencies` are those of RoPE (see `rotate`), not with a memory. `bias`, `causal` and `window` are
+        those of `attention`. A dropout key of None turns dropout off.
         """
         seen = x if memory is None else memory
         query, keys, value = (
@@ -157,15 +141,8 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B T E"], Cache]:
         """Reads the next T positions with causal self-attention; the cache has the positions before them.
 
-        Args:
-          x: [B, T, E], without padding. The cache must have room for T positions.
-          cache: of length S.
-          bias: [1, H, T, S], from these T positions to all of the cache.
-          window: see `attention`.
-          frequencies: [head_dim / 2] of RoPE.
-
-        Returns:
-          [B, T, E], and the cache with these positions.
+        x has no padding, and the cache must have room for T positions. `bias` is from these T positions to
+        all S of the cache. Returns the output, and the cache with these positions.
         """
         start = cache.filled
         query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
@@ -225,13 +202,16 @@ def attention(
 ) -> Float[Array, "B T H K"]:
     """Attends from every position to the visible ones: softmax(scale q k^T + bias) v, softmax in float32.
 
+    Values at positions that see nothing are undefined. Without `dropout_key` nothing is dropped. The fused
+    kernels of GPUs do not support dropout.
+
     Args:
       query: [B, T, H, K] for H heads of K dimensions.
       key: [B, S, G, K]: query head h reads head h // (H / G).
       value: [B, S, G, K].
       mask: [B, S], true at real tokens. Padding is on the right.
-      bias: [1, H, T, S], added to the logits; None: 0.
-      bias_of_text: whether each text has its own bias [B, H, T, S].
+      bias: [1, H, T, S], added to the logits, or [B, H, T, S] with `bias_of_text`.
+      bias_of_text: whether each text has its own bias.
       scale: factor of the logits; 1.0 for T5.
       causal: whether a position sees no later positions.
       window: the largest distance at which a position sees another; None: any.
@@ -239,13 +219,10 @@ def attention(
       crossed: whether the keys are of another text, so that `mask` is not that of the queries.
       dropout_rate: probability of dropping an attention weight.
       drop_for_all: drop a weight for all queries of a text or for none.
-      dropout_key: key of that dropout; None: no dropout. The fused kernels of GPUs do not support dropout.
-
-    Returns:
-      [B, T, H, K] in the type of `query`. Values at positions that see nothing are undefined.
+      dropout_key: key of that dropout.
     """
     dropped = dropout_key is not None and dropout_rate > 0.0
-    near = _near(query, key, causal=causal, window=window, start=start)
+    near = _distance_mask(query, key, causal=causal, window=window, start=start)
     if bias is not None and not bias_of_text and bias.shape[0] != 1:
         raise ValueError(f"a bias of {bias.shape[0]} texts needs bias_of_text=True")
     # cuDNN computes no gradient for a bias of each text.
@@ -265,10 +242,10 @@ def attention(
         return jax.nn.dot_product_attention(
             query, key, value, bias=bias, mask=_visible(mask, near), scale=scale, implementation="xla"
         )
-    return _written_out(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key)
+    return _unfused(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key)
 
 
-def _near(
+def _distance_mask(
     query: jax.Array, key: jax.Array, *, causal: bool, window: Any, start: jax.Array | None
 ) -> jax.Array | None:
     """Returns [T, S], true where causality and window let a query see a key; None: everywhere."""
@@ -316,7 +293,7 @@ def _cudnn(query, key, value, mask, bias, scale):
     )
 
 
-def _written_out(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key):
+def _unfused(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key):
     # JAX's function has no dropout, and its bfloat16 gradient mixes types, which strict promotion forbids.
     # This one is up to twice as fast on a CPU: heads before positions make plain matrix products, and the
     # softmax is divided by its sum after the product with the values.

@@ -1,9 +1,8 @@
 """Pallas kernels of attention for TPUs: logits and weights [B, H, T, S] stay on the chip.
 
-They support texts so short that all logits of a head fit into the chip's memory at once. (Flash attention,
-Dao et al. 2022, computes the softmax in parts.) The forward pass keeps the log-sum-exp of each row, [B, H,
-T]. The backward pass recomputes the weights, computes all gradients in one kernel, and sums a bias's gradient
-over the texts in place.
+All logits of a head must fit into the chip's memory at once. (Flash attention, Dao et al. 2022, computes the
+softmax in parts.) The forward pass keeps the log-sum-exp of each row. The backward pass recomputes the
+weights, computes all gradients in one kernel, and sums a bias's gradient over the texts in place.
 
 Logits are [S, T], keys before queries: maxima and sums then run over registers, and fewer operands need a
 transpose. Heads that share the 128 lanes of a register are read together. In products of one head the lanes
@@ -41,13 +40,11 @@ class Kind:
     interpret: bool = False
 
     @property
-    def drops_values(self) -> bool:
-        """Whether values are dropped, which drops their weights for all queries."""
+    def drops_values(self) -> bool:  # dropping a value drops its weights for all queries
         return self.dropout_rate > 0 and self.drop_for_all
 
     @property
     def drops_each(self) -> bool:
-        """Whether weights are dropped one by one."""
         return self.dropout_rate > 0 and not self.drop_for_all
 
     @property
@@ -80,22 +77,14 @@ def forward(
     numbers: jax.Array,
     kind: Kind,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attends on one device: query, key and value are [B, L, H K], in a type that the matrix unit supports.
+    """Attends on one device from query to key and value [B, L, H K], in a type that the matrix unit supports.
 
-    Args:
-      query: [B, L, H K].
-      key: [B, L, H K].
-      value: [B, L, H K].
-      bias: float32 [H, S, T], key before query, or None.
-      lengths: int32 [B], the number of visible positions of each text, at least 1.
-      numbers: int32 [5]: both words of the dropout key, the global indices of the first text and head, the
-        window.
-      kind: the static settings.
-
-    Returns:
-      [B, L, H K], and the log-sum-exp of each row, float32 [B, H / group, group, L].
+    `bias` is float32 [H, S, T] or None, `lengths` int32 [B] the number of visible positions of each text, at
+    least 1. `numbers`, int32 [5], are both words of the dropout key, the global indices of the first text and
+    head, and the window. Returns [B, L, H K], and the log-sum-exp of each row, float32 [B, H / group, group,
+    L].
     """
-    shape = _Shape(query, kind)
+    shape = _Grid(query, kind)
     sums = jax.ShapeDtypeStruct((shape.batch, shape.groups, kind.group, shape.length), jnp.float32)
     return shape.call(
         _forward,
@@ -130,7 +119,7 @@ def backward(
 
     `sums` is the second result of `forward`, and `gradient` [B, L, H K] that of the first.
     """
-    shape = _Shape(query, kind)
+    shape = _Grid(query, kind)
     rows = [(x, shape.rows()) for x in (query, key, value, gradient)]
     return shape.call(
         _backward,
@@ -148,7 +137,7 @@ def backward(
 _SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
 
 
-class _Shape:
+class _Grid:
     """The grid of a call: a program handles some texts and the heads of a group, and iterates over texts."""
 
     def __init__(self, query: jax.Array, kind: Kind):
@@ -214,53 +203,53 @@ class _Shape:
 def _forward(kind: Kind, inputs: int, *refs) -> None:
     numbers, lengths, query, key, value, bias = (*refs[:inputs], None)[:6]
     out, sums, *near = refs[inputs:]
-    part = _Part(kind, numbers, lengths, query, bias, near)
+    program = _Program(kind, numbers, lengths, query, bias, near)
 
     def text(i: Any) -> None:
         q, k, turned = query[i], key[i], value[i].T
         if kind.drops_values:
-            turned *= part.values_kept(i).astype(turned.dtype)
-        seen, mixed = part.seen(i), []
+            turned *= program.values_kept(i).astype(turned.dtype)
+        seen, mixed = program.seen(i), []
         for h in range(kind.group):
-            logits = part.logits(k, part.own(q, h, kind.folded), h, seen)
+            logits = program.logits(k, program.own(q, h, kind.folded), h, seen)
             most = logits.max(axis=0, keepdims=True)
             weights = jnp.exp(logits - most)
             total = weights.sum(axis=0, keepdims=True)
             sums[i, h : h + 1] = most + jnp.log(total)
             if kind.drops_each:
-                weights = jnp.where(part.kept(i, h), weights, 0.0)
+                weights = jnp.where(program.kept(i, h), weights, 0.0)
             of_head = turned[h * kind.head_dim : (h + 1) * kind.head_dim]
             mixed.append(_dot(of_head, weights.astype(of_head.dtype)) / total)
         mixed = jnp.concatenate(mixed, axis=0).T
-        out[i] = (mixed * part.spared if kind.dropout_rate else mixed).astype(out.dtype)
+        out[i] = (mixed * program.spared if kind.dropout_rate else mixed).astype(out.dtype)
 
-    part.each(text)
+    program.each(text)
 
 
 def _backward(kind: Kind, inputs: int, *refs) -> None:
     numbers, lengths, query, key, value, gradient, sums, bias = (*refs[:inputs], None)[:8]
     of_query, of_key, of_value, *refs = refs[inputs:]
     of_bias, *near = (None, *refs) if bias is None else refs
-    part = _Part(kind, numbers, lengths, query, bias, near)
+    program = _Program(kind, numbers, lengths, query, bias, near)
     if of_bias is not None:
 
-        @pl.when(part.first)
+        @pl.when(program.first)
         def _():
             of_bias[...] = jnp.zeros_like(of_bias)
 
     def text(i: Any) -> None:
         q, k, v, g = query[i], key[i], value[i], gradient[i]
-        seen, turned = part.seen(i), k.T
+        seen, turned = program.seen(i), k.T
         if kind.drops_values:
-            values_kept = part.values_kept(i).T
+            values_kept = program.values_kept(i).T
             v *= values_kept.astype(v.dtype)
         d_query, d_key, d_value = [], 0.0, 0.0
         for h in range(kind.group):
-            own, own_g = part.own(q, h, kind.folded), part.own(g, h)
-            weights = jnp.exp(part.logits(k, own, h, seen) - sums[i, h : h + 1])
+            own, own_g = program.own(q, h, kind.folded), program.own(g, h)
+            weights = jnp.exp(program.logits(k, own, h, seen) - sums[i, h : h + 1])
             d_weights, used = _dot(v, own_g, turned=True), weights
             if kind.drops_each:
-                kept = part.kept(i, h)
+                kept = program.kept(i, h)
                 d_weights, used = jnp.where(kept, d_weights, 0.0), jnp.where(kept, weights, 0.0)
             d_value += _dot(used.astype(v.dtype), own_g)
             d_logits = weights * (d_weights - (weights * d_weights).sum(axis=0, keepdims=True))
@@ -269,15 +258,15 @@ def _backward(kind: Kind, inputs: int, *refs) -> None:
             d_logits = d_logits.astype(q.dtype)
             d_key += _dot(d_logits, own)
             d_query.append(_dot(turned[h * kind.head_dim : (h + 1) * kind.head_dim], d_logits))
-        of_query[i] = (jnp.concatenate(d_query, axis=0).T * (part.spared * kind.scale)).astype(q.dtype)
-        of_key[i] = (d_key * (part.spared * kind.rest)).astype(k.dtype)
-        d_value *= part.spared
+        of_query[i] = (jnp.concatenate(d_query, axis=0).T * (program.spared * kind.scale)).astype(q.dtype)
+        of_key[i] = (d_key * (program.spared * kind.rest)).astype(k.dtype)
+        d_value *= program.spared
         of_value[i] = (d_value * values_kept if kind.drops_values else d_value).astype(v.dtype)
 
-    part.each(text)
+    program.each(text)
 
 
-class _Part:
+class _Program:
     """What both kernels share: the texts and heads of one program."""
 
     def __init__(self, kind: Kind, numbers, lengths, query, bias, near):
@@ -333,17 +322,17 @@ class _Part:
 
     def kept(self, i: Any, head: int) -> jax.Array:
         """Returns which weights [S, T] are kept: the same on any mesh and in both passes."""
-        return kept(*self._of_dropout(i, head), self.length, self.kind.dropout_rate)
+        return kept(*self._dropout_words(i, head), self.length, self.kind.dropout_rate)
 
     def values_kept(self, i: Any) -> jax.Array:
         """Returns [group K, S]: 1 for kept values, else 0."""
         rows = []
         for head in range(self.kind.group):
-            row = values_kept(*self._of_dropout(i, head), self.length, self.kind.dropout_rate)
+            row = values_kept(*self._dropout_words(i, head), self.length, self.kind.dropout_rate)
             rows.append(jnp.broadcast_to(jnp.where(row, 1.0, 0.0), (self.kind.head_dim, self.length)))
         return jnp.concatenate(rows, axis=0)
 
-    def _of_dropout(self, i: Any, head: int) -> tuple[jax.Array, ...]:
+    def _dropout_words(self, i: Any, head: int) -> tuple[jax.Array, ...]:
         text, of = self.numbers[2] + self.first_text + i, self.numbers[3] + self.first_head + head
         return self.numbers[0], self.numbers[1], text, of
 

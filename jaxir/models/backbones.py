@@ -42,6 +42,7 @@ class BackboneConfig:
 
     Attributes:
       kind: the name of the backbone in `jaxir.json`.
+      title: its name in summaries; empty: `kind`.
       token_table: path, in the module, of the `layers.Embedding` from ids to vectors.
       hugging_face: the Hugging Face folders that hold such a model.
       vocab_size: rows of the token table.
@@ -60,6 +61,7 @@ class BackboneConfig:
     """
 
     kind: ClassVar[str]
+    title: ClassVar[str] = ""
     token_table: ClassVar[str]
     shows_layers: ClassVar[bool] = False
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = ()
@@ -75,7 +77,7 @@ class BackboneConfig:
     @property
     def summary(self) -> str:
         """A short description of the model."""
-        return f"{self.kind}, {self.num_layers} layers x {self.embed_dim}"
+        return f"{self.title or self.kind}, {self.num_layers} layers x {self.embed_dim}"
 
     @property
     def model_type(self) -> str | None:
@@ -97,7 +99,6 @@ class Encoder(layers.Summarised):
 
     @property
     def token_table(self) -> layers.Embedding:
-        """The table from ids to vectors."""
         return operator.attrgetter(self.config.token_table)(self)
 
     def is_pooled(self, ids: jax.Array) -> jax.Array:
@@ -113,18 +114,14 @@ class Encoder(layers.Summarised):
         key: Key[Array, ""] | None = None,
         edit: Edit | None = None,
     ) -> Float[Array, "B L E"]:
-        """Encodes token ids.
+        """Encodes token ids [B, L]; returns [B, L, E] in the config's dtype, undefined at padded positions.
 
         Args:
-          ids: [B, L], 0 is padding, on the right. `features.PADDING_TOKEN` is a padding token in the text
-            itself, for which `layers.Embedding` reads row 0.
-          token_types: [B, L], which part of the input each token belongs to, if there is a table of types;
-            None: all belong to the first.
+          ids: 0 is padding, on the right; `features.PADDING_TOKEN` is a padding token in the text itself.
+          token_types: which part of the input each token belongs to, for encoders with a table of types;
+            None: all 0.
           key: dropout key; None turns dropout off.
           edit: changes the token vectors that the first block reads.
-
-        Returns:
-          [B, L, E] in the config's dtype. Values at padded positions are undefined.
         """
         more = {} if token_types is None else {"token_types": [token_types]}
         return self.together([ids], [key], *([[edit]] if edit else []), **more)[0]
@@ -206,7 +203,7 @@ class StackEncoder(Encoder):
 def make_encoder(config: BackboneConfig, *, rngs: nnx.Rngs) -> Encoder:
     """Makes the encoder of a configuration, with random parameters; arrays must be parameters."""
     encoder = config.make(rngs=rngs)
-    if found := layers.not_of(encoder, nnx.Param):
+    if found := layers.unexpected_array(encoder, nnx.Param):
         raise UserError(
             f"{type(encoder).__module__}.{type(encoder).__name__} holds {found}, which is neither trained nor"
             " saved: make parameters by jaxir.models.layers.param, and constants in the method that uses them"

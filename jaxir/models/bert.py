@@ -175,6 +175,7 @@ class BertConfig(BackboneConfig):
     """
 
     kind: ClassVar[str] = "bert"
+    title: ClassVar[str] = "BERT"
     shows_layers: ClassVar[bool] = True
     token_table: ClassVar[str] = "embeddings.token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = _FOLDERS
@@ -197,10 +198,6 @@ class BertConfig(BackboneConfig):
     def __post_init__(self):
         if self.embed_dim % self.num_heads:
             raise ValueError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
-
-    @property
-    def summary(self) -> str:
-        return f"BERT, {self.num_layers} layers x {self.embed_dim}"
 
     @property
     def model_type(self) -> str:

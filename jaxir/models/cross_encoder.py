@@ -75,11 +75,8 @@ class CrossEncoderModel(layers.Summarised):
     ) -> Float[Array, " B"]:
         """Scores pairs: returns float32 [B] logits; higher is more relevant.
 
-        Args:
-          ids: [B, L] tokens of query and passage, [CLS] first; 0 is padding, on the right.
-          token_types: [B, L], 0 for tokens of the query, 1 for those of the passage; ignored by an encoder
-            with fewer than two types.
-          key: dropout key; None turns dropout off.
+        Tokens of query and passage begin with [CLS]; 0 is padding, on the right. `token_types` is 0 for
+        tokens of the query and 1 for those of the passage; encoders with fewer than two types ignore it.
         """
         types = {"token_types": token_types} if self.config.backbone.num_token_types > 1 else {}
         inside, after = layers.split_key(key, 2)
@@ -120,15 +117,10 @@ def join(
     *,
     separator: int | Literal["own"] | None,
 ) -> tuple[Int[Array, "B L"], Int[Array, "B L"]]:
-    """Puts each passage behind its query, in place of its padding.
+    """Puts each passage behind its query, in place of its padding; 0 is padding, on the right.
 
-    Args:
-      query_ids: [B, Lq] tokens with [CLS] and [SEP]; 0 is padding, on the right.
-      passage_ids: [B, Lp], likewise.
-      separator: replaces the first token of a passage; None: that token is removed; "own": it is kept.
-
-    Returns:
-      ids and token types [B, L], where L is Lq + Lp, or one less without a separator.
+    `separator` replaces the first token of a passage. None removes that token, and "own" keeps it. Returns
+    ids and token types [B, L], where L is Lq + Lp, or one less without a separator.
     """
     if separator is None:
         passage_ids = passage_ids[:, 1:]

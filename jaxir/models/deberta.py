@@ -144,6 +144,7 @@ class DebertaConfig(BackboneConfig):
     """
 
     kind: ClassVar[str] = "deberta-v2"
+    title: ClassVar[str] = "DeBERTa"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_FOLDER,)
     vocab_size: Size = 128100
@@ -174,10 +175,6 @@ class DebertaConfig(BackboneConfig):
                 f"relative_buckets {buckets} must be 0 or at least 4, and relative_max_distance {farthest}"
                 " must exceed half of relative_buckets by 2 or more"
             )
-
-    @property
-    def summary(self) -> str:
-        return f"DeBERTa, {self.num_layers} layers x {self.embed_dim}"
 
     @property
     def relative_span(self) -> int:
@@ -300,23 +297,21 @@ class DisentangledAttention(Attention):
         *,
         key: Key[Array, ""] | None,
     ) -> Float[Array, "B L E"]:
-        """Attends from x [B, L, E] to itself; returns [B, L, E].
+        """Attends from x to itself.
 
-        Args:
-          x: [B, L, E].
-          mask: [B, L], true at real tokens.
-          table: [P, E], a vector for each bucket of distances.
-          rows: [2, 2L], the table's rows for distances L - 1 ... -L, and for -(L - 1) ... L.
-          key: dropout key; None turns dropout off.
+        `table` has a vector for each bucket of distances. `rows` are its rows for distances L - 1 ... -L, and
+        for -(L - 1) ... L.
         """
         weights_key, table_key = layers.split_key(key, 2)
         query, keys, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
         table = layers.dropout(table, self.config.dropout_rate, table_key)
         terms = []
         if self.config.content_to_position:
-            terms.append(_met(query, self._of(table, rows[0], self.position_key, self.key)))
+            terms.append(
+                _relative_logits(query, self._projected(table, rows[0], self.position_key, self.key))
+            )
         if self.config.position_to_content:
-            met = _met(keys, self._of(table, rows[1], self.position_query, self.query))
+            met = _relative_logits(keys, self._projected(table, rows[1], self.position_query, self.query))
             terms.append(met.swapaxes(2, 3))
         bias = sum(terms) * self.scale if terms else None
         dropped = {"dropout_rate": self.dropout_rate, "dropout_key": weights_key}
@@ -324,7 +319,7 @@ class DisentangledAttention(Attention):
         y = attention(query, keys, value, bias=bias, bias_of_text=bool(terms), **shared)
         return self.out(y.reshape(*x.shape[:2], -1))
 
-    def _of(
+    def _projected(
         self, table: jax.Array, rows: jax.Array, own: layers.Linear | None, shared: layers.Linear
     ) -> jax.Array:
         """Returns the projection [R, H, K] of the given rows [R] of the table."""
@@ -333,7 +328,7 @@ class DisentangledAttention(Attention):
         return constrain(found, (None, "heads", "kv"))
 
 
-def _met(x: jax.Array, distances: jax.Array) -> jax.Array:
+def _relative_logits(x: jax.Array, distances: jax.Array) -> jax.Array:
     """Returns float32 [B, H, L, L]: element (i, j) is x_i times distances[j - i + L - 1].
 
     x is [B, L, H, K], `distances` [2L, H, K]. The product of all pairs is computed, then each row is shifted

@@ -77,14 +77,7 @@ class VectorDecoder(nnx.Module):
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T E"]:
-        """Decodes: returns [B, T, E] in the config's dtype.
-
-        Args:
-          x: [B, T, E] vectors of the tokens that are read.
-          mask: [B, T], true at real tokens; padding is on the right.
-          vector: [B, D], the vector of the text.
-          key: dropout key; None turns dropout off.
-        """
+        """Decodes token vectors x, which see the text's `vector`; padding is on the right."""
         keys = layers.split_key(key, self.config.num_layers)
         for block, block_key in zip(self.layers, keys, strict=True):
             x = block(x, mask, vector, key=block_key)

@@ -47,16 +47,8 @@ def decode(
 ) -> Int32[Array, "N T"]:
     """Generates N outputs token by token: returns [N, T], 0 after the end.
 
-    An output whose logits are not finite ends with FAULT.
-
-    Args:
-      next_logits: the model.
-      state: its state before the first token.
-      choose: maps logits to the next token: `greedy`, or the result of `sampler`.
-      ended: [N], true for rows that need no output.
-      max_new_tokens: T.
-      start_id: the token read first.
-      eos_id: the token that ends an output.
+    An output whose logits are not finite ends with FAULT. `state` is the model's before the first token,
+    `choose` is `greedy` or the result of `sampler`, and `ended` is true for rows that need no output.
     """
 
     def more(loop: _Loop) -> jax.Array:
@@ -100,15 +92,9 @@ def likely(
 ) -> tuple[Float32[Array, "N K"], Int32[Array, "N K"] | None]:
     """Keeps the likely tokens (top-k; nucleus sampling, Holtzman et al. 2020).
 
-    Args:
-      logits: [N, V].
-      top_k: K, the number of tokens to keep; None: all, K = V.
-      top_p: keeps those tokens for which all likelier ones together have less probability than this; ties
-        with the last are kept too.
-
-    Returns:
-      The logits [N, K], -inf for tokens that are not kept; and their ids, likeliest first, or None if the ids
-      are the column numbers.
+    `top_k` keeps the K likeliest tokens; None: all. `top_p` keeps those for which all likelier ones together
+    have less probability than this; ties with the last are kept too. Returns the logits, -inf for tokens that
+    are not kept; and their ids, likeliest first, or None if the ids are the column numbers.
     """
     ids = None
     if top_k is not None:
@@ -167,25 +153,13 @@ def beam_search(
     eos_id: int,
     length_penalty: float = 1.0,
 ) -> tuple[Int32[Array, "B K T"], Float32[Array, "B K"]]:
-    """Finds outputs of high probability, as transformers does.
+    """Finds outputs of high probability, as transformers does: returns the K best of each input, and scores.
 
     The score of an output is the sum of its tokens' log probabilities / (its length)^length_penalty. An input
     is done when it has K outputs and its best open beam, at its present length, scores no higher than any of
-    them (early_stopping=False in transformers).
-
-    Args:
-      next_logits: the model.
-      state: its state before the first token, for B K outputs: K of each input.
-      num_beams: K.
-      ended: [B], true for inputs that need no output.
-      max_new_tokens: T.
-      start_id: the token read first.
-      eos_id: the token that ends an output.
-      length_penalty: above 0 prefers long outputs; 0 ignores the length.
-
-    Returns:
-      The K best outputs of each input [B, K, T], 0 after the end, and their scores, best first. An input
-      whose logits are not finite has FAULT everywhere.
+    them (early_stopping=False in transformers). Outputs are 0 after the end, and FAULT for an input whose
+    logits are not finite. `state` is the model's before the first token, for K outputs of each input; `ended`
+    is true for inputs that need no output.
     """
     rows, beams = len(ended), num_beams
 

@@ -116,11 +116,8 @@ class DualEncoderModel(layers.Summarised):
     ) -> Float[Array, "B D"]:
         """Embeds token ids: returns float32 [B, D], of length 1 if the similarity is cosine.
 
-        Args:
-          ids: [B, L], 0 is padding, on the right. A row of padding gives zeros, except with cls pooling.
-          tower: the tower that reads them.
-          key: dropout key; None turns dropout off.
-          edit: changes the token vectors [B, L, E] that the first block reads.
+        0 is padding, on the right; a row of padding gives zeros, except with cls pooling. `edit` changes the
+        token vectors [B, L, E] that the first block reads. A dropout key of None turns dropout off.
         """
         return self.encode_together([(ids, tower, key)], [edit])[0]
 
@@ -155,10 +152,9 @@ class DualEncoderModel(layers.Summarised):
     ) -> list[tuple[jax.Array, jax.Array]]:
         """As `encode_together`; returns embeddings [B, D] and last token vectors [B, L, E] of each batch."""
         found: dict[int, tuple[jax.Array, jax.Array]] = {}
-        prefixes = ["" if self.config.sharing == "sde" else f"{tower}_" for _, tower, _ in texts]
-        for prefix in dict.fromkeys(prefixes):
-            at = [i for i, p in enumerate(prefixes) if p == prefix]
-            encoder = getattr(self, f"{prefix}encoder")
+        encoders = [self.encoder_of(tower) for _, tower, _ in texts]
+        for encoder in {id(encoder): encoder for encoder in encoders}.values():
+            at = [i for i, other in enumerate(encoders) if other is encoder]
             more = []
             if edits and any(edits[i] for i in at):
                 check_editable(encoder)
@@ -166,7 +162,7 @@ class DualEncoderModel(layers.Summarised):
             hidden = self._hidden(encoder, [texts[i][0] for i in at], [texts[i][2] for i in at], *more)
             found |= dict(zip(at, hidden, strict=True))
         return [
-            (self._embedding(found[i][0], self.encoder_of(tower).is_pooled(ids), tower), found[i][1])
+            (self._embedding(found[i][0], encoders[i].is_pooled(ids), tower), found[i][1])
             for i, (ids, tower, _) in enumerate(texts)
         ]
 

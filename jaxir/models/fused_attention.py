@@ -20,7 +20,7 @@ from jaxir.runtime.partitioning import Partitioner
 _LONGEST = 512
 
 
-class _Where(NamedTuple):
+class _Layout(NamedTuple):
     """The mesh, and the mesh axes that split the batch and the heads."""
 
     mesh: Mesh
@@ -41,7 +41,7 @@ def takes(query: jax.Array, key: jax.Array, partitioner: Partitioner | None) -> 
     from jaxir.models.attention_kernel import LANES
 
     _, length, heads, head_dim = query.shape
-    where = _where(partitioner, query.shape)
+    layout = _layout(partitioner, query.shape)
     together = max(1, LANES // head_dim)
     return (
         query.dtype == jnp.bfloat16
@@ -49,7 +49,7 @@ def takes(query: jax.Array, key: jax.Array, partitioner: Partitioner | None) -> 
         and length % 16 == 0
         and length <= _LONGEST
         and (head_dim * together) % LANES == 0
-        and heads // where.size(where.heads) % together == 0
+        and heads // layout.size(layout.heads) % together == 0
     )
 
 
@@ -91,59 +91,59 @@ def attend(
     lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
     turned = None if bias is None else bias[0].astype(jnp.float32).swapaxes(1, 2)
     flat = (x.reshape(*shape[:2], -1) for x in (query, key, value))
-    return _attend(kind, _where(partitioner, shape), *flat, turned, lengths, numbers).reshape(shape)
+    return _attend(kind, _layout(partitioner, shape), *flat, turned, lengths, numbers).reshape(shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(kind, where, query, key, value, bias, lengths, numbers):
-    return _forward(kind, where, query, key, value, bias, lengths, numbers)[0]
+def _attend(kind, layout, query, key, value, bias, lengths, numbers):
+    return _forward(kind, layout, query, key, value, bias, lengths, numbers)[0]
 
 
-def _forward(kind, where, query, key, value, bias, lengths, numbers):
+def _forward(kind, layout, query, key, value, bias, lengths, numbers):
     def run(query, key, value, bias, lengths, numbers):
         from jaxir.models import attention_kernel
 
-        numbers = _placed(where, kind, query, numbers)
+        numbers = _kernel_numbers(layout, kind, query, numbers)
         return attention_kernel.forward(query, key, value, bias, lengths, numbers, kind)
 
-    rows, of_bias, texts, sums = _specs(where)
+    rows, of_bias, texts, sums = _specs(layout)
     specs = (rows, rows, rows, of_bias, texts, PartitionSpec())
-    out, sums = _on(where, run, specs, (rows, sums))(query, key, value, bias, lengths, numbers)
+    out, sums = _sharded(layout, run, specs, (rows, sums))(query, key, value, bias, lengths, numbers)
     out, sums = checkpoint_name(out, layers.FUSED), checkpoint_name(sums, layers.FUSED)
     return out, (query, key, value, bias, lengths, numbers, sums)
 
 
-def _backward(kind, where, kept, gradient):
+def _backward(kind, layout, kept, gradient):
     def run(query, key, value, bias, lengths, numbers, sums, gradient):
         from jaxir.models import attention_kernel
 
-        numbers = _placed(where, kind, query, numbers)
+        numbers = _kernel_numbers(layout, kind, query, numbers)
         found = attention_kernel.backward(query, key, value, bias, lengths, numbers, sums, gradient, kind)
         if bias is None:
             return *found, None
         of_bias = found[3] / (1.0 - kind.dropout_rate)
-        return *found[:3], jax.lax.psum(of_bias, where.batch) if where.batch else of_bias
+        return *found[:3], jax.lax.psum(of_bias, layout.batch) if layout.batch else of_bias
 
-    rows, of_bias, texts, sums = _specs(where)
+    rows, of_bias, texts, sums = _specs(layout)
     specs = (rows, rows, rows, of_bias, texts, PartitionSpec(), sums, rows)
-    return *_on(where, run, specs, (rows, rows, rows, of_bias))(*kept, gradient), None, None
+    return *_sharded(layout, run, specs, (rows, rows, rows, of_bias))(*kept, gradient), None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _where(partitioner: Partitioner, shape: tuple[int, ...]) -> _Where:
+def _layout(partitioner: Partitioner, shape: tuple[int, ...]) -> _Layout:
     spec = partitioner.spec(("batch", "length", "heads", "kv"), shape)
     batch, heads = (
         tuple(n for n in ((part,) if isinstance(part, str) else part or ()) if partitioner.mesh.shape[n] > 1)
         for part in (spec[0], spec[2])
     )
-    return _Where(partitioner.mesh, batch, heads)
+    return _Layout(partitioner.mesh, batch, heads)
 
 
-def _specs(where: _Where) -> tuple[PartitionSpec, ...]:
+def _specs(layout: _Layout) -> tuple[PartitionSpec, ...]:
     """Returns the specs of [B, L, H K], of a bias [H, S, T], of [B] and of sums [B, H / group, group, L]."""
-    batch, heads = where.batch or None, where.heads or None
+    batch, heads = layout.batch or None, layout.heads or None
     return (
         PartitionSpec(batch, None, heads),
         PartitionSpec(heads, None, None),
@@ -152,14 +152,14 @@ def _specs(where: _Where) -> tuple[PartitionSpec, ...]:
     )
 
 
-def _on(where: _Where, run: Callable[..., Any], ins: Any, outs: Any) -> Callable[..., Any]:
-    return jax.shard_map(run, mesh=where.mesh, in_specs=ins, out_specs=outs, check_vma=False)
+def _sharded(layout: _Layout, run: Callable[..., Any], ins: Any, outs: Any) -> Callable[..., Any]:
+    return jax.shard_map(run, mesh=layout.mesh, in_specs=ins, out_specs=outs, check_vma=False)
 
 
-def _placed(where: _Where, kind: Any, query: jax.Array, numbers: jax.Array) -> jax.Array:
+def _kernel_numbers(layout: _Layout, kind: Any, query: jax.Array, numbers: jax.Array) -> jax.Array:
     """Returns a kernel's numbers: key words, indices of this device's first text and first head, window."""
-    first_text = jax.lax.axis_index(where.batch) * query.shape[0] if where.batch else 0
+    first_text = jax.lax.axis_index(layout.batch) * query.shape[0] if layout.batch else 0
     heads = query.shape[2] // kind.head_dim
-    first_head = jax.lax.axis_index(where.heads) * heads if where.heads else 0
+    first_head = jax.lax.axis_index(layout.heads) * heads if layout.heads else 0
     places = jnp.stack([jnp.asarray(first_text, jnp.int32), jnp.asarray(first_head, jnp.int32)])
     return jnp.concatenate([numbers[:2], places, numbers[2:]])

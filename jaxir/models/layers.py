@@ -75,7 +75,7 @@ class Summarised(nnx.Module):
     __str__ = __repr__
 
 
-def not_of(module: nnx.Module, kind: type[nnx.Variable]) -> str | None:
+def unexpected_array(module: nnx.Module, kind: type[nnx.Variable]) -> str | None:
     """Returns the first variable or array of a module that is no `kind`: "'scale' (a plain array)"."""
     for path, node in nnx.iter_graph(module):
         # nnx.state would not show plain arrays, which Flax treats as static during a trace.
@@ -86,15 +86,15 @@ def not_of(module: nnx.Module, kind: type[nnx.Variable]) -> str | None:
     return None
 
 
-def of_shapes(module: nnx.Module) -> bool:
+def is_abstract(module: nnx.Module) -> bool:
     """Whether a module's parameters are only shapes, as in a plan."""
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
 
-def copy_of(module: M) -> M:
+def copy_module(module: M) -> M:
     """Returns a module with its own copies of the arrays, on the same devices; for shapes, zeros."""
     graphdef, state = nnx.split(module)
-    if of_shapes(module):
+    if is_abstract(module):
         return nnx.merge(graphdef, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state))
     return nnx.merge(graphdef, jax.jit(lambda state: jax.tree.map(jnp.copy, state))(state))
 
@@ -183,7 +183,6 @@ class Linear(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        """Maps x [..., I] to [..., O]."""
         kernel = weight(self.kernel, self.dtype)
         # One matrix product over all rows: CPUs compute [B * L, I] 3-6 % faster than [B, L, I].
         x2d = x.astype(self.dtype).reshape(-1, x.shape[-1])
@@ -201,7 +200,6 @@ class LayerNorm(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:
-        """Normalises the last dimension of x [B, L, E]."""
         x = x.astype(jnp.float32)
         centred = x - x.mean(-1, keepdims=True)
         variance = jnp.square(centred).mean(-1, keepdims=True)
@@ -219,7 +217,6 @@ class RMSNorm(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:
-        """Normalises the last dimension of x [B, L, E]."""
         x = x.astype(jnp.float32)
         y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
         return (y * weight(self.scale)[None, None]).astype(self.dtype)
@@ -330,8 +327,8 @@ def run_stack(
     a block before the next one, so that its weights are gathered once.
 
     Args:
-      blocks: a list of blocks, or one block of stacked parameters for `jax.lax.scan`: the compiled program
-        then contains one block, whatever the depth.
+      blocks: a list, or one block of stacked parameters for `jax.lax.scan`, so that the program has one
+        block.
       xs: inputs of the first block.
       args: for each batch, further arguments of every block.
       remat: what the backward pass recomputes (jax.checkpoint).

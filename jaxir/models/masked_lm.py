@@ -70,13 +70,7 @@ class MaskedLanguageModel(nnx.Module):
         places: Int[Array, "B P"] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B P V"]:
-        """Returns the logits [B, P, V], float32, of the tokens at some positions.
-
-        Args:
-          ids: [B, L], 0 is padding, on the right.
-          places: [B, P], the positions; None: all L.
-          key: dropout key; None turns dropout off.
-        """
+        """Returns the logits, float32, of the tokens at `places`; None: at all positions."""
         hidden = self.encoder(ids, key=key)
         if places is not None:
             hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)

@@ -56,9 +56,7 @@ def _read_layers(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
     if types is not None:
         every = next((i for i, kind in enumerate(types) if i and kind == _GLOBAL), num)
         if types != _layer_types(num, every):
-            raise ValueError(
-                f"layer_types must be {_GLOBAL} for the first layer and every {every} layers after it"
-            )
+            raise ValueError(f"layer_types must be {_GLOBAL} every {every} layers, from the first layer on")
     bases = {}
     for kind, (name, default) in _BASES.items():
         rope = (content.get("rope_parameters") or {}).get(kind) or {}
@@ -144,6 +142,7 @@ class ModernBertConfig(BackboneConfig):
     """
 
     kind: ClassVar[str] = "modernbert"
+    title: ClassVar[str] = "ModernBERT"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_FOLDER,)
     vocab_size: Size = 50368
@@ -173,10 +172,6 @@ class ModernBertConfig(BackboneConfig):
             )
         if self.num_layers < 2:
             raise ValueError("num_layers must be at least 2, not 1: the first block is not part of the stack")
-
-    @property
-    def summary(self) -> str:
-        return f"ModernBERT, {self.num_layers} layers x {self.embed_dim}"
 
     @property
     def head_dim(self) -> int:
@@ -268,8 +263,6 @@ def _norm(config: ModernBertConfig) -> layers.LayerNorm:
 
 
 class _Block(PreNormBlock):
-    """A block whose attention has its own window and RoPE."""
-
     def attend(
         self,
         x: jax.Array,

@@ -28,7 +28,6 @@ class BatchNormProjector(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float32[Array, "*rows D"], *, training: bool) -> Float32[Array, "*rows D"]:
-        """Maps the vectors [..., D] of a batch."""
         how = {"use_running_average": not training}
         hidden = jax.nn.relu(self.inner_norm(self.inner(x), **how))
         return self.outer_norm(self.outer(hidden), **how)
@@ -43,5 +42,4 @@ class TanhProjector(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float32[Array, "*rows D"], *, training: bool) -> Float32[Array, "*rows D"]:
-        """Maps the vectors [..., D] of a batch."""
         return jnp.tanh(self.dense(x))

@@ -93,13 +93,8 @@ class Seq2SeqModel(layers.Summarised):
     ) -> Float[Array, "B T E"]:
         """Reads sources, and at each position the tokens of the target before it.
 
-        Args:
-          source_ids: [B, S], 0 is padding, on the right; or [B, P, S] for P passages.
-          target_ids: [B, T], likewise; the last token is not read.
-          key: dropout key; None turns dropout off.
-
-        Returns:
-          [B, T, E] in the backbone's dtype; products with `output_table` are the logits of each target token.
+        0 is padding, on the right. Sources are [B, S], or [B, P, S] for P passages. Products of the result
+        with `output_table` are the logits of each target token.
         """
         encoding, decoding = layers.split_key(key, 2)
         memory, mask = self._read(source_ids, encoding)
@@ -124,15 +119,10 @@ class Seq2SeqModel(layers.Summarised):
     def next_logits(
         self, ids: jax.Array, caches: tuple[Cache, ...], memory: Memory
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
-        """Reads the next token of N outputs.
+        """Reads the next token of N outputs: returns the logits [N, V] of the following one, and the caches.
 
-        Args:
-          ids: [N], START at first.
-          caches: from `decoder.empty_caches`, then from the call before.
-          memory: of B sources; output n belongs to source n // (N / B).
-
-        Returns:
-          The logits of the following token, float32 [N, V], and the caches.
+        `ids` are START at first, `caches` those of `decoder.empty_caches`. With a `memory` of B sources,
+        output n belongs to source n // (N / B).
         """
         x, caches = self.decoder.extend(self.encoder.token(ids[:, None]), caches, memory)
         return constrain(self._logits(self._scaled(x))[:, 0], ("batch", "vocab")), caches

@@ -115,6 +115,7 @@ class T5Config(BackboneConfig):
     """
 
     kind: ClassVar[str] = "t5"
+    title: ClassVar[str] = "T5 encoder"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_T5, dataclasses.replace(_T5, model_type="mt5"))
     vocab_size: Size = 32128
@@ -132,10 +133,6 @@ class T5Config(BackboneConfig):
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: layers.Remat = False
     scan_layers: bool = False
-
-    @property
-    def summary(self) -> str:
-        return f"T5 encoder, {self.num_layers} layers x {self.embed_dim}"
 
     def make(self, *, rngs: nnx.Rngs) -> "T5Encoder":
         return T5Encoder(self, rngs=rngs)
@@ -220,7 +217,6 @@ class T5Encoder(StackEncoder):
         return self._dropped(self.token.together(ids), keys)
 
     def block_args(self, ids: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
-        """Returns the mask and the bias [1, H, L, L] of all blocks."""
         return [(batch != 0, self.relative_bias(batch.shape[1])) for batch in ids]
 
     def finish(self, xs: list[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
@@ -284,8 +280,6 @@ def attention_of(config: T5Config, *, rngs: nnx.Rngs) -> Attention:
 
 
 class _Block(PreNormBlock):
-    """A block whose attention has a bias of positions."""
-
     def attend(
         self, x: jax.Array, mask: jax.Array, bias: Float[Array, "1 H L L"], *, key: jax.Array | None
     ) -> jax.Array:

@@ -45,12 +45,7 @@ def weights_of(config: T5Config) -> Weights:
 
 
 class Memory(NamedTuple):
-    """The encoder's output in the form that the decoder attends to, shared by all outputs of a text.
-
-    Attributes:
-      caches: for each block, the keys and values [B, S, H, K] of the encoder's output.
-      mask: [B, S], true at real tokens.
-    """
+    """The encoder's output as the decoder's blocks read it, and its mask [B, S]."""
 
     caches: tuple[Cache, ...]
     mask: jax.Array
@@ -70,14 +65,7 @@ class T5Decoder(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: jax.Array, memory_mask: jax.Array, *, key: jax.Array | None = None
     ) -> jax.Array:
-        """Decodes all positions at once: returns [B, T, E] in the config's dtype.
-
-        Args:
-          x: [B, T, E] token vectors; padding is on the right.
-          memory: [B, S, E], the encoder's output.
-          memory_mask: [B, S], true at real tokens.
-          key: dropout key; None turns dropout off.
-        """
+        """Decodes all positions of x [B, T, E]; `memory` [B, S, E] is the encoder's output."""
         rate = self.config.dropout_rate
         first, inside, last = layers.split_key(key, 3)
         x = layers.constrain_activation(dropout(x, rate, first))

@@ -1,6 +1,6 @@
-"""Makes, saves, restores and loads a model in one of two processes, and tells what it held, read and wrote.
+"""Makes, saves, restores and loads a model in one of two processes; reports what it held, read and wrote.
 
-usage: memory_worker.py OUTPUT, as `launch` of conftest.py starts it
+usage: memory_worker.py OUTPUT, started by `launch` of conftest.py
 """
 
 import json
@@ -26,7 +26,7 @@ from jaxir.training.run.checkpoints import Checkpoints
 from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import AdamW
 
-# 16 MB, and all of it can be split; the settings are those of a large model.
+# 16 MB, all of which can be split; the settings are those of a large model.
 T5 = T5Config(
     vocab_size=512,
     embed_dim=256,
@@ -61,7 +61,7 @@ def total(tree) -> float:
 
 
 def counted(params: dict[str, LazyArray], asked: list[int]) -> dict[str, LazyArray]:
-    """Returns the arrays, noting the bytes of each part that is read of them."""
+    """Returns arrays that append the bytes of each part that is read to `asked`."""
 
     def one(array: LazyArray) -> LazyArray:
         def read(index):
@@ -75,7 +75,7 @@ def counted(params: dict[str, LazyArray], asked: list[int]) -> dict[str, LazyArr
 
 
 def as_in_the_file(loaded, params: dict[str, LazyArray]) -> bool:
-    """Whether the parts that this process holds are what the file has there, transposed and stacked."""
+    """Whether the parts that this process holds equal those of the file, transposed and stacked."""
     same = []
     for ours, theirs in (("mlp", "wi_0"), ("attention", "query")):
         stack = np.stack([params[f"layers.{i}.{ours}.{theirs}.kernel"] for i in range(T5.num_layers)])
