@@ -246,9 +246,7 @@ def _block(config: BertConfig, *, rngs: nnx.Rngs) -> PostNormBlock:
 class _Embeddings(nnx.Module):
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         def table(num: int, axis: str | None) -> layers.Embedding:
-            return layers.Embedding(
-                num, config.embed_dim, axis=axis, dtype=config.dtype, init=layers.normal(0.02), rngs=rngs
-            )
+            return layers.Embedding(num, config.embed_dim, axis=axis, dtype=config.dtype, rngs=rngs)
 
         self.config = config
         self.token = table(config.vocab_size, "vocab")

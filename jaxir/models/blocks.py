@@ -104,7 +104,7 @@ class PostNormBlock(nnx.Module):
 
     def __init__(self, config: Any, attention: Attention, *, rngs: nnx.Rngs):
         width, units = config.embed_dim, config.mlp_dim
-        how = {"use_bias": True, "dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
+        how = {"dtype": config.dtype, "rngs": rngs}
         self.attention = attention
         self.wi = layers.Linear(width, units, axes=("embed", "mlp"), **how)
         self.wo = layers.Linear(units, width, axes=("mlp", "embed"), **how)

@@ -56,18 +56,16 @@ class CrossEncoderModel(layers.Summarised):
     """An encoder, then in float32 a layer over a pooled token vector and a linear map to one logit."""
 
     def __init__(self, config: CrossEncoderConfig, *, rngs: nnx.Rngs):
-        def dense(outputs: int, axis: str | None, *, use_bias: bool = True) -> layers.Linear:
-            how = {"use_bias": use_bias, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
-            return layers.Linear(config.backbone.embed_dim, outputs, axes=("embed", axis), **how)
-
+        width, how = config.backbone.embed_dim, {"dtype": "float32", "rngs": rngs}
         self.config = config
         self.encoder = make_encoder(config.backbone, rngs=rngs)
-        width = config.backbone.embed_dim
-        self.pooler = dense(width, "affinity", use_bias=not config.normed)
+        self.pooler = layers.Linear(
+            width, width, axes=("embed", "affinity"), use_bias=not config.normed, **how
+        )
         epsilon = getattr(config.backbone, "layer_norm_epsilon", _EPSILON)
         norm = layers.LayerNorm(width, epsilon=epsilon, dtype="float32", use_bias=False)
         self.norm = norm if config.normed else None
-        self.classifier = dense(1, None)
+        self.classifier = layers.Linear(width, 1, axes=("embed", None), **how)
 
     @jaxtyped(typechecker=beartype)
     def score(

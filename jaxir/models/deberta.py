@@ -200,7 +200,7 @@ class Deberta(StackEncoder):
 
     def __init__(self, config: DebertaConfig, *, rngs: nnx.Rngs):
         width, rows = config.embed_dim, 2 * config.relative_span
-        how = {"dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
+        how = {"dtype": config.dtype, "rngs": rngs}
         self.config = config
         self.token = layers.Embedding(config.vocab_size, width, axis="vocab", **how)
         self.token_norm = _norm(config)
@@ -267,8 +267,8 @@ class DisentangledAttention(Attention):
         def of_distances(wanted: bool) -> layers.Linear | None:
             if not wanted or config.shared_projections:
                 return None
-            how = {"use_bias": True, "dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
-            return layers.Linear(config.embed_dim, config.embed_dim, axes=("embed", "joined_kv"), **how)
+            width, axes = config.embed_dim, ("embed", "joined_kv")
+            return layers.Linear(width, width, axes=axes, dtype=config.dtype, rngs=rngs)
 
         num_terms = 1 + config.content_to_position + config.position_to_content
         head_dim = config.embed_dim // config.num_heads

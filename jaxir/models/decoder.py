@@ -87,8 +87,7 @@ class VectorDecoder(nnx.Module):
 class _Block(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         def dense(inputs: int, outputs: int, *axes: str) -> layers.Linear:
-            how = {"use_bias": True, "dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
-            return layers.Linear(inputs, outputs, axes=axes, **how)
+            return layers.Linear(inputs, outputs, axes=axes, dtype=config.dtype, rngs=rngs)
 
         self.config = config
         self.attention = Attention(
@@ -148,7 +147,7 @@ class WordDecoder(nnx.Module):
     """
 
     def __init__(self, vector_dim: int, vocab_size: int, *, rngs: nnx.Rngs):
-        how = {"use_bias": True, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
+        how = {"dtype": "float32", "rngs": rngs}
         self.dense = layers.Linear(vector_dim, vector_dim, axes=("embed", None), **how)
         self.norm = layers.LayerNorm(vector_dim, epsilon=1e-12, dtype="float32")
         self.out = layers.Linear(vector_dim, vocab_size, axes=("embed", "vocab"), **how)

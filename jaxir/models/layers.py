@@ -50,6 +50,9 @@ def normal(stddev: float) -> nnx.Initializer:
     return nnx.initializers.normal(stddev, dtype=jnp.float32)
 
 
+NORMAL = normal(0.02)  # the initializer of BERT
+
+
 def param(value: jax.Array, *axes: str | None) -> nnx.Param:
     """Makes a parameter whose dimensions are named `axes`."""
     if value.ndim != len(axes):
@@ -172,9 +175,9 @@ class Linear(nnx.Module):
         out_features: int,
         *,
         axes: tuple[str | None, str | None],
-        use_bias: bool,
+        use_bias: bool = True,
         dtype: str,
-        init: nnx.Initializer,
+        init: nnx.Initializer = NORMAL,
         rngs: nnx.Rngs,
     ):
         self.kernel = param(init(rngs.params(), (in_features, out_features)), *axes)
@@ -232,7 +235,7 @@ class Embedding(nnx.Module):
         *,
         axis: str | None,
         dtype: str,
-        init: nnx.Initializer,
+        init: nnx.Initializer = NORMAL,
         rngs: nnx.Rngs,
     ):
         self.embedding = param(init(rngs.params(), (num, features)), axis, "embed")

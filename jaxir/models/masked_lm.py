@@ -45,8 +45,7 @@ class MaskedLMHead(nnx.Module):
         backbone = config.backbone
         width, dtype = backbone.embed_dim, backbone.dtype
         self.activation = config.activation
-        how = {"axes": ("embed", None), "use_bias": True, "dtype": dtype, "init": layers.normal(0.02)}
-        self.dense = layers.Linear(width, width, **how, rngs=rngs)
+        self.dense = layers.Linear(width, width, axes=("embed", None), dtype=dtype, rngs=rngs)
         self.norm = layers.LayerNorm(width, epsilon=config.norm_epsilon, dtype=dtype)
         self.bias = layers.param(jnp.zeros((backbone.vocab_size,), jnp.float32), "vocab")
 

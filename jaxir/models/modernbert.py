@@ -200,12 +200,7 @@ class ModernBert(Encoder):
     def __init__(self, config: ModernBertConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.token = layers.Embedding(
-            config.vocab_size,
-            config.embed_dim,
-            axis="vocab",
-            dtype=config.dtype,
-            init=layers.normal(0.02),
-            rngs=rngs,
+            config.vocab_size, config.embed_dim, axis="vocab", dtype=config.dtype, rngs=rngs
         )
         self.token_norm, self.norm = _norm(config), _norm(config)
         self.first = _block(config, first=True, rngs=rngs)

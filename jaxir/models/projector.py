@@ -19,7 +19,7 @@ class BatchNormProjector(nnx.Module):
     """
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
-        how = {"use_bias": False, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
+        how = {"use_bias": False, "dtype": "float32", "rngs": rngs}
         self.inner = layers.Linear(width, 2 * width, axes=("embed", "mlp"), **how)
         self.outer = layers.Linear(2 * width, width, axes=("mlp", "embed"), **how)
         of_batch = {"momentum": 0.9, "epsilon": 1e-5, "use_fast_variance": False, "rngs": rngs}
@@ -37,8 +37,7 @@ class TanhProjector(nnx.Module):
     """BERT's pooler, as in SimCSE: one dense layer and tanh, D -> D. The kernel starts from N(0, 0.02^2)."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
-        how = {"use_bias": True, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
-        self.dense = layers.Linear(width, width, axes=("embed", None), **how)
+        self.dense = layers.Linear(width, width, axes=("embed", None), dtype="float32", rngs=rngs)
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float32[Array, "*rows D"], *, training: bool) -> Float32[Array, "*rows D"]:
