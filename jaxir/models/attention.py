@@ -254,8 +254,8 @@ def _distance_mask(
     if start is None and query.shape[1] != key.shape[1]:
         raise ValueError(f"{query.shape[1]} queries and {key.shape[1]} keys have no common positions")
     positions = jnp.arange(key.shape[1])
-    asked = positions if start is None else jnp.arange(query.shape[1]) + start
-    distance = asked[:, None] - positions[None, :]
+    queries = positions if start is None else jnp.arange(query.shape[1]) + start
+    distance = queries[:, None] - positions[None, :]
     near = jnp.ones_like(distance, bool) if window is None else jnp.abs(distance) <= window
     return near & (distance >= 0) if causal else near
 

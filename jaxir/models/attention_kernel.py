@@ -267,7 +267,7 @@ def _backward(kind: Kind, inputs: int, *refs) -> None:
 
 
 class _Program:
-    """What both kernels share: the texts and heads of one program."""
+    """The texts and heads of one program, for both kernels."""
 
     def __init__(self, kind: Kind, numbers, lengths, query, bias, near):
         self.kind, self.numbers, self.lengths, self.bias, self.near = kind, numbers, lengths, bias, near

@@ -22,8 +22,9 @@ from jaxir.runtime import cpu
 from jaxir.runtime.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
 
 M = TypeVar("M", bound=nnx.Module)
-# What the backward pass recomputes of a block: nothing (False), all but matrix products and gathered weights,
-# all but matrix products, or all (True). With "auto" training chooses, and nothing is recomputed until then.
+# The part of a block that the backward pass recomputes: nothing (False), all but matrix products and gathered
+# weights, all but matrix products, or all (True). With "auto" training chooses, and nothing is recomputed
+# until then.
 Remat = bool | Literal["weights", "products", "auto"]
 # The checkpoint name of the results of fused attention: kept like those of products, so that it runs once.
 FUSED = "fused_attention"
@@ -36,7 +37,7 @@ def _products_and(*names: str) -> Callable[..., bool]:
     )
 
 
-# What `jax.checkpoint` keeps beside the inputs of a block. Products of two activations (in attention) grow
+# Intermediate values that `jax.checkpoint` keeps of a block. Products of two activations (in attention) grow
 # with the square of the length, and are not kept.
 POLICIES: dict[Remat, Callable[..., bool]] = {
     "weights": _products_and(FUSED, GATHERED),

@@ -50,8 +50,8 @@ def _weights(config: "T5Config") -> Weights:
 
 def _read_feed_forward(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
     default = "gated-gelu" if content["model_type"] == "mt5" else "relu"
-    said = content.get("feed_forward_proj", default)
-    gated, name = said.startswith("gated-"), said.removeprefix("gated-")
+    name = content.get("feed_forward_proj", default)
+    gated, name = name.startswith("gated-"), name.removeprefix("gated-")
     if name not in ACTIVATIONS:
         raise ValueError(f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     # "gated-gelu" means the tanh approximation, "gelu" alone does not.
@@ -84,7 +84,7 @@ _T5 = HuggingFace(
     written={"is_encoder_decoder": False, "use_cache": False, "eos_token_id": 1},
     read_more=_read_feed_forward,
     write_more=_write_feed_forward,
-    # One table under several names. (In T5 1.1 lm_head has a table of its own.)
+    # One table under several names. (In T5 1.1 lm_head has its own table.)
     aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")},
     left_out=("decoder.", "encoder.embed_tokens.", "lm_head", "classifier."),
     begins=False,
@@ -171,7 +171,7 @@ def preset(
       scan_layers: whether to scan over the blocks.
     """
     if name not in _PRESETS:
-        raise UserError(f"no T5 preset {name!r}{suggest(name, _PRESETS)}; there are {', '.join(_PRESETS)}")
+        raise UserError(f"no T5 preset {name!r}{suggest(name, _PRESETS)}; known are {', '.join(_PRESETS)}")
     gated = name.startswith("1.1")
     return T5Config(
         **dict(zip(_SIZES, _PRESETS[name], strict=True)),

@@ -141,7 +141,7 @@ class _Block(nnx.Module):
         y, cache = self.attention.extend(self.attention_norm(x), cache, bias=bias)
         x = layers.constrain_activation(x + y)
         # Outputs of one text become further queries to its memory, which then need not be repeated.
-        asked = self.cross_attention_norm(x).reshape(len(memory_mask), -1, x.shape[2])
-        y = self.cross_attention.recall(asked, memory, memory_mask)
+        queries = self.cross_attention_norm(x).reshape(len(memory_mask), -1, x.shape[2])
+        y = self.cross_attention.recall(queries, memory, memory_mask)
         x = layers.constrain_activation(x + y.reshape(x.shape))
         return layers.constrain_activation(x + self.mlp(self.mlp_norm(x), key=None)), cache

@@ -190,7 +190,7 @@ REFUSED = {
         (config(position_biased_input=...), "absolute positions are not supported: relative_attention must"),
         (config(relative_attention=False), "absolute positions are not supported"),
         (config(type_vocab_size=2), "type_vocab_size 2 is not supported, only 0"),
-        (config(pos_att_type="p2c|p2p"), "pos_att_type 'p2p' is not supported; there are p2c, c2p"),
+        (config(pos_att_type="p2c|p2p"), "pos_att_type 'p2p' is not supported; supported are p2c, c2p"),
         (
             config(norm_rel_ebd="batch_norm"),
             "norm_rel_ebd 'batch_norm' is not supported; there are none, layer_norm",

@@ -259,17 +259,17 @@ def test_kernels_report_their_cost(length, has_bias, more, backward):
     (kernel,) = kernels_in(jaxpr)
     products, elementwise = traced(kernel.params["jaxpr"])
     programs = math.prod(kernel.params["grid_mapping"].grid)
-    said = kernel.params["cost_estimate"]
+    reported = kernel.params["cost_estimate"]
     # Products of one head are as wide as two heads, except for those that read transposed values.
     wide = (4 + 5) / 5 if backward else 3 / 2
-    assert said.flops * wide == programs * products
-    assert said.flops == 2 * (5 if backward else 2) * texts * heads * length**2 * dim
+    assert reported.flops * wide == programs * products
+    assert reported.flops == 2 * (5 if backward else 2) * texts * heads * length**2 * dim
     # The report leaves out work for each position of a text or head.
     assert int(kernel.params["metadata"]["elementwise"]) == pytest.approx(programs * elementwise, rel=0.04)
     arguments = (x, x, x, bias, *integers, *rest)
     results = jax.eval_shape(functools.partial(function, kind=kind), *arguments)
     moved = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((arguments, results)))
-    assert said.bytes_accessed == moved
+    assert reported.bytes_accessed == moved
 
 
 def traced(jaxpr) -> tuple[float, float]:

@@ -60,13 +60,13 @@ def total(tree) -> float:
     return float(jax.jit(lambda t: sum(abs(x).sum() for x in jax.tree.leaves(t)))(tree))
 
 
-def counted(params: dict[str, LazyArray], asked: list[int]) -> dict[str, LazyArray]:
-    """Returns arrays that append the bytes of each part that is read to `asked`."""
+def counted(params: dict[str, LazyArray], reads: list[int]) -> dict[str, LazyArray]:
+    """Returns arrays that append the bytes of each part that is read to `reads`."""
 
     def one(array: LazyArray) -> LazyArray:
         def read(index):
             part = array[index]
-            asked.append(part.nbytes)
+            reads.append(part.nbytes)
             return part
 
         return LazyArray(array.shape, read)
@@ -120,16 +120,16 @@ def main(output: Path) -> None:
         new = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
         hf.write_encoder(output / "hf", T5, new, pad_id=0)
     wait_for_all("the Hugging Face folder is written")
-    asked: list[int] = []
+    reads: list[int] = []
     encoder = hf.read_encoder(output / "hf")
     source = StoredModel(
         config=CONFIG,
-        params=counted({f"encoder.{name}": value for name, value in encoder.params.items()}, asked),
+        params=counted({f"encoder.{name}": value for name, value in encoder.params.items()}, reads),
         tokenizer=None,
         settings=EncoderSettings(query_max_length=8, passage_max_length=8),
     )
     loaded = nnx.to_pure_dict(nnx.state(stored.build(source, partitioner)))
-    report["read"], report["largest read"] = sum(asked), max(asked)
+    report["read"], report["largest read"] = sum(reads), max(reads)
     report["as in the file"] = as_in_the_file(loaded["encoder"], encoder.params)
 
     before = transferred("wchar")

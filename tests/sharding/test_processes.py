@@ -255,11 +255,11 @@ with together():
         raise {error}
     time.sleep(300)
 """
-    (other, told), (own, said) = finish(launch("-c", code, processes=2, devices=1))
+    (other, errors), (own, failure) = finish(launch("-c", code, processes=2, devices=1))
     assert (own, other) == (status, 75 if status == 143 else 1)
-    assert said.splitlines()[-1] == f"error: {reason}"
-    assert ("Traceback" in said) == (status == 70)
-    assert told.startswith(f"error: process 1 stopped ({reason}), so process 0 ends too")
+    assert failure.splitlines()[-1] == f"error: {reason}"
+    assert ("Traceback" in failure) == (status == 70)
+    assert errors.startswith(f"error: process 1 stopped ({reason}), so process 0 ends too")
 
 
 def test_waiting_for_other_processes_is_reported(launch):
