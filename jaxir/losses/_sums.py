@@ -46,6 +46,7 @@ class DenseSums(NamedTuple):
     def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
         """Returns the terms of both directions. Hard negatives are columns of queries only."""
         keep, x = self.keep, _rows.logits(self.query, self.passage, self.temperature)
+        own = jnp.eye(x.shape[0], dtype=bool)
         forward = _rows.log_sum_exp(x, keep.in_batch)
         hardest = jnp.max(jnp.where(keep.same_tower, x, -jnp.inf), axis=1)
         if self.negatives is not None:
@@ -54,7 +55,7 @@ class DenseSums(NamedTuple):
             forward = jnp.logaddexp(forward, _rows.log_sum_exp(hard, keep.negatives))
             hardest = jnp.maximum(hardest, jnp.max(jnp.where(keep.negatives, hard, -jnp.inf), axis=1))
         return _rows.Terms(
-            positive=jnp.sum(jnp.where(jnp.eye(x.shape[0], dtype=bool), x, 0.0), axis=1),
+            positive=jnp.sum(jnp.where(own, x, 0.0), axis=1),
             query_to_passage=forward,
             # `keep` is symmetric, so the other direction sums the same matrix over its rows.
             passage_to_query=_rows.log_sum_exp(x, keep.in_batch, axis=0),
@@ -65,8 +66,8 @@ class DenseSums(NamedTuple):
         """Returns each row's log-sum-exp over the tower's other rows, and their mean similarity."""
         x = _rows.logits(tower, tower, self.temperature)
         off_diagonal = jnp.where(jnp.eye(x.shape[0], dtype=bool), 0.0, x)
-        similarity = jnp.sum(off_diagonal) * self.temperature / _rows.num_ordered_pairs(x.shape[0])
-        return _rows.log_sum_exp(x, self.keep.same_tower), similarity
+        log_sum = _rows.log_sum_exp(x, self.keep.same_tower)
+        return log_sum, jnp.sum(off_diagonal) * self.temperature / _rows.num_ordered_pairs(x.shape[0])
 
 
 class BlockwiseSums(NamedTuple):
