@@ -324,5 +324,5 @@ def test_an_encoder_without_edits_is_refused_an_edit():
     model = DualEncoderModel(DualEncoderConfig(backbone=config), rngs=nnx.Rngs(0))
     model.encoder = Own(config, rngs=nnx.Rngs(0))
     assert nnx.jit(lambda model: model.encode(IDS, tower="query"))(model).shape == (2, 32)
-    with pytest.raises(UserError, match="Own.together takes no 'edits'; add this argument"):
+    with pytest.raises(UserError, match=r"Own\.together takes no 'edits'; add this argument"):
         model.encode(IDS, tower="query", edit=lambda x: x)
