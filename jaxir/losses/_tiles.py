@@ -34,7 +34,6 @@ class Sum(NamedTuple):
         return Sum(top, self.total * jnp.exp(self.top - base) + other.total * jnp.exp(other.top - base))
 
     def log(self) -> jax.Array:
-        """Returns the logarithm, -inf for an empty sum."""
         some = self.total > 0
         return jnp.where(some, jnp.log(jnp.where(some, self.total, 1.0)) + self.top, -jnp.inf)
 
@@ -75,13 +74,10 @@ class Ring:
 class Sweep:
     """The pass over one group of columns of a softmax.
 
-    Attributes:
-      kind: "pairs": column i is row i's own, and always kept; "tower": rows and columns are the same vectors,
-        a row skips itself, and a tile also counts as its transpose; "negatives": no column is a row's own.
-      block_size: the most rows and columns of a tile.
-      both: whether columns get log-sum-exps too.
-      ring: the devices that split rows and columns; None for one device.
-      gradient_precision: of the products of slopes with vectors; logits always have the highest.
+    Kinds: "pairs": column i is row i's own, and always kept; "tower": rows and columns are the same vectors,
+    a row skips itself, and a tile also counts as its transpose; "negatives": no column is a row's own. With
+    `both`, columns get log-sum-exps too. `gradient_precision` is that of the products of slopes with vectors;
+    logits always have the highest.
     """
 
     kind: Literal["pairs", "tower", "negatives"]

@@ -27,15 +27,10 @@ def margin_mse(
 
         ((s(q_i, p_i) - s(q_i, n_ih)) - (t(q_i, p_i) - t(q_i, n_ih)))^2,  s(a, b) = a . b / temperature
 
-    with the teacher's scores t. The paper scores by inner products of vectors of any length. Vectors of
-    length 1 reach margins of at most 2 / temperature.
+    for embeddings [B, D] and [B, N, D], with the teacher's scores t, [B] and [B, N]. The paper scores by
+    inner products of vectors of any length. Vectors of length 1 reach margins of at most 2 / temperature.
 
     Args:
-      query: [B, D].
-      passage: [B, D], the positive of each row.
-      negatives: [B, N, D], the hard negatives of each row.
-      passage_score: [B], the teacher's score of each positive.
-      negative_scores: [B, N], the teacher's score of each negative.
       temperature: divides the model's scores.
 
     Returns:

@@ -31,16 +31,11 @@ def margin(
 
         loss = 1 / B sum_i ( max(0, dist(x_i, y_i) - alpha) + max(0, beta - dist(x_i, n_i)) )
 
-    The thesis prints a negated sum, which would be least where positives lie far apart. Here the minus is
-    left out, and the sum is a mean, so that the learning rate does not depend on the batch size.
+    x are queries [B, D], y passages. The thesis prints a negated sum, which would be least where positives
+    lie far apart. Here the minus is left out, and the sum is a mean, so that the learning rate does not
+    depend on the batch size. Arrays and keys are those of `in_batch_softmax`.
 
     Args:
-      query: [B, D], x; row i pairs with row i of `passage`.
-      passage: [B, D], y.
-      negatives: [B, N, D] hard negatives; each is a negative of every query.
-      query_key: [B, 2]; rows with equal query or passage keys are not negatives of each other.
-      passage_key: [B, 2], likewise.
-      negative_key: [B, N, 2]; a hard negative with row i's passage key is not a negative of row i.
       alpha: positives farther apart than this cost.
       beta: negatives nearer than this cost.
       choice: "hardest": n_i is the most similar negative of the row; "mean": the mean over all negatives.

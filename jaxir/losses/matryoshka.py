@@ -33,9 +33,6 @@ def matryoshka(
         sum_d c_d loss(q[:d] / |q[:d]|, p[:d] / |p[:d]|)
 
     Args:
-      query: [B, D], row i pairs with row i of `passage`.
-      passage: [B, D].
-      negatives: [B, N, D], or None.
       loss: any loss of this package, with its settings bound.
       dimensions: the d; None: D, D / 2, D / 4, ... down to 8, as in the paper.
       weights: c_d of each of the dimensions; None: 1, as in the paper.
@@ -45,11 +42,7 @@ def matryoshka(
 
     Returns:
       The sum, and metrics: those of the loss for the most dimensions under their own names, `loss_at_d`, and
-      `accuracy_at_d` if the loss has an accuracy.
-
-    Raises:
-      UserError: a dimension is not from 1 to D or occurs twice, the number of weights is not that of
-        dimensions, or no weight is above 0.
+        `accuracy_at_d` if the loss has an accuracy.
     """
     width = query.shape[-1]
     if dimensions is None:

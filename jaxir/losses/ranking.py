@@ -49,8 +49,6 @@ def list_softmax(
     estimation).
 
     Args:
-      positive: [B] scores of the positives.
-      negatives: [B, N] scores of the negatives.
       kept: [B, N], false for a negative that is the positive: the loss leaves it out.
       temperature: divides the scores.
 
@@ -94,11 +92,10 @@ def rank_margin(
 
         sum over r_i < r_j of max(0, s_j - s_i + alpha (r_j - r_i))
 
-    The paper's model M estimates ranks, so lower is better; s is -M. The loss is the mean over the lists.
+    with scores s (higher is better), and the ranks r at which candidates find an answer (lower is better).
+    The paper's model M estimates ranks; s is -M. The loss is the mean over the lists.
 
     Args:
-      scores: [B, N], of a question's candidates; higher is better.
-      ranks: [B, N], the rank at which each candidate finds an answer; lower is better.
       kept: [B, N], false for items to leave out.
       alpha: the margin of one rank; 0.01 in the authors' code.
       reduction: "sum" over the pairs is the equation. "by_distance" is the authors' code (github.com/

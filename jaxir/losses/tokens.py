@@ -25,13 +25,11 @@ def token_cross_entropy(
 ) -> tuple[Scalar, Metrics]:
     """The mean of -log softmax(h W^T + b)[target] over the kept tokens, in float32.
 
+    h is `hidden` [B, T, E], W the `table` of token vectors [V, E], b the `bias` [V].
+
     Args:
-      hidden: [B, T, E], h.
-      table: [V, E], W, the vector of each token.
-      targets: [B, T], the correct tokens.
       kept: [B, T], false where nothing is predicted.
       mean_over: "texts" sums over the tokens of each text and takes the mean over the B texts.
-      bias: [V], b; None: 0.
 
     Returns:
       The loss and the metric `token_accuracy`, the share of kept tokens that are predicted correctly.

@@ -24,15 +24,9 @@ def bag_of_words(
 
         loss = -1 / B sum_i sum_j w_j ( y_ij log sigmoid(z_ij) + (1 - y_ij) log(1 - sigmoid(z_ij)) )
 
-    The paper prints the last logarithm without "1 -", which would predict every word everywhere.
-
-    Args:
-      logits: [B, V], z.
-      present: [B, V], y, whether text i has word j.
-      weights: [V], w of each word; None: 1.
-
-    Returns:
-      The loss and the metric `word_recall`, the share of the texts' words with a probability above a half.
+    z are logits [B, V], y whether text i has word j, and w weights [V] of words, by default 1. The paper
+    prints the last logarithm without "1 -", which would predict every word everywhere. The metric
+    `word_recall` is the share of the texts' words with a probability above a half.
     """
     terms = jax.nn.softplus(logits) - jnp.where(present, logits, 0.0)
     if weights is not None:

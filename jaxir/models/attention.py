@@ -168,7 +168,6 @@ class Attention(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def remember(self, memory: Float[Array, "B S M"]) -> Cache:
-        """Returns the keys and values of a memory, for `recall`."""
         key, value = self._heads(self.key(memory)), self._heads(self.value(memory))
         return Cache(key, value, jnp.int32(memory.shape[1]))
 
@@ -176,7 +175,7 @@ class Attention(nnx.Module):
     def recall(
         self, x: Float[Array, "B T E"], cache: Cache, mask: Bool[Array, "B S"]
     ) -> Float[Array, "B T E"]:
-        """Attends from x to the memory whose cache `remember` made, as a call with `memory` would."""
+        """Attends from x to the memory whose cache `remember` returned."""
         query = self._heads(self.query(x))
         y = attention(query, cache.key, cache.value, mask=mask, bias=None, scale=self.scale, crossed=True)
         return self.out(y.reshape(*x.shape[:2], -1))

@@ -147,10 +147,7 @@ class Encoder(layers.Summarised):
         *,
         layer: int,
     ) -> list[tuple[jax.Array, jax.Array]]:
-        """Encodes as `together` does, and also returns the output of an earlier layer, for each batch.
-
-        `layer` 0 is what the first block reads, n what the n-th block returns.
-        """
+        """As `together`, and returns the output of an earlier layer; layer 0 is the first block's input."""
         raise NotImplementedError(f"{type(self).__name__} does not show its layers")
 
 

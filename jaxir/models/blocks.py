@@ -47,7 +47,6 @@ class FeedForward(nnx.Module):
         self.activation, self.dropout_rate, self.same_along = activation, dropout_rate, same_along
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None) -> jax.Array:
-        """Maps x [B, L, E] to [B, L, E]."""
         hidden = ACTIVATIONS[self.activation](self.wi_0(x))
         if self.wi_1 is not None:
             hidden *= self.wi_1(x)
@@ -79,7 +78,6 @@ class PreNormBlock(nnx.Module):
     def __call__(
         self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *args: Any, key: Key[Array, ""] | None
     ) -> Float[Array, "B L E"]:
-        """Returns [B, L, E]; `args` are those of `attend`."""
         weights_key, attention_key, units_key, mlp_key = layers.split_key(key, 4)
         y = x if self.attention_norm is None else self.attention_norm(x)
         y = self.attend(y, mask, *args, key=weights_key)
@@ -88,7 +86,7 @@ class PreNormBlock(nnx.Module):
         return self._added(x, y, self.dropout_rates[1], mlp_key)
 
     def attend(self, x: jax.Array, mask: jax.Array, *args: Any, key: jax.Array | None) -> jax.Array:
-        """Attends from x [B, L, E] to itself at real tokens, true in `mask` [B, L]."""
+        """Attends from x to itself at real tokens, true in `mask`."""
         return self.attention(x, mask, *args, key=key)
 
     def _added(self, x: jax.Array, y: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -118,7 +116,6 @@ class PostNormBlock(nnx.Module):
     def __call__(
         self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *args: Any, key: Key[Array, ""] | None
     ) -> Float[Array, "B L E"]:
-        """Returns [B, L, E]; `args` are those of `attend`."""
         weights_key, attention_key, mlp_key = layers.split_key(key, 3)
         y = self.attend(x, mask, *args, key=weights_key)
         x = self._added(x, y, self.attention_norm, attention_key)

@@ -74,7 +74,6 @@ class DualEncoderConfig:
 
     @property
     def dimension(self) -> int:
-        """D, the length of an embedding."""
         return self.backbone.embed_dim if self.projection is None else self.projection.dimension
 
     @property

@@ -32,10 +32,7 @@ class _Layout(NamedTuple):
 
 
 def takes(query: jax.Array, key: jax.Array, partitioner: Partitioner | None) -> bool:
-    """Whether the kernels support self-attention of query [B, L, H, K] and key [B, S, G, K].
-
-    The partitioner is that of the mesh which runs the program; another machine may trace it.
-    """
+    """Whether the kernels support self-attention of query [B, L, H, K] and key on a mesh."""
     if partitioner is None or not partitioner.fused_attention or not partitioner.on_tpu:
         return False
     from jaxir.models.attention_kernel import LANES

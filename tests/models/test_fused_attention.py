@@ -67,7 +67,6 @@ ONE, BATCH, BOTH = {}, {"fsdp": 2, "data": 2}, {"tensor": 2, "data": 2}
 CASES = {
     "t5": ({"scale": 1.0, "has_bias": True}, ONE),
     "t5, sharded": ({"scale": 1.0, "has_bias": True, "rate": 0.3, "for_all": True}, BOTH),
-    "bert": ({"scale": 0.125, "rate": 0.3}, ONE),
     "bert, sharded": ({"scale": 0.125, "rate": 0.3}, BOTH),
     "minilm": ({"scale": 32**-0.5, "dim": 32}, BATCH),
     "modernbert": ({"scale": 0.125, "window": 3}, BATCH),
