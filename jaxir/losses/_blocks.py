@@ -1,8 +1,7 @@
-"""Log-sum-exps of all rows against all columns tile by tile: no [B, B] array exists, forward or backward.
+"""Log-sum-exps of all rows against all columns, tile by tile: no [B, B] array exists, forward or backward.
 
-A sweep takes every tile of [block_size, block_size] logits once and folds it into totals, one number per row
-and per column (online softmax; Cheng et al. 2024, arXiv 2410.17243). The backward sweep makes each tile again
-from the embeddings, and folds it and the saved sums into gradients of [B, D].
+The forward sweep folds each tile of logits into totals, one number per row and column (online softmax; Cheng
+et al. 2024, arXiv 2410.17243). The backward sweep recomputes the tiles and folds them into gradients [B, D].
 """
 
 import functools
@@ -22,24 +21,17 @@ def log_sums(
     row_keys: tuple[jax.Array, ...],
     column_keys: tuple[jax.Array, ...],
 ) -> tuple[Totals, Totals]:
-    """Returns the totals of rows [B] and of columns [C].
+    """Returns the totals of rows [B] and of columns [C] for embeddings [B, D] and [C, D].
 
-    Rows have `log_sum`, the log of the sum over their columns of exp(row . column / temperature), -inf
-    without any column; and unless kind is "tower" `hardest`, their largest logit with a column not their own,
-    which has no gradient. Of "pairs", rows have `positive`, the logit with their own column. Columns have
-    `log_sum` if `both` is set, but never of "tower", where it would be the same.
-
-    Args:
-      sweep: which columns stand in the sums, and how to go about them.
-      rows: [B, D], float32.
-      columns: [C, D], float32.
-      row_keys: arrays of [B, 2], int32; row i loses column j where one equals its counterpart of the column.
-      column_keys: arrays of [C, 2], int32.
+    Rows have `log_sum`, the log of the sum over columns of exp(row . column / temperature), -inf without any
+    column. Kinds but "tower" have `hardest`, the largest logit with another row's column, without gradient.
+    "pairs" have `positive`, the logit with the row's own column. Columns have `log_sum` if `both` is set,
+    except for "tower", where both are the same. Equal keys [B, 2] and [C, 2] mask.
     """
     return _forward(sweep, rows, columns, row_keys, column_keys)[0]
 
 
-# Compiled once for each kind of sweep, even where a loss is called outside of any jit.
+# Compiled once for each kind of sweep, also if the loss is called without jit.
 @functools.partial(jax.jit, static_argnums=0)
 def _forward(sweep: Sweep, rows, columns, row_keys, column_keys):
     def tile(row: Side, column: Side, keep: jax.Array, own: jax.Array | None) -> tuple[Totals, Totals]:
@@ -86,15 +78,15 @@ def _backward(sweep: Sweep, saved, cotangents: tuple[Totals, Totals]):
         x = _rows.logits(row.vectors, column.vectors, sweep.temperature)
         slope = jnp.zeros_like(x)
         if own is not None:
-            # The positives of the forward sweep and their slope join here, not after the product: where the
-            # softmax is near 1 the terms nearly cancel, and what is left must not be their rounding errors.
+            # The positives join before the product: if the softmax is near 1 the terms nearly cancel, and
+            # rounding errors of two products would dominate the difference.
             x = jnp.where(own, row.extra["positive"][:, None], x)
             slope = jnp.where(own, row.extra["positive_gradient"][:, None], 0.0)
         softmax = jnp.exp(x - row.extra["top"][:, None]) * row.extra["gradient"][:, None]
         if sweep.both:
             softmax += jnp.exp(x - column.extra["top"][None, :]) * column.extra["gradient"][None, :]
         slope += jnp.where(keep, softmax, 0.0)
-        # By default as precise as the dense loss's gradient, which JAX derives from the logits' product.
+        # The default precision is that of the dense loss's gradient.
         product = functools.partial(jnp.matmul, precision=sweep.gradient_precision)
         return {"gradient": product(slope, column.vectors)}, {"gradient": product(slope.T, row.vectors)}
 
@@ -119,7 +111,7 @@ def _sum(x: jax.Array, keep: jax.Array, *, axis: int) -> Sum:
 
 
 def _softmax_extra(sum_: Sum, gradient: jax.Array) -> dict[str, jax.Array]:
-    """Returns what makes exp(x - top) * gradient a logit's part of the gradient; 0 where the sum is empty."""
+    """Returns `top` and `gradient`, so that exp(x - top) * gradient is the gradient of logit x."""
     some = sum_.total > 0
     scaled = jnp.where(some, gradient / jnp.where(some, sum_.total, 1.0), 0.0)
     return {"top": jnp.where(some, sum_.top, jnp.inf), "gradient": scaled}

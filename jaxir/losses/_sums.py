@@ -1,78 +1,88 @@
-"""The sums of a batch's softmax denominators, dense or blockwise: the losses do not know which."""
+"""The softmax denominators of a batch, dense or blockwise, behind one interface."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float32
 
 from jaxir.core.errors import UserError
 from jaxir.losses import _blocks, _rows, _tiles
-
-
-class Sums(Protocol):
-    """What a loss asks of a batch."""
-
-    def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
-        """Returns the pieces of the in-batch softmax; `bidirectional` asks for passage-to-query."""
-
-    def same_tower(self, tower: Float32[Array, "B D"]) -> tuple[Float32[Array, " B"], Float32[Array, ""]]:
-        """Returns each row's log-sum-exp over the tower's other rows, and such pairs' mean similarity."""
+from jaxir.losses._types import AllKeys, Negatives, Scalar, Vectors
 
 
 def of_batch(
-    query: Float32[Array, "B D"],
-    passage: Float32[Array, "B D"],
-    negatives: Float32[Array, "B N D"] | None,
-    keys: tuple[Int32[Array, "B 2"] | None, Int32[Array, "B 2"] | None, Int32[Array, "B N 2"] | None],
+    query: Vectors,
+    passage: Vectors,
+    negatives: Negatives | None,
+    keys: AllKeys,
     temperature: float,
     block_size: int | None,
     gradient_precision: _tiles.GradientPrecision,
-) -> Sums:
-    """Returns the sums of a batch: from [B, B] matrices, or in tiles where `block_size` is given.
-
-    `keys` are of queries, passages and hard negatives.
-
-    Raises:
-      UserError: the temperature or the block size is not positive, or a dense loss is asked for a precision.
-    """
+) -> "DenseSums | BlockwiseSums":
+    """Returns the sums of a batch: from [B, B] matrices, or from tiles if `block_size` is given."""
     if not temperature > 0:
         raise UserError(f"temperature must be positive, not {temperature}")
     if block_size is None:
         if gradient_precision != "highest":
             raise UserError(
-                f'gradient_precision="{gradient_precision}" needs a block_size: dense losses have the highest'
+                f'gradient_precision="{gradient_precision}" needs a block_size: without one the precision is'
+                " always the highest"
             )
         keep = _rows.keep_columns(len(query), negatives, *keys)
-        return _Dense((query, passage, negatives), keep, temperature)
+        return DenseSums(query, passage, negatives, keep, temperature)
     if block_size < 1:
         raise UserError(f"block_size must be at least 1, not {block_size}")
-    return _Blockwise(query, passage, negatives, keys, temperature, block_size, gradient_precision)
+    return BlockwiseSums(query, passage, negatives, keys, temperature, block_size, gradient_precision)
 
 
-class _Dense(NamedTuple):
-    embeddings: tuple[Any, ...]
+class DenseSums(NamedTuple):
+    query: jax.Array
+    passage: jax.Array
+    negatives: jax.Array | None
     keep: _rows.Keep
     temperature: float
 
     def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
-        return _rows.in_batch_terms(*self.embeddings, self.keep, self.temperature)
+        """Returns the terms of both directions. Hard negatives are columns of queries only."""
+        keep, x = self.keep, _rows.logits(self.query, self.passage, self.temperature)
+        own = jnp.eye(x.shape[0], dtype=bool)
+        forward = _rows.log_sum_exp(x, keep.in_batch)
+        hardest = jnp.max(jnp.where(keep.same_tower, x, -jnp.inf), axis=1)
+        if self.negatives is not None:
+            negatives = self.negatives.reshape(-1, self.negatives.shape[-1])
+            hard = _rows.logits(self.query, negatives, self.temperature)
+            forward = jnp.logaddexp(forward, _rows.log_sum_exp(hard, keep.negatives))
+            hardest = jnp.maximum(hardest, jnp.max(jnp.where(keep.negatives, hard, -jnp.inf), axis=1))
+        return _rows.Terms(
+            positive=jnp.sum(jnp.where(own, x, 0.0), axis=1),
+            query_to_passage=forward,
+            # `keep` is symmetric, so the other direction sums the same matrix over its rows.
+            passage_to_query=_rows.log_sum_exp(x, keep.in_batch, axis=0),
+            hardest=hardest,
+        )
 
-    def same_tower(self, tower):
-        return _rows.same_tower(tower, self.keep, self.temperature)
+    def same_tower(self, tower: Vectors) -> tuple[Float32[Array, " B"], Scalar]:
+        """Returns each row's log-sum-exp over the tower's other rows, and their mean similarity."""
+        x = _rows.logits(tower, tower, self.temperature)
+        off_diagonal = jnp.where(jnp.eye(x.shape[0], dtype=bool), 0.0, x)
+        log_sum = _rows.log_sum_exp(x, self.keep.same_tower)
+        return log_sum, jnp.sum(off_diagonal) * self.temperature / _rows.num_ordered_pairs(x.shape[0])
 
 
-class _Blockwise(NamedTuple):
-    query: Any
-    passage: Any
-    negatives: Any
-    keys: tuple[Any, ...]
+class BlockwiseSums(NamedTuple):
+    query: jax.Array
+    passage: jax.Array
+    negatives: jax.Array | None
+    keys: AllKeys
     temperature: float
     block_size: int
     gradient_precision: _tiles.GradientPrecision
 
     def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
-        sweep = self._sweep("pairs", both=bidirectional)
-        rows, columns = _blocks.log_sums(sweep, self.query, self.passage, self._given, self._given)
+        """As `DenseSums.in_batch`; without `bidirectional` passage_to_query is zeros."""
+        sweep, keys = self._sweep("pairs", both=bidirectional), self._duplicate_keys()
+        rows, columns = _blocks.log_sums(sweep, self.query, self.passage, keys, keys)
         forward, hardest = rows["log_sum"], rows["hardest"]
         if self.negatives is not None:
             _, passage_key, negative_key = self.keys
@@ -93,15 +103,15 @@ class _Blockwise(NamedTuple):
             hardest=hardest,
         )
 
-    def same_tower(self, tower):
-        rows, _ = _blocks.log_sums(self._sweep("tower", both=True), tower, tower, self._given, self._given)
+    def same_tower(self, tower: Vectors) -> tuple[Float32[Array, " B"], Scalar]:
+        """As `DenseSums.same_tower`."""
+        keys = self._duplicate_keys()
+        rows, _ = _blocks.log_sums(self._sweep("tower", both=True), tower, tower, keys, keys)
         # sum_{i != j} x_i . x_j without a product of all pairs: |sum x|^2 less the sum of |x|^2.
         total = jnp.sum(jnp.square(jnp.sum(tower, axis=0))) - jnp.sum(jnp.square(tower))
-        return rows["log_sum"], total / _rows.pairs_of(len(tower))
+        return rows["log_sum"], total / _rows.num_ordered_pairs(len(tower))
 
-    @property
-    def _given(self) -> tuple[Any, ...]:
-        """The keys, of queries and passages, by which rows are duplicates of each other."""
+    def _duplicate_keys(self) -> tuple[jax.Array, ...]:
         return tuple(key for key in self.keys[:2] if key is not None)
 
     def _sweep(self, kind, *, both) -> _tiles.Sweep:

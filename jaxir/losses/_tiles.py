@@ -1,7 +1,7 @@
-"""Going over all tiles of a matrix of logits, on one device or on a ring, and folding them into totals.
+"""Folds all tiles of a matrix of logits into totals, on one device or on a ring of devices.
 
-On a mesh the rows stay where they are, and shards of columns go round a ring of the devices that split the
-batch, with the columns' totals behind them: a device never holds more than a few shards.
+On a mesh rows stay on their device. Shards of columns and their totals go round a ring of the devices that
+split the batch, so that a device never holds more than a few shards.
 """
 
 import dataclasses
@@ -19,33 +19,31 @@ from jaxir.runtime import partitioning
 
 
 class Sum(NamedTuple):
-    """A sum of exponentials, exp(top) * total; -inf and 0 of nothing.
+    """A sum of exponentials, exp(top) * total; -inf and 0 for an empty sum.
 
-    Kept apart, for at temperature 0.01 a log-sum-exp near 100 is rounded to 4e-6, and so would be the
-    difference of a softmax from 1, which is the gradient of a pair nearly learnt.
+    Both are kept, because float32 rounds a log-sum-exp near 100 to 4e-6. The gradient of a nearly learnt pair
+    is the difference of its softmax from 1, and would have the same error.
     """
 
     top: jax.Array
     total: jax.Array
 
     def join(self, other: "Sum") -> "Sum":
-        """Returns the sum of both."""
         top = jnp.maximum(self.top, other.top)
         base = finite(top)
         return Sum(top, self.total * jnp.exp(self.top - base) + other.total * jnp.exp(other.top - base))
 
     def log(self) -> jax.Array:
-        """Returns the logarithm: -inf of nothing."""
         some = self.total > 0
         return jnp.where(some, jnp.log(jnp.where(some, self.total, 1.0)) + self.top, -jnp.inf)
 
 
 def finite(top: jax.Array) -> jax.Array:
-    """Returns `top` with 0 for -inf, which no finite number may be subtracted from."""
+    """Returns `top` with 0 for -inf, so that x - top is never NaN."""
     return jnp.where(top == -jnp.inf, 0.0, top)
 
 
-# What a sweep adds up: for each name the value of an empty sum, and how two parts of a sum join.
+# The totals that a sweep folds, the value of each when empty, and how two parts of a total join.
 Totals = dict[str, Any]
 ROW_TOTALS = {
     "pairs": ("sum", "hardest", "positive"),
@@ -55,8 +53,7 @@ ROW_TOTALS = {
 _EMPTY = {"sum": Sum(-math.inf, 0.0), "hardest": -math.inf, "positive": 0.0, "gradient": 0.0}
 _JOIN = {"sum": Sum.join, "hardest": jnp.maximum, "positive": jnp.add, "gradient": jnp.add}
 
-
-# JAX's names. On TPUs, products of float32 as six, three and one of bfloat16.
+# JAX's names. TPUs compute a float32 product as six, three or one bfloat16 products.
 GradientPrecision = Literal["highest", "high", "default"]
 
 
@@ -69,24 +66,18 @@ class Ring:
 
     @property
     def size(self) -> int:
-        """The number of shards."""
         names = (self.axes,) if isinstance(self.axes, str) else self.axes
         return math.prod(self.mesh.shape[n] for n in names)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """One group of columns of a softmax.
+    """The pass over one group of columns of a softmax.
 
-    Attributes:
-      kind: "pairs": row i's own column is i, kept whatever its keys; "tower": rows and columns are the same
-        vectors, a row is no column of its own, and a tile stands for its transpose too; "negatives":
-        columns are nobody's own.
-      temperature: divides the dot products.
-      block_size: rows and columns of a tile, at most.
-      both: whether columns get log-sum-exps as rows do.
-      ring: the devices that split rows and columns; None for one.
-      gradient_precision: of the products of logits' slopes with vectors; logits always have the highest.
+    Kinds: "pairs": column i is row i's own, and always kept; "tower": rows and columns are the same vectors,
+    a row skips itself, and a tile also counts as its transpose; "negatives": no column is a row's own. With
+    `both`, columns get log-sum-exps too. `gradient_precision` is that of the products of slopes with vectors;
+    logits always have the highest.
     """
 
     kind: Literal["pairs", "tower", "negatives"]
@@ -98,14 +89,14 @@ class Sweep:
 
 
 class Side(NamedTuple):
-    """Rows or columns: one device's shard, or a block of it.
+    """The rows or the columns: one device's shard, or a block of it.
 
     Attributes:
       vectors: [L, D].
-      keys: arrays of [L, 2], as many as the other side has: equal ones mask.
-      extra: [L] arrays by name that the tile needs.
+      keys: arrays [L, 2]; equal keys of both sides mask.
+      extra: arrays [L] that the tile function needs, by name.
       number: [L], int32, positions in the whole batch; None for a whole shard.
-      fresh: [L], False where the block before held the row already; None where that cannot be.
+      fresh: [L], False for rows that the block before already held; None if blocks do not overlap.
     """
 
     vectors: jax.Array
@@ -119,7 +110,7 @@ Tile = Callable[[Side, Side, jax.Array, jax.Array | None], tuple[Totals, Totals]
 
 
 def ring_for(rows: int) -> Ring | None:
-    """Returns the ring of the partitioner in force; None where there is none, or it does not split `rows`."""
+    """Returns the ring of the partitioner in force; None if it does not split `rows`."""
     partitioner = partitioning.in_force()
     if partitioner is None:
         return None
@@ -149,8 +140,8 @@ def fold(
     def on_device(rows: Side, columns: Side) -> tuple[Totals, Totals]:
         start_rows, start_columns = start(rows, row_names), start(columns, column_names)
         if sweep.ring is None:
-            return _visit(sweep, 0, 0, rows, columns, start_rows, start_columns, tile)
-        return _around(sweep, sweep.ring, rows, columns, start_rows, start_columns, tile)
+            return _fold_shard(sweep, 0, 0, rows, columns, start_rows, start_columns, tile)
+        return _ring_sweep(sweep, sweep.ring, rows, columns, start_rows, start_columns, tile)
 
     if sweep.ring is None:
         return on_device(rows, columns)
@@ -158,16 +149,16 @@ def fold(
     return jax.shard_map(on_device, mesh=sweep.ring.mesh, in_specs=split, out_specs=split)(rows, columns)
 
 
-def _around(
+def _ring_sweep(
     sweep: Sweep, ring: Ring, rows: Side, columns: Side, row_totals: Totals, empty: Totals, tile: Tile
 ) -> tuple[Totals, Totals]:
-    """Takes every shard of columns past this device's rows, its totals behind it, and sends the totals home.
+    """Passes every shard of columns round the ring, followed by its totals, which end on their own device.
 
-    At step k device d has the columns of device d + k. Nothing sent within a step depends on that step's
-    tiles, so that the network and the arithmetic can work at the same time.
+    At step k device d has the columns of device d + k. What a step sends does not depend on its tiles, so
+    transfers and arithmetic overlap.
     """
     me = jax.lax.axis_index(ring.axes)
-    # Two shards of one tower meet once: half of the way round is enough.
+    # Two shards of one tower need to meet once only, so half of the ring is enough.
     steps = ring.size // 2 + 1 if sweep.kind == "tower" else ring.size
 
     def pass_on(x: Any, distance: int) -> Any:
@@ -177,14 +168,14 @@ def _around(
         shard, row_totals, column_totals = carry
         following = pass_on(shard, -1)
         column_totals = pass_on(column_totals, -1)
-        row_totals, part = _visit(sweep, k, me, rows, shard, row_totals, empty, tile)
+        row_totals, part = _fold_shard(sweep, k, me, rows, shard, row_totals, empty, tile)
         return following, row_totals, _join(column_totals, part)
 
     _, row_totals, column_totals = jax.lax.fori_loop(0, steps, step, (columns, row_totals, empty))
     return row_totals, pass_on(column_totals, steps - 1)
 
 
-def _visit(
+def _fold_shard(
     sweep: Sweep,
     step: jax.Array | int,
     me: jax.Array | int,
@@ -200,8 +191,8 @@ def _visit(
     column_size, column_blocks = _block_size(len(columns.vectors), sweep.block_size)
     first_row = me * len(rows.vectors)
     first_column = (me + step) % shards * len(columns.vectors)
-    # Of a tower, a shard's tiles with itself are taken from the diagonal on; and two shards that are half a
-    # ring apart visit each other at once: one takes the tiles from the diagonal on, the other those below.
+    # For a tower, a shard visits its tiles with itself from the diagonal on. Two shards half a ring apart
+    # visit each other in the same step: one takes the tiles from the diagonal on, the other those below.
     opposite = 2 * step == shards
     skip = jnp.where(opposite & (2 * me >= shards), 1, 0)
     triangular = (step == 0) | opposite
@@ -227,7 +218,7 @@ def _visit(
 
 
 def _masks(kind: str, row: Side, column: Side, step: jax.Array | int) -> tuple[jax.Array, jax.Array | None]:
-    """Returns which columns of a tile stand in a row's sum and which are its own, if any may be: [b, c]."""
+    """Returns which columns of a tile a row's sum includes, and which are its own (None: none), [b, c]."""
     fresh = jnp.ones((len(row.vectors), len(column.vectors)), bool)
     if row.fresh is not None:
         fresh &= row.fresh[:, None]
@@ -245,13 +236,13 @@ def _masks(kind: str, row: Side, column: Side, step: jax.Array | int) -> tuple[j
 
 
 def _block_size(length: int, most: int) -> tuple[int, int]:
-    """Returns (size, number) of the equal blocks, of at most `most` rows, that cover `length`."""
+    """Returns (size, number) of the equal blocks, of at most `most` rows, that cover `length` rows."""
     number = -(-length // most)
     return -(-length // number), number
 
 
 def _block(side: Side, index: jax.Array, size: int, first: jax.Array | int) -> Side:
-    """Cuts a block out of a shard whose row 0 is row `first` of the batch."""
+    """Returns a block of a shard whose row 0 is row `first` of the batch."""
     length = len(side.vectors)
     vectors, keys, extra = _slice((side.vectors, side.keys, side.extra), index, size)
     at = _at(length, index, size) + jnp.arange(size, dtype=jnp.int32)
@@ -259,7 +250,7 @@ def _block(side: Side, index: jax.Array, size: int, first: jax.Array | int) -> S
 
 
 def _at(length: int, index: jax.Array, size: int) -> jax.Array:
-    """Returns where a block begins: the last one ends with the array, over rows of the block before."""
+    """Returns where a block begins. The last one ends with the array and may overlap the block before."""
     return jnp.minimum(index * size, length - size)
 
 

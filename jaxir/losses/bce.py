@@ -1,41 +1,40 @@
-"""Binary cross-entropy over a batch: each pair by itself, a yes or a no."""
+"""Binary cross-entropy over a batch: each pair is classified by itself."""
 
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from beartype import beartype
-from jaxtyping import Array, Float32, Int32, jaxtyped
+from jaxtyping import jaxtyped
 
 from jaxir.core.values import PositiveNumber
 from jaxir.losses import _rows
+from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
 
 
 @jaxtyped(typechecker=beartype)
 def bce(
-    query: Float32[Array, "B D"],
-    passage: Float32[Array, "B D"],
-    negatives: Float32[Array, "B N D"] | None = None,
+    query: Vectors,
+    passage: Vectors,
+    negatives: Negatives | None = None,
     *,
-    query_key: Int32[Array, "B 2"] | None = None,
-    passage_key: Int32[Array, "B 2"] | None = None,
-    negative_key: Int32[Array, "B N 2"] | None = None,
+    query_key: Keys | None = None,
+    passage_key: Keys | None = None,
+    negative_key: NegativeKeys | None = None,
     temperature: PositiveNumber = 0.05,
     g: Literal["quotient", "power"] = "quotient",
-) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
+) -> tuple[Scalar, Metrics]:
     """Binary cross-entropy (Wang 2022, eq. 2.10), with s(a, b) = a . b:
 
         loss = -1 / B sum_i ( log g(s(x_i, y_i)) + sum over n in N_i of log(1 - g(s(x_i, n))) )
 
-    where N_i are both sides of all other pairs, and hard negatives. Printed is g(s) = sigmoid(s^t), which is
-    no real number for a negative s and t = 0.05: "quotient" is sigmoid(s / t), as temperatures are used in
-    the same thesis' eq. 2.7; "power" is sigmoid(sign(s) |s|^t).
-
-    Args that are not here are those of `hinges.margin`, and so are the metrics.
+    N_i are both sides of all other pairs, and the hard negatives. The thesis prints g(s) = sigmoid(s^t),
+    which is not real for negative s and t = 0.05. "quotient" is sigmoid(s / t), as in the thesis' eq. 2.7;
+    "power" is sigmoid(sign(s) |s|^t). Metrics and the other arguments are those of `hinges.margin`.
 
     Args:
       temperature: t.
-      g: how it is used.
+      g: how t enters: "quotient" or "power".
     """
     keys = (query_key, passage_key, negative_key)
     row = _rows.similarities(query, passage, negatives, keys, ("passages", "queries", "negatives"))
@@ -48,4 +47,4 @@ def bce(
 
     of_negatives = jnp.where(row.kept, jax.nn.log_sigmoid(-logit(row.negative)), 0.0).sum(1)
     loss = -(jax.nn.log_sigmoid(logit(row.positive)) + of_negatives).mean()
-    return loss, _rows.nearness(row)
+    return loss, row.metrics()

@@ -1,4 +1,4 @@
-"""Losses that draw a model's scores to a teacher's, over each query's own passages."""
+"""Losses that fit a model's scores to a teacher's, over the positive and hard negatives of each query."""
 
 from __future__ import annotations
 
@@ -8,40 +8,34 @@ from beartype import beartype
 from jaxtyping import Array, Float32, jaxtyped
 
 from jaxir.core.values import PositiveNumber
-
-Metrics = dict[str, Float32[Array, ""]]
+from jaxir.losses._types import Metrics, Negatives, Scalar, Vectors
 
 
 @jaxtyped(typechecker=beartype)
 def margin_mse(
-    query: Float32[Array, "B D"],
-    passage: Float32[Array, "B D"],
-    negatives: Float32[Array, "B N D"],
+    query: Vectors,
+    passage: Vectors,
+    negatives: Negatives,
     *,
     passage_score: Float32[Array, " B"],
     negative_scores: Float32[Array, "B N"],
     temperature: PositiveNumber = 1.0,
-) -> tuple[Float32[Array, ""], Metrics]:
+) -> tuple[Scalar, Metrics]:
     """Margin-MSE (Hofstätter et al. 2020, arXiv:2010.02666, section 3.1).
 
     The mean over rows i and hard negatives h of
 
         ((s(q_i, p_i) - s(q_i, n_ih)) - (t(q_i, p_i) - t(q_i, n_ih)))^2,  s(a, b) = a . b / temperature
 
-    with the teacher's scores t. The paper's model scores by the inner product of vectors of any length; one
-    of vectors of length 1 reaches margins of at most 2 / temperature.
+    for embeddings [B, D] and [B, N, D], with the teacher's scores t, [B] and [B, N]. The paper scores by
+    inner products of vectors of any length. Vectors of length 1 reach margins of at most 2 / temperature.
 
     Args:
-      query: [B, D].
-      passage: [B, D], the positive of each row.
-      negatives: [B, N, D], the hard negatives of each row.
-      passage_score: [B], the teacher's of each positive.
-      negative_scores: [B, N], the teacher's of each negative.
       temperature: divides the model's scores.
 
     Returns:
-      The loss and metrics, float32 []: `margin` (mean of the model's), `teacher_margin`, `agreement` (the
-      share of negatives that both put on the same side of the positive).
+      The loss and the metrics `margin` (the model's mean margin), `teacher_margin` and `agreement` (the share
+      of negatives that model and teacher rank on the same side of the positive).
     """
     positive, negative = _scores(query, passage, negatives, 1.0 / temperature)
     margin, wanted = positive[:, None] - negative, passage_score[:, None] - negative_scores
@@ -52,28 +46,29 @@ def margin_mse(
 
 @jaxtyped(typechecker=beartype)
 def kl_distillation(
-    query: Float32[Array, "B D"],
-    passage: Float32[Array, "B D"],
-    negatives: Float32[Array, "B N D"],
+    query: Vectors,
+    passage: Vectors,
+    negatives: Negatives,
     *,
     passage_score: Float32[Array, " B"],
     negative_scores: Float32[Array, "B N"],
     temperature: PositiveNumber = 0.05,
     teacher_temperature: PositiveNumber = 1.0,
-) -> tuple[Float32[Array, ""], Metrics]:
+) -> tuple[Scalar, Metrics]:
     """KL(teacher || model) over the list of each query's positive and hard negatives.
 
-    The mean over rows i of sum_c P_i(c) (log P_i(c) - log Q_i(c)), where c runs over p_i and n_i1 ... n_iN, P
-    is the softmax of t / teacher_temperature and Q that of (a . b) / temperature (as in Lin et al. 2021,
-    RepL4NLP, eq. 2, and Ren et al. 2021, RocketQAv2, arXiv:2110.07367, eq. 4).
+    The mean over rows i of sum_c P_i(c) (log P_i(c) - log Q_i(c)), where c runs over p_i and n_i1 ... n_iN. P
+    is the softmax of t / teacher_temperature, and Q that of (a . b) / temperature (as in Lin et al. 2021,
+    RepL4NLP, eq. 2, and Ren et al. 2021, RocketQAv2, arXiv:2110.07367, eq. 4). The other arguments are those
+    of `margin_mse`.
 
-    Args and returns as `margin_mse`, but for
-      temperature: of the model's scores.
-      teacher_temperature: of the teacher's.
+    Args:
+      temperature: divides the model's scores.
+      teacher_temperature: divides the teacher's scores.
 
     Returns:
-      The loss and metrics, float32 []: `teacher_entropy` (nats; the cross-entropy is the loss and this) and
-      `agreement` (the share of rows in which both put the same passage first).
+      The loss and the metrics `teacher_entropy` (nats; the cross-entropy is the loss plus this) and
+      `agreement` (the share of rows in which model and teacher rank the same passage first).
     """
     positive, negative = _scores(query, passage, negatives, 1.0 / temperature)
     ours = jax.nn.log_softmax(jnp.concatenate([positive[:, None], negative], axis=1))
@@ -85,9 +80,6 @@ def kl_distillation(
     return loss, {"teacher_entropy": -(share * theirs).sum(1).mean(), "agreement": agreement}
 
 
-def _scores(
-    query: jax.Array, passage: jax.Array, negatives: jax.Array, scale: float
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the scores of positives [B] and negatives [B, N]."""
+def _scores(query: Vectors, passage: Vectors, negatives: Negatives, scale: float):
     positive = jnp.einsum("bd,bd->b", query, passage, precision="highest")
     return scale * positive, scale * jnp.einsum("bd,bnd->bn", query, negatives, precision="highest")

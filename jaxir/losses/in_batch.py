@@ -1,58 +1,61 @@
 """The in-batch softmax loss: every other passage of the batch is a negative."""
 
 from beartype import beartype
-from jaxtyping import Array, Float32, Int32, jaxtyped
+from jaxtyping import jaxtyped
 
 from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
+from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
 
 
 @jaxtyped(typechecker=beartype)
 def in_batch_softmax(
-    query: Float32[Array, "B D"],
-    passage: Float32[Array, "B D"],
-    negatives: Float32[Array, "B N D"] | None = None,
+    query: Vectors,
+    passage: Vectors,
+    negatives: Negatives | None = None,
     *,
-    query_key: Int32[Array, "B 2"] | None = None,
-    passage_key: Int32[Array, "B 2"] | None = None,
-    negative_key: Int32[Array, "B N 2"] | None = None,
+    query_key: Keys | None = None,
+    passage_key: Keys | None = None,
+    negative_key: NegativeKeys | None = None,
     temperature: PositiveNumber = 0.01,
     bidirectional: bool = True,
     block_size: Count | None = None,
     gradient_precision: GradientPrecision = "highest",
-) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
+) -> tuple[Scalar, Metrics]:
     """In-batch sampled softmax (Henderson et al. 2017; Moiseev et al. 2023, eq. 1).
 
     For row i, with s(a, b) = a . b / temperature:
 
         loss_i = -log( exp s(q_i, p_i) / (sum_j exp s(q_i, p_j) + sum_h exp s(q_i, n_h)) )
 
-    where j runs over the batch and h over the hard negatives of all rows. The loss is the mean over rows; the
-    bi-directional loss (Yang et al. 2019) adds the mean of the passage-to-query direction, in which p_i is
-    matched against all q_j and hard negatives play no part.
+    where j runs over the batch and h over the hard negatives of all rows. The loss is the mean over rows. The
+    bidirectional loss (Yang et al. 2019) adds the mean of the passage-to-query direction, which compares p_i
+    with all q_j and has no hard negatives.
 
     Args:
-      query: [B, D], row i pairs with row i of `passage`.
+      query: [B, D], float32; row i pairs with row i of `passage`.
       passage: [B, D].
       negatives: [B, N, D] hard negatives; each is a negative of every query.
       query_key: [B, 2] halves of a 64-bit hash of the query's id. A row j != i whose query key or passage key
-        equals row i's is left out of all of row i's sums, in both directions. None masks nothing.
+        equals row i's is masked in all sums of row i, in both directions. None masks nothing.
       passage_key: [B, 2], likewise for passages.
-      negative_key: [B, N, 2]; a hard negative with row i's passage key is left out of row i's sum.
+      negative_key: [B, N, 2]; a hard negative with row i's passage key is masked in row i's sum.
       temperature: divides the similarities; positive.
       bidirectional: whether to add the passage-to-query direction.
-      block_size: None makes [B, B] matrices. A number computes the same loss and gradient in tiles of at most
-        so many rows and columns, in memory linear in B; on a mesh, over a ring of the devices that split the
-        batch (docs/large_batches.md).
-      gradient_precision: with a block_size, of the products that make gradients from the logits' slopes:
-        "high" and "default" are quicker on accelerators, with a small error (docs/large_batches.md).
+      block_size: None computes [B, B] matrices. A number computes the same loss and gradient in tiles of at
+        most this many rows and columns, in memory linear in B. On a mesh the tiles go round a ring of the
+        devices that split the batch (docs/large_batches.md).
+      gradient_precision: with a block_size, the precision of the products that compute gradients from the
+        slopes of the logits: "high" and "default" are faster on accelerators, with a small error
+        (docs/large_batches.md).
 
     Returns:
-      The loss and metrics, all float32 scalars: `accuracy` (rows whose own passage beats every column kept),
-      `positive_similarity`, `rows_without_negatives` (the share of rows whose every other column is masked:
-      they have no loss and no gradient), `loss_query_to_passage`, and `loss_passage_to_query` where
-      bi-directional.
+      The loss and metrics, all float32 scalars: `accuracy` (the share of rows whose own passage beats every
+        kept
+      column), `positive_similarity`, `rows_without_negatives` (the share of rows whose other columns are all
+      masked: they have no loss and no gradient), `loss_query_to_passage`, and `loss_passage_to_query` if
+      bidirectional.
 
     Raises:
       UserError: the temperature or block_size is not positive.

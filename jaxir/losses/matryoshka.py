@@ -1,4 +1,4 @@
-"""Matryoshka representation learning: vectors whose first dimensions are vectors of their own."""
+"""Matryoshka representation learning: the first dimensions of a vector can be used alone."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,46 +10,39 @@ from jaxtyping import Array, Float32, jaxtyped
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, NotNegativeNumber
+from jaxir.losses._types import Metrics, Negatives, Scalar, Vectors
 from jaxir.losses.in_batch import in_batch_softmax
 
-SMALLEST = 8  # as in the paper
-Metrics = dict[str, Float32[Array, ""]]
+SMALLEST = 8  # the fewest dimensions in the paper
 
 
 @jaxtyped(typechecker=beartype)
 def matryoshka(
-    query: Float32[Array, "B D"],
-    passage: Float32[Array, "B D"],
-    negatives: Float32[Array, "B N D"] | None = None,
+    query: Vectors,
+    passage: Vectors,
+    negatives: Negatives | None = None,
     *,
-    loss: Callable[..., tuple[Float32[Array, ""], Metrics]] = in_batch_softmax,
+    loss: Callable[..., tuple[Scalar, Metrics]] = in_batch_softmax,
     dimensions: Sequence[Count] | None = None,
     weights: Sequence[NotNegativeNumber] | None = None,
     normalize: bool = True,
     **others: Any,
-) -> tuple[Float32[Array, ""], Metrics]:
+) -> tuple[Scalar, Metrics]:
     """A weighted sum of a loss over the first d dimensions (Kusupati et al. 2022, arXiv:2205.13147, eq. 1).
 
         sum_d c_d loss(q[:d] / |q[:d]|, p[:d] / |p[:d]|)
 
     Args:
-      query: [B, D], row i pairs with row i of `passage`.
-      passage: [B, D].
-      negatives: [B, N, D], or None; what `loss` makes of them.
       loss: any loss of this package, with its settings bound.
-      dimensions: the d; None for D, D / 2, D / 4, ... down to 8, as the paper halves.
-      weights: c_d of each of the dimensions; None for 1, as in the paper.
-      normalize: whether what is cut is given length 1 again, as cosine wants it; False for inner products.
-        Whole vectors are left as they are.
-      **others: what else the loss takes: keys of texts, a teacher's scores.
+      dimensions: the d; None: D, D / 2, D / 4, ... down to 8, as in the paper.
+      weights: c_d of each of the dimensions; None: 1, as in the paper.
+      normalize: whether shortened vectors are normalised to length 1, as cosine needs it; False for inner
+        products. Whole vectors are never changed.
+      **others: further arguments of the loss: keys of texts, a teacher's scores.
 
     Returns:
-      The sum, and the loss's metrics for the most dimensions under their own names, `loss_at_d` and, where
-      the loss has one, `accuracy_at_d`; float32 [].
-
-    Raises:
-      UserError: a dimension that is not from 1 to D or is there twice, other weights than dimensions, or none
-        above 0.
+      The sum, and metrics: those of the loss for the most dimensions under their own names, `loss_at_d`, and
+        `accuracy_at_d` if the loss has an accuracy.
     """
     width = query.shape[-1]
     if dimensions is None:
@@ -73,17 +66,19 @@ def _first(x: Float32[Array, "*B D"], dimension: int, normalize: bool) -> Float3
     x = x[..., :dimension]
     if not normalize:
         return x
-    # A row of zeros stays one, and has a finite gradient.
+    # A row of zeros stays zero and has a finite gradient.
     return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-24))
 
 
 def _check(dimensions: Sequence[int], width: int, weights: Sequence[float] | None) -> None:
     for dimension in dimensions:
         if not 1 <= dimension <= width:
-            raise UserError(f"the vectors have {width} dimensions, of which {dimension} cannot be the first")
+            raise UserError(
+                f"dimensions must lie between 1 and {width}, the vectors' length, not {dimension}"
+            )
     if not dimensions or len(set(dimensions)) < len(dimensions):
         raise UserError(f"dimensions must be different numbers, at least one, not {list(dimensions)}")
     if weights is not None and len(weights) != len(dimensions):
-        raise UserError(f"there are {len(dimensions)} dimensions and {len(weights)} weights")
+        raise UserError(f"weights must have {len(dimensions)} numbers, one a dimension, not {len(weights)}")
     if weights is not None and not any(weights):
-        raise UserError("all weights are 0, and so would be the loss")
+        raise UserError("all weights are 0, so the loss would be 0; give at least one positive weight")

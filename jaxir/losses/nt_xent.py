@@ -1,26 +1,27 @@
-"""NT-Xent: every other text of the batch, of either side, is a negative."""
+"""NT-Xent: every other text of the batch, on either side, is a negative."""
 
 from beartype import beartype
-from jaxtyping import Array, Float32, Int32, jaxtyped
+from jaxtyping import jaxtyped
 
 from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses._tiles import GradientPrecision
+from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
 from jaxir.losses.samtone import samtone
 
 
 @jaxtyped(typechecker=beartype)
 def nt_xent(
-    query: Float32[Array, "B D"],
-    passage: Float32[Array, "B D"],
-    negatives: Float32[Array, "B N D"] | None = None,
+    query: Vectors,
+    passage: Vectors,
+    negatives: Negatives | None = None,
     *,
-    query_key: Int32[Array, "B 2"] | None = None,
-    passage_key: Int32[Array, "B 2"] | None = None,
-    negative_key: Int32[Array, "B N 2"] | None = None,
+    query_key: Keys | None = None,
+    passage_key: Keys | None = None,
+    negative_key: NegativeKeys | None = None,
     temperature: PositiveNumber = 0.05,
     block_size: Count | None = None,
     gradient_precision: GradientPrecision = "highest",
-) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
+) -> tuple[Scalar, Metrics]:
     """The normalised temperature-scaled cross-entropy (Chen et al. 2020; Wang 2022, eq. 2.7 to 2.9).
 
     With s(a, b) = a . b / temperature, and x_i, y_i the two sides of pair i:
@@ -28,10 +29,8 @@ def nt_xent(
         l(x_i) = -log( exp s(x_i, y_i) / (sum_j exp s(x_i, y_j) + sum_{j != i} exp s(x_i, x_j)) )
         loss   = 1 / (2 B) sum_i (l(x_i) + l(y_i))
 
-    It is half of `samtone` with same_tower="both", which says what the arguments are.
-
-    Returns:
-      The loss and the metrics of `samtone`; its two directions are not halved.
+    This is half of `samtone` with same_tower="both", which documents the arguments. The metrics are those of
+    `samtone`; the losses of the two directions are not halved.
     """
     keys = {"query_key": query_key, "passage_key": passage_key, "negative_key": negative_key}
     how = {"temperature": temperature, "block_size": block_size, "gradient_precision": gradient_precision}

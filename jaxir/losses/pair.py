@@ -4,29 +4,30 @@ from typing import Annotated
 
 import jax.numpy as jnp
 from beartype import beartype
-from jaxtyping import Array, Float32, Int32, jaxtyped
+from jaxtyping import jaxtyped
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, PositiveNumber, Within
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
+from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
 
 
 @jaxtyped(typechecker=beartype)
 def pair(
-    query: Float32[Array, "B D"],
-    passage: Float32[Array, "B D"],
-    negatives: Float32[Array, "B N D"] | None = None,
+    query: Vectors,
+    passage: Vectors,
+    negatives: Negatives | None = None,
     *,
-    query_key: Int32[Array, "B 2"] | None = None,
-    passage_key: Int32[Array, "B 2"] | None = None,
-    negative_key: Int32[Array, "B N 2"] | None = None,
+    query_key: Keys | None = None,
+    passage_key: Keys | None = None,
+    negative_key: NegativeKeys | None = None,
     temperature: PositiveNumber = 0.01,
     bidirectional: bool = True,
     alpha: Annotated[float | int, Within(0, 1)] = 0.1,
     block_size: Count | None = None,
     gradient_precision: GradientPrecision = "highest",
-) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
+) -> tuple[Scalar, Metrics]:
     """The PAIR loss (Ren et al. 2021), as Moiseev et al. 2023 print it in eq. 3.
 
     With s(a, b) = a . b / temperature:
@@ -34,12 +35,10 @@ def pair(
         loss   = (1 - alpha) * in_batch_softmax - alpha * mean_i log L_P_i
         L_P_i  = exp s(q_i, p_i) / sum_{j != i} exp s(p_i, p_j)
 
-    As printed, the denominator of L_P holds only the other passages: neither the numerator nor passage i
-    stands in it, so L_P may exceed 1 and its term may be negative. A row with no other passage, alone in its
-    batch or masked, has no L_P and adds 0. The original trains in two stages, PAIR first and
-    `in_batch_softmax` after.
-
-    Args that are not here are those of `in_batch_softmax`.
+    As printed, the denominator of L_P sums over the other passages only, without the numerator. So L_P may
+    exceed 1 and its term may be negative. A row whose other passages are all masked, or that is alone in its
+    batch, adds 0. The original trains in two stages: PAIR first, then `in_batch_softmax`. The other arguments
+    are those of `in_batch_softmax`.
 
     Args:
       bidirectional: whether the in-batch softmax has both directions; L_P has one.

@@ -1,4 +1,4 @@
-"""Losses of scored lists: a query's relevant passage and others that are not, a question's expansions."""
+"""Losses of scored lists: a query's relevant passage and its negatives, or a question's expansions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from beartype import beartype
 from jaxtyping import Array, Bool, Float32, jaxtyped
 
 from jaxir.core.values import NotNegativeNumber, PositiveNumber
-
-Metrics = dict[str, Float32[Array, ""]]
+from jaxir.losses._types import Metrics, Scalar
 
 
 @jaxtyped(typechecker=beartype)
@@ -21,20 +20,14 @@ def binary_cross_entropy(
     kept: Bool[Array, "B N"],
     *,
     positive_weight: PositiveNumber = 1.0,
-) -> tuple[Float32[Array, ""], Metrics]:
-    """Pointwise: each passage by itself is relevant or not (Nogueira & Cho 2019, arXiv:1901.04085, eq. 1).
+) -> tuple[Scalar, Metrics]:
+    """Pointwise: classifies each passage by itself (Nogueira & Cho 2019, arXiv:1901.04085, eq. 1).
 
-    The mean, over all passages that are kept, of -w log sigmoid(s) for positives and -log sigmoid(-s) for
-    negatives, s being their scores.
+    The mean over the kept passages of -w log sigmoid(s) for positives and -log sigmoid(-s) for negatives,
+    with scores s. Metrics and the other arguments are those of `list_softmax`.
 
     Args:
-      positive: [B] scores of the positives.
-      negatives: [B, N] scores of the negatives.
-      kept: [B, N], false for a negative that is the positive.
-      positive_weight: w; N weighs both kinds alike.
-
-    Returns:
-      The loss and the metrics of `list_softmax`.
+      positive_weight: w; with w = N positives and negatives have equal weight.
     """
     count = positive.size + kept.sum(dtype=jnp.float32)
     of_positives = -jax.nn.log_sigmoid(positive).sum() * positive_weight
@@ -49,20 +42,18 @@ def list_softmax(
     kept: Bool[Array, "B N"],
     *,
     temperature: PositiveNumber = 1.0,
-) -> tuple[Float32[Array, ""], Metrics]:
+) -> tuple[Scalar, Metrics]:
     """Listwise: the mean of -log softmax(s / temperature)[positive] over a query's own passages.
 
     Gao et al. 2021 (Rethink Training of BERT Rerankers, arXiv:2101.08751, eq. 3: localised contrastive
     estimation).
 
     Args:
-      positive: [B] scores of the positives.
-      negatives: [B, N] scores of the negatives.
-      kept: [B, N], false for a negative that is the positive: it has no place in the softmax.
+      kept: [B, N], false for a negative that is the positive: the loss leaves it out.
       temperature: divides the scores.
 
     Returns:
-      The loss and metrics, float32 []: `accuracy` (the share of lists whose positive is above all negatives),
+      The loss and the metrics `accuracy` (the share of lists whose positive beats all negatives),
       `positive_score` and `negative_score` (means).
     """
     scores = jnp.concatenate([positive[:, None], jnp.where(kept, negatives, -jnp.inf)], axis=1) / temperature
@@ -76,17 +67,13 @@ def margin_ranking(
     kept: Bool[Array, "B N"],
     *,
     margin: PositiveNumber = 1.0,
-) -> tuple[Float32[Array, ""], Metrics]:
-    """Pairwise: the mean of max(0, margin - (s(positive) - s(negative))) over the negatives that are kept.
+) -> tuple[Scalar, Metrics]:
+    """Pairwise: the mean of max(0, margin - (s(positive) - s(negative))) over the kept negatives.
+
+    Metrics and the other arguments are those of `list_softmax`.
 
     Args:
-      positive: [B] scores of the positives.
-      negatives: [B, N] scores of the negatives.
-      kept: [B, N], false for a negative that is the positive.
-      margin: by how much a positive is to lead.
-
-    Returns:
-      The loss and the metrics of `list_softmax`.
+      margin: by how much the score of a positive should exceed that of a negative.
     """
     short = jax.nn.relu(margin - (positive[:, None] - negatives))
     return jnp.where(kept, short, 0.0).sum() / _count(kept), _metrics(positive, negatives, kept)
@@ -100,29 +87,27 @@ def rank_margin(
     *,
     alpha: NotNegativeNumber = 0.01,
     reduction: Literal["sum", "by_distance"] = "sum",
-) -> tuple[Float32[Array, ""], Metrics]:
-    """Pairwise, by ranks: one of rank r_i < r_j is to lead the other by alpha (r_j - r_i) (EAR).
-
-    Chuang 2024, section 3.3.1, L_Rank: over a list's candidates,
+) -> tuple[Scalar, Metrics]:
+    """Pairwise, by ranks (EAR; Chuang 2024, section 3.3.1, L_Rank). Over a list's candidates,
 
         sum over r_i < r_j of max(0, s_j - s_i + alpha (r_j - r_i))
 
-    Their model M estimates the rank, so that less is better; s is -M. The loss is the mean over the lists.
+    with scores s (higher is better), and the ranks r at which candidates find an answer (lower is better).
+    The paper's model M estimates ranks; s is -M. The loss is the mean over the lists.
 
     Args:
-      scores: [B, N], of a question's candidates: the greater, the better.
-      ranks: [B, N], where each candidate finds an answer: the smaller, the better.
-      kept: [B, N], false for an item that says nothing.
+      kept: [B, N], false for items to leave out.
       alpha: the margin of one rank; 0.01 in the authors' code.
-      reduction: "sum", over the pairs, is the equation. "by_distance" is the authors' code (github.com/
-        voidism/EAR): candidates in the order of their ranks, equal ranks count as pairs with margin 0, and
-        the mean over the pairs that are d places apart is averaged over d.
+      reduction: "sum" over the pairs is the equation. "by_distance" is the authors' code (github.com/
+        voidism/EAR): candidates are sorted by rank, equal ranks are pairs with margin 0, and the means over
+        the pairs that are d places apart are averaged over d.
 
     Returns:
-      The loss and metrics, float32 []: `accuracy` (the share of lists of which a candidate of the least rank
-      has the greatest score), `chosen_rank` (the mean rank of those of the greatest scores), `least_rank`.
+      The loss and the metrics `accuracy` (the share of lists in which a candidate of the least rank has the
+      highest score), `chosen_rank` (the mean rank of the candidates with the highest scores) and
+      `least_rank`.
     """
-    # [B, i, j]: i is the better one of the pair, or the first of equals.
+    # [B, i, j]: i is the better candidate of the pair, or the first of equals.
     short = jax.nn.relu(scores[:, None] - scores[:, :, None] + alpha * (ranks[:, None] - ranks[:, :, None]))
     if reduction == "sum":
         pairs = ranks[:, :, None] < ranks[:, None]

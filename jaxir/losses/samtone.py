@@ -4,51 +4,51 @@ from typing import Literal
 
 import jax.numpy as jnp
 from beartype import beartype
-from jaxtyping import Array, Float32, Int32, jaxtyped
+from jaxtyping import jaxtyped
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
+from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
 
 
 @jaxtyped(typechecker=beartype)
 def samtone(
-    query: Float32[Array, "B D"],
-    passage: Float32[Array, "B D"],
-    negatives: Float32[Array, "B N D"] | None = None,
+    query: Vectors,
+    passage: Vectors,
+    negatives: Negatives | None = None,
     *,
-    query_key: Int32[Array, "B 2"] | None = None,
-    passage_key: Int32[Array, "B 2"] | None = None,
-    negative_key: Int32[Array, "B N 2"] | None = None,
+    query_key: Keys | None = None,
+    passage_key: Keys | None = None,
+    negative_key: NegativeKeys | None = None,
     temperature: PositiveNumber = 0.01,
     bidirectional: bool = True,
     same_tower: Literal["query", "passage", "both"] = "query",
     block_size: Count | None = None,
     gradient_precision: GradientPrecision = "highest",
-) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
+) -> tuple[Scalar, Metrics]:
     """Contrastive loss with SAMe TOwer NEgatives (Moiseev et al. 2023, eq. 2).
 
-    The in-batch softmax with the other rows of the same tower in the same denominator, at the same
+    The denominator of the in-batch softmax also sums over the other rows of the same tower, at the same
     temperature. Query side, with s(a, b) = a . b / temperature:
 
         loss_i = -log( exp s(q_i, p_i) / (sum_j exp s(q_i, p_j) + sum_{j != i} exp s(q_i, q_j)) )
 
-    Passage side: sum_{j != i} exp s(p_i, p_j) joins the denominator of the passage-to-query direction.
-
-    Args that are not here are those of `in_batch_softmax`.
+    Passage side: sum_{j != i} exp s(p_i, p_j) joins the denominator of the passage-to-query direction. The
+    other arguments are those of `in_batch_softmax`.
 
     Args:
-      same_tower: which tower's rows are negatives of each other. The paper trains with "query"; "passage" and
-        "both" (section 3.4) hurt where passages repeat within a batch, unless keys are given.
+      same_tower: the tower whose rows are negatives of each other. The paper trains with "query"; "passage"
+        and "both" (section 3.4) hurt where passages repeat within a batch, unless keys are given.
 
     Returns:
       The loss and the metrics of `in_batch_softmax`, with `query_query_similarity` and
-      `passage_passage_similarity`, the mean similarity of different rows, for the towers asked for.
+      `passage_passage_similarity`, the mean similarity of different rows of a tower with such negatives.
 
     Raises:
-      UserError: the temperature or block_size is not positive, or passages are to be negatives of each other
-        in a loss without the passage-to-query direction.
+      UserError: the temperature or block_size is not positive, or same_tower includes passages without
+        `bidirectional`.
     """
     if same_tower != "query" and not bidirectional:
         raise UserError(

@@ -10,6 +10,7 @@ from beartype import beartype
 from jaxtyping import Array, Bool, Float, Float32, Int32, jaxtyped
 
 from jaxir.core.features import PADDING_TOKEN
+from jaxir.losses._types import Metrics, Scalar
 
 
 @jaxtyped(typechecker=beartype)
@@ -21,19 +22,17 @@ def token_cross_entropy(
     *,
     mean_over: Literal["tokens", "texts"] = "tokens",
     bias: Float[Array, " V"] | None = None,
-) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
-    """The mean of -log softmax(h W^T + b)[target] over the tokens that are kept, in float32.
+) -> tuple[Scalar, Metrics]:
+    """The mean of -log softmax(h W^T + b)[target] over the kept tokens, in float32.
+
+    h is `hidden` [B, T, E], W the `table` of token vectors [V, E], b the `bias` [V].
 
     Args:
-      hidden: [B, T, E], h.
-      table: [V, E], W, a vector for each token.
-      targets: [B, T], the token that is right at each place.
       kept: [B, T], false where nothing is predicted.
-      mean_over: "texts" adds up each text's tokens and takes the mean over the B texts.
-      bias: [V], added to the logits; None: nothing is.
+      mean_over: "texts" sums over the tokens of each text and takes the mean over the B texts.
 
     Returns:
-      The loss and `token_accuracy`, the share of tokens that are right; float32 [].
+      The loss and the metric `token_accuracy`, the share of kept tokens that are predicted correctly.
     """
     losses, hits = token_losses(hidden, table, targets, bias=bias)
     return over_tokens(losses, hits, kept, mean_over=mean_over)
@@ -46,14 +45,8 @@ def over_tokens(
     kept: Bool[Array, "B T"],
     *,
     mean_over: Literal["tokens", "texts"] = "tokens",
-) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
-    """Returns the mean of `token_losses` over the tokens that are kept, and `token_accuracy`.
-
-    Args:
-      losses: [B, T].
-      hits: [B, T].
-      kept: [B, T], as that of `token_cross_entropy`, and so is `mean_over`.
-    """
+) -> tuple[Scalar, Metrics]:
+    """Reduces the results of `token_losses`, [B, T], as `token_cross_entropy` does."""
     count = jnp.maximum(kept.sum(dtype=jnp.float32), 1.0)
     accuracy = (hits & kept).sum(dtype=jnp.float32) / count
     over = count if mean_over == "tokens" else jnp.float32(len(losses))
@@ -68,15 +61,10 @@ def token_losses(
     *,
     bias: Float[Array, " V"] | None = None,
 ) -> tuple[Float32[Array, "B T"], Bool[Array, "B T"]]:
-    """Returns -log softmax(h W^T + b)[target] at each place, and whether the target is the most likely token.
+    """Returns -log softmax(h W^T + b)[target] of each token, and whether the target is the most likely token.
 
-    The logits [B, T, V] are computed anew in the backward pass, not kept for it.
-
-    Args:
-      hidden: [B, T, E], h.
-      table: [V, E], W, a vector for each token.
-      targets: [B, T], the token that is right at each place; `features.PADDING_TOKEN` is token 0.
-      bias: [V], added to the logits; None: nothing is.
+    The backward pass recomputes the logits [B, T, V]. A target `features.PADDING_TOKEN` is token 0. The
+    arguments are those of `token_cross_entropy`.
     """
     targets = jnp.where(targets == PADDING_TOKEN, 0, targets)
 

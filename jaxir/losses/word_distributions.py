@@ -1,17 +1,16 @@
-"""Losses of predicted word distributions: which words a text has, and how two distributions differ."""
+"""Losses of predicted word distributions."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 from beartype import beartype
-from jaxtyping import Array, Bool, Float32, Int32, jaxtyped
+from jaxtyping import Array, Bool, Float32, jaxtyped
 
 from jaxir.core.values import PositiveNumber
 from jaxir.losses import _rows
+from jaxir.losses._types import Keys, Metrics, Scalar
 from jaxir.runtime.partitioning import batch_shards, constrain
-
-Scalar = Float32[Array, ""]
 
 
 @jaxtyped(typechecker=beartype)
@@ -20,20 +19,14 @@ def bag_of_words(
     present: Bool[Array, "B V"],
     *,
     weights: Float32[Array, " V"] | None = None,
-) -> tuple[Scalar, dict[str, Scalar]]:
-    """The cross-entropy of which words a text has, each a yes-or-no question (Ma et al. 2022, eq. 3 and 4).
+) -> tuple[Scalar, Metrics]:
+    """The binary cross-entropy of which words a text has (Ma et al. 2022, eq. 3 and 4).
 
         loss = -1 / B sum_i sum_j w_j ( y_ij log sigmoid(z_ij) + (1 - y_ij) log(1 - sigmoid(z_ij)) )
 
-    The paper prints the last logarithm without "1 -", by which every word would be predicted everywhere.
-
-    Args:
-      logits: [B, V], z.
-      present: [B, V], y, whether text i has word j.
-      weights: [V], w, of the words; None: 1.
-
-    Returns:
-      The loss and `word_recall`, the share of the texts' words whose probability is above a half; float32 [].
+    z are logits [B, V], y whether text i has word j, and w weights [V] of words, by default 1. The paper
+    prints the last logarithm without "1 -", which would predict every word everywhere. The metric
+    `word_recall` is the share of the texts' words with a probability above a half.
     """
     terms = jax.nn.softplus(logits) - jnp.where(present, logits, 0.0)
     if weights is not None:
@@ -45,7 +38,7 @@ def bag_of_words(
 
 @jaxtyped(typechecker=beartype)
 def log_normalised_sigmoid(logits: Float32[Array, "B V"]) -> Float32[Array, "B V"]:
-    """Returns log( sigmoid(z_j) / sum_k sigmoid(z_k) ) of logits z [B, V]: finite, however small."""
+    """Returns log( sigmoid(z_j) / sum_k sigmoid(z_k) ) of logits z [B, V]; finite for any finite z."""
     return jax.nn.log_softmax(jax.nn.log_sigmoid(logits), axis=1)
 
 
@@ -54,23 +47,21 @@ def js_softmax(
     first: Float32[Array, "B V"],
     second: Float32[Array, "B V"],
     *,
-    key: Int32[Array, "B 2"] | None = None,
+    key: Keys | None = None,
     temperature: PositiveNumber = 1.0,
-) -> tuple[Scalar, dict[str, Scalar]]:
-    """Contrasts the word distributions of two views of each text (Ma et al. 2022, eq. 5).
+) -> tuple[Scalar, Metrics]:
+    """Contrasts the word distributions of two views of each text (Ma et al. 2022, eq. 5): the mean of
 
         loss_i = -log( exp -JS(p_i, q_i) / (sum_k exp -JS(p_i, q_k) + sum_{k != i} exp -JS(p_i, p_k)) )
-
-    The equation adds up the rows; this is their mean. It has no temperature, which divides JS here.
 
     Args:
       first: [B, V], log p.
       second: [B, V], log q.
-      key: [B, 2], of each text: rows of equal keys are no negatives of each other.
-      temperature: see above.
+      key: [B, 2], of each text: rows with equal keys are not negatives of each other.
+      temperature: divides JS; the paper has none.
 
     Returns:
-      The loss and metrics, float32 []: `accuracy` (rows whose own q is nearer than any negative),
+      The loss and the metrics `accuracy` (the share of rows whose own q is nearer than any negative),
       `positive_divergence` (the mean of JS(p_i, q_i)) and `rows_without_negatives`.
     """
     rows = len(first)
@@ -89,18 +80,13 @@ def js_softmax(
 
 @jaxtyped(typechecker=beartype)
 def js_divergences(rows: Float32[Array, "B V"], columns: Float32[Array, "C V"]) -> Float32[Array, "B C"]:
-    """Returns the Jensen-Shannon divergence of every row with every column, in nats: 0 to log 2.
+    """Returns the Jensen-Shannon divergence of every row log p [B, V] and column log q [C, V], in nats:
 
         JS(p, q) = 1/2 sum_v ( p_v (log p_v - log m_v) + q_v (log q_v - log m_v) ),  m = (p + q) / 2
 
-    which is H(m) - (H(p) + H(q)) / 2 without the difference of large sums. One column at a time meets all
-    rows, forward and backward: nothing of [B, C, V] exists. On a mesh devices keep their rows and their part
-    of the vocabulary; columns go to all that split the batch, and of their gradients each device adds up its
-    rows' part, before all are added up once.
-
-    Args:
-      rows: [B, V], log p.
-      columns: [C, V], log q.
+    This equals H(m) - (H(p) + H(q)) / 2, without the difference of large sums. Columns are processed one at a
+    time, so no [B, C, V] array exists. On a mesh devices keep their rows and their part of the vocabulary.
+    The devices that split the batch gather the columns, and sum the gradients of columns once.
     """
     return _divergences(*(constrain(side, ("batch", "vocab")) for side in (rows, columns)))
 
@@ -122,9 +108,9 @@ def _forward(rows: jax.Array, columns: jax.Array) -> tuple[jax.Array, tuple[jax.
 
 
 def _backward(saved: tuple[jax.Array, jax.Array], slopes: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # d JS / d log p = p (log p - log m) / 2: what comes by way of m adds up to nothing.
+    # d JS / d log p = p (log p - log m) / 2: the terms through m cancel.
     rows, columns = saved
-    groups = batch_shards(len(rows))  # [G, B / G, ...]: a device's rows are a group
+    groups = batch_shards(len(rows))  # [G, B / G, ...]: the rows of a device are a group
 
     def grouped(x: jax.Array, axis: str | None) -> jax.Array:
         return constrain(x.reshape(groups, -1, x.shape[1]), ("batch", None, axis))
@@ -147,5 +133,5 @@ _divergences.defvjp(_forward, _backward)
 
 
 def _log_mean(p: jax.Array, q: jax.Array) -> jax.Array:
-    """Returns log((p + q) / 2); where both are 0 a number that is multiplied with 0."""
+    # If both are 0 the result is finite, and is multiplied by 0.
     return jnp.log(jnp.maximum((p + q) / 2, jnp.finfo(jnp.float32).tiny))

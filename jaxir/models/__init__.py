@@ -1,4 +1,4 @@
-"""Token ids to vectors. Importing this room registers the backbones that come with jaxir."""
+"""Token ids to vectors. Importing this package registers the backbones that jaxir has."""
 
 from jaxir.models import bert, deberta, modernbert, t5, word_vectors
 

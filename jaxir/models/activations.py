@@ -13,11 +13,10 @@ _without_erf = contextvars.ContextVar("_without_erf", default=False)
 
 @contextlib.contextmanager
 def without_erf() -> Iterator[None]:
-    """Has what is traced here make GELU from erfc.
+    """Traces GELU with erfc instead of erf.
 
-    A program that is written to a file holds erf as a composite, which older readers do not know, such as
-    TensorFlow 2.20's. No cache of traces knows of it: a function that is jitted within a model and was called
-    before keeps its erf.
+    Exported programs hold erf as a composite, which older readers such as TensorFlow 2.20's do not know.
+    JAX's cache of traces ignores this setting: a function that was jitted and called before keeps its erf.
     """
     token = _without_erf.set(True)
     try:
@@ -27,10 +26,10 @@ def without_erf() -> Iterator[None]:
 
 
 def _times(gate: Callable[[jax.Array], tuple[jax.Array, jax.Array]]) -> Callable[[jax.Array], jax.Array]:
-    """Returns x -> x gate(x), given gate and slope of float32 values; its backward pass keeps one array.
+    """Returns x -> x gate(x), given gate and slope in float32; the backward pass keeps one array.
 
-    The product has x's type, and x is read as float32 for the gate only: were the product made in float32,
-    XLA would write the matrix product that x comes from in float32, too.
+    The product has x's type. With a float32 product XLA would also write the preceding matrix product in
+    float32.
     """
 
     @jax.custom_jvp
@@ -48,7 +47,7 @@ def _times(gate: Callable[[jax.Array], tuple[jax.Array, jax.Array]]) -> Callable
 
 
 def _normal(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns Phi and its slope; by erfc, as `jax.nn.gelu` does it, it takes three times the operations."""
+    """Returns Phi and its slope. erfc, as in `jax.nn.gelu`, takes three times the operations."""
     z = x * math.sqrt(0.5)
     erf = 1.0 - jax.lax.erfc(z) if _without_erf.get() else jax.lax.erf(z)
     return 0.5 * (1.0 + erf), jnp.exp(-z * z) * (1.0 / math.sqrt(2.0 * math.pi))
@@ -61,12 +60,12 @@ def _nearly_normal(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """Returns x Phi(x), Phi the normal distribution's (Hendrycks and Gimpel 2016)."""
+    """Returns x Phi(x) with the normal distribution function Phi (Hendrycks and Gimpel 2016)."""
     return _times(_normal)(x)
 
 
 def gelu_tanh(x: jax.Array) -> jax.Array:
-    """Returns GELU with Phi by tanh (equation 2 of Hendrycks and Gimpel 2016)."""
+    """Returns GELU with the tanh approximation of Phi (Hendrycks and Gimpel 2016, eq. 2)."""
     return _times(_nearly_normal)(x)
 
 

@@ -1,4 +1,4 @@
-"""Whether an encoder takes texts of any number and length, as an exported graph must."""
+"""Whether an encoder accepts texts of any number and length, which an exported graph needs."""
 
 import sys
 import traceback
@@ -15,11 +15,11 @@ _LIBRARIES = ("site-packages", "dist-packages", "importlib", "contextlib.py", "f
 _ROOT = str(Path(__file__).resolve().parents[1])
 
 
-def fault_of(model: nnx.Module) -> str | None:
-    """Returns why no graph for texts of any number and length can be made of a model; None if one can.
+def export_error(model: nnx.Module) -> str | None:
+    """Returns why a model cannot be exported for texts of any number and length; None if it can.
 
-    Encoders of jaxir are not looked at. The others are traced, not compiled, with symbols in place of both
-    dimensions of the ids [B, L]. On an accelerator the answer is None, since graphs are made on the CPU.
+    Only encoders outside jaxir are checked. They are traced, not compiled, with symbolic dimensions of the
+    ids [B, L]. Graphs are made on the CPU, so on an accelerator the answer is None.
     """
     if jax.default_backend() != "cpu":
         return None
@@ -35,29 +35,24 @@ def fault_of(model: nnx.Module) -> str | None:
 
         try:
             jax.eval_shape(encode, state, jax.ShapeDtypeStruct(shape, jnp.int32))
-        except Exception as error:  # of any kind: the code is the author's
+        except Exception as error:  # the user's code may raise anything
             return (
-                f"the backbone {encoder.config.kind!r} does not take texts of any number and length:"
-                f" {_place_of(error)} fails where the length is a symbol, which cannot go into numpy, int()"
-                f" or an `if` ({type(error).__name__}); use jax.numpy (docs/adding_a_backbone.md)"
+                f"the backbone {encoder.config.kind!r} does not accept texts of any number and length:"
+                f" {_place_of(error)} fails with a symbolic length, which numpy, int() and `if` cannot use"
+                f" ({type(error).__name__}); use jax.numpy (docs/adding_a_backbone.md)"
             )
     return None
 
 
 def warn(model: nnx.Module) -> None:
-    """Prints a warning if a new model cannot be exported, before training is spent on it."""
-    if jax.process_index() == 0 and (fault := fault_of(model)):
+    """Prints a warning if a new model cannot be exported, before the user spends training on it."""
+    if jax.process_index() == 0 and (fault := export_error(model)):
         print(f"warning: {fault}. Training works, but no ONNX or SavedModel export", file=sys.stderr)
 
 
 def _place_of(error: Exception) -> str:
-    """Returns the file and line of the author's code that failed."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        f
-        for f in frames
-        if not f.filename.startswith((_ROOT, sys.base_prefix)) and not f.filename.startswith("<")
-    ]
+    own = [f for f in frames if not f.filename.startswith((_ROOT, sys.base_prefix, "<"))]
     own = [f for f in own if not any(name in f.filename for name in _LIBRARIES)]
     frame = (own or list(frames))[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"

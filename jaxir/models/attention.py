@@ -1,7 +1,7 @@
-"""Attention: of a text to itself or to a memory, to all of it or near by, with T5's bias, RoPE or neither.
+"""Attention to a text itself or to a memory, with T5's bias, RoPE or neither.
 
-One function, `attention`, chooses the kernel; one module, `Attention`, has the projections around it. Callers
-make no masks: padding, causality and windows are named, so that a kernel is handed what it can do.
+`attention` chooses the kernel, and `Attention` has the projections. Callers do not build masks: they name
+padding, causality and windows, so that each kernel gets these in the form that it supports.
 """
 
 from typing import Any, NamedTuple
@@ -16,17 +16,17 @@ from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 from jaxir.models import fused_attention, layers
 from jaxir.runtime.partitioning import constrain, in_force
 
-# Every key is this near, so that layers with a window and without can be one scanned block.
+# A window that covers any text, so that layers with and without a window can share a scanned block.
 NO_WINDOW = 2**30
 
 
 class Cache(NamedTuple):
-    """Keys and values that need not be computed again: of what self-attention has read, or of a memory.
+    """Keys and values that are computed once: those of earlier positions, or of a memory.
 
     Attributes:
-      key: [B, S, G, K], turned already where there is RoPE.
+      key: [B, S, G, K], already rotated if there is RoPE.
       value: [B, S, G, K].
-      filled: int32 [], the positions that are there; the others will be.
+      filled: int32 [], the number of positions that are filled.
     """
 
     key: jax.Array
@@ -37,20 +37,11 @@ class Cache(NamedTuple):
 class Attention(nnx.Module):
     """Attention with its four projections.
 
-    Args:
-      width: E, of what attends and of the result.
-      num_heads: heads of queries.
-      head_dim: dimensions of each.
-      num_kv_heads: heads of keys and values, each for as many of the queries' (Ainslie et al. 2023); None: as
-        many as of queries.
-      memory_width: width of what is attended to; None: E.
-      use_bias: of the projections.
-      scale: factor of the logits; None: head_dim^-1/2.
-      stddevs: of the initial kernels of query, key, value and output.
-      dropout_rate: of attention weights.
-      drop_for_all: drop a weight for all queries of a text or for none, as T5X does.
-      dtype: the type of matrix products.
-      rngs: source of the `params` key.
+    `num_kv_heads` heads of keys and values are each shared by several query heads (Ainslie et al. 2023);
+    None: num_heads. `memory_width` is the width of a memory; None: that of x. `scale` multiplies the logits;
+    None: head_dim^-1/2. `stddevs` are those of the initial query, key, value and output kernels.
+    `dropout_rate` is that of attention weights; with `drop_for_all` a weight is dropped for all queries of a
+    text or for none, as in T5X.
     """
 
     def __init__(
@@ -97,20 +88,10 @@ class Attention(nnx.Module):
         frequencies: Float[Array, " F"] | None = None,
         key: Key[Array, ""] | None,
     ) -> Float[Array, "B T E"]:
-        """Attends from x to itself, or to `memory`.
+        """Attends from x to itself, or to `memory`; `mask` is true at real tokens of what is attended to.
 
-        Args:
-          x: [B, T, E].
-          mask: [B, S], true at real tokens of what is attended to.
-          memory: [B, S, M]; None: x.
-          bias: see `attention`, as are `causal` and `window`.
-          causal: nothing after a position.
-          window: nothing farther than this.
-          frequencies: [head_dim / 2] of RoPE (see `rotate`); None for none. Not with a memory.
-          key: of dropout; None turns it off.
-
-        Returns:
-          [B, T, E].
+        `frequencies` are those of RoPE (see `rotate`), not with a memory. `bias`, `causal` and `window` are
+        those of `attention`. A dropout key of None turns dropout off.
         """
         seen = x if memory is None else memory
         query, keys, value = (
@@ -136,13 +117,13 @@ class Attention(nnx.Module):
         return self.out(y.reshape(*x.shape[:2], -1))
 
     def _heads(self, y: jax.Array) -> jax.Array:
-        # Said of [B, L, H K]: between two reshapes it would keep them apart, each with a layout of its own.
+        # The constraint is on [B, L, H K]: between the reshapes it would force two layouts.
         heads = y.shape[2] // self.head_dim
         y = constrain(y, ("batch", "length", "heads"), (*y.shape[:2], heads))
         return y.reshape(*y.shape[:2], heads, self.head_dim)
 
     def empty_cache(self, rows: int, length: int) -> Cache:
-        """Returns the cache [`rows`, `length`, G, K] of self-attention that has read nothing."""
+        """Returns an empty cache [`rows`, `length`, G, K] of self-attention."""
         kv_heads = self.key.kernel.shape[1] // self.head_dim
         shape, axes = (rows, length, kv_heads, self.head_dim), ("batch", "length", "heads", "kv")
         nothing = constrain(jnp.zeros(shape, self.key.dtype), axes)
@@ -158,17 +139,10 @@ class Attention(nnx.Module):
         window: int | Int[Array, ""] | None = None,
         frequencies: Float[Array, " F"] | None = None,
     ) -> tuple[Float[Array, "B T E"], Cache]:
-        """Reads the next T positions: causal self-attention, of which the cache has what came before.
+        """Reads the next T positions with causal self-attention; the cache has the positions before them.
 
-        Args:
-          x: [B, T, E], without padding. T must be no more than is free in the cache.
-          cache: of length S.
-          bias: [1, H, T, S], of these T positions to all of the cache's.
-          window: nothing farther than this.
-          frequencies: [head_dim / 2] of RoPE.
-
-        Returns:
-          [B, T, E], and the cache with these positions.
+        x has no padding, and the cache must have room for T positions. `bias` is from these T positions to
+        all S of the cache. Returns the output, and the cache with these positions.
         """
         start = cache.filled
         query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
@@ -194,7 +168,6 @@ class Attention(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def remember(self, memory: Float[Array, "B S M"]) -> Cache:
-        """Returns the keys and values of a memory, for `recall`."""
         key, value = self._heads(self.key(memory)), self._heads(self.value(memory))
         return Cache(key, value, jnp.int32(memory.shape[1]))
 
@@ -202,7 +175,7 @@ class Attention(nnx.Module):
     def recall(
         self, x: Float[Array, "B T E"], cache: Cache, mask: Bool[Array, "B S"]
     ) -> Float[Array, "B T E"]:
-        """Attends from x to the memory of which `remember` made the cache, as a call with `memory` would."""
+        """Attends from x to the memory whose cache `remember` returned."""
         query = self._heads(self.query(x))
         y = attention(query, cache.key, cache.value, mask=mask, bias=None, scale=self.scale, crossed=True)
         return self.out(y.reshape(*x.shape[:2], -1))
@@ -228,38 +201,38 @@ def attention(
 ) -> Float[Array, "B T H K"]:
     """Attends from every position to the visible ones: softmax(scale q k^T + bias) v, softmax in float32.
 
+    Values at positions that see nothing are undefined. Without `dropout_key` nothing is dropped. The fused
+    kernels of GPUs do not support dropout.
+
     Args:
       query: [B, T, H, K] for H heads of K dimensions.
-      key: [B, S, G, K]: head h of the queries reads head h // (H / G).
-      value: likewise.
+      key: [B, S, G, K]: query head h reads head h // (H / G).
+      value: [B, S, G, K].
       mask: [B, S], true at real tokens. Padding is on the right.
-      bias: [1, H, T, S] added to the logits, or None.
-      bias_of_text: whether each text has its own instead, [B, H, T, S].
+      bias: [1, H, T, S], added to the logits, or [B, H, T, S] with `bias_of_text`.
+      bias_of_text: whether each text has its own bias.
       scale: factor of the logits; 1.0 for T5.
-      causal: whether a position sees none after it.
-      window: a position sees those at a distance of at most this; None for all.
-      start: the position, among the keys', of the first query; None: 0, and T = S where positions count.
-      crossed: whether the keys are of other texts, so that `mask` says nothing of the queries.
-      dropout_rate: probability with which an attention weight is dropped, each by itself.
+      causal: whether a position sees no later positions.
+      window: the largest distance at which a position sees another; None: any.
+      start: position of the first query among the keys; None: 0, and then T = S if positions matter.
+      crossed: whether the keys are of another text, so that `mask` is not that of the queries.
+      dropout_rate: probability of dropping an attention weight.
       drop_for_all: drop a weight for all queries of a text or for none.
-      dropout_key: key of that dropout, or None for none. GPUs' fused kernels are used without only.
-
-    Returns:
-      [B, T, H, K] in the type of `query`. What stands at positions that see nothing has no meaning.
+      dropout_key: key of that dropout.
     """
     dropped = dropout_key is not None and dropout_rate > 0.0
-    near = _near(query, key, causal=causal, window=window, start=start)
+    near = _distance_mask(query, key, causal=causal, window=window, start=start)
     if bias is not None and not bias_of_text and bias.shape[0] != 1:
-        raise ValueError(f"a bias of {bias.shape[0]} texts: say bias_of_text=True")
-    # A bias of each text would get no gradient from cuDNN.
+        raise ValueError(f"a bias of {bias.shape[0]} texts needs bias_of_text=True")
+    # cuDNN computes no gradient for a bias of each text.
     plain = not crossed and not bias_of_text and start is None
     if plain and fused_attention.takes(query, key, in_force()):
         key_of = {"dropout_key": dropout_key if dropped else None, "partitioner": in_force()}
         how = {"causal": causal, "window": window, "dropout_rate": dropout_rate, "drop_for_all": drop_for_all}
         return fused_attention.attend(query, key, value, mask=mask, bias=bias, scale=scale, **how, **key_of)
     if drop_for_all:
-        # A weight that is dropped for all queries is a value that is dropped: [B, S, G, 1] random numbers,
-        # and nothing that cuDNN would have to know of.
+        # Dropping a weight for all queries is dropping a value: it needs random numbers [B, S, G, 1] only,
+        # and cuDNN need not support it.
         value = layers.dropout(value, dropout_rate, dropout_key, same_along=-1)
         dropped, dropout_key = False, None
     if plain and not dropped and near is None and _cudnn_allows(query, key, bias):
@@ -268,32 +241,31 @@ def attention(
         return jax.nn.dot_product_attention(
             query, key, value, bias=bias, mask=_visible(mask, near), scale=scale, implementation="xla"
         )
-    return _written_out(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key)
+    return _unfused(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key)
 
 
-def _near(
+def _distance_mask(
     query: jax.Array, key: jax.Array, *, causal: bool, window: Any, start: jax.Array | None
 ) -> jax.Array | None:
-    """Returns [T, S], true where a query may see a key for what lies between them; None: everywhere."""
+    """Returns [T, S], true where causality and window let a query see a key; None: everywhere."""
     if not causal and window is None:
         return None
     if start is None and query.shape[1] != key.shape[1]:
         raise ValueError(f"{query.shape[1]} queries and {key.shape[1]} keys have no common positions")
     positions = jnp.arange(key.shape[1])
-    asked = positions if start is None else jnp.arange(query.shape[1]) + start
-    distance = asked[:, None] - positions[None, :]
+    queries = positions if start is None else jnp.arange(query.shape[1]) + start
+    distance = queries[:, None] - positions[None, :]
     near = jnp.ones_like(distance, bool) if window is None else jnp.abs(distance) <= window
     return near & (distance >= 0) if causal else near
 
 
 def _visible(mask: jax.Array, near: jax.Array | None) -> jax.Array:
-    """Returns what a query may see, [B, 1, 1 or T, S]."""
-    mask = mask[:, None, None, :]
+    mask = mask[:, None, None, :]  # [B, 1, 1 or T, S]
     return mask if near is None else mask & near[None, None]
 
 
 def _cudnn_allows(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> bool:
-    """Whether cuDNN's flash attention takes these inputs, forward and backward, on every supported GPU."""
+    """Whether cuDNN's flash attention supports these inputs, forward and backward, on every supported GPU."""
     _, length, _, head_dim = query.shape
     return (
         jax.default_backend() == "gpu"
@@ -306,7 +278,7 @@ def _cudnn_allows(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> b
 
 
 def _cudnn(query, key, value, mask, bias, scale):
-    # A row of padding alone attends to its first position, lest a softmax over nothing give NaN.
+    # A row of padding attends to its first position, because a softmax over nothing would give NaN.
     lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
     return jax.nn.dot_product_attention(
         query,
@@ -320,15 +292,15 @@ def _cudnn(query, key, value, mask, bias, scale):
     )
 
 
-def _written_out(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key):
-    # The library cannot drop weights, the gradient of its bfloat16 path mixes types, which strict type
-    # promotion forbids, and on a CPU this is up to twice as fast: heads before positions make plain matrix
-    # products, and the softmax is divided by its sum after it has met the values, not before.
+def _unfused(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key):
+    # JAX's function has no dropout, and its bfloat16 gradient mixes types, which strict promotion forbids.
+    # This one is up to twice as fast on a CPU: heads before positions make plain matrix products, and the
+    # softmax is divided by its sum after the product with the values.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
     (rows, heads, length, _), groups = query.shape, key.shape[1]
 
     def joined(x: jax.Array) -> jax.Array:
-        """[B, H, T, X] to [B, G, H / G T, X]: queries that share keys are more rows of their product."""
+        """[B, H, T, X] to [B, G, H / G T, X]: queries that share keys become rows of one product."""
         return x if heads == groups else x.reshape(rows, groups, heads // groups * length, x.shape[3])
 
     def apart(x: jax.Array) -> jax.Array:
@@ -347,7 +319,7 @@ def _written_out(query, key, value, mask, near, bias, scale, dropout_rate, dropo
 
 
 def rope_frequencies(head_dim: int, base: float) -> np.ndarray:
-    """Returns float32 [head_dim / 2]: base^(-2i / head_dim), RoPE's angles from one position to the next."""
+    """Returns float32 [head_dim / 2]: base^(-2i / head_dim), the angle of RoPE per position."""
     return (1.0 / base ** (np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
 
 
@@ -357,15 +329,10 @@ def rotate(
     frequencies: Float[Array, " F"] | Float[np.ndarray, " F"],
     start: Int[Array, ""] | None = None,
 ) -> Float[Array, "B L H K"]:
-    """Turns queries or keys by their positions (RoPE, Su et al. 2021), in float32.
+    """Rotates queries or keys [B, L, H, K] by their positions (RoPE, Su et al. 2021), in float32.
 
-    Dimensions i and i + K/2 make a pair, as in Hugging Face's models (the paper pairs 2i with 2i + 1), turned
-    by the angle position * frequencies[i].
-
-    Args:
-      x: [B, L, H, K].
-      frequencies: [K / 2].
-      start: the position of the first; None: 0.
+    Dimensions i and i + K/2 are a pair, as in Hugging Face's models (the paper pairs 2i with 2i + 1). A pair
+    is rotated by the angle position * frequencies[i]. The first position is `start`, by default 0.
     """
     positions = jnp.arange(x.shape[1], dtype=jnp.float32)
     positions = positions if start is None else positions + start.astype(jnp.float32)

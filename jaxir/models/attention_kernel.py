@@ -1,13 +1,12 @@
-"""Kernels of attention for TPUs (Pallas): logits and weights [B, H, T, S] never leave the chip.
+"""Pallas kernels of attention for TPUs: logits and weights [B, H, T, S] stay on the chip.
 
-They are for texts so short that all logits of a head lie in the chip's own memory at once; flash attention
-(Dao et al. 2022) makes its softmax in parts instead. The forward pass keeps the logarithm of each row's sum,
-[B, H, T]; the backward pass makes the weights again, has all gradients in one kernel, and adds up a bias's
-gradient over the texts where it lies.
+All logits of a head must fit into the chip's memory at once. (Flash attention, Dao et al. 2022, computes the
+softmax in parts.) The forward pass keeps the log-sum-exp of each row. The backward pass recomputes the
+weights, computes all gradients in one kernel, and sums a bias's gradient over the texts in place.
 
-Keys stand before queries inside, [S, T]: maxima and sums then run from register to register, what they leave
-is compact, and fewer operands of products need turning. Heads that share a register's 128 lanes are read
-together; in products of one the others' lanes are 0, which costs nothing: a matrix unit is no narrower.
+Logits are [S, T], keys before queries: maxima and sums then run over registers, and fewer operands need a
+transpose. Heads that share the 128 lanes of a register are read together. In products of one head the lanes
+of the others are 0, which costs nothing, because a matrix unit is no narrower.
 """
 
 import dataclasses
@@ -24,23 +23,13 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxir.models.counter_random import kept, places, values_kept
 
 LANES = 128
-# The logit of what is not seen; the sum of two is finite.
+# The logit of invisible positions; the sum of two is finite.
 _UNSEEN = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What is fixed of a call.
-
-    Attributes:
-      head_dim: K.
-      scale: factor of the logits.
-      causal: whether a position sees none after it.
-      windowed: whether a position sees none far away.
-      dropout_rate: probability with which a weight is dropped.
-      drop_for_all: whether all queries of a text drop the same ones, or each weight is dropped by itself.
-      interpret: whether to run on any machine, slowly, for tests.
-    """
+    """The static settings of a call; `interpret` runs a kernel on any machine, slowly, for tests."""
 
     head_dim: int
     scale: float
@@ -51,33 +40,31 @@ class Kind:
     interpret: bool = False
 
     @property
-    def drops_values(self) -> bool:
-        """Whether values are dropped, which is to drop their weights for all queries."""
+    def drops_values(self) -> bool:  # dropping a value drops its weights for all queries
         return self.dropout_rate > 0 and self.drop_for_all
 
     @property
     def drops_each(self) -> bool:
-        """Whether weights are dropped one by one."""
         return self.dropout_rate > 0 and not self.drop_for_all
 
     @property
     def near(self) -> bool:
-        """Whether what a position sees depends on the distance."""
+        """Whether visibility depends on the distance."""
         return self.causal or self.windowed
 
     @property
     def group(self) -> int:
-        """Heads that are read together."""
+        """Number of heads that are read together."""
         return max(1, LANES // self.head_dim)
 
     @property
     def folded(self) -> float:
-        """The part of the scale by which queries can be multiplied without rounding."""
+        """The part of the scale that multiplies queries without rounding."""
         return self.scale if math.frexp(self.scale)[0] == 0.5 else 1.0
 
     @property
     def rest(self) -> float:
-        """The part of the scale by which logits are multiplied."""
+        """The part of the scale that multiplies logits."""
         return self.scale / self.folded
 
 
@@ -90,22 +77,14 @@ def forward(
     numbers: jax.Array,
     kind: Kind,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attends on one device.
+    """Attends on one device from query to key and value [B, L, H K], in a type that the matrix unit supports.
 
-    Args:
-      query: [B, L, H K], of a type that the matrix unit takes, as are the next two.
-      key: likewise.
-      value: likewise.
-      bias: float32 [H, S, T], key before query, or None.
-      lengths: int32 [B]: how many of a text's positions can be seen, at least 1.
-      numbers: int32 [5]: the two words of dropout's key, the places of the first text and of the first head
-        among all devices', and the window.
-      kind: the rest.
-
-    Returns:
-      [B, L, H K], and the logarithms of the rows' sums, float32 [B, H / group, group, L].
+    `bias` is float32 [H, S, T] or None, `lengths` int32 [B] the number of visible positions of each text, at
+    least 1. `numbers`, int32 [5], are both words of the dropout key, the global indices of the first text and
+    head, and the window. Returns [B, L, H K], and the log-sum-exp of each row, float32 [B, H / group, group,
+    L].
     """
-    shape = _Shape(query, kind)
+    shape = _Grid(query, kind)
     sums = jax.ShapeDtypeStruct((shape.batch, shape.groups, kind.group, shape.length), jnp.float32)
     return shape.call(
         _forward,
@@ -136,15 +115,11 @@ def backward(
     gradient: jax.Array,
     kind: Kind,
 ) -> tuple[jax.Array, ...]:
-    """Returns the gradients of query, key, value and, where there is one, bias: [H, S, T], of these texts.
+    """Returns the gradients of query, key, value and, if there is one, the bias [H, S, T].
 
-    Args that are not here are those of `forward`.
-
-    Args:
-      sums: what `forward` returned.
-      gradient: of the result, [B, L, H K].
+    `sums` is the second result of `forward`, and `gradient` [B, L, H K] that of the first.
     """
-    shape = _Shape(query, kind)
+    shape = _Grid(query, kind)
     rows = [(x, shape.rows()) for x in (query, key, value, gradient)]
     return shape.call(
         _backward,
@@ -162,14 +137,14 @@ def backward(
 _SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
 
 
-class _Shape:
-    """How a call is cut: a program for some texts and the heads of a group, texts after one another."""
+class _Grid:
+    """The grid of a call: a program handles some texts and the heads of a group, and iterates over texts."""
 
     def __init__(self, query: jax.Array, kind: Kind):
         self.batch, self.length, width = query.shape
         self.kind, self.heads = kind, width // kind.head_dim
         self.groups = self.heads // kind.group
-        # Blocks so large that transfers are quick, of which two each fit into 16 MiB, all that a v4 has.
+        # Large blocks transfer quickly; two of each must fit into 16 MiB, the memory of a v4.
         most = max(1, (2048 if self.length <= 256 else 512) // self.length)
         self.texts = max(n for n in range(1, min(most, self.batch) + 1) if self.batch % n == 0)
 
@@ -181,7 +156,7 @@ class _Shape:
         return pl.BlockSpec((self.texts, None, self.kind.group, self.length), lambda g, b: (b, g, 0, 0))
 
     def bias(self, bias: jax.Array | None, buffers: int = 1) -> list[tuple[jax.Array, pl.BlockSpec]]:
-        # The same for all texts: to read it, a second buffer would be of use once a group.
+        # All texts share the bias, so a second buffer for reading would help only once a group.
         block = (self.kind.group, self.length, self.length)
         spec = pl.BlockSpec(block, lambda g, b: (g, 0, 0), pipeline_mode=pl.Buffered(buffers))
         return [] if bias is None else [(bias, spec)]
@@ -196,16 +171,10 @@ class _Shape:
         products: int,
         operations: tuple[int, int],
     ) -> list[jax.Array]:
-        """Runs a kernel, and says to the compiler and to plans what it does.
+        """Runs a kernel, and describes its cost to the compiler and to plans.
 
-        Args:
-          body: the kernel.
-          name: in programs and profiles.
-          arguments: with their blocks.
-          results: what has their shapes and types, with their blocks.
-          products: between [L, K] and [L, L], for each head of a text.
-          operations: elementwise ones, as `jaxir.costs` counts them: for each logit, and for each number of a
-            query.
+        `products` counts matrix products between [L, K] and [L, L] for each head of a text. `operations` are
+        elementwise operations, as `jaxir.costs` counts them, for each logit and for each number of a query.
         """
         kind, length = self.kind, self.length
         numbers = self.batch * length * self.heads * kind.head_dim
@@ -222,7 +191,7 @@ class _Shape:
             out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array, _ in results],
             scratch_shapes=[pltpu.VMEM((length, length), jnp.float32)] if kind.near else [],
             interpret=kind.interpret,
-            # Texts in their order, for a bias's gradient is added up over them.
+            # Texts run in order, because a bias's gradient is summed over them.
             compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
             cost_estimate=pl.CostEstimate(
                 flops=2 * products * logits * kind.head_dim, transcendentals=logits, bytes_accessed=moved
@@ -234,53 +203,53 @@ class _Shape:
 def _forward(kind: Kind, inputs: int, *refs) -> None:
     numbers, lengths, query, key, value, bias = (*refs[:inputs], None)[:6]
     out, sums, *near = refs[inputs:]
-    part = _Part(kind, numbers, lengths, query, bias, near)
+    program = _Program(kind, numbers, lengths, query, bias, near)
 
     def text(i: Any) -> None:
         q, k, turned = query[i], key[i], value[i].T
         if kind.drops_values:
-            turned *= part.values_kept(i).astype(turned.dtype)
-        seen, mixed = part.seen(i), []
+            turned *= program.values_kept(i).astype(turned.dtype)
+        seen, mixed = program.seen(i), []
         for h in range(kind.group):
-            logits = part.logits(k, part.own(q, h, kind.folded), h, seen)
+            logits = program.logits(k, program.own(q, h, kind.folded), h, seen)
             most = logits.max(axis=0, keepdims=True)
             weights = jnp.exp(logits - most)
             total = weights.sum(axis=0, keepdims=True)
             sums[i, h : h + 1] = most + jnp.log(total)
             if kind.drops_each:
-                weights = jnp.where(part.kept(i, h), weights, 0.0)
+                weights = jnp.where(program.kept(i, h), weights, 0.0)
             of_head = turned[h * kind.head_dim : (h + 1) * kind.head_dim]
             mixed.append(_dot(of_head, weights.astype(of_head.dtype)) / total)
         mixed = jnp.concatenate(mixed, axis=0).T
-        out[i] = (mixed * part.spared if kind.dropout_rate else mixed).astype(out.dtype)
+        out[i] = (mixed * program.spared if kind.dropout_rate else mixed).astype(out.dtype)
 
-    part.each(text)
+    program.each(text)
 
 
 def _backward(kind: Kind, inputs: int, *refs) -> None:
     numbers, lengths, query, key, value, gradient, sums, bias = (*refs[:inputs], None)[:8]
     of_query, of_key, of_value, *refs = refs[inputs:]
     of_bias, *near = (None, *refs) if bias is None else refs
-    part = _Part(kind, numbers, lengths, query, bias, near)
+    program = _Program(kind, numbers, lengths, query, bias, near)
     if of_bias is not None:
 
-        @pl.when(part.first)
+        @pl.when(program.first)
         def _():
             of_bias[...] = jnp.zeros_like(of_bias)
 
     def text(i: Any) -> None:
         q, k, v, g = query[i], key[i], value[i], gradient[i]
-        seen, turned = part.seen(i), k.T
+        seen, turned = program.seen(i), k.T
         if kind.drops_values:
-            values_kept = part.values_kept(i).T
+            values_kept = program.values_kept(i).T
             v *= values_kept.astype(v.dtype)
         d_query, d_key, d_value = [], 0.0, 0.0
         for h in range(kind.group):
-            own, own_g = part.own(q, h, kind.folded), part.own(g, h)
-            weights = jnp.exp(part.logits(k, own, h, seen) - sums[i, h : h + 1])
+            own, own_g = program.own(q, h, kind.folded), program.own(g, h)
+            weights = jnp.exp(program.logits(k, own, h, seen) - sums[i, h : h + 1])
             d_weights, used = _dot(v, own_g, turned=True), weights
             if kind.drops_each:
-                kept = part.kept(i, h)
+                kept = program.kept(i, h)
                 d_weights, used = jnp.where(kept, d_weights, 0.0), jnp.where(kept, weights, 0.0)
             d_value += _dot(used.astype(v.dtype), own_g)
             d_logits = weights * (d_weights - (weights * d_weights).sum(axis=0, keepdims=True))
@@ -289,16 +258,16 @@ def _backward(kind: Kind, inputs: int, *refs) -> None:
             d_logits = d_logits.astype(q.dtype)
             d_key += _dot(d_logits, own)
             d_query.append(_dot(turned[h * kind.head_dim : (h + 1) * kind.head_dim], d_logits))
-        of_query[i] = (jnp.concatenate(d_query, axis=0).T * (part.spared * kind.scale)).astype(q.dtype)
-        of_key[i] = (d_key * (part.spared * kind.rest)).astype(k.dtype)
-        d_value *= part.spared
+        of_query[i] = (jnp.concatenate(d_query, axis=0).T * (program.spared * kind.scale)).astype(q.dtype)
+        of_key[i] = (d_key * (program.spared * kind.rest)).astype(k.dtype)
+        d_value *= program.spared
         of_value[i] = (d_value * values_kept if kind.drops_values else d_value).astype(v.dtype)
 
-    part.each(text)
+    program.each(text)
 
 
-class _Part:
-    """What both kernels do: the texts and heads of a program, one by one."""
+class _Program:
+    """The texts and heads of one program, for both kernels."""
 
     def __init__(self, kind: Kind, numbers, lengths, query, bias, near):
         self.kind, self.numbers, self.lengths, self.bias, self.near = kind, numbers, lengths, bias, near
@@ -310,7 +279,7 @@ class _Part:
             pl.when(self.first)(self._write_near)
 
     def each(self, text: Callable[[Any], None]) -> None:
-        """Has several short texts in each turn, so that there is always something to do."""
+        """Calls `text` for every text, several short ones per iteration to keep the units busy."""
         at_once = max(n for n in (1, 2, 4) if self.texts % n == 0 and (n == 1 or n * self.length <= 256))
 
         def turn(i: jax.Array, _: None) -> None:
@@ -329,11 +298,10 @@ class _Part:
         return x * jnp.where(inside, factor, 0.0).astype(x.dtype)
 
     def seen(self, i: Any) -> jax.Array:
-        """Returns [S, 1]: 0 for a text's own positions, else what hides them."""
+        """Returns [S, 1]: 0 at visible positions, a large negative number at the others."""
         return jnp.where(places((self.length, 1), 0) < self.lengths[self.first_text + i], 0.0, _UNSEEN)
 
     def logits(self, key: jax.Array, query: jax.Array, head: int, seen: jax.Array) -> jax.Array:
-        """Returns [S, T]."""
         logits = _dot(key, query, turned=True)
         if self.kind.rest != 1.0:
             logits *= self.kind.rest
@@ -353,23 +321,23 @@ class _Part:
         self.near[0][...] = jnp.where(near, 0.0, _UNSEEN)
 
     def kept(self, i: Any, head: int) -> jax.Array:
-        """Returns whether weights [S, T] are kept: the same on any mesh and in both passes."""
-        return kept(*self._of_dropout(i, head), self.length, self.kind.dropout_rate)
+        """Returns which weights [S, T] are kept: the same on any mesh and in both passes."""
+        return kept(*self._dropout_words(i, head), self.length, self.kind.dropout_rate)
 
     def values_kept(self, i: Any) -> jax.Array:
-        """Returns [group K, S]: 1 for what is kept of values, else 0."""
+        """Returns [group K, S]: 1 for kept values, else 0."""
         rows = []
         for head in range(self.kind.group):
-            row = values_kept(*self._of_dropout(i, head), self.length, self.kind.dropout_rate)
+            row = values_kept(*self._dropout_words(i, head), self.length, self.kind.dropout_rate)
             rows.append(jnp.broadcast_to(jnp.where(row, 1.0, 0.0), (self.kind.head_dim, self.length)))
         return jnp.concatenate(rows, axis=0)
 
-    def _of_dropout(self, i: Any, head: int) -> tuple[jax.Array, ...]:
+    def _dropout_words(self, i: Any, head: int) -> tuple[jax.Array, ...]:
         text, of = self.numbers[2] + self.first_text + i, self.numbers[3] + self.first_head + head
         return self.numbers[0], self.numbers[1], text, of
 
 
 def _dot(left: jax.Array, right: jax.Array, *, turned: bool = False) -> jax.Array:
-    """Returns the product in float32, of the right operand turned over if so."""
+    """Returns the product in float32, with the right operand transposed if `turned`."""
     contracted = ((1,), (1 if turned else 0,))
     return jax.lax.dot_general(left, right, (contracted, ((), ())), preferred_element_type=jnp.float32)

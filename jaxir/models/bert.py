@@ -1,12 +1,12 @@
 """BERT encoders: BERT, MiniLM, DistilBERT and RoBERTa are one architecture with different settings.
 
-Devlin et al. 2019, Wang et al. 2020 (MiniLM), Sanh et al. 2019 (DistilBERT: no token types), Liu et al.
-2019 (RoBERTa: one token type, and a position table whose first rows are unused; here those come last, see
-`BertConfig.reserved_positions`). Blocks are post-norm. The pooler and the heads of pretraining are left out.
+Devlin et al. 2019; Wang et al. 2020 (MiniLM); Sanh et al. 2019 (DistilBERT: no token types); Liu et al. 2019
+(RoBERTa: one token type, see also `BertConfig.reserved_positions`). Blocks are post-norm. The pooler and the
+heads of pretraining are left out.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -67,14 +67,10 @@ _LEFT_OUT = ("pooler.", "cls.", "classifier.", "embeddings.position_ids", "embed
 def _roberta_weights(config: "BertConfig") -> Weights:
     shift = config.reserved_positions
 
-    def to_the_end(table: np.ndarray) -> np.ndarray:
-        return np.roll(table, -shift, axis=0)
+    def moved(by: int) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda table: np.roll(table, by, axis=0)
 
-    def to_the_front(table: np.ndarray) -> np.ndarray:
-        return np.roll(table, shift, axis=0)
-
-    position = Changed(_BERT["embeddings.position"], to_the_end, to_the_front)
-    return _BERT | {"embeddings.position": position}
+    return _BERT | {"embeddings.position": Changed(_BERT["embeddings.position"], moved(-shift), moved(shift))}
 
 
 def _read_reserved(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
@@ -88,7 +84,6 @@ def _write_reserved(config: "BertConfig", pad_id: int) -> dict[str, Any]:
     return {_POSITIONS: config.max_positions + reserved}
 
 
-# A decoder's tokens look at none that follow.
 _ENCODER = {"position_embedding_type": "absolute", "is_decoder": False}
 _FOLDERS = (
     HuggingFace(
@@ -168,19 +163,19 @@ class BertConfig(BackboneConfig):
       mlp_dim: units of the feed-forward layer.
       max_positions: the longest input, in tokens.
       reserved_positions: rows after the last position. RoBERTa counts positions from its padding id + 1 = 2;
-        conversion moves the two rows before that to the end, so that positions start at 0. Only a padding
-        token that a text spells out reads one of them, the last.
-      num_token_types: rows of the token type table, of which the first is read unless types are given; 0 for
-        no table.
+        conversion moves the two unused rows to the end, so that positions start at 0. Only a padding token in
+        the text itself reads one of them, the last.
+      num_token_types: rows of the token type table, of which the first is read unless types are given; 0: no
+        table.
       layer_norm_epsilon: epsilon of every norm.
       activation: of the feed-forward layer.
       dropout_rate: dropout of embeddings and of each sublayer's output.
-      attention_dropout_rate: dropout of attention weights. Above 0, training cannot use GPUs' fused
-        kernels.
+      attention_dropout_rate: dropout of attention weights. Above 0, training cannot use GPUs' fused kernels.
       dtype, remat, scan_layers: see `BackboneConfig`.
     """
 
     kind: ClassVar[str] = "bert"
+    title: ClassVar[str] = "BERT"
     shows_layers: ClassVar[bool] = True
     token_table: ClassVar[str] = "embeddings.token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = _FOLDERS
@@ -205,27 +200,15 @@ class BertConfig(BackboneConfig):
             raise ValueError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
 
     @property
-    def summary(self) -> str:
-        """What it is, in a few words."""
-        return f"BERT, {self.num_layers} layers x {self.embed_dim}"
-
-    @property
     def model_type(self) -> str:
-        """The `model_type` of the Hugging Face folder that this one becomes."""
         return "distilbert" if not self.num_token_types else "roberta" if self.reserved_positions else "bert"
 
     def make(self, *, rngs: nnx.Rngs) -> "Bert":
-        """Makes the encoder, with random parameters."""
         return Bert(self, rngs=rngs)
 
 
 class Bert(StackEncoder):
-    """A BERT encoder.
-
-    Args:
-      config: its shape.
-      rngs: source of the `params` key; weights start from N(0, 0.02^2).
-    """
+    """A BERT encoder; weights start from N(0, 0.02^2)."""
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -241,11 +224,7 @@ class Bert(StackEncoder):
         *,
         token_types: Sequence[jax.Array | None] | None = None,
     ) -> list[jax.Array]:
-        """Embeds tokens, positions and `token_types` [B, L].
-
-        Raises:
-          ValueError: a text exceeds max_positions, or there are token types and no table of them.
-        """
+        """Embeds tokens, positions and `token_types` [B, L]."""
         types = [None] * len(ids) if token_types is None else token_types
         return [self.embeddings(b, t, key=k) for b, t, k in zip(ids, types, keys, strict=True)]
 
@@ -267,9 +246,7 @@ def _block(config: BertConfig, *, rngs: nnx.Rngs) -> PostNormBlock:
 class _Embeddings(nnx.Module):
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         def table(num: int, axis: str | None) -> layers.Embedding:
-            return layers.Embedding(
-                num, config.embed_dim, axis=axis, dtype=config.dtype, init=layers.normal(0.02), rngs=rngs
-            )
+            return layers.Embedding(num, config.embed_dim, axis=axis, dtype=config.dtype, rngs=rngs)
 
         self.config = config
         self.token = table(config.vocab_size, "vocab")
@@ -285,14 +262,14 @@ class _Embeddings(nnx.Module):
         if self.token_type is not None:
             x += self.token_type(jnp.zeros((1, 1), jnp.int32) if token_types is None else token_types)
         elif token_types is not None:
-            raise ValueError("token types were given to an encoder that has no table of them")
+            raise ValueError("token types were given to an encoder without a table of token types")
         x = layers.dropout(self.norm(x), self.config.dropout_rate, key)
         return layers.constrain_activation(x)
 
     def _positions(self, ids: jax.Array) -> jax.Array:
         """Returns the vectors of positions, [1 or B, L, E].
 
-        RoBERTa gives a padding token that a text spells out its last reserved row and does not count it:
+        For RoBERTa a padding token in the text itself has the last reserved row and is not counted, as in
         `create_position_ids_from_input_ids` of transformers.
         """
         if not self.config.reserved_positions:

@@ -1,7 +1,6 @@
-"""The blocks that families of encoders share: post-norm as BERT's, pre-norm as T5's, and feed-forward layers.
+"""Blocks that several encoders share: post-norm as in BERT, pre-norm as in T5, and feed-forward layers.
 
-A family makes its attention and says with which arguments it is called (`attend`); what else differs is an
-argument here.
+Subclasses define the attention and, in `attend`, its arguments.
 """
 
 import functools
@@ -21,16 +20,8 @@ from jaxir.runtime.partitioning import constrain
 class FeedForward(nnx.Module):
     """W_o f(W_0 x), or gated: W_o (f(W_0 x) * W_1 x) (Shazeer 2020, arXiv:2002.05202, eq. 6), without biases.
 
-    Args:
-      width: E.
-      units: of the hidden layer.
-      activation: f, a name of `activations.ACTIVATIONS`.
-      gated: whether there is a W_1.
-      stddevs: of the initial kernels of W_0 and W_1, and of W_o.
-      dropout_rate: of units.
-      same_along: see `layers.dropout`.
-      dtype: the type of matrix products.
-      rngs: source of the `params` key.
+    `activation` is f, a name in `activations.ACTIVATIONS`. `stddevs` are those of the initial kernels W_0 and
+    W_1, and of W_o. For `same_along` see `layers.dropout`.
     """
 
     def __init__(
@@ -56,7 +47,6 @@ class FeedForward(nnx.Module):
         self.activation, self.dropout_rate, self.same_along = activation, dropout_rate, same_along
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None) -> jax.Array:
-        """Maps x [B, L, E] to as many."""
         hidden = ACTIVATIONS[self.activation](self.wi_0(x))
         if self.wi_1 is not None:
             hidden *= self.wi_1(x)
@@ -65,14 +55,10 @@ class FeedForward(nnx.Module):
 
 
 class PreNormBlock(nnx.Module):
-    """Attention, then a feed-forward layer; each reads its normalised input and adds to it.
+    """Attention, then a feed-forward layer; each reads its normalised input, and is added to the block's x.
 
-    Args:
-      attention: of the block.
-      mlp: the feed-forward layer.
-      norms: of the inputs of both; None: attention reads its input as it is.
-      dropout_rates: of what both add.
-      same_along: see `layers.dropout`.
+    Without the first of `norms` attention reads x itself. `dropout_rates` are those of both results. For
+    `same_along` see `layers.dropout`.
     """
 
     def __init__(
@@ -92,7 +78,6 @@ class PreNormBlock(nnx.Module):
     def __call__(
         self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *args: Any, key: Key[Array, ""] | None
     ) -> Float[Array, "B L E"]:
-        """Returns [B, L, E]; `args` are those of `attend`."""
         weights_key, attention_key, units_key, mlp_key = layers.split_key(key, 4)
         y = x if self.attention_norm is None else self.attention_norm(x)
         y = self.attend(y, mask, *args, key=weights_key)
@@ -101,7 +86,7 @@ class PreNormBlock(nnx.Module):
         return self._added(x, y, self.dropout_rates[1], mlp_key)
 
     def attend(self, x: jax.Array, mask: jax.Array, *args: Any, key: jax.Array | None) -> jax.Array:
-        """Attends from x [B, L, E] to itself, where `mask` [B, L] has tokens; a family names its `args`."""
+        """Attends from x to itself at real tokens, true in `mask`."""
         return self.attention(x, mask, *args, key=key)
 
     def _added(self, x: jax.Array, y: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -111,16 +96,13 @@ class PreNormBlock(nnx.Module):
 class PostNormBlock(nnx.Module):
     """Attention, then a feed-forward layer; each is dropped out, added to its input and normalised (BERT).
 
-    Args:
-      config: of the encoder: `embed_dim`, `mlp_dim`, `activation`, `layer_norm_epsilon`, `dropout_rate` and
-        `dtype` are read.
-      attention: of the block.
-      rngs: source of the `params` key; weights start from N(0, 0.02^2).
+    Of `config` it reads `embed_dim`, `mlp_dim`, `activation`, `layer_norm_epsilon`, `dropout_rate` and
+    `dtype`. Weights start from N(0, 0.02^2).
     """
 
     def __init__(self, config: Any, attention: Attention, *, rngs: nnx.Rngs):
         width, units = config.embed_dim, config.mlp_dim
-        how = {"use_bias": True, "dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
+        how = {"dtype": config.dtype, "rngs": rngs}
         self.attention = attention
         self.wi = layers.Linear(width, units, axes=("embed", "mlp"), **how)
         self.wo = layers.Linear(units, width, axes=("mlp", "embed"), **how)
@@ -134,7 +116,6 @@ class PostNormBlock(nnx.Module):
     def __call__(
         self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *args: Any, key: Key[Array, ""] | None
     ) -> Float[Array, "B L E"]:
-        """Returns [B, L, E]; `args` are those of `attend`."""
         weights_key, attention_key, mlp_key = layers.split_key(key, 3)
         y = self.attend(x, mask, *args, key=weights_key)
         x = self._added(x, y, self.attention_norm, attention_key)
@@ -142,7 +123,6 @@ class PostNormBlock(nnx.Module):
         return self._added(x, y, self.mlp_norm, mlp_key)
 
     def attend(self, x: jax.Array, mask: jax.Array, *args: Any, key: jax.Array | None) -> jax.Array:
-        """Attends from x [B, L, E] to itself, where `mask` [B, L] has tokens; a family names its `args`."""
         return self.attention(x, mask, *args, key=key)
 
     def _added(self, x: jax.Array, y: jax.Array, norm: nnx.Module, key: jax.Array | None) -> jax.Array:

@@ -1,4 +1,4 @@
-"""How a backbone says what a Hugging Face folder calls its settings and weights: tables, read both ways.
+"""Tables that map a backbone's settings and weights to a Hugging Face folder, and back.
 
 `interop.huggingface` reads and writes folders by them.
 """
@@ -25,8 +25,8 @@ class Entry(NamedTuple):
 
     Attributes:
       name: of the entry.
-      default: where the file lacks it.
-      values: theirs -> ours, where they differ; of several for one of ours the first is written.
+      default: the value if the file lacks the entry.
+      values: theirs -> ours, if they differ. If several map to one of ours, the first is written.
     """
 
     name: str
@@ -35,37 +35,36 @@ class Entry(NamedTuple):
 
     @property
     def required(self) -> bool:
-        """Whether a file must have it."""
         return self.default is _REQUIRED
 
 
 class Changed(NamedTuple):
-    """A module of theirs whose arrays are not ours (kernels transposed) but a function of them."""
+    """A module of theirs whose arrays are a function of ours, not just transposed kernels."""
 
     name: str
     read: Callable[[np.ndarray], np.ndarray]
     write: Callable[[np.ndarray], np.ndarray]
 
 
-# Modules of ours -> a module of theirs; "*" is the layer's number. Several of ours lie there one after the
-# other along the output (a fused projection). Kernels (theirs are transposed), biases, tables, scales follow.
+# Our modules -> their module; "*" is the number of the layer. Several of ours are concatenated along the
+# output (a fused projection). This covers kernels (theirs are transposed), biases, tables and scales.
 Weights = Mapping[str | tuple[str, ...], str | Changed]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreHead:
-    """The head of a model for sequence classification with one label: two layers over the encoder's output.
+    """The head of a sequence classification model with one label: two layers over the encoder's output.
 
     Attributes:
-      pooler: the module there of the first layer. A folder may have more before it ("bert.").
-      classifier: of the second layer.
-      activations: what may lie between the layers; a folder that names none has the first.
-      norm: the module of a norm between the layers, which then have no biases; None for no norm.
-      prefix: what a folder that is written has before the encoder's names.
-      pooler_prefix: before the pooler's name.
-      poolings: what the head may read; a folder that names none has the first.
+      pooler: the module of the first layer. A folder may prefix it ("bert.").
+      classifier: the module of the second layer.
+      activations: possible activations between the layers; a folder that names none has the first.
+      norm: the module of a norm between the layers, which then have no biases; None: no norm.
+      prefix: prefix of the encoder's names in a written folder.
+      pooler_prefix: prefix of the pooler's name in a written folder.
+      poolings: possible poolings of the encoder's output; a folder that names none has the first.
       entries: `pooling` or `activation` -> entry of config.json that names it.
-      fixed: entry -> its one value. A folder with another is not read.
+      fixed: entry -> its only supported value. A folder with another value is refused.
       widths: entries whose value is the encoder's width.
       written: entries that are written and not read.
     """
@@ -88,27 +87,27 @@ class HuggingFace:
     """The folders of one `model_type`.
 
     Attributes:
-      model_type: of config.json.
-      architecture: the class of the encoder alone, there.
-      entries: field of ours -> entry of config.json, or its name where the file must have it and the values
-        are the same.
-      weights: from the configuration to the tables of weights.
-      implied: field -> the value that every such model has. A model with another is not written.
-      fixed: entry -> its one value. A folder with another is not read.
+      model_type: `model_type` in config.json.
+      architecture: the class of the encoder alone in transformers.
+      entries: our field -> entry of config.json; a name alone is a required entry with the same values.
+      weights: from the configuration to the table of weights.
+      implied: field -> the value that every such model has. A model with another value is not written.
+      fixed: entry -> its only supported value. A folder with another value is refused.
       written: entries that are written and not read.
-      read_more: from config.json and the padding id to the fields that `entries` cannot say; a ValueError
+      read_more: from config.json and the padding id to fields that `entries` cannot express; a ValueError
         refuses the folder.
       write_more: from the configuration and the padding id to such entries; a ValueError refuses the model.
-      pad_id: the padding id where config.json has none.
-      first_layer: the number there of `layers.0`.
-      aliases: tensor -> other names under which a folder may have it.
-      left_out: beginnings of the names of tensors that are no part of the encoder (heads, buffers).
-      masked_lm: `dense`, `norm` and `bias` of a masked language model's head -> their modules; empty where
-        there is none.
-      masked_lm_activation: of that head; None for the encoder's own.
-      score_head: the head that scores pairs; None where there is none.
-      begins: whether texts begin with a special token, which a new head reads; else it reads the mean.
-      tokenizer_class: the class of transformers that reads the tokenizer of a folder that names no class.
+      pad_id: the padding id if config.json has none.
+      first_layer: the number of `layers.0` in the folder.
+      aliases: tensor -> other names that a folder may give it.
+      left_out: prefixes of tensors that do not belong to the encoder (heads, buffers).
+      masked_lm: `dense`, `norm` and `bias` of a masked language model's head -> their modules; empty: no such
+        head.
+      masked_lm_activation: activation of that head; None: the encoder's.
+      score_head: the head that scores pairs; None: no such head.
+      begins: whether texts begin with a special token, which a new head reads; otherwise a new head reads the
+        mean.
+      tokenizer_class: the class of transformers that reads the tokenizer, if the folder names none.
       heeds_tokenizer_class: whether the class that a folder names decides how its tokenizer is read.
     """
 

@@ -1,7 +1,7 @@
-"""Random numbers that are hashes of places, so that any part of an array of them can be made anywhere.
+"""Random numbers that are hashes of positions, so that any part of an array can be computed anywhere.
 
-Ten operations a number, where threefry, JAX's own generator, takes more than a hundred: good enough to drop
-things by, and for nothing else.
+A number takes ten operations, where JAX's threefry takes more than a hundred. The quality suffices for
+dropout only.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-# Multiplied by it, places that differ by a width or a power of two differ in as many bits as any others: odd,
-# so one to one, and of the golden ratio.
+# Multiplying by this odd number (one to one; from the golden ratio) makes positions that differ by a width or
+# a power of two differ in as many bits as any others.
 SPREAD = 0x9E3779B1 - 2**32
 
 
 def bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Returns int32 numbers of all 32 bits, which follow from the key and from each one's place in `shape`.
+    """Returns int32 numbers of 32 random bits each, determined by the key and the position in `shape`.
 
-    A mesh may split them at will. Places count modulo 2^32.
+    A mesh may split the array in any way. Positions count modulo 2^32.
     """
     words = jax.lax.bitcast_convert_type(jax.random.bits(key, (2,)), jnp.int32)
     place, stride = jnp.zeros(tuple(shape), jnp.int32), 1
@@ -31,7 +31,7 @@ def bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 def mixed(x: jax.Array, other: jax.Array | int = 0) -> jax.Array:
-    """Hashes int32 numbers, so that all bits depend on all of x's (Wellons's lowbias32 where other is 0)."""
+    """Hashes int32 numbers; all bits depend on all bits of x (Wellons's lowbias32 if `other` is 0)."""
     x ^= jax.lax.shift_right_logical(x, 16)
     x *= 0x7FEB352D
     x ^= jax.lax.shift_right_logical(x, 15)
@@ -42,18 +42,10 @@ def mixed(x: jax.Array, other: jax.Array | int = 0) -> jax.Array:
 def kept(
     key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, length: int, rate: float
 ) -> jax.Array:
-    """Returns whether weights [S, T] of a head of a text are kept, each with probability 1 - rate.
+    """Returns which weights [S, T] of a head of a text are kept, each with probability 1 - rate.
 
-    By sixteen bits for each weight, to which `rate` is rounded. JAX's own generator would take longer than
-    all else in a kernel of attention.
-
-    Args:
-      key0: int32 [], of the key.
-      key1: likewise.
-      text: int32 [], place of the text in the batch.
-      head: int32 [].
-      length: S = T, even.
-      rate: probability of the others.
+    Each weight uses 16 bits, to which `rate` is rounded. `key0` and `key1` are the words of the key, `text`
+    and `head` indices (all int32 []); `length` is S = T, and even.
     """
     shape = (length // 2, length)
     bits = _bits(key0, key1, text, head, places(shape, 0) * length + places(shape, 1))
@@ -64,7 +56,7 @@ def kept(
 def values_kept(
     key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, length: int, rate: float
 ) -> jax.Array:
-    """Returns whether the values [1, S] of a head of a text are kept; see `kept`."""
+    """Returns which values [1, S] of a head of a text are kept; see `kept`."""
     bits = _bits(key0, key1, text, head, places((1, length), 1))
     return (bits & 0xFFFF) >= round(rate * 2**16)
 
@@ -75,5 +67,5 @@ def _bits(key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, pl
 
 
 def places(shape: tuple[int, int], dimension: int) -> jax.Array:
-    """Returns int32 of a shape: each element's place along a dimension."""
+    """Returns int32 of a shape: the index of each element along a dimension."""
     return jax.lax.broadcasted_iota(jnp.int32, shape, dimension)

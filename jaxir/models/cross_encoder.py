@@ -17,26 +17,25 @@ from jaxir.models.dual_encoder import pool
 from jaxir.runtime.partitioning import constrain
 
 _ACTIVATIONS = {"tanh": jnp.tanh, "relu": nnx.relu, "gelu": gelu}
-_EPSILON = 1e-5  # of the head's norm, where the backbone has no epsilon of its own
+_EPSILON = 1e-5  # of the head's norm, if the backbone has no epsilon
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class CrossEncoderConfig:
-    """What a cross-encoder is made of.
+    """The components of a cross-encoder.
 
     Attributes:
-      backbone: the encoder. One with two token types is told which tokens are the query's (0) and which the
-        passage's (1); others (RoBERTa, DistilBERT) have only the separators between them.
-      pooling: what the layer after the encoder reads: "cls", the first token, or "mean" of the real ones.
-      activation: what follows that layer: "tanh" (BERT, RoBERTa), "relu" (DistilBERT) or "gelu" (ModernBERT,
-        DeBERTa).
+      backbone: the encoder. With two token types it is told which tokens belong to the query (0) and to the
+        passage (1); without (RoBERTa, DistilBERT) only separators part them.
+      pooling: what the layer after the encoder reads: "cls", the first token, or "mean" of the real tokens.
+      activation: the activation of that layer: "tanh" (BERT, RoBERTa), "relu" (DistilBERT) or "gelu"
+        (ModernBERT, DeBERTa).
       normed: whether that layer has no bias and a norm after its activation (ModernBERT), with the epsilon of
         the backbone's norms.
-      separator: of `score_texts`: the token that begins a passage behind a query, where one does (RoBERTa:
-        </s>). It takes the place of the passage's own first token ([CLS], <s>), which is left out where there
-        is none. "own": the passage stays whole, for its first token is no special one (T5). "unknown" where
-        nobody has asked the tokenizer.
+      separator: for `score_texts`, the token that replaces the first token of a passage behind a query
+        (RoBERTa: </s>). None: that token ([CLS]) is removed. "own": the passage is kept whole, because it
+        begins with no special token (T5). "unknown": not read from a tokenizer yet.
     """
 
     backbone: BackboneConfig
@@ -47,52 +46,35 @@ class CrossEncoderConfig:
 
     @property
     def summary(self) -> str:
-        """What it is, in a few words."""
         return f"{self.backbone.summary}, scores pairs"
 
     def make(self, *, rngs: nnx.Rngs) -> "CrossEncoderModel":
-        """Makes the model."""
         return CrossEncoderModel(self, rngs=rngs)
 
 
 class CrossEncoderModel(layers.Summarised):
-    """An encoder, a layer over its first token or their mean, and a linear map to one logit.
-
-    The last two are computed in float32.
-
-    Args:
-      config: what it is made of.
-      rngs: source of the `params` key.
-    """
+    """An encoder, then in float32 a layer over a pooled token vector and a linear map to one logit."""
 
     def __init__(self, config: CrossEncoderConfig, *, rngs: nnx.Rngs):
-        def dense(outputs: int, axis: str | None, *, use_bias: bool = True) -> layers.Linear:
-            how = {"use_bias": use_bias, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
-            return layers.Linear(config.backbone.embed_dim, outputs, axes=("embed", axis), **how)
-
+        width, how = config.backbone.embed_dim, {"dtype": "float32", "rngs": rngs}
         self.config = config
         self.encoder = make_encoder(config.backbone, rngs=rngs)
-        width = config.backbone.embed_dim
-        self.pooler = dense(width, "affinity", use_bias=not config.normed)
+        self.pooler = layers.Linear(
+            width, width, axes=("embed", "affinity"), use_bias=not config.normed, **how
+        )
         epsilon = getattr(config.backbone, "layer_norm_epsilon", _EPSILON)
         norm = layers.LayerNorm(width, epsilon=epsilon, dtype="float32", use_bias=False)
         self.norm = norm if config.normed else None
-        self.classifier = dense(1, None)
+        self.classifier = layers.Linear(width, 1, axes=("embed", None), **how)
 
     @jaxtyped(typechecker=beartype)
     def score(
         self, ids: Int[Array, "B L"], token_types: Int[Array, "B L"], *, key: Key[Array, ""] | None = None
     ) -> Float[Array, " B"]:
-        """Scores pairs.
+        """Scores pairs: returns float32 [B] logits; higher is more relevant.
 
-        Args:
-          ids: [B, L] tokens of query and passage, [CLS] first; 0 is padding, on the right.
-          token_types: [B, L] 0 for a query's tokens, 1 for a passage's; not read by an encoder that has fewer
-            than two types.
-          key: key of dropout; None turns it off.
-
-        Returns:
-          float32 [B] logits: the greater, the more relevant.
+        Tokens of query and passage begin with [CLS]; 0 is padding, on the right. `token_types` is 0 for
+        tokens of the query and 1 for those of the passage; encoders with fewer than two types ignore it.
         """
         types = {"token_types": token_types} if self.config.backbone.num_token_types > 1 else {}
         inside, after = layers.split_key(key, 2)
@@ -113,15 +95,15 @@ class CrossEncoderModel(layers.Summarised):
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, " B"]:
-        """Scores pairs of texts that were tokenised each by itself: [B, Lq] and [B, Lp] as `score` wants it.
+        """Scores pairs of separately tokenised texts [B, Lq] and [B, Lp].
 
-        The sequences are those that the tokenizer makes of pairs that need not be cut.
+        The joined sequence is that of the tokenizer for pairs that need no truncation.
 
         Raises:
-          ValueError: the configuration's separator is unknown.
+          ValueError: the separator of the configuration is unknown.
         """
         if self.config.separator == "unknown":
-            raise ValueError("how two texts are joined is not known: set the configuration's separator")
+            raise ValueError("the separator of two texts is unknown: set CrossEncoderConfig.separator")
         ids, types = join(query_ids, passage_ids, separator=self.config.separator)
         return self.score(ids, types, key=key)
 
@@ -133,15 +115,10 @@ def join(
     *,
     separator: int | Literal["own"] | None,
 ) -> tuple[Int[Array, "B L"], Int[Array, "B L"]]:
-    """Puts each passage behind its query, without gap, in place of its padding.
+    """Puts each passage behind its query, in place of its padding; 0 is padding, on the right.
 
-    Args:
-      query_ids: [B, Lq] tokens with [CLS] and [SEP]; 0 is padding, on the right.
-      passage_ids: [B, Lp], likewise.
-      separator: what stands in place of a passage's first token; None: nothing; "own": that token.
-
-    Returns:
-      ids and token types [B, L], where L is Lq + Lp, and without a separator one less.
+    `separator` replaces the first token of a passage. None removes that token, and "own" keeps it. Returns
+    ids and token types [B, L], where L is Lq + Lp, or one less without a separator.
     """
     if separator is None:
         passage_ids = passage_ids[:, 1:]
@@ -153,7 +130,7 @@ def join(
     behind = places >= ends
 
     def at(ids: jax.Array, places: jax.Array) -> jax.Array:
-        # Places outside of a text are read as padding.
+        # Places outside a text read as padding.
         padded = jnp.pad(ids, ((0, 0), (0, 1)))
         inside = (places >= 0) & (places < ids.shape[1])
         return jnp.take_along_axis(padded, jnp.where(inside, places, ids.shape[1]), axis=1)

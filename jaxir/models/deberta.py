@@ -1,8 +1,8 @@
 """DeBERTa-v2 and v3 encoders (He et al. 2021, arXiv:2006.03654; He et al. 2023, arXiv:2111.09543).
 
-Post-norm blocks as BERT's, and no absolute positions: attention is disentangled. Queries also meet the keys
-of distances, keys the queries of distances, made of one table that all blocks share. Distances fall into
-buckets that widen with the logarithm. The convolution of v2's two largest is not here.
+Post-norm blocks as in BERT, without absolute positions. Attention is disentangled: queries also attend to
+keys of distances, and keys to queries of distances, from one table that all blocks share. Distances are
+bucketed logarithmically. The convolution of the two largest v2 models is not supported.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ _POSITIONS, _FARTHEST, _BUCKETS = "max_position_embeddings", "max_relative_posit
 
 
 def _read_attention(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
-    """Reads what attention is made of, and refuses what is not computed here."""
+    """Reads the settings of attention, and refuses those that are not supported."""
     if not content.get("relative_attention") or content.get("position_biased_input", True):
         raise ValueError(
             "absolute positions are not supported: relative_attention must be true and"
@@ -65,7 +65,7 @@ def _read_attention(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
     terms = content.get("pos_att_type") or []
     terms = [term.strip() for term in terms.lower().split("|")] if isinstance(terms, str) else terms
     if unknown := [term for term in terms if term not in _TERMS]:
-        raise ValueError(f"pos_att_type {unknown[0]!r} is not supported; there are {', '.join(_TERMS)}")
+        raise ValueError(f"pos_att_type {unknown[0]!r} is not supported; supported are {', '.join(_TERMS)}")
     farthest = content.get(_FARTHEST, -1)
     return {
         "relative_max_distance": content[_POSITIONS] if farthest < 1 else farthest,
@@ -129,14 +129,13 @@ class DebertaConfig(BackboneConfig):
       num_layers: number of blocks.
       num_heads: heads of attention, each of E / num_heads dimensions.
       mlp_dim: units of the feed-forward layer.
-      relative_buckets: how many buckets of distances there are on each side; the first half of them hold one
-        distance each. 0: every distance is its own, up to `relative_max_distance`.
+      relative_buckets: number of buckets of distances on each side; the first half hold one distance each. 0:
+        every distance up to `relative_max_distance` has its own bucket.
       relative_max_distance: distance, in tokens, from which on all share the last bucket.
-      content_to_position: whether queries meet the keys of distances.
-      position_to_content: whether keys meet the queries of distances.
-      shared_projections: whether distances go through the projections of tokens to queries and keys, or have
-        two of their own.
-      relative_norm: whether the table of distances goes through a norm first.
+      content_to_position: whether queries attend to keys of distances.
+      position_to_content: whether keys attend to queries of distances.
+      shared_projections: whether distances share the query and key projections of tokens, or have their own.
+      relative_norm: whether the table of distances is normalised first.
       layer_norm_epsilon: epsilon of every norm.
       activation: of the feed-forward layer.
       dropout_rate: dropout of embeddings, distances and each sublayer's output.
@@ -145,6 +144,7 @@ class DebertaConfig(BackboneConfig):
     """
 
     kind: ClassVar[str] = "deberta-v2"
+    title: ClassVar[str] = "DeBERTa"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_FOLDER,)
     vocab_size: Size = 128100
@@ -172,22 +172,16 @@ class DebertaConfig(BackboneConfig):
         buckets, farthest = self.relative_buckets, self.relative_max_distance
         if 0 < buckets < 4 or (buckets and farthest < buckets // 2 + 2):
             raise ValueError(
-                f"{buckets} buckets of distances up to {farthest}: there must be 4 or more (or 0), and"
-                " distances beyond half of them"
+                f"relative_buckets {buckets} must be 0 or at least 4, and relative_max_distance {farthest}"
+                " must exceed half of relative_buckets by 2 or more"
             )
 
     @property
-    def summary(self) -> str:
-        """What it is, in a few words."""
-        return f"DeBERTa, {self.num_layers} layers x {self.embed_dim}"
-
-    @property
     def relative_span(self) -> int:
-        """Half of the rows of the table of distances: those of one side."""
+        """Rows of the table of distances for one side."""
         return self.relative_buckets or self.relative_max_distance
 
     def make(self, *, rngs: nnx.Rngs) -> "Deberta":
-        """Makes the encoder, with random parameters."""
         return Deberta(self, rngs=rngs)
 
 
@@ -202,16 +196,11 @@ backbones.PUBLISHED.update(PUBLISHED)
 
 
 class Deberta(StackEncoder):
-    """A DeBERTa encoder.
-
-    Args:
-      config: its shape.
-      rngs: source of the `params` key; weights start from N(0, 0.02^2).
-    """
+    """A DeBERTa encoder; weights start from N(0, 0.02^2)."""
 
     def __init__(self, config: DebertaConfig, *, rngs: nnx.Rngs):
         width, rows = config.embed_dim, 2 * config.relative_span
-        how = {"dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
+        how = {"dtype": config.dtype, "rngs": rngs}
         self.config = config
         self.token = layers.Embedding(config.vocab_size, width, axis="vocab", **how)
         self.token_norm = _norm(config)
@@ -225,14 +214,13 @@ class Deberta(StackEncoder):
         )
 
     def embed(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
-        """Embeds tokens; there are no positions."""
         return [
             layers.constrain_activation(layers.dropout(self.token_norm(x), self.config.dropout_rate, key))
             for x, key in zip(self.token.together(ids), keys, strict=True)
         ]
 
     def block_args(self, ids: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
-        """Returns the mask, the table of distances [P, E], and which of its rows are whose [2, 2L]."""
+        """Returns the mask, the table of distances [P, E], and its rows by distance [2, 2L] (see `_rows`)."""
         table = layers.weight(self.relative.embedding, self.config.dtype)
         if self.relative_norm is not None:
             table = self.relative_norm(table[None])[0]
@@ -250,14 +238,15 @@ class Deberta(StackEncoder):
 
 @jaxtyped(typechecker=beartype)
 def log_buckets(distance: Int[Array, "N M"], *, num_buckets: int, max_distance: int) -> Int[Array, "N M"]:
-    """Returns the bucket of each distance (query position - key position), of either sign.
+    """Returns the bucket of each distance (query position - key position), with its sign.
 
-    With m half of the buckets: sizes up to m are their own; beyond, m + ceil((m - 1) log_g(size / m)) with
-    g = (max_distance - 1) / m, but no more than 2m (He et al.'s code; the paper has no such buckets).
+    With m half of the buckets, a size up to m has its own bucket. Others have m + ceil((m - 1) log_g(size /
+    m)), at most 2m, with g = (max_distance - 1) / m. The paper has no such buckets; the formula is from He et
+    al.'s code.
     """
     middle = num_buckets // 2
     growth = ((max_distance - 1) / middle) ** (1 / (middle - 1))
-    # Whole bounds: at the last of them the formula's logarithm could round either way.
+    # Integer bounds, because the formula's logarithm could round either way at the last of them.
     bounds = np.floor(middle * growth ** np.arange(middle) + 1e-6).astype(np.int32) + 1
     size = jnp.abs(distance)
     beyond = (size[..., None] >= jnp.asarray(bounds)[None, None]).sum(-1, dtype=size.dtype)
@@ -272,18 +261,14 @@ class DisentangledAttention(Attention):
     """Attention whose logits are (q_i k_j + q_i k(i - j) + k_j q(i - j)) / sqrt(K n), n the number of terms.
 
     k(d) and q(d) are projections of a row of the table of distances (He et al. 2021, eq. 4).
-
-    Args:
-      config: what it is made of.
-      rngs: source of the `params` key.
     """
 
     def __init__(self, config: DebertaConfig, *, rngs: nnx.Rngs):
         def of_distances(wanted: bool) -> layers.Linear | None:
             if not wanted or config.shared_projections:
                 return None
-            how = {"use_bias": True, "dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
-            return layers.Linear(config.embed_dim, config.embed_dim, axes=("embed", "joined_kv"), **how)
+            width, axes = config.embed_dim, ("embed", "joined_kv")
+            return layers.Linear(width, width, axes=axes, dtype=config.dtype, rngs=rngs)
 
         num_terms = 1 + config.content_to_position + config.position_to_content
         head_dim = config.embed_dim // config.num_heads
@@ -312,23 +297,21 @@ class DisentangledAttention(Attention):
         *,
         key: Key[Array, ""] | None,
     ) -> Float[Array, "B L E"]:
-        """Attends from x to itself; returns [B, L, E].
+        """Attends from x to itself.
 
-        Args:
-          x: [B, L, E].
-          mask: [B, L], true at real tokens.
-          table: [P, E], a vector for each bucket of distances.
-          rows: [2, 2L], the table's rows for distances L - 1 ... -L, and for -(L - 1) ... L.
-          key: of dropout; None turns it off.
+        `table` has a vector for each bucket of distances. `rows` are its rows for distances L - 1 ... -L, and
+        for -(L - 1) ... L.
         """
         weights_key, table_key = layers.split_key(key, 2)
         query, keys, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
         table = layers.dropout(table, self.config.dropout_rate, table_key)
         terms = []
         if self.config.content_to_position:
-            terms.append(_met(query, self._of(table, rows[0], self.position_key, self.key)))
+            terms.append(
+                _relative_logits(query, self._projected(table, rows[0], self.position_key, self.key))
+            )
         if self.config.position_to_content:
-            met = _met(keys, self._of(table, rows[1], self.position_query, self.query))
+            met = _relative_logits(keys, self._projected(table, rows[1], self.position_query, self.query))
             terms.append(met.swapaxes(2, 3))
         bias = sum(terms) * self.scale if terms else None
         dropped = {"dropout_rate": self.dropout_rate, "dropout_key": weights_key}
@@ -336,21 +319,21 @@ class DisentangledAttention(Attention):
         y = attention(query, keys, value, bias=bias, bias_of_text=bool(terms), **shared)
         return self.out(y.reshape(*x.shape[:2], -1))
 
-    def _of(
+    def _projected(
         self, table: jax.Array, rows: jax.Array, own: layers.Linear | None, shared: layers.Linear
     ) -> jax.Array:
-        """Returns what is projected [R, H, K] of the given rows [R] of the table."""
+        """Returns the projection [R, H, K] of the given rows [R] of the table."""
         found = (shared if own is None else own)(jnp.take(table, rows, axis=0))
         found = found.reshape(-1, self.config.num_heads, self.head_dim)
         return constrain(found, (None, "heads", "kv"))
 
 
-def _met(x: jax.Array, distances: jax.Array) -> jax.Array:
-    """Returns float32 [B, H, L, L]: of row i and column j, x_i [B, L, H, K] times distances[j - i + L - 1].
+def _relative_logits(x: jax.Array, distances: jax.Array) -> jax.Array:
+    """Returns float32 [B, H, L, L]: element (i, j) is x_i times distances[j - i + L - 1].
 
-    There are 2L of `distances` [2L, H, K]. All meet all, and then each row is moved one place further to the
-    left than the one before it: as one array of 2 L L numbers, cut at another width. The gradient of a lookup
-    would be slow, so there is one only where L is unknown: in what is exported.
+    x is [B, L, H, K], `distances` [2L, H, K]. The product of all pairs is computed, then each row is shifted
+    one position further to the left than the row before, by reshaping to another width. A lookup has a slow
+    gradient; only exported programs, where L is symbolic, use one.
     """
     products = jnp.einsum("BLHK,RHK->BHLR", x, distances, preferred_element_type=jnp.float32)
     rows, heads, length, _ = products.shape

@@ -1,7 +1,7 @@
-"""Decoders that see a text's vector: what autoencoders put beside an encoder.
+"""Decoders that see the vector of a text, which autoencoders train beside an encoder.
 
-Attention to a single vector has one place to look at, so whatever is asked, it gives the vector's value: its
-queries and keys would have no gradient, and are left out here.
+Attention to a single vector always returns its value, whatever the query. Queries and keys would have no
+gradient, so they are left out.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class DecoderConfig:
     """The shape of a decoder.
 
     Attributes:
-      embed_dim: E, the width, that of the token vectors it is given.
-      vector_dim: D, the length of the vector that it attends to; None where it attends to none.
+      embed_dim: E, the width, that of the token vectors.
+      vector_dim: D, the length of the vector; None: the decoder sees no vector.
       num_layers: number of blocks.
-      head_dim: dimensions of a head; it divides E, and is even.
+      head_dim: dimensions of a head; even, and a divisor of E.
       mlp_dim: units of the feed-forward layer.
-      causal: whether a position sees those before it alone.
-      span: how many tokens a position's attention sees, its own and those next to it; None for all.
-      dropout_rate: dropout of what each sublayer adds.
+      causal: whether a position sees no later positions.
+      span: how many tokens a position's attention sees, its own and its neighbours; None: all.
+      dropout_rate: dropout of each sublayer's output.
       dtype: the type of matrix products and activations; parameters are float32.
     """
 
@@ -58,9 +58,7 @@ class DecoderConfig:
 class VectorDecoder(nnx.Module):
     """Blocks of self-attention, attention to one vector, and a feed-forward layer; pre-norm, with RoPE.
 
-    Args:
-      config: its shape.
-      rngs: source of the `params` key; weights start from N(0, 0.02^2).
+    Weights start from N(0, 0.02^2).
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
@@ -79,17 +77,7 @@ class VectorDecoder(nnx.Module):
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T E"]:
-        """Decodes.
-
-        Args:
-          x: [B, T, E] vectors of the tokens read so far.
-          mask: [B, T], true at real tokens; padding is on the right.
-          vector: [B, D], all that is known of the text.
-          key: key of dropout; None turns it off.
-
-        Returns:
-          [B, T, E] in the config's dtype: what each position makes of the tokens up to it and of the vector.
-        """
+        """Decodes token vectors x, which see the text's `vector`; padding is on the right."""
         keys = layers.split_key(key, self.config.num_layers)
         for block, block_key in zip(self.layers, keys, strict=True):
             x = block(x, mask, vector, key=block_key)
@@ -99,8 +87,7 @@ class VectorDecoder(nnx.Module):
 class _Block(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         def dense(inputs: int, outputs: int, *axes: str) -> layers.Linear:
-            how = {"use_bias": True, "dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
-            return layers.Linear(inputs, outputs, axes=axes, **how)
+            return layers.Linear(inputs, outputs, axes=axes, dtype=config.dtype, rngs=rngs)
 
         self.config = config
         self.attention = Attention(
@@ -138,17 +125,7 @@ class _Block(nnx.Module):
 def decoder_for(
     model: DualEncoderConfig, *, attends: bool = True, rngs: nnx.Rngs, **shape: Any
 ) -> VectorDecoder:
-    """Makes a decoder of a model's vectors, over its token vectors.
-
-    Args:
-      model: the dual encoder's configuration.
-      attends: whether it attends to the vector.
-      rngs: of its parameters.
-      **shape: other fields of `DecoderConfig`.
-
-    Raises:
-      UserError: heads of this size do not divide the encoder's width.
-    """
+    """Makes a decoder over a model's token vectors; `shape` are other fields of `DecoderConfig`."""
     width = model.backbone.embed_dim
     try:
         config = DecoderConfig(
@@ -164,16 +141,13 @@ def decoder_for(
 
 
 class WordDecoder(nnx.Module):
-    """From a text's vector to a number for each word of the vocabulary: a layer, GELU, a norm and a layer.
+    """From a text's vector to a logit for each word of the vocabulary: a layer, GELU, a norm and a layer.
 
-    Args:
-      vector_dim: D.
-      vocab_size: V.
-      rngs: source of the `params` key; weights start from N(0, 0.02^2).
+    Weights start from N(0, 0.02^2).
     """
 
     def __init__(self, vector_dim: int, vocab_size: int, *, rngs: nnx.Rngs):
-        how = {"use_bias": True, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
+        how = {"dtype": "float32", "rngs": rngs}
         self.dense = layers.Linear(vector_dim, vector_dim, axes=("embed", None), **how)
         self.norm = layers.LayerNorm(vector_dim, epsilon=1e-12, dtype="float32")
         self.out = layers.Linear(vector_dim, vocab_size, axes=("embed", "vocab"), **how)

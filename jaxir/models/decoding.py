@@ -1,8 +1,8 @@
-"""From logits to tokens, one after the other: greedy, sampled, or by beam search.
+"""From logits to tokens: greedy, sampled, or by beam search.
 
-Nothing here knows a model. What does is a function (ids [N], state) -> (logits [N, V], state), which reads
-the next token of N outputs. Its state is arrays [N, ...], which beam search reorders, and scalars. All is one
-loop in the compiled program, which ends when all outputs have ended.
+The model is a function (ids [N], state) -> (logits [N, V], state), which reads the next token of N outputs.
+The state is arrays [N, ...], which beam search reorders, and scalars. Decoding is one loop in the compiled
+program, which ends when all outputs have ended.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NextLogits = Callable[[jax.Array, State], tuple[jax.Array, State]]
 # (logits [N, V], step []) -> ids [N].
 Choose = Callable[[jax.Array, jax.Array], jax.Array]
 
-FAULT = -1  # in place of a token: the logits are not finite, and say nothing
-_NEVER = -1e9  # a score; as in transformers, whose beams these are
+FAULT = -1  # replaces a token if the logits are not finite
+_NEVER = -1e9  # the score of impossible outputs, as in transformers
 
 
 class _Loop(NamedTuple):
@@ -45,19 +45,10 @@ def decode(
     start_id: int,
     eos_id: int,
 ) -> Int32[Array, "N T"]:
-    """Makes N outputs, token by token.
+    """Generates N outputs token by token: returns [N, T], 0 after the end.
 
-    Args:
-      next_logits: what knows the model.
-      state: its state before the first token.
-      choose: from the logits to the next token: `greedy`, or `sampler`'s.
-      ended: [N], true for outputs that are none.
-      max_new_tokens: T.
-      start_id: the token read first.
-      eos_id: the token that ends an output.
-
-    Returns:
-      [N, T], with 0 after the end. An output whose logits are not finite ends there, with FAULT.
+    An output whose logits are not finite ends with FAULT. `state` is the model's before the first token,
+    `choose` is `greedy` or the result of `sampler`, and `ended` is true for rows that need no output.
     """
 
     def more(loop: _Loop) -> jax.Array:
@@ -76,17 +67,16 @@ def decode(
 
 
 def _finite(logits: jax.Array) -> jax.Array:
-    """Tells of which outputs the logits [N, V] are finite, [N]; NaN is the greatest wherever it stands."""
+    """Returns which rows of logits [N, V] are finite. The maximum suffices, because max propagates NaN."""
     return jnp.isfinite(logits.max(-1))
 
 
 def greedy(logits: Float[Array, "N V"], step: Int[Array, ""]) -> Int[Array, " N"]:
-    """Chooses the most likely token."""
     return logits.argmax(-1)
 
 
 def sampler(keys: Key[Array, " N"], how: Decoding) -> Choose:
-    """Returns what draws tokens from the distribution that `how` leaves, an output's by its own key."""
+    """Returns a function that draws tokens from the distribution of `how`, with one key for each output."""
 
     def choose(logits: jax.Array, step: jax.Array) -> jax.Array:
         logits, ids = likely(logits / (how.temperature or 1.0), top_k=how.top_k, top_p=how.top_p)
@@ -100,17 +90,11 @@ def sampler(keys: Key[Array, " N"], how: Decoding) -> Choose:
 def likely(
     logits: Float32[Array, "N V"], *, top_k: int | None, top_p: float | None
 ) -> tuple[Float32[Array, "N K"], Int32[Array, "N K"] | None]:
-    """Returns the likely tokens (top-k; nucleus sampling, Holtzman et al. 2020).
+    """Keeps the likely tokens (top-k; nucleus sampling, Holtzman et al. 2020).
 
-    Args:
-      logits: [N, V].
-      top_k: K, how many of the most likely tokens are left; None: all of them, K = V.
-      top_p: of these are kept those of which all that are likelier have less probability together than this;
-        tokens as likely as the last are kept too.
-
-    Returns:
-      The logits of the tokens that are left, -inf for those that are not kept; and their ids, the most likely
-      first, or None where these are the columns' numbers.
+    `top_k` keeps the K likeliest tokens; None: all. `top_p` keeps those for which all likelier ones together
+    have less probability than this; ties with the last are kept too. Returns the logits, -inf for tokens that
+    are not kept; and their ids, likeliest first, or None if the ids are the column numbers.
     """
     ids = None
     if top_k is not None:
@@ -121,11 +105,12 @@ def likely(
 
 
 def _in_nucleus(logits: jax.Array, top_p: float) -> jax.Array:
-    """Returns which tokens [N, V] have only likelier ones of less probability together than `top_p`.
+    """Returns which tokens [N, V] to keep, without sorting the vocabulary.
 
-    They are those that weigh no less than the least number above which the tokens' weights, softmax's
-    numerators, add up to less than `top_p` of all. Bisection finds it, bit for bit, as numbers of one sign
-    have the order of their bits: 30 sums over the vocabulary cost far less than to sort it.
+    A token is kept if its weight, the numerator of softmax, is at least a threshold: the least number above
+    which weights sum to less than `top_p` of the total. Bisection over the bits of float32 finds the
+    threshold exactly, because positive floats are ordered as their bits. 30 sums over the vocabulary cost far
+    less than sorting.
     """
     weights = jnp.exp(logits - logits.max(-1, keepdims=True))
     share = top_p * weights.sum(-1)
@@ -138,22 +123,22 @@ def _in_nucleus(logits: jax.Array, top_p: float) -> jax.Array:
         return jnp.where(above < share, low, middle + 1), jnp.where(above < share, middle, high)
 
     least = jnp.zeros(share.shape, jnp.int32)
-    most = jnp.full_like(least, bits(jnp.float32(1)))  # the likeliest token's weight, and none above it
+    most = jnp.full_like(least, bits(jnp.float32(1)))  # the likeliest token's weight is 1
     _, least = jax.lax.fori_loop(0, 30, halve, (least, most))
     return bits(weights) >= least[:, None]
 
 
 class _Beams(NamedTuple):
-    """The state of a beam search: K beams of B inputs that go on, and the K best that have ended."""
+    """The state of a beam search: K open beams of B inputs, and the K best ended outputs."""
 
     step: jax.Array
     tokens: jax.Array  # [B, K, T]
     scores: jax.Array  # [B, K], sums of log probabilities
     ids: jax.Array  # [B K]
     ended_tokens: jax.Array  # [B, K, T]
-    ended_scores: jax.Array  # [B, K], by length
+    ended_scores: jax.Array  # [B, K], divided by length^penalty
     improvable: jax.Array  # [B]
-    faulty: jax.Array  # [B], whether logits were not finite
+    faulty: jax.Array  # [B], whether any logits were not finite
     state: State
 
 
@@ -168,25 +153,13 @@ def beam_search(
     eos_id: int,
     length_penalty: float = 1.0,
 ) -> tuple[Int32[Array, "B K T"], Float32[Array, "B K"]]:
-    """Finds outputs of high probability, as transformers does.
+    """Finds outputs of high probability, as transformers does: returns the K best of each input, and scores.
 
-    An output's score is the sum of its tokens' log probabilities / (its length)^length_penalty. An input is
-    done when it has K outputs and the best open beam, at its present length, scores no higher than any of
-    them (what transformers calls early_stopping=False).
-
-    Args:
-      next_logits: what knows the model.
-      state: its state before the first token, of B K outputs: K of each input.
-      num_beams: K.
-      ended: [B], true for inputs that are none.
-      max_new_tokens: T.
-      start_id: the token read first.
-      eos_id: the token that ends an output.
-      length_penalty: above 0 prefers long outputs, 0 does not ask for the length.
-
-    Returns:
-      The K best outputs of each input [B, K, T], with 0 after the end, and their scores, best first. Those of
-      an input whose logits are not finite are FAULT throughout.
+    The score of an output is the sum of its tokens' log probabilities / (its length)^length_penalty. An input
+    is done when it has K outputs and its best open beam, at its present length, scores no higher than any of
+    them (early_stopping=False in transformers). Outputs are 0 after the end, and FAULT for an input whose
+    logits are not finite. `state` is the model's before the first token, for K outputs of each input; `ended`
+    is true for inputs that need no output.
     """
     rows, beams = len(ended), num_beams
 
@@ -199,7 +172,7 @@ def beam_search(
         faulty = now.faulty | (now.improvable & ~_finite(logits).reshape(rows, beams).all(1))
         scores = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1).reshape(rows, beams, size)
         scores = (scores + now.scores[..., None]).reshape(rows, -1)
-        # Twice as many as there are beams: as many may end, and as many must go on.
+        # Twice as many as beams: K of them may end, and K must stay open.
         scores, places = jax.lax.top_k(scores, 2 * beams)
         parents, ids = places // size, places % size
         tokens = _gathered(now.tokens, parents)
@@ -231,7 +204,7 @@ def beam_search(
     tokens = jnp.zeros((rows, beams, max_new_tokens), jnp.int32)
     none = jnp.full((rows, beams), _NEVER, jnp.float32)
     first = jnp.full((rows * beams,), start_id, jnp.int32)
-    # All beams are the same at first: only one of them counts.
+    # All beams are the same at first, so only one of them counts.
     open_scores = none.at[:, 0].set(0.0)
     begun = tokens, open_scores, first, tokens, none, ~ended, jnp.zeros_like(ended), state
     end = jax.lax.while_loop(more, step, _Beams(jnp.int32(0), *begun))
@@ -239,12 +212,12 @@ def beam_search(
 
 
 def _gathered(x: jax.Array, places: jax.Array) -> jax.Array:
-    """Returns of x [B, K, ...] what is at places [B, J]: [B, J, ...]."""
+    """Returns x[b, places[b, j]] of x [B, K, ...] and places [B, J]."""
     return jax.vmap(lambda x, places: x[places])(x, places)
 
 
 def _reordered(x: jax.Array, parents: jax.Array) -> jax.Array:
-    """Returns state [B K, ...] in the order of parents [B, K]; a scalar as it is."""
+    """Returns state [B K, ...] in the order of parents [B, K]; scalars are unchanged."""
     if not x.ndim:
         return x
     return _gathered(x.reshape(*parents.shape, *x.shape[1:]), parents).reshape(x.shape)

@@ -1,6 +1,6 @@
 """Dual encoders: a query tower and a passage tower that map token ids to vectors (Dong et al. 2022).
 
-SDE shares everything between the towers, ADE nothing, ADE-SPL the projection only.
+The towers of an SDE share everything, those of an ADE nothing, and those of an ADE-SPL the projection only.
 """
 
 import dataclasses
@@ -21,7 +21,8 @@ from jaxir.runtime.partitioning import constrain
 Tower = Literal["query", "passage"]
 Sharing = Literal["sde", "ade", "ade_spl"]
 Pooling = Literal["mean", "cls", "lasttoken", "first_last", "embeddings_last"]
-# Poolings that average an earlier layer and the last, and which layer: 0 is what the first block reads.
+# Poolings that average an earlier layer and the last one -> the earlier layer; 0 is what the first block
+# reads.
 EARLY_LAYERS = {"first_last": 1, "embeddings_last": 0}
 
 
@@ -33,7 +34,7 @@ class Projection:
     Attributes:
       dimension: D, the length of the embedding.
       use_bias: whether it adds a bias.
-      activation: what follows it.
+      activation: the activation after it.
     """
 
     dimension: Size
@@ -44,15 +45,15 @@ class Projection:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class DualEncoderConfig:
-    """What a dual encoder is made of.
+    """The components of a dual encoder.
 
     Attributes:
       backbone: the encoder of each tower.
       sharing: "sde" (one tower), "ade" (two) or "ade_spl" (two encoders, one projection).
-      pooling: "mean" over real tokens, "cls", the first token, or "lasttoken", the last real one; of the
-        BERT family also "first_last", the mean of both the first block's output and the last's, and
-        "embeddings_last", that of what the first block reads and the last's output.
-      projection: the map after pooling, or None for none.
+      pooling: "mean" over real tokens, "cls", the first token, or "lasttoken", the last real one. The BERT
+        family also has "first_last", the mean of the outputs of the first and the last block, and
+        "embeddings_last", the mean of the first block's input and the last block's output.
+      projection: the map after pooling; None: no projection.
       similarity: "cosine" (embeddings have length 1) or "dot".
     """
 
@@ -67,18 +68,16 @@ class DualEncoderConfig:
             raise ValueError("sharing='ade_spl' shares the projection, so it needs one: set projection")
         if self.pooling in EARLY_LAYERS and not self.backbone.shows_layers:
             raise ValueError(
-                f"pooling={self.pooling!r} reads two layers, which {self.backbone.kind} does not show; BERT"
-                " does"
+                f"pooling={self.pooling!r} reads two layers, which {self.backbone.kind} does not return; use"
+                " a BERT backbone or another pooling"
             )
 
     @property
     def dimension(self) -> int:
-        """D, the length of an embedding."""
         return self.backbone.embed_dim if self.projection is None else self.projection.dimension
 
     @property
     def summary(self) -> str:
-        """What it is, in a few words."""
         sharing = {"sde": "", "ade": ", two towers", "ade_spl": ", two towers under one projection"}
         return (
             f"{self.backbone.summary}{sharing[self.sharing]}, {self.pooling} pooling,"
@@ -86,17 +85,11 @@ class DualEncoderConfig:
         )
 
     def make(self, *, rngs: nnx.Rngs) -> "DualEncoderModel":
-        """Makes the model."""
         return DualEncoderModel(self, rngs=rngs)
 
 
 class DualEncoderModel(layers.Summarised):
-    """A dual encoder.
-
-    Args:
-      config: what it is made of.
-      rngs: source of the `params` key.
-    """
+    """The module of a dual encoder."""
 
     def __init__(self, config: DualEncoderConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -120,16 +113,10 @@ class DualEncoderModel(layers.Summarised):
         key: Key[Array, ""] | None = None,
         edit: Edit | None = None,
     ) -> Float[Array, "B D"]:
-        """Embeds token ids.
+        """Embeds token ids: returns float32 [B, D], of length 1 if the similarity is cosine.
 
-        Args:
-          ids: [B, L], 0 is padding, on the right. But with cls pooling a row of padding alone gives zeros.
-          tower: which tower reads them.
-          key: key of dropout; None turns it off.
-          edit: changes the token vectors [B, L, E] that the first block reads; None: nothing does.
-
-        Returns:
-          float32 [B, D], of length 1 where the similarity is cosine.
+        0 is padding, on the right; a row of padding gives zeros, except with cls pooling. `edit` changes the
+        token vectors [B, L, E] that the first block reads. A dropout key of None turns dropout off.
         """
         return self.encode_together([(ids, tower, key)], [edit])[0]
 
@@ -140,11 +127,10 @@ class DualEncoderModel(layers.Summarised):
         return model
 
     def compared(self, x: jax.Array) -> jax.Array:
-        """Returns vectors [B, D] of `unnormalized` as they are compared: where by cosine, of length 1."""
+        """Returns vectors [B, D] of `unnormalized`, normalised if the similarity is cosine."""
         return l2_normalize(x) if self.config.similarity == "cosine" else x
 
     def encoder_of(self, tower: Tower) -> Encoder:
-        """Returns the encoder of a tower."""
         return self.encoder if self.config.sharing == "sde" else getattr(self, f"{tower}_encoder")
 
     def encode_together(
@@ -152,9 +138,9 @@ class DualEncoderModel(layers.Summarised):
         texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]],
         edits: Sequence[Edit | None] | None = None,
     ) -> list[jax.Array]:
-        """Embeds several batches (token ids [B, L], tower, key of dropout), as `encode` would each of them.
+        """Embeds several batches (token ids [B, L], tower, dropout key); `encode` embeds one.
 
-        Batches that go through the same encoder go side by side: with FSDP its weights travel once for all.
+        Batches of the same encoder run together: with FSDP its weights are gathered once for all.
         """
         return [embedding for embedding, _ in self.encode_with_tokens(texts, edits)]
 
@@ -163,15 +149,11 @@ class DualEncoderModel(layers.Summarised):
         texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]],
         edits: Sequence[Edit | None] | None = None,
     ) -> list[tuple[jax.Array, jax.Array]]:
-        """Returns of each batch the embeddings [B, D] and, of the same pass, the token vectors [B, L, E].
-
-        Token vectors are the encoder's last ones; see `encode_together`.
-        """
+        """As `encode_together`; returns embeddings [B, D] and last token vectors [B, L, E] of each batch."""
         found: dict[int, tuple[jax.Array, jax.Array]] = {}
-        prefixes = ["" if self.config.sharing == "sde" else f"{tower}_" for _, tower, _ in texts]
-        for prefix in dict.fromkeys(prefixes):
-            at = [i for i, p in enumerate(prefixes) if p == prefix]
-            encoder = getattr(self, f"{prefix}encoder")
+        encoders = [self.encoder_of(tower) for _, tower, _ in texts]
+        for encoder in {id(encoder): encoder for encoder in encoders}.values():
+            at = [i for i, other in enumerate(encoders) if other is encoder]
             more = []
             if edits and any(edits[i] for i in at):
                 check_editable(encoder)
@@ -179,12 +161,12 @@ class DualEncoderModel(layers.Summarised):
             hidden = self._hidden(encoder, [texts[i][0] for i in at], [texts[i][2] for i in at], *more)
             found |= dict(zip(at, hidden, strict=True))
         return [
-            (self._embedding(found[i][0], self.encoder_of(tower).is_pooled(ids), tower), found[i][1])
+            (self._embedding(found[i][0], encoders[i].is_pooled(ids), tower), found[i][1])
             for i, (ids, tower, _) in enumerate(texts)
         ]
 
     def _hidden(self, encoder: Encoder, *args: Any) -> list[tuple[jax.Array, jax.Array]]:
-        """Returns of each batch what is pooled and the last token vectors, [B, L, E] both."""
+        """Returns the vectors to pool and the last token vectors of each batch, both [B, L, E]."""
         if self.config.pooling not in EARLY_LAYERS:
             return [(last, last) for last in encoder.together(*args)]
         pairs = encoder.layer_and_last(*args, layer=EARLY_LAYERS[self.config.pooling])
@@ -214,11 +196,11 @@ def _make_projection(config: DualEncoderConfig, *, rngs: nnx.Rngs) -> layers.Lin
 
 @jaxtyped(typechecker=beartype)
 def pool(hidden: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, how: Pooling) -> Float[Array, "B E"]:
-    """Makes one float32 vector [B, E] of each row of `hidden` [B, L, E]; masked positions count as zero."""
+    """Pools `hidden` [B, L, E] into float32 [B, E]; masked positions count as zero."""
     if how == "cls":
         return hidden[:, 0].astype(jnp.float32)
     if how == "lasttoken":
-        # A sum of one term, not a lookup: rows stay on their devices.
+        # Sum over a one-hot mask instead of gathering, so that rows stay on their devices.
         mask = jnp.arange(mask.shape[1])[None] == mask.sum(1, dtype=jnp.int32)[:, None] - 1
     kept = jnp.where(mask[..., None], hidden.astype(jnp.float32), 0.0)
     return kept.sum(1) / jnp.maximum(mask.sum(1, dtype=jnp.float32), 1.0)[:, None]

@@ -1,6 +1,6 @@
-"""Attention by the kernels of `attention_kernel.py`: differentiable, and split over a mesh as models are.
+"""Attention by the kernels of `attention_kernel.py`: differentiable, and split over a mesh.
 
-The kernels are imported where they are used: Pallas takes a fifth of a second, and few machines have a TPU.
+The kernels are imported in functions, because Pallas takes 0.2 s to import and few machines have a TPU.
 """
 
 import functools
@@ -16,12 +16,12 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxir.models import layers
 from jaxir.runtime.partitioning import Partitioner
 
-# The longest text of which a head's logits, in float32 and several times, fit into a chip's memory.
+# The longest text of which several float32 copies of a head's logits fit into a chip's memory.
 _LONGEST = 512
 
 
-class _Where(NamedTuple):
-    """The devices, the mesh axes that split the batch, and those that split the heads."""
+class _Layout(NamedTuple):
+    """The mesh, and the mesh axes that split the batch and the heads."""
 
     mesh: Mesh
     batch: tuple[str, ...]
@@ -32,19 +32,13 @@ class _Where(NamedTuple):
 
 
 def takes(query: jax.Array, key: jax.Array, partitioner: Partitioner | None) -> bool:
-    """Whether the kernels do what `attention` is asked for texts that attend to themselves.
-
-    Args:
-      query: [B, L, H, K].
-      key: [B, S, G, K].
-      partitioner: the mesh for which the program is made: the machine that traces it may be another.
-    """
+    """Whether the kernels support self-attention of query [B, L, H, K] and key on a mesh."""
     if partitioner is None or not partitioner.fused_attention or not partitioner.on_tpu:
         return False
     from jaxir.models.attention_kernel import LANES
 
     _, length, heads, head_dim = query.shape
-    where = _where(partitioner, query.shape)
+    layout = _layout(partitioner, query.shape)
     together = max(1, LANES // head_dim)
     return (
         query.dtype == jnp.bfloat16
@@ -52,7 +46,7 @@ def takes(query: jax.Array, key: jax.Array, partitioner: Partitioner | None) -> 
         and length % 16 == 0
         and length <= _LONGEST
         and (head_dim * together) % LANES == 0
-        and heads // where.size(where.heads) % together == 0
+        and heads // layout.size(layout.heads) % together == 0
     )
 
 
@@ -71,9 +65,9 @@ def attend(
     dropout_key: jax.Array | None,
     partitioner: Partitioner,
 ) -> jax.Array:
-    """Does what `attention` does, where `takes` says so. Arguments are as there; the bias is [1, H, L, L].
+    """Computes `attention` if `takes` is True. Arguments are those of `attention`; the bias is [1, H, L, L].
 
-    The gradient of a bias is added up in float32 over a device's texts, then over devices.
+    The gradient of a bias is summed in float32 over the texts of a device, then over devices.
     """
     from jaxir.models.attention_kernel import Kind
 
@@ -94,59 +88,59 @@ def attend(
     lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
     turned = None if bias is None else bias[0].astype(jnp.float32).swapaxes(1, 2)
     flat = (x.reshape(*shape[:2], -1) for x in (query, key, value))
-    return _attend(kind, _where(partitioner, shape), *flat, turned, lengths, numbers).reshape(shape)
+    return _attend(kind, _layout(partitioner, shape), *flat, turned, lengths, numbers).reshape(shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(kind, where, query, key, value, bias, lengths, numbers):
-    return _forward(kind, where, query, key, value, bias, lengths, numbers)[0]
+def _attend(kind, layout, query, key, value, bias, lengths, numbers):
+    return _forward(kind, layout, query, key, value, bias, lengths, numbers)[0]
 
 
-def _forward(kind, where, query, key, value, bias, lengths, numbers):
+def _forward(kind, layout, query, key, value, bias, lengths, numbers):
     def run(query, key, value, bias, lengths, numbers):
         from jaxir.models import attention_kernel
 
-        numbers = _placed(where, kind, query, numbers)
+        numbers = _kernel_numbers(layout, kind, query, numbers)
         return attention_kernel.forward(query, key, value, bias, lengths, numbers, kind)
 
-    rows, of_bias, texts, sums = _specs(where)
+    rows, of_bias, texts, sums = _specs(layout)
     specs = (rows, rows, rows, of_bias, texts, PartitionSpec())
-    out, sums = _on(where, run, specs, (rows, sums))(query, key, value, bias, lengths, numbers)
+    out, sums = _sharded(layout, run, specs, (rows, sums))(query, key, value, bias, lengths, numbers)
     out, sums = checkpoint_name(out, layers.FUSED), checkpoint_name(sums, layers.FUSED)
     return out, (query, key, value, bias, lengths, numbers, sums)
 
 
-def _backward(kind, where, kept, gradient):
+def _backward(kind, layout, kept, gradient):
     def run(query, key, value, bias, lengths, numbers, sums, gradient):
         from jaxir.models import attention_kernel
 
-        numbers = _placed(where, kind, query, numbers)
+        numbers = _kernel_numbers(layout, kind, query, numbers)
         found = attention_kernel.backward(query, key, value, bias, lengths, numbers, sums, gradient, kind)
         if bias is None:
             return *found, None
         of_bias = found[3] / (1.0 - kind.dropout_rate)
-        return *found[:3], jax.lax.psum(of_bias, where.batch) if where.batch else of_bias
+        return *found[:3], jax.lax.psum(of_bias, layout.batch) if layout.batch else of_bias
 
-    rows, of_bias, texts, sums = _specs(where)
+    rows, of_bias, texts, sums = _specs(layout)
     specs = (rows, rows, rows, of_bias, texts, PartitionSpec(), sums, rows)
-    return *_on(where, run, specs, (rows, rows, rows, of_bias))(*kept, gradient), None, None
+    return *_sharded(layout, run, specs, (rows, rows, rows, of_bias))(*kept, gradient), None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _where(partitioner: Partitioner, shape: tuple[int, ...]) -> _Where:
+def _layout(partitioner: Partitioner, shape: tuple[int, ...]) -> _Layout:
     spec = partitioner.spec(("batch", "length", "heads", "kv"), shape)
     batch, heads = (
         tuple(n for n in ((part,) if isinstance(part, str) else part or ()) if partitioner.mesh.shape[n] > 1)
         for part in (spec[0], spec[2])
     )
-    return _Where(partitioner.mesh, batch, heads)
+    return _Layout(partitioner.mesh, batch, heads)
 
 
-def _specs(where: _Where) -> tuple[PartitionSpec, ...]:
-    """Returns those of [B, L, H K], of a bias [H, S, T], of [B] and of sums [B, H / group, group, L]."""
-    batch, heads = where.batch or None, where.heads or None
+def _specs(layout: _Layout) -> tuple[PartitionSpec, ...]:
+    """Returns the specs of [B, L, H K], of a bias [H, S, T], of [B] and of sums [B, H / group, group, L]."""
+    batch, heads = layout.batch or None, layout.heads or None
     return (
         PartitionSpec(batch, None, heads),
         PartitionSpec(heads, None, None),
@@ -155,14 +149,14 @@ def _specs(where: _Where) -> tuple[PartitionSpec, ...]:
     )
 
 
-def _on(where: _Where, run: Callable[..., Any], ins: Any, outs: Any) -> Callable[..., Any]:
-    return jax.shard_map(run, mesh=where.mesh, in_specs=ins, out_specs=outs, check_vma=False)
+def _sharded(layout: _Layout, run: Callable[..., Any], ins: Any, outs: Any) -> Callable[..., Any]:
+    return jax.shard_map(run, mesh=layout.mesh, in_specs=ins, out_specs=outs, check_vma=False)
 
 
-def _placed(where: _Where, kind: Any, query: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Returns a kernel's numbers: of the key, the places of this device's first text and head, the window."""
-    first_text = jax.lax.axis_index(where.batch) * query.shape[0] if where.batch else 0
+def _kernel_numbers(layout: _Layout, kind: Any, query: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Returns a kernel's numbers: key words, indices of this device's first text and first head, window."""
+    first_text = jax.lax.axis_index(layout.batch) * query.shape[0] if layout.batch else 0
     heads = query.shape[2] // kind.head_dim
-    first_head = jax.lax.axis_index(where.heads) * heads if where.heads else 0
+    first_head = jax.lax.axis_index(layout.heads) * heads if layout.heads else 0
     places = jnp.stack([jnp.asarray(first_text, jnp.int32), jnp.asarray(first_head, jnp.int32)])
     return jnp.concatenate([numbers[:2], places, numbers[2:]])

@@ -1,7 +1,7 @@
-"""The layers that the encoders are made of: dense, norms, dropout and the stack of blocks.
+"""The layers of encoders: dense layers, norms, dropout and the stack of blocks.
 
-Parameters are float32 and carry their logical axis names; computing happens in `dtype`, norms and softmaxes
-in float32. Nothing here draws random numbers by itself: dropout takes a key, and without one it is off.
+Parameters are float32 and have named axes. Computation is in `dtype`, norms and softmaxes in float32. Nothing
+draws random numbers by itself: dropout takes a key, and is off without one.
 """
 
 import contextlib
@@ -22,10 +22,11 @@ from jaxir.runtime import cpu
 from jaxir.runtime.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
 
 M = TypeVar("M", bound=nnx.Module)
-# How much of a block the backward pass makes anew: nothing, all but matrix products and gathered weights, all
-# but matrix products, or all; "auto" is for training to choose, and nothing until it has.
+# The part of a block that the backward pass recomputes: nothing (False), all but matrix products and gathered
+# weights, all but matrix products, or all (True). With "auto" training chooses, and nothing is recomputed
+# until then.
 Remat = bool | Literal["weights", "products", "auto"]
-# The name of what fused attention gives, as large as what a product gives: kept, it runs once.
+# The checkpoint name of the results of fused attention: kept like those of products, so that it runs once.
 FUSED = "fused_attention"
 
 
@@ -36,8 +37,8 @@ def _products_and(*names: str) -> Callable[..., bool]:
     )
 
 
-# What `jax.checkpoint` keeps beside the inputs of a block, most of it first. Products of two activations,
-# those of attention, are no parameters' and grow with the square of the length: they are not kept.
+# Intermediate values that `jax.checkpoint` keeps of a block. Products of two activations (in attention) grow
+# with the square of the length, and are not kept.
 POLICIES: dict[Remat, Callable[..., bool]] = {
     "weights": _products_and(FUSED, GATHERED),
     "products": _products_and(FUSED),
@@ -50,6 +51,9 @@ def normal(stddev: float) -> nnx.Initializer:
     return nnx.initializers.normal(stddev, dtype=jnp.float32)
 
 
+NORMAL = normal(0.02)  # the initializer of BERT
+
+
 def param(value: jax.Array, *axes: str | None) -> nnx.Param:
     """Makes a parameter whose dimensions are named `axes`."""
     if value.ndim != len(axes):
@@ -58,7 +62,7 @@ def param(value: jax.Array, *axes: str | None) -> nnx.Param:
 
 
 def size_of(module: nnx.Module) -> str:
-    """Returns how many parameters a module has, for people: "22.7M parameters"."""
+    """Returns the number of parameters of a module as text: "22.7M parameters"."""
     count = sum(x.size for x in jax.tree.leaves(nnx.state(module, nnx.Param)))
     for unit, least in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= least:
@@ -67,7 +71,7 @@ def size_of(module: nnx.Module) -> str:
 
 
 class Summarised(nnx.Module):
-    """A module with a `config`: it shows the config's `summary` and its size, where nnx shows every array."""
+    """A module with a `config`; its repr is the config's `summary` and the size, not every array."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config.summary}, {size_of(self)})"
@@ -75,10 +79,10 @@ class Summarised(nnx.Module):
     __str__ = __repr__
 
 
-def not_of(module: nnx.Module, kind: type[nnx.Variable]) -> str | None:
-    """Returns what a module holds first that is no `kind` of variable: "'scale' (a plain array)", say."""
+def unexpected_array(module: nnx.Module, kind: type[nnx.Variable]) -> str | None:
+    """Returns the first variable or array of a module that is no `kind`: "'scale' (a plain array)"."""
     for path, node in nnx.iter_graph(module):
-        # Not the state: while JAX traces, Flax has plain arrays among what is fixed.
+        # nnx.state would not show plain arrays, which Flax treats as static during a trace.
         for name, x in {} if is_variable(node) else getattr(node, "__dict__", {}).items():
             if isinstance(x, jax.Array | np.ndarray) or (is_variable(x) and not isinstance(x, kind)):
                 what = type(x).__name__ if is_variable(x) else "a plain array"
@@ -86,21 +90,21 @@ def not_of(module: nnx.Module, kind: type[nnx.Variable]) -> str | None:
     return None
 
 
-def of_shapes(module: nnx.Module) -> bool:
-    """Whether a module's parameters are but shapes, as in a plan."""
+def is_abstract(module: nnx.Module) -> bool:
+    """Whether a module's parameters are only shapes, as in a plan."""
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
 
-def copy_of(module: M) -> M:
-    """Returns a module with arrays of its own, which lie as the module's do; of shapes, zeros of these."""
+def copy_module(module: M) -> M:
+    """Returns a module with its own copies of the arrays, on the same devices; for shapes, zeros."""
     graphdef, state = nnx.split(module)
-    if of_shapes(module):
+    if is_abstract(module):
         return nnx.merge(graphdef, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state))
     return nnx.merge(graphdef, jax.jit(lambda state: jax.tree.map(jnp.copy, state))(state))
 
 
 def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
-    """Returns the value of a parameter in `dtype`, as computing wants it; see `gather_weight`.
+    """Returns the value of a parameter in `dtype`, gathered for computation; see `gather_weight`.
 
     A parameter of a stack that is being scanned is one layer of it, without the axis "layers".
     """
@@ -115,14 +119,14 @@ def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
     return value
 
 
-# Weights that are whole already, by parameter and type; with the parameter, that its id be not used again.
-# XLA does not join the gathers of two towers by itself: without this a step gathers nearly twice as much.
+# Gathered weights, by id of the parameter and type. The value includes the parameter, so that its id is not
+# reused. XLA does not merge the gathers of two towers: without this a step gathers nearly twice as much.
 _GATHERED: contextvars.ContextVar[dict | None] = contextvars.ContextVar("gathered", default=None)
 
 
 @contextlib.contextmanager
 def gather_once() -> Iterator[None]:
-    """Has `weight` gather each parameter once while in force: for what several batches go through in turn."""
+    """Makes `weight` gather each parameter once, for batches that pass a block one after the other."""
     token = _GATHERED.set({})
     try:
         yield
@@ -147,7 +151,6 @@ def param_shardings(state: nnx.State, partitioner: Partitioner) -> nnx.State:
 
 
 def is_variable(x: Any) -> bool:
-    """Whether `x` is one, for `is_leaf` of JAX's trees."""
     return isinstance(x, nnx.Variable)
 
 
@@ -163,14 +166,8 @@ def affine(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array
 class Linear(nnx.Module):
     """x W + b over the last dimension.
 
-    Args:
-      in_features: I.
-      out_features: O.
-      axes: logical names of the kernel's two dimensions.
-      use_bias: whether there is a b.
-      dtype: the type of the matrix product and of the result.
-      init: initializer of the kernel [I, O]; the bias starts at zero.
-      rngs: source of the `params` key.
+    `axes` are the logical names of the dimensions of W [I, O]; `dtype` is the type of product and result. b
+    starts at 0.
     """
 
     def __init__(
@@ -179,9 +176,9 @@ class Linear(nnx.Module):
         out_features: int,
         *,
         axes: tuple[str | None, str | None],
-        use_bias: bool,
+        use_bias: bool = True,
         dtype: str,
-        init: nnx.Initializer,
+        init: nnx.Initializer = NORMAL,
         rngs: nnx.Rngs,
     ):
         self.kernel = param(init(rngs.params(), (in_features, out_features)), *axes)
@@ -190,16 +187,15 @@ class Linear(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        """Maps x [..., I] to [..., O]."""
         kernel = weight(self.kernel, self.dtype)
-        # One matrix product over all rows: CPU backends run [B * L, I] 3-6 % quicker than [B, L, I].
+        # One matrix product over all rows: CPUs compute [B * L, I] 3-6 % faster than [B, L, I].
         x2d = x.astype(self.dtype).reshape(-1, x.shape[-1])
         y = affine(x2d, kernel, None if self.bias is None else weight(self.bias, self.dtype))
         return y.reshape(*x.shape[:-1], kernel.shape[1])
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalisation with scale and maybe bias (Ba et al. 2016), computed in float32."""
+    """Layer normalisation with scale and optional bias (Ba et al. 2016), computed in float32."""
 
     def __init__(self, features: int, *, epsilon: float, dtype: str, use_bias: bool = True):
         self.scale = param(jnp.ones((features,), jnp.float32), "embed")
@@ -208,7 +204,6 @@ class LayerNorm(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:
-        """Normalises the last dimension of x [B, L, E]."""
         x = x.astype(jnp.float32)
         centred = x - x.mean(-1, keepdims=True)
         variance = jnp.square(centred).mean(-1, keepdims=True)
@@ -218,7 +213,7 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """T5's norm: x / rms(x) * scale in float32, with neither mean nor bias (Zhang & Sennrich 2019)."""
+    """T5's norm: x / rms(x) * scale in float32, without mean and bias (Zhang & Sennrich 2019)."""
 
     def __init__(self, features: int, *, epsilon: float, dtype: str):
         self.scale = param(jnp.ones((features,), jnp.float32), "embed")
@@ -226,7 +221,6 @@ class RMSNorm(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:
-        """Normalises the last dimension of x [B, L, E]."""
         x = x.astype(jnp.float32)
         y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
         return (y * weight(self.scale)[None, None]).astype(self.dtype)
@@ -242,7 +236,7 @@ class Embedding(nnx.Module):
         *,
         axis: str | None,
         dtype: str,
-        init: nnx.Initializer,
+        init: nnx.Initializer = NORMAL,
         rngs: nnx.Rngs,
     ):
         self.embedding = param(init(rngs.params(), (num, features)), axis, "embed")
@@ -250,7 +244,7 @@ class Embedding(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape E"]:
-        """Looks up ids [...]; an id outside the table gives NaN, which no later step can hide.
+        """Looks up ids [...]; an id outside the table gives NaN, so that the error is not hidden.
 
         In a table of tokens (axis "vocab") `features.PADDING_TOKEN` reads row 0.
         """
@@ -259,8 +253,8 @@ class Embedding(nnx.Module):
         return look_up(self.embedding[...], rows, axes, self.dtype)
 
     def together(self, ids: Sequence[jax.Array]) -> list[jax.Array]:
-        """Looks up batches of ids [B, L]: their gradients are added up before they travel."""
-        if len(ids) == 1:  # of any number of rows, as exported programs have them
+        """Looks up several batches of ids [B, L]; their gradients are summed before they travel."""
+        if len(ids) == 1:  # exported programs have a symbolic number of rows
             return [self(ids[0])]
         rows = min(len(batch) for batch in ids)
         if any(len(batch) % rows for batch in ids):
@@ -273,19 +267,15 @@ class Embedding(nnx.Module):
 
 
 def table_rows(ids: jax.Array) -> jax.Array:
-    """Returns the row of the token table that each of `ids` [...] reads: row 0 for a text's padding token."""
+    """Returns the row of the token table for each of `ids` [...]: row 0 for `PADDING_TOKEN`."""
     return jnp.where(ids == PADDING_TOKEN, 0, ids)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, same_along: int | None = None) -> jax.Array:
-    """Zeroes each element with probability `rate` and divides the rest by 1 - rate; off without a key.
+    """Zeroes each element of x with probability `rate` and divides the rest by 1 - rate; off without a key.
 
-    Args:
-      x: any array.
-      rate: probability with which an element is dropped, rounded to 2^-24.
-      key: randomness; None turns dropout off.
-      same_along: a dimension along which all elements share their fate, and one random number: with 1 a
-        feature of x [B, L, E] is dropped from all positions of a text or from none.
+    `rate` is rounded to 2^-24. All elements along dimension `same_along` share one random number: with 1 a
+    feature of x [B, L, E] is dropped from all positions of a text or from none.
     """
     if key is None or rate == 0.0:
         return x
@@ -297,7 +287,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, same_along: int
 
 
 def split_key(key: jax.Array | None, num: int) -> Sequence[Any]:
-    """Returns `num` independent keys, or as many times None where dropout is off."""
+    """Returns `num` independent keys, or `num` times None if dropout is off."""
     return [None] * num if key is None else jax.random.split(key, num)
 
 
@@ -317,7 +307,7 @@ def make_stack(make_block: Callable[[nnx.Rngs], nnx.Module], num: int, *, scan: 
 
 
 def unstacked(blocks: Any) -> list[nnx.Module]:
-    """Returns the blocks that `make_stack` made one by one, those of a scanned stack too."""
+    """Returns the blocks of `make_stack` as a list, also those of a scanned stack."""
     if isinstance(blocks, nnx.List):
         return list(blocks)
     graphdef, stacked = nnx.split(blocks)
@@ -337,19 +327,19 @@ def run_stack(
 ) -> list[Float[Array, "B L E"]]:
     """Runs batches x [B, L, E] through the blocks that `make_stack` made.
 
-    Each is called as x = block(x, *args, *(a[layer] for a in per_layer), key=own key).
-
-    They go side by side, block by block, so that a block's weights are gathered once for all of them.
+    Each block is called as x = block(x, *args, *(a[layer] for a in per_layer), key=own key). All batches pass
+    a block before the next one, so that its weights are gathered once.
 
     Args:
-      blocks: a list of blocks, or one block of stacked parameters, which `jax.lax.scan` walks: the compiled
-        program then holds one block, whatever the depth.
+      blocks: a list, or one block of stacked parameters for `jax.lax.scan`, so that the program has one
+        block.
       xs: inputs of the first block.
-      args: of each batch, given to each block as they are.
-      remat: what the backward pass computes anew (jax.checkpoint); else all that a block makes is kept.
-      keys: of each batch, split into one key for each block; None turns dropout off.
-      per_layer: arrays [layers, ...] of what differs from block to block and is not learnt: a window, say.
-      span: which of the blocks; each has the key that it has among all of them.
+      args: for each batch, further arguments of every block.
+      remat: what the backward pass recomputes (jax.checkpoint).
+      keys: for each batch a dropout key, which is split into one key for each block; None turns dropout off.
+      per_layer: arrays [layers, ...] of values that differ between blocks and are not trained, such as a
+        window.
+      span: which of the blocks; each has the key that it has among all blocks.
     """
     scan = not isinstance(blocks, nnx.List)
     num = len(jax.tree.leaves(nnx.state(blocks))[0]) if scan else len(blocks)

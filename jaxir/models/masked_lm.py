@@ -1,4 +1,4 @@
-"""Masked language models: an encoder, and the head that makes words of its vectors (Devlin et al. 2019)."""
+"""Masked language models: an encoder and a head that predicts tokens (Devlin et al. 2019)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jaxir.models.backbones import BackboneConfig, make_encoder
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLMConfig:
-    """What a masked language model is made of.
+    """The components of a masked language model.
 
     Attributes:
       backbone: its encoder.
-      activation: of the head's dense layer, a name of `activations.ACTIVATIONS`.
+      activation: of the head's dense layer, a name in `activations.ACTIVATIONS`.
       norm_epsilon: epsilon of the head's norm.
     """
 
@@ -29,48 +29,33 @@ class MaskedLMConfig:
     norm_epsilon: float = 1e-12
 
     def make(self, *, rngs: nnx.Rngs) -> MaskedLanguageModel:
-        """Makes the model, with random parameters."""
         return MaskedLanguageModel(self, rngs=rngs)
 
     def make_head(self, *, rngs: nnx.Rngs) -> MaskedLMHead:
-        """Makes the head alone."""
         return MaskedLMHead(self, rngs=rngs)
 
 
 class MaskedLMHead(nnx.Module):
-    """A dense layer, an activation and a norm; logits are its products with the token vectors, and a bias.
+    """A dense layer, an activation and a norm. Logits are products with the token vectors, plus `bias` [V].
 
-    Args:
-      config: of the model that it is the head of.
-      rngs: source of the `params` key; the kernel starts from N(0, 0.02^2).
-
-    Attributes:
-      bias: [V].
+    The kernel starts from N(0, 0.02^2).
     """
 
     def __init__(self, config: MaskedLMConfig, *, rngs: nnx.Rngs):
         backbone = config.backbone
         width, dtype = backbone.embed_dim, backbone.dtype
         self.activation = config.activation
-        how = {"axes": ("embed", None), "use_bias": True, "dtype": dtype, "init": layers.normal(0.02)}
-        self.dense = layers.Linear(width, width, **how, rngs=rngs)
+        self.dense = layers.Linear(width, width, axes=("embed", None), dtype=dtype, rngs=rngs)
         self.norm = layers.LayerNorm(width, epsilon=config.norm_epsilon, dtype=dtype)
         self.bias = layers.param(jnp.zeros((backbone.vocab_size,), jnp.float32), "vocab")
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:
-        """Returns what [B, L, E] are multiplied with the token vectors as."""
+        """Returns the vectors [B, L, E] to multiply with the token vectors."""
         return self.norm(activations.ACTIVATIONS[self.activation](self.dense(x)))
 
 
 class MaskedLanguageModel(nnx.Module):
-    """An encoder and its head.
-
-    Args:
-      config: what it is made of.
-      rngs: source of the `params` key.
-    """
-
     def __init__(self, config: MaskedLMConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.encoder = make_encoder(config.backbone, rngs=rngs)
@@ -84,13 +69,7 @@ class MaskedLanguageModel(nnx.Module):
         places: Int[Array, "B P"] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B P V"]:
-        """Returns the logits [B, P, V], float32, of the tokens at places of `ids`.
-
-        Args:
-          ids: [B, L], 0 is padding, on the right.
-          places: [B, P]; None: all L.
-          key: key of dropout; None turns it off.
-        """
+        """Returns the logits, float32, of the tokens at `places`; None: at all positions."""
         hidden = self.encoder(ids, key=key)
         if places is not None:
             hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)
@@ -102,6 +81,6 @@ class MaskedLanguageModel(nnx.Module):
     def most_likely(
         self, ids: jax.Array, *, places: jax.Array | None = None, key: jax.Array | None = None
     ) -> jax.Array:
-        """Returns the most likely token, never padding, at each of the places: int32 [B, P]."""
+        """Returns the most likely token, never padding, at each of the positions: int32 [B, P]."""
         logits = jax.lax.stop_gradient(self(ids, places=places, key=key))
         return logits.at[..., 0].set(-jnp.inf).argmax(-1).astype(jnp.int32)

@@ -1,8 +1,8 @@
 """ModernBERT encoders (Warner et al. 2024, arXiv:2412.13663).
 
-Pre-norm blocks without biases, RoPE, gated feed-forward layers. Every third block attends to all of a text,
-the others to what is near. The first block's attention reads the embeddings as they are, for these are
-normalised: it lacks a parameter that the others have, so it stands before the stack.
+Pre-norm blocks without biases, RoPE, gated feed-forward layers. Every third block attends to the whole text,
+the others to a window. The first block has no attention norm, because the embeddings are normalised. It lacks
+a parameter of the others, so it is not part of the stack.
 """
 
 import dataclasses
@@ -23,7 +23,6 @@ from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead
 
 
 def _block(ours: str, theirs: str) -> dict[str | tuple[str, ...], str]:
-    """Returns the table of a block's weights but the norm that the first one lacks."""
     return {
         tuple(f"{ours}.attention.{name}" for name in ("query", "key", "value")): f"{theirs}.attn.Wqkv",
         f"{ours}.attention.out": f"{theirs}.attn.Wo",
@@ -51,20 +50,20 @@ def _layer_types(num_layers: int, every: int) -> list[str]:
 
 
 def _read_layers(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
-    """Reads which layers are local and RoPE's bases, as transformers 5 or 4 says them."""
+    """Reads which layers are local and the bases of RoPE, in the form of transformers 5 or 4."""
     every, num = content.get(_EVERY, 3), content["num_hidden_layers"]
     types = content.get("layer_types")
     if types is not None:
         every = next((i for i, kind in enumerate(types) if i and kind == _GLOBAL), num)
         if types != _layer_types(num, every):
-            raise ValueError(f"layer_types are not {_GLOBAL} every {every} layers, from the first on")
+            raise ValueError(f"layer_types must be {_GLOBAL} every {every} layers, from the first layer on")
     bases = {}
     for kind, (name, default) in _BASES.items():
         rope = (content.get("rope_parameters") or {}).get(kind) or {}
         if rope.get("rope_type", "default") != "default" or content.get("rope_scaling"):
             raise ValueError("RoPE is supported without scaling only")
         base = rope.get("rope_theta", content.get(name, default))
-        # transformers 4: without a base of their own local layers have the global one.
+        # In transformers 4 local layers without a base have the global one.
         bases[kind] = bases[_GLOBAL] if kind == _LOCAL and base is None else float(base)
     return {"global_every": every, "global_rope_base": bases[_GLOBAL], "local_rope_base": bases[_LOCAL]}
 
@@ -130,19 +129,20 @@ class ModernBertConfig(BackboneConfig):
       num_heads: heads of attention, each of E / num_heads dimensions.
       mlp_dim: units of the feed-forward layer.
       max_positions: the longest input, in tokens.
-      global_every: of so many blocks the first attends to the whole text.
-      local_attention: the width of the window of the others, in tokens: half of it on each side.
-      global_rope_base: base of RoPE's angles where attention is global.
-      local_rope_base: where it is local.
+      global_every: the first of every so many blocks attends to the whole text.
+      local_attention: width of the window of the other blocks, in tokens: half of it on each side.
+      global_rope_base: base of RoPE's angles in global attention.
+      local_rope_base: base of RoPE's angles in local attention.
       layer_norm_epsilon: epsilon of every norm.
       activation: of the feed-forward layer; a second linear map multiplies it.
       embedding_dropout_rate: dropout of embeddings.
-      attention_dropout_rate: dropout of attention weights and of what attention adds.
+      attention_dropout_rate: dropout of attention weights and of attention's output.
       mlp_dropout_rate: dropout of feed-forward units.
       dtype, remat, scan_layers: see `BackboneConfig`; the first block is not stacked.
     """
 
     kind: ClassVar[str] = "modernbert"
+    title: ClassVar[str] = "ModernBERT"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_FOLDER,)
     vocab_size: Size = 50368
@@ -171,20 +171,13 @@ class ModernBertConfig(BackboneConfig):
                 " pairs of dimensions"
             )
         if self.num_layers < 2:
-            raise ValueError("num_layers is 1: the first block stands before the stack, which would be empty")
-
-    @property
-    def summary(self) -> str:
-        """What it is, in a few words."""
-        return f"ModernBERT, {self.num_layers} layers x {self.embed_dim}"
+            raise ValueError("num_layers must be at least 2, not 1: the first block is not part of the stack")
 
     @property
     def head_dim(self) -> int:
-        """Dimensions of a head."""
         return self.embed_dim // self.num_heads
 
     def make(self, *, rngs: nnx.Rngs) -> "ModernBert":
-        """Makes the encoder, with random parameters."""
         return ModernBert(self, rngs=rngs)
 
 
@@ -200,21 +193,14 @@ backbones.PUBLISHED.update(PUBLISHED)
 class ModernBert(Encoder):
     """A ModernBERT encoder.
 
-    Args:
-      config: its shape.
-      rngs: source of the `params` key; weights start from N(0, 0.02^2), those whose results are added to the
-        residual stream from a deviation sqrt(2 num_layers) times smaller.
+    Weights start from N(0, 0.02^2), those that write to the residual stream from a deviation sqrt(2
+    num_layers) times smaller.
     """
 
     def __init__(self, config: ModernBertConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.token = layers.Embedding(
-            config.vocab_size,
-            config.embed_dim,
-            axis="vocab",
-            dtype=config.dtype,
-            init=layers.normal(0.02),
-            rngs=rngs,
+            config.vocab_size, config.embed_dim, axis="vocab", dtype=config.dtype, rngs=rngs
         )
         self.token_norm, self.norm = _norm(config), _norm(config)
         self.first = _block(config, first=True, rngs=rngs)
@@ -231,7 +217,6 @@ class ModernBert(Encoder):
         keys: Sequence[jax.Array | None],
         edits: Sequence[Edit | None] | None = None,
     ) -> list[jax.Array]:
-        """Encodes batches of token ids; see `Encoder.together`."""
         config = self.config
         longest = max(batch.shape[1] for batch in ids)
         if longest > config.max_positions:
@@ -273,8 +258,6 @@ def _norm(config: ModernBertConfig) -> layers.LayerNorm:
 
 
 class _Block(PreNormBlock):
-    """A block whose attention has a window and RoPE of its own."""
-
     def attend(
         self,
         x: jax.Array,
@@ -284,7 +267,6 @@ class _Block(PreNormBlock):
         *,
         key: jax.Array | None,
     ) -> jax.Array:
-        """Attends to what is at most `window` away."""
         return self.attention(x, mask, window=window, frequencies=frequencies, key=key)
 
 

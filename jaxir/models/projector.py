@@ -1,4 +1,4 @@
-"""The layers between a vector and the loss that trains it, which are thrown away (Chen et al. 2020)."""
+"""Layers between a vector and its training loss, which are discarded afterwards (Chen et al. 2020)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ from jaxir.models import layers
 class BatchNormProjector(nnx.Module):
     """D -> 2 D, BatchNorm, ReLU, D, BatchNorm without scale and bias (Chuang 2024, appendix A.1).
 
-    A batch's mean and variance are those of all of its rows, over all devices. They are averaged, by .9 to
-    .1, into what evaluation takes.
-
-    Args:
-      width: D.
-      rngs: source of the `params` key; kernels start from N(0, 0.02^2).
+    Mean and variance are those of the whole batch, over all devices. Evaluation uses their running averages
+    (momentum 0.9). Kernels start from N(0, 0.02^2).
     """
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
-        how = {"use_bias": False, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
+        how = {"use_bias": False, "dtype": "float32", "rngs": rngs}
         self.inner = layers.Linear(width, 2 * width, axes=("embed", "mlp"), **how)
         self.outer = layers.Linear(2 * width, width, axes=("mlp", "embed"), **how)
         of_batch = {"momentum": 0.9, "epsilon": 1e-5, "use_fast_variance": False, "rngs": rngs}
@@ -32,25 +28,17 @@ class BatchNormProjector(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float32[Array, "*rows D"], *, training: bool) -> Float32[Array, "*rows D"]:
-        """Maps the vectors [..., D] of a batch."""
         how = {"use_running_average": not training}
         hidden = jax.nn.relu(self.inner_norm(self.inner(x), **how))
         return self.outer_norm(self.outer(hidden), **how)
 
 
 class TanhProjector(nnx.Module):
-    """BERT's pooler: one dense layer and tanh, D -> D; SimCSE's.
-
-    Args:
-      width: D.
-      rngs: source of the `params` key; the kernel starts from N(0, 0.02^2).
-    """
+    """BERT's pooler, as in SimCSE: one dense layer and tanh, D -> D. The kernel starts from N(0, 0.02^2)."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
-        how = {"use_bias": True, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
-        self.dense = layers.Linear(width, width, axes=("embed", None), **how)
+        self.dense = layers.Linear(width, width, axes=("embed", None), dtype="float32", rngs=rngs)
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float32[Array, "*rows D"], *, training: bool) -> Float32[Array, "*rows D"]:
-        """Maps the vectors [..., D] of a batch."""
         return jnp.tanh(self.dense(x))

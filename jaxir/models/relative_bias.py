@@ -13,15 +13,10 @@ from jaxir.runtime.partitioning import constrain
 
 
 class RelativeBias(nnx.Module):
-    """A learnt number for each head and bucket of distances, added to attention logits.
+    """A trained number for each head and bucket of distances, added to attention logits.
 
-    Args:
-      num_heads: H.
-      num_buckets: how many buckets of distances there are.
-      max_distance: distance, in tokens, from which on all share the last bucket.
-      bidirectional: whether half of the buckets are for keys after the query; without, none are.
-      stddev: of the initial numbers.
-      rngs: source of the `params` key.
+    `max_distance` is the distance, in tokens, from which on all share the last bucket. If `bidirectional`,
+    half of the buckets are for keys after the query, otherwise none.
     """
 
     def __init__(
@@ -39,7 +34,7 @@ class RelativeBias(nnx.Module):
         self.max_distance, self.bidirectional = max_distance, bidirectional
 
     def __call__(self, length: int) -> jax.Array:
-        """Returns the biases [1, H, L, L], float32: row for the query's position, column for the key's."""
+        """Returns the biases [1, H, L, L], float32: rows are query positions, columns key positions."""
         positions = jnp.arange(length)
         return self.between(positions, positions)
 
@@ -52,7 +47,7 @@ class RelativeBias(nnx.Module):
             max_distance=self.max_distance,
             bidirectional=self.bidirectional,
         )
-        # A product with one-hot vectors: its gradient is one too; a lookup's adds H L L numbers to few rows.
+        # A product with one-hot vectors, because the gradient of a lookup adds H L L numbers to few rows.
         chosen = jax.nn.one_hot(buckets, num_buckets, axis=0, dtype=jnp.float32)
         bias = jnp.einsum(
             "HN,NTS->HTS", layers.weight(self.embedding), chosen, precision=jax.lax.Precision.HIGHEST
@@ -66,14 +61,14 @@ def relative_buckets(
 ) -> Int[Array, "T S"]:
     """Returns the bucket of each distance (key position - query position).
 
-    Half of the buckets are for keys after the query; unless `bidirectional`, all are for those before it and
-    for itself. Of each side's, the first half hold one distance each, the others ranges whose bounds grow
-    geometrically up to `max_distance`; farther ones fall into the last.
+    If `bidirectional`, half of the buckets are for keys after the query; otherwise such keys share bucket 0.
+    On each side the first half of the buckets hold one distance each, the others ranges that grow
+    geometrically up to `max_distance`. Larger distances share the last bucket.
     """
     side = num_buckets // 2 if bidirectional else num_buckets
     exact = side // 2
     growth = (max_distance / exact) ** (1 / (side - exact))
-    # Whole bounds: where one is a power of two the original formula's logarithm could round either way.
+    # Integer bounds, because the logarithm of the original formula could round either way at powers of two.
     bounds = jnp.array([math.ceil(exact * growth**i - 1e-6) for i in range(1, side - exact)], jnp.int32)
     size = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
     large = exact + (size[..., None] >= bounds[None, None]).sum(-1, dtype=size.dtype)

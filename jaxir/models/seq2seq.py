@@ -1,7 +1,7 @@
 """Generators of text: an encoder reads a source, a decoder writes a target (Raffel et al. 2020).
 
-A source may be several passages, as in Fusion-in-Decoder (Izacard & Grave 2021, section 3.2): the encoder
-reads each by itself, and the decoder attends to what it makes of all of them, one after the other.
+A source may be several passages, as in Fusion-in-Decoder (Izacard & Grave 2021, section 3.2). The encoder
+reads each separately, and the decoder attends to their concatenated outputs.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from jaxir.models.t5 import T5Config
 from jaxir.models.t5_decoder import Memory, T5Decoder
 from jaxir.runtime.partitioning import constrain
 
-START = 0  # what a target begins after: T5's padding
+START = 0  # the token before a target, T5's padding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Seq2SeqConfig:
-    """What a generator is made of.
+    """The components of a generator.
 
     Attributes:
-      backbone: the encoder, whose width, heads and feed-forward layers the decoder has too.
+      backbone: the encoder; the decoder has the same width, heads and feed-forward layers.
       num_decoder_layers: blocks of the decoder.
-      tied: whether logits are products with the token vectors (T5 1.0) or with a table of their own (1.1,
+      tied: whether logits are products with the token vectors (T5 1.0) or with a separate table (1.1,
         LM-adapted, T0, Flan).
-      scaled: whether what is multiplied with them is scaled by E^-1/2 (1.0).
+      scaled: whether the decoder's output is scaled by E^-1/2 before that product (1.0).
       eos_id: the token that ends a target.
     """
 
@@ -48,25 +48,18 @@ class Seq2SeqConfig:
 
     def __post_init__(self):
         if self.scaled and not self.tied:
-            raise ValueError("scaled=True is of T5 1.0, whose tables are tied: set tied=True")
+            raise ValueError("scaled=True needs tied=True, as in T5 1.0")
 
     @property
     def summary(self) -> str:
-        """What it is, in a few words."""
         return f"{self.backbone.summary}, a decoder of {self.num_decoder_layers} layers"
 
     def make(self, *, rngs: nnx.Rngs) -> Seq2SeqModel:
-        """Makes the model."""
         return Seq2SeqModel(self, rngs=rngs)
 
 
 class Seq2SeqModel(layers.Summarised):
-    """An encoder, a decoder over the same token vectors, and logits.
-
-    Args:
-      config: what it is made of.
-      rngs: source of the `params` key.
-    """
+    """An encoder and a decoder over the same token vectors, and logits."""
 
     def __init__(self, config: Seq2SeqConfig, *, rngs: nnx.Rngs):
         backbone = config.backbone
@@ -98,15 +91,10 @@ class Seq2SeqModel(layers.Summarised):
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T E"]:
-        """Reads sources and, of the targets, at each place those tokens that stand before it.
+        """Reads sources, and at each position the tokens of the target before it.
 
-        Args:
-          source_ids: [B, S], 0 is padding, on the right; or [B, P, S], P passages of each.
-          target_ids: [B, T], likewise; the last token is not read.
-          key: key of dropout; None turns it off.
-
-        Returns:
-          [B, T, E] in the backbone's dtype; with `output_table` the logits of each token of the target.
+        0 is padding, on the right. Sources are [B, S], or [B, P, S] for P passages. Products of the result
+        with `output_table` are the logits of each target token.
         """
         encoding, decoding = layers.split_key(key, 2)
         memory, mask = self._read(source_ids, encoding)
@@ -121,39 +109,30 @@ class Seq2SeqModel(layers.Summarised):
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T V"]:
-        """Returns the logits of each token of the targets, float32 [B, T, V]; arguments as of `predict`."""
+        """Returns the logits of each target token, float32 [B, T, V]; arguments as of `predict`."""
         return self._logits(self.predict(source_ids, target_ids, key=key))
 
     def remember(self, source_ids: jax.Array) -> Memory:
-        """Reads sources [B, S] or [B, P, S], as `predict`: all that decoding needs to know of them."""
+        """Encodes sources [B, S] or [B, P, S] for decoding."""
         return self.decoder.remember(*self._read(source_ids))
 
     def next_logits(
         self, ids: jax.Array, caches: tuple[Cache, ...], memory: Memory
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
-        """Reads the next token of N outputs.
+        """Reads the next token of N outputs: returns the logits [N, V] of the following one, and the caches.
 
-        Args:
-          ids: [N], START at first.
-          caches: from `decoder.empty_caches`, then from the call before.
-          memory: of B sources; output n is of source n // (N / B).
-
-        Returns:
-          The logits of the token after it, float32 [N, V], and the caches.
+        `ids` are START at first, `caches` those of `decoder.empty_caches`. With a `memory` of B sources,
+        output n belongs to source n // (N / B).
         """
         x, caches = self.decoder.extend(self.encoder.token(ids[:, None]), caches, memory)
         return constrain(self._logits(self._scaled(x))[:, 0], ("batch", "vocab")), caches
 
     def generate(self, source_ids: jax.Array, how: Decoding) -> jax.Array:
-        """Writes outputs. What is drawn for a source depends on it and on the seed alone, not on its batch.
+        """Generates outputs of sources [B, S] or [B, P, S].
 
-        Args:
-          source_ids: [B, S] or [B, P, S], as of `predict`.
-          how: see `Decoding`.
-
-        Returns:
-          int32 [B, how.num_outputs, how.max_new_tokens], 0 after the end; of a row of padding alone, zeros.
-          Where logits are not finite, `decoding.FAULT`.
+        Returns int32 [B, how.num_outputs, how.max_new_tokens], 0 after the end, zeros for a row of padding,
+        and `decoding.FAULT` where logits are not finite. Samples depend on the source and the seed only, not
+        on the batch.
         """
         rows = len(source_ids)
         none = (source_ids == 0).reshape(rows, -1).all(1)
@@ -173,9 +152,9 @@ class Seq2SeqModel(layers.Summarised):
         return tokens.reshape(rows, each, -1)
 
     def _read(self, source_ids: jax.Array, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-        """Returns what the encoder makes of sources [B, (P,) S], [B, P S, E], and its mask [B, P S]."""
+        """Returns the output [B, P S, E] of the encoder for sources [B, (P,) S], and its mask [B, P S]."""
         rows, *_, length = source_ids.shape
-        # [B, P, S] is [B P, S]: rows stay on their devices.
+        # [B P, S] keeps rows on their devices.
         memory = self.encoder(constrain(source_ids.reshape(-1, length), ("batch", "length")), key=key)
         memory = layers.constrain_activation(memory.reshape(rows, -1, memory.shape[-1]))
         return memory, (source_ids != 0).reshape(rows, -1)
@@ -188,10 +167,10 @@ class Seq2SeqModel(layers.Summarised):
 
 
 def _keys(source_ids: jax.Array, seed: int, num: int) -> jax.Array:
-    """Returns `num` keys for each of the sources [B, (P,) S], made of its tokens alone: [B num]."""
+    """Returns `num` keys [B num] for each of the sources [B, (P,) S], by its tokens and the seed."""
 
     def number(x: jax.Array) -> jax.Array:
-        """Returns a polynomial modulo 2^32 of numbers along the last axis; zeros at the end add nothing."""
+        """Returns a polynomial hash modulo 2^32 along the last axis; zeros at the end add nothing."""
         powers = jnp.cumprod(jnp.full(x.shape[-1:], 0x9E3779B1, jnp.uint32))
         return (x.astype(jnp.uint32) * jnp.broadcast_to(powers, x.shape)).sum(-1, dtype=jnp.uint32)
 

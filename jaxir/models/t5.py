@@ -1,11 +1,11 @@
 """T5 encoders, versions 1.0 and 1.1 (Raffel et al. 2020).
 
-Pre-norm blocks with RMS norms and no biases, no absolute positions: all blocks share one table of relative
-position biases. Attention logits are not divided by sqrt(K): the initialisation is scaled instead.
+Pre-norm blocks with RMS norms, without biases and absolute positions: all blocks share one table of relative
+position biases. Attention logits are not divided by sqrt(K); the initialisation is scaled instead.
 
-Dropout is T5X's (t5x/examples/t5/layers.py, network.py): a feature is dropped from all positions of a text or
-from none, and an attention weight for all queries or for none. A number is drawn for each text and feature
-instead of one for each element, which by the TPU compiler's account would be the largest cost of a step.
+Dropout is that of T5X (t5x/examples/t5/layers.py, network.py): a feature is dropped from all positions of a
+text or from none, an attention weight for all queries or for none. This needs a random number for each text
+and feature instead of one for each element, which the TPU compiler estimates as the largest cost of a step.
 """
 
 import dataclasses
@@ -50,11 +50,11 @@ def _weights(config: "T5Config") -> Weights:
 
 def _read_feed_forward(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
     default = "gated-gelu" if content["model_type"] == "mt5" else "relu"
-    said = content.get("feed_forward_proj", default)
-    gated, name = said.startswith("gated-"), said.removeprefix("gated-")
+    name = content.get("feed_forward_proj", default)
+    gated, name = name.startswith("gated-"), name.removeprefix("gated-")
     if name not in ACTIVATIONS:
-        raise ValueError(f"activation {name!r} is not supported; there are {', '.join(ACTIVATIONS)}")
-    # "gated-gelu" has always meant the tanh approximation, "gelu" alone never did.
+        raise ValueError(f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    # "gated-gelu" means the tanh approximation, "gelu" alone does not.
     return {"gated": gated, "activation": "gelu_tanh" if gated and name == "gelu" else ACTIVATIONS[name]}
 
 
@@ -84,7 +84,7 @@ _T5 = HuggingFace(
     written={"is_encoder_decoder": False, "use_cache": False, "eos_token_id": 1},
     read_more=_read_feed_forward,
     write_more=_write_feed_forward,
-    # One table under several names. (In T5 1.1 lm_head's is another.)
+    # One table under several names. (In T5 1.1 lm_head has its own table.)
     aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")},
     left_out=("decoder.", "encoder.embed_tokens.", "lm_head", "classifier."),
     begins=False,
@@ -110,11 +110,12 @@ class T5Config(BackboneConfig):
       relative_max_distance: distance, in tokens, from which on all share the last bucket.
       layer_norm_epsilon: epsilon of every norm.
       dropout_rate: dropout of embeddings, attention weights, feed-forward units, sublayers' outputs and the
-        result, with masks that all positions of a text share.
+        result; all positions of a text share a mask.
       dtype, remat, scan_layers: see `BackboneConfig`.
     """
 
     kind: ClassVar[str] = "t5"
+    title: ClassVar[str] = "T5 encoder"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_T5, dataclasses.replace(_T5, model_type="mt5"))
     vocab_size: Size = 32128
@@ -133,17 +134,11 @@ class T5Config(BackboneConfig):
     remat: layers.Remat = False
     scan_layers: bool = False
 
-    @property
-    def summary(self) -> str:
-        """What it is, in a few words."""
-        return f"T5 encoder, {self.num_layers} layers x {self.embed_dim}"
-
     def make(self, *, rngs: nnx.Rngs) -> "T5Encoder":
-        """Makes the encoder, with random parameters."""
         return T5Encoder(self, rngs=rngs)
 
 
-# name: (E, heads, dimensions of a head, feed-forward units, layers)
+_SIZES = ("embed_dim", "num_heads", "head_dim", "mlp_dim", "num_layers")
 _PRESETS = {
     "1.0-small": (512, 8, 64, 2048, 6),
     "1.0-base": (768, 12, 64, 3072, 12),
@@ -170,24 +165,16 @@ def preset(
 
     Args:
       name: "1.0-" and small, base, large, 3b or 11b, or "1.1-" and small, base, large, xl or xxl.
-      dropout_rate: see T5Config, like the rest.
+      dropout_rate: see T5Config, also for the following arguments.
       dtype: type of matrix products.
-      remat: what to recompute of blocks in the backward pass.
+      remat: what the backward pass recomputes of blocks.
       scan_layers: whether to scan over the blocks.
-
-    Raises:
-      UserError: there is no such preset.
     """
     if name not in _PRESETS:
-        raise UserError(f"no T5 preset {name!r}{suggest(name, _PRESETS)}; there are {', '.join(_PRESETS)}")
-    embed_dim, num_heads, head_dim, mlp_dim, num_layers = _PRESETS[name]
+        raise UserError(f"no T5 preset {name!r}{suggest(name, _PRESETS)}; known are {', '.join(_PRESETS)}")
     gated = name.startswith("1.1")
     return T5Config(
-        embed_dim=embed_dim,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        mlp_dim=mlp_dim,
-        num_layers=num_layers,
+        **dict(zip(_SIZES, _PRESETS[name], strict=True)),
         gated=gated,
         activation="gelu_tanh" if gated else "relu",
         dropout_rate=dropout_rate,
@@ -208,12 +195,7 @@ backbones.PUBLISHED.update(
 
 
 class T5Encoder(StackEncoder):
-    """A T5 encoder.
-
-    Args:
-      config: its shape.
-      rngs: source of the `params` key; weights start as in the reference implementation.
-    """
+    """A T5 encoder; weights start as in the reference implementation."""
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         self.config = config
@@ -232,15 +214,12 @@ class T5Encoder(StackEncoder):
         self.norm = norm_of(config)
 
     def embed(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
-        """Embeds tokens; there are no positions."""
         return self._dropped(self.token.together(ids), keys)
 
     def block_args(self, ids: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
-        """Returns the mask and the bias [1, H, L, L] of all blocks."""
         return [(batch != 0, self.relative_bias(batch.shape[1])) for batch in ids]
 
     def finish(self, xs: list[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
-        """Normalises."""
         return self._dropped(map(self.norm, xs), keys)
 
     def _dropped(self, xs: Iterable[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
@@ -266,12 +245,10 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def norm_of(config: T5Config) -> layers.RMSNorm:
-    """Makes a norm of [..., E]."""
     return layers.RMSNorm(config.embed_dim, epsilon=config.layer_norm_epsilon, dtype=config.dtype)
 
 
 def mlp_of(config: T5Config, *, rngs: nnx.Rngs) -> FeedForward:
-    """Makes a feed-forward layer."""
     return FeedForward(
         config.embed_dim,
         config.mlp_dim,
@@ -286,7 +263,7 @@ def mlp_of(config: T5Config, *, rngs: nnx.Rngs) -> FeedForward:
 
 
 def attention_of(config: T5Config, *, rngs: nnx.Rngs) -> Attention:
-    """Makes attention, to itself or to a memory of the same width."""
+    """Makes attention to the text itself, or to a memory of the same width."""
     width, head_dim = config.embed_dim, config.head_dim
     out = (config.num_heads * head_dim) ** -0.5
     return Attention(
@@ -303,12 +280,9 @@ def attention_of(config: T5Config, *, rngs: nnx.Rngs) -> Attention:
 
 
 class _Block(PreNormBlock):
-    """A block whose attention has a bias of positions."""
-
     def attend(
         self, x: jax.Array, mask: jax.Array, bias: Float[Array, "1 H L L"], *, key: jax.Array | None
     ) -> jax.Array:
-        """Attends with a bias of the logits."""
         return self.attention(x, mask, bias=bias, key=key)
 
 

@@ -1,8 +1,8 @@
-"""T5's decoder, versions 1.0 and 1.1 (Raffel et al. 2020): what an encoder's token vectors become text by.
+"""The decoder of T5, versions 1.0 and 1.1 (Raffel et al. 2020).
 
-Blocks of causal self-attention, attention to the encoder's output, and a feed-forward layer, as in `t5`: a
-table of relative position biases that all blocks share, of keys before the query; attention to the encoder
-has no bias.
+Blocks of causal self-attention, attention to the encoder's output, and a feed-forward layer, as in `t5`. All
+blocks share a table of relative position biases for keys before the query; attention to the encoder has no
+bias.
 """
 
 from __future__ import annotations
@@ -39,31 +39,20 @@ _WEIGHTS = {
 
 
 def weights_of(config: T5Config) -> Weights:
-    """Returns the modules of a Hugging Face T5 that hold a decoder's weights, by ours."""
+    """Returns the table of a decoder's weights in a Hugging Face T5."""
     wi = "wi_0" if config.gated else "wi"
     return _WEIGHTS | {"decoder.layers.*.mlp.wi_0": f"decoder.block.*.layer.2.DenseReluDense.{wi}"}
 
 
 class Memory(NamedTuple):
-    """What a decoder attends to, for all of a text's outputs.
-
-    Attributes:
-      caches: of each block, the keys and values [B, S, H, K] of the encoder's output.
-      mask: [B, S], true at real tokens.
-    """
+    """The encoder's output as the decoder's blocks read it, and its mask [B, S]."""
 
     caches: tuple[Cache, ...]
     mask: jax.Array
 
 
 class T5Decoder(nnx.Module):
-    """A T5 decoder over token vectors.
-
-    Args:
-      config: the shape of encoder and decoder alike.
-      num_layers: number of blocks.
-      rngs: source of the `params` key.
-    """
+    """A T5 decoder over token vectors; the configuration is that of the encoder."""
 
     def __init__(self, config: T5Config, *, num_layers: int, rngs: nnx.Rngs):
         self.config = config
@@ -76,17 +65,7 @@ class T5Decoder(nnx.Module):
     def __call__(
         self, x: jax.Array, memory: jax.Array, memory_mask: jax.Array, *, key: jax.Array | None = None
     ) -> jax.Array:
-        """Decodes all positions at once.
-
-        Args:
-          x: [B, T, E] token vectors; padding is on the right.
-          memory: [B, S, E], the encoder's output.
-          memory_mask: [B, S], true at real tokens.
-          key: key of dropout; None turns it off.
-
-        Returns:
-          [B, T, E] in the config's dtype.
-        """
+        """Decodes all positions of x [B, T, E]; `memory` [B, S, E] is the encoder's output."""
         rate = self.config.dropout_rate
         first, inside, last = layers.split_key(key, 3)
         x = layers.constrain_activation(dropout(x, rate, first))
@@ -95,12 +74,12 @@ class T5Decoder(nnx.Module):
         return layers.constrain_activation(dropout(self.norm(x), rate, last))
 
     def remember(self, memory: jax.Array, memory_mask: jax.Array) -> Memory:
-        """Returns what is to be computed once of the encoder's output [B, S, E] and its mask [B, S]."""
+        """Computes what decoding needs of the encoder's output [B, S, E] and mask [B, S]."""
         blocks = layers.unstacked(self.layers)
         return Memory(tuple(block.cross_attention.remember(memory) for block in blocks), memory_mask)
 
     def empty_caches(self, rows: int, length: int) -> tuple[Cache, ...]:
-        """Returns the caches, one a block, of `rows` outputs of at most `length` positions."""
+        """Returns the caches, one for each block, of `rows` outputs of at most `length` positions."""
         return tuple(block.attention.empty_cache(rows, length) for block in layers.unstacked(self.layers))
 
     def extend(
@@ -108,13 +87,8 @@ class T5Decoder(nnx.Module):
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
         """Decodes the next T positions of N outputs; see `Attention.extend`.
 
-        Args:
-          x: [N, T, E] token vectors, without padding.
-          caches: of the positions before.
-          memory: of B texts, where output n is of text n // (N / B).
-
-        Returns:
-          [N, T, E], and the caches with these positions.
+        x is [N, T, E] token vectors without padding, and `memory` that of B texts; output n belongs to text n
+        // (N / B). Returns [N, T, E], and the caches with these positions.
         """
         length, filled = caches[0].key.shape[1], caches[0].filled
         bias = self.relative_bias.between(filled + jnp.arange(x.shape[1]), jnp.arange(length))
@@ -166,8 +140,8 @@ class _Block(nnx.Module):
     ) -> tuple[jax.Array, Cache]:
         y, cache = self.attention.extend(self.attention_norm(x), cache, bias=bias)
         x = layers.constrain_activation(x + y)
-        # Outputs of one text are more queries of its memory, which need not be repeated for them.
-        asked = self.cross_attention_norm(x).reshape(len(memory_mask), -1, x.shape[2])
-        y = self.cross_attention.recall(asked, memory, memory_mask)
+        # Outputs of one text become further queries to its memory, which then need not be repeated.
+        queries = self.cross_attention_norm(x).reshape(len(memory_mask), -1, x.shape[2])
+        y = self.cross_attention.recall(queries, memory, memory_mask)
         x = layers.constrain_activation(x + y.reshape(x.shape))
         return layers.constrain_activation(x + self.mlp(self.mlp_norm(x), key=None)), cache

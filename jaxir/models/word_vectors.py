@@ -1,4 +1,4 @@
-"""Word vectors (word2vec, GloVe): a table and nothing else, of which mean pooling makes a text's average."""
+"""Word vectors (word2vec, GloVe): a table only; mean pooling averages the vectors of a text's words."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, regist
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class WordVectorsConfig(BackboneConfig):
-    """The shape of a table of word vectors. It has no blocks: `remat` and `scan_layers` change nothing.
+    """The shape of a table of word vectors. It has no blocks: `remat` and `scan_layers` have no effect.
 
     Attributes:
-      vocab_size: rows of the table; the first is padding's, and that of words that are not in it.
+      vocab_size: rows of the table; the first is for padding and unknown words.
       embed_dim: E, the width.
       dtype: the type of the vectors that are looked up.
-      remat: without meaning.
-      scan_layers: without meaning.
+      remat: no effect.
+      scan_layers: no effect.
     """
 
     kind: ClassVar[str] = "word_vectors"
@@ -37,21 +37,14 @@ class WordVectorsConfig(BackboneConfig):
 
     @property
     def summary(self) -> str:
-        """What it is, in a few words."""
         return f"word vectors, {self.vocab_size - 1:,} words x {self.embed_dim}"
 
     def make(self, *, rngs: nnx.Rngs) -> "WordVectors":
-        """Makes the encoder, with random parameters."""
         return WordVectors(self, rngs=rngs)
 
 
 class WordVectors(Encoder):
-    """A table of word vectors.
-
-    Args:
-      config: its shape.
-      rngs: source of the `params` key; vectors start from N(0, 1/E).
-    """
+    """A table of word vectors, which start from N(0, 1/E)."""
 
     def __init__(self, config: WordVectorsConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -74,6 +67,5 @@ class WordVectors(Encoder):
         keys: Sequence[jax.Array | None],
         edits: Sequence[Edit | None] | None = None,
     ) -> list[jax.Array]:
-        """Looks up batches of ids [B, L], each of a length of its own; there is no dropout for `keys`."""
         xs = [layers.constrain_activation(x) for x in self.table.together(ids)]
         return edited(xs, edits)

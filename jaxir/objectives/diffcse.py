@@ -181,7 +181,7 @@ class DiffCSE(Objective):
             kinds = 0 if self.task == "mlm" else len(self._kinds)
             head = None if self.task == "replaced" else head_for(model, self.head, form=form, rngs=rngs)
             widths = (width, model.config.dimension)
-            discriminator = Discriminator(layers.copy_of(encoder), *widths, kinds, head, rngs=rngs)
+            discriminator = Discriminator(layers.copy_module(encoder), *widths, kinds, head, rngs=rngs)
         if projector is generator is discriminator is None and self.use == "difference":
             return None
         needs_mask = self._discriminates or self.use != "difference"

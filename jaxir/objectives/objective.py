@@ -20,7 +20,7 @@ from jaxir.core.values import Count, Layers, Rate, Size, check_value, hints_of
 from jaxir.models.cross_encoder import CrossEncoderModel
 from jaxir.models.decoder import VectorDecoder, decoder_for
 from jaxir.models.dual_encoder import DualEncoderModel
-from jaxir.models.layers import not_of
+from jaxir.models.layers import unexpected_array
 from jaxir.models.seq2seq import Seq2SeqModel
 
 # What each kind of model is called, and what gives one.
@@ -228,7 +228,7 @@ def auxiliary_of(
             f"{name} must return an nnx.Module or None, not {_told(found)}: what is no module goes into one,"
             " such as nnx.Dict(name=...)"
         )
-    if plain := not_of(found, nnx.Variable):
+    if plain := unexpected_array(found, nnx.Variable):
         raise UserError(
             f"{name} holds {plain}, which would not be trained: jaxir.models.layers.param makes a parameter"
             " of an array, nnx.Variable what the objective changes itself"

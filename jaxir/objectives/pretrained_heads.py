@@ -58,7 +58,7 @@ def masked_lm_for(
     limit = config.backbone.max_positions
     if limit is not None and length > limit:
         raise UserError(f"{source.source} reads at most {limit} tokens, and texts have up to {length}")
-    if layers.of_shapes(model):
+    if layers.is_abstract(model):
         return config.make(rngs=rngs)
     found, vocabulary = source.build()
     if vocabulary != form.vocabulary:
@@ -78,7 +78,7 @@ def pooler_for(model: Any, source: PoolerSource | None, *, rngs: nnx.Rngs) -> Ta
       UserError: that one is for vectors of another length.
     """
     made = TanhProjector(model.config.dimension, rngs=rngs)
-    if source is None or layers.of_shapes(model):
+    if source is None or layers.is_abstract(model):
         return made
     for name, value in source.read().items():
         parameter = getattr(made.dense, name)

@@ -1,10 +1,10 @@
-"""Makes cross_*/: tiny random cross-encoders and the scores that the reference implementations give.
+"""Makes cross_*/: tiny random cross-encoders and the scores of the reference implementations.
 
-cross_saved/ is what sentence-transformers 6.2 writes of cross_bert, but for the files that are the same.
+cross_saved/ has the files in which a cross_bert saved by sentence-transformers 6.2 differs from cross_bert.
 
     python tests/golden/make_cross_encoders.py
 
-It needs torch, transformers and sentence-transformers, and the tokenizers that make_golden.py has made.
+It needs torch, transformers and sentence-transformers, and the tokenizers of make_golden.py.
 """
 
 import json
@@ -31,7 +31,7 @@ PAIRS = [
     (SENTENCES[5], SENTENCES[1]),
     (TEXTS[3] * 2, TEXTS[3] * 3),
 ]
-# What function of the logit the scores are, said as sentence-transformers has said it over the years.
+# The activation of the scores, in the forms that versions of sentence-transformers have written.
 OUTPUTS = {
     "bert": {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
     "roberta": {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
@@ -58,7 +58,7 @@ def save_tokenizer(name: str) -> None:
     directory = HERE / f"cross_{name}"
     source = HERE / (name if name in ("roberta", "modernbert") else "bert")
     tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
-    # A folder may hold settings of truncation and padding: they are not the reader's.
+    # A folder may have settings of truncation and padding, which the reader must ignore.
     tokenizer.enable_truncation(16)
     tokenizer.enable_padding(length=16)
     start, end = ("<s>", "</s>") if name == "roberta" else ("[CLS]", "[SEP]")
@@ -100,7 +100,7 @@ def save_cross_encoder(name: str) -> None:
             logits = model(**{key: torch.tensor(value).long() for key, value in inputs.items()}).logits
         arrays |= {f"{case}_ids": ids, f"{case}_types": types, f"{case}_logits": logits[:, 0].numpy()}
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    # Of a single pair transformers takes an empty second text for none.
+    # transformers drops the empty second text of a single pair, so all pairs are tokenised together.
     rows = tokenizer([list(pair) for pair in PAIRS], truncation=True, max_length=MAX_LENGTH)
     reference = CrossEncoder(str(directory), device="cpu")
     arrays |= {

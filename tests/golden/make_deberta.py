@@ -1,4 +1,4 @@
-"""Makes deberta/ and cross_deberta/: a tiny random DeBERTa-v3, a cross-encoder, and what they compute there.
+"""Makes deberta/ and cross_deberta/: a tiny random DeBERTa-v3, a cross-encoder, and their outputs.
 
 pip install torch==2.13.0 transformers==5.23.0 sentence-transformers==6.2.0 sentencepiece==0.2.3 protobuf
 python tests/golden/make_deberta.py
@@ -14,20 +14,30 @@ import sentencepiece
 import torch
 import transformers
 from make_cross_encoders import PAIRS
-from make_golden import HERE, POSITIONS, SENTENCES, TEXTS, VOCAB, WIDTH, make_ids, randomize
+from make_golden import (
+    HERE,
+    POSITIONS,
+    SENTENCES,
+    TEXTS,
+    VOCAB,
+    WIDTH,
+    make_ids,
+    randomize,
+    save_gradients,
+)
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers import models as st_modules
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 NAME, CROSS, MAX_LENGTH, PIECES = "deberta", "cross_deberta", 40, 80
-# Of the table that blocks share, of projections of tokens and distances, of a norm of distances.
+# The shared table of distances, the norm of distances, and projections of tokens and distances.
 WITH_GRADIENTS = (
     "encoder.rel_embeddings",
     "encoder.LayerNorm",
     "encoder.layer.1.attention.self.query_proj",
     "encoder.layer.0.attention.self.key_proj",
 )
-# What a tokenizer can stumble over.
+# Texts that are difficult for tokenizers.
 AWKWARD = [
     *TEXTS,
     *SENTENCES,
@@ -45,7 +55,7 @@ AWKWARD = [
     "   ",
     "CATS Cats cats!?...--",
 ]
-# Other ways of attention than v3's: pos_att_type, buckets, projections and norm of their own or shared.
+# Settings of attention other than v3's.
 VARIANTS = {
     "c2p": {"pos_att_type": ["c2p"], "share_att_key": False},
     "p2c": {"pos_att_type": ["p2c"], "share_att_key": False, "norm_rel_ebd": "none"},
@@ -56,7 +66,7 @@ VARIANTS = {
 
 
 def config(**more: object) -> transformers.DebertaV2Config:
-    """Shaped as v3's, with so few buckets that texts are longer than these tell apart."""
+    """The shape of v3, with so few buckets that some distances in a text share one."""
     shape = {
         "vocab_size": VOCAB,
         "hidden_size": WIDTH,
@@ -76,7 +86,7 @@ def config(**more: object) -> transformers.DebertaV2Config:
 
 
 def save_spm(directory) -> None:
-    """Trains a sentencepiece model whose first ids are DeBERTa-v3's, under the name that its folders have."""
+    """Trains a sentencepiece model whose first ids are those of DeBERTa-v3."""
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS + SENTENCES),
@@ -97,7 +107,7 @@ def save_spm(directory) -> None:
         num_threads=1,
     )
     (directory / "spm.model").write_bytes(out.getvalue())
-    # As the published folders have it: no class, and nothing of the mask, which has the next id.
+    # As in published folders: no class, and no mask token, which has the next id.
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"do_lower_case": False, "vocab_type": "spm"})
     )
@@ -129,21 +139,8 @@ def save_outputs(directory, model, name: str, outputs: str) -> None:
     np.savez_compressed(directory / name, **arrays)
 
 
-def save_gradients(model) -> None:
-    """Saves the gradients of a weighted sum of real tokens' outputs."""
-    draw = np.random.default_rng(0)
-    ids = make_ids(draw, 0, [30, 11])
-    weights = draw.normal(size=(*ids.shape, WIDTH)).astype(np.float32) * (ids != 0)[..., None]
-    output = model(
-        input_ids=torch.tensor(ids), attention_mask=torch.tensor(ids != 0).long()
-    ).last_hidden_state
-    (output * torch.tensor(weights)).sum().backward()
-    found = {name: model.get_submodule(name).weight.grad.numpy() for name in WITH_GRADIENTS}
-    np.savez_compressed(HERE / NAME / "gradients.npz", ids=ids, weights=weights, **found)
-
-
 def save_variants() -> None:
-    """Saves the parameters and outputs of a block of each other way of attention, and v3's buckets."""
+    """Saves the parameters and outputs of a block with each of VARIANTS, and buckets of distances."""
     arrays = {}
     torch.manual_seed(1)
     ids = make_ids(np.random.default_rng(0), 0, [24, 9])
@@ -152,7 +149,7 @@ def save_variants() -> None:
         small = {"num_hidden_layers": 1, "vocab_size": 20, "hidden_size": 16, "intermediate_size": 8}
         model = transformers.DebertaV2Model(config(**small, **more)).eval()
         randomize(model)
-        model.half().float()  # as they are written down
+        model.half().float()  # saved as float16
         with torch.no_grad():
             given = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(ids != 0).long()}
             output = model(**given).last_hidden_state.numpy()
@@ -169,7 +166,7 @@ def save_variants() -> None:
 
 def main() -> None:
     torch.manual_seed(0)
-    for name in (NAME, CROSS):  # an older tokenizer.json would be read
+    for name in (NAME, CROSS):  # transformers would read an old tokenizer.json
         shutil.rmtree(HERE / name, ignore_errors=True)
         (HERE / name).mkdir()
     encoder = transformers.DebertaV2Model(config()).eval()
@@ -179,7 +176,7 @@ def main() -> None:
         model.save_pretrained(HERE / name)
         save_spm(HERE / name)
     save_outputs(HERE / NAME, encoder, "golden.npz", "output")
-    save_gradients(encoder)
+    save_gradients(HERE / NAME, encoder, 0, WITH_GRADIENTS)
     save_variants()
     tokenizer = transformers.AutoTokenizer.from_pretrained(HERE / NAME)
     ids = tokenizer(AWKWARD)["input_ids"]
@@ -200,7 +197,7 @@ def main() -> None:
         awkward_ids=np.array(list(itertools.chain(*ids)), np.int32),
         awkward_lengths=np.array(list(map(len, ids))),
     )
-    # The cross-encoder's folder has a tokenizer.json alone, as what was trained with transformers.
+    # The cross-encoder's folder has only a tokenizer.json, like models that were trained with transformers.
     transformers.AutoTokenizer.from_pretrained(HERE / CROSS, model_max_length=MAX_LENGTH).save_pretrained(
         HERE / CROSS
     )

@@ -1,10 +1,10 @@
-"""Makes the files of this directory: tiny random models and what the reference implementations compute.
+"""Makes the files of this directory: tiny random models and the outputs of the reference implementations.
 
-Run it with torch, transformers and sentence-transformers, which nothing else here needs:
+Run it with torch, transformers and sentence-transformers, which only the scripts of this directory need:
 
     python tests/golden/make_golden.py --minilm=DIRECTORY_OF_ALL_MINILM_L6_V2
 
-Every parameter is random, norms and biases too, so that a forgotten one changes the outputs.
+Every parameter is random, also norms and biases, so that a missing one changes the outputs.
 """
 
 import argparse
@@ -81,6 +81,18 @@ def make_ids(rng: np.random.Generator, pad: int, lengths: list[int]) -> np.ndarr
     return ids.astype(np.int32)
 
 
+def save_gradients(directory: Path, model, pad: int, names: tuple[str, ...]) -> None:
+    """Saves the gradients of a weighted sum of real tokens' outputs with respect to modules' weights."""
+    draw = np.random.default_rng(0)
+    ids = make_ids(draw, pad, [30, 11])
+    weights = draw.normal(size=(*ids.shape, WIDTH)).astype(np.float32) * (ids != pad)[..., None]
+    mask = torch.tensor(ids != pad).long()
+    output = model(input_ids=torch.tensor(ids), attention_mask=mask).last_hidden_state
+    (output * torch.tensor(weights)).sum().backward()
+    found = {name: model.get_submodule(name).weight.grad.numpy() for name in names}
+    np.savez_compressed(directory / "gradients.npz", ids=ids, weights=weights, **found)
+
+
 def save_encoder(name: str, config: transformers.PretrainedConfig) -> None:
     kind = transformers.T5EncoderModel if config.model_type == "t5" else transformers.AutoModel
     model = (kind(config) if kind is transformers.T5EncoderModel else kind.from_config(config)).eval()
@@ -134,7 +146,7 @@ def save_tokenizer(name: str) -> None:
 
 
 def save_sentence_transformer(name: str) -> None:
-    """Makes the folder of a tiny encoder one for sentence-transformers, with the vectors of TEXTS."""
+    """Adds the files of sentence-transformers to a tiny encoder, and saves the vectors of TEXTS."""
     directory = HERE / name
     save_tokenizer(name)
     transformer = st_modules.Transformer(str(directory), max_seq_length=24)

@@ -1,4 +1,4 @@
-"""Makes llama/: a tiny random Llama with grouped heads and its outputs, for the page on adding a backbone.
+"""Makes llama/: a tiny random Llama with grouped heads and its outputs, for docs/adding_a_backbone.md.
 
 pip install torch==2.13.0 transformers==5.23.0 sentence-transformers==6.2.0
 python tests/golden/make_llama.py

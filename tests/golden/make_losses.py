@@ -1,4 +1,4 @@
-"""Makes losses.npz: torch's own cross-entropy, and its gradients, of the logits that the losses speak of.
+"""Makes losses.npz: the losses and their gradients by torch's cross-entropy.
 
 pip install torch==2.13.0
 python tests/golden/make_losses.py
@@ -14,11 +14,10 @@ BATCH, NEGATIVES, WIDTH, TEMPERATURE = 8, 2, 16, 0.2
 
 
 def main() -> None:
-    """Writes the embeddings and, for each loss, its value and the gradient of each embedding."""
     torch.manual_seed(0)
     shapes = {"query": (BATCH, WIDTH), "passage": (BATCH, WIDTH), "negatives": (BATCH, NEGATIVES, WIDTH)}
     embeddings = {name: normalize(torch.randn(shape), dim=-1) for name, shape in shapes.items()}
-    # Nearer to their own than to others', as in training.
+    # Passages are nearer to their own query than to others, as in training.
     embeddings["passage"] = normalize(embeddings["passage"] + embeddings["query"], dim=-1)
     found = {name: value.numpy() for name, value in embeddings.items()}
 

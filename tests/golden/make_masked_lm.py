@@ -1,8 +1,8 @@
-"""Makes mlm_*/: tiny random masked language models and the logits that transformers computes.
+"""Makes mlm_*/: tiny random masked language models and the logits of transformers.
 
     python tests/golden/make_masked_lm.py
 
-It needs torch and transformers, and the tokenizers that make_golden.py has made.
+It needs torch and transformers, and the tokenizers of make_golden.py.
 """
 
 import shutil
@@ -15,7 +15,7 @@ from make_golden import HERE, POSITIONS, VOCAB, make_ids, randomize
 SHARED = {"vocab_size": VOCAB, "tie_word_embeddings": True}
 BERT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 CONFIGS = {
-    # The head of BERT and DistilBERT has the blocks' activation, RoBERTa's has not.
+    # The heads of BERT and DistilBERT have the activation of the blocks; RoBERTa's has gelu.
     "bert": transformers.BertConfig(
         **SHARED, **BERT, max_position_embeddings=POSITIONS, hidden_act="gelu_new"
     ),

@@ -1,4 +1,4 @@
-"""Makes modernbert/: a tiny random ModernBERT, a folder of sentence-transformers, and what it computes there.
+"""Makes modernbert/: a tiny random ModernBERT in a folder of sentence-transformers, and its outputs.
 
 pip install torch==2.13.0 transformers==5.23.0 sentence-transformers==6.2.0
 python tests/golden/make_modernbert.py
@@ -10,18 +10,18 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-from make_golden import HERE, POSITIONS, SENTENCES, TEXTS, VOCAB, WIDTH, make_ids, save_encoder
+from make_golden import HERE, POSITIONS, SENTENCES, TEXTS, VOCAB, WIDTH, save_encoder, save_gradients
 from sentence_transformers import SentenceTransformer
 from sentence_transformers import models as st_modules
 from tokenizers import decoders, normalizers, pre_tokenizers, processors, trainers
 
 NAME = "modernbert"
-# Of a global layer and of local ones.
+# Modules of global and local layers.
 WITH_GRADIENTS = ("embeddings.tok_embeddings", "layers.0.attn.Wqkv", "layers.4.mlp.Wi", "layers.5.attn.Wqkv")
 
 
 def config(**more: object) -> transformers.ModernBertConfig:
-    """Two global layers after the first, windows that are narrower than the texts."""
+    """Two global layers after the first; windows are narrower than the texts."""
     return transformers.ModernBertConfig(
         **more,
         vocab_size=VOCAB,
@@ -56,23 +56,10 @@ def save_tokenizer() -> None:
     (HERE / NAME / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": POSITIONS}))
 
 
-def save_gradients() -> None:
-    """Saves the gradients of a weighted sum of real tokens' outputs."""
-    model = transformers.AutoModel.from_pretrained(HERE / NAME)
-    draw = np.random.default_rng(0)
-    ids = make_ids(draw, 1, [30, 11])
-    weights = draw.normal(size=(*ids.shape, WIDTH)).astype(np.float32) * (ids != 1)[..., None]
-    mask = torch.tensor(ids != 1).long()
-    output = model(input_ids=torch.tensor(ids), attention_mask=mask).last_hidden_state
-    (output * torch.tensor(weights)).sum().backward()
-    found = {name: model.get_submodule(name).weight.grad.numpy() for name in WITH_GRADIENTS}
-    np.savez_compressed(HERE / NAME / "gradients.npz", ids=ids, weights=weights, **found)
-
-
 def main() -> None:
     torch.manual_seed(0)
     save_encoder(NAME, config())
-    save_gradients()
+    save_gradients(HERE / NAME, transformers.AutoModel.from_pretrained(HERE / NAME), 1, WITH_GRADIENTS)
     save_tokenizer()
     transformer = st_modules.Transformer(str(HERE / NAME), max_seq_length=24)
     modules = [transformer, st_modules.Pooling(WIDTH, pooling_mode="lasttoken"), st_modules.Normalize()]

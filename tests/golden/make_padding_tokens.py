@@ -1,4 +1,4 @@
-"""Makes padding_tokens.npz: what sentence-transformers gives for texts that spell out a padding token.
+"""Makes padding_tokens.npz: vectors and scores of texts that contain a padding token.
 
     python tests/golden/make_padding_tokens.py --minilm=DIRECTORY_OF_ALL_MINILM_L6_V2
 

@@ -1,9 +1,9 @@
-"""Makes seq2seq_*/reader.npz: what transformers' T5s give for questions of passages, encoded one by one.
+"""Makes seq2seq_*/reader.npz: outputs of transformers' T5s for questions with separately encoded passages.
 
     python tests/golden/make_reader.py
 
-It needs torch and transformers, and the folders that make_seq2seq.py has made. The last question has a
-passage less than the others, which is all padding.
+It needs torch and transformers, and the folders of make_seq2seq.py. One passage of the last question is all
+padding.
 """
 
 import numpy as np
@@ -40,10 +40,8 @@ def outputs(
         given = {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden), "attention_mask": mask}
         logits = model(**given, labels=torch.tensor(target).long()).logits.numpy()
         how = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
-        greedy, beams = (
-            ended(model.generate(**given, **how)),
-            ended(model.generate(**given, **how, num_beams=BEAMS)),
-        )
+        greedy = ended(model.generate(**given, **how))
+        beams = ended(model.generate(**given, **how, num_beams=BEAMS))
     logits = np.where(target[..., None], logits, 0.0)
     return {"source_ids": source, "target_ids": target, "logits": logits, "greedy": greedy, "beams": beams}
 

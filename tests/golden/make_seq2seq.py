@@ -1,8 +1,8 @@
-"""Makes seq2seq_*/: tiny random T5s, and the logits and tokens that transformers gives.
+"""Makes seq2seq_*/: tiny random T5s, and the logits and tokens of transformers.
 
     python tests/golden/make_seq2seq.py
 
-It needs torch and transformers, and the tokenizer that make_golden.py has made.
+It needs torch and transformers, and the tokenizer of make_golden.py.
 """
 
 import json
@@ -19,7 +19,7 @@ FORMS = {
     "1_0": {"d_kv": 8, "num_layers": 2, "feed_forward_proj": "relu"},
     "1_1": {"d_kv": 12, "num_layers": 2, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
 }
-# Those with which some outputs end soon and others not at all.
+# Seeds with which some outputs end soon and others do not end.
 SEEDS = {"1_0": 0, "1_1": 3}
 
 
@@ -27,10 +27,10 @@ def make(name: str, seed: int) -> transformers.T5ForConditionalGeneration:
     torch.manual_seed(seed)
     config = transformers.T5Config(**T5, **FORMS[name])
     model = transformers.T5ForConditionalGeneration(config).eval()
-    if name == "1_1":  # transformers 5 makes one table of both unless it is told so
+    if name == "1_1":  # transformers 5 ties both tables otherwise
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
     randomize(model)
-    with torch.no_grad():  # the end is as likely as all other tokens together are not
+    with torch.no_grad():  # makes the end of an output likely
         model.lm_head.weight[1] *= 2.0
         model.lm_head.weight *= 0.4
     return model
@@ -42,7 +42,7 @@ def save(name: str) -> None:
     (directory / "generation_config.json").unlink()
     path = directory / "config.json"
     content = json.loads(path.read_text()) | {"tie_word_embeddings": name == "1_0"}
-    content.pop("scale_decoder_outputs", None)  # as the published folders are
+    content.pop("scale_decoder_outputs", None)  # as in published folders
     path.write_text(json.dumps(content, indent=2) + "\n")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(HERE / "t5_1_1" / file, directory / file)
@@ -74,7 +74,7 @@ def outputs(model: transformers.T5ForConditionalGeneration) -> dict[str, np.ndar
 
 
 def ended(sequences: torch.Tensor) -> np.ndarray:
-    """Returns the tokens but for the first, [N, NEW_TOKENS], with 0 after the end."""
+    """Returns the tokens without the first, [N, NEW_TOKENS], with 0 after the end."""
     ids = sequences.numpy()[:, 1:]
     ids = np.pad(ids, ((0, 0), (0, NEW_TOKENS - ids.shape[1])))
     behind = np.cumsum(ids == 1, axis=1) - (ids == 1) > 0

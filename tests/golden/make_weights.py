@@ -1,10 +1,10 @@
-"""Makes weights/: tiny random models in the files that torch, transformers and Flax write of them.
+"""Makes weights/: tiny random models in the file formats of torch, transformers and Flax.
 
     pip install torch==2.13.0 transformers==4.49.0 flax==0.10.2 jax==0.4.38 jaxlib==0.4.38 'numpy<2.3'
     python tests/golden/make_weights.py
 
-transformers 5 writes neither pytorch_model.bin nor flax_model.msgpack; 4.49 wrote those that are on the hub.
-Beside each model in other formats lies the same in safetensors, and what the encoder computes.
+transformers 5 writes neither pytorch_model.bin nor flax_model.msgpack; 4.49 writes them as on the hub. Each
+model is also saved in safetensors, with the output of its encoder.
 """
 
 import copy
@@ -22,7 +22,7 @@ BIN = "pytorch_model.bin"
 
 
 def models() -> dict[str, str]:
-    """Returns, for each folder, the class (Flax's has its name behind "Flax") and the configuration."""
+    """Returns the class (in Flax prefixed by "Flax") and the configuration of each folder."""
     bert = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 12, "num_hidden_layers": 2}
     bert |= {"num_attention_heads": 2, "max_position_embeddings": POSITIONS}
     distil = {"vocab_size": VOCAB, "dim": WIDTH, "hidden_dim": 12, "n_layers": 2, "n_heads": 2}
@@ -73,7 +73,7 @@ def save_model(name: str, kind: str, config: transformers.PretrainedConfig) -> N
         for dtype in ("float16", "bfloat16"):
             half = copy.deepcopy(model).to(getattr(torch, dtype))
             half.save_pretrained(directory / dtype, safe_serialization=False)
-    # Of the folders beside the first one, only the weights are read.
+    # Only the weights of the other folders are read.
     for extra in (*directory.glob("*/*config.json"), directory / "generation_config.json"):
         extra.unlink(missing_ok=True)
 
@@ -84,7 +84,7 @@ def save(directory: Path, content: object, **options: object) -> None:
 
 
 def save_odd() -> None:
-    """Saves views of one storage, and types that no encoder's parameter has."""
+    """Saves views of one storage, and types that no parameter of an encoder has."""
     table = torch.arange(60, dtype=torch.float32).reshape(6, 10)
     strided = torch.randn(4, 5, 6)
     tensors = {
@@ -119,7 +119,7 @@ def save_odd() -> None:
 
 
 def save_dense() -> None:
-    """Saves the Dense of ../bert as sentence-transformers did before it wrote safetensors."""
+    """Saves the Dense of ../bert in the old format of sentence-transformers."""
     from safetensors.torch import load_file
 
     save(ROOT / "dense", load_file(HERE / "bert" / "2_Dense" / "model.safetensors"))

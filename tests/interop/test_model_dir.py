@@ -179,7 +179,7 @@ def test_convert_changes_the_pooling(tmp_path):
     with pytest.raises(UserError, match="sentence-transformers has no first_last pooling"):
         formats.convert(str(tmp_path / "model"), tmp_path / "folder", "st")
     assert not (tmp_path / "folder").exists()
-    with pytest.raises(UserError, match="'embeddings_last' reads two layers, which t5 does not show"):
+    with pytest.raises(UserError, match="'embeddings_last' reads two layers, which t5 does not return"):
         formats.convert(f"st:{GOLDEN / 't5_1_1'}", tmp_path / "t5", "jaxir", pooling="embeddings_last")
 
 

@@ -171,7 +171,7 @@ REFUSED = {
     ("hf:modernbert", "dual_encoder"): [
         (
             config(layer_types=["sliding_attention"] * 7),
-            "layer_types are not full_attention every 7 layers",
+            "layer_types must be full_attention every 7 layers",
         ),
         (
             config(rope_parameters={"full_attention": {"rope_type": "yarn"}}),
@@ -181,7 +181,7 @@ REFUSED = {
         (config(num_hidden_layers=...), "'num_hidden_layers' is missing"),
         (
             config(num_hidden_layers=1, layer_types=...),
-            "num_layers is 1: the first block stands before the stack",
+            "num_layers must be at least 2, not 1",
         ),
         (config(num_attention_heads=5), "embed_dim 32 is not a multiple of 2 x num_heads 5"),
     ],
@@ -190,7 +190,7 @@ REFUSED = {
         (config(position_biased_input=...), "absolute positions are not supported: relative_attention must"),
         (config(relative_attention=False), "absolute positions are not supported"),
         (config(type_vocab_size=2), "type_vocab_size 2 is not supported, only 0"),
-        (config(pos_att_type="p2c|p2p"), "pos_att_type 'p2p' is not supported; there are p2c, c2p"),
+        (config(pos_att_type="p2c|p2p"), "pos_att_type 'p2p' is not supported; supported are p2c, c2p"),
         (
             config(norm_rel_ebd="batch_norm"),
             "norm_rel_ebd 'batch_norm' is not supported; there are none, layer_norm",
@@ -199,7 +199,7 @@ REFUSED = {
         (config(num_attention_heads=5), "embed_dim 32 is not a multiple of num_heads 5"),
         (config(num_attention_heads=0), "num_attention_heads must be"),
         (config(position_buckets=10**9), "relative_buckets must be a whole number from 0 to 65536"),
-        (config(position_buckets=3), "3 buckets of distances up to 160: there must be 4 or more"),
+        (config(position_buckets=3), "relative_buckets 3 must be 0 or at least 4"),
         (config(num_hidden_layers=...), "num_hidden_layers"),
         (config(pos_att_type=7), "."),
     ],

@@ -1,4 +1,4 @@
-"""The papers' equations in slow, obvious loops of float64 numpy, every variant of a loss, small batches."""
+"""The papers' equations as float64 numpy loops, the variants of each loss, and small batches."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -70,7 +70,7 @@ def duplicates(case, i, j):
 
 
 def hard_negatives_of(case, i):
-    """All rows' hard negatives but those that are row i's own passage."""
+    """All rows' hard negatives except those that are row i's own passage."""
     if case.get("negatives") is None:
         return
     keys = case.get("negative_key")
@@ -104,7 +104,7 @@ EMBEDDINGS = ("query", "passage", "negatives")
 
 
 def make_case(*, batch=6, width=5, negatives=2, keys=True, seed=0):
-    """Unit vectors. Rows 1 and 4 share a query, 2 and 3 a passage; 0's passage is a hard negative of 3."""
+    """Unit vectors. Rows 1 and 4 share a query, 2 and 3 a passage; 3 has 0's passage as a hard negative."""
     rng = np.random.default_rng(seed)
 
     def unit(*shape):
@@ -112,7 +112,7 @@ def make_case(*, batch=6, width=5, negatives=2, keys=True, seed=0):
         return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
     def ids(numbers):
-        # 2k and 2k + 1 differ in one half, and so do 2k and 2k + 2: a key compared by one half is caught.
+        # 2k and 2k + 1 differ in one half, and so do 2k and 2k + 2, so that comparing one half only fails.
         return np.stack(np.divmod(np.asarray(numbers), 2), axis=-1).astype(np.int32)
 
     case = {"query": unit(batch, width), "passage": unit(batch, width)}

@@ -1,4 +1,4 @@
-"""What compiled blockwise losses hold and send: no [B, B] array, memory linear in B, shards round a ring."""
+"""Compiled blockwise losses: no [B, B] array, only shards travel round the ring."""
 
 import functools
 import re
@@ -16,7 +16,7 @@ from jaxir.losses.samtone import samtone
 from jaxir.runtime.partitioning import MeshConfig
 from tests.losses.loss_cases import KEYS
 
-# Such that B^2, B * D, the shards of both and tiles cannot be mistaken for each other.
+# B^2, B * D, their shards and tiles all have different sizes.
 DEVICES, LARGE, BLOCK, DIM = 4, 2048, 32, 16
 LOSSES = {
     "in_batch": (in_batch_softmax, {}),
@@ -27,7 +27,7 @@ LOSSES = {
 
 @functools.cache
 def compile_step(name, *, batch=LARGE, block_size=BLOCK, partitioner=None):
-    """Compiles loss and gradient for `batch` rows with keys and one hard negative each."""
+    """Compiles loss and gradient of `batch` rows with keys and one hard negative each."""
     loss, settings = LOSSES[name]
     sharding = partitioner and partitioner.sharding(("batch",))
 
@@ -54,7 +54,7 @@ def elements(shape: str) -> int:
 
 
 def arrays_in(text: str) -> list[tuple[str, int]]:
-    """The type and number of elements of every array in a line of HLO, or in many."""
+    """Type and number of elements of every array in lines of HLO."""
     return [(kind, elements(shape)) for kind, shape in re.findall(r"\b([a-z]+\d+|pred)\[([\d,]*)\]", text)]
 
 
@@ -94,8 +94,8 @@ def precisions(jaxpr):
 
 @pytest.mark.parametrize("precision", ["highest", "high", "default"])
 @pytest.mark.parametrize("loss", [samtone, pair, in_batch_softmax, nt_xent])
-def test_the_gradients_precision_is_not_that_of_logits(loss, precision):
-    """CPUs know one precision: what the program asks for is all that can be seen here."""
+def test_gradient_precision_does_not_change_that_of_logits(loss, precision):
+    """CPUs compute in one precision, so the test reads the precision from the program."""
     rows = jax.ShapeDtypeStruct((8, DIM), jnp.float32)
 
     def step(query, passage):
@@ -104,24 +104,14 @@ def test_the_gradients_precision_is_not_that_of_logits(loss, precision):
     gradient = jax.value_and_grad(step, argnums=(0, 1), has_aux=True)
     found = list(precisions(jax.make_jaxpr(gradient)(rows, rows).jaxpr))
     sweeps = {in_batch_softmax: 1, samtone: 2, pair: 2, nt_xent: 3}[loss]
-    # Logits forward, then for each group of columns, last first, logits again and two products with them.
+    # Forward: logits. Backward, for each group of columns: logits again and two products with their slopes.
     assert found == ["highest"] * sweeps + ["highest", precision, precision] * sweeps
-
-
-def test_memory_is_linear_in_the_batch():
-    def temporary(batch, block_size):
-        program = compile_step("in_batch", batch=batch, block_size=block_size)
-        return program.memory_analysis().temp_size_in_bytes
-
-    assert temporary(2 * LARGE, BLOCK) < 2.1 * temporary(LARGE, BLOCK)
-    assert temporary(2 * LARGE, None) > 3.5 * temporary(LARGE, None)
-    assert temporary(LARGE, None) > 10 * temporary(LARGE, BLOCK)
 
 
 @pytest.mark.parametrize(
     "sizes", [{"data": 2, "fsdp": 2}, {"data": 2, "tensor": 2}], ids=lambda sizes: "_".join(sizes)
 )
-def test_a_ring_sends_shards_and_nothing_else(sizes):
+def test_ring_sends_nothing_but_shards(sizes):
     partitioner = MeshConfig(**sizes).build(jax.devices()[:DEVICES])
     shard = LARGE // partitioner.batch_divisor() * DIM
     text = compile_step("samtone", partitioner=partitioner).as_text()
@@ -135,6 +125,6 @@ def test_a_ring_sends_shards_and_nothing_else(sizes):
     assert sent.keys() == {"collective-permute", "all-reduce"}
     assert max(sent["collective-permute"]) == shard
     assert max(sent["all-reduce"]) <= DIM
-    # Of each of four groups of columns (passages, hard negatives, two towers) vectors go round forward and
-    # backward, and gradients backward; then these come home.
+    # For each of four groups of columns (passages, hard negatives, two towers) vectors go round forward and
+    # backward, gradients go round backward and return to their device.
     assert sent["collective-permute"].count(shard) == 4 * (1 + 1 + 1 + 1)

@@ -1,4 +1,4 @@
-"""Losses against a teacher's scores, held against loops over numpy scalars and torch's own divergence."""
+"""Distillation losses against loops over numpy scalars."""
 
 import math
 
@@ -22,7 +22,7 @@ def arrays():
 
 
 def similarity(arrays, i, c):
-    """Of row i's query with its positive (c = 0) or its negative c - 1."""
+    """Similarity of row i's query with its positive (c = 0) or its negative c - 1."""
     other = arrays["passage"][i] if c == 0 else arrays["negatives"][i, c - 1]
     return float(np.dot(np.float64(arrays["query"][i]), np.float64(other)))
 
@@ -72,7 +72,7 @@ def test_gradients(arrays, loss):
 
 
 @pytest.mark.parametrize("loss", [margin_mse, kl_distillation])
-def test_distillation_is_least_at_the_teachers_scores(arrays, loss):
+def test_loss_is_zero_at_the_teachers_scores(arrays, loss):
     same = {
         "passage_score": jnp.array([similarity(arrays, i, 0) for i in range(B)], jnp.float32),
         "negative_scores": jnp.array(

@@ -1,4 +1,4 @@
-"""Matryoshka against loops over the paper's equation, in chunks, in blocks and on a mesh."""
+"""Matryoshka against loops over the paper's equation."""
 
 import functools
 
@@ -10,9 +10,6 @@ import pytest
 from jaxir.losses.distillation import margin_mse
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.matryoshka import matryoshka
-from jaxir.losses.samtone import samtone
-from jaxir.objectives.contrastive import Contrastive
-from jaxir.runtime.partitioning import MeshConfig
 from tests.losses.loss_cases import EMBEDDINGS, in_batch_loops, make_case, slope_along, to_jax
 
 pytestmark = pytest.mark.compiled
@@ -52,7 +49,7 @@ CUT = {"dimensions": [6, 3], "weights": [1.0, 2.0]}
 
 @pytest.fixture(scope="module")
 def gradients():
-    """Of the loss in each array of a case, all from one program."""
+    """The gradients of the loss with respect to the embeddings, from one program."""
     arrays = to_jax(make_case(width=8, negatives=2))
     keys = {name: x for name, x in arrays.items() if name not in EMBEDDINGS}
     of = jax.jit(jax.grad(lambda x: matryoshka(**x, **keys, loss=INNER, **CUT)[0]))
@@ -60,7 +57,7 @@ def gradients():
 
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
-def test_its_gradient_is_the_slope_of_the_equation(name, gradients):
+def test_gradient_is_the_slope_of_the_equation(name, gradients):
     case = make_case(width=8, negatives=2)
     direction = np.random.default_rng(1).normal(size=case[name].shape)
     expected = slope_along(lambda c: loops(c, **CUT), case, name, direction)
@@ -68,11 +65,11 @@ def test_its_gradient_is_the_slope_of_the_equation(name, gradients):
     np.testing.assert_allclose(np.sum(np.asarray(gradients[name]) * direction), expected, rtol=1e-3)
 
 
-def test_by_itself_it_halves_down_to_eight():
+def test_default_dimensions_halve_down_to_eight():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 40)), jnp.float32)
     _, metrics = matryoshka(x, x, loss=INNER)
     assert [name for name in metrics if name.startswith("loss_at")] == [f"loss_at_{d}" for d in (40, 20, 10)]
-    assert "loss_at_4" in matryoshka(x[:, :4], x[:, :4], loss=INNER)[1]  # and of few takes all
+    assert "loss_at_4" in matryoshka(x[:, :4], x[:, :4], loss=INNER)[1]
 
 
 def test_a_row_of_zeros_has_a_finite_gradient():
@@ -82,50 +79,10 @@ def test_a_row_of_zeros_has_a_finite_gradient():
     assert np.isfinite(gradient).all() and np.abs(gradient[1]).max() > 0
 
 
-def test_a_teachers_scores_pass_through():
+def test_scores_of_a_teacher_pass_through():
     case = to_jax(make_case(negatives=2))
     of = {name: case[name] for name in EMBEDDINGS}
     scores = {"passage_score": jnp.ones(len(case["query"])), "negative_scores": case["negatives"][..., 0]}
     loss, metrics = matryoshka(**of, **scores, loss=margin_mse, dimensions=[4, 2])
     assert float(loss) == pytest.approx(float(metrics["loss_at_4"] + metrics["loss_at_2"]))
     assert "margin" in metrics and "accuracy_at_4" not in metrics
-
-
-class Linear:
-    """Token ids to vectors of length 1 by a table; a tower each."""
-
-    def __init__(self, table):
-        self.table = table
-
-    def encode_together(self, texts):
-        found = [self.table[int(tower == "query")][ids].sum(1) for ids, tower, _ in texts]
-        return [x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in found]
-
-
-def value_and_grad(table, batch, *, chunks=1, block_size=None):
-    inner = functools.partial(samtone, temperature=0.1, same_tower="both", block_size=block_size)
-    loss = functools.partial(matryoshka, loss=inner, dimensions=[16, 8, 4], weights=[1.0, 0.5, 2.0])
-    objective = Contrastive(loss=loss, chunks=chunks)
-    return jax.jit(jax.value_and_grad(lambda t: objective(Linear(t), batch)[0]))(table)
-
-
-@pytest.mark.slow
-def test_chunks_blocks_and_devices_give_the_same_numbers():
-    rng = np.random.default_rng(0)
-    table = jnp.asarray(rng.normal(size=(2, 50, 16)), jnp.float32)
-    shapes = {"query_ids": (16, 4), "passage_ids": (16, 6), "negative_ids": (16, 2, 6)}
-    batch = {name: jnp.asarray(rng.integers(0, 50, shape), jnp.int32) for name, shape in shapes.items()}
-    loss, gradient = value_and_grad(table, batch)
-    assert np.abs(gradient).max() > 1e-2
-    partitioner = MeshConfig().build()
-    assert partitioner.mesh.size > 1
-    split = {name: jax.device_put(x, partitioner.sharding(("batch",))) for name, x in batch.items()}
-    with partitioner():
-        on_mesh = [value_and_grad(table, split), value_and_grad(table, split, chunks=2, block_size=4)]
-    for found in (
-        value_and_grad(table, batch, chunks=4),
-        value_and_grad(table, batch, block_size=4),
-        *on_mesh,
-    ):
-        np.testing.assert_allclose(found[0], loss, rtol=1e-5)
-        np.testing.assert_allclose(found[1], gradient, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Losses of lists, against transcriptions of their formulas."""
+"""Losses of lists against numpy transcriptions of their equations."""
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ def test_equations(loss, settings, expected):
     )
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     assert np.abs(gradients[0]).max() > 0.01 and np.abs(np.asarray(gradients[1])[KEPT]).max() > 0.01
-    assert not np.asarray(gradients[1])[~KEPT].any(), "what is left out has no gradient"
+    assert not np.asarray(gradients[1])[~KEPT].any()
     first = [(p > n[k]).all() for p, n, k in zip(POSITIVE, NEGATIVES, KEPT, strict=True)]
     assert 0 < metrics["accuracy"] < 1 and metrics["accuracy"] == np.mean(first)
     np.testing.assert_allclose(metrics["positive_score"], POSITIVE.mean(), rtol=1e-6)
@@ -74,11 +74,11 @@ RANKS = np.array(
     ],
     np.float32,
 )
-COUNTS = [6, 6, 4, 5, 1]  # of each list, what there is
+COUNTS = [6, 6, 4, 5, 1]  # candidates in each list
 
 
 def by_the_equation(alpha):
-    """Chuang 2024, section 3.3.1, of M = - score."""
+    """Chuang 2024, section 3.3.1, with M = - score."""
     total = 0.0
     for scores, ranks, n in zip(-SCORES.astype(np.float64), RANKS, COUNTS, strict=True):
         for i in range(n):
@@ -89,7 +89,7 @@ def by_the_equation(alpha):
 
 
 def by_their_code(alpha):
-    """Sorted by rank, a mean for each distance, and the mean of these."""
+    """Sorted by rank: the mean over distances of the mean over pairs."""
     total = 0.0
     for scores, ranks, n in zip(-SCORES.astype(np.float64), RANKS, COUNTS, strict=True):
         order = np.argsort(ranks[:n], kind="stable")
@@ -106,7 +106,7 @@ def by_their_code(alpha):
 @pytest.mark.parametrize(
     ("reduction", "expected"), [("sum", by_the_equation), ("by_distance", by_their_code)]
 )
-def test_the_ranking_loss_of_queries(reduction, expected, alpha):
+def test_rank_margin_equals_the_equation_and_the_authors_code(reduction, expected, alpha):
     kept = np.arange(6) < np.array(COUNTS)[:, None]
 
     def of(scores):

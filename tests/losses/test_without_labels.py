@@ -14,7 +14,7 @@ from tests.losses.loss_cases import EMBEDDINGS, KEYS, duplicates, hard_negatives
 
 
 def sides(case):
-    """The rows, the others that are not the same text, and each row's hard negatives."""
+    """Both sides, and for each row the rows that are not duplicates and the hard negatives."""
     x, y = case["query"], case["passage"]
     others = [[j for j in range(len(x)) if j != i and not duplicates(case, i, j)] for i in range(len(x))]
     return x, y, others, [list(hard_negatives_of(case, i)) for i in range(len(x))]
@@ -104,7 +104,7 @@ def test_equals_the_equation(name, negatives, keys):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_those_of_the_loss(name):
+def test_gradients_equal_finite_differences(name):
     loss, _, settings = CASES[name]
     case = to_jax({k: v for k, v in make_case(negatives=2).items() if k in EMBEDDINGS})
     function = functools.partial(loss, **settings)
@@ -119,14 +119,14 @@ def test_gradients_are_those_of_the_loss(name):
         np.testing.assert_allclose(float((gradient * direction).sum()), slope, rtol=0.03, atol=2e-3)
 
 
-def test_as_printed_orthogonal_texts_have_a_finite_slope():
+def test_power_has_a_finite_gradient_at_orthogonal_texts():
     eye = jnp.eye(3, dtype=jnp.float32)
     gradient = jax.jit(jax.grad(lambda x: bce(x, eye, temperature=0.05, g="power")[0]))(eye)
     assert np.isfinite(gradient).all()
 
 
-def test_texts_alone_cost_nothing():
-    """A batch in which all texts are one has positives alone."""
+def test_a_batch_without_negatives_costs_nothing():
+    """All texts are duplicates of each other."""
     key = jnp.ones((3, 2), jnp.int32)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)
     for loss in (nt_xent, triplet):

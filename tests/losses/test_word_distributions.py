@@ -22,14 +22,14 @@ def contrast(first, second, **settings):
 
 
 def distribution(z):
-    """Equation 3, and divided by its sum."""
+    """Equation 3, divided by its sum."""
     with np.errstate(over="ignore"):  # sigmoid(-1000) is 0
         found = 1 / (1 + np.exp(-np.asarray(z, np.float64)))
     return found / found.sum(-1, keepdims=True)
 
 
 def js(p, q):
-    """Lin 1991: the entropy of the mean, less the mean of the entropies."""
+    """Lin 1991: the entropy of the mean minus the mean of the entropies."""
 
     def entropy(p):
         return -sum(x * np.log(x) for x in p if x > 0)
@@ -51,7 +51,7 @@ def equation_5(first, second, kept=lambda i, k: True, temperature=1.0):
     return total / len(first)
 
 
-def test_the_reconstruction_is_equation_4():
+def test_bag_of_words_is_equation_4():
     z, rng = logits(6), np.random.default_rng(1)
     y, w = rng.random((6, 50)) < 0.2, rng.random(50).astype(np.float32)
     p = 1 / (1 + np.exp(-np.asarray(z, np.float64)))
@@ -67,7 +67,7 @@ def test_the_reconstruction_is_equation_4():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
-def test_the_contrast_is_equation_5(temperature):
+def test_js_softmax_is_equation_5(temperature):
     first, second = logits(5), logits(5, seed=1) + 2 * logits(5)
     loss, metrics = contrast(first, second, temperature=temperature)
     p, q = distribution(first), distribution(second)
@@ -77,7 +77,7 @@ def test_the_contrast_is_equation_5(temperature):
     assert metrics["rows_without_negatives"] == 0
 
 
-def test_texts_of_equal_keys_are_no_negatives():
+def test_texts_with_equal_keys_are_not_negatives():
     first, second = logits(5), logits(5, seed=1)
     key = jnp.asarray([[1, 1], [2, 2], [1, 1], [3, 3], [2, 2]], jnp.int32)
     loss, _ = contrast(first, second, key=key)
@@ -90,8 +90,8 @@ def test_texts_of_equal_keys_are_no_negatives():
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 30.0, 300.0])
-def test_divergences_and_gradients_however_small_probabilities_are(scale):
-    """Against float64, from nearly uniform ones to those of which float32 has only zeros."""
+def test_divergences_and_gradients_at_small_probabilities(scale):
+    """Against float64, from nearly uniform probabilities to those that float32 rounds to 0."""
     first, second = logits(4, 300, scale), logits(6, 300, scale, seed=1)
     second = second.at[0].set(first[0])
     weights = jnp.asarray(np.random.default_rng(2).normal(size=(4, 6)), jnp.float32)
@@ -107,7 +107,7 @@ def test_divergences_and_gradients_however_small_probabilities_are(scale):
     assert found[0, 0] == 0 and np.min(found) >= 0 and np.max(found) <= np.log(2) + 1e-6
 
     def numpy_slope(z, p, q, weights):
-        """d/dz sum_k w_k JS(p(z), q_k), by hand: through log p, then through sigmoid and its sum."""
+        """d/dz sum_k w_k JS(p(z), q_k), through log p, then through sigmoid and its sum."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             by_log_p = sum(
                 w * np.nan_to_num(p * (np.log(p) - np.log((p + b) / 2))) / 2
@@ -125,7 +125,7 @@ def test_divergences_and_gradients_however_small_probabilities_are(scale):
         assert np.abs(slopes[0]).max() > 1e-6
 
 
-def test_devices_change_nothing_whatever_they_split():
+def test_meshes_change_no_number():
     first, second = logits(8, 64), logits(8, 64, seed=1)
 
     def loss_of(first, second):
@@ -138,7 +138,7 @@ def test_devices_change_nothing_whatever_they_split():
             compiled = jax.jit(jax.value_and_grad(loss_of, (0, 1))).lower(first, second).compile()
         sent = collectives.read(hlo.parse(compiled.as_text()), partitioner.mesh)
         words = [c for c in sent if any(64 in array.shape for array in c.arrays)]
-        if mesh == {"data": 4}:  # each side's words go round once, and so do their gradients
+        if mesh == {"data": 4}:  # each side's words travel once, and so do their gradients
             assert words and max(c.count for c in words) <= 2, words
         found = compiled(first, second)
         np.testing.assert_allclose(found[0], plain[0], rtol=1e-6)

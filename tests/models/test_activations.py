@@ -1,4 +1,4 @@
-"""GELU against its definition, with its slope, in either type."""
+"""GELU and its slope against the definition, in float32 and bfloat16."""
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +44,7 @@ def test_values_and_slopes(gelu, definition, approximate):
 
 
 @both
-def test_in_bfloat16_it_is_as_exact_as_jaxs_own_even_where_each_operation_rounds(
-    gelu, definition, approximate
-):
+def test_bfloat16_is_as_exact_as_jax_nn_gelu(gelu, definition, approximate):
     x = jnp.asarray(X, jnp.bfloat16)
     assert gelu(x).dtype == jax.grad(lambda x: gelu(x).sum())(x).dtype == jnp.bfloat16
     jaxs = errors(lambda x: jax.nn.gelu(x, approximate=approximate), x, definition)
@@ -62,13 +60,13 @@ def test_the_backward_pass_keeps_one_array_of_the_inputs_type(gelu, definition, 
     assert [leaf.dtype for leaf in kept] == [jnp.bfloat16]
 
 
-def test_a_program_for_older_readers_has_no_composite():
+def test_without_erf_exports_no_composite():
     x = jnp.asarray(X)
 
     def exported() -> str:
         return jax.export.export(jax.jit(lambda x: gelu(x)))(x).mlir_module()
 
-    assert "stablehlo.composite" in exported()  # else the context is needed no more
+    assert "stablehlo.composite" in exported()  # otherwise `without_erf` can go
     with without_erf():
         assert "stablehlo.composite" not in exported()
         np.testing.assert_allclose(jax.jit(lambda x: gelu(x))(x), of_gelu(X.astype(float))[0], atol=2e-6)

@@ -1,4 +1,4 @@
-"""Attention against loops over numbers: every feature, and each with the others."""
+"""Attention against float64 loops: every feature, and combinations of them."""
 
 import functools
 import itertools
@@ -48,7 +48,7 @@ def slow(query, key, value, *, mask, bias, scale, causal=False, window=None):
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("window", [None, 0, 2])
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 def test_attention_is_its_definition(causal, window, groups, has_bias):
@@ -61,7 +61,7 @@ def test_attention_is_its_definition(causal, window, groups, has_bias):
     real = mask[:, :, None, None]  # a padded query may see nothing
     np.testing.assert_allclose(np.where(real, found, 0), np.where(real, expected, 0), atol=2e-6)
     assert np.isfinite(found).all()
-    # What drops nothing, and what a GPU or TPU takes for float32, says the same.
+    # A dropout rate near 0 selects another code path.
     dropping = {"dropout_rate": 1e-9, "dropout_key": jax.random.key(0)}
     again = attention(*map(jnp.asarray, (query, key, value)), **jax.tree.map(_array, kinds), **dropping)
     np.testing.assert_allclose(again, found, atol=2e-6)
@@ -71,15 +71,9 @@ def _array(x):
     return jnp.asarray(x) if isinstance(x, np.ndarray) else x
 
 
-@pytest.mark.parametrize("groups", [1, 4])
-def test_the_librarys_path_is_the_definition_too(groups, monkeypatch):
-    """The one that float32 takes on TPUs."""
+def test_path_of_float32_on_tpus_is_the_definition(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    query, (key, value), bias = (
-        normal(2, 6, 4, 3),
-        (normal(2, 6, groups, 3) for _ in range(2)),
-        normal(1, 4, 6, 6),
-    )
+    query, key, value, bias = (normal(*s) for s in ((2, 6, 4, 3), *[(2, 6, 1, 3)] * 2, (1, 4, 6, 6)))
     mask = np.arange(6)[None] < np.array([[6], [4]])
     kinds = {"mask": mask, "bias": bias, "scale": 0.6, "causal": True, "window": 2}
     found = jax.jit(lambda *given: attention(*given, **jax.tree.map(_array, kinds)))(query, key, value)
@@ -88,49 +82,19 @@ def test_the_librarys_path_is_the_definition_too(groups, monkeypatch):
     np.testing.assert_allclose(np.where(real, found, 0), np.where(real, expected, 0), atol=2e-6)
 
 
-@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize(("targets", "sources"), [(5, 1), (3, 8)])
-def test_cross_attention_is_its_definition(targets, sources, has_bias):
+def test_cross_attention_is_its_definition(targets, sources):
     query, (key, value) = normal(2, targets, 4, 3), (normal(2, sources, 2, 3) for _ in range(2))
-    bias = normal(1, 4, targets, sources) if has_bias else None
+    bias = normal(1, 4, targets, sources)
     mask = np.arange(sources)[None] < np.array([[sources], [max(1, sources - 3)]])
     kinds = {"mask": mask, "bias": bias, "scale": 1.0}
     found = attention(*map(jnp.asarray, (query, key, value)), **jax.tree.map(_array, kinds))
     np.testing.assert_allclose(found, slow(query, key, value, **kinds), atol=2e-6)
-    if targets != sources:
-        with pytest.raises(ValueError, match="no common positions"):
-            attention(*map(jnp.asarray, (query, key, value)), **jax.tree.map(_array, kinds), causal=True)
+    with pytest.raises(ValueError, match="no common positions"):
+        attention(*map(jnp.asarray, (query, key, value)), **jax.tree.map(_array, kinds), causal=True)
 
 
-def test_a_decoder_that_sees_a_sentence_vector_alone():
-    """TSDAE's: a memory of one vector, of another width, that every position reads whole."""
-    module = Attention(
-        16,
-        num_heads=4,
-        head_dim=4,
-        memory_width=6,
-        stddevs=(0.3,) * 4,
-        use_bias=True,
-        dtype="float32",
-        rngs=nnx.Rngs(0),
-    )
-    x, memory = jnp.asarray(normal(2, 5, 16)), jnp.asarray(normal(2, 1, 6))
-    graph, state = nnx.split(module)
-
-    def total(state, x, memory):
-        y = nnx.merge(graph, state)(x, jnp.ones((2, 1), bool), memory=memory, key=None)
-        return (y * jnp.arange(16.0)[None, None]).sum(), y
-
-    gradient = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))
-    (_, y), gradients = gradient(state, x, memory)
-    expected = module.out(module.value(memory))
-    np.testing.assert_allclose(y, np.broadcast_to(expected, y.shape), atol=1e-6)
-    of_x, of_memory = gradients[1:]
-    assert np.abs(of_x).max() < 1e-6  # one key gets all the weight, whatever the query
-    assert np.abs(of_memory).max() > 0.1
-
-
-def test_rope_turns_pairs_by_the_angle_of_their_position():
+def test_rope_rotates_pairs_by_the_angle_of_their_position():
     x, frequencies = normal(1, 6, 2, 8), rope_frequencies(8, 100.0)
     np.testing.assert_allclose(frequencies, [100.0 ** (-2 * i / 8) for i in range(4)], rtol=1e-6)
     found = np.asarray(rotate(jnp.asarray(x), frequencies))
@@ -144,26 +108,26 @@ def test_rope_turns_pairs_by_the_angle_of_their_position():
     np.testing.assert_allclose(dot(found, 1, 3), dot(shifted, 3, 5), atol=1e-4)  # only distances count
 
 
+def make(**settings) -> Attention:
+    shared = {"num_heads": 4, "head_dim": 4, "stddevs": (0.5,) * 4, "dtype": "float32", "rngs": nnx.Rngs(0)}
+    return Attention(16, **shared | settings)
+
+
 class _Block(nnx.Module):
-    """Attention whose window and angles are a layer's own."""
+    """Attention whose window and angles differ between layers."""
 
     def __init__(self, rngs):
-        self.attention = Attention(
-            16, num_heads=4, head_dim=4, num_kv_heads=2, stddevs=(0.4,) * 4, dtype="float32", rngs=rngs
-        )
+        self.attention = make(num_kv_heads=2, rngs=rngs)
 
     def __call__(self, x, mask, bias, window, frequencies, *, key):
         return x + self.attention(x, mask, bias=bias, window=window, frequencies=frequencies, key=key)
 
 
-def test_layers_with_arguments_of_their_own_are_the_same_scanned():
+def test_scanned_layers_have_their_own_windows_and_angles():
     windows = np.array([NO_WINDOW, 1, 2], np.int32)
     frequencies = np.stack([rope_frequencies(4, base) for base in (1e4, 10.0, 100.0)])
-    mask, x, bias = (
-        jnp.arange(6)[None] < jnp.array([[6], [4]]),
-        normal(2, 6, 16),
-        jnp.asarray(normal(1, 4, 6, 6)),
-    )
+    mask, x = jnp.arange(6)[None] < jnp.array([[6], [4]]), normal(2, 6, 16)
+    bias = jnp.asarray(normal(1, 4, 6, 6))
     results = []
     for scan, remat in itertools.product((False, True), repeat=2):
         graph, state = nnx.split(layers.make_stack(_Block, 3, scan=scan, rngs=nnx.Rngs(0)))
@@ -183,29 +147,13 @@ def test_layers_with_arguments_of_their_own_are_the_same_scanned():
         np.testing.assert_allclose(gradient, results[0][1], atol=1e-5)
 
 
-def test_heads_that_cannot_be_shared_out_evenly():
-    with pytest.raises(ValueError, match="num_heads 4 is not a multiple of num_kv_heads 3"):
-        Attention(
-            8, num_heads=4, head_dim=2, num_kv_heads=3, stddevs=(1.0,) * 4, dtype="float32", rngs=nnx.Rngs(0)
-        )
-
-
 @pytest.mark.parametrize(
     ("groups", "window", "has_bias", "has_rope"),
     [(4, None, False, False), (2, None, True, False), (1, 2, False, True), (4, 1, True, True)],
 )
 def test_cached_attention_in_pieces_equals_whole_attention(groups, window, has_bias, has_rope):
-    """Token by token, and in pieces: the cache has the positions before, for RoPE, windows and biases too."""
     length = 7
-    module = Attention(
-        16,
-        num_heads=4,
-        head_dim=4,
-        num_kv_heads=groups,
-        stddevs=(0.5,) * 4,
-        dtype="float32",
-        rngs=nnx.Rngs(0),
-    )
+    module = make(num_kv_heads=groups)
     x = jnp.asarray(normal(2, length, 16))
     bias = jnp.asarray(normal(1, 4, length, length)) if has_bias else None
     more = {"window": window, "frequencies": jnp.asarray(rope_frequencies(4, 100.0)) if has_rope else None}
@@ -233,23 +181,14 @@ def test_cached_attention_in_pieces_equals_whole_attention(groups, window, has_b
         y, after = piece(cache, x, 1)
         return after, jax.lax.dynamic_update_slice_in_dim(found, y, cache.filled, axis=1)
 
-    # A loop in the program carries the cache; places that are not filled yet are not seen.
+    # A compiled loop carries the cache; positions that are not filled yet are invisible.
     start = jax.tree.map(lambda a: jnp.full_like(a, 100.0 if a.ndim else 0), module.empty_cache(2, length))
     _, found = jax.lax.while_loop(lambda s: s[0].filled < length, step, (start, jnp.zeros_like(x)))
     np.testing.assert_allclose(found, whole, atol=2e-6)
 
 
-def test_the_keys_and_values_of_a_memory_are_computed_once():
-    module = Attention(
-        16,
-        num_heads=4,
-        head_dim=4,
-        num_kv_heads=2,
-        memory_width=6,
-        stddevs=(0.5,) * 4,
-        dtype="float32",
-        rngs=nnx.Rngs(0),
-    )
+def test_recall_equals_attention_to_the_memory():
+    module = make(num_kv_heads=2, memory_width=6)
     x, memory = jnp.asarray(normal(2, 3, 16)), jnp.asarray(normal(2, 5, 6))
     mask = jnp.arange(5)[None] < jnp.array([[5], [2]])
     cache = nnx.jit(lambda module, memory: module.remember(memory))(module, memory)
@@ -262,13 +201,13 @@ def test_the_keys_and_values_of_a_memory_are_computed_once():
         np.testing.assert_allclose(found, whole[:, t : t + 1], atol=2e-6)
 
 
-def test_no_kernel_takes_a_memorys_padding_for_that_of_the_queries(monkeypatch):
-    """cuDNN's is told one length for both: what is as long as its memory must not go there."""
-    module = Attention(16, num_heads=2, head_dim=8, stddevs=(0.5,) * 4, dtype="bfloat16", rngs=nnx.Rngs(0))
+def test_cudnn_is_not_used_for_a_memory(monkeypatch):
+    """cuDNN takes one length for queries and keys, so it would apply the memory's padding to the queries."""
+    module = make(num_heads=2, head_dim=8, dtype="bfloat16")
     x, memory = (jnp.asarray(normal(2, 4, 16), jnp.bfloat16) for _ in range(2))
     mask = jnp.arange(4)[None] < jnp.array([[4], [2]])
     expected = module(x, mask, memory=memory, key=None)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where there is none: cuDNN's kernel fails
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # without a GPU cuDNN's kernel fails
     np.testing.assert_array_equal(module(x, mask, memory=memory, key=None), expected)
     np.testing.assert_array_equal(module.recall(x, module.remember(memory), mask), expected)
     with pytest.raises(Exception, match=r"(?i)cudnn"):
@@ -276,12 +215,12 @@ def test_no_kernel_takes_a_memorys_padding_for_that_of_the_queries(monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_no_kernel_takes_a_texts_own_bias(monkeypatch, rows):
-    """cuDNN's gives it no gradient; in a batch of one text it looks like one that all texts share."""
+def test_cudnn_is_not_used_for_a_bias_of_each_text(monkeypatch, rows):
+    """cuDNN computes no gradient for it. In a batch of one text its shape is that of a shared bias."""
     heads, bias = jnp.asarray(normal(rows, 4, 2, 8), jnp.bfloat16), jnp.asarray(normal(rows, 2, 4, 4))
     shared = {"mask": jnp.ones((rows, 4), bool), "scale": 0.5}
     expected = attention(heads, heads, heads, bias=bias, bias_of_text=True, **shared)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where there is none: cuDNN's kernel fails
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # without a GPU cuDNN's kernel fails
     found = attention(heads, heads, heads, bias=bias, bias_of_text=True, **shared)
     np.testing.assert_array_equal(found, expected)
     with pytest.raises(Exception, match=r"(?i)cudnn|bias of 2 texts"):

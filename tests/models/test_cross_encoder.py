@@ -1,4 +1,4 @@
-"""Cross-encoders: pairs joined on the device are those of the tokenizers; dropout."""
+"""Cross-encoders: pairs joined on the device equal those of the tokenizers; dropout."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def side_by_side(tokenizer: Tokenizer, lengths=(16, 24)) -> list[jax.Array]:
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "deberta"])
-def test_joined_texts_are_the_tokenizers_pairs(name):
+def test_joined_texts_equal_the_tokenizers_pairs(name):
     pairs = PairTokenizer(Tokenizer.load(GOLDEN / f"cross_{name}"))
     assert (pairs.separator is None) == (name != "roberta")
     ids, types = jax.jit(lambda q, p: join(q, p, separator=pairs.separator))(*apart(name))
@@ -46,7 +46,7 @@ def test_joined_texts_are_the_tokenizers_pairs(name):
             assert kinds[: len(pair.ids)].tolist() == pair.types.tolist() and kinds[: len(pair.ids)].any()
 
 
-def test_padding_that_is_spelt_out_takes_no_token_from_a_query():
+def test_a_padding_token_in_the_text_does_not_end_a_query():
     pairs, given = PairTokenizer(Tokenizer.load(GOLDEN / "cross_bert")), ("a [PAD] cat", "the [PAD] dog")
     rows = [Tokenizer.load(GOLDEN / "cross_bert").encode_batch([text], max_length=16) for text in given]
     assert all(PADDING_TOKEN in row[0][1:-1] for row in rows)
@@ -56,7 +56,7 @@ def test_padding_that_is_spelt_out_takes_no_token_from_a_query():
 
 
 def t5_with_pairs(folder: Path) -> Path:
-    """The golden T5 with what T5's published tokenizers say of two texts."""
+    """The golden T5 with the template for pairs of T5's published tokenizers."""
     path = shutil.copytree(GOLDEN / "t5_1_1", folder / "t5") / "tokenizer.json"
     content = json.loads(path.read_text())
     one = content["post_processor"]["single"]
@@ -67,7 +67,7 @@ def t5_with_pairs(folder: Path) -> Path:
     return path.parent
 
 
-def test_t5s_encoder_reads_two_whole_texts_under_a_head_over_their_mean(tmp_path):
+def test_t5_scores_pairs_by_a_head_over_the_mean(tmp_path):
     loaded = PretrainedCrossEncoder(source=f"hf:{t5_with_pairs(tmp_path)}").build(seed=0)
     model, config = loaded.model, loaded.model.config
     assert (config.separator, config.pooling, config.activation) == ("own", "mean", "tanh")
@@ -86,7 +86,7 @@ def test_t5s_encoder_reads_two_whole_texts_under_a_head_over_their_mean(tmp_path
     assert np.ptp(scores) > 0.01
 
 
-def test_scores_of_texts_are_the_scores_of_their_pairs_and_dropout_is_on_with_a_key():
+def test_score_texts_equals_score_and_follows_the_dropout_key():
     loaded = PretrainedCrossEncoder(source=f"hf:{GOLDEN / 'cross_bert'}").build(seed=0)
     texts = apart("bert")
     tokens = PairTokenizer(loaded.tokenizer).encode(PAIRS, max_length=40)
@@ -103,11 +103,11 @@ def test_scores_of_texts_are_the_scores_of_their_pairs_and_dropout_is_on_with_a_
 
 def test_cross_encoder_refuses_to_join_texts_before_joining_is_known():
     loaded = model_dir.load(f"hf:{GOLDEN / 'cross_bert'}", kind="cross_encoder")
-    with pytest.raises(ValueError, match="how two texts are joined is not known"):
+    with pytest.raises(ValueError, match="separator of two texts is unknown"):
         loaded.model.score_texts(*apart("bert"))
 
 
-def test_a_tokenizer_that_joins_otherwise_is_refused(tmp_path):
+def test_a_tokenizer_that_joins_pairs_differently_is_refused(tmp_path):
     tokenizer = Tokenizer.load(GOLDEN / "cross_bert")
     tokenizer.save(tmp_path)
     path = tmp_path / "tokenizer.json"

@@ -1,4 +1,4 @@
-"""Decoding: transformers' tokens, sums by hand, and distributions."""
+"""Decoding: the tokens of transformers, exhaustive search, and distributions."""
 
 import functools
 import itertools
@@ -41,13 +41,13 @@ def generate(model, source, how):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_greedy_tokens_are_transformers(name):
+def test_greedy_tokens_equal_transformers(name):
     model, golden = model_and_golden(name)
     source, expected = golden["source_ids"], golden["greedy"]
     ends = (expected == EOS).any(1)
-    assert ends.any() and not ends.all(), "some outputs end"
+    assert ends.any() and not ends.all()
     how = Decoding(max_new_tokens=NEW_TOKENS)
-    # A row of padding has no output; and one by one, without padding.
+    # With a row of padding, which has no output; and one by one, without padding.
     padded = np.concatenate([source, np.zeros_like(source[:1])])
     np.testing.assert_array_equal(generate(model, padded, how)[:, 0], np.pad(expected, ((0, 1), (0, 0))))
     for row, tokens in zip(source[:2], expected, strict=False):
@@ -55,21 +55,18 @@ def test_greedy_tokens_are_transformers(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_beams_are_transformers(name):
+def test_beams_equal_transformers(name):
     model, golden = model_and_golden(name)
     expected = golden["beams"]
-    assert (expected[:, 0] != golden["greedy"]).any(), "beams find what greedy decoding does not"
-    assert len(np.unique((expected != 0).sum(-1))) > 3, "of several lengths"
+    assert (expected[:, 0] != golden["greedy"]).any()
+    assert len(np.unique((expected != 0).sum(-1))) > 3
     how = Decoding(max_new_tokens=NEW_TOKENS, num_beams=BEAMS, num_outputs=BEAMS)
     np.testing.assert_array_equal(generate(model, golden["source_ids"], how), expected)
-    best = Decoding(max_new_tokens=NEW_TOKENS, num_beams=BEAMS, num_outputs=2)
-    np.testing.assert_array_equal(generate(model, golden["source_ids"], best), expected[:, :2])
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_incremental_decoding_equals_teacher_forcing(scan):
+def test_incremental_decoding_equals_teacher_forcing():
     backbone = T5Config(
-        vocab_size=50, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=16, scan_layers=scan
+        vocab_size=50, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=16, scan_layers=True
     )
     config = Seq2SeqConfig(backbone=backbone, num_decoder_layers=2)
     model = config.make(rngs=nnx.Rngs(0))
@@ -114,26 +111,18 @@ def test_training_drops_out_and_its_gradient_reaches_everything():
     assert found[0][0] == found[1][0] != found[2][0]
 
 
-MESHES = {"batch": MeshConfig(), "all axes": MeshConfig(fsdp=2, tensor=2)}
 HOW = {
-    "greedy": Decoding(max_new_tokens=NEW_TOKENS),
     "beams": Decoding(max_new_tokens=NEW_TOKENS, num_beams=BEAMS, num_outputs=BEAMS),
     "samples": Decoding(max_new_tokens=NEW_TOKENS, num_outputs=3, top_k=20, top_p=0.9),
 }
 
 
-@pytest.mark.parametrize(
-    ("mesh", "how"),
-    [
-        pytest.param(mesh, how, marks=[] if (mesh, how) == ("all axes", "beams") else pytest.mark.slow)
-        for mesh, how in itertools.product(MESHES, HOW)
-    ],
-)
-def test_tokens_are_the_same_on_a_mesh(mesh, how):
+@pytest.mark.parametrize("how", ["beams", pytest.param("samples", marks=pytest.mark.slow)])
+def test_tokens_are_the_same_on_a_mesh(how):
     model, golden = model_and_golden("seq2seq_1_1")
     source = np.concatenate([golden["source_ids"], np.zeros((2, 30), np.int32)])
     graph, state = nnx.split(model)
-    partitioner = MESHES[mesh].build()
+    partitioner = MeshConfig(fsdp=2, tensor=2).build()
     placed = jax.device_put(state, layers.param_shardings(state, partitioner))
 
     def run(state, source):
@@ -145,7 +134,7 @@ def test_tokens_are_the_same_on_a_mesh(mesh, how):
     assert len(found.sharding.device_set) == jax.device_count() > 1
 
 
-# Decoding of something that is no neural network: the next token depends on the last one alone.
+# A model without a network: the next token depends on the last one only.
 TABLE = np.random.default_rng(3).normal(size=(6, 6)).astype(np.float32) * 1.5
 
 
@@ -186,14 +175,14 @@ def test_samples_have_the_distribution_of_the_model():
             assert not after.any()
         else:
             check(after, expected[token])
-    with pytest.raises(AssertionError):  # another temperature is told from it
+    with pytest.raises(AssertionError):  # the check detects another temperature
         check(found[:, 0], softmax(TABLE[0]))
 
 
 @pytest.mark.parametrize(
     ("top_k", "top_p"), [(3, None), (None, 0.6), (4, 0.8), (99, 1.0), (1, None), (None, 1e-6)]
 )
-def test_unlikely_tokens_are_those_of_the_definition(top_k, top_p):
+def test_likely_equals_the_definition(top_k, top_p):
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(50, 12)).astype(np.float32) * 2
     left, ids = decoding.likely(jnp.asarray(logits), top_k=top_k, top_p=top_p)
@@ -216,25 +205,23 @@ def test_unlikely_tokens_are_those_of_the_definition(top_k, top_p):
         assert set(np.asarray(drawn).tolist()) == set(np.flatnonzero(found[0]).tolist())
 
 
-def test_nucleus_keeps_equal_tokens_together():
+def test_nucleus_keeps_ties():
     logits = jnp.log(jnp.array([[0.4, 0.2, 0.2, 0.1, 0.1], [0.2] * 5, [0.1, 0.2, 0.4, 0.1, 0.2]]))
     left, _ = decoding.likely(logits, top_k=None, top_p=0.5)
     assert np.isfinite(left).tolist() == [[1, 1, 1, 0, 0], [1] * 5, [0, 1, 1, 0, 1]]
 
 
-def test_a_nucleus_of_a_real_vocabulary_is_what_sorting_it_finds():
+def test_nucleus_of_a_large_vocabulary_equals_sorting():
     rng = np.random.default_rng(0)
-    logits = rng.normal(size=(40, 32_128)).astype(np.float32) * rng.uniform(0.1, 3, (40, 1)).astype(
-        np.float32
-    )
+    logits = (rng.normal(size=(40, 32_128)) * rng.uniform(0.1, 3, (40, 1))).astype(np.float32)
     sums = np.cumsum(np.sort(softmax(logits), axis=1)[:, ::-1], axis=1)
     for top_p in (0.05, 0.5, 0.95):
         left, _ = jax.jit(functools.partial(decoding.likely, top_k=None, top_p=top_p))(logits)
-        # Float32's sums of a vocabulary are right to 1e-6 of the whole.
+        # Float32 sums over a vocabulary are exact to 1e-6.
         least, most = ((sums < top_p + error).sum(1) + 1 for error in (-1e-6, 1e-6))
         kept = np.isfinite(left).sum(1)
         assert (least <= kept).all() and (kept <= most).all()
-        assert len(set(kept)) > 15, "of many sizes"
+        assert len(set(kept)) > 15
 
 
 @pytest.mark.parametrize("how", [Decoding(top_k=10), Decoding(top_p=0.9), Decoding(top_k=10, top_p=0.9)])
@@ -246,7 +233,7 @@ def test_no_step_sorts_the_vocabulary(how):
         text = jax.jit(function).lower(jnp.zeros((4, 32_128))).compile().as_text()
         return re.findall(r"= .*\bsort\(", text)
 
-    assert sorts(lambda x: jnp.sort(x, axis=-1)), "a sort is found"
+    assert sorts(lambda x: jnp.sort(x, axis=-1))
     assert not sorts(choose)
 
 
@@ -268,7 +255,7 @@ def test_beams_find_the_best_of_all_outputs():
         start_id=0,
         eos_id=EOS,
     )
-    # Some have the same score: 0 5 0 and 5 0 0 take the same steps after 0.
+    # Some outputs have equal scores: 0 5 0 and 5 0 0 take the same steps after 0.
     np.testing.assert_allclose(found[0], [scores[output] for output in best], rtol=1e-5)
     outputs = [
         tuple(output[: output.index(EOS) + 1] if EOS in output else output) for output in tokens[0].tolist()
@@ -278,7 +265,7 @@ def test_beams_find_the_best_of_all_outputs():
     assert not tokens[1].any()
 
 
-def test_the_loop_ends_when_all_outputs_have_and_a_shape_is_compiled_once():
+def test_loop_ends_with_the_last_output_and_compiles_once_per_shape():
     steps = []
 
     def counted(ids, state):
@@ -304,6 +291,6 @@ def test_samples_depend_on_text_and_seed_only():
     source, how = golden["source_ids"], Decoding(max_new_tokens=6, num_outputs=4, temperature=2.0)
     found = generate(model, source, how)
     np.testing.assert_array_equal(generate(model, np.pad(source[::-1], ((0, 0), (0, 2))), how)[::-1], found)
-    assert len(np.unique(found.reshape(-1, 6), axis=0)) == 24, "all outputs differ"
+    assert len(np.unique(found.reshape(-1, 6), axis=0)) == 24  # all outputs differ
     other = Decoding(max_new_tokens=6, num_outputs=4, temperature=2.0, seed=1)
     assert (generate(model, source, other) != found).any((1, 2)).all()

@@ -1,4 +1,4 @@
-"""The TPU kernels of attention, interpreted: values and gradients against the definition, on meshes too."""
+"""TPU kernels of attention, interpreted: values and gradients against the definition, also on meshes."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
 RNG = np.random.default_rng(0)
 ROWS, LENGTH, HEADS = 4, 16, 4
-# Padding for one text of a device and not for the other, and a text of one token.
+# Full texts, padded texts, and a text of one token.
 MASK = np.arange(LENGTH)[None] < np.array([16, 9, 1, 12])[:, None]
 KEY = jax.random.key(7)
 
@@ -29,7 +29,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def definition(query, key, value, bias=None, *, scale, causal=False, window=None, kept=None, rate=0.0):
-    """[B, L, H, K], with weights written out in float32; `kept` [B, H, T, S] says what dropout leaves."""
+    """[B, L, H, K], with float32 weights; `kept` [B, H, T, S] are those that dropout keeps."""
     query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
     logits = scale * jnp.einsum("bthk,bshk->bhts", query, key)
     logits = logits if bias is None else logits + bias
@@ -43,7 +43,7 @@ def definition(query, key, value, bias=None, *, scale, causal=False, window=None
 
 @functools.cache
 def what_is_kept(rate: float, for_all: bool) -> jax.Array:
-    """[B, H, T, S] of KEY, text by text and head by head."""
+    """[B, H, T, S] for KEY."""
     words = jax.lax.bitcast_convert_type(jax.random.bits(KEY, (2,)), jnp.int32)
 
     def one(text, head):
@@ -57,7 +57,7 @@ def what_is_kept(rate: float, for_all: bool) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def with_gradients(function, arrays, cotangent):
-    """The value at real positions, and all gradients with cotangents there alone: others have no meaning."""
+    """The value and all gradients, with values and cotangents at real positions only."""
     value, back = jax.vjp(function, *arrays)
     real = MASK[:, :, None, None]
     return jnp.where(real, value, 0), *back(jnp.where(real, cotangent, 0).astype(value.dtype))
@@ -67,7 +67,6 @@ ONE, BATCH, BOTH = {}, {"fsdp": 2, "data": 2}, {"tensor": 2, "data": 2}
 CASES = {
     "t5": ({"scale": 1.0, "has_bias": True}, ONE),
     "t5, sharded": ({"scale": 1.0, "has_bias": True, "rate": 0.3, "for_all": True}, BOTH),
-    "bert": ({"scale": 0.125, "rate": 0.3}, ONE),
     "bert, sharded": ({"scale": 0.125, "rate": 0.3}, BOTH),
     "minilm": ({"scale": 32**-0.5, "dim": 32}, BATCH),
     "modernbert": ({"scale": 0.125, "window": 3}, BATCH),
@@ -76,7 +75,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values_and_gradients_are_the_definitions(case):
+def test_values_and_gradients_equal_the_definition(case):
     (how, mesh), rate = CASES[case], CASES[case][0].get("rate", 0.0)
     has_bias, dim = how.get("has_bias", False), how.get("dim", 64)
     arrays = [jnp.asarray(normal(ROWS, LENGTH, HEADS, dim)) for _ in range(3)]
@@ -106,7 +105,7 @@ def test_values_and_gradients_are_the_definitions(case):
 
     wanted = with_gradients(expected, arrays, cotangent)
     got = with_gradients(found, arrays, cotangent)
-    # Each is a sum of at most 16 x 128 float32 numbers of size 1, of texts and of devices.
+    # Sums of at most 16 x 128 float32 numbers of size 1.
     for name, a, b in zip(("out", "query", "key", "value", "bias"), got, wanted, strict=False):
         assert np.abs(b).max() > 0.1, name
         np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5, err_msg=name)
@@ -118,11 +117,11 @@ def test_values_and_gradients_are_the_definitions(case):
 
 @pytest.fixture
 def as_on_tpus(monkeypatch):
-    """Takes the kernels on this CPU, where they are interpreted."""
+    """Uses the kernels on this CPU, which interprets them."""
     monkeypatch.setattr(Partitioner, "on_tpu", True)
 
 
-def test_bfloat16_is_as_near_as_attention_written_out(as_on_tpus):
+def test_bfloat16_is_as_near_as_without_kernels(as_on_tpus):
     arrays = [jnp.asarray(normal(ROWS, LENGTH, HEADS, 64), jnp.bfloat16) for _ in range(3)]
     arrays += [jnp.asarray(normal(1, HEADS, LENGTH, LENGTH))]
     cotangent = jnp.asarray(normal(*arrays[0].shape))
@@ -146,8 +145,8 @@ def test_bfloat16_is_as_near_as_attention_written_out(as_on_tpus):
         assert off[1] < 2**-7 * np.linalg.norm(np.asarray(c, np.float32))  # eight bits
 
 
-def test_an_encoder_trains_with_them_under_any_rematerialisation(as_on_tpus):
-    """T5 on a mesh that splits texts and heads, against attention written out."""
+def test_an_encoder_trains_with_kernels_under_any_remat(as_on_tpus):
+    """T5 on a mesh that splits texts and heads, against attention without kernels."""
     ids = jnp.asarray(np.where(MASK, RNG.integers(1, 50, MASK.shape), 0), jnp.int32)
     whole = MeshConfig(**BOTH).build()
 
@@ -169,7 +168,7 @@ def test_an_encoder_trains_with_them_under_any_rematerialisation(as_on_tpus):
         return len(list(kernels_in(traced.jaxpr.jaxpr)))
 
     by_kernels = {remat: program(remat, whole) for remat in (False, "products", True)}
-    # Forwards, once more where that is computed anew, and backwards, in the bodies of scans over the layers.
+    # Forward, backward, and forward again if it is recomputed, in the bodies of scans over the layers.
     assert [kernels(of) for of, _ in by_kernels.values()] == [2, 2, 3]
     written_out = program(True, dataclasses.replace(whole, fused_attention=False))
     assert kernels(written_out[0]) == 0
@@ -182,7 +181,6 @@ def test_an_encoder_trains_with_them_under_any_rematerialisation(as_on_tpus):
 
 
 def kernels_in(jaxpr):
-    """Yields the kernels' equations."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "pallas_call":
             yield equation
@@ -192,7 +190,6 @@ def kernels_in(jaxpr):
 
 
 def test_fused_dropout_masks_have_the_rate_and_are_uncorrelated():
-    """Of 2^16 weights the rate, in no row or column more; no text, head or key is like another."""
     rate, length = 0.1, 256
     kept = jax.jit(lambda *at: attention_kernel.kept(*map(jnp.int32, at), length, rate))
     places = ((1, 2, 0, 0), (1, 2, 0, 1), (1, 2, 1, 0), (3, 2, 0, 0), (1, 3, 0, 0))
@@ -225,14 +222,14 @@ def test_fused_dropout_masks_have_the_rate_and_are_uncorrelated():
         ((4, 64, 2, 64), {}, False),  # one head a device: half of a register
     ],
 )
-def test_fused_kernels_take_supported_shapes_only(as_on_tpus, shape, more, taken):
+def test_kernels_are_used_for_supported_shapes_only(as_on_tpus, shape, more, taken):
     partitioner = MeshConfig(tensor=2, fused_attention=more.get("fused", True)).build()
     query = jax.ShapeDtypeStruct(shape, more.get("dtype", jnp.bfloat16))
     key = jax.ShapeDtypeStruct((*shape[:2], more.get("kv_heads", shape[2]), shape[3]), query.dtype)
     assert fused_attention.takes(query, key, partitioner) == taken
 
 
-def test_no_kernel_on_other_machines():
+def test_kernels_are_not_used_on_other_machines():
     query = jax.ShapeDtypeStruct((4, 64, 4, 64), jnp.bfloat16)
     assert not fused_attention.takes(query, query, MeshConfig().build())
     assert not fused_attention.takes(query, query, None)
@@ -248,8 +245,8 @@ def test_no_kernel_on_other_machines():
         (256, False, {"dropout_rate": 0.1}),
     ],
 )
-def test_they_say_what_they_do(length, has_bias, more, backward):
-    """Plans take a kernel's word for its work (`jaxir.costs`): here against what is traced of it."""
+def test_kernels_report_their_cost(length, has_bias, more, backward):
+    """Plans use the reported cost (`jaxir.costs`); here it is compared with the traced program."""
     texts, heads, dim = 16, 4, 64
     kind = Kind(head_dim=dim, **({"scale": 1.0} | more))
     x = jax.ShapeDtypeStruct((texts, length, heads * dim), jnp.bfloat16)
@@ -261,17 +258,17 @@ def test_they_say_what_they_do(length, has_bias, more, backward):
     (kernel,) = kernels_in(jaxpr)
     products, elementwise = traced(kernel.params["jaxpr"])
     programs = math.prod(kernel.params["grid_mapping"].grid)
-    said = kernel.params["cost_estimate"]
-    # Of two heads side by side each has products as wide as both, but for those that are read turned.
+    reported = kernel.params["cost_estimate"]
+    # Products of one head are as wide as two heads, except for those that read transposed values.
     wide = (4 + 5) / 5 if backward else 3 / 2
-    assert said.flops * wide == programs * products
-    assert said.flops == 2 * (5 if backward else 2) * texts * heads * length**2 * dim
-    # What is done for a position of a text or a head, not for its numbers, is left out.
+    assert reported.flops * wide == programs * products
+    assert reported.flops == 2 * (5 if backward else 2) * texts * heads * length**2 * dim
+    # The report leaves out work for each position of a text or head.
     assert int(kernel.params["metadata"]["elementwise"]) == pytest.approx(programs * elementwise, rel=0.04)
     arguments = (x, x, x, bias, *integers, *rest)
     results = jax.eval_shape(functools.partial(function, kind=kind), *arguments)
     moved = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((arguments, results)))
-    assert said.bytes_accessed == moved
+    assert reported.bytes_accessed == moved
 
 
 def traced(jaxpr) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Sources of several passages (Fusion-in-Decoder): transformers' logits and tokens, and what changes none."""
+"""Sources of several passages (Fusion-in-Decoder) against transformers."""
 
 import functools
 
@@ -16,16 +16,16 @@ model_and_golden = functools.partial(read, file="reader.npz")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_are_transformers_of_concatenated_passages(name):
+def test_logits_equal_transformers(name):
     model, golden = model_and_golden(name)
     source, target = golden["source_ids"], golden["target_ids"]
-    assert (source != 0).any(-1).sum(-1).tolist() == [3, 3, 3, 2], "a passage is missing"
+    assert (source != 0).any(-1).sum(-1).tolist() == [3, 3, 3, 2]
     logits = nnx.jit(lambda model, s, t: model(s, t))
     found = logits(model, jnp.asarray(source), jnp.asarray(target))
     real = (target != 0)[..., None]
     np.testing.assert_allclose(np.where(real, found, 0.0), golden["logits"], atol=1e-5)
     assert golden["logits"].std(axis=-1)[target != 0].min() > 0.1
-    # Guards: one long source, in which passages see each other, is something else; so are fewer passages.
+    # One long source, whose passages see each other, gives other logits; so do fewer passages.
     fewer = np.where(np.arange(3)[None, :, None] < 2, source, 0)
     for other in (source.reshape(len(source), -1), fewer):
         assert (
@@ -35,7 +35,7 @@ def test_logits_are_transformers_of_concatenated_passages(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_are_transformers_of_concatenated_passages(name):
+def test_tokens_equal_transformers(name):
     model, golden = model_and_golden(name)
     source = golden["source_ids"]
     greedy, beams = Decoding(max_new_tokens=12), Decoding(max_new_tokens=12, num_beams=4)
@@ -44,7 +44,7 @@ def test_tokens_are_transformers_of_concatenated_passages(name):
     assert (golden["beams"] != golden["greedy"]).any() and (golden["greedy"] == 1).any()
 
 
-def test_neither_padding_nor_the_order_of_passages_changes_what_is_written():
+def test_padding_and_the_order_of_passages_change_no_token():
     model, golden = model_and_golden("seq2seq_1_1")
     source, longer = golden["source_ids"], np.pad(golden["source_ids"], [(0, 1), (0, 2), (0, 5)])
     for how in (Decoding(max_new_tokens=12), Decoding(max_new_tokens=12, num_outputs=3, top_p=0.9)):

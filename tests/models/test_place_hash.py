@@ -1,4 +1,4 @@
-"""Numbers that are hashes of their places: evenly spread, of no neighbour's, the same on any mesh."""
+"""Random numbers that are hashes of positions: uniform, uncorrelated, the same on any mesh."""
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,13 @@ SHAPE = (32, 64, 96)
 
 
 def drawn(seed: int, rate: float = 0.1) -> np.ndarray:
-    """Where dropout at this rate drops, float64."""
+    """1 where dropout drops, else 0, float64."""
     kept = layers.dropout(jnp.ones(SHAPE, jnp.float32), rate, jax.random.key(seed))
     np.testing.assert_allclose(np.unique(kept), [0.0, 1 / (1 - rate)], rtol=1e-6)
     return np.asarray(kept == 0, np.float64)
 
 
-def test_every_bit_is_even_and_no_number_comes_twice():
+def test_bits_are_uniform_and_numbers_distinct():
     bits = np.asarray(counter_random.bits(jax.random.key(0), SHAPE)).view(np.uint32).ravel()
     assert len(np.unique(bits)) == len(bits)
     shares = [((bits >> bit) & 1).mean() for bit in range(32)]
@@ -26,17 +26,17 @@ def test_every_bit_is_even_and_no_number_comes_twice():
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_as_many_are_dropped_as_should_everywhere(rate):
+def test_dropout_has_its_rate_along_every_axis(rate):
     dropped = drawn(0, rate)
     for axes in ((0, 1, 2), (1, 2), (0, 2), (0, 1), (2,)):
         shares = dropped.mean(axes)
         deviation = (rate * (1 - rate) * shares.size / dropped.size) ** 0.5
         assert np.abs(shares - rate).max() < 5 * deviation
-        if shares.size > 50:  # as far from the mean as chance is, and not nearer
+        if shares.size > 50:  # neither farther from the mean than chance nor nearer
             assert 0.8 * deviation < shares.std() < 1.2 * deviation
 
 
-def test_neighbours_and_keys_have_nothing_to_do_with_each_other():
+def test_neighbours_and_keys_are_uncorrelated():
     dropped, limit = drawn(0), 5 / np.prod(SHAPE) ** 0.5
     others = [np.roll(dropped, shift, axis) for axis in range(3) for shift in (1, 2, 8, 16)]
     for other in (*others, *(drawn(seed) for seed in (1, 2, 3))):
@@ -44,15 +44,15 @@ def test_neighbours_and_keys_have_nothing_to_do_with_each_other():
 
 
 @pytest.mark.parametrize("shape", [(32, 64, 1024), (64, 64, 512), (16, 128, 768)])
-def test_in_how_many_places_a_feature_is_dropped_varies_as_chance_does(shape):
-    """At widths that are powers of two, too, where places differ in few bits."""
+def test_counts_of_dropped_positions_are_binomial(shape):
+    """Also at widths that are powers of two, where positions differ in few bits."""
     draw = jax.jit(lambda seed: (layers.dropout(jnp.ones(shape), 0.1, jax.random.key(seed)) == 0).sum(1))
     counts = np.stack([draw(seed) for seed in range(8)])
     assert abs(counts.var() / (shape[1] * 0.1 * 0.9) - 1) < 5 * (2 / counts.size) ** 0.5
 
 
-def test_the_kernels_drops_by_query_vary_as_chance_does():
-    """Of 6 texts' 12 heads with 512 tokens: in how many rows a column is dropped."""
+def test_counts_of_weights_dropped_by_the_kernel_are_binomial():
+    """6 texts, 12 heads, 512 tokens: in how many rows a column is dropped."""
     words = jax.lax.bitcast_convert_type(jax.random.bits(jax.random.key(0), (2,)), jnp.int32)
     text, head = (x.ravel() for x in jnp.indices((6, 12)))
     draw = jax.jit(jax.vmap(lambda t, h: (~attention_kernel.kept(*words, t, h, 512, 0.1)).sum(0)))
@@ -60,7 +60,7 @@ def test_the_kernels_drops_by_query_vary_as_chance_does():
     assert abs(counts.var() / (512 * 0.1 * 0.9) - 1) < 4 * (2 / counts.size) ** 0.5
 
 
-def test_a_mesh_draws_the_same():
+def test_a_mesh_draws_the_same_numbers():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
     sharding = NamedSharding(mesh, PartitionSpec("x", None, "y"))
     on_mesh = jax.jit(lambda key: counter_random.bits(key, SHAPE), out_shardings=sharding)(jax.random.key(4))
@@ -68,6 +68,6 @@ def test_a_mesh_draws_the_same():
     np.testing.assert_array_equal(on_mesh, counter_random.bits(jax.random.key(4), SHAPE))
 
 
-def test_places_beyond_32_bits_are_made():
+def test_arrays_of_more_than_2_32_numbers_are_possible():
     shape = jax.eval_shape(lambda: counter_random.bits(jax.random.key(0), (70_000, 70_000, 3))).shape
     assert shape == (70_000, 70_000, 3)

@@ -1,7 +1,4 @@
-"""Products of bfloat16 numbers: the form for CPUs gives what the plain one gives, forward and backward.
-
-Compiled with all optimizations, for they decide which products XLA for CPUs can compute at all.
-"""
+"""Products of bfloat16 numbers: the form for CPUs equals the plain one, forward and backward."""
 
 import contextlib
 import dataclasses
@@ -18,13 +15,11 @@ from jaxir.runtime import cpu
 from jaxir.runtime.partitioning import MeshConfig
 
 BF16 = jnp.bfloat16
-# How far rounding to bfloat16 moves a number, relatively.
-ROUNDING = 2.0**-8
+ROUNDING = 2.0**-8  # relative error of rounding to bfloat16
 
 
 @pytest.fixture(autouse=True)
 def any_cpu(monkeypatch):
-    """The form is right on every CPU, and quick on some."""
     monkeypatch.setattr(cpu, "has_quick_bfloat16", lambda: True)
 
 
@@ -33,7 +28,7 @@ def mesh(devices: int):
 
 
 def traced(context, function, *args):
-    """Lowers under `context`; of a function of its own, for JAX would not trace the same one again."""
+    """Lowers under `context`; a new lambda, because JAX would not trace the same function again."""
     with context:
         return jax.jit(lambda *a: function(*a)).lower(*args)
 
@@ -45,7 +40,6 @@ def types_of_products(text: str) -> list[tuple[str, str]]:
 
 
 def with_gradients(x, kernel, bias, slope):
-    """affine(x, kernel, bias) and the gradients that the slope of it gives."""
     output, back = jax.vjp(layers.affine, x, kernel, bias)
     return output, back(slope)
 
@@ -54,7 +48,7 @@ def with_gradients(x, kernel, bias, slope):
 @pytest.mark.parametrize(
     ("inside", "outside"), [(24, 40), (40, 24), (24, 1)], ids=["wider", "narrower", "one number"]
 )
-def test_output_and_gradients_are_those_of_float32_rounded_once(inside, outside, bias):
+def test_output_and_gradients_equal_float32_rounded_once(inside, outside, bias):
     rng = np.random.default_rng(0)
     x, kernel, slope = (
         jnp.asarray(rng.normal(size=s), BF16) for s in ((56, inside), (inside, outside), (56, outside))
@@ -75,7 +69,7 @@ def test_output_and_gradients_are_those_of_float32_rounded_once(inside, outside,
         np.testing.assert_allclose(np.asarray(value, np.float64), right, rtol=ROUNDING, atol=1e-5)
 
 
-def test_other_types_and_other_places_have_the_plain_form():
+def test_other_types_and_contexts_have_the_plain_form():
     x, kernel = jnp.ones((4, 8), BF16), jnp.ones((8, 4), BF16)
 
     def types(context, dtype=BF16):
@@ -85,13 +79,13 @@ def test_other_types_and_other_places_have_the_plain_form():
     assert types(contextlib.nullcontext()) == [("bf16", "bf16")]
     assert types(mesh(1)()) == [("bf16", "f32")]
     assert types(mesh(1)(), jnp.float32) == [("f32", "f32")]
-    assert types(contextlib.nullcontext()) == [("bf16", "bf16")], "only while in force"
+    assert types(contextlib.nullcontext()) == [("bf16", "bf16")]
     stand_in = dataclasses.replace(mesh(1), stand_in=True)
-    assert types(stand_in()) == [("bf16", "bf16")], "a plan's devices are others"
+    assert types(stand_in()) == [("bf16", "bf16")]
 
 
 @pytest.mark.parametrize(("inside", "outside"), [(24, 40), (40, 24)])
-def test_over_several_devices_no_activation_travels(inside, outside):
+def test_no_activation_travels_between_devices(inside, outside):
     devices, rng = mesh(4), np.random.default_rng(0)
     specs = PartitionSpec("data"), PartitionSpec(), PartitionSpec(), PartitionSpec("data")
     shapes = (64, inside), (inside, outside), (outside,), (64, outside)

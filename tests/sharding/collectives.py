@@ -1,4 +1,4 @@
-"""Reads the collectives of a compiled program: what they carry, and over which mesh axes."""
+"""Reads the collectives of a compiled program, independently of `jaxir.costs`."""
 
 import math
 import re
@@ -14,12 +14,12 @@ _SHAPE = re.compile(r"\b(pred|[a-z]+\d+)\[([\d,]*)\]")
 
 
 class Collective(NamedTuple):
-    """One array that a collective makes.
+    """One array that a collective returns.
 
     Attributes:
       kind: such as all-gather.
       dtype: as XLA writes it: f32, s32, ...
-      shape: of the result on one device.
+      shape: the shape of the result on one device.
       axes: the mesh axes along which devices exchange it.
     """
 
@@ -30,7 +30,6 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str, mesh: Mesh) -> list[Collective]:
-    """Returns the collectives in the text of a compiled program for `mesh`."""
     found = []
     for line in text.splitlines():
         if match := _LINE.search(line):
@@ -42,7 +41,7 @@ def collectives(text: str, mesh: Mesh) -> list[Collective]:
 
 
 def _groups(line: str) -> Iterator[list[int]]:
-    """Yields the groups of devices that exchange, by their place in the mesh."""
+    """Yields the groups of devices that exchange, by their index in the mesh."""
     if explicit := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", line):
         for group in re.findall(r"\{([\d, ]+)\}", explicit[1]):
             yield [int(n) for n in group.split(",")]
@@ -51,18 +50,18 @@ def _groups(line: str) -> Iterator[list[int]]:
     if named:
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
         along = re.findall(r"'(\w+)'", named[3])
-        assert ":" not in named[3], f"part of an axis is not understood: {line}"
+        assert ":" not in named[3], f"cannot read a part of an axis: {line}"
         ids = _iota(named[2] or f"[{math.prod(sizes.values())}]").reshape(list(sizes.values()))
         order = sorted(range(len(sizes)), key=lambda i: list(sizes)[i] in along)
         yield from ids.transpose(order).reshape(-1, math.prod(sizes[n] for n in along)).tolist()
         return
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", line)
-    assert iota, f"replica groups not understood: {line}"
+    assert iota, f"cannot read the replica groups: {line}"
     yield from _iota(iota[2]).reshape([int(n) for n in iota[1].split(",")]).tolist()
 
 
 def _iota(text: str) -> np.ndarray:
-    """Returns what XLA writes as [2,4]T(1,0): 0, 1, 2, ... in that shape, transposed, flat."""
+    """Parses [2,4]T(1,0): 0, 1, 2, ... in that shape, transposed, flattened."""
     match = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     assert match, text
     dims = [int(n) for n in match[1].split(",")]

@@ -1,4 +1,4 @@
-"""How the tests of this folder start processes that train together."""
+"""Starts processes that train together."""
 
 import os
 import socket
@@ -14,15 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def launch():
-    """Starts one process, or several that JAX joins, each with CPU devices of its own; returns them."""
+    """Starts one process, or several that JAX connects, each with its own CPU devices; returns them."""
     started = []
 
     def start(
         *arguments: str, processes: int = 1, devices: int = 4, folders: Sequence[Path] = (), **settings: str
     ) -> list[subprocess.Popen]:
-        """Starts Python with `arguments`, each process in its one of `folders`, with `settings` set."""
         env = os.environ | {
-            "NPROC": "40",  # each device's thread may wait in another collective: there must be more threads
+            "NPROC": "40",  # more threads than devices, because each device may wait in a collective
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"
             " --xla_cpu_collective_call_terminate_timeout_seconds=300"  # for a busy machine

@@ -1,6 +1,6 @@
-"""Makes, saves, restores and loads a model in one of two processes, and tells what it held, read and wrote.
+"""Makes, saves, restores and loads a model in one of two processes; reports what it held, read and wrote.
 
-usage: memory_worker.py OUTPUT, as `launch` of conftest.py starts it
+usage: memory_worker.py OUTPUT, started by `launch` of conftest.py
 """
 
 import json
@@ -26,7 +26,7 @@ from jaxir.training.run.checkpoints import Checkpoints
 from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import AdamW
 
-# 16 MB, and all of it can be split; the settings are those of a large model.
+# 16 MB, all of which can be split; the settings are those of a large model.
 T5 = T5Config(
     vocab_size=512,
     embed_dim=256,
@@ -60,13 +60,13 @@ def total(tree) -> float:
     return float(jax.jit(lambda t: sum(abs(x).sum() for x in jax.tree.leaves(t)))(tree))
 
 
-def counted(params: dict[str, LazyArray], asked: list[int]) -> dict[str, LazyArray]:
-    """Returns the arrays, noting the bytes of each part that is read of them."""
+def counted(params: dict[str, LazyArray], reads: list[int]) -> dict[str, LazyArray]:
+    """Returns arrays that append the bytes of each part that is read to `reads`."""
 
     def one(array: LazyArray) -> LazyArray:
         def read(index):
             part = array[index]
-            asked.append(part.nbytes)
+            reads.append(part.nbytes)
             return part
 
         return LazyArray(array.shape, read)
@@ -75,7 +75,7 @@ def counted(params: dict[str, LazyArray], asked: list[int]) -> dict[str, LazyArr
 
 
 def as_in_the_file(loaded, params: dict[str, LazyArray]) -> bool:
-    """Whether the parts that this process holds are what the file has there, transposed and stacked."""
+    """Whether the parts that this process holds equal those of the file, transposed and stacked."""
     same = []
     for ours, theirs in (("mlp", "wi_0"), ("attention", "query")):
         stack = np.stack([params[f"layers.{i}.{ours}.{theirs}.kernel"] for i in range(T5.num_layers)])
@@ -120,16 +120,16 @@ def main(output: Path) -> None:
         new = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
         hf.write_encoder(output / "hf", T5, new, pad_id=0)
     wait_for_all("the Hugging Face folder is written")
-    asked: list[int] = []
+    reads: list[int] = []
     encoder = hf.read_encoder(output / "hf")
     source = StoredModel(
         config=CONFIG,
-        params=counted({f"encoder.{name}": value for name, value in encoder.params.items()}, asked),
+        params=counted({f"encoder.{name}": value for name, value in encoder.params.items()}, reads),
         tokenizer=None,
         settings=EncoderSettings(query_max_length=8, passage_max_length=8),
     )
     loaded = nnx.to_pure_dict(nnx.state(stored.build(source, partitioner)))
-    report["read"], report["largest read"] = sum(asked), max(asked)
+    report["read"], report["largest read"] = sum(reads), max(reads)
     report["as in the file"] = as_in_the_file(loaded["encoder"], encoder.params)
 
     before = transferred("wchar")

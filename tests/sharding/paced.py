@@ -1,4 +1,4 @@
-"""Training data that takes its time, so that a run can be interrupted; for gin files."""
+"""Slow training data, so that a test can interrupt the run; for gin files."""
 
 import dataclasses
 import os
@@ -11,10 +11,10 @@ from tests.training import tiny_run
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Paced(TextData):
-    """Pairs whose batches take PACE seconds each, by the environment.
+    """Pairs whose batches take PACE seconds each (an environment variable).
 
     Attributes:
-      source: where the pairs come from.
+      source: the source of the pairs.
     """
 
     source: Any

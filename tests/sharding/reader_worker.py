@@ -1,4 +1,4 @@
-"""A reader's loss, gradients and answers on eight devices, beside those of one: `reader_worker.py OUTPUT`."""
+"""Compares a reader's loss, gradients and answers on eight devices and on one: `reader_worker.py OUTPUT`."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.objectives.reader import FusionInDecoder
 from jaxir.runtime.partitioning import MeshConfig
 
-MESHES = {1: {"data": 8}, 2: {"data": 2, "fsdp": 2, "tensor": 2}}  # by chunks
+MESHES = {1: {"data": 8}, 2: {"data": 2, "fsdp": 2, "tensor": 2}}  # number of chunks -> mesh
 ROWS, PASSAGES, LENGTH = 16, 3, 12
 
 
@@ -41,9 +41,8 @@ def main(output: Path) -> None:
             def loss_of(state):
                 return objective(nnx.merge(graph, state), batch, key)[0]
 
-            return *jax.value_and_grad(loss_of)(state), nnx.merge(graph, state).generate(
-                batch["source_ids"], how
-            )
+            tokens = nnx.merge(graph, state).generate(batch["source_ids"], how)
+            return *jax.value_and_grad(loss_of)(state), tokens
 
         if partitioner is None:
             return jax.jit(step)(state, jax.tree.map(jnp.asarray, examples))

@@ -1,6 +1,6 @@
-"""Trains on meshes and on one device, and tells how far apart they end; run by test_global_batch.py.
+"""Trains on meshes and on one device, and reports the differences; run by test_global_batch.py.
 
-usage: shard_worker.py OUTPUT, as `launch` of conftest.py starts it
+usage: shard_worker.py OUTPUT, started by `launch` of conftest.py
 """
 
 import functools
@@ -27,7 +27,7 @@ from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import Adafactor, BuiltOptimizer
 from tests.sharding.collectives import collectives
 
-# Every size is another number, so that a shape in a compiled program tells what it is.
+# All sizes differ, so that a shape in a compiled program identifies the array.
 BATCH, NEGATIVES, QUERY_LENGTH, PASSAGE_LENGTH, VOCABULARY, WIDTH, DIMENSION = 40, 2, 5, 7, 64, 32, 24
 STEPS = 5
 LOSSES = {
@@ -49,7 +49,7 @@ T5 = T5Config(
     remat=True,
     scan_layers=True,
 )
-# All losses with a bag of words, one with T5.
+# The bag of words trains with all losses, T5 with one.
 ONE_PROCESS = {
     "bag": [
         {"data": 8},
@@ -87,7 +87,7 @@ class Bag(nnx.Module):
 
 
 class AnyLoss:
-    """The contrastive objective with the loss that the batch names, so that one program serves for all."""
+    """The contrastive objective with the loss that the batch selects; one program serves all losses."""
 
     def __call__(self, model, batch, key, *, auxiliary=None, step=None):
         def branch(loss):
@@ -111,7 +111,7 @@ MODELS = {
 
 
 def batches() -> list[dict[str, np.ndarray]]:
-    """The batches of a run. There are few keys, so that duplicates must be masked across devices."""
+    """The batches of a run, with few keys, so that duplicates must be masked across devices."""
     rng = np.random.default_rng(0)
     made = []
     for _ in range(STEPS):
@@ -129,7 +129,7 @@ def batches() -> list[dict[str, np.ndarray]]:
 
 
 def keep_gradients() -> optax.GradientTransformation:
-    """Passes gradients on, and keeps them as its state."""
+    """Passes gradients through, and keeps them as its state."""
     return optax.GradientTransformation(
         lambda params: {"gradients": optax.tree.zeros_like(params)},
         lambda updates, state, params: (updates, {"gradients": updates}),
@@ -197,7 +197,7 @@ def farthest(arrays: dict[str, jax.Array], expected: dict[str, np.ndarray], what
 
 
 def reference(output: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Runs every loss on one device and keeps the results in a file."""
+    """Runs every loss on one device and saves the results."""
     found = {}
     for name in MODELS:
         program = Program(name, MeshConfig().build(jax.local_devices()[:1]))

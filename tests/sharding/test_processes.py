@@ -1,4 +1,4 @@
-"""`python -m jaxir.train` in two processes: interrupted, resumed with others, stopped by one of them."""
+"""`python -m jaxir.train` in two processes: interrupted, resumed on other meshes, stopped by one process."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from jaxir import cli
 from jaxir.interop import model_dir
 from tests.training.saved_run import arrays, log, saved_steps
 
-# Most of the time processes start; the limit is for a busy machine.
+# The limit is for a busy machine.
 pytestmark = pytest.mark.timeout(900)
 STEPS, PAIRS = 30, 64
 RECIPE = """
@@ -128,7 +128,7 @@ def test_a_killed_and_preempted_run_ends_as_an_uninterrupted_one(tmp_path, launc
         settings = {"PACE": "0.1", "JAXIR_HEARTBEAT_SECONDS": "10"}
         return launch(*command(flag, run_dir, mesh), processes=2, devices=2, **settings)
 
-    # One of two processes is killed: the other ends, soon and with a sentence.
+    # One of two processes is killed: the other ends soon, with an error message.
     two = start({"slices": 2, "fsdp": 2})
     wait_for_step(two, run_dir, 9)
     two[1].kill()
@@ -148,7 +148,7 @@ def test_a_killed_and_preempted_run_ends_as_an_uninterrupted_one(tmp_path, launc
     last = saved_steps(run_dir)[-1]
     assert 12 <= last < STEPS
     assert [x["step"] for x in log(run_dir) if "loss" in x] == list(range(1, last + 1))
-    assert f"step {last}/{STEPS}" in errors and "step" not in other  # only the first process tells
+    assert f"step {last}/{STEPS}" in errors and "step" not in other  # only the first process logs steps
 
     # One process, this one, ends the run.
     assert cli.main("jaxir.train:train", command(flag, run_dir, {"data": 2, "fsdp": 2})[2:]) == 0
@@ -213,7 +213,7 @@ def test_missing_input_of_one_process_ends_all(tmp_path, launch, finish, pairs):
     ],
 )
 def test_differing_inputs_end_all_processes_before_training(tmp_path, launch, finish, pairs, other, sentence):
-    """They trained one model on it, and replicas that differed, in silence."""
+    """A bug trained replicas on different inputs without an error."""
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
         shutil.copytree(TOKENIZER, folder / "model")
@@ -231,7 +231,7 @@ def test_differing_inputs_end_all_processes_before_training(tmp_path, launch, fi
     flags = command("--gin_file=recipe.gin", tmp_path / "run", {"data": 2})
     for status, told in finish(launch(*flags, processes=2, devices=1, folders=folders)):
         assert status == 1
-        *_, last = told.splitlines()  # the slower one may hear it from the other: "process 0 stopped (...)"
+        *_, last = told.splitlines()  # of the slower process possibly: "process 0 stopped (...)"
         assert told.count("error: ") == 1 and last.startswith("error: ") and sentence in last
     assert not (tmp_path / "run").exists()
 
@@ -255,11 +255,11 @@ with together():
         raise {error}
     time.sleep(300)
 """
-    (other, told), (own, said) = finish(launch("-c", code, processes=2, devices=1))
+    (other, errors), (own, failure) = finish(launch("-c", code, processes=2, devices=1))
     assert (own, other) == (status, 75 if status == 143 else 1)
-    assert said.splitlines()[-1] == f"error: {reason}"
-    assert ("Traceback" in said) == (status == 70)
-    assert told.startswith(f"error: process 1 stopped ({reason}), so process 0 ends too")
+    assert failure.splitlines()[-1] == f"error: {reason}"
+    assert ("Traceback" in failure) == (status == 70)
+    assert errors.startswith(f"error: process 1 stopped ({reason}), so process 0 ends too")
 
 
 def test_waiting_for_other_processes_is_reported(launch):
@@ -275,7 +275,7 @@ def test_waiting_for_other_processes_is_reported(launch):
 
 @pytest.mark.slow
 def test_auxiliary_resumes_bit_for_bit_over_processes(tmp_path, launch, finish, pairs):
-    """Learnt, frozen and averaged: two processes of four devices, killed and resumed, against one alone."""
+    """Trained, frozen and averaged arrays: two processes, killed and resumed, against one process."""
     flag = recipe(tmp_path, pairs, imports="from tests.training import beside")
     path = tmp_path / "recipe.gin"
     lines = [line for line in path.read_text().splitlines() if "contrastive" not in line.lower()]

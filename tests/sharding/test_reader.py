@@ -1,4 +1,4 @@
-"""A reader on eight devices: the loss, gradients and answers of one."""
+"""A reader on eight devices has the loss, gradients and answers of one device."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_eight_devices_are_one(tmp_path, launch, finish):
+def test_eight_devices_equal_one(tmp_path, launch, finish):
     worker = Path(__file__).with_name("reader_worker.py")
     ended = finish(launch(str(worker), str(tmp_path / "report.json"), devices=8))
     assert [status for status, _ in ended] == [0], ended

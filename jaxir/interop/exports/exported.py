@@ -43,7 +43,7 @@ class Source:
         Raises:
           UserError: no graph for texts of any number and length can be made of its encoder.
         """
-        if fault := any_length.fault_of(loaded.model):
+        if fault := any_length.export_error(loaded.model):
             raise UserError(fault)
         return cls(
             name=name,

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxir.core.errors import UserError
 from jaxir.interop.weights import array_checksums
-from jaxir.models.layers import Remat, not_of, param_shardings
+from jaxir.models.layers import Remat, param_shardings, unexpected_array
 from jaxir.objectives.objective import Objective, loss_and_metrics
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.training.step.optimizers import BuiltOptimizer
@@ -121,7 +121,7 @@ def plan_state(
         float32, or the model holds state that is not a parameter, which no export would have.
     """
     graphdef, variables, _ = nnx.split(model, nnx.Param, ...)
-    if found := not_of(model, nnx.Param):
+    if found := unexpected_array(model, nnx.Param):
         raise UserError(f"the model holds {found}: only an nnx.Param is trained and saved")
     whole = NamedSharding(partitioner.mesh, PartitionSpec())
     params, layout = _laid_out(variables, partitioner)
