@@ -32,7 +32,7 @@ def test_the_questions_that_beirs_quora_is_made_of(tmp_path, below):
     assert found.qrels == {"4": {"1": 1, "2": 1}, "6": {"3": 1}}, "a query is no document"
     assert found.queries == ["Best way to boil an egg?", "sky, why blue"]
     assert read_quora(tmp_path, "dev").qrels == {"9": {"3": 1}}
-    with pytest.raises(UserError, match=r"has no train-queries\.tsv: expected are a BEIR folder"):
+    with pytest.raises(UserError, match=r"has no train-queries\.tsv: expected is a BEIR folder"):
         read_quora(tmp_path, "train")
 
 
@@ -41,7 +41,7 @@ def test_quoras_own_release(tmp_path):
     assert found.document_ids == ["1", "2", "3", "4", "5"] and found.documents[1] == "How to boil eggs?"
     assert found.qrels == {"1": {"2": 1}, "2": {"1": 1, "5": 1}, "5": {"2": 1}}
     assert found.queries == ["How do I boil an egg?", "How to boil eggs?", "egg boiling"]
-    with pytest.raises(UserError, match="no split 'dev': Quora's own release has none"):
+    with pytest.raises(UserError, match="no split 'dev': Quora's own release has no splits"):
         read_quora(tmp_path, "dev")
 
 
@@ -102,7 +102,7 @@ def test_twelve_forums_are_averaged(tmp_path, capsys):
     values = evaluate(model=MODEL, dataset=f"cqadupstack:{tmp_path}", metrics="P@1")
     printed = capsys.readouterr().out
     assert values["missing"] == ["wordpress"] and values["metrics"]["P@1"] == pytest.approx(6 / 11)
-    assert "mean of 11" in printed and "not there: wordpress (expected is a folder for each forum" in printed
+    assert "mean of 11" in printed and "missing: wordpress (expected is a folder for each forum" in printed
 
 
 def test_the_readers_feed_the_metrics(tmp_path):

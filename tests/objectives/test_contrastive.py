@@ -1,4 +1,4 @@
-"""The contrastive objective: what it encodes, which randomness and keys it passes on, shards, and gin."""
+"""The contrastive objective: towers, dropout, keys, shards, and gin."""
 
 import textwrap
 
@@ -16,11 +16,11 @@ from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.samtone import samtone
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
-from jaxir.objectives.contrastive import Contrastive, Embeddings
+from jaxir.objectives.contrastive import Contrastive
 from jaxir.runtime.partitioning import MeshConfig
 from tests.objectives.unlabelled import WORDS
 
-# The sizes of `unlabelled`, whose compiled operations serve here too.
+# The sizes of `unlabelled`, so that its compiled operations are reused.
 VOCABULARY, WIDTH = WORDS, 32
 TINY = BertConfig(
     vocab_size=VOCABULARY,
@@ -82,19 +82,12 @@ def test_loss_sees_negatives_and_keys(model, batch):
     assert all(abs(float(loss - other)) > 1e-3 for other in others)
 
 
-def test_pairs_alone_are_enough(model, batch):
+def test_a_batch_may_have_no_negatives_and_keys(model, batch):
     objective = Contrastive()
     pairs = {k: batch[k] for k in objective.features(TextFormat(4, 12)) if k.endswith("_ids")}
     embeddings = objective.embed(model, pairs)
     assert embeddings.negatives is None
     chex.assert_trees_all_close(objective(model, pairs)[0], samtone(embeddings.query, embeddings.passage)[0])
-
-
-def test_call_is_embed_then_loss_of(model, batch):
-    objective, key = Contrastive(), jax.random.key(3)
-    loss, metrics = objective(model, batch, key)
-    again, metrics_again = objective.loss_of(objective.embed(model, batch, key), batch)
-    chex.assert_trees_all_equal((loss, metrics), (again, metrics_again))
 
 
 def test_dropout_differs_between_calls_of_a_tower_and_follows_the_key(batch):
@@ -118,7 +111,7 @@ def test_dropout_differs_between_calls_of_a_tower_and_follows_the_key(batch):
 
 @pytest.mark.slow
 def test_four_devices_equal_one(model, batch):
-    """With dropout on: loss and every parameter's gradient, none of them zero throughout."""
+    """With dropout: the loss, and every parameter's gradient, none of which is all zero."""
     objective = Contrastive()
     graph, state = nnx.split(model)
 
@@ -141,7 +134,7 @@ def test_four_devices_equal_one(model, batch):
 
 
 def training_step(objective: Contrastive, steps: int = 1):
-    """What a command looks like to gin."""
+    """A function for gin to bind."""
     return objective, steps
 
 
@@ -180,38 +173,3 @@ def test_gin_binds_a_loss_and_its_settings(tmp_path, monkeypatch, model, batch):
     expected, _ = samtone(*embeddings, **keys, temperature=0.2, same_tower="both")
     chex.assert_trees_all_close(loss, expected)
     assert "passage_passage_similarity" in metrics
-
-
-@pytest.mark.usefixtures("clean_gin")
-def test_a_new_loss_is_one_file_and_one_gin_piece(tmp_path, monkeypatch, model, batch):
-    (tmp_path / "losses_of_a_test.py").write_text(
-        textwrap.dedent(
-            '''
-            import jax.numpy as jnp
-
-
-            def hinge(query, passage, negatives=None, *, margin=0.1, **keys):
-                """Hinge on the batch's mean similarity, to have a loss of one's own."""
-                positive = jnp.sum(query * passage, axis=-1)
-                loss = jnp.mean(jnp.maximum(0.0, margin - positive))
-                return loss, {"positive_similarity": jnp.mean(positive)}
-            '''
-        )
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    call = bind(
-        tmp_path,
-        f"""
-        import losses_of_a_test
-        from jaxir.objectives import contrastive
-        import {__name__} as job
-
-        job.training_step.objective = @contrastive.Contrastive()
-        contrastive.Contrastive.loss = @losses_of_a_test.hinge
-        losses_of_a_test.hinge.margin = 2.0
-        """,
-    )
-    objective, _ = call()
-    loss, metrics = objective(model, batch)
-    chex.assert_trees_all_close(loss, 2.0 - metrics["positive_similarity"], rtol=1e-5)
-    assert isinstance(objective.embed(model, batch), Embeddings)

@@ -521,7 +521,7 @@ def test_a_pooler_begins_as_a_folders(tmp_path):
     )
     with pytest.raises(UserError, match="is for vectors of 32 numbers, the encoder's have 8"):
         made(objective, make_model(projection=Projection(dimension=8)))
-    with pytest.raises(UserError, match='a pooler is what projector "tanh" begins as'):
+    with pytest.raises(UserError, match='a pooler initialises projector "tanh"'):
         diffcse(pooler=source)
     save_file({"bert.pooler.dense.bias": bias}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="among its weights: it has no pooler"):

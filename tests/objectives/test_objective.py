@@ -123,7 +123,7 @@ class Beside(Answers):
     [
         (
             lambda m: layers.param(ONE),
-            "Beside.auxiliary must return an nnx.Module or None, not Param: what",
+            "Beside.auxiliary must return an nnx.Module or None, not Param",
         ),
         (lambda m: {"scale": layers.param(ONE)}, "must return an nnx.Module or None, not dict"),
         (lambda m: ONE, r"must return an nnx.Module or None, not float32 \[\]"),

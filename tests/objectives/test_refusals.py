@@ -31,8 +31,8 @@ LONGER = TextFormat(14, 14, mask_id=MASK, vocabulary="words")
             lambda: diffcse(contrastive=Contrastive(), texts="next"),
             "on labelled pairs DiffCSE changes the pairs themselves",
         ),
-        (lambda: diffcse(task="mlm", change="insert"), 'change is "replace"'),
-        (lambda: diffcse(task="mlm", follow="code"), "no other task"),
+        (lambda: diffcse(task="mlm", change="insert"), "change='insert' and use='difference' must be"),
+        (lambda: diffcse(task="mlm", follow="code"), "has no task 'mlm'"),
         (
             lambda: Contrastive(chunks=0),
             "chunks must be a whole number of at least 1 or 'auto', not 0",
@@ -65,7 +65,7 @@ def made(objective, form=FORM, **model):
             {},
             "the objective's decoder: head_dim 20 must be even and divide",
         ),
-        (SimCSE(), FORM, {"dropout": 0.0}, r"of which the model has none: set DROPOUT=0\.1"),
+        (SimCSE(), FORM, {"dropout": 0.0}, r"the model has none: set DROPOUT=0\.1"),
         (diffcse(), FORM, {"dropout": 0.0}, "differ by dropout"),
         (
             diffcse(generator=Tiny(vocabulary="others")),
