@@ -53,10 +53,10 @@ class Retriever:
             done(1)
 
     def _one(self, some: Candidates, found: list[list[str]]) -> Candidates:
-        told: dict[str, Any] = {"passages": [ids[0] if ids else None for ids in found]}
+        results: dict[str, Any] = {"passages": [ids[0] if ids else None for ids in found]}
         if self._answers is not None:
-            told |= {"ranks": self._ranks(self._answers[some.id], found), "depth": self.depth}
-        return Candidates(id=some.id, question=some.question, outputs=some.outputs, **told)
+            results |= {"ranks": self._ranks(self._answers[some.id], found), "depth": self.depth}
+        return Candidates(id=some.id, question=some.question, outputs=some.outputs, **results)
 
     def _ranks(self, answers: Sequence[str], found: list[list[str]]) -> list[int | None]:
         matcher, documents = AnswerMatcher(answers), self._searcher.index.documents

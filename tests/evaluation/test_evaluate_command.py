@@ -67,12 +67,6 @@ def test_judgements_of_either_format_need_no_header(files, line):
     assert read_judgements(files / "qrels") == {"a query" if "query" in line else "a": {"d1": 2}}
 
 
-def test_identical_ids_dropped_on_request(files, capsys):
-    result = evaluate(**arguments(files, metrics="RR@10", identical_ids="drop"))
-    assert result["per_query"]["RR@10"]["q3"] == 1.0
-    assert result["identical_ids"] == "drop" and "own id dropped (1 found)" in capsys.readouterr().out
-
-
 def test_a_cutoff_beyond_the_runs_depth_is_reported(files, folder, capsys):
     lines = [f"q{i} Q0 d{i + n} {n} {9 - n} t\n" for i in range(40) for n in range(5)]
     (files / "cut.trec").write_text("".join(lines))

@@ -1,4 +1,4 @@
-"""Exact match and F1 of written answers: by hand, and the command with its comparisons and bad input."""
+"""Exact match and F1 of written answers: by hand, and by the command with comparisons."""
 
 import json
 
@@ -14,8 +14,8 @@ from jaxir.evaluation.exact_match import exact_match, f1, normalized, score_answ
         ("The  Eiffel\tTower!", "eiffel tower"),
         ("a.b.c. of an A", "abc of"),
         ("theatre and thean", "theatre and thean"),  # articles are whole words
-        ("the-end", "theend"),  # punctuation goes first, and leaves no space
-        ("l’été", "l’été"),  # only ASCII's
+        ("the-end", "theend"),  # punctuation is removed first, without a space
+        ("l’été", "l’été"),  # ASCII punctuation only
         ("1,000 $", "1000"),
         ("The", ""),
     ],

@@ -73,7 +73,7 @@ def qrels(folder: Path) -> None:
         (read_sts, YEAR | {"STS.input.forums.txt": "0\t1\n\n0 2\n0\t3\n\n"}, "forums.txt:3: expected 2 colu"),
         (read_sts, YEAR | {"STS.gs.forums.txt": "5\n\n3\nfour\n"}, "forums.txt:4: the score is not a number"),
         (read_sts, YEAR | {"STS.gs.forums.txt": "5\n\n3\n4\n\n1\n"}, "gs.forums.txt: it has 6 lines, and ST"),
-        (read_sts, YEAR | {"STS.gs.forums.txt": "5\n\n3\n"}, "it has 3 lines, and STS.input.forums.txt 5: i"),
+        (read_sts, YEAR | {"STS.gs.forums.txt": "5\n\n3\n"}, "it has 3 lines, and STS.input.forums.txt 5: c"),
         (read_sts, YEAR | {"STS.input.new.txt": "a\tb\n"}, "STS.gs.new.txt is missing"),
         (read_sts, YEAR | {"forums.tsv": STS_HEADER}, "of STS.input.forums.txt and forums.tsv are both call"),
         (read_sts, YEAR | {"STS.input.all.txt": "a\tb\n"}, "'all' is the name of a summary"),

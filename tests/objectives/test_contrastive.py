@@ -14,29 +14,17 @@ from jaxir.cli import gin_config
 from jaxir.core.features import TextFormat
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.samtone import samtone
-from jaxir.models.bert import BertConfig
-from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
+from jaxir.models.dual_encoder import Projection
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.runtime.partitioning import MeshConfig
+from tests.objectives import unlabelled
 from tests.objectives.unlabelled import WORDS
 
-# The sizes of `unlabelled`, so that its compiled operations are reused.
-VOCABULARY, WIDTH = WORDS, 32
-TINY = BertConfig(
-    vocab_size=VOCABULARY,
-    embed_dim=WIDTH,
-    num_layers=1,
-    num_heads=2,
-    mlp_dim=32,
-    max_positions=16,
-    dropout_rate=0.3,
-    attention_dropout_rate=0.0,
-)
+WIDTH = 32
 
 
 def make_model(sharing):
-    config = DualEncoderConfig(backbone=TINY, sharing=sharing, projection=Projection(dimension=WIDTH))
-    return DualEncoderModel(config, rngs=nnx.Rngs(0))
+    return unlabelled.make_model(dropout=0.3, sharing=sharing, projection=Projection(dimension=WIDTH))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +37,7 @@ def batch():
     rng = np.random.default_rng(0)
     ids = {"query_ids": (8, 4), "passage_ids": (8, 12), "negative_ids": (8, 2, 12)}
     keys = {"query_key": (8, 2), "passage_key": (8, 2), "negative_key": (8, 2, 2)}
-    arrays = {k: rng.integers(1, VOCABULARY, shape).astype(np.int32) for k, shape in ids.items()}
+    arrays = {k: rng.integers(1, WORDS, shape).astype(np.int32) for k, shape in ids.items()}
     arrays |= {k: rng.integers(0, 2**31, shape).astype(np.int32) for k, shape in keys.items()}
     arrays["passage_key"][5] = arrays["passage_key"][2]
     arrays["negative_key"][1, 0] = arrays["passage_key"][0]

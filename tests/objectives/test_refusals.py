@@ -1,4 +1,4 @@
-"""What objectives refuse before training, each with one sentence."""
+"""Refusals of objectives before training, each with one sentence."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from jaxir.objectives.masked_lm import MaskedLM
 from jaxir.objectives.mlm_autoencoder import MLMAutoencoder
 from jaxir.objectives.prop import PROP
 from jaxir.objectives.simcse import SimCSE
-from tests.objectives.test_diffcse import FORM, Tiny, diffcse
+from tests.objectives.tiny_diffcse import FORM, Tiny, diffcse
 from tests.objectives.unlabelled import MASK, batch_of, make_model, make_texts
 
 UNMASKED = dataclasses.replace(FORM, mask_id=None)
@@ -83,11 +83,11 @@ def made(objective, form=FORM, **model):
         (PROP(most_words=15), FORM, {}, "word sets have up to 17 tokens, and the model reads 16"),
     ],
 )
-def test_models_and_texts_that_an_objective_cannot_train(objective, form, model, sentence):
+def test_unsuitable_models_and_texts_are_refused(objective, form, model, sentence):
     with pytest.raises(UserError, match=sentence):
         made(objective, form, **model)
 
 
-def test_what_needs_no_generator_takes_none():
+def test_settings_without_a_generator_need_none():
     assert DiffCSE(change="delete") and DiffCSE(task="mlm") and DiffCSE(weight=0.0)
     assert SimCSE().auxiliary(make_model(), form=FORM, rngs=None) is None

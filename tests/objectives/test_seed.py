@@ -21,7 +21,7 @@ SMALL = {"decoder_head_dim": 16, "decoder_layers": 1}
 
 @pytest.mark.parametrize(("span", "num_layers"), [(1, 3), (2, 1), (2, 3), (4, 2)])
 def test_the_reach_of_the_decoder(span, num_layers):
-    """Token t changes the output at t and, for each layer, at span - 1 more positions; the vector everywhere."""
+    """Token t changes the output at t and, per layer, at span - 1 more positions; the vector everywhere."""
     config = DecoderConfig(
         embed_dim=16,
         vector_dim=16,

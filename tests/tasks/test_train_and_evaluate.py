@@ -1,4 +1,4 @@
-"""What the data is for: training on a mixture, through an interruption, and evaluating on a prepared set."""
+"""Training on a mixture with an interruption, and evaluation on a prepared set."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ published, tiny_run = load("data/published"), load("training/tiny_run")
 
 
 @pytest.mark.slow
-def test_training_on_a_mixture_goes_on_with_the_same_batches(tmp_path, capsys):
+def test_training_on_a_mixture_resumes_with_the_same_batches(tmp_path, capsys):
     def train(run_dir, before):
         datasets = {"first": tiny_run.pairs(40), "second": tiny_run.pairs(24, seed=1)}
         data = MixtureDataset(datasets, rates=[2, 1])
