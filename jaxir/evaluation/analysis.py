@@ -22,18 +22,11 @@ PROJECTED = 1000  # pairs in Figure 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The texts that are analysed.
+    """The texts that are analysed."""
 
-    Attributes:
-      queries: N different texts.
-      passages: a relevant document of each; all texts differ.
-      documents: the corpus that is searched for nearest passages, with the relevant ones.
-      document_ids: ids of `documents`.
-    """
-
-    queries: list[str]
-    passages: list[str]
-    documents: list[str]
+    queries: list[str]  # N different texts
+    passages: list[str]  # a relevant document of each; all texts differ
+    documents: list[str]  # the corpus that is searched for nearest passages, with the relevant ones
     document_ids: list[str]
 
 
@@ -41,28 +34,18 @@ class Sample:
 class Analysis:
     """The analysis of one model.
 
-    Attributes:
-      separability: of the towers (Figure 1).
-      nearest: similarity of queries to their nearest passages (Figure 5).
-      own: similarity of queries to their own passages.
-      ratio: query-query over query-passage similarity of random pairs (Figure 6), of those with a positive
-        divisor; None if there are none.
-      ratio_of_means: the mean query-query over the mean query-passage similarity, robust to small divisors.
-      divisors_not_positive: the share of pairs left out of `ratio`.
-      points: both towers in the plane, [n, 2] each.
-      nearest_values: the sample described by `nearest`, [N].
-      ratio_values: the sample described by `ratio`, [S].
+    `ratio` is query-query over query-passage similarity of random pairs with a positive divisor.
     """
 
-    separability: Separability
-    nearest: Spread
-    own: Spread
-    ratio: Spread | None
-    ratio_of_means: float
-    divisors_not_positive: float
-    points: tuple[np.ndarray, np.ndarray]
-    nearest_values: np.ndarray
-    ratio_values: np.ndarray
+    separability: Separability  # of the towers (Figure 1)
+    nearest: Spread  # similarity of queries to their nearest passages (Figure 5)
+    own: Spread  # similarity of queries to their own passages
+    ratio: Spread | None  # Figure 6
+    ratio_of_means: float  # mean query-query over mean query-passage similarity, robust to small divisors
+    divisors_not_positive: float  # share of pairs left out of `ratio`
+    points: tuple[np.ndarray, np.ndarray]  # both towers in the plane, [n, 2] each
+    nearest_values: np.ndarray  # [N], the sample of `nearest`
+    ratio_values: np.ndarray  # [S], the sample of `ratio`
 
     def numbers(self) -> dict[str, Any]:
         """Returns all but the arrays, JSON-serialisable."""
@@ -170,7 +153,7 @@ def tables(analyses: Mapping[str, Analysis]) -> str:
     ]
     parts = (
         (
-            "Figure 1: can the towers be told apart? (0.5: no)",
+            "Figure 1: separability of the towers (0.5: they overlap)",
             ["model", "AUC, linear", "accuracy, linear", "neighbours of the same tower"],
             separability,
         ),

@@ -22,17 +22,12 @@ ALIKE = 1e-6  # the numbers of equal vectors of length 1 differ by less than thi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Separability:
-    """How separable two towers' embeddings are: each measure is 0.5 if they overlap, 1 if they are apart.
+    """How separable two towers' embeddings are: each measure is 0.5 if they overlap, 1 if they are apart."""
 
-    Attributes:
-      auc: area under the ROC curve of a linear classifier of the tower, on held-out pairs.
-      accuracy: the classifier's accuracy.
-      neighbours: the share of an embedding's nearest neighbours from its own tower (Schilling 1986), which
-        also shows separations that are not linear.
-    """
-
-    auc: float
-    accuracy: float
+    auc: float  # area under the ROC curve of a linear classifier of the tower, on held-out pairs
+    accuracy: float  # of this classifier
+    # Share of an embedding's nearest neighbours from its own tower (Schilling 1986), also if not separable
+    # linearly.
     neighbours: float
 
 

@@ -38,21 +38,12 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Systems with their scores.
-
-    Attributes:
-      systems: the systems.
-      queries: ids of the judged queries.
-      facts: how the scores were made, for the JSON file.
-      note: the same as text.
-      baseline: the one of `systems` that the others are compared with; None compares every two.
-    """
+    """Systems with their scores."""
 
     systems: Sequence[System]
-    queries: Sequence[str]
-    facts: Mapping[str, Any]
-    note: str
-    baseline: System | None = None
+    facts: Mapping[str, Any]  # how the scores were made, for the JSON file
+    note: str  # the same as text
+    baseline: System | None = None  # one of `systems`, which the others are compared with; None: every two
 
 
 def parse_system(text: str) -> tuple[str, list[str]]:
@@ -107,7 +98,6 @@ def score_runs(
     facts = {"qrels": qrels, "answers": answers, "answers_in": where, "corpus": corpus, "runs": named}
     return Scored(
         systems=list(systems.values()),
-        queries=list(judgements),
         facts={key: value for key, value in facts.items() if value is not None},
         note=note,
         baseline=systems.get(against),
@@ -124,7 +114,6 @@ def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str
     }
     return Scored(
         systems=list(systems.values()),
-        queries=list(right),
         facts={"answers": answers, "predictions": named},
         note=f"exact match and F1 of words, as SQuAD's: answers {answers}",
         baseline=systems.get(against),
@@ -206,7 +195,6 @@ def score_model(
     }
     return Scored(
         systems=systems,
-        queries=list(collection.qrels),
         facts=facts,
         note=f"{directory}, split {split}: {count} documents, a document's text is title + ' ' + text; "
         f"{lengths_of(encoder)}; {encoder.similarity} similarity, exact search, {depth} answers a query",
@@ -245,7 +233,8 @@ def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdo
     if per_query:
         found = {(s.name, m): s.per_query(m) for s in systems for m in metrics}
         head = [m if len(systems) == 1 else f"{s.name} {m}" for s in systems for m in metrics]
-        rows = [[query, *(of_query[query] for of_query in found.values())] for query in scored.queries]
+        queries = next(iter(found.values()))
+        rows = [[query, *(of_query[query] for of_query in found.values())] for query in queries]
         parts.append(format_table(["query", *head], rows, style=style))
     return Report(text="\n\n".join(parts), values=values)
 

@@ -43,21 +43,13 @@ METRICS = {"EM": exact_match, "F1": f1}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnswerScores:
-    """Scores of written answers.
+    """Scores of written answers."""
 
-    Attributes:
-      values: EM and F1, means over all questions that have answers.
-      per_query: metric to question to value, in the order of the answers.
-      queries: the number of questions with answers.
-      unanswered: the number of these for which nothing was written; each counts 0.
-      unjudged: the number of written texts for questions without answers, which are ignored.
-    """
-
-    values: dict[str, float]
-    per_query: dict[str, dict[str, float]]
-    queries: int
-    unanswered: int
-    unjudged: int
+    values: dict[str, float]  # EM and F1, means over all questions that have answers
+    per_query: dict[str, dict[str, float]]  # metric to question to value, in the order of the answers
+    queries: int  # questions with answers
+    unanswered: int  # questions of these for which nothing was written; each counts 0
+    unjudged: int  # written texts for questions without answers, which are ignored
 
     def describe(self) -> str:
         """Returns one line on the questions behind the values."""

@@ -16,21 +16,13 @@ BLOCK = 1024  # rows of the matrix of all pairs in memory at a time
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairSpace:
-    """Properties of the vectors of rated pairs; None if there are no pairs to measure.
+    """Properties of the vectors of rated pairs; None if there are no pairs to measure."""
 
-    Attributes:
-      alignment: the mean of |f(x) - f(x+)|^2 over pairs that are rated above `POSITIVE`, lower is better.
-      uniformity: log of the mean of exp(-2 |f(x) - f(y)|^2) over all two sentences, lower is better.
-      recall: k to the share, x 100, of sentences whose partner in a pair rated `SAME` is among the k nearest.
-      positives: the number of pairs behind `alignment`.
-      same: the number of pairs behind `recall`, with two queries each.
-    """
-
-    alignment: float | None
-    uniformity: float
-    recall: dict[int, float] | None
-    positives: int
-    same: int
+    alignment: float | None  # mean of |f(x) - f(x+)|^2 over pairs rated above `POSITIVE`, lower is better
+    uniformity: float  # log of the mean of exp(-2 |f(x) - f(y)|^2) over all two sentences, lower is better
+    recall: dict[int, float] | None  # k to 100 x share of sentences whose `SAME` partner is in the k nearest
+    positives: int  # pairs behind `alignment`
+    same: int  # pairs behind `recall`, with two queries each
 
     def numbers(self) -> dict[str, float | None]:
         """Returns the values by the names that reports have."""

@@ -22,13 +22,11 @@ class STSScores:
     Attributes:
       spearman: per set, then summaries of several sets in papers: "all", the pairs of all sets together;
         "mean", the mean of the sets' values; "wmean", that mean weighted by numbers of pairs.
-      pairs: the number of pairs behind each.
-      space: geometry of the pairs, per set and of "all".
     """
 
     spearman: dict[str, float]
-    pairs: dict[str, int]
-    space: dict[str, PairSpace]
+    pairs: dict[str, int]  # number of pairs behind each
+    space: dict[str, PairSpace]  # geometry of the pairs, per set and of "all"
 
 
 def evaluate_sts(encoder: TextEncoder, sets: PairSets) -> STSScores:

@@ -43,21 +43,15 @@ class System:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One system against another by one metric.
+    """One system against another by one metric, with p-values after Holm's correction.
 
-    Attributes:
-      system: name of the system.
-      baseline: name of the other.
-      metric: the metric.
-      comparison: means, wins and p-values, with each query's values averaged over runs.
-      t_test: p-value of the t-test, corrected by Holm's method for all pairs compared by this metric.
-      randomisation: p-value of the randomisation test, corrected likewise.
+    The correction is for all pairs that are compared by this metric.
     """
 
     system: str
     baseline: str
     metric: str
-    comparison: Comparison
+    comparison: Comparison  # of each query's values averaged over runs, without the correction
     t_test: float
     randomisation: float
 

@@ -44,7 +44,6 @@ class CLMAutoencoder(DecoderObjective):
     reads_with = "encode"
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> VectorDecoder:
-        """Returns the decoder."""
         return self.decoder(model, rngs=rngs)
 
     def __call__(

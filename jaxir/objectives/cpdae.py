@@ -63,7 +63,6 @@ class CPDAE(MaskedTextObjective):
         return super().features(form) | {"text_key": Key("text")}
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WordsAndTokens:
-        """Returns the decoder, the head of the masked language model and the words' weights."""
         return WordsAndTokens(model, form, head=self.head, idf=self.idf, rngs=rngs)
 
     def read_corpus(self, auxiliary: WordsAndTokens, data: Corpus) -> None:

@@ -126,12 +126,10 @@ class DiffCSE(Objective):
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """The generator's parameters."""
         return ("auxiliary.generator.*",) if self._generates else ()
 
     @property
     def evaluated_on_pairs(self) -> bool:
-        """Whether the contrastive part is evaluated on pairs."""
         return self.contrastive.evaluated_on_pairs
 
     @property
@@ -156,7 +154,6 @@ class DiffCSE(Objective):
         return found
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> DiffCSEModules | None:
-        """Returns the projector, the generator and the discriminator, those that are needed."""
         self.contrastive.auxiliary(model, form=form, rngs=rngs)
         projector = generator = discriminator = None
         if self.projector == "tanh":
@@ -239,7 +236,9 @@ class DiffCSE(Objective):
     ) -> list[jax.Array]:
         """Returns the vectors [B, D] of the texts after each kind of change."""
         found = []
-        for kind, own, key in zip(self._kinds, *self._keys(changing, reading, len(self._kinds)), strict=True):
+        count = len(self._kinds)
+        keys = (jax.random.split(changing, count), layers.split_key(reading, count))
+        for kind, own, key in zip(self._kinds, *keys, strict=True):
             filling, encoding = layers.split_key(key, 2)
             changed = self._filled(self._changed(ids, own, kind, auxiliary), auxiliary, filling)
 
@@ -256,9 +255,8 @@ class DiffCSE(Objective):
         views = 2 if self.follow == "code" and isinstance(self.contrastive, TwoViews) else 1
         sums = {name: jnp.float32(0) for name in ("loss", "places", "right", "changed")}
         each = [(side, kind) for side in self._sides(batch, vectors) for kind in self._kinds]
-        for ((ids, vector), kind), own, key in zip(
-            each, *self._keys(changing, reading, len(each)), strict=True
-        ):
+        keys = (jax.random.split(changing, len(each)), layers.split_key(reading, len(each)))
+        for ((ids, vector), kind), own, key in zip(each, *keys, strict=True):
             filling, judging = layers.split_key(key, 2)
             change = self._changed(ids, own, kind, auxiliary)
             read = change.ids if self.task == "mlm" else self._filled(change, auxiliary, filling)
@@ -331,11 +329,6 @@ class DiffCSE(Objective):
         after_first = jnp.arange(read.shape[1]) > 0
         has_words = (ids != 0).sum(1, keepdims=True) > 2
         return after_first[None] & has_words & (read != 0)
-
-    def _keys(
-        self, changing: jax.Array, reading: RandomKey, count: int
-    ) -> tuple[Sequence[Any], Sequence[Any]]:
-        return jax.random.split(changing, count), layers.split_key(reading, count)
 
 
 class DiffCSEModules(nnx.Module):

@@ -20,13 +20,7 @@ Task = Literal["replaced", "mlm", "corrective"]
 class Discriminator(nnx.Module):
     """An encoder, a verdict for each token, and optionally a head over the vocabulary.
 
-    Args:
-      encoder: initially a copy of the encoder that is trained.
-      width: E, its width.
-      vector_dim: D, the length of the vectors.
-      kinds: the number of kinds of change, each with an output of its own.
-      head: over the vocabulary, or None.
-      rngs: source of the `params` key.
+    `width` is the encoder's E, `vector_dim` the vectors' D. Each of the `kinds` of change has its own output.
     """
 
     def __init__(

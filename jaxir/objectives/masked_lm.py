@@ -50,7 +50,6 @@ class MaskedLM(MaskedTextObjective):
     reads_with = "encoder_of"
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedWords:
-        """Returns the head and the mask token."""
         return MaskedWords(model, self.head, form=form, rngs=rngs)
 
     def __call__(
@@ -70,14 +69,7 @@ class MaskedLM(MaskedTextObjective):
 
 
 class MaskedWords(nnx.Module):
-    """A masked language model's head and mask token, for objectives that mask texts.
-
-    Args:
-      model: the dual encoder.
-      source: the model from whose head this one starts; None: random.
-      form: of the model's texts; needs a mask token.
-      rngs: for the head's parameters.
-    """
+    """A masked language model's head, which starts from `source` or is random, and the mask token."""
 
     def __init__(self, model: Any, source: MaskedLMSource | None, *, form: TextFormat, rngs: nnx.Rngs):
         self.head, self.mask_id = head_for(model, source, form=form, rngs=rngs), form.need_mask()
@@ -85,13 +77,10 @@ class MaskedWords(nnx.Module):
     def mask(
         self, ids: jax.Array, keys: Sequence[RandomKey], *, share: float, fixed: int = 0
     ) -> tuple[jax.Array, jax.Array]:
-        """Masks texts [B, L] as BERT does.
+        """Masks `share` of the tokens of texts [B, L] as BERT does.
 
-        Args:
-          ids: [B, L]; 0 is padding.
-          keys: one for the choice of tokens, one for their replacements; None: the constant masking `fixed`.
-          share: of the tokens that are predicted.
-          fixed: number of the constant masking.
+        `keys` are for the choice of tokens and for their replacements. If they are None, the masking is
+        constant; `fixed` is its number.
 
         Returns:
           The masked texts, and which of their tokens are to be predicted, both [B, L].
@@ -108,7 +97,7 @@ class MaskedWords(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the arguments of `losses.tokens.over_tokens` for the chosen places.
 
-        Logits are computed at P places of each text, the most that `mask` may choose.
+        Logits are computed at P places of each text, the most that `mask` may choose with this `share`.
 
         Args:
           encoder: whose token vectors give the logits.
@@ -116,10 +105,6 @@ class MaskedWords(nnx.Module):
           ids: [B, L], the original texts.
           chosen: [B, L], from `mask`.
           share: as given to `mask`.
-
-        Returns:
-          -log P(token) at P places of each text, whether the token is the most likely one, and whether the
-          place was chosen: [B, P], float32 and bool.
         """
         places = places_of(chosen, most_chosen(ids.shape[1], share))
         hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)

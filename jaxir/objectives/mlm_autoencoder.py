@@ -44,7 +44,6 @@ class MLMAutoencoder(DecoderObjective):
     reads_with = "encode"
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedDecoder:
-        """Returns the decoder."""
         decoder = self.decoder(model, causal=False, attends=self.vector == "attention", rngs=rngs)
         widths = (model.config.dimension, model.config.backbone.embed_dim)
         return MaskedDecoder(decoder, form.need_mask(), *widths, first=self.vector == "first", rngs=rngs)

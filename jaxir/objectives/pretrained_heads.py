@@ -42,14 +42,9 @@ class PoolerSource(Protocol):
 def masked_lm_for(
     model: Any, source: MaskedLMSource, *, form: TextFormat, length: int, rngs: nnx.Rngs
 ) -> MaskedLanguageModel:
-    """Returns a masked language model that reads the token ids of an encoder.
+    """Returns a masked language model that reads the token ids of an encoder, up to `length` of a text.
 
-    Args:
-      model: the encoder; if it holds shapes only (a plan), so does the result.
-      source: of the masked language model.
-      form: of the encoder's texts.
-      length: the most tokens of a text that it will read.
-      rngs: unused except for shapes.
+    If the encoder holds shapes only (a plan), so does the result.
     """
     config = source.outline()
     limit = config.backbone.max_positions

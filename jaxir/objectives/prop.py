@@ -60,7 +60,6 @@ class PROP(MaskedTextObjective):
     reads_with = "encode_with_tokens"
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WordsOfCorpus:
-        """Returns the head of the masked language model and the statistics of the corpus."""
         limit = model.config.backbone.max_positions
         if limit is not None and self.most_words + 2 > limit:
             raise UserError(f"word sets have up to {self.most_words + 2} tokens, and the model reads {limit}")

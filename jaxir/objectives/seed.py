@@ -42,7 +42,6 @@ class Seed(MaskedTextObjective, DecoderObjective):
     reads_with = "encode_with_tokens"
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WeakDecoder:
-        """Returns the decoder and the head of the masked language model."""
         return WeakDecoder(self, model, form, rngs=rngs)
 
     def __call__(

@@ -98,16 +98,13 @@ class WeightedSum(Objective):
 
     @property
     def evaluated_on_pairs(self) -> bool:
-        """Whether all parts are."""
         return all(part.evaluated_on_pairs for part in self.parts.values())
 
     @property
     def searched_on_pairs(self) -> bool:
-        """Whether all parts are."""
         return all(part.searched_on_pairs for part in self.parts.values())
 
     def check_model(self, model: Any) -> None:
-        """Raises a UserError if a part trains another kind of model."""
         for part in self.parts.values():
             part.check_model(model)
 
@@ -129,20 +126,17 @@ class WeightedSum(Objective):
         return found
 
     def auxiliary(self, model: nnx.Module, *, form: TextFormat, rngs: nnx.Rngs) -> nnx.Module | None:
-        """Returns the auxiliaries of the parts."""
         made = {name: auxiliary_of(part, model, form=form, rngs=rngs) for name, part in self.parts.items()}
         made = {name: module for name, module in made.items() if module is not None}
         return _Parts(made) if made else None
 
     def read_corpus(self, auxiliary: Any, data: Corpus) -> None:
-        """Calls `read_corpus` of each part."""
         for name, part in self.parts.items():
             part.read_corpus(_of_part(auxiliary, name), data)
 
     def __call__(
         self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the weighted sum and the metrics of all parts."""
         total, metrics = jnp.float32(0), {}
         for number, (name, part) in enumerate(self.parts.items()):
             own = None if key is None else jax.random.fold_in(key, number)
@@ -187,8 +181,6 @@ def _of_part(auxiliary: Any, name: str) -> Any:
 
 
 class _Parts(nnx.Module):
-    """The auxiliaries of the parts, as attributes."""
-
     def __init__(self, parts: Mapping[str, nnx.Module]):
         for name, module in parts.items():
             setattr(self, name, module)

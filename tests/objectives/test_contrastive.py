@@ -1,16 +1,12 @@
-"""The contrastive objective: towers, dropout, keys, shards, and gin."""
-
-import textwrap
+"""The contrastive objective: towers, dropout, keys, and shards."""
 
 import chex
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.cli import gin_config
 from jaxir.core.features import TextFormat
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.samtone import samtone
@@ -119,45 +115,3 @@ def test_four_devices_equal_one(model, batch):
     largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradients))
     chex.assert_trees_all_close(sharded_gradients, gradients, rtol=1e-3, atol=1e-5 * largest)
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradients))
-
-
-def training_step(objective: Contrastive, steps: int = 1):
-    """A function for gin to bind."""
-    return objective, steps
-
-
-@pytest.fixture
-def clean_gin():
-    yield
-    gin.clear_config()
-
-
-def bind(tmp_path, text):
-    path = tmp_path / "recipe.gin"
-    path.write_text("from __gin__ import dynamic_registration\n" + textwrap.dedent(text))
-    return gin_config.bind(training_step, [str(path)], [], {})[0]
-
-
-@pytest.mark.usefixtures("clean_gin")
-def test_gin_binds_a_loss_and_its_settings(tmp_path, monkeypatch, model, batch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    call = bind(
-        tmp_path,
-        f"""
-        from jaxir.losses import samtone
-        from jaxir.objectives import contrastive
-        import {__name__} as job
-
-        job.training_step.objective = @contrastive.Contrastive()
-        contrastive.Contrastive.loss = @samtone.samtone
-        samtone.samtone.temperature = 0.2
-        samtone.samtone.same_tower = "both"
-        """,
-    )
-    objective, _ = call()
-    loss, metrics = objective(model, batch)
-    embeddings = objective.embed(model, batch)
-    keys = {k: batch[k] for k in ("query_key", "passage_key", "negative_key")}
-    expected, _ = samtone(*embeddings, **keys, temperature=0.2, same_tower="both")
-    chex.assert_trees_all_close(loss, expected)
-    assert "passage_passage_similarity" in metrics

@@ -94,5 +94,5 @@ def test_chunks_change_nothing(name):
 def test_diffcse_learns_without_its_contrastive_loss(name):
     model = make_model()
     objective = dataclasses.replace(VARIANTS[name], contrastive_weight=0.0, weight=1.0, projector="none")
-    losses = overfit(objective, model, made(objective, model), make_texts(), steps=300, rate=3e-3)
+    losses = overfit(objective, model, made(objective, model), batch_of(make_texts()), steps=300, rate=3e-3)
     assert np.mean(losses[-20:]) < 0.6 * np.mean(losses[:5]), losses[::20]

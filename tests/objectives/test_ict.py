@@ -13,8 +13,7 @@ from tests.objectives.unlabelled import (
     make_model,
     make_texts,
     on_mesh,
-    train,
-    training_step,
+    overfit,
     value_and_grad,
 )
 
@@ -78,6 +77,5 @@ def test_gradients_reach_the_encoder_and_neither_chunks_nor_devices_change_numbe
 
 
 def test_ict_learns_the_passage_of_a_sentence():
-    start, step = training_step(ICT(loss=LOSS), make_model(), None)
-    losses = train(start, step, batch_of_clozes(), steps=60)
+    losses = overfit(ICT(loss=LOSS), make_model(), None, batch_of_clozes(), steps=60)
     assert np.mean(losses[-5:]) < 0.5 * losses[0], losses

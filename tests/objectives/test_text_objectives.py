@@ -151,6 +151,6 @@ LEARNT = {
 def test_it_learns(name):
     objective, steps, share = LEARNT[name]
     model = make_model(similarity="dot")
-    losses = overfit(objective, model, made(objective, model, CORPUS), make_texts(), steps=steps)
+    losses = overfit(objective, model, made(objective, model, CORPUS), batch_of(make_texts()), steps=steps)
     first, last = (5, 20) if name == "prop" else (1, 10)
     assert np.mean(losses[-last:]) < share * np.mean(losses[:first]), losses[::10]

@@ -158,5 +158,5 @@ def test_the_shares_that_are_cut():
 
 @pytest.mark.parametrize("objective", [SimCSE(), ConSERT()])
 def test_it_learns_to_separate_texts(objective):
-    losses = overfit(objective, make_model(), None, make_texts(), steps=40)
+    losses = overfit(objective, make_model(), None, batch_of(make_texts()), steps=40)
     assert np.mean(losses[-5:]) < 0.5 * losses[0], losses

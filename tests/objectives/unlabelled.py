@@ -99,20 +99,15 @@ def gradients_of(part, objective, model, auxiliary, batch, key):
     return loss, {".".join(map(str, path)): np.asarray(g[...]) for path, g in nnx.to_flat_state(slopes)}
 
 
-def overfit(objective, model, auxiliary, ids, *, steps: int, rate: float = 1e-2) -> list[float]:
-    """Makes a training step and takes steps on one batch; returns the losses."""
-    return train(*training_step(objective, model, auxiliary, rate=rate), batch_of(ids), steps=steps)
-
-
-def training_step(objective, model, auxiliary, *, rate: float = 1e-2):
-    """The parameters with the optimizer's state, and the compiled step from them to the next ones."""
+def overfit(objective, model, auxiliary, batch, *, steps: int, rate: float = 1e-2) -> list[float]:
+    """Trains on one batch, with other random numbers at each step; returns the losses."""
     import optax
 
     graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)
     transform = optax.adam(rate)
 
     @jax.jit
-    def step(states, kept, batch, key):
+    def step(states, kept, key):
         def loss_of(states):
             model, auxiliary = (nnx.merge(g, s) for g, s in zip(graphs, states, strict=True))
             return objective(model, batch, key, auxiliary=auxiliary)[0]
@@ -122,14 +117,9 @@ def training_step(objective, model, auxiliary, *, rate: float = 1e-2):
             updates, kept = transform.update(slope, kept)
         return optax.apply_updates(states, updates), kept, loss
 
-    return (states, transform.init(states)), step
-
-
-def train(start, step, batch, *, steps: int) -> list[float]:
-    """Takes steps on one batch, with other random numbers at each; returns the losses."""
-    (states, kept), losses = start, []
+    kept, losses = transform.init(states), []
     for number in range(steps):
-        states, kept, loss = step(states, kept, batch, jax.random.key(number))
+        states, kept, loss = step(states, kept, jax.random.key(number))
         losses.append(float(loss))
     return losses
 
