@@ -22,27 +22,27 @@ _WORD = re.compile(r"\s?(\w+|[^\w\s])")  # with the space before it, which some 
 SHOWN = 5
 
 
-def of_run(run: str, texts: Sequence[str]) -> list[Words]:
+def word_probabilities(run: str, texts: Sequence[str]) -> list[Words]:
     """Returns the words of each text with their probabilities given its vector from the passage tower.
 
     The decoder is read from the run of CPDAE. The distribution is that of
     `losses.word_distributions.log_normalised_sigmoid`, which sums to 1 over the vocabulary. A word's
     probability is the sum over its subwords, as in the paper.
     """
-    encoder, decoder = DualEncoder.load(run), decoder_of(run)
+    encoder, decoder = DualEncoder.load(run), read_decoder(run)
     logits = np.asarray(decoder(jnp.asarray(encoder.encode_passages(list(texts)))), np.float64)
     likely = np.exp(-np.logaddexp(0.0, -logits))  # the sigmoid, without overflow
-    return [of_words(text, p / p.sum(), encoder.tokenizer) for text, p in zip(texts, likely, strict=True)]
+    return [score_words(text, p / p.sum(), encoder.tokenizer) for text, p in zip(texts, likely, strict=True)]
 
 
-def of_words(text: str, p: np.ndarray, tokenizer: Tokenizer) -> Words:
+def score_words(text: str, p: np.ndarray, tokenizer: Tokenizer) -> Words:
     """Returns the words of a text, each with the sum of p [V] over its subwords."""
     found = list(_WORD.finditer(text))
     rows = tokenizer.encode_batch([word[0] for word in found], max_length=64)
     return [(word[1], float(p[ids[1:-1]].sum())) for word, ids in zip(found, rows, strict=True)]
 
 
-def decoder_of(run: str) -> WordDecoder:
+def read_decoder(run: str) -> WordDecoder:
     """Returns the word decoder that a run's objective, or a part of it, has trained."""
     arrays = model_dir.read_auxiliary(run)
     ends = ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "out.kernel", "out.bias")

@@ -17,7 +17,7 @@ from jaxir.losses.word_distributions import bag_of_words, js_softmax, log_normal
 from jaxir.models import layers
 from jaxir.models.decoder import WordDecoder
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.masked_lm import MaskedTextObjective, MaskedWords
+from jaxir.objectives.masked_lm import MaskedLMModule, MaskedTextObjective
 from jaxir.objectives.masking import is_word
 from jaxir.objectives.objective import Batch, Corpus, Metrics, RandomKey
 from jaxir.runtime.partitioning import constrain
@@ -62,10 +62,10 @@ class CPDAE(MaskedTextObjective):
         """Returns what a batch holds: text_ids [L], text_key [2]."""
         return super().features(form) | {"text_key": Key("text")}
 
-    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WordsAndTokens:
-        return WordsAndTokens(model, form, head=self.head, idf=self.idf, rngs=rngs)
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> CPDAEModules:
+        return CPDAEModules(model, form, head=self.head, idf=self.idf, rngs=rngs)
 
-    def read_corpus(self, auxiliary: WordsAndTokens, data: Corpus) -> None:
+    def read_corpus(self, auxiliary: CPDAEModules, data: Corpus) -> None:
         """Sets the words' weights."""
         if self.idf:
             counts = data.token_counts("text", len(auxiliary.idf[...]))
@@ -73,7 +73,7 @@ class CPDAE(MaskedTextObjective):
             auxiliary.idf[...] = jnp.log(rarity)
 
     def __call__(
-        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: WordsAndTokens, step: Any = None
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: CPDAEModules, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
         ids, head = batch["text_ids"], auxiliary.masked_lm
         keys = layers.split_key(key, 6)
@@ -124,13 +124,13 @@ class CPDAE(MaskedTextObjective):
         return mean * len(vectors[0]), metrics
 
 
-class WordsAndTokens(nnx.Module):
+class CPDAEModules(nnx.Module):
     """The word decoder, the head of the masked language model, and the words' weights [V] or None."""
 
     def __init__(self, model: Any, form: TextFormat, *, head: Any, idf: bool, rngs: nnx.Rngs):
         words = model.config.backbone.vocab_size
         self.decoder = WordDecoder(model.config.dimension, words, rngs=rngs)
-        self.masked_lm = MaskedWords(model, head, form=form, rngs=rngs)
+        self.masked_lm = MaskedLMModule(model, head, form=form, rngs=rngs)
         self.idf = nnx.Variable(jnp.ones((words,), jnp.float32)) if idf else None
 
 

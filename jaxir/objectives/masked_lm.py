@@ -49,11 +49,11 @@ class MaskedLM(MaskedTextObjective):
 
     reads_with = "encoder_of"
 
-    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedWords:
-        return MaskedWords(model, self.head, form=form, rngs=rngs)
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedLMModule:
+        return MaskedLMModule(model, self.head, form=form, rngs=rngs)
 
     def __call__(
-        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: MaskedWords, step: Any = None
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: MaskedLMModule, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
         ids = batch["text_ids"]
         *masking, encoding = layers.split_key(key, 3)
@@ -68,7 +68,7 @@ class MaskedLM(MaskedTextObjective):
         return over_tokens(*embed_in_chunks(read, parts, encoding, chunks=self.chunks))
 
 
-class MaskedWords(nnx.Module):
+class MaskedLMModule(nnx.Module):
     """A masked language model's head, which starts from `source` or is random, and the mask token."""
 
     def __init__(self, model: Any, source: MaskedLMSource | None, *, form: TextFormat, rngs: nnx.Rngs):

@@ -17,7 +17,7 @@ from jaxir.core.values import Count, Positive, PositiveNumber, checked
 from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.masked_lm import MaskedTextObjective, MaskedWords
+from jaxir.objectives.masked_lm import MaskedLMModule, MaskedTextObjective
 from jaxir.objectives.masking import is_word
 from jaxir.objectives.objective import Batch, Corpus, Metrics, RandomKey
 
@@ -59,13 +59,13 @@ class PROP(MaskedTextObjective):
     subsampling: Positive | None = 1e-4
     reads_with = "encode_with_tokens"
 
-    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WordsOfCorpus:
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> PROPModules:
         limit = model.config.backbone.max_positions
         if limit is not None and self.most_words + 2 > limit:
             raise UserError(f"word sets have up to {self.most_words + 2} tokens, and the model reads {limit}")
-        return WordsOfCorpus(MaskedWords(model, self.head, form=form, rngs=rngs))
+        return PROPModules(MaskedLMModule(model, self.head, form=form, rngs=rngs))
 
-    def read_corpus(self, auxiliary: WordsOfCorpus, data: Corpus) -> None:
+    def read_corpus(self, auxiliary: PROPModules, data: Corpus) -> None:
         """Sets the language model of the corpus and the factors of `subsampling`."""
         counts = data.token_counts("text", len(auxiliary.p[...]))
         total = max(int(counts.occurrences.sum()), 1)
@@ -80,7 +80,7 @@ class PROP(MaskedTextObjective):
         auxiliary.mu[...] = jnp.float32(mu)
 
     def __call__(
-        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: WordsOfCorpus, step: Any = None
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: PROPModules, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
         ids, masked_lm = batch["text_ids"], auxiliary.masked_lm
         drawing, *masking, of_sets, of_documents = layers.split_key(key, 5)
@@ -110,7 +110,7 @@ class PROP(MaskedTextObjective):
             "word_sets_accuracy": (differ & (ahead > 0)).sum(dtype=jnp.float32) / count,
         }
 
-    def draw(self, ids: jax.Array, corpus: WordsOfCorpus, key: jax.Array) -> WordSets:
+    def draw(self, ids: jax.Array, corpus: PROPModules, key: jax.Array) -> WordSets:
         """Draws two word sets for each of the documents [B, L]."""
         rows, length = ids.shape
         of_size, of_place, of_corpus = jax.random.split(key, 3)
@@ -155,7 +155,7 @@ class WordSets(NamedTuple):
     log_p: jax.Array  # float32 [B, 2], the logarithm of their probabilities
 
 
-class WordsOfCorpus(nnx.Module):
+class PROPModules(nnx.Module):
     """The head of the masked language model, and statistics of the corpus.
 
     Attributes:
@@ -164,7 +164,7 @@ class WordsOfCorpus(nnx.Module):
       mu: [], the smoothing.
     """
 
-    def __init__(self, masked_lm: MaskedWords):
+    def __init__(self, masked_lm: MaskedLMModule):
         self.masked_lm = masked_lm
         words = masked_lm.head.bias[...].shape[0]
         uniform = jnp.full((words,), 1 / words, jnp.float32)

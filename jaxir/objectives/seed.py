@@ -14,7 +14,7 @@ from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
 from jaxir.objectives.clm_autoencoder import next_token_losses
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.masked_lm import MaskedTextObjective, MaskedWords
+from jaxir.objectives.masked_lm import MaskedLMModule, MaskedTextObjective
 from jaxir.objectives.objective import Batch, DecoderObjective, Metrics, RandomKey
 
 
@@ -41,11 +41,11 @@ class Seed(MaskedTextObjective, DecoderObjective):
     decoder_layers: Layers = 3
     reads_with = "encode_with_tokens"
 
-    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WeakDecoder:
-        return WeakDecoder(self, model, form, rngs=rngs)
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> SeedModules:
+        return SeedModules(self, model, form, rngs=rngs)
 
     def __call__(
-        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: WeakDecoder, step: Any = None
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: SeedModules, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
         ids = batch["text_ids"]
         *masking, encoding, decoding = layers.split_key(key, 4)
@@ -69,9 +69,9 @@ class Seed(MaskedTextObjective, DecoderObjective):
         }
 
 
-class WeakDecoder(nnx.Module):
+class SeedModules(nnx.Module):
     """The decoder, and the head of the masked language model."""
 
     def __init__(self, objective: Seed, model: Any, form: TextFormat, *, rngs: nnx.Rngs):
         self.decoder = objective.decoder(model, span=objective.span, rngs=rngs)
-        self.masked_lm = MaskedWords(model, objective.head, form=form, rngs=rngs)
+        self.masked_lm = MaskedLMModule(model, objective.head, form=form, rngs=rngs)

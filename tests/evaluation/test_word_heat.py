@@ -40,7 +40,7 @@ def test_a_words_probability_is_the_sum_over_its_subwords():
     tokenizer = Tokenizer.load(GOLDEN / "bert")
     p = np.random.default_rng(0).random(tokenizer.vocab_size)
     text = "Da dedada, hi"
-    found = word_heat.of_words(text, p, tokenizer)
+    found = word_heat.score_words(text, p, tokenizer)
     assert [word for word, _ in found] == ["Da", "dedada", ",", "hi"]
     whole = tokenizer.encode_batch([text], max_length=64)[0][1:-1]
     assert sum(share for _, share in found) == pytest.approx(p[whole].sum())
