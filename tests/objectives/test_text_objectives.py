@@ -1,4 +1,4 @@
-"""All objectives of texts: gradients, devices, chunks, evaluation, sums, and learning."""
+"""All objectives of texts: gradients, devices, chunks, evaluation, and sums."""
 
 import dataclasses
 
@@ -24,7 +24,6 @@ from tests.objectives.unlabelled import (
     made,
     make_model,
     make_texts,
-    overfit,
     value_and_grad,
 )
 
@@ -122,35 +121,14 @@ def test_evaluation_is_the_same_each_time(name):
     assert first == second > 0
 
 
-@pytest.mark.parametrize("name", slow_but("cpdae with idf"))
-def test_a_sum_adds_weighted_losses(name):
+def test_a_sum_adds_weighted_losses():
     """Wang 2022, eq. 3.6."""
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(7)
-    objective = WeightedSum(parts={"own": OBJECTIVES[name], "contrast": SimCSE()}, weights={"own": 0.5})
+    objective = WeightedSum(
+        parts={"own": OBJECTIVES["cpdae with idf"], "contrast": SimCSE()}, weights={"own": 0.5}
+    )
     auxiliary = made(objective, model, CORPUS)
     total, metrics = nnx.jit(objective)(model, batch, key, auxiliary=auxiliary)
     np.testing.assert_allclose(total, 0.5 * metrics["own/loss"] + metrics["contrast/loss"], rtol=1e-6)
     assert metrics["own/loss"] > 0.1 and metrics["contrast/loss"] > 0.01
-    if name == "cpdae with idf":
-        assert len(set(np.asarray(auxiliary.own.idf[...]))) > 2
-
-
-# Objective, steps, and the bound of the last losses as a share of the first.
-LEARNT = {
-    **{name: (OBJECTIVES[name], 300, 0.5) for name in ("clm", "mlm", "mlm with attention")},
-    "masked lm": (MaskedLM(), 300, 0.75),
-    "tsdae": (TSDAE(decoder_head_dim=16, deletion=0.1), 300, 0.3),
-    **{name: (OBJECTIVES[name], 300, 0.4) for name in OBJECTIVES if name.startswith("cpdae")},
-    "seed": (Seed(decoder_head_dim=16), 300, 0.6),
-    "prop": (PROP(subsampling=None, mu=3.0), 400, 0.6),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LEARNT)
-def test_it_learns(name):
-    objective, steps, share = LEARNT[name]
-    model = make_model(similarity="dot")
-    losses = overfit(objective, model, made(objective, model, CORPUS), batch_of(make_texts()), steps=steps)
-    first, last = (5, 20) if name == "prop" else (1, 10)
-    assert np.mean(losses[-last:]) < share * np.mean(losses[:first]), losses[::10]
+    assert len(set(np.asarray(auxiliary.own.idf[...]))) > 2

@@ -1,4 +1,4 @@
-"""SimCSE and ConSERT: the two views, the losses over them, and that they learn."""
+"""SimCSE and ConSERT: the two views, and the losses over them."""
 
 import functools
 
@@ -20,7 +20,6 @@ from tests.objectives.unlabelled import (
     make_model,
     make_texts,
     on_mesh,
-    overfit,
     value_and_grad,
 )
 
@@ -154,9 +153,3 @@ def test_the_shares_that_are_cut():
     full = jnp.full((50, 20, 30), 2.0, jnp.float32)
     dropped = np.asarray(drop_numbers(full, jnp.ones((50, 20), bool), key=jax.random.key(0), rate=0.2))
     assert set(np.unique(dropped)) == {0.0, 2.0} and (dropped == 0).mean() == pytest.approx(0.2, abs=0.01)
-
-
-@pytest.mark.parametrize("objective", [SimCSE(), ConSERT()])
-def test_it_learns_to_separate_texts(objective):
-    losses = overfit(objective, make_model(), None, batch_of(make_texts()), steps=40)
-    assert np.mean(losses[-5:]) < 0.5 * losses[0], losses

@@ -99,31 +99,6 @@ def gradients_of(part, objective, model, auxiliary, batch, key):
     return loss, {".".join(map(str, path)): np.asarray(g[...]) for path, g in nnx.to_flat_state(slopes)}
 
 
-def overfit(objective, model, auxiliary, batch, *, steps: int, rate: float = 1e-2) -> list[float]:
-    """Trains on one batch, with other random numbers at each step; returns the losses."""
-    import optax
-
-    graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)
-    transform = optax.adam(rate)
-
-    @jax.jit
-    def step(states, kept, key):
-        def loss_of(states):
-            model, auxiliary = (nnx.merge(g, s) for g, s in zip(graphs, states, strict=True))
-            return objective(model, batch, key, auxiliary=auxiliary)[0]
-
-        loss, slope = jax.value_and_grad(loss_of)(states)
-        with jax.numpy_dtype_promotion("standard"):
-            updates, kept = transform.update(slope, kept)
-        return optax.apply_updates(states, updates), kept, loss
-
-    kept, losses = transform.init(states), []
-    for number in range(steps):
-        states, kept, loss = step(states, kept, jax.random.key(number))
-        losses.append(float(loss))
-    return losses
-
-
 def on_mesh(objective, **axes):
     """The objective, called under the partitioner of a mesh: four devices of data, or these axes."""
     partitioner = MeshConfig(**axes or {"data": 4}).build()

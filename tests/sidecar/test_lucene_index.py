@@ -84,14 +84,6 @@ def test_lucene_index_is_searched_by_texts(index):
         load_index(index).search(["milk"], 0)
 
 
-def test_ranked_by_returns_another_index(index):
-    loaded = load_index(index)
-    plain = loaded.search(["milk"], 2)[0]
-    tuned = loaded.ranked_by(Bm25(k1=2.0, b=1.0))
-    assert not np.allclose(tuned.search(["milk"], 2)[0], plain)
-    np.testing.assert_array_equal(loaded.search(["milk"], 2)[0], plain)
-
-
 def test_two_fields(sidecar, tmp_path, write_corpus):
     built = build_lucene_index(write_corpus(*DOCUMENTS), tmp_path / "index", fields="multifield")
     assert built.ids == ["cat", "dog", "title-only"]
@@ -261,11 +253,6 @@ def impact(sidecar, tmp_path_factory):
     return folder
 
 
-def test_bm25_refuses_a_model(index, capsys):
-    assert command("search", f"--index={index}", "--query=milk", "--model=m") == 1
-    assert "is searched by bm25: no model belongs to it" in capsys.readouterr().err
-
-
 def test_from_a_corpus_to_a_run_by_commands(sidecar, tmp_path, write_corpus, capsys):
     corpus = Path(write_corpus(*DOCUMENTS))
     zipped = tmp_path / "corpus.jsonl.gz"
@@ -282,6 +269,8 @@ def test_from_a_corpus_to_a_run_by_commands(sidecar, tmp_path, write_corpus, cap
     assert list(plain["q1"]) == ["title-only", "cat"]
     assert command("search", *asked, "--k1=2", "--b=1", "--feedback=rm3") == 0
     assert read_run(run)["q1"] != plain["q1"]
+    assert command("search", *asked, "--model=m") == 1
+    assert "is searched by bm25: no model belongs to it" in capsys.readouterr().err
     # Interactive questions, in a process that starts and ends its own sidecar.
     done = subprocess.run(
         [sys.executable, "-m", "jaxir.search", f"--index={index}"],
