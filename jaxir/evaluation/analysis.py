@@ -137,20 +137,12 @@ def draw(analyses: Mapping[str, Analysis], directory: Path) -> None:
 
 def tables(analyses: Mapping[str, Analysis]) -> str:
     """Returns the numbers as tables with a row for each model."""
-    separability = [
-        [name, a.separability.auc, a.separability.accuracy, a.separability.neighbours]
-        for name, a in analyses.items()
-    ]
-    similarity = [[name, a.nearest.mean, a.nearest.median, a.own.mean] for name, a in analyses.items()]
-    ratio = [
-        [
-            name,
-            *((a.ratio.median, a.ratio.interquartile_range) if a.ratio else ("none", "none")),
-            a.ratio_of_means,
-            100 * a.divisors_not_positive,
-        ]
-        for name, a in analyses.items()
-    ]
+    separability, similarity, ratio = [], [], []
+    for name, a in analyses.items():
+        separability.append([name, *dataclasses.astuple(a.separability)])
+        similarity.append([name, a.nearest.mean, a.nearest.median, a.own.mean])
+        spread = (a.ratio.median, a.ratio.interquartile_range) if a.ratio else ("none", "none")
+        ratio.append([name, *spread, a.ratio_of_means, 100 * a.divisors_not_positive])
     parts = (
         (
             "Figure 1: separability of the towers (0.5: they overlap)",

@@ -59,7 +59,7 @@ def test_a_saved_copy_of_an_index_describes_itself(index):
     loaded = load_index(Path(index).with_name("copy"))
     assert loaded.query_kind == "texts"
     assert loaded.ids == ["cat", "dog", "title-only"]
-    described = json.loads((Path(index) / "index.json").read_text())
+    described = json.loads(Path(index).with_name("copy").joinpath("index.json").read_text())
     assert {k: described[k] for k in ("engine", "similarity", "count", "settings", "model")} == {
         "engine": "lucene",
         "similarity": "bm25",
@@ -67,7 +67,8 @@ def test_a_saved_copy_of_an_index_describes_itself(index):
         "settings": {"fields": "flat"},
         "model": None,
     }
-    assert loaded.documents["cat"].title == "Cats"
+    assert loaded.search(["dog"], 1)[1] == [["dog"]]
+    assert load_index(index).documents["cat"].title == "Cats"
 
 
 def test_lucene_index_is_searched_by_texts(index):
