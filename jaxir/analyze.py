@@ -114,7 +114,7 @@ def _of_words(named: dict[str, str], path: Path, facts: dict[str, Any], output: 
     from jaxir.evaluation import plots, word_heat
 
     texts = [record["text"][1] for record in Texts(path=str(path)).records(OnBadInput("stop"))]
-    found = {name: word_heat.of_run(run, texts) for name, run in named.items()}
+    found = {name: word_heat.word_probabilities(run, texts) for name, run in named.items()}
     described = {name: {"model": run, "words": found[name]} for name, run in named.items()}
     return _write(
         facts | {"models": described},

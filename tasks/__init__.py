@@ -1,1 +1,1 @@
-"""SeqIO tasks over published data sets and files of one's own; imported as `jaxir.tasks`."""
+"""SeqIO tasks over published data sets and the user's files; imported as `jaxir.tasks`."""

@@ -1,4 +1,4 @@
-"""SeqIO tasks over BEIR's data sets, from BEIR folders or TFDS, with the splits that each has."""
+"""SeqIO tasks over BEIR's data sets, from BEIR folders or TFDS, with their splits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ def beir(*, directory: str, name: str | None = None) -> str:
 
     Args:
       directory: the folder.
-      name: of the task; by default it is made of the folder's path.
-
-    Raises:
-      UserError: no such folder.
+      name: of the task; by default derived from the folder's path.
     """
     splits = BeirFolder(directory).splits
     sources = {split: BeirPairs(directory=directory, split=split) for split in splits}
@@ -30,12 +27,9 @@ def beir_set(*, dataset: str, directory: str, name: str | None = None) -> str:
     """Registers a task over one of BEIR's data sets as downloaded; returns the task's name.
 
     Args:
-      dataset: its name: "scifact", "cqadupstack/android", ...; `beir_sets.BEIR_SETS` has all, and "msmarco".
-      directory: where the archives were unpacked; the set is its subfolder `dataset`.
-      name: of the task; by default it is made of the path.
-
-    Raises:
-      UserError: BEIR has no such set, or its folder or one of its splits is missing.
+      dataset: its name: "scifact", "cqadupstack/android", ...; one of `beir_sets.BEIR_SETS`, or "msmarco".
+      directory: the folder with the unpacked archives, such as `directory/scifact`.
+      name: of the task; by default derived from the path.
     """
     folder = BeirFolder(Path(directory) / dataset)
     sources = {}
@@ -50,11 +44,8 @@ def tfds_beir(*, dataset: str, data_dir: str | None = None, name: str | None = N
 
     Args:
       dataset: its name, as in `beir_set`.
-      data_dir: where TFDS keeps its data sets; its default if None.
+      data_dir: TFDS's directory; None: its default.
       name: of the task.
-
-    Raises:
-      UserError: BEIR has no such set, or TFDS has not.
     """
     tfds_name = beir_sets.tfds_name(dataset)
     sources = {

@@ -11,7 +11,7 @@ def jsonl_pairs(*, path: str, name: str | None = None) -> str:
 
     Args:
       path: the file, optionally gzipped.
-      name: of the task; by default it is made of the path.
+      name: of the task; by default derived from the path.
     """
     return add_task("jsonl", {"train": JsonlPairs(path=path)}, name=name)
 
@@ -21,7 +21,7 @@ def tsv_pairs(*, path: str, name: str | None = None) -> str:
 
     Args:
       path: the file, optionally gzipped.
-      name: of the task; by default it is made of the path.
+      name: of the task; by default derived from the path.
     """
     return add_task("tsv", {"train": TsvPairs(path=path)}, name=name)
 
@@ -31,6 +31,6 @@ def tevatron_pairs(*, path: str, name: str | None = None) -> str:
 
     Args:
       path: the file, optionally gzipped.
-      name: of the task; by default it is made of the path.
+      name: of the task; by default derived from the path.
     """
     return add_task("tevatron", {"train": TevatronPairs(path=path)}, name=name)

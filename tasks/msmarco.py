@@ -1,6 +1,6 @@
 """SeqIO tasks over MS MARCO passage ranking as downloaded.
 
-From TFDS it is `jaxir.tasks.beir.tfds_beir(dataset="msmarco")`.
+The task over TFDS's version is `jaxir.tasks.beir.tfds_beir(dataset="msmarco")`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,11 @@ from jaxir.data.sets.msmarco import MsMarcoFolder, MsMarcoPairs, MsMarcoTriples
 
 
 def msmarco(*, directory: str, name: str | None = None) -> str:
-    """Registers a task over judged pairs; its splits are those of queries.SPLIT.tsv and qrels.SPLIT.tsv.
+    """Registers a task over judged pairs; returns its name. Splits are those of qrels.SPLIT.tsv.
 
     Args:
       directory: collection.tsv, queries.train.tsv, qrels.train.tsv, queries.dev.small.tsv, ...
-      name: of the task; by default it is made of the path.
-
-    Returns:
-      The task's name.
-
-    Raises:
-      UserError: no such folder.
+      name: of the task; by default derived from the path.
     """
     splits = MsMarcoFolder(directory).splits
     sources = {split: MsMarcoPairs(directory=directory, split=split) for split in splits}
@@ -39,8 +33,8 @@ def msmarco_triples(
     Args:
       directory: as in `msmarco`.
       triples: the file of id triples; see `MsMarcoTriples`.
-      max_negatives: negatives kept of a pair.
-      name: of the task; by default it is made of the path.
+      max_negatives: the most negatives of a pair.
+      name: of the task; by default derived from the path.
     """
     source = MsMarcoTriples(directory=directory, triples=triples, max_negatives=max_negatives)
     return add_task("msmarco_triples", {"train": source}, name=name)

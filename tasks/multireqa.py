@@ -13,13 +13,13 @@ SPLITS = {"train": "train", "dev": "validation"}
 
 
 class DataSet(NamedTuple):
-    """What MRQA and TFDS call a data set. MRQA's file names changed between its releases."""
+    """A data set's names in MRQA (file names, which differ between its releases) and TFDS."""
 
     mrqa: tuple[str, ...]
     tfds: str
 
 
-# By MultiReQA's names. The splits are "train" and "dev"; MultiReQA's papers call "dev" their test set.
+# By MultiReQA's names; the splits are "train" and "dev"; MultiReQA's papers call "dev" their test set.
 DATA_SETS = {
     "NaturalQuestions": DataSet(("NaturalQuestionsShort", "NaturalQuestions"), "mrqa/natural_questions"),
     "SQuAD": DataSet(("SQuAD",), "mrqa/squad"),
@@ -44,10 +44,7 @@ def multireqa(
       mrqa_directory: train/SQuAD.jsonl.gz, dev/SQuAD.jsonl.gz, ...
       multireqa_directory: the folder data/ of MultiReQA's repository: train/SQuAD/candidates.json.gz, ...
       with_context: whether a passage is the answer sentence followed by its context, or the sentence alone.
-      name: of the task; by default it is made of the paths.
-
-    Raises:
-      UserError: no such data set or file.
+      name: of the task; by default derived from the paths.
     """
     known = _data_set(dataset)
     sources = {
@@ -73,13 +70,10 @@ def tfds_multireqa(
 
     Args:
       dataset: as in `multireqa`.
-      multireqa_directory: as in `multireqa`; TFDS does not have the sentences.
-      data_dir: where TFDS keeps its data sets; its default if None.
+      multireqa_directory: as in `multireqa`; TFDS lacks the sentences.
+      data_dir: TFDS's directory; None: its default.
       with_context: as in `multireqa`.
       name: of the task.
-
-    Raises:
-      UserError: no such data set or file.
     """
     known = _data_set(dataset)
     sources = {

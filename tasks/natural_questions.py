@@ -13,7 +13,7 @@ def natural_questions(*, train: str, dev: str, name: str | None = None) -> str:
     Args:
       train: the file v1.0-simplified_simplified-nq-train.jsonl.gz.
       dev: the file v1.0-simplified_nq-dev-all.jsonl.gz.
-      name: of the task; by default it is made of the paths.
+      name: of the task; by default derived from the paths.
     """
     sources = {"train": NaturalQuestionsPairs(path=train), "dev": NaturalQuestionsPairs(path=dev)}
     return add_task("natural_questions", sources, name=name)
@@ -23,7 +23,7 @@ def tfds_natural_questions(*, data_dir: str | None = None, name: str | None = No
     """Registers the same task from TFDS's "natural_questions/default"; returns its name.
 
     Args:
-      data_dir: where TFDS keeps its data sets; its default if None.
+      data_dir: TFDS's directory; None: its default.
       name: of the task.
     """
     sources = {
@@ -39,6 +39,6 @@ def open_natural_questions(*, train: str, dev: str, name: str | None = None) -> 
     Args:
       train: the file biencoder-nq-train.json.gz.
       dev: the file biencoder-nq-dev.json.gz.
-      name: of the task; by default it is made of the paths.
+      name: of the task; by default derived from the paths.
     """
     return add_task("open_nq", {"train": DprPairs(path=train), "dev": DprPairs(path=dev)}, name=name)

@@ -1,4 +1,4 @@
-"""From models and a test collection to the numbers and figures of `jaxir.analyze`."""
+"""The numbers and figures of `jaxir.analyze` for models on a test collection."""
 
 from __future__ import annotations
 
@@ -22,48 +22,30 @@ PROJECTED = 1000  # pairs in Figure 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The texts that are looked at.
+    """The texts that are analysed."""
 
-    Attributes:
-      queries: N texts, all different.
-      passages: a relevant document of each; no two of the same text.
-      documents: the corpus in which nearest passages are looked for; the relevant ones are among them.
-      document_ids: their ids.
-    """
-
-    queries: list[str]
-    passages: list[str]
-    documents: list[str]
+    queries: list[str]  # N different texts
+    passages: list[str]  # a relevant document of each; all texts differ
+    documents: list[str]  # the corpus that is searched for nearest passages, with the relevant ones
     document_ids: list[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What was found out about one model.
+    """The analysis of one model.
 
-    Attributes:
-      separability: of its towers (Figure 1).
-      nearest: similarity of queries to their nearest passages (Figure 5).
-      own: similarity of queries to their own passages.
-      ratio: query-query over query-passage similarity of random pairs (Figure 6); None where no divisor is
-        above 0.
-      ratio_of_means: the mean of the former over the mean of the latter, which no small divisor disturbs.
-      divisors_not_positive: the share of ratios whose divisor is 0 or less; they say nothing, and are not in
-        `ratio`.
-      points: both towers in the plane, [n, 2] each.
-      nearest_values: what `nearest` describes, [N].
-      ratio_values: what `ratio` describes, [S].
+    `ratio` is query-query over query-passage similarity of random pairs with a positive divisor.
     """
 
-    separability: Separability
-    nearest: Spread
-    own: Spread
-    ratio: Spread | None
-    ratio_of_means: float
-    divisors_not_positive: float
-    points: tuple[np.ndarray, np.ndarray]
-    nearest_values: np.ndarray
-    ratio_values: np.ndarray
+    separability: Separability  # of the towers (Figure 1)
+    nearest: Spread  # similarity of queries to their nearest passages (Figure 5)
+    own: Spread  # similarity of queries to their own passages
+    ratio: Spread | None  # Figure 6
+    ratio_of_means: float  # mean query-query over mean query-passage similarity, robust to small divisors
+    divisors_not_positive: float  # share of pairs left out of `ratio`
+    points: tuple[np.ndarray, np.ndarray]  # both towers in the plane, [n, 2] each
+    nearest_values: np.ndarray  # [N], the sample of `nearest`
+    ratio_values: np.ndarray  # [S], the sample of `ratio`
 
     def numbers(self) -> dict[str, Any]:
         """Returns all but the arrays, JSON-serialisable."""
@@ -72,20 +54,11 @@ class Analysis:
 
 
 def draw_sample(directory: Path, split: str, *, queries: int, documents: int, seed: int) -> Sample:
-    """Draws queries with a relevant document each, and documents to look for nearest ones in.
+    """Draws queries with a relevant document each, and documents to search, from a BEIR folder.
 
-    Of queries that share their text, a document or its text, one is drawn: a classifier fitted to some of the
-    copies knows the others, and they are neighbours of each other, however well the towers overlap.
-
-    Args:
-      directory: a BEIR folder.
-      split: whose queries.
-      queries: how many at most.
-      documents: how many in all at most; the relevant ones count and are always among them.
-      seed: of the drawing.
-
-    Raises:
-      UserError: no such folder or split, or too few queries with a relevant document.
+    The relevant documents are always among the documents. Of queries that share their text, a document or its
+    text, one is drawn. A classifier fitted to some copies would know the others, and copies are neighbours of
+    each other however well the towers overlap.
     """
     collection = read_collection(directory, split)
     rng = np.random.default_rng(seed)
@@ -113,7 +86,7 @@ def draw_sample(directory: Path, split: str, *, queries: int, documents: int, se
 
 
 def _without_copies(pairs: Iterable[tuple[int, str, str]]) -> Iterator[int]:
-    """Yields the places of (place, query, passage), but of those with a text that was there before."""
+    """Yields the places of (place, query, passage) with a new query and a new passage."""
     queries, passages = set(), set()
     for place, *texts in pairs:
         query, passage = (" ".join(text.casefold().split()) for text in texts)
@@ -131,7 +104,7 @@ def _documents(collection: Collection, relevant: set[str], count: int, rng: np.r
 
 
 def analyze_model(encoder: TextEncoder, sample: Sample, *, seed: int) -> Analysis:
-    """Encodes the sample and looks at the vectors, which are divided by their lengths."""
+    """Encodes the sample and analyses the vectors, normalised to length 1."""
     vectors = normalize(encoder.encode_passages(sample.documents))
     row_of = {text: row for row, text in enumerate(sample.documents)}
     query = normalize(encoder.encode_queries(sample.queries))
@@ -163,24 +136,16 @@ def draw(analyses: Mapping[str, Analysis], directory: Path) -> None:
 
 
 def tables(analyses: Mapping[str, Analysis]) -> str:
-    """Lays the numbers out, a row for each model."""
-    separability = [
-        [name, a.separability.auc, a.separability.accuracy, a.separability.neighbours]
-        for name, a in analyses.items()
-    ]
-    similarity = [[name, a.nearest.mean, a.nearest.median, a.own.mean] for name, a in analyses.items()]
-    ratio = [
-        [
-            name,
-            *((a.ratio.median, a.ratio.interquartile_range) if a.ratio else ("none", "none")),
-            a.ratio_of_means,
-            100 * a.divisors_not_positive,
-        ]
-        for name, a in analyses.items()
-    ]
+    """Returns the numbers as tables with a row for each model."""
+    separability, similarity, ratio = [], [], []
+    for name, a in analyses.items():
+        separability.append([name, *dataclasses.astuple(a.separability)])
+        similarity.append([name, a.nearest.mean, a.nearest.median, a.own.mean])
+        spread = (a.ratio.median, a.ratio.interquartile_range) if a.ratio else ("none", "none")
+        ratio.append([name, *spread, a.ratio_of_means, 100 * a.divisors_not_positive])
     parts = (
         (
-            "Figure 1: can the towers be told apart? (0.5: no)",
+            "Figure 1: separability of the towers (0.5: they overlap)",
             ["model", "AUC, linear", "accuracy, linear", "neighbours of the same tower"],
             separability,
         ),

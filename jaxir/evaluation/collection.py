@@ -1,4 +1,4 @@
-"""A model on a test collection: encode, search exactly, score."""
+"""Evaluation of a model on a test collection: encode, search exactly, score."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxir.retrieval.indexes.exact import ExactIndex
 
 
 class TextEncoder(Protocol):
-    """What is asked of a model: texts to float32 vectors [N, D], to be compared by `similarity`."""
+    """A model that encodes texts as float32 vectors [N, D], which are compared by `similarity`."""
 
     similarity: str
 
@@ -41,8 +41,8 @@ class Collection:
       documents: their texts, (title + " " + text).strip().
       query_ids: ids of the judged queries that have a text.
       queries: their texts.
-      qrels: query id to document id to relevance. They may name queries and documents that are not there: as
-        in trec_eval such a document counts as not retrieved, and such a query counts 0.
+      qrels: query id to document id to relevance. It may name missing queries and documents: as in trec_eval,
+        a missing document counts as not retrieved, and a missing query counts 0.
     """
 
     document_ids: list[str]
@@ -55,24 +55,21 @@ class Collection:
 def read_collection(directory: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
     """Reads a BEIR folder: its corpus and the queries that `split` judges.
 
-    Lines that repeat a document or query, judgements of unknown ones and grades such as 1.0 are counted; one
-    line on standard error reports the counts. With `strict` they are malformed.
-
-    Raises:
-      BadInputError: a malformed line, or an id that stands for two texts.
-      UserError: `directory` is no BEIR folder, has no such split, or has none of the queries or documents
-        that the split judges.
+    Repeated documents or queries, judgements of unknown ones and grades such as 1.0 are counted; one line on
+    standard error reports the counts. With `strict` they are malformed (BadInputError).
     """
     collector = OnBadInput(strict=strict)
     folder = BeirFolder(directory, collector)
-    path = folder.qrels_path(split)  # a misspelt split should not cost the time to read the corpus
+    path = folder.qrels_path(split)  # checks the name of the split before the corpus is read
     documents = {document.id: document.contents for document in folder.corpus()}
     queries = {query.id: query.text for query in folder.queries()}
     qrels = by_query(folder.qrels(split, query_ids=queries, document_ids=documents))
     asked = [query_id for query_id in qrels if query_id in queries]
     if not asked or not any(document in documents for judged in qrels.values() for document in judged):
         what = "documents" if asked else "queries"
-        raise UserError(f"{path}: the collection has none of the {what} that are judged: is it its file?")
+        raise UserError(
+            f"{path}: the collection has none of the {what} that it judges: check that both belong together"
+        )
     collector.report()
     return Collection(
         document_ids=list(documents),
@@ -95,15 +92,7 @@ def search_collection(
 def search_vectors(
     queries: np.ndarray, passages: np.ndarray, collection: Collection, *, similarity: str, depth: int
 ) -> dict[str, dict[str, float]]:
-    """Returns each query's `depth` best documents, or all if there are fewer, with their scores.
-
-    Args:
-      queries: float32 [Q, D], of the collection's queries.
-      passages: float32 [N, D], of its documents.
-      collection: whose they are.
-      similarity: "cosine" or "dot".
-      depth: how many.
-    """
+    """Returns the `depth` best documents (or all) for the vectors of queries [Q, D] and passages [N, D]."""
     index = ExactIndex.build(passages, collection.document_ids, similarity=similarity)
     scores, ids = index.search(queries, depth)
     return {
@@ -124,10 +113,10 @@ def evaluate_collection(
 
     Args:
       encoder: the model.
-      collection: what to search and how it is judged.
+      collection: the documents, queries and judgements.
       metrics: as in `evaluate_run`.
-      depth: answers a query has; metrics without a cutoff (AP, RR) see no more.
-      identical_ids: as in `evaluate_run`; with "drop" one answer more is searched for.
+      depth: answers of a query that are searched for; metrics without a cutoff (AP, RR) see no more.
+      identical_ids: as in `evaluate_run`; "drop" searches for one answer more.
 
     Raises:
       UserError: an unknown metric, or one of more answers than `depth`.

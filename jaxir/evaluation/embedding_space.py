@@ -1,4 +1,4 @@
-"""What the SamToNe paper looks at in an embedding space (Moiseev et al. 2023, section 4), as numbers.
+"""Measures of an embedding space from the SamToNe paper (Moiseev et al. 2023, section 4).
 
 All functions take embeddings of length 1, so that a dot product is the cosine similarity.
 """
@@ -17,35 +17,23 @@ FOLDS = 5
 NEIGHBOURS = 10
 MIN_PAIRS = 4 * NEIGHBOURS
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-ALIKE = 1e-6  # vectors of length 1 differ by so much in no number of theirs but by rounding
+ALIKE = 1e-6  # the numbers of equal vectors of length 1 differ by less than this, by rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Separability:
-    """How well two towers' embeddings can be told apart: 0.5 each where they overlap, 1 where they are apart.
+    """How separable two towers' embeddings are: each measure is 0.5 if they overlap, 1 if they are apart."""
 
-    Attributes:
-      auc: area under the ROC curve of a linear classifier of the tower, on pairs it was not fitted to.
-      accuracy: its accuracy.
-      neighbours: how many of an embedding's nearest neighbours are of its own tower (Schilling 1986), as a
-        share; it sees separations that no hyperplane makes.
-    """
-
-    auc: float
-    accuracy: float
+    auc: float  # area under the ROC curve of a linear classifier of the tower, on held-out pairs
+    accuracy: float  # of this classifier
+    # Share of an embedding's nearest neighbours from its own tower (Schilling 1986), also if not separable
+    # linearly.
     neighbours: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A distribution of numbers.
-
-    Attributes:
-      count: how many.
-      mean: their mean.
-      deviation: their standard deviation.
-      quantiles: "0.5" to the median, and so on for each of `QUANTILES`.
-    """
+    """Statistics of a sample; `quantiles` maps str(q) to the quantile q, for q in `QUANTILES`."""
 
     count: int
     mean: float
@@ -54,12 +42,10 @@ class Spread:
 
     @property
     def median(self) -> float:
-        """The centre."""
         return self.quantiles["0.5"]
 
     @property
     def interquartile_range(self) -> float:
-        """From the lower to the upper quartile."""
         return self.quantiles["0.75"] - self.quantiles["0.25"]
 
 
@@ -67,21 +53,15 @@ class Spread:
 def separability(
     query: Float[np.ndarray, "N D"], passage: Float[np.ndarray, "N D"], *, seed: int = 0
 ) -> Separability:
-    """Measures whether two towers fill one space (Figure 1 of the paper shows it).
+    """Measures whether two towers [N, D] fill one space (Figure 1 of the paper).
 
     The classifier is a linear discriminant with shrinkage (Ledoit and Wolf), cross-validated over pairs: both
-    sides of a pair are in the same fold. For the neighbours, queries of one half of the pairs meet passages
-    of the other half, for a query's own passage is its neighbour by design. Queries and passages are
-    different texts: even one tower for both has 0.5 only where its embeddings do not show which is which.
-    Nor may a passage be in several pairs: it would be told, and found, by its copies.
+    sides of a pair are in the same fold. The neighbours are among queries of one half of the pairs and
+    passages of the other half, because a query's own passage is its neighbour by design. Queries and passages
+    differ as texts, so even one tower for both has 0.5 only if its embeddings hide the difference. No passage
+    may be in several pairs: its copies would give it away.
 
-    Args:
-      query: [N, D] embeddings, row i pairs with row i of `passage`.
-      passage: [N, D].
-      seed: of folds and halves.
-
-    Raises:
-      UserError: there are fewer than `MIN_PAIRS` pairs.
+    Row i of `query` pairs with row i of `passage`; there must be at least `MIN_PAIRS` pairs.
     """
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
     from sklearn.metrics import roc_auc_score
@@ -120,10 +100,7 @@ def similarity_ratios(
 ) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]:
     """Returns sim(q_i, q_j) and sim(q_i, p_j), [S] each, for random i and j != i (Figure 6 has the ratio).
 
-    Row i of `query` [N, D] pairs with row i of `passage` [N, D].
-
-    Raises:
-      UserError: there are fewer than two pairs.
+    Row i of `query` pairs with row i of `passage`.
     """
     if len(query) < 2:
         raise UserError("a ratio of similarities needs at least two pairs")
@@ -136,7 +113,6 @@ def similarity_ratios(
 
 @jaxtyped(typechecker=beartype)
 def spread(values: Float[np.ndarray, " S"]) -> Spread:
-    """Describes a sample [S]."""
     return Spread(
         count=len(values),
         mean=float(values.mean()),
@@ -147,13 +123,10 @@ def spread(values: Float[np.ndarray, " S"]) -> Spread:
 
 @jaxtyped(typechecker=beartype)
 def project(vectors: Float[np.ndarray, "N D"], *, seed: int = 0) -> Float[np.ndarray, "N 2"]:
-    """Lays embeddings [N, D] out in the plane by t-SNE (van der Maaten and Hinton 2008) of cosines.
-
-    Those that do not differ, by more than rounding, are one point: there t-SNE's code reads beyond its arrays
-    and ends the process.
-    """
+    """Projects embeddings [N, D] to the plane by t-SNE (van der Maaten and Hinton 2008) of cosines."""
     from sklearn.manifold import TSNE
 
+    # Equal embeddings become one point; t-SNE's code would read beyond its arrays and end the process.
     if np.ptp(vectors, axis=0).max() <= ALIKE:
         return np.zeros((len(vectors), 2), np.float32)
     perplexity = min(30.0, (len(vectors) - 1) / 3)
@@ -162,14 +135,13 @@ def project(vectors: Float[np.ndarray, "N D"], *, seed: int = 0) -> Float[np.nda
 
 
 def check_pairs(count: int) -> None:
-    """Raises a UserError where there are too few pairs to tell towers apart."""
     if count < MIN_PAIRS:
         raise UserError(
-            f"telling towers apart needs at least {MIN_PAIRS} queries, not {count}, each with a passage"
-            " of its own"
+            f"measuring whether towers are separable needs at least {MIN_PAIRS} queries, each with its own"
+            f" passage, but there are {count}"
         )
 
 
 def _labelled(query: np.ndarray, passage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns both towers' embeddings under one another, and 0 for a query, 1 for a passage."""
+    """Returns the embeddings of both towers, and their labels: 0 for a query, 1 for a passage."""
     return np.concatenate([query, passage]), np.repeat([0, 1], [len(query), len(passage)])

@@ -1,4 +1,4 @@
-"""From files and models to what `jaxir.evaluate` prints and writes."""
+"""Scores of run files, answers and models, and the report that `jaxir.evaluate` prints and writes."""
 
 from __future__ import annotations
 
@@ -30,44 +30,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a command shows.
+    """The result of a command."""
 
-    Attributes:
-      text: for people: how the numbers came about, then tables.
-      values: for programs: the same, JSON-serialisable, with every query's values.
-    """
-
-    text: str
-    values: dict[str, Any]
+    text: str  # a caption and tables
+    values: dict[str, Any]  # the same as JSON values, with every query's values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Systems with their scores.
-
-    Attributes:
-      systems: the systems.
-      queries: those that count.
-      facts: how the runs came about, for programs.
-      note: the same as a sentence.
-      baseline: the one of `systems` that the others are compared with; None compares every two.
-    """
+    """Systems with their scores."""
 
     systems: Sequence[System]
-    queries: Sequence[str]
-    facts: Mapping[str, Any]
-    note: str
-    baseline: System | None = None
+    facts: Mapping[str, Any]  # how the scores were made, for the JSON file
+    note: str  # the same as text
+    baseline: System | None = None  # one of `systems`, which the others are compared with; None: every two
 
 
 def parse_system(text: str) -> tuple[str, list[str]]:
-    """Returns name and run files of `[NAME=]FILE[+FILE...]`, where several files are several seeds.
-
-    Raises:
-      UserError: a file is missing.
-    """
+    """Returns name and run files of `[NAME=]FILE[+FILE...]`; several files are runs with several seeds."""
     for found in ([text], text.split("+")):
-        if all(Path(file).is_file() for file in found):  # whatever signs their names have
+        if all(Path(file).is_file() for file in found):  # names of files may contain = and +
             return Path(found[0]).stem, found
     name, equals, files = text.partition("=")
     if not equals:
@@ -89,21 +71,9 @@ def score_runs(
     answers_in: AnswersIn = "text",
     strict: bool = False,
 ) -> Scored:
-    """Scores run files against a file of judgements, or by the answers that the documents of `corpus` hold.
+    """Scores run files (systems for `parse_system`) by judgements, or by answers in the texts of `corpus`.
 
-    Args:
-      runs: systems as `parse_system` takes them.
-      metrics: as in `evaluate_run`.
-      identical_ids: likewise.
-      baseline: the name of one of `runs`, or a system as `parse_system` takes it.
-      qrels: the file of judgements.
-      answers: the file of answers, in place of `qrels`.
-      corpus: where the documents' texts are, with `answers`.
-      answers_in: where in a document answers are looked for.
-      strict: as in `read_judgements`.
-
-    Raises:
-      UserError: unreadable or malformed files, an unknown metric, two systems of one name, or a file twice.
+    `baseline` is the name of one of `runs`, or another system for `parse_system`.
     """
     parse_metrics(metrics)
     named, against = _name_systems("--run", runs, baseline)
@@ -128,7 +98,6 @@ def score_runs(
     facts = {"qrels": qrels, "answers": answers, "answers_in": where, "corpus": corpus, "runs": named}
     return Scored(
         systems=list(systems.values()),
-        queries=list(judgements),
         facts={key: value for key, value in facts.items() if value is not None},
         note=note,
         baseline=systems.get(against),
@@ -136,12 +105,7 @@ def score_runs(
 
 
 def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str | None = None) -> Scored:
-    """Scores written answers (`read_written`) by exact match and F1, over all questions with answers.
-
-    Raises:
-      UserError: unreadable or malformed files, two systems of one name, a file that is given twice, or one
-        that has none of the questions.
-    """
+    """Scores written answers (`read_written`) by exact match and F1, over all questions with answers."""
     named, against = _name_systems("--predictions", predictions, baseline)
     right = read_answers(answers)
     systems = {
@@ -150,7 +114,6 @@ def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str
     }
     return Scored(
         systems=list(systems.values()),
-        queries=list(right),
         facts={"answers": answers, "predictions": named},
         note=f"exact match and F1 of words, as SQuAD's: answers {answers}",
         baseline=systems.get(against),
@@ -160,20 +123,16 @@ def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str
 def _name_systems(
     flag: str, systems: Sequence[str], baseline: str | None
 ) -> tuple[dict[str, list[str]], str | None]:
-    """Returns each system's files, the baseline's too, and which one is the baseline.
-
-    Raises:
-      UserError: two systems of one name, or a file that is given twice.
-    """
+    """Returns the files of each system, with those of the baseline, and the baseline's name."""
     named: dict[str, list[str]] = {}
     for text in systems:
         name, files = parse_system(text)
         if name in named:
-            raise UserError(f"two systems are called {name!r}: write NAME=FILE to tell them apart")
+            raise UserError(f"two systems are called {name!r}: write NAME=FILE to name one differently")
         named[name] = files
     every = [Path(file).resolve() for files in named.values() for file in files]
     if twice := [file for file in every if every.count(file) > 1]:
-        raise UserError(f"{flag}: {twice[0]} is given twice, and would count twice")
+        raise UserError(f"{flag}: {twice[0]} is given twice: remove one")
     if baseline is None or baseline in named:
         return named, baseline
     name, files = parse_system(baseline)
@@ -183,7 +142,7 @@ def _name_systems(
             return named, known
     name = name if name not in named else "baseline"
     if name in named:
-        raise UserError(f"two systems are called {name!r}: write --baseline=NAME=FILE to tell them apart")
+        raise UserError(f"two systems are called {name!r}: write --baseline=NAME=FILE to rename the baseline")
     named[name] = files
     return named, name
 
@@ -200,8 +159,8 @@ def score_model(
     baseline: str | None = None,
     strict: bool = False,
 ) -> Scored:
-    """Scores a model on a beir:, quora: or eproduct: collection by exact search, and its baseline's run."""
-    # Scoring a run file loads no jax.
+    """Scores a model on a beir:, quora: or eproduct: collection by exact search, and the baseline's runs."""
+    # Imported here, so that scoring a run file does not import jax.
     from jaxir.evaluation.collection import evaluate_collection
     from jaxir.evaluation.question_sets import COLLECTIONS
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
@@ -209,7 +168,7 @@ def score_model(
     check_depth(metrics, depth)
     collection = COLLECTIONS[kind](directory, split, strict=strict)
     name, files = ("", []) if baseline is None else parse_system(baseline)
-    # Runs that are malformed, or of other queries, cost no encoding.
+    # Check the baseline's runs before encoding, which takes long.
     against = [
         evaluate_run(read_run(file), collection.qrels, metrics, identical_ids=identical_ids) for file in files
     ]
@@ -236,7 +195,6 @@ def score_model(
     }
     return Scored(
         systems=systems,
-        queries=list(collection.qrels),
         facts=facts,
         note=f"{directory}, split {split}: {count} documents, a document's text is title + ' ' + text; "
         f"{lengths_of(encoder)}; {encoder.similarity} similarity, exact search, {depth} answers a query",
@@ -245,15 +203,11 @@ def score_model(
 
 
 def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdown") -> Report:
-    """Lays out the scores of systems and compares them; `per_query` adds every query's values.
-
-    Raises:
-      UserError: the baseline is the only system.
-    """
+    """Compares systems and returns the report; `per_query` adds every query's values to its text."""
     against = scored.baseline
     compared = [system for system in scored.systems if system is not against]
     if not compared:
-        raise UserError(f"{against.name} is the only system: there is nothing to compare it with")
+        raise UserError(f"{against.name} is the only system: give another --run to compare it with")
     systems = compared if against is None else [*compared, against]
     metrics = systems[0].metrics
     pairs = compare_systems(compared, against) if len(systems) > 1 else []
@@ -279,13 +233,14 @@ def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdo
     if per_query:
         found = {(s.name, m): s.per_query(m) for s in systems for m in metrics}
         head = [m if len(systems) == 1 else f"{s.name} {m}" for s in systems for m in metrics]
-        rows = [[query, *(of_query[query] for of_query in found.values())] for query in scored.queries]
+        queries = next(iter(found.values()))
+        rows = [[query, *(of_query[query] for of_query in found.values())] for query in queries]
         parts.append(format_table(["query", *head], rows, style=style))
     return Report(text="\n\n".join(parts), values=values)
 
 
 def _values(system: System) -> dict[str, Any]:
-    """Returns what the JSON file holds of a system; of several runs lists of counts."""
+    """Returns the JSON values of a system; several runs have lists of counts."""
 
     def counts(name: str) -> Any:
         found = [getattr(scores, name) for scores in system.scores]
@@ -307,7 +262,7 @@ def _values(system: System) -> dict[str, Any]:
 
 
 def _caption(note: str, systems: Sequence[System], style: Style) -> str:
-    """Says what the tables are over, a line for each system where they differ."""
+    """Describes the queries behind the tables, with a line for each system if they differ."""
     lines = note.splitlines()
     described = {
         system.name: "; ".join(dict.fromkeys(scores.describe() for scores in system.scores))
@@ -332,7 +287,7 @@ def _mean(system: System, metric: str) -> float | str:
 
 
 def _comparisons(pairs: Sequence[Pair], systems: Sequence[System], style: Style) -> str:
-    """Lays comparisons out; with two systems a row has their values, else their names."""
+    """Returns the comparisons as a table; with two systems a row has their values, else their names."""
     by_name = {system.name: system for system in systems}
     two = len(systems) == 2
     head = ["metric", pairs[0].baseline, pairs[0].system] if two else ["metric", "system", "against"]
@@ -340,7 +295,7 @@ def _comparisons(pairs: Sequence[Pair], systems: Sequence[System], style: Style)
     for pair in pairs:
         ours, theirs = by_name[pair.system], by_name[pair.baseline]
         shown = [_mean(x, pair.metric) for x in (theirs, ours)] if two else [pair.system, pair.baseline]
-        # The difference of the values shown, which of counts are no means.
+        # Not `comparison.difference`: metrics that are counts are sums over queries, not means.
         difference = ours.mean(pair.metric) - theirs.mean(pair.metric)
         p_values = [f"{pair.t_test:.2g}", f"{pair.randomisation:.2g}"]
         counts = [pair.comparison.wins, pair.comparison.losses]
@@ -352,13 +307,12 @@ def _comparisons(pairs: Sequence[Pair], systems: Sequence[System], style: Style)
 def model_report(
     encoder: DualEncoder, model: str, dataset: str, how: str, table: str, style: Style, values: dict[str, Any]
 ) -> Report:
-    """Returns a table of a model's scores under what was done, and its values with what tells the model."""
+    """Returns the report of one model: its table with a caption, and its values with its fingerprint."""
     facts = {"model": model, "fingerprint": encoder.fingerprint, "dataset": dataset}
     above = caption(f"{dataset}\nmodel: {model}; {lengths_of(encoder)}{how}", style)
     return Report(text=f"{above}\n\n{table}", values={**facts, **encoder.settings.describe(), **values})
 
 
 def lengths_of(encoder: DualEncoder) -> str:
-    """Says where texts are cut."""
     settings = encoder.settings
     return f"queries cut at {settings.query_max_length} tokens, passages at {settings.passage_max_length}"

@@ -1,4 +1,4 @@
-"""What a generator of GAR learns to write for a question: its answer, or a sentence or title with it."""
+"""Targets of a GAR generator: for a question, its answer, or a sentence or title that goes with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal["answer", "sentence", "title"]
 
 
 class Target(NamedTuple):
-    """A question and what is to be written for it."""
+    """A question and the text that the generator should write for it."""
 
     id: str
     source: str
@@ -26,7 +26,7 @@ class Target(NamedTuple):
 
 
 class TargetsReport(NamedTuple):
-    """What was written: counts of targets, and of the questions that were read."""
+    """The numbers of targets that were written and of questions that were read."""
 
     targets: int
     questions: int
@@ -48,26 +48,15 @@ def write_targets(
 ) -> TargetsReport:
     """Writes {"_id", "source", "target", "outputs"} for each question that has a target (Mao et al. 2021).
 
-    The answer is a question's first; the sentence the first one with an answer, of the first of its passages
-    that holds one; the title that passage's.
-
-    Args:
-      kind: of target.
-      queries: the questions, queries.jsonl[.gz].
-      answers: question id to answers.
-      output: the file, which appears only when whole.
-      passages: question id to ids of passages, best first; for a sentence or a title.
-      corpus: corpus.jsonl[.gz] with them.
-      answers_in: where in a passage an answer is looked for, if its title is the target.
-
-    Raises:
-      UserError: no question has a target, or the corpus lacks a passage.
+    The answer is the first of the question's. The sentence is the first with an answer, from the first of the
+    question's `passages` (ids, best first) that has one; the title is that passage's. `answers_in` says where
+    in a passage an answer is searched for if its title is the target.
     """
     asked = list(read_queries(queries))
     questions = [query for query in asked if query.id in answers]
     found = list(_targets(kind, questions, answers, passages or {}, corpus, answers_in))
     if not found:
-        raise UserError(f"{queries}: no question has a target: do the files belong together?")
+        raise UserError(f"{queries}: no question has a target: check that the files use the same ids")
     write_windows(
         local_path(output, "written to"),
         {"targets": fingerprints.of_values(*found)},
@@ -91,7 +80,7 @@ def _targets(
         yield from (Target(query.id, query.text, answers[query.id][0]) for query in questions)
         return
     own = {query.id: AnswerMatcher(answers[query.id]) for query in questions}
-    asked: dict[str, list[tuple[int, str]]] = {}  # of each passage: at which place of which question
+    asked: dict[str, list[tuple[int, str]]] = {}  # passage to (rank, question)
     for query_id in own:
         for place, doc_id in enumerate(passages.get(query_id, ())):
             asked.setdefault(doc_id, []).append((place, query_id))
@@ -107,7 +96,7 @@ def _targets(
 
 
 def _in(document: Document, own: AnswerMatcher, kind: Kind, answers_in: AnswersIn) -> str | None:
-    """Returns the target that a passage gives; None where it holds no answer, or has no title."""
+    """Returns the target from a passage; None or "" if it has no answer or no title."""
     if kind == "title":
         return document.title if own.finds(searched(document, answers_in)) else None
     return next(filter(own.finds, sentences_of(document.text)), None)

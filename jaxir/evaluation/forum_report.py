@@ -1,4 +1,4 @@
-"""What `jaxir.evaluate` prints and writes of a model on CQADupStack: each forum and their mean."""
+"""The report of `jaxir.evaluate` for a model on CQADupStack: each forum and their mean."""
 
 from __future__ import annotations
 
@@ -24,13 +24,7 @@ def cqadupstack(
     strict: bool = False,
     style: Style = "markdown",
 ) -> Report:
-    """Scores a model on each forum by exact search over its questions, and takes the mean of the forums.
-
-    The arguments are those of `score_model`.
-
-    Raises:
-      UserError: no or malformed data, an unknown metric, no such model.
-    """
+    """Scores a model on each forum by exact search, and takes the mean of the forums; see `score_model`."""
     check_depth(metrics, depth)
     names = list(parse_metrics(metrics))
     forums = read_cqadupstack(directory, split, strict=strict)
@@ -50,7 +44,7 @@ def cqadupstack(
     how += f"; split {split}"
     missing = [forum for forum in FORUMS if forum not in forums]
     if missing:
-        how += f"\nnot there: {', '.join(missing)} ({CQADUPSTACK})"
+        how += f"\nmissing: {', '.join(missing)} ({CQADUPSTACK})"
     values = {
         "split": split,
         "depth": depth,

@@ -13,12 +13,8 @@ def read_judgements(path: str | Path, *, strict: bool = False) -> dict[str, dict
     """Reads query id -> document id -> score, in BEIR's format (three columns, tabs) or TREC's.
 
     By default grades written as decimals (1.0) are counted and reported; `strict` refuses them.
-
-    Raises:
-      BadInputError: a malformed line, or a judgement that contradicts an earlier one.
-      UserError: no such file.
     """
-    _, first = next(numbered_lines(path), (0, b""))  # what is blank has no record, as its reader says
+    _, first = next(numbered_lines(path), (0, b""))  # the readers below refuse a blank file
     is_beir = len(first.split(b"\t")) == 3 or len(first.split()) != 4
     collector = OnBadInput(strict=strict)
     found = by_query(read_qrels(path, collector) if is_beir else _read_trec(path, collector))

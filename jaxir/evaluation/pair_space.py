@@ -1,4 +1,4 @@
-"""Where pairs of sentences lie on the sphere: alignment, uniformity, and pairs that find each other."""
+"""Geometry of rated sentence pairs: alignment, uniformity, and recall of equivalent sentences."""
 
 from __future__ import annotations
 
@@ -11,26 +11,18 @@ from jaxtyping import Float, Int, jaxtyped
 POSITIVE = 4.0  # scores above it are positive pairs (Gao et al. 2021, SimCSE)
 SAME = 5.0  # the score of pairs that mean the same
 CUTOFFS = (1, 5, 10)
-BLOCK = 1024  # rows of a matrix of all pairs that are held at a time
+BLOCK = 1024  # rows of the matrix of all pairs in memory at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairSpace:
-    """Properties of the vectors of rated pairs; None where there are no pairs to measure them on.
+    """Properties of the vectors of rated pairs; None if there are no pairs to measure."""
 
-    Attributes:
-      alignment: the mean of |f(x) - f(x+)|^2 over pairs that are rated above `POSITIVE`, lower is better.
-      uniformity: log of the mean of exp(-2 |f(x) - f(y)|^2) over all two sentences, lower is better.
-      recall: k to the share, x 100, of sentences whose partner in a pair rated `SAME` is among the k nearest.
-      positives: how many pairs alignment is over.
-      same: how many pairs recall is over, each of which has two queries.
-    """
-
-    alignment: float | None
-    uniformity: float
-    recall: dict[int, float] | None
-    positives: int
-    same: int
+    alignment: float | None  # mean of |f(x) - f(x+)|^2 over pairs rated above `POSITIVE`, lower is better
+    uniformity: float  # log of the mean of exp(-2 |f(x) - f(y)|^2) over all two sentences, lower is better
+    recall: dict[int, float] | None  # k to 100 x share of sentences whose `SAME` partner is in the k nearest
+    positives: int  # pairs behind `alignment`
+    same: int  # pairs behind `recall`, with two queries each
 
     def numbers(self) -> dict[str, float | None]:
         """Returns the values by the names that reports have."""
@@ -65,12 +57,12 @@ def measure(
 def uniformity(vectors: Float[np.ndarray, "N D"]) -> float:
     """Returns log E exp(-2 |x - y|^2) over every two of N vectors of length 1 (Wang and Isola 2020, eq. 3).
 
-    A sentence that stands in several pairs counts as often, for p_data is the data's distribution.
+    A sentence counts once for each of its pairs, because p_data is the data's distribution.
     """
     total = 0.0
     for start in range(0, len(vectors), BLOCK):
         block = vectors[start : start + BLOCK]
-        # |x - y|^2 = 2 - 2 xy, of which rounding must not make less than 0; j > i in each row i.
+        # |x - y|^2 = 2 - 2 xy, kept at 0 or above despite rounding; only j > i in each row i counts.
         distances = np.maximum(2 - 2 * (block @ vectors[start:].T), 0)
         total += np.triu(np.exp(-2 * distances), 1).sum(dtype=np.float64)
     return float(np.log(total / (len(vectors) * (len(vectors) - 1) / 2)))
@@ -83,12 +75,7 @@ def recall(
     """Returns how often, x 100, a sentence of a pair finds the other one among its k nearest, by k.
 
     Each sentence of a pair is a query once (table 2.10's 97 pairs make 194: 77.84 % of them are 151). The
-    corpus is every distinct sentence but the query; of equally near ones the partner comes last.
-
-    Args:
-      vectors: of length 1.
-      corpus: the rows of the sentences that are searched.
-      pairs: rows of sentences that mean the same, and differ.
+    rows `corpus` without the query are searched; ties with the partner count against it.
     """
     queries = np.concatenate([pairs, pairs[:, ::-1]])
     ranks = []

@@ -1,9 +1,9 @@
-"""Figures of embedding spaces, models side by side, of Moiseev et al. 2023 (SamToNe) and Chuang 2024."""
+"""Figures of embedding spaces for several models, as in Moiseev et al. 2023 (SamToNe) and Chuang 2024."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-QUERY, PASSAGE = "#0072B2", "#D55E00"  # told apart by the colour-blind too (Okabe and Ito)
+QUERY, PASSAGE = "#0072B2", "#D55E00"  # safe for colour-blind readers (Okabe and Ito)
 LINES = ("#000000", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#D55E00")
 WIDTH = 3.4  # inches, a column of a paper
 DPI = 200
@@ -30,15 +30,10 @@ COLUMNS = 72  # of a line of text
 
 
 def towers(points: Mapping[str, tuple[np.ndarray, np.ndarray]], path: Path) -> None:
-    """Draws Figure 1: the t-SNE of both towers' embeddings, a panel for each model.
-
-    Args:
-      points: model to (queries [N, 2], passages [N, 2]) in the plane.
-      path: the PNG to write.
-    """
+    """Draws Figure 1: the t-SNE (queries [N, 2], passages [N, 2]) of both towers, a panel for each model."""
     with _sheet(path, panels=len(points), height=WIDTH + 0.35) as (figure, panels):
         for axes, (name, (queries, passages)) in zip(panels, points.items(), strict=True):
-            # Neither tower lies over the other: points are drawn in a mixed order.
+            # Draw points in a random order, so that neither tower covers the other.
             everything = np.concatenate([queries, passages])
             colours = np.repeat([QUERY, PASSAGE], [len(queries), len(passages)])
             order = np.random.default_rng(0).permutation(len(everything))
@@ -51,14 +46,8 @@ def towers(points: Mapping[str, tuple[np.ndarray, np.ndarray]], path: Path) -> N
 
 
 def nearest(similarities: Mapping[str, np.ndarray], path: Path) -> None:
-    """Draws Figure 5: the distributions of the similarity of queries to their nearest passages.
-
-    Args:
-      similarities: model to cosine similarities [Q].
-      path: the PNG to write.
-    """
-    low = min(float(np.min(values)) for values in similarities.values())
-    edges = np.linspace(min(np.floor(low * 20) / 20, 0.95), 1.0, 41)  # all may be 1
+    """Draws Figure 5: the distributions of cosine similarities [Q] of queries to their nearest passages."""
+    edges = _edges(similarities.values())
     with _sheet(path, width=1.4 * WIDTH) as (_, (axes,)):
         # Rounding may leave a similarity a little above 1.
         _histograms(axes, {name: np.minimum(x, 1.0) for name, x in similarities.items()}, edges)
@@ -66,13 +55,9 @@ def nearest(similarities: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def ratios(values: Mapping[str, np.ndarray], path: Path) -> None:
-    """Draws Figure 6: the distributions of query-query over query-passage similarities.
+    """Draws Figure 6: the distributions of ratios [S] of query-query over query-passage similarities.
 
-    Ratios outside `RATIO_RANGE` are counted in the density but not shown.
-
-    Args:
-      values: model to ratios [S].
-      path: the PNG to write.
+    Ratios outside `RATIO_RANGE` count in the density but are not shown.
     """
     with _sheet(path, width=1.4 * WIDTH) as (_, (axes,)):
         _histograms(axes, values, np.linspace(*RATIO_RANGE, 121))
@@ -81,16 +66,11 @@ def ratios(values: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def ratings(cosines: Mapping[str, Mapping[str, np.ndarray]], path: Path) -> None:
-    """Draws figure 2-2 of Chuang 2024: distributions of cosines by rating, a panel for each model.
+    """Draws figure 2-2 of Chuang 2024: cosine similarities [N] by group of ratings, a panel for each model.
 
-    Each group has a line of its own, the lowest rating at the bottom; those of a model have one scale.
-
-    Args:
-      cosines: model to group of ratings to cosine similarities [N].
-      path: the PNG to write.
+    Groups are drawn one above the other, the lowest rating at the bottom, with one scale for each model.
     """
-    low = min(float(x.min()) for groups in cosines.values() for x in groups.values())
-    edges = np.linspace(min(np.floor(low * 20) / 20, 0.95), 1.0, 41)  # all may be 1
+    edges = _edges(x for groups in cosines.values() for x in groups.values())
     names = list(dict.fromkeys(group for groups in cosines.values() for group in groups))
     shares = {
         (model, group): np.histogram(np.minimum(x, 1.0), edges)[0] / len(x)
@@ -114,10 +94,10 @@ def ratings(cosines: Mapping[str, Mapping[str, np.ndarray]], path: Path) -> None
 
 
 def word_heat(texts: Mapping[str, Sequence[Sequence[tuple[str, float]]]], path: Path) -> None:
-    """Draws table 4 of Ma et al. 2022: the more probable a word, the darker it is; a panel for each model.
+    """Draws table 4 of Ma et al. 2022, a panel for each model: words are darker the more probable they are.
 
     Args:
-      texts: model to texts, each of (word, its probability); the darkest is the most probable of its text.
+      texts: model to texts, each a list of (word, probability); shades are relative to the text's maximum.
       path: the PNG to write.
     """
     width, laid_out = 1.6 * WIDTH, {name: _laid_out(of_model) for name, of_model in texts.items()}
@@ -125,10 +105,9 @@ def word_heat(texts: Mapping[str, Sequence[Sequence[tuple[str, float]]]], path: 
     with _sheet(path, panels=len(texts), width=width, height=0.4 + 0.19 * lines) as (_, panels):
         for axes, (name, words) in zip(panels, laid_out.items(), strict=True):
             for word, at, line, share in words:
-                colour = (*_rgb(PASSAGE), 0.85 * share)
-                axes.fill_betweenx(
-                    [line - 0.5, line + 0.5], at - 0.25, at + len(word) + 0.25, color=colour, linewidth=0
-                )
+                colour = (PASSAGE, 0.85 * share)
+                edges = (at - 0.25, at + len(word) + 0.25)
+                axes.fill_betweenx([line - 0.5, line + 0.5], *edges, color=colour, linewidth=0)
                 axes.text(
                     at + len(word) / 2, line, word, family="monospace", size=7, ha="center", va="center"
                 )
@@ -137,7 +116,7 @@ def word_heat(texts: Mapping[str, Sequence[Sequence[tuple[str, float]]]], path: 
 
 
 def _laid_out(texts: Sequence[Sequence[tuple[str, float]]]) -> list[tuple[str, int, int, float]]:
-    """Returns of each word itself, its column, its line, and its share of the greatest probability."""
+    """Returns for each word: the word, its column, its line, and its share of the greatest probability."""
     found, line = [], 0
     for words in texts:
         at, greatest = 0, max((share for _, share in words), default=0.0) or 1.0
@@ -150,9 +129,10 @@ def _laid_out(texts: Sequence[Sequence[tuple[str, float]]]) -> list[tuple[str, i
     return found
 
 
-def _rgb(colour: str) -> tuple[float, float, float]:
-    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    return red, green, blue
+def _edges(samples: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns the edges of 40 bins from the least cosine similarity, rounded down, to 1."""
+    low = min(float(np.min(values)) for values in samples)
+    return np.linspace(min(np.floor(low * 20) / 20, 0.95), 1.0, 41)  # 0.95 if all are 1
 
 
 def _histograms(axes: Axes, samples: Mapping[str, np.ndarray], edges: np.ndarray) -> None:
@@ -169,9 +149,9 @@ def _histograms(axes: Axes, samples: Mapping[str, np.ndarray], edges: np.ndarray
 def _sheet(
     path: Path, *, panels: int = 1, width: float = WIDTH, height: float = 2.6
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Yields a figure with panels side by side, to be drawn on; writes it to `path` afterwards."""
+    """Yields a figure with panels side by side, and writes it to `path` afterwards."""
     from matplotlib import rc_context
-    from matplotlib.figure import Figure  # not pyplot: no window system, no state between calls
+    from matplotlib.figure import Figure  # not pyplot, which keeps global state and may open windows
 
     with rc_context(STYLE):
         figure = Figure(figsize=(panels * width, height), layout="constrained", dpi=DPI)

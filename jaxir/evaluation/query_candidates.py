@@ -1,4 +1,4 @@
-"""What the expanded queries of questions find: the ranks of the first passages that hold an answer (EAR)."""
+"""Search with expanded queries of questions, and the ranks of the first passages with an answer (EAR)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,13 @@ from jaxir.storage import fingerprints
 from jaxir.storage.files import local_path
 from jaxir.storage.open_files import sha256_of
 
-WINDOW = 64  # questions, of some 50 queries each, that are searched together
+WINDOW = 64  # questions that are searched together, with some 50 queries each
 
 
 class Retriever:
-    """Searches an index with expanded queries and looks for answers in what they find.
+    """Searches an index with expanded queries, and finds answers among the first `depth` passages.
 
-    Args:
-      index: an index directory: of BM25, or of vectors, whose model then encodes the queries.
-      depth: how many passages of a query are looked at; without answers only the first is asked for.
-      answers: question id to answers; None: they are not known.
-      answers_in: where in a passage they are looked for.
-
-    Raises:
-      UserError: there is no such index, or answers are to be looked for and it has no texts.
+    The model of an index of vectors encodes the queries. Without answers, it retrieves one passage.
     """
 
     def __init__(
@@ -45,13 +38,11 @@ class Retriever:
         self.directory, self.depth, self._answers_in = local_path(index), depth, answers_in
         loaded = load_index(self.directory)
         if answers is not None and loaded.documents is None:
-            raise UserError(
-                f"{index}: answers cannot be looked for in it, for it has no texts: make it with --corpus"
-            )
+            raise UserError(f"{index} has no texts to find answers in: build it with --corpus")
         self._searcher, self._answers = Searcher.open(loaded), answers
 
     def found(self, questions: Sequence[Candidates], done: Callable[[int], Any]) -> Iterator[Candidates]:
-        """Yields questions with what their queries find, in order; all are searched for together."""
+        """Yields the questions with the results of their queries, which are searched together."""
         queries = [some.queries for some in questions]
         distinct = list(dict.fromkeys(itertools.chain.from_iterable(queries)))
         depth = 1 if self._answers is None else self.depth
@@ -62,10 +53,10 @@ class Retriever:
             done(1)
 
     def _one(self, some: Candidates, found: list[list[str]]) -> Candidates:
-        told: dict[str, Any] = {"passages": [ids[0] if ids else None for ids in found]}
+        results: dict[str, Any] = {"passages": [ids[0] if ids else None for ids in found]}
         if self._answers is not None:
-            told |= {"ranks": self._ranks(self._answers[some.id], found), "depth": self.depth}
-        return Candidates(id=some.id, question=some.question, outputs=some.outputs, **told)
+            results |= {"ranks": self._ranks(self._answers[some.id], found), "depth": self.depth}
+        return Candidates(id=some.id, question=some.question, outputs=some.outputs, **results)
 
     def _ranks(self, answers: Sequence[str], found: list[list[str]]) -> list[int | None]:
         matcher, documents = AnswerMatcher(answers), self._searcher.index.documents
@@ -78,7 +69,7 @@ class Retriever:
 
     @property
     def made_by(self) -> dict[str, Any]:
-        """All that what is found depends on, beside the questions."""
+        """Identifies everything but the questions that the results depend on."""
         sums = self.directory / "SHA256SUMS"
         answers = self._answers and fingerprints.of_values(sorted(map(str, self._answers.items())))
         index = sha256_of(sums if sums.exists() else self.directory / "index.json")
@@ -87,28 +78,20 @@ class Retriever:
 
 
 def check_answers(questions: Sequence[Candidates], answers: Mapping[str, Sequence[str]], path: str) -> None:
-    """Checks that each question has answers.
-
-    Raises:
-      UserError: one has none.
-    """
+    """Checks that each question has answers."""
     if lacking := [some.id for some in questions if some.id not in answers]:
         raise UserError(
-            f"{path}: it has no answers of {len(lacking):,} of {len(questions):,} questions"
-            f" ({lacking[0]!r} is one)"
+            f"{path}: {len(lacking):,} of {len(questions):,} questions lack answers, such as {lacking[0]!r}"
         )
 
 
 def write_found(
     retriever: Retriever, questions: Sequence[Candidates], output: str | Path, *, window: int = WINDOW
 ) -> OutputsReport | None:
-    """Writes a file of candidates (`data.candidates`) of questions; it appears only when whole.
+    """Writes a file of candidates (`data.candidates`), searching `window` questions together.
 
-    Run again after an interruption it continues; several processes of one run share the work, and the first
-    returns what is in the file. `window` questions are searched together.
-
-    Raises:
-      UserError: what was begun there is something else or damaged, or another run is writing it.
+    A repeated call continues an interrupted one. Several processes of one run share the work, and the first
+    returns the report.
     """
     return write_windows(
         local_path(output, "written to"),

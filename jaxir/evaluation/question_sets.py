@@ -1,4 +1,4 @@
-"""Collections of duplicate questions and of titles: Quora and CQADupStack as published, and eProduct."""
+"""Readers of collections of duplicate questions (Quora, CQADupStack) and of titles (eProduct)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ FORUMS = (
     *("webmasters", "wordpress"),
 )
 QUORA = (
-    "expected are a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv: 'quora' of"
+    "expected is a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv: 'quora' of"
     " github.com/beir-cellar/beir), or information-retrieval/ with corpus.tsv, dev-queries.tsv and"
-    " test-queries.tsv (sbert.net/datasets/quora-IR-dataset.zip, of which BEIR's is made), or"
+    " test-queries.tsv (sbert.net/datasets/quora-IR-dataset.zip, the source of BEIR's), or"
     " quora_duplicate_questions.tsv (Quora's own release)"
 )
 CQADUPSTACK = (
@@ -42,24 +42,20 @@ CQADUPSTACK = (
 )
 EPRODUCT = (
     "expected is a BEIR folder, corpus.jsonl with the titles of the index set, queries.jsonl with those of"
-    " the queries, and qrels/SPLIT.tsv with the matches (eBay's challenge, arxiv.org/abs/2107.05856, gives"
-    " out titles and keeps the matches to itself)"
+    " the queries, and qrels/SPLIT.tsv with the matches (eBay's challenge, arxiv.org/abs/2107.05856,"
+    " publishes titles without the matches)"
 )
-HELD_OUT = 0.15  # of the posts with duplicates that are the test set, and as many the dev set
-_LACKED = "duplicates that the collection lacks, which count as not retrieved"
+HELD_OUT = 0.15  # share of the posts with duplicates in the test set, and in the dev set
+_LACKED = "duplicates missing from the collection, which count as not retrieved"
 Duplicates = dict[str, dict[str, int]]
 
 
 def read_quora(directory: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
-    """Reads Quora's duplicate questions: BEIR's, those that BEIR's are made of, or Quora's own release.
+    """Reads Quora's duplicate questions: BEIR's folder, the source of BEIR's, or Quora's own release.
 
-    In Quora's own release, which has no splits and is not comparable with the others, each question that was
-    marked as another's duplicate is a query ("test"); search it with identical_ids="drop". For `strict` see
+    Quora's own release has no splits and is not comparable with the others. Each question that is marked as
+    another's duplicate is a query ("test"); search it with identical_ids="drop". For `strict` see
     `read_collection`.
-
-    Raises:
-      BadInputError: a malformed line.
-      UserError: none of these files is there, or no such split.
     """
     directory = local_path(directory)
     if _is_beir(directory):
@@ -71,19 +67,12 @@ def read_quora(directory: str | Path, split: str = "test", *, strict: bool = Fal
     if not release.is_file():
         raise UserError(f"{directory} has no questions of Quora: {QUORA}")
     if split != "test":
-        raise UserError(f"{release} has no split {split!r}: Quora's own release has none (it counts as test)")
+        raise UserError(f"{release} has no split {split!r}: Quora's own release has no splits; use test")
     return _quora_release(release)
 
 
 def read_eproduct(directory: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
-    """Reads eBay's eProduct, titles searched among titles, which is a BEIR folder; see `EPRODUCT`.
-
-    For `strict` see `read_collection`.
-
-    Raises:
-      BadInputError: a malformed line.
-      UserError: no such folder or split.
-    """
+    """Reads eBay's eProduct, titles that are searched among titles: a BEIR folder; see `EPRODUCT`."""
     directory = local_path(directory)
     if not _is_beir(directory):
         raise UserError(f"{directory} has no eProduct: {EPRODUCT}")
@@ -93,13 +82,9 @@ def read_eproduct(directory: str | Path, split: str = "test", *, strict: bool = 
 def read_cqadupstack(
     directory: str | Path, split: str = "test", *, strict: bool = False
 ) -> dict[str, Collection]:
-    """Reads those of CQADupStack's twelve forums that a folder has: BEIR's or the authors' files.
+    """Reads the forums of CQADupStack that a folder has, in BEIR's or the authors' files.
 
     For `strict` see `read_collection`.
-
-    Raises:
-      BadInputError: a malformed file.
-      UserError: no forum is there, or one has no such split.
     """
     directory = local_path(directory)
     found = {}
@@ -114,7 +99,7 @@ def read_cqadupstack(
     return found
 
 
-# What is one collection, by its kind; CQADupStack is several.
+# Readers of kinds that are one collection; CQADupStack is several.
 COLLECTIONS = {"beir": read_collection, "quora": read_quora, "eproduct": read_eproduct}
 
 
@@ -125,10 +110,10 @@ def _is_beir(directory: Path) -> bool:
 def _collection(
     path: Path, documents: Mapping[str, str], queries: Mapping[str, str], qrels: Duplicates
 ) -> Collection:
-    """Returns the queries with duplicates; raises a BadInputError where the file `path` has none."""
+    """Returns a collection of the queries with duplicates, which the file `path` must have."""
     judged = {query: documents for query, documents in qrels.items() if documents}
     if not judged:
-        raise BadInputError(path, None, "no question in it has a duplicate to be found")
+        raise BadInputError(path, None, "no question in it has a duplicate in the collection")
     return Collection(
         document_ids=list(documents),
         documents=list(documents.values()),
@@ -139,7 +124,7 @@ def _collection(
 
 
 def _quora_ir(folder: Path, split: str, *, strict: bool) -> Collection:
-    """Reads corpus.tsv (qid, question) and SPLIT-queries.tsv (qid, question, duplicates by commas)."""
+    """Reads corpus.tsv (qid, question) and SPLIT-queries.tsv (qid, question, duplicates,...)."""
     path = folder / f"{split}-queries.tsv"
     if not path.is_file():
         raise UserError(f"{folder} has no {path.name}: {QUORA}")
@@ -154,14 +139,14 @@ def _quora_ir(folder: Path, split: str, *, strict: bool) -> Collection:
             if duplicate not in documents and duplicate not in queries:
                 reason = "is neither in corpus.tsv nor a query"
                 collector.accept(path, line, OddRecord(repr(duplicate), reason, noted=_LACKED))
-        # A duplicate that is a query itself is not searched for. An unknown one counts as not retrieved.
+        # A duplicate that is itself a query is not in the corpus. An unknown one counts as not retrieved.
         qrels[qid] = {other: 1 for other in named if other in documents or other not in queries}
     collector.report()
     return _collection(path, documents, queries, qrels)
 
 
 def _table(path: Path, columns: int, collector: OnBadInput) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and fields of each line below the header; the first field is an id of its own."""
+    """Yields line number and fields of each line below the header; the first field is a unique id."""
     seen: dict[str, int] = {}
 
     def parse(line: str, number: int) -> tuple[int, list[str]] | None:
@@ -179,13 +164,13 @@ def _table(path: Path, columns: int, collector: OnBadInput) -> Iterator[tuple[in
 
 
 def _quora_release(path: Path) -> Collection:
-    """Reads id, qid1, qid2, question1, question2, is_duplicate; fields may be quoted and hold line ends."""
+    """Reads id, qid1, qid2, question1, question2, is_duplicate; quoted fields may contain line ends."""
     header = ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"]
     lines = parsed(path, raw_lines(path), lambda raw, _: decode_line(raw), "stop")
     reader = csv.reader(lines, delimiter="\t", strict=True)
     texts: dict[str, str] = {}
     qrels: Duplicates = {}
-    line = 0  # the last one of the rows so far
+    line = 0  # the last line of the rows so far
     try:
         for row in reader:
             if row != header if line == 0 else len(row) != len(header) or row[-1] not in ("0", "1"):
@@ -206,9 +191,9 @@ def _quora_release(path: Path) -> Collection:
 def _forum(path: Path, split: str, *, strict: bool) -> Collection:
     """Reads a forum's posts and splits them for retrieval as Hoogeveen et al. 2015 do.
 
-    The newest posts are held out, in turn for test and dev, until `HELD_OUT` of the posts with duplicates are
-    in the test set; what they duplicate is searched in any case, with all older posts. A query is a title, a
-    document title and body without tags. Posts of one day stand in the file's order.
+    The newest posts are held out, alternately for test and dev, until `HELD_OUT` of the posts with duplicates
+    are in the test set. Their duplicates and all older posts form the corpus. A query is a title, a document
+    is title and body without tags. Posts of one day keep the file's order.
     """
     posts = _posts(path, OnBadInput(strict=strict))
     parts = _split_posts(posts)
@@ -234,14 +219,14 @@ def _posts(path: Path, collector: OnBadInput) -> dict[str, dict[str, Any]]:
         if not isinstance(fields.get("dups"), list | dict):
             raise BadInputError(path, None, f"post {name!r} needs dups, the ids of its duplicates")
         if unknown := [other for other in fields["dups"] if other not in posts]:
-            reason = f"duplicates {unknown[0]!r}, which is not there"
+            reason = f"duplicates {unknown[0]!r}, which the file does not have"
             collector.accept(path, None, OddRecord(f"post {name!r}", reason, noted=_LACKED))
     collector.report()
     return posts
 
 
 def _split_posts(posts: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
-    """Returns the posts that are held out; those that others among them duplicate are not."""
+    """Returns the held-out posts by split, without those that another held-out post duplicates."""
     wanted = math.floor(HELD_OUT * sum(bool(post["dups"]) for post in posts.values()) + 0.5)
     held_out: dict[str, list[str]] = {"test": [], "dev": []}
     judged: dict[str, list[str]] = {"test": [], "dev": []}
@@ -258,7 +243,7 @@ def _split_posts(posts: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
 
 
 class _Text(HTMLParser):
-    """Collects what is not tags."""
+    """Collects text outside of tags."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How similar a model finds sentences that people have rated, group by group (Chuang 2024, figure 2-2)."""
+"""Cosine similarities of rated sentence pairs by group of ratings (Chuang 2024, figure 2-2)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ GROUPS = ("0-1", "1-2", "2-3", "3-4", "4-5")  # the lower bound belongs to a gro
 
 
 def cosines_by_rating(encoder: TextEncoder, pairs: Sequence[SentencePair]) -> dict[str, np.ndarray]:
-    """Returns the cosine similarities [N] of the pairs of each group, of those that have some.
-
-    Args:
-      encoder: the model; its query tower reads both sentences.
-      pairs: rated from 0 to 5.
-    """
+    """Returns the cosine similarities [N] of each group that has pairs, by the query tower."""
     texts = sentences_of({"all": pairs})
     vectors = normalize(encoder.encode_queries(texts))
     row = {text: number for number, text in enumerate(texts)}
@@ -34,7 +29,7 @@ def cosines_by_rating(encoder: TextEncoder, pairs: Sequence[SentencePair]) -> di
 
 
 def table(models: Mapping[str, Mapping[str, np.ndarray]]) -> str:
-    """Lays out means, medians and spreads, a row for each model and group."""
+    """Returns a table of means, medians and spreads, a row for each model and group."""
     described = {(name, group): spread(x) for name, groups in models.items() for group, x in groups.items()}
     rows = [
         [name, group, s.count, s.mean, s.median, s.interquartile_range]

@@ -1,9 +1,8 @@
 """Retrieval metrics of a run against relevance judgements, computed by ir_measures.
 
-Policies, so that a number can be repeated: a judged query without answers counts 0 and a query without
-judgements is ignored; answers are ranked by score as trec_eval does (scores are compared in float32, ties go
-to the greater document id); whether a document with its query's own id may be an answer is for the caller to
-say and is reported.
+Policies for reproducible numbers: a judged query without answers counts 0, and a query without judgements is
+ignored. Answers are ranked by score as trec_eval does (scores are compared in float32, ties go to the greater
+document id). The caller decides whether a document with its query's own id counts, and it is reported.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Qrels = Mapping[str, Mapping[str, int]]
 IdenticalIds = Literal["keep", "drop"]
 
 DEFAULT_METRICS = "nDCG@10 RR@10 P@1 R@100"
-QUESTION_METRICS = "nDCG@10 R@10 P@10 R@100"  # of duplicate questions (BEIR; Wang 2022, eq. 4.2)
-TITLE_METRICS = "CappedR@10 P@10"  # of eProduct (Wang 2022, eq. 4.1)
-# Of answers: what is right and was not found is not known, so recall and nDCG would be of what was found.
+QUESTION_METRICS = "nDCG@10 R@10 P@10 R@100"  # for duplicate questions (BEIR; Wang 2022, eq. 4.2)
+TITLE_METRICS = "CappedR@10 P@10"  # for eProduct (Wang 2022, eq. 4.1)
+# For answers: relevant documents that were not found are unknown, so recall and nDCG are undefined.
 ANSWER_METRICS = "Success@1 Success@5 Success@20 Success@100"
-# ir_measures' programs that run in this process; the others (Perl, C) read files and refuse some ids. Its
-# accuracy leaves out queries, of each system others.
+# The providers of ir_measures that run in this process; the others (Perl, C) read files and refuse some ids.
+# Its accuracy provider is left out because it skips different queries for each system.
 PROGRAMS = ir_measures.providers.FallbackProvider(
     [
         ir_measures.pytrec_eval,
@@ -44,44 +43,39 @@ CAPPED = re.compile(r"(?:CappedR|capped_?recall|R_?cap)@(\d+)", re.IGNORECASE)
 
 
 class Metric(NamedTuple):
-    """What a name means.
-
-    Attributes:
-      measure: of ir_measures.
-      capped: None, or the k of capped recall, for which `measure` is P@k.
-    """
+    """A parsed name of a metric."""
 
     measure: ir_measures.Measure
-    capped: int | None = None
+    capped: int | None = None  # the k of capped recall, for which `measure` is P@k
 
     @property
     def depth(self) -> int:
-        """The answers of a query that it is of; 0 where it is of all that there are."""
+        """The cutoff: the answers of a query that count; 0 if all do."""
         return self.measure.params.get("cutoff", 0)
 
     def of_query(self, value: float, judged: Mapping[str, int]) -> float:
-        """Returns the metric of a query from the measure's value and the query's judgements."""
+        """Returns the metric from the measure's value and the query's judgements."""
         if self.capped is None:
             return value
-        # Wang 2022, eq. 4.1: what was found over min(k, relevant); P@k is what was found over k.
+        # Wang 2022, eq. 4.1: relevant documents found over min(k, relevant); P@k divides by k.
         relevant = sum(relevance > 0 for relevance in judged.values())
         return value * self.capped / min(self.capped, relevant) if relevant else 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetrievalScores:
-    """What a run scored.
+    """The scores of a run.
 
     Attributes:
       values: metric, as the caller spelt it, to its aggregate over all judged queries.
       per_query: metric to query id to value, in the order of the judgements.
       queries: the number of judged queries.
-      unanswered: judged queries without answers; each counts 0.
-      unjudged: queries of the run without judgements; they are ignored.
-      identical_ids: "keep" or "drop", what was done with documents that have their query's id.
-      identical: how many such answers the run had.
-      cut_at: the most answers of a query, where a metric is of more and the run has other documents besides;
-        None elsewhere.
+      unanswered: the number of judged queries without answers; each counts 0.
+      unjudged: the number of queries of the run without judgements, which are ignored.
+      identical_ids: whether answers with their query's own id were kept ("keep") or dropped ("drop").
+      identical: the number of such answers in the run.
+      cut_at: the most answers of any query, if a metric's cutoff is above and the run has further documents;
+        else None.
     """
 
     values: dict[str, float]
@@ -94,7 +88,7 @@ class RetrievalScores:
     cut_at: int | None = None
 
     def describe(self) -> str:
-        """Says in one line what the values are over."""
+        """Returns one line on the queries behind the values."""
         parts = [f"{self.queries} judged queries"]
         if self.unanswered:
             parts.append(f"of them without answers, counting 0: {self.unanswered}")
@@ -106,7 +100,7 @@ class RetrievalScores:
             metrics = parse_metrics(list(self.values)).items()
             deeper = ", ".join(name for name, metric in metrics if metric.depth > self.cut_at)
             parts.append(
-                f"no query has more than {self.cut_at} answers: to {deeper} what would follow is not found"
+                f"no query has more than {self.cut_at} answers: further ones count as not found in {deeper}"
             )
         return "; ".join(parts)
 
@@ -128,8 +122,8 @@ def evaluate_run(
         case, with the usual synonyms (MRR, MAP, Recall, Precision, Hit); and CappedR@k, recall over at most k
         relevant documents (Wang 2022, eq. 4.1).
       identical_ids: "drop" removes the document with the query's own id from its answers, as the BEIR scripts
-        do; "keep" leaves it (collections where both are numbered from 1 need that).
-      depth: how many answers of a query count, of those that are left; None: all.
+        do; "keep" keeps it, for collections that number queries and documents from 1.
+      depth: the most answers of a query that count, after `identical_ids`; None: all.
 
     Raises:
       UserError: an unknown metric, no judgements, or a run that answers none of the judged queries.
@@ -139,13 +133,15 @@ def evaluate_run(
         raise UserError("there are no relevance judgements to evaluate against")
     judged = {query_id: answers for query_id, answers in run.items() if query_id in qrels and answers}
     if not judged:
-        raise UserError("the run answers none of the judged queries: do run and qrels belong together?")
+        raise UserError(
+            "the run answers none of the judged queries: check that run and qrels use the same query ids"
+        )
     identical = sum(query_id in answers for query_id, answers in judged.items())
     ranked = {}
     for query_id, answers in judged.items():
         own = query_id if identical_ids == "drop" else None
         order = rank({doc_id: score for doc_id, score in answers.items() if doc_id != own})[:depth]
-        # ir_measures passes the run to programs that break ties differently; ranks as scores leave them none.
+        # Ranks replace scores, because providers of ir_measures break ties differently.
         if order:
             ranked[query_id] = {doc_id: float(len(order) - place) for place, doc_id in enumerate(order)}
     judgements = {query_id: dict(docs) for query_id, docs in qrels.items()}
@@ -175,30 +171,22 @@ def evaluate_run(
 
 
 def cut_at(run: Run) -> int | float:
-    """Returns at how many answers of a query a run ends; infinity where one has all that any query has."""
+    """Returns the most answers of a query; infinity if a query has every document of the run."""
     most = max(map(len, run.values()))
     return most if most < len(set().union(*run.values())) else math.inf
 
 
 def check_depth(metrics: str | Sequence[str], depth: int) -> None:
-    """Checks that no metric is of more answers than the `depth` that a query will have.
-
-    Raises:
-      UserError: an unknown metric, or one beyond `depth`.
-    """
+    """Checks that no metric has a cutoff above `depth`, the answers that are searched for."""
     for name, metric in parse_metrics(metrics).items():
         if metric.depth > depth:
             raise UserError(
-                f"{name} is of {metric.depth} answers, and a query has {depth}: set depth to {metric.depth}"
+                f"{name} needs {metric.depth} answers, but depth is {depth}: set depth to {metric.depth}"
             )
 
 
 def parse_metrics(metrics: str | Sequence[str]) -> dict[str, Metric]:
-    """Returns, for each name as given, what it means.
-
-    Raises:
-      UserError: no metric, or a name or parameter that ir_measures does not know.
-    """
+    """Returns the metric for each name as given."""
     if isinstance(metrics, str):
         metrics = re.findall(r"[^\s,(]+(?:\([^)]*\))?[^\s,]*", metrics)
     if not metrics:

@@ -1,4 +1,4 @@
-"""From sentences and their labels to what `jaxir.evaluate` prints and writes of a model."""
+"""The reports of `jaxir.evaluate` for a model on rated sentence pairs (STS) and transfer tasks (SentEval)."""
 
 from __future__ import annotations
 
@@ -19,21 +19,17 @@ from jaxir.evaluation.transfer_tasks import FOLDS, check_folds, evaluate_senteva
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 SENTEVAL_NOTE = """Logistic regression on the query tower's vectors, as SentEval does with kfold 10 and nhid 0
-accuracy in % of the test set, of MR, CR, SUBJ and MPQA over ten folds; dev: that by which C was chosen"""
+accuracy in % of the test set, of MR, CR, SUBJ and MPQA over ten folds; dev: the accuracy that chose C"""
 STS_NOTE = """Spearman's correlation x 100 of cosine and people's scores; the query tower reads both sentences
-of several sets: 'all' of all pairs together, 'mean' of the sets' values, 'wmean' weighted by numbers of pairs
+several sets: 'all': all pairs together; 'mean': of the sets' values; 'wmean': weighted by numbers of pairs
 alignment: of pairs rated above 4; uniformity: of all sentences (both: less is better)
-R@k: of sentences in pairs rated 5, x 100, whose partner is among the k nearest of all other sentences"""
+R@k: share x 100 of sentences in pairs rated 5 whose partner is among the k nearest of all other sentences"""
 
 SPACE = ("alignment", "uniformity", *(f"R@{k}" for k in CUTOFFS))
 
 
 def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> Report:
-    """Evaluates a model on rated pairs: the sets of a file or folder, or the tasks of a folder of folders.
-
-    Raises:
-      UserError: no or malformed data, no such model.
-    """
+    """Evaluates a model on rated pairs: the sets of a file or folder, or the tasks of a folder of folders."""
     tasks = read_sts_tasks(directory, split)
     one = None if tasks else read_sts(directory)
     encoder = DualEncoder.load(model)
@@ -60,11 +56,7 @@ def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> R
 
 
 def senteval(model: str, directory: Path, style: Style = "markdown") -> Report:
-    """Evaluates a model on the transfer tasks that a folder has.
-
-    Raises:
-      UserError: no or malformed data, no such model, or scikit-learn is not installed.
-    """
+    """Evaluates a model on the transfer tasks that a folder has; needs scikit-learn."""
     require("analyze", "sklearn")
     tasks = read_senteval(directory)
     check_folds(tasks, FOLDS)
@@ -76,7 +68,7 @@ def senteval(model: str, directory: Path, style: Style = "markdown") -> Report:
     rows.append([f"average of {len(rows)}", None, None, average["accuracy"], None, average["dev"]])
     table = format_table(["task", "train", "test", "accuracy", "F1", "dev"], rows, digits=2, style=style)
     note = f"\n{SENTEVAL_NOTE}" + "".join(
-        f"\n{name} is not there: {', '.join(files)} ({WHERE})" for name, files in missing.items()
+        f"\n{name} is missing: {', '.join(files)} ({WHERE})" for name, files in missing.items()
     )
     found = {name: dataclasses.asdict(s) for name, s in scores.items()}
     values = {"tasks": found, "average": average, "missing": missing}

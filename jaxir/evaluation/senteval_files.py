@@ -1,4 +1,4 @@
-"""Readers of SentEval's transfer tasks, in the files and with the peculiarities that its own readers have."""
+"""Readers of SentEval's transfer tasks, which reproduce the peculiarities of its own readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")  # TREC's coarse label
 
 
 class Row(NamedTuple):
-    """One text, or two in MRPC, of words that are parted by single spaces, and its label."""
+    """One text (in MRPC two) of words with single spaces between them, and its label."""
 
     texts: tuple[str, ...]
     label: int
@@ -30,19 +30,14 @@ Task = dict[str, list[Row]]  # part ("all", or "train", "dev", "test") to rows
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where a task is.
+    """The files of a task."""
 
-    Attributes:
-      files: below the data's folder, to the part that they belong to and what reads a file.
-      pairs: whether a row has two texts.
-    """
-
-    files: dict[str, tuple[str, Callable[[Path], Iterator[Row]]]]
-    pairs: bool = False
+    files: dict[str, tuple[str, Callable[[Path], Iterator[Row]]]]  # path to (part, reader)
+    pairs: bool = False  # whether a row has two texts
 
 
 def _binary(folder: str, positive: str, negative: str) -> Layout:
-    """Two files of one text a line; the first one's label is 1."""
+    """Returns the layout of two files with one text a line; the first one's label is 1."""
     return Layout(
         {
             f"{folder}/{name}": ("all", lambda path, label=label: _one_label(path, label))
@@ -52,22 +47,17 @@ def _binary(folder: str, positive: str, negative: str) -> Layout:
 
 
 def read_senteval(directory: str | Path) -> dict[str, Task]:
-    """Reads the tasks that SentEval's data/downstream, or a folder with some of its folders, has.
-
-    Raises:
-      BadInputError: a malformed line.
-      UserError: no such folder, none of the tasks, or a task without one of its files.
-    """
+    """Reads the tasks of SentEval's data/downstream, or of a folder with some of its folders."""
     directory = local_path(directory)
-    found = {name: layout for name, layout in TASKS.items() if _any_file(directory, layout)}
+    found = {
+        name: layout
+        for name, layout in TASKS.items()
+        if any((directory / file).is_file() for file in layout.files)
+    }
     if not found:
         files = ", ".join(file for layout in TASKS.values() for file in layout.files)
         raise UserError(f"{directory} has none of SentEval's transfer tasks ({files}): {WHERE}")
     return {name: _read(directory, name, layout) for name, layout in found.items()}
-
-
-def _any_file(directory: Path, layout: Layout) -> bool:
-    return any((directory / file).is_file() for file in layout.files)
 
 
 def _read(directory: Path, name: str, layout: Layout) -> Task:
@@ -86,21 +76,20 @@ def _read(directory: Path, name: str, layout: Layout) -> Task:
 
 
 def _one_label(path: Path, label: int) -> Iterator[Row]:
-    """Yields rows of Latin-1; as in SentEval more signs than \\n end lines, and empty lines are texts."""
+    """Yields rows of Latin-1; as in SentEval, not only \\n ends lines, and empty lines are texts."""
     for number, raw in raw_lines(path):
         for text in _latin_1(path, number, raw).splitlines():
             yield Row((_words(text),), label)
 
 
 def _latin_1(path: Path, number: int, raw: bytes) -> str:
-    """Decodes a line, whose every byte is a sign but NUL."""
     if b"\0" in raw:
         raise BadInputError(path, number, "NUL byte: not a text file?")
     return raw.decode("latin-1")
 
 
 def _trec(path: Path) -> Iterator[Row]:
-    """Yields rows of `LABEL:finer words of the question`, in Latin-1."""
+    """Yields rows of `LABEL:finer words of the question` in Latin-1."""
     for number, raw in numbered_lines(path):
         label, _, rest = _latin_1(path, number, raw).strip().partition(":")
         _, space, question = rest.partition(" ")

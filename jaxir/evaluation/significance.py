@@ -1,4 +1,4 @@
-"""Is the difference between two systems on the same queries more than chance? Paired statistics, by scipy."""
+"""Paired significance tests and confidence intervals for two systems on the same queries, by scipy."""
 
 from __future__ import annotations
 
@@ -11,35 +11,24 @@ import numpy as np
 from jaxir.core.errors import UserError
 
 RESAMPLES = 9_999
-# Numbers that scipy draws at a time: by itself all, gigabytes for thousands of queries.
+# Numbers that scipy draws at a time; by default it draws all, gigabytes for thousands of queries.
 _AT_ONCE = 2**22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """System against baseline on the same queries.
+    """A system against a baseline on the same queries."""
 
-    Attributes:
-      mean: the system's mean.
-      baseline: the baseline's mean.
-      wins: queries on which the system is better.
-      losses: queries on which it is worse; the rest are ties.
-      queries: their number.
-      t_test: two-sided p-value of the paired t-test.
-      randomisation: two-sided p-value of the paired randomisation (sign-flip) test.
-    """
-
-    mean: float
-    baseline: float
-    wins: int
-    losses: int
+    mean: float  # of the system
+    baseline: float  # mean of the baseline
+    wins: int  # queries on which the system is better
+    losses: int  # queries on which the system is worse; the rest are ties
     queries: int
-    t_test: float
-    randomisation: float
+    t_test: float  # two-sided p-value of the paired t-test
+    randomisation: float  # two-sided p-value of the paired randomisation (sign-flip) test
 
     @property
     def difference(self) -> float:
-        """The system's mean less the baseline's."""
         return self.mean - self.baseline
 
 
@@ -49,17 +38,14 @@ def compare(
     """Tests whether two systems differ on one metric.
 
     The randomisation test swaps the two systems' values of random queries `resamples` times and counts mean
-    differences at least as far from 0 as the one observed (Smucker et al. 2007); with few queries it goes
-    through all swaps. Its smallest p-value is 2 / (resamples + 1).
+    differences at least as far from 0 as the one observed (Smucker et al. 2007). With few queries it tries
+    all swaps. Its smallest p-value is 2 / (resamples + 1).
 
     Args:
       system: query id to value.
-      baseline: query id to value, for the same queries.
-      seed: of the random swaps; the same seed gives the same p-value.
-      resamples: how many random swaps.
-
-    Raises:
-      UserError: the queries are not the same, or are fewer than two.
+      baseline: query id to value, for the same queries, at least two.
+      seed: of the random swaps.
+      resamples: the number of random swaps.
     """
     from scipy import stats
 
@@ -68,7 +54,7 @@ def compare(
     t_test = randomisation = 1.0
     if differences.any():
         with warnings.catch_warnings():
-            # Equal non-zero differences: infinitely significant, and scipy warns of the cancellation.
+            # If all differences are equal, p is 0 and scipy warns of the cancellation.
             warnings.simplefilter("ignore", RuntimeWarning)
             t_test = float(stats.ttest_rel(ours, theirs).pvalue)
         randomisation = _randomisation(differences, seed, resamples)
@@ -94,7 +80,7 @@ def _randomisation(differences: np.ndarray, seed: int, resamples: int) -> float:
     def swapped(size: tuple[int, ...]) -> np.ndarray:
         return np.where(rng.integers(2, size=size, dtype=np.uint8), differences, -differences)
 
-    # permutation_test draws the swaps of each query by itself in Python: minutes for thousands of queries.
+    # permutation_test draws the swaps of each query in Python, which takes minutes for thousands of queries.
     test = stats.monte_carlo_test(
         differences,
         swapped,
@@ -115,18 +101,15 @@ def confidence_interval(
 ) -> tuple[float, float]:
     """Returns the ends of a bootstrap interval of the mean difference of two systems on one metric.
 
-    Queries are drawn with replacement, both systems' values of a query together; the ends are percentiles. It
-    says what another sample of queries could have given, not what other seeds of training could.
+    Queries are drawn with replacement, both systems' values of a query together; the ends are percentiles.
+    The interval covers other samples of queries, not other seeds of training.
 
     Args:
       system: query id to value.
-      baseline: query id to value, for the same queries.
-      level: how often the interval holds the difference.
-      seed: of the drawing; the same seed gives the same interval.
-      resamples: how many samples are drawn.
-
-    Raises:
-      UserError: the queries are not the same, or are fewer than two.
+      baseline: query id to value, for the same queries, at least two.
+      level: the confidence level.
+      seed: of the drawing.
+      resamples: the number of bootstrap samples.
     """
     from scipy import stats
 
@@ -144,9 +127,9 @@ def confidence_interval(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrects p-values for being several, so that the chance of any false alarm stays bounded (Holm 1979).
+    """Corrects p-values for multiple comparisons (Holm 1979).
 
-    The smallest of n is multiplied by n, the next by n - 1 and so on; none is made less than the one before.
+    The smallest of n is multiplied by n, the next by n - 1 and so on, without falling below the one before.
     """
     corrected = [0.0] * len(p_values)
     highest = 0.0
@@ -156,13 +139,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def check_comparable(queries: int) -> None:
-    """Raises a UserError where systems have too few queries to be compared on."""
     if queries < 2:
         raise UserError("a paired test needs at least two queries")
 
 
 def _paired(system: Mapping[str, float], baseline: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns both systems' values [Q] in the same order of queries."""
     if system.keys() != baseline.keys():
         raise UserError("two systems can only be compared on the same queries")
     check_comparable(len(system))

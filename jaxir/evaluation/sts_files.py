@@ -1,4 +1,4 @@
-"""Readers of sentence pairs that people have rated, in the layouts that they are published in."""
+"""Readers of rated sentence pairs in the published layouts: STS, STS-B, SICK and .tsv."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jaxir.storage.files import local_path
 
 HEADER = ["score", "sentence1", "sentence2"]
 SETTINGS = ("all", "mean", "wmean")
-SPLITS = {"trial": "dev", "test_annotated": "test"}  # SICK's words for them
-_YEAR = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")  # as SemEval and as SentEval name them
+SPLITS = {"trial": "dev", "test_annotated": "test"}  # SICK's names
+_YEAR = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")  # SemEval's and SentEval's names
 _SPLIT = re.compile(r"(?:sts-|SICK_)?(train|dev|trial|test|test_annotated)")
 EXPECTED = (
     "expected are NAME.tsv (score, sentence1, sentence2); STS.input.NAME.txt with STS.gs.NAME.txt (STS 2012"
@@ -24,7 +24,7 @@ EXPECTED = (
 
 
 class SentencePair(NamedTuple):
-    """Two sentences and how similar people found them."""
+    """Two sentences and people's score of their similarity."""
 
     score: float
     sentence1: str
@@ -39,16 +39,11 @@ def read_sts(path: str | Path, split: str | None = None) -> Sets:
 
     Args:
       path: .tsv files of `score<TAB>sentence1<TAB>sentence2` under a header line, or the files of a year of
-        SemEval (pairs without a score are left out), of the STS benchmark or of SICK, as `EXPECTED` says.
-      split: of a folder with train, dev and test, the one that is taken; None: all of them.
+        SemEval (pairs without a score are left out), of the STS benchmark or of SICK, as in `EXPECTED`.
+      split: the part to read if a folder has train, dev and test; None: all parts.
 
     Returns:
-      The pairs of each file, by its name without ending; of a year by the NAME of its subset.
-
-    Raises:
-      BadInputError: a file with fewer than two different scores, or a malformed line.
-      UserError: no such file or folder, none of the files, two of one name, one whose name is that of a
-        setting, or a folder with other splits alone.
+      The pairs of each file, by its name without ending, or by the NAME of a year's subset.
     """
     path = local_path(path)
     if not path.is_dir() and not path.is_file():
@@ -62,7 +57,7 @@ def read_sts(path: str | Path, split: str | None = None) -> Sets:
             both = f"{files[name].name} and {file.name}"
             raise UserError(f"{path}: the pairs of {both} are both called {name!r}; rename or remove one")
         if name in SETTINGS:
-            raise UserError(f"{path}: {name!r} names what is made of several files; rename that file")
+            raise UserError(f"{path}: {name!r} is the name of a summary of several files; rename that file")
         files[name], sets[name] = file, list(pairs_of())
         if len({p.score for p in sets[name]}) < 2:
             raise BadInputError(file, None, "needs pairs of at least two different scores")
@@ -72,23 +67,20 @@ def read_sts(path: str | Path, split: str | None = None) -> Sets:
 
 
 def read_sts_tasks(path: str | Path, split: str = "test") -> dict[str, Sets]:
-    """Reads a folder of tasks, folders that `read_sts` takes, each a year, STS-B or SICK, by name.
+    """Reads a folder of tasks, each a folder for `read_sts` (a year, STS-B or SICK).
 
-    Returns none if `path` has rated pairs itself, or no folder with some.
-
-    Raises:
-      BadInputError, UserError: as `read_sts`; a task without the split.
+    Returns {} if `path` has rated pairs itself, or no folder with rated pairs.
     """
     return {folder.name: read_sts(folder, split) for folder in _tasks(local_path(path))}
 
 
 def has_splits(path: str | Path) -> bool:
-    """Returns whether a folder of tasks has one with train, dev and test."""
+    """Returns whether a folder of tasks has a task with train, dev and test."""
     return any(map(_splits, map(_names, _tasks(local_path(path)))))
 
 
 def _tasks(path: Path) -> list[Path]:
-    """Returns the folders of tasks; none where `path` has rated pairs itself, or is no folder."""
+    """Returns the folders of tasks; [] if `path` has rated pairs itself, or is not a folder."""
     if not path.is_dir() or _names(path):
         return []
     return [folder for folder in sorted(path.iterdir()) if folder.is_dir() and _names(folder)]
@@ -99,7 +91,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _splits(names: Collection[str]) -> dict[str, str]:
-    """Returns the word for its split in each name; none where one has no such word."""
+    """Returns the split's word in each name; {} if a name has none."""
     named = {name: match[1] for name in names if (match := _SPLIT.fullmatch(name))}
     return named if len(named) == len(names) else {}
 
@@ -119,7 +111,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _reader(file: Path) -> tuple[str, Callable[[], Iterator[SentencePair]]] | None:
-    """Returns the name of a file's pairs and what reads them; None for a file of another kind."""
+    """Returns the name of a file's pairs and a function that reads them; None for other files."""
     if year := _YEAR.fullmatch(file.name):
         return year[1], lambda: _year_pairs(file)
     if file.suffix == ".tsv":
@@ -134,10 +126,10 @@ def _reader(file: Path) -> tuple[str, Callable[[], Iterator[SentencePair]]] | No
 
 
 def _year_pairs(file: Path) -> Iterator[SentencePair]:
-    """Yields the pairs of STS.input.NAME.txt that STS.gs.NAME.txt has a score of, line by line."""
+    """Yields the pairs of STS.input.NAME.txt that have a score in the same line of STS.gs.NAME.txt."""
     gold = file.with_name(file.name.replace(".input.", ".gs."))
     if not gold.is_file():
-        raise UserError(f"{file} has no {gold.name} beside it, the people's scores")
+        raise UserError(f"{file} needs the people's scores in the same folder: {gold.name} is missing")
     lines = {number: raw.strip() for number, raw in raw_lines(gold)}
     scores = {number: raw for number, raw in lines.items() if raw}
     last = 0
@@ -149,9 +141,11 @@ def _year_pairs(file: Path) -> Iterator[SentencePair]:
             yield _pair(score, *_columns(decode_line(raw.rstrip(b"\r\n")), 2)[:2])
         except MalformedRecord as fault:
             raise BadInputError(file, last, f"{fault.kind} {fault.detail}".rstrip()) from None
-    # The last line, if it is empty, may lack its end.
+    # An empty last line may lack its line end.
     if max(scores, default=0) > last or len(lines) < last - 1:
-        raise BadInputError(gold, None, f"it has {len(lines)} lines, and {file.name} {last}: is one cut off?")
+        raise BadInputError(
+            gold, None, f"it has {len(lines)} lines, and {file.name} {last}: check whether one is incomplete"
+        )
 
 
 def _parse_tsv(line: str, number: int) -> SentencePair | None:
@@ -166,7 +160,7 @@ def _parse_tsv(line: str, number: int) -> SentencePair | None:
 
 
 def _parse_benchmark(line: str, number: int) -> SentencePair:
-    """Parses genre, file, year, id, score, two sentences, sometimes where they are from."""
+    """Parses genre, file, year, id, score, two sentences, and sometimes their sources."""
     return _pair(*_columns(line, 7)[4:7])
 
 

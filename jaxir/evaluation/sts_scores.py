@@ -1,4 +1,4 @@
-"""Semantic textual similarity: how well cosine ranks pairs of sentences as people did."""
+"""Semantic textual similarity: rank correlation of cosine similarities and people's scores."""
 
 from __future__ import annotations
 
@@ -20,24 +20,17 @@ class STSScores:
     """Spearman's rank correlation x 100 between people's scores and the cosine of the two vectors.
 
     Attributes:
-      spearman: per set, then the settings that papers report of several sets: "all", the pairs of all sets
-        taken together; "mean", the mean of the sets' values; "wmean", that mean weighted by numbers of pairs.
-      pairs: the number of pairs behind each.
-      space: where the pairs lie, per set and of "all".
+      spearman: per set, then summaries of several sets in papers: "all", the pairs of all sets together;
+        "mean", the mean of the sets' values; "wmean", that mean weighted by numbers of pairs.
     """
 
     spearman: dict[str, float]
-    pairs: dict[str, int]
-    space: dict[str, PairSpace]
+    pairs: dict[str, int]  # number of pairs behind each
+    space: dict[str, PairSpace]  # geometry of the pairs, per set and of "all"
 
 
 def evaluate_sts(encoder: TextEncoder, sets: PairSets) -> STSScores:
-    """Evaluates a model on sets of sentence pairs; both sentences go through the query tower.
-
-    Args:
-      encoder: the model.
-      sets: name to pairs, as `read_sts` gives them.
-    """
+    """Evaluates a model on sets of `read_sts`; the query tower reads both sentences."""
     return scores_of(sets, encoder.encode_queries(sentences_of(sets)))
 
 
@@ -67,7 +60,7 @@ def scores_of(sets: PairSets, vectors: np.ndarray) -> STSScores:
 
 
 def _spearman(cosine: np.ndarray, scores: np.ndarray) -> float:
-    if np.ptp(cosine) == 0:  # a collapsed model ranks nothing, and the correlation is undefined
+    if np.ptp(cosine) == 0:  # a collapsed model, whose correlation is undefined
         return 0.0
     from scipy import stats
 

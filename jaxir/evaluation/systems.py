@@ -1,4 +1,4 @@
-"""Systems with one run or several (one for each seed): their means, deviations and comparisons."""
+"""Systems with a run for each seed: their means, deviations and comparisons."""
 
 from __future__ import annotations
 
@@ -18,15 +18,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class System:
-    """A system with the scores of its runs.
-
-    Attributes:
-      name: what it is called.
-      scores: of each run, over the same judgements: retrieved documents, or written answers.
-    """
+    """A system with the scores of its runs."""
 
     name: str
-    scores: Sequence[RetrievalScores | AnswerScores]
+    scores: Sequence[RetrievalScores | AnswerScores]  # of each run, over the same judgements
 
     @property
     def metrics(self) -> list[str]:
@@ -48,31 +43,21 @@ class System:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One system against another by one metric.
+    """One system against another by one metric, with p-values after Holm's correction.
 
-    Attributes:
-      system: its name.
-      baseline: the other's.
-      metric: by what.
-      comparison: means, wins and p-values, each query's values averaged over runs.
-      t_test: p-value of the t-test, corrected by Holm's method for all pairs compared by this metric.
-      randomisation: likewise of the randomisation test.
+    The correction is for all pairs that are compared by this metric.
     """
 
     system: str
     baseline: str
     metric: str
-    comparison: Comparison
+    comparison: Comparison  # of each query's values averaged over runs, without the correction
     t_test: float
     randomisation: float
 
 
 def compare_systems(systems: Sequence[System], baseline: System | None) -> list[Pair]:
-    """Compares every system with the baseline, or, where there is none, every system with every one before.
-
-    Raises:
-      UserError: fewer than two queries.
-    """
+    """Compares every system with the baseline or, without one, with every system before it."""
     pairs = (
         [(system, baseline) for system in systems]
         if baseline is not None
@@ -99,11 +84,11 @@ def compare_systems(systems: Sequence[System], baseline: System | None) -> list[
 
 
 def over_runs(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns each query's mean over runs, which must all have the same queries."""
+    """Returns each query's mean over runs with the same queries."""
     return {query: float(np.mean([of_run[query] for of_run in values])) for query in values[0]}
 
 
 def deviation(values: Iterable[float]) -> float | None:
-    """Returns the sample's standard deviation, None for one value."""
+    """Returns the sample standard deviation; None for one value."""
     values = list(values)
     return float(np.std(values, ddof=1)) if len(values) > 1 else None

@@ -1,4 +1,4 @@
-"""Tables of text: aligned for the eye, Markdown for a page."""
+"""Tables as aligned Markdown or LaTeX."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ Style = Literal["markdown", "latex"]
 def format_table(
     header: Sequence[str], rows: Sequence[Sequence[object]], *, digits: int = 4, style: Style = "markdown"
 ) -> str:
-    """Lays `rows` out under `header` as an aligned Markdown table, or as a tabular of LaTeX (with booktabs).
+    """Returns an aligned Markdown table, or a tabular of LaTeX (with booktabs), without a final newline.
 
-    Floats have `digits` decimals, None is an empty cell. Columns of numbers alone are aligned to the right.
-    The lines are joined by newlines, with none at the end.
+    Floats have `digits` decimals, None is an empty cell. Columns of numbers are aligned to the right.
     """
     texts = [[_text(cell, digits) for cell in row] for row in rows]
     header, *cells = [[_ESCAPED[style](text) for text in line] for line in (header, *texts)]
@@ -36,7 +35,7 @@ def format_table(
 
 
 def caption(text: str, style: Style) -> str:
-    """Returns what stands over a table, of LaTeX as comments."""
+    """Returns the text above a table; in LaTeX as comments."""
     return "\n".join(f"% {line}" for line in text.splitlines()) if style == "latex" else text
 
 

@@ -1,8 +1,8 @@
 """SentEval's transfer tasks (Conneau and Kiela 2018): logistic regression on a model's frozen vectors.
 
-The protocol is that of SentEval's own code with usepytorch=False, kfold=10 and nhid=0, in all that moves a
-figure: the order of the rows, the folds, the grids of C, rounding before the best C is taken, scikit-learn's
-default solver with its 100 iterations. Vectors are taken as they are; SentEval does not standardise them.
+The protocol is that of SentEval's own code with usepytorch=False, kfold=10 and nhid=0, in everything that
+changes a result: the order of the rows, the folds, the grids of C, rounding before the best C is chosen,
+scikit-learn's default solver with its 100 iterations, and no standardisation of the vectors.
 """
 
 from __future__ import annotations
@@ -22,28 +22,20 @@ from jaxir.evaluation.senteval_files import TASKS, Row, Task
 
 SEED = 1111
 FOLDS = 10
-GRID = tuple(2.0**t for t in range(-2, 4))  # of tasks without a test set, and with a dev set
-TEST_GRID = tuple(2.0**t for t in range(-1, 6))  # of tasks with a test set, but without a dev set
+GRID = tuple(2.0**t for t in range(-2, 4))  # for tasks without a test set, and with a dev set
+TEST_GRID = tuple(2.0**t for t in range(-1, 6))  # for tasks with a test set, but without a dev set
 Data = tuple[np.ndarray, np.ndarray]  # vectors [N, D], labels [N]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskScores:
-    """What a task has shown.
+    """The scores of a task, in %."""
 
-    Attributes:
-      accuracy: in %, of the test set, or the mean over ten folds.
-      dev: in %, the accuracy by which C was chosen.
-      f1: of MRPC's test set, in %; None for the other tasks.
-      train: rows that classifiers learn from.
-      test: rows that `accuracy` is over.
-    """
-
-    accuracy: float
-    dev: float
-    f1: float | None
-    train: int
-    test: int
+    accuracy: float  # of the test set, or the mean over ten folds
+    dev: float  # the accuracy by which C was chosen
+    f1: float | None  # of MRPC's test set; None for the other tasks
+    train: int  # training rows
+    test: int  # rows behind `accuracy`
 
 
 def texts_of(tasks: dict[str, Task]) -> list[str]:
@@ -53,23 +45,18 @@ def texts_of(tasks: dict[str, Task]) -> list[str]:
 
 
 def evaluate_senteval(encoder: TextEncoder, tasks: dict[str, Task]) -> dict[str, TaskScores]:
-    """Evaluates a model, whose query tower reads the texts.
-
-    Args:
-      encoder: the model.
-      tasks: what `read_senteval` gives.
-    """
+    """Evaluates a model, whose query tower reads the texts, on tasks of `read_senteval`."""
     return scores_of(tasks, encoder.encode_queries(texts_of(tasks)))
 
 
 def scores_of(tasks: dict[str, Task], vectors: np.ndarray, *, folds: int = FOLDS) -> dict[str, TaskScores]:
-    """Scores the vectors float32 [N, D] of `texts_of(tasks)`; `folds` is of cross-validations."""
+    """Scores the vectors float32 [N, D] of `texts_of(tasks)` with `folds` folds of cross-validation."""
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
     place = {text: number for number, text in enumerate(texts_of(tasks))}
     scores = {}
-    # Of matrices this small several threads of BLAS make a fit tens of times as long.
+    # One BLAS thread: for matrices this small, several make a fit tens of times slower.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # 100 iterations are the protocol's
         for name, task in tasks.items():
@@ -79,20 +66,22 @@ def scores_of(tasks: dict[str, Task], vectors: np.ndarray, *, folds: int = FOLDS
 
 
 def check_folds(tasks: dict[str, Task], folds: int) -> None:
-    """Raises a UserError where a task has a label with fewer rows than folds within folds need of it."""
-    needed = -(-folds * folds // (folds - 1))  # one for each fold is left when a fold is held out
+    """Raises a UserError if a label has too few rows for nested cross-validation."""
+    needed = -(-folds * folds // (folds - 1))  # each inner fold needs a row when an outer fold is held out
     for name, task in tasks.items():
         for rows in (task[part] for part in ("all", "train") if part in task and "dev" not in task):
             fewest = min(Counter(row.label for row in rows).values())
             if fewest < needed:
-                what = f"{folds} folds within as many need {needed}"
-                raise UserError(f"{name} has a label with {fewest} rows only, but {what}")
+                raise UserError(
+                    f"{name} has a label with {fewest} rows only, but nested cross-validation with {folds}"
+                    f" folds needs {needed}"
+                )
 
 
 def _data(rows: Sequence[Row], vectors: np.ndarray, place: dict[str, int]) -> Data:
-    """Returns the features and labels of rows, sorted by numbers of words and by label.
+    """Returns the features and labels of rows, sorted by numbers of words and by label for the folds.
 
-    Folds are drawn over rows in this order. Two texts u and v are [|u - v|, u * v].
+    The features of two texts u and v are [|u - v|, u * v].
     """
     ordered = sorted(rows, key=lambda row: (*(len(text.split()) for text in row.texts), row.label))
     each = [vectors[[place[row.texts[side]] for row in ordered]] for side in range(len(ordered[0].texts))]
@@ -107,7 +96,7 @@ def _fit(data: Data, c: float) -> Any:
 
 
 def _best(score: Callable[[float], float], grid: Sequence[float]) -> tuple[float, float]:
-    """Returns the C of the best score, the smallest of several, and that score in %."""
+    """Returns the smallest C with the best score, and that score in %."""
     scores = [round(100 * float(score(c)), 2) for c in grid]
     return grid[int(np.argmax(scores))], max(scores)
 
@@ -127,7 +116,7 @@ def _folds(data: Data, count: int) -> list[tuple[Data, Data]]:
 
 
 def _nested(name: str, parts: dict[str, Data], folds: int) -> TaskScores:
-    """MR, CR, SUBJ, MPQA: ten folds, and within each ten more to choose C by."""
+    """Scores MR, CR, SUBJ and MPQA: ten folds, and within each ten more to choose C."""
     found = []
     for train, test in progress(_folds(parts["all"], folds), what=f"classify {name}", unit="folds"):
         c, dev = _best(_cross_validated(train, folds), GRID)
@@ -138,13 +127,13 @@ def _nested(name: str, parts: dict[str, Data], folds: int) -> TaskScores:
 
 
 def _folds_of_train(name: str, parts: dict[str, Data], folds: int) -> TaskScores:
-    """TREC, MRPC: C by ten folds of the training set."""
+    """Scores TREC and MRPC: chooses C by ten folds of the training set."""
     c, dev = _best(_cross_validated(parts["train"], folds), TEST_GRID)
     return _tested(name, parts, c, dev)
 
 
 def _dev_set(name: str, parts: dict[str, Data], folds: int) -> TaskScores:
-    """SST2: C by the dev set."""
+    """Scores SST2: chooses C by the dev set."""
     c, dev = _best(lambda c: _fit(parts["train"], c).score(*parts["dev"]), GRID)
     return _tested(name, parts, c, dev)
 

@@ -1,4 +1,4 @@
-"""How probable the words of a text are by what decodes its vector (Ma et al. 2022, table 4)."""
+"""Probabilities of a text's words from its vector, by a CPDAE decoder (Ma et al. 2022, table 4)."""
 
 from __future__ import annotations
 
@@ -18,48 +18,38 @@ from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 Words = list[tuple[str, float]]
 
-_WORD = re.compile(r"\s?(\w+|[^\w\s])")  # with the space before it, which some tokenizers want
+_WORD = re.compile(r"\s?(\w+|[^\w\s])")  # with the space before it, which some tokenizers need
 SHOWN = 5
 
 
-def of_run(run: str, texts: Sequence[str]) -> list[Words]:
-    """Returns of each text its words, and the probability of each in the word distribution of its vector.
+def word_probabilities(run: str, texts: Sequence[str]) -> list[Words]:
+    """Returns the words of each text with their probabilities given its vector from the passage tower.
 
-    The distribution is that of `losses.word_distributions.log_normalised_sigmoid`: over the whole vocabulary
-    it adds up to 1. That of a word is the sum over its subwords, as in the paper.
-
-    Args:
-      run: the directory of a run of CPDAE, whose decoder is read from its checkpoint.
-      texts: what is read, by the passage tower.
-
-    Raises:
-      UserError: it is no run, or its objective had no decoder from a vector to words.
+    The decoder is read from the run of CPDAE. The distribution is that of
+    `losses.word_distributions.log_normalised_sigmoid`, which sums to 1 over the vocabulary. A word's
+    probability is the sum over its subwords, as in the paper.
     """
-    encoder, decoder = DualEncoder.load(run), decoder_of(run)
+    encoder, decoder = DualEncoder.load(run), read_decoder(run)
     logits = np.asarray(decoder(jnp.asarray(encoder.encode_passages(list(texts)))), np.float64)
     likely = np.exp(-np.logaddexp(0.0, -logits))  # the sigmoid, without overflow
-    return [of_words(text, p / p.sum(), encoder.tokenizer) for text, p in zip(texts, likely, strict=True)]
+    return [score_words(text, p / p.sum(), encoder.tokenizer) for text, p in zip(texts, likely, strict=True)]
 
 
-def of_words(text: str, p: np.ndarray, tokenizer: Tokenizer) -> Words:
-    """Returns the words of a text, and of each the sum of p [V] over its subwords."""
+def score_words(text: str, p: np.ndarray, tokenizer: Tokenizer) -> Words:
+    """Returns the words of a text, each with the sum of p [V] over its subwords."""
     found = list(_WORD.finditer(text))
     rows = tokenizer.encode_batch([word[0] for word in found], max_length=64)
     return [(word[1], float(p[ids[1:-1]].sum())) for word, ids in zip(found, rows, strict=True)]
 
 
-def decoder_of(run: str) -> WordDecoder:
-    """Returns the decoder to words that a run's objective, or a part of it, has learnt.
-
-    Raises:
-      UserError: there is none.
-    """
+def read_decoder(run: str) -> WordDecoder:
+    """Returns the word decoder that a run's objective, or a part of it, has trained."""
     arrays = model_dir.read_auxiliary(run)
     ends = ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "out.kernel", "out.bias")
     prefixes = [name.removesuffix(ends[0]) for name in arrays if name.endswith(ends[0])]
     prefixes = [p for p in prefixes if all(f"{p}{end}" in arrays for end in ends)]
     if not prefixes:
-        raise UserError(f"{run}: its objective had no decoder from a vector to words, as CPDAE has")
+        raise UserError(f"{run}: its objective has no word decoder: give a run of CPDAE")
     decoder = WordDecoder(*arrays[f"{prefixes[0]}out.kernel"].shape, rngs=nnx.Rngs(0))
     for layer, name in (end.split(".") for end in ends):
         part = getattr(getattr(decoder, layer), name)
@@ -68,9 +58,9 @@ def decoder_of(run: str) -> WordDecoder:
 
 
 def table(models: Mapping[str, Sequence[Words]]) -> str:
-    """Lays out the most probable words of each text, a row for each model and text."""
+    """Returns a table of the most probable words, a row for each model and text."""
     rows = [
-        [name, number, ", ".join(f"{word} {share:.4f}" for word, share in _greatest(words))]
+        [name, number, ", ".join(f"{word} {share:.4f}" for word, share in _most_probable(words))]
         for name, texts in models.items()
         for number, words in enumerate(texts, 1)
     ]
@@ -78,5 +68,5 @@ def table(models: Mapping[str, Sequence[Words]]) -> str:
     return f"Table 4: word distributions\n\n{format_table(header, rows, digits=3)}"
 
 
-def _greatest(words: Words) -> Words:
+def _most_probable(words: Words) -> Words:
     return sorted(dict(words).items(), key=lambda item: -item[1])[:SHOWN]

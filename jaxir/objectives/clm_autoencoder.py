@@ -1,4 +1,4 @@
-"""The CLM autoencoder: a text is written again, token by token, from its vector (Wang 2022)."""
+"""The CLM autoencoder: predicts a text, token by token, from its vector (Wang 2022)."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from jaxir.models.backbones import Encoder
 from jaxir.models.decoder import VectorDecoder
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens, close_gaps, is_word
-from jaxir.objectives.objective import Batch, DecoderObjective, Metrics
+from jaxir.objectives.objective import Batch, DecoderObjective, Metrics, RandomKey
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class CLMAutoencoder(DecoderObjective):
-    """A causal language model that sees the text's vector (Wang 2022, section 3.2.1).
+    """A causal language model that reads the text's vector (Wang 2022, section 3.2.1).
 
-    The passage tower makes the vector; a decoder whose cross-attention sees it alone, and the tokens before
-    each, predicts the text (eq. 3.4). Its token vectors, in and out, are the encoder's.
+    The passage tower encodes the text. A decoder predicts each token from the tokens before it and, by
+    cross-attention, the vector (eq. 3.4). Its token vectors, in and out, are the encoder's.
 
         loss = -1 / B sum_i sum_t log P(token t of x_i | its tokens before t, f(x_i))
 
+    In evaluation (no key) nothing is deleted.
+
     Attributes:
-      deletion: share of the tokens that the encoder is not shown (TSDAE), each by itself.
-      mean_over: "texts" is the equation's sum over the tokens of a text; "tokens" their mean.
+      deletion: share of the tokens that are deleted, independently, from the encoder's input (TSDAE).
+      mean_over: "texts": the equation's sum over the tokens of a text; "tokens": their mean.
     """
 
     deletion: Rate = 0.0
@@ -42,19 +44,11 @@ class CLMAutoencoder(DecoderObjective):
     reads_with = "encode"
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> VectorDecoder:
-        """Returns the decoder."""
         return self.decoder(model, rngs=rngs)
 
     def __call__(
-        self,
-        model: Any,
-        batch: Batch,
-        key: jax.Array | None = None,
-        *,
-        auxiliary: VectorDecoder,
-        step: jax.Array | None = None,
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: VectorDecoder, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the batch and its metrics, float32 []. Without a key nothing is deleted."""
         ids = batch["text_ids"]
         deleting, encoding, decoding = layers.split_key(key, 3)
         left, more = ids, {}
@@ -62,7 +56,7 @@ class CLMAutoencoder(DecoderObjective):
             left = ids if deleting is None else delete_tokens(ids, deleting, share=self.deletion)
             more = {"tokens_left": (left != 0).sum(1, dtype=jnp.float32).mean()}
 
-        def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[jax.Array, jax.Array]:
+        def read(part: Batch, keys: tuple[RandomKey, ...]) -> tuple[jax.Array, jax.Array]:
             vector = model.unnormalized().encode(part["left"], tower="passage", key=keys[0])
             encoder = model.encoder_of("passage")
             return next_token_losses(auxiliary, encoder, part["ids"], vector, key=keys[1])
@@ -74,19 +68,11 @@ class CLMAutoencoder(DecoderObjective):
 
 
 def next_token_losses(
-    decoder: VectorDecoder, encoder: Encoder, ids: jax.Array, vector: jax.Array, *, key: jax.Array | None
+    decoder: VectorDecoder, encoder: Encoder, ids: jax.Array, vector: jax.Array, *, key: RandomKey
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns -log P(token | those before it, the vector), and whether it is the most likely one.
+    """Returns -log P(token | those before it, the text's vector), and whether it is the most likely one.
 
-    Args:
-      decoder: which predicts.
-      encoder: whose token vectors, in and out, are the decoder's.
-      ids: [B, L], texts.
-      vector: [B, D], of each text.
-      key: of dropout; None turns it off.
-
-    Returns:
-      Both of the tokens after the first, [B, L - 1], float32 and bool.
+    Both are for all tokens of `ids` [B, L] but the first: [B, L - 1], float32 and bool.
     """
     table, read = encoder.token_table, ids[:, :-1]
     hidden = decoder(table(read), read != 0, vector, key=key)
@@ -97,14 +83,6 @@ def next_token_losses(
 def delete_tokens(
     ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int
 ) -> Int32[Array, "B L"]:
-    """Deletes tokens, each with probability `share`, and closes the gaps.
-
-    The first token and the last one, which are special, stay, and at least one other.
-
-    Args:
-      ids: [B, L]; 0 is padding, on the right.
-      key: of the choice.
-      share: of the tokens that are deleted.
-    """
+    """Deletes words, each with probability `share`, and closes the gaps; at least one word stays."""
     kept = (ids != 0) & (~is_word(ids) | choose_tokens(ids, key, share=1 - share))
     return close_gaps(ids, kept)

@@ -1,4 +1,4 @@
-"""ConSERT: a text and the same text with shuffled, cut or dropped token vectors (Yan et al. 2021)."""
+"""ConSERT: two views of a text with shuffled tokens or partly zeroed token vectors (Yan et al. 2021)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from jaxir.objectives.objective import Metrics
 from jaxir.objectives.two_views import TwoViews, View
 
 Augmentation = Literal["token_shuffling", "token_cutoff", "feature_cutoff", "embedding_dropout"]
-
-
 SYMMETRIC = functools.partial(nt_xent, temperature=0.05)
 
 
@@ -29,13 +27,12 @@ SYMMETRIC = functools.partial(nt_xent, temperature=0.05)
 class ConSERT(TwoViews):
     """ConSERT (arXiv:2105.11741; Wang 2022, section 3.1.2): NT-Xent over two augmented views.
 
-    The encoder's own dropout is off. Each view has augmentations of its own, or none. Wang's ConSERT_1 is
-    token shuffling in one view and feature cutoff in the other, ConSERT_2 token shuffling and embedding
-    dropout.
+    The encoder's own dropout is off. Each view has its own augmentations, or none. Wang's ConSERT_1 is token
+    shuffling in one view and feature cutoff in the other; ConSERT_2 token shuffling and embedding dropout.
 
     Attributes:
       loss: any contrastive loss.
-      first: augmentations of the first view, one after the other.
+      first: augmentations of the first view, applied in this order.
       second: those of the second view.
       token_cutoff: share of the tokens whose vectors become zero.
       feature_cutoff: share of the features that become zero in all tokens of a text.
@@ -52,7 +49,10 @@ class ConSERT(TwoViews):
     def __post_init__(self):
         super().__post_init__()
         if not any(name == "token_shuffling" or getattr(self, name) for name in (*self.first, *self.second)):
-            raise UserError("both views of a text are the text itself: give one an augmentation")
+            raise UserError(
+                f"ConSERT's two views of a text are equal: first={self.first!r} and second={self.second!r}"
+                " change nothing; give one an augmentation with a rate above 0"
+            )
 
     def views(self, ids: jax.Array, key: jax.Array) -> tuple[View, View]:
         """Returns the texts under the augmentations of the two views."""
@@ -71,32 +71,23 @@ class ConSERT(TwoViews):
             else:
                 edits.append(functools.partial(drop_numbers, key=own, rate=self.embedding_dropout))
         mask = ids != 0
-        return View(
-            ids, edit=functools.partial(_one_after_the_other, edits=edits, mask=mask) if edits else None
-        )
 
+        def edit(x: jax.Array) -> jax.Array:
+            return functools.reduce(lambda x, change: change(x, mask), edits, x)
 
-def _one_after_the_other(x: jax.Array, *, edits: Sequence[Callable], mask: jax.Array) -> jax.Array:
-    for edit in edits:
-        x = edit(x, mask)
-    return x
+        return View(ids, edit=edit if edits else None)
 
 
 @jaxtyped(typechecker=beartype)
 def shuffle_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""]) -> Int32[Array, "B L"]:
-    """Shuffles the tokens of each text; the first and the last one, which are special, stay.
+    """Shuffles the words of each text; the special first and last token and the padding (0) stay.
 
-    To an encoder this is what shuffled position ids are: a token has another position, and the order in which
-    the tokens are given means nothing.
-
-    Args:
-      ids: [B, L]; 0 is padding, on the right.
-      key: of the order.
+    For an encoder this equals shuffled position ids: the order in which tokens are given has no other effect.
     """
     places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
     last = (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1
     inside = (places > 0) & (places < last)
-    # Those inside get numbers from 0 to below 1, which is no more than the last one's place.
+    # Sort keys: -1 for the first token, a random number in [0, 1) for words, and the position for the rest.
     draws = jnp.where(inside, jax.random.uniform(key, ids.shape), places.astype(jnp.float32))
     draws = jnp.where(places == 0, -1.0, draws)
     return jnp.take_along_axis(ids, jnp.argsort(draws, axis=1), axis=1)
@@ -106,7 +97,7 @@ def shuffle_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""]) -> Int32[Array
 def cut_tokens(
     x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], share: float | int
 ) -> Float[Array, "B L E"]:
-    """Makes the vectors of a share of each text's tokens zero: round(share * n) of n tokens."""
+    """Zeroes the vectors of round(share * n) of each text's n tokens."""
     draws = jnp.where(mask, jax.random.uniform(key, mask.shape), 2.0)
     rank = jnp.argsort(jnp.argsort(draws, axis=1), axis=1)
     count = jnp.round(share * mask.sum(1, dtype=jnp.float32)).astype(jnp.int32)
@@ -117,7 +108,7 @@ def cut_tokens(
 def cut_features(
     x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], share: float | int
 ) -> Float[Array, "B L E"]:
-    """Makes a share of the features zero in all tokens of a text: round(share * E), others in each text."""
+    """Zeroes round(share * E) features in all tokens of a text; each text has its own."""
     draws = jax.random.uniform(key, (x.shape[0], x.shape[2]))
     rank = jnp.argsort(jnp.argsort(draws, axis=1), axis=1)
     return jnp.where((rank < round(share * x.shape[2]))[:, None], 0.0, x).astype(x.dtype)
@@ -127,5 +118,5 @@ def cut_features(
 def drop_numbers(
     x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], rate: float | int
 ) -> Float[Array, "B L E"]:
-    """Makes each number zero with probability `rate`; the others stay as they are."""
+    """Zeroes each number with probability `rate`, without scaling the others."""
     return jnp.where(jax.random.bernoulli(key, float(rate), x.shape), 0.0, x).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""DiffCSE: contrastive vectors that must tell a text from one that differs in a few tokens (Chuang 2024)."""
+"""DiffCSE: contrastive vectors with which a discriminator detects changed tokens (Chuang 2024)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.objectives.discriminator import Discriminator, Task
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import mask_as_bert, places_of
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.objective import Batch, Metrics, Objective, RandomKey
 from jaxir.objectives.pretrained_heads import (
     MaskedLMSource,
     PoolerSource,
@@ -39,48 +39,48 @@ from jaxir.objectives.two_views import TwoViews
 class DiffCSE(Objective):
     """DiffCSE (arXiv:2204.10298; Chuang 2024, chapter 2).
 
-    A frozen masked language model G fills masks in a text x: x'' = G(m x). A discriminator D, an encoder that
-    begins as the trained one, reads x'' with h = f(x) in place of its first token ([CLS]), and says of each
-    token whether it is x's. Its gradient reaches f through h alone (section 2.3):
+    A frozen masked language model G fills masks in a text x: x'' = G(m x). A discriminator D, initially a
+    copy of the trained encoder, reads x'' with h = f(x) in place of its first token ([CLS]), and predicts for
+    each token whether it is x's. Its gradient reaches f through h alone (section 2.3):
 
         loss = L_contrast + weight * L_RTD
         L_RTD = 1 / N sum_i sum_t -1[x''_t = x_t] log D(x'', h, t) - 1[x''_t != x_t] log(1 - D(x'', h, t))
 
-    The thesis adds up both over the N texts of a batch, here both are means. The sum over t has the tokens
-    after the first, where h stands, and no padding. Texts without words are left out. h is the pooled vector
-    under the projector, at its own length; the contrastive loss is of that. D, G and the projector are thrown
-    away.
+    The thesis sums both over the N texts of a batch; here both are means. The sum over t covers the tokens
+    after the first, which h replaces, without padding. Texts without words are left out. h is the pooled
+    vector after the projector, not normalised; the contrastive loss uses the same vector. D, G and the
+    projector are not exported.
 
-    The thesis says that G recovers the masked tokens: it takes the most likely one there. `follow="code"`
-    does as its authors' code does: of the masked tokens 10 % are random and 10 % as they were (BERT's way),
-    every token but the first becomes the most likely one, masked or not, G drops out, each view's vector has
-    a changed text of its own, and L_RTD is the mean over all places, padding and the first token too.
+    The thesis says that G recovers the masked tokens: it takes the most likely token there. `follow="code"`
+    follows its authors' code instead. Of the masked tokens 10 % are random and 10 % unchanged (as in BERT).
+    Every token but the first becomes the most likely one, masked or not. G has dropout. Each view's vector
+    has its own changed text. L_RTD is the mean over all places, with padding and the first token.
 
-    On pairs (`contrastive=Contrastive(...)`) both are changed, each beside its own vector, and their losses
-    are added up: DPR + DiffCSE (section 2.7).
+    On pairs (`contrastive=Contrastive(...)`) query and passage are changed, each read with its own vector,
+    and their losses are added: DPR + DiffCSE (section 2.7).
 
     Attributes:
-      contrastive: what `L_contrast` is of, and by which loss: `SimCSE`, `ConSERT`, `Contrastive`.
+      contrastive: the objective that computes `L_contrast`: `SimCSE`, `ConSERT` or `Contrastive`.
       generator: `PretrainedMaskedLM(...)` of jaxir.interop.build.
-      weight: lambda; 0: there are neither D nor G.
+      weight: lambda; 0: neither D nor G is made.
       contrastive_weight: of L_contrast; 0 leaves it out.
-      masking: share of the tokens that are masked; of the words that are inserted or deleted.
-      change: what is done to a text: tokens are replaced, inserted or deleted; "all": each of the three, with
-        an output of D for each, and their losses are added up. For "insert" D says which tokens are new, for
-        "delete" before which ones some are missing.
-      use: "difference", as above. Else D is not there, and f reads x'' too: a "positive" of x, by another
-        term of the contrastive loss, or a "negative" of every text (section 2.8).
-      texts: which text is changed: the "same" as h's, the "next" one of the document, or "both", each by
-        itself, their losses added up. The data need the field `next_text` for these.
-      task: what D does: "replaced", as above; "mlm": it predicts the masked tokens of m x (conditional MLM,
-        Yang et al. 2021), without G; "corrective": it predicts x of x'' at each place, copying the token
+      masking: share of the tokens that are masked, or of the words that are inserted or deleted.
+      change: whether tokens are replaced, inserted or deleted; "all": each of the three, with its own output
+        of D, and the sum of their losses. For "insert" D predicts which tokens are new, for "delete" before
+        which tokens some are missing.
+      use: "difference", as above. Otherwise there is no D and f reads x'' too: as a "positive" of x, by
+        another term of the contrastive loss, or as a "negative" of every text (section 2.8).
+      texts: which text is changed: the "same" as h's, the "next" one of the document, or "both" separately,
+        their losses added. The last two need the field `next_text` in the data.
+      task: the task of D: "replaced", as above; "mlm": it predicts the masked tokens of m x (conditional MLM,
+        Yang et al. 2021), without G; "corrective": it predicts x from x'' at each place, copying the token
         that it reads or guessing one: -log(1[x''_t = x_t] c + (1 - c) P(x_t)) (COCO-LM, Meng et al. 2021).
-      head: `PretrainedMaskedLM(...)`, with whose head D begins for the last two; None: at random.
-      projector: what h goes through: "batch_norm", two layers with BatchNorm over the whole batch and all
-        its views; "tanh", BERT's pooler; "none".
-      pooler: `PretrainedPooler(...)` of jaxir.interop.build, which "tanh" begins as; None: at random.
+      head: `PretrainedMaskedLM(...)`, from whose head D starts for the last two tasks; None: random.
+      projector: applied to h: "batch_norm", two layers with BatchNorm over the whole batch and all its views;
+        "tanh", BERT's pooler; "none".
+      pooler: `PretrainedPooler(...)` of jaxir.interop.build, from which "tanh" starts; None: random.
       follow: "paper" or "code".
-      chunks: as in `Contrastive`; G and D go through the batch in as many parts.
+      chunks: as in `Contrastive`; G and D process the batch in the same number of parts.
     """
 
     contrastive: Contrastive = dataclasses.field(default_factory=SimCSE)
@@ -102,32 +102,34 @@ class DiffCSE(Objective):
     def __post_init__(self):
         if not isinstance(self.contrastive, TwoViews) and (self.texts, self.use) != ("same", "difference"):
             raise UserError(
-                "on labelled pairs DiffCSE changes the pairs themselves, beside their own vectors: texts is"
-                ' "same" and use is "difference"'
+                f"on labelled pairs DiffCSE changes the pairs themselves: texts={self.texts!r} and"
+                f' use={self.use!r} must be "same" and "difference"'
             )
         if self.task != "replaced" and (self.change, self.use) != ("replace", "difference"):
-            raise UserError(f'task {self.task!r} predicts tokens that were replaced: change is "replace"')
-        if self.follow == "code" and self.task != "replaced":
-            raise UserError('the authors\' code has no other task than "replaced": follow is "paper"')
-        if self.pooler is not None and self.projector != "tanh":
             raise UserError(
-                f'a pooler is what projector "tanh" begins as, and projector is {self.projector!r}'
+                f"task {self.task!r} predicts tokens that were replaced: change={self.change!r} and"
+                f' use={self.use!r} must be "replace" and "difference"'
             )
+        if self.follow == "code" and self.task != "replaced":
+            raise UserError(
+                f'the authors\' code has no task {self.task!r}, only "replaced": set follow to "paper"'
+            )
+        if self.pooler is not None and self.projector != "tanh":
+            raise UserError(f'a pooler initialises projector "tanh", but projector is {self.projector!r}')
         if not self.contrastive_weight and not self._discriminates:
             raise UserError(
-                "without the contrastive loss (its weight is 0) and a discriminator nothing is left"
+                "contrastive_weight is 0 and there is no discriminator, so there is no loss: set one of"
+                " contrastive_weight and weight above 0"
             )
         if self._generates and self.generator is None:
             raise UserError("DiffCSE needs a generator that fills masks: set GENERATOR=hf:FOLDER")
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """The generator."""
         return ("auxiliary.generator.*",) if self._generates else ()
 
     @property
     def evaluated_on_pairs(self) -> bool:
-        """Whether the contrastive part is."""
         return self.contrastive.evaluated_on_pairs
 
     @property
@@ -145,19 +147,13 @@ class DiffCSE(Objective):
         )
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: what the contrastive part reads; next_ids [L] where it is changed."""
+        """Returns what a batch holds: the features of `contrastive`, and next_ids [L] if used."""
         found = dict(self.contrastive.features(form))
         if self._discriminates and self.texts != "same":
             found["next_ids"] = dataclasses.replace(found["text_ids"], field="next_text", among="text")
         return found
 
-    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> Beside | None:
-        """Returns the projector, the generator and the discriminator, as far as there are.
-
-        Raises:
-          UserError: the model has no dropout, the tokenizer no mask token, the generator another vocabulary
-            or too few positions, or the encoder reads no vectors.
-        """
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> DiffCSEModules | None:
         self.contrastive.auxiliary(model, form=form, rngs=rngs)
         projector = generator = discriminator = None
         if self.projector == "tanh":
@@ -185,16 +181,10 @@ class DiffCSE(Objective):
         if projector is generator is discriminator is None and self.use == "difference":
             return None
         needs_mask = self._discriminates or self.use != "difference"
-        return Beside(projector, generator, discriminator, form.need_mask() if needs_mask else None)
+        return DiffCSEModules(projector, generator, discriminator, form.need_mask() if needs_mask else None)
 
     def __call__(
-        self,
-        model: Any,
-        batch: Batch,
-        key: jax.Array | None = None,
-        *,
-        auxiliary: Beside | None,
-        step: jax.Array | None = None,
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
         encoding, changing, reading = layers.split_key(key, 3)
         changing = jax.random.key(0) if changing is None else changing
@@ -209,18 +199,18 @@ class DiffCSE(Objective):
         metrics = metrics | {"contrastive_loss": contrast}
         if self._discriminates:
             difference, more = self._difference(batch, vectors, auxiliary, changing, reading)
-            metrics.pop("rows_without_negatives", None)  # of which the loop says that the loss is 0
+            metrics.pop("rows_without_negatives", None)  # the training loop would report that their loss is 0
             loss, metrics = loss + self.weight * difference, metrics | more
         return loss, metrics
 
     def _projected(
         self, found: Embeddings, changed: Sequence[jax.Array], auxiliary: Any, *, training: bool
     ) -> tuple[Embeddings, list[jax.Array]]:
-        """Returns what the projector makes of all vectors of the batch at once."""
+        """Returns the projections of all vectors of the batch, computed together for BatchNorm."""
         if self.projector == "none":
             return found, list(changed)
         negatives = [] if found.negatives is None else [found.negatives]
-        # A text's vectors side by side: rows stay on their devices.
+        # A text's vectors are joined along a second axis, so rows stay on their devices.
         together = [x[:, None] for x in (found.query, found.passage, *changed)] + negatives
         projected = auxiliary.projector(jnp.concatenate(together, axis=1), training=training)
         query, passage, *others = (projected[:, i] for i in range(2 + len(changed)))
@@ -242,35 +232,31 @@ class DiffCSE(Objective):
         return loss, metrics
 
     def _vectors_of_changed(
-        self, model: Any, ids: jax.Array, auxiliary: Any, changing: jax.Array, reading: jax.Array | None
+        self, model: Any, ids: jax.Array, auxiliary: Any, changing: jax.Array, reading: RandomKey
     ) -> list[jax.Array]:
         """Returns the vectors [B, D] of the texts after each kind of change."""
         found = []
-        for kind, own, key in zip(self._kinds, *self._keys(changing, reading, len(self._kinds)), strict=True):
+        count = len(self._kinds)
+        keys = (jax.random.split(changing, count), layers.split_key(reading, count))
+        for kind, own, key in zip(self._kinds, *keys, strict=True):
             filling, encoding = layers.split_key(key, 2)
             changed = self._filled(self._changed(ids, own, kind, auxiliary), auxiliary, filling)
 
-            def embed(part: Batch, key: jax.Array | None) -> jax.Array:
+            def embed(part: Batch, key: RandomKey) -> jax.Array:
                 return model.encode(part["ids"], tower="passage", key=key)
 
             found.append(embed_in_chunks(embed, {"ids": changed}, encoding, chunks=self.chunks))
         return found
 
     def _difference(
-        self,
-        batch: Batch,
-        vectors: Embeddings,
-        auxiliary: Any,
-        changing: jax.Array,
-        reading: jax.Array | None,
+        self, batch: Batch, vectors: Embeddings, auxiliary: Any, changing: jax.Array, reading: RandomKey
     ) -> tuple[jax.Array, Metrics]:
-        sides = self._sides(batch, vectors)
+        """Returns the discriminator's loss and its metrics."""
         views = 2 if self.follow == "code" and isinstance(self.contrastive, TwoViews) else 1
         sums = {name: jnp.float32(0) for name in ("loss", "places", "right", "changed")}
-        each = [(side, kind) for side in sides for kind in self._kinds]
-        for ((ids, vector), kind), own, key in zip(
-            each, *self._keys(changing, reading, len(each)), strict=True
-        ):
+        each = [(side, kind) for side in self._sides(batch, vectors) for kind in self._kinds]
+        keys = (jax.random.split(changing, len(each)), layers.split_key(reading, len(each)))
+        for ((ids, vector), kind), own, key in zip(each, *keys, strict=True):
             filling, judging = layers.split_key(key, 2)
             change = self._changed(ids, own, kind, auxiliary)
             read = change.ids if self.task == "mlm" else self._filled(change, auxiliary, filling)
@@ -289,7 +275,7 @@ class DiffCSE(Objective):
         }
 
     def _sides(self, batch: Batch, vectors: Embeddings) -> list[tuple[jax.Array, jax.Array]]:
-        """Returns each text that is changed, [B, L], and the vector [B, D] beside which it is read."""
+        """Returns each text that is changed, [B, L], and the vector [B, D] with which it is read."""
         if not isinstance(self.contrastive, TwoViews):
             return [(batch["query_ids"], vectors.query), (batch["passage_ids"], vectors.passage)]
         names = {"same": ["text_ids"], "next": ["next_ids"], "both": ["text_ids", "next_ids"]}[self.texts]
@@ -304,16 +290,15 @@ class DiffCSE(Objective):
             found = found._replace(ids=mask_as_bert(ids, found.masked, replacing, **how))
         return found
 
-    def _filled(self, change: Change, auxiliary: Any, key: jax.Array | None) -> jax.Array:
+    def _filled(self, change: Change, auxiliary: Any, key: RandomKey) -> jax.Array:
         """Returns changed texts [B, M] with the generator's tokens in place of the masks."""
         if auxiliary.generator is None:
             return change.ids
-        faithful = self.follow == "paper"
 
-        def fill(part: Batch, key: jax.Array | None) -> jax.Array:
+        def fill(part: Batch, key: RandomKey) -> jax.Array:
             return auxiliary.generator.most_likely(part["ids"], places=part.get("places"), key=key)
 
-        if faithful:  # what the generator would write elsewhere is not computed
+        if self.follow == "paper":  # compute logits at the masks only
             places = places_of(change.masked, change.most)
             likely = embed_in_chunks(fill, {"ids": change.ids, "places": places}, None, chunks=self.chunks)
             found = jnp.put_along_axis(change.ids, places, likely, axis=1, inplace=False)
@@ -327,19 +312,13 @@ class DiffCSE(Objective):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the discriminator's loss at each place, and whether it was right: [B, M]."""
 
-        def judge(part: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        def judge(part: Batch, key: RandomKey) -> tuple[jax.Array, jax.Array]:
             return auxiliary.discriminator.losses(
-                part["ids"],
-                part["original"],
-                part["vector"],
-                task=self.task,
-                kind=self._kinds.index(kind),
-                key=key,
+                **part, task=self.task, kind=self._kinds.index(kind), key=key
             )
 
-        return embed_in_chunks(
-            judge, {"ids": read, "original": change.original, "vector": vector}, key, chunks=self.chunks
-        )
+        parts = {"ids": read, "original": change.original, "vector": vector}
+        return embed_in_chunks(judge, parts, key, chunks=self.chunks)
 
     def _counted(self, ids: jax.Array, read: jax.Array, change: Change) -> jax.Array:
         """Returns the places whose loss counts, bool [B, M]."""
@@ -351,21 +330,9 @@ class DiffCSE(Objective):
         has_words = (ids != 0).sum(1, keepdims=True) > 2
         return after_first[None] & has_words & (read != 0)
 
-    def _keys(
-        self, changing: jax.Array, reading: jax.Array | None, count: int
-    ) -> tuple[Sequence[Any], Sequence[Any]]:
-        return jax.random.split(changing, count), layers.split_key(reading, count)
 
-
-class Beside(nnx.Module):
-    """What DiffCSE has beside the model, as far as it needs it.
-
-    Attributes:
-      projector: of the vectors.
-      generator: frozen.
-      discriminator: reads what was changed.
-      mask_id: the mask token.
-    """
+class DiffCSEModules(nnx.Module):
+    """The projector, the frozen generator, the discriminator, and the mask token; None if not needed."""
 
     def __init__(
         self,

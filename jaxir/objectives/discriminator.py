@@ -1,4 +1,4 @@
-"""DiffCSE's conditional discriminator: a second encoder, which reads a text beside the vector of another."""
+"""DiffCSE's conditional discriminator: an encoder that reads a changed text and the original's vector."""
 
 from __future__ import annotations
 
@@ -12,20 +12,15 @@ from jaxir.losses.tokens import token_losses
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder
 from jaxir.models.masked_lm import MaskedLMHead
+from jaxir.objectives.objective import RandomKey
 
 Task = Literal["replaced", "mlm", "corrective"]
 
 
 class Discriminator(nnx.Module):
-    """An encoder, a yes or no for each token, and maybe a head over the vocabulary.
+    """An encoder, a verdict for each token, and optionally a head over the vocabulary.
 
-    Args:
-      encoder: its own, which begins as a copy of the one that is trained.
-      width: E, its width.
-      vector_dim: D, the length of the vectors.
-      kinds: how many kinds of change it tells from what was there, each by an output of its own.
-      head: over the vocabulary; None for none.
-      rngs: source of the `params` key.
+    `width` is the encoder's E, `vector_dim` the vectors' D. Each of the `kinds` of change has its own output.
     """
 
     def __init__(
@@ -43,10 +38,9 @@ class Discriminator(nnx.Module):
         self.verdict = (
             layers.Linear(width, kinds, axes=("embed", None), use_bias=True, **how) if kinds else None
         )
-        # Vectors have the encoder's width, but for those that were projected.
-        axes = {"axes": ("embed", None), "use_bias": False}
-        projected = vector_dim != width
-        self.project = layers.Linear(vector_dim, width, **axes, **how) if projected else None
+        # Vectors have the encoder's width unless they were projected.
+        how |= {"axes": ("embed", None), "use_bias": False}
+        self.project = layers.Linear(vector_dim, width, **how) if vector_dim != width else None
 
     def losses(
         self,
@@ -56,18 +50,18 @@ class Discriminator(nnx.Module):
         *,
         task: Task,
         kind: int,
-        key: jax.Array | None,
+        key: RandomKey,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the loss of each place and whether it was right there: float32 and bool [B, M].
+        """Returns the loss at each place and whether the answer was right: float32 and bool [B, M].
 
         Args:
-          ids: [B, M], the text that is read, with the vector in place of its first token.
-          original: [B, M], what stood there.
+          ids: [B, M], the changed text, which is read with the vector in place of its first token.
+          original: [B, M], the tokens before the change.
           vector: [B, D].
-          task: "replaced": is the token what stood there (eq. 2.3)? "mlm": what stood there? "corrective":
-            the same, by the mixture of copying the token that is read and of guessing.
-          kind: which output says it.
-          key: of dropout; None turns it off.
+          task: "replaced": detect whether the token is the original one (eq. 2.3); "mlm": predict the
+            original token; "corrective": predict it by a mixture of copying the token and guessing.
+          kind: the number of the kind of change, and of the output that judges it.
+          key: for dropout; None turns it off.
         """
         own = vector if self.project is None else self.project(vector)
 
@@ -78,7 +72,7 @@ class Discriminator(nnx.Module):
         same = ids == original
         if task == "mlm":
             return self._guessed(hidden, original)
-        logits = self.verdict(hidden)[..., kind]  # of D(x'', h, t), the probability of "as it was"
+        logits = self.verdict(hidden)[..., kind]  # of D(x'', h, t), the probability of an original token
         if task == "replaced":
             return jax.nn.softplus(jnp.where(same, -logits, logits)), (logits > 0) == same
         # -log(1[x''_t = x_t] D + (1 - D) P(x_t))

@@ -10,10 +10,10 @@ import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Numbers, TextFormat
-from jaxir.core.values import Count, checked
+from jaxir.core.values import checked
 from jaxir.losses.distillation import margin_mse
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.objectives.objective import Batch, LossObjective, Metrics
+from jaxir.objectives.objective import Batch, LossObjective, Metrics, RandomKey
 from jaxir.objectives.pair_batch import pair_features
 
 SCORES = ("passage_score", "negative_scores")
@@ -22,17 +22,15 @@ SCORES = ("passage_score", "negative_scores")
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 @checked
 class Distillation(LossObjective):
-    """Draws the scores of a query's positive and hard negatives to a teacher's, which are in the data.
+    """Fits the scores of a query's positive and hard negatives to a teacher's, which are in the data.
 
-    `jaxir.mine --teacher=SPEC` writes them. With labels too: `WeightedSum` of this and `Contrastive`.
+    `jaxir.mine --teacher=SPEC` writes them. To use labels too, add `Contrastive` in a `WeightedSum`.
 
     Attributes:
-      loss: of `jaxir.losses.distillation`, with its settings bound.
-      chunks: as in `Contrastive`.
+      loss: a loss of `jaxir.losses.distillation` with its settings bound.
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = margin_mse
-    chunks: Count = 1
     evaluated_on_pairs = False
     loss_inputs = SCORES
     reads_with = "encode_together"
@@ -41,7 +39,7 @@ class Distillation(LossObjective):
         """Returns what a batch holds: pairs with hard negatives, and the teacher's score of each passage.
 
         Raises:
-          UserError: there are to be no hard negatives.
+          UserError: the format has no hard negatives.
         """
         if not form.num_negatives:
             raise UserError("distillation compares a passage with hard negatives: set num_negatives")
@@ -51,14 +49,7 @@ class Distillation(LossObjective):
         }
 
     def __call__(
-        self,
-        model: Any,
-        batch: Batch,
-        key: jax.Array | None = None,
-        *,
-        auxiliary: None = None,
-        step: jax.Array | None = None,
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
         embeddings = Contrastive(chunks=self.chunks).embed(model, batch, key)
-        scores = {name: batch[name] for name in SCORES}
-        return self.loss(embeddings.query, embeddings.passage, embeddings.negatives, **scores)
+        return self.loss(*embeddings, **{name: batch[name] for name in SCORES})

@@ -1,12 +1,9 @@
 """Gradient caching: embeddings of a batch of any size in the memory of one chunk (Gao et al. 2021).
 
-A contrastive loss needs the embeddings of the whole batch, but an encoder needs the activations of only those
-rows that it differentiates. So the batch is embedded in chunks that keep nothing but their embeddings, the
-loss gives the gradient of each embedding, and each chunk is embedded once more, with the same random numbers,
-to take its share of that gradient to the parameters. The gradients are those of the batch in one piece; the
-price is a second forward pass, 4/3 of the direct step where a backward pass costs two forward ones.
-
-Here that is a scan over rematerialised chunks: what JAX's automatic differentiation makes of it is the above.
+The batch is embedded in chunks that keep only their embeddings. The loss gives the gradient of each
+embedding; each chunk is then embedded again, with the same random numbers, to pass its gradients on to the
+parameters. The gradients equal those of the whole batch. The price is a second forward pass, or 4/3 of the
+direct step if a backward pass costs two forward ones. It is implemented as a scan over rematerialised chunks.
 """
 
 from __future__ import annotations
@@ -22,11 +19,10 @@ from jaxir.core.errors import UserError
 from jaxir.runtime.partitioning import constrain
 
 T = TypeVar("T")
-Embed = Callable[[Mapping[str, jax.Array], Any], Any]
 
 
 def with_fitting_chunks(objective: T, rows: int) -> T:
-    """Returns an objective with chunks, of it and of its parts, that divide the rows of a device."""
+    """Returns the objective with its chunks, and those of its parts, reduced to divisors of `rows`."""
     changed = {}
     for field in dataclasses.fields(objective) if dataclasses.is_dataclass(objective) else ():
         value = getattr(objective, field.name)
@@ -40,28 +36,32 @@ def with_fitting_chunks(objective: T, rows: int) -> T:
 
 
 def embed_in_chunks(
-    embed: Embed, batch: Mapping[str, jax.Array], key: Any, *, chunks: int | Literal["auto"]
+    embed: Callable[[Mapping[str, jax.Array], Any], Any],
+    batch: Mapping[str, jax.Array],
+    key: Any,
+    *,
+    chunks: int | Literal["auto"],
 ) -> Any:
-    """Embeds a batch chunk by chunk; differentiated, it keeps the activations of one chunk at a time.
+    """Embeds a batch chunk by chunk; its gradient keeps the activations of one chunk at a time.
 
     Chunk c holds the rows i with i mod `chunks` = c: a share of every device's rows, so that all devices work
     on every chunk and no row moves.
 
     Args:
-      embed: (part of the batch, key) -> arrays whose leading axis is that of the part's rows; embeddings, or
-        whatever else each row has of its own, such as the losses of its tokens.
+      embed: (part of the batch, key) -> arrays with one row for each row of the part: embeddings, or anything
+        else that is computed row by row, such as the losses of tokens.
       batch: arrays [B, ...].
-      key: a key or a tuple of keys, each split into one for each chunk; None where nothing is random.
-      chunks: how many; it must divide B. With 1 this is `embed` itself.
+      key: a key or a tuple of keys, each split into one for each chunk; None: nothing is random.
+      chunks: the number of chunks, which must divide B; 1 calls `embed` itself.
 
     Returns:
-      What `embed` returns, with B rows in the order of the batch.
+      The arrays of `embed`, with B rows in the order of the batch.
 
     Raises:
       UserError: `chunks` does not divide B.
     """
     if chunks == "auto":
-        raise ValueError('chunks="auto" is the training loop\'s to choose: give a number')
+        raise ValueError('chunks="auto" is replaced by a number by the training loop only: give a number')
     if chunks == 1:
         return embed(batch, key)
     rows = len(next(iter(batch.values())))
@@ -77,11 +77,7 @@ def embed_in_chunks(
         return constrain(x, ("batch", *[None] * (x.ndim - 1)))
 
     keys = jax.tree.map(lambda one: jax.random.split(one, chunks), key)
-
-    @jax.checkpoint
-    def one(part: Mapping[str, jax.Array], key: Any) -> Any:
-        return embed(part, key)
-
     pieces = {name: split(x) for name, x in batch.items()}
-    _, parts = jax.lax.scan(lambda _, piece: (None, one(*piece)), None, (pieces, keys))
+    embed = jax.checkpoint(embed)
+    _, parts = jax.lax.scan(lambda _, piece: (None, embed(*piece)), None, (pieces, keys))
     return jax.tree.map(join, parts)

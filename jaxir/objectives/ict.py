@@ -1,4 +1,4 @@
-"""The inverse cloze task: which context a sentence was taken out of (Lee et al. 2019)."""
+"""The inverse cloze task: find the passage from which a sentence was removed (Lee et al. 2019)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxir.core.features import Features, Key, TextFormat, Tokens
 from jaxir.core.values import Share, checked
 from jaxir.models import layers
 from jaxir.objectives.contrastive import Contrastive, Embeddings
-from jaxir.objectives.objective import Batch
+from jaxir.objectives.objective import Batch, RandomKey
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,25 +20,22 @@ from jaxir.objectives.objective import Batch
 class ICT(Contrastive):
     """The inverse cloze task (Lee et al. 2019, arXiv:1906.00300, section 4; Chang et al. 2020).
 
-    A sentence q of a passage, drawn anew each epoch, is a query, and the passage without it, b, its answer
-    among the batch; where the passage stays whole, matching words can be learnt too:
+    A random sentence q of a passage, another one each epoch, is the query. The passage without it, b, is the
+    answer among the batch's. Some passages keep the sentence, so that matching words can be learnt too:
 
         P(b | q) = exp s(q, b) / sum over the batch's b' of exp s(q, b')
 
-    The loss over the pairs is any contrastive one. Without a key, in evaluation, no passage stays whole.
+    Any contrastive loss can replace this one. In evaluation (no key) no passage keeps its sentence.
 
     Attributes:
-      keep: share of the passages that stay whole.
+      keep: share of the passages that keep their sentence.
     """
 
     keep: Share = 0.1
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds.
-
-        They are sentence_ids [1, Lq], context_ids [1, Lp], whole_ids [Lp] and passage_key [2].
-        """
+        """Returns sentence_ids [1, Lq], context_ids [1, Lp], whole_ids [Lp] and passage_key [2]."""
         whole = Tokens("passage", form.passage_length, form.passage_prompt)
         return {
             "sentence_ids": Tokens("sentences", form.query_length, form.query_prompt, count=1),
@@ -47,7 +44,7 @@ class ICT(Contrastive):
             "passage_key": Key("passage"),
         }
 
-    def embed(self, model: Any, batch: Batch, key: jax.Array | None = None) -> Embeddings:
+    def embed(self, model: Any, batch: Batch, key: RandomKey = None) -> Embeddings:
         """Encodes sentences and contexts; see `Contrastive.embed`."""
         choosing, encoding = layers.split_key(key, 2)
         contexts = batch["context_ids"][:, 0]

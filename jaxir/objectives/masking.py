@@ -1,4 +1,4 @@
-"""Which tokens of a text are masked or left out, and what stands there instead."""
+"""Choosing tokens of texts, masking them, and removing them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,22 @@ from jaxtyping import Array, Bool, Int32, Key, jaxtyped
 
 @jaxtyped(typechecker=beartype)
 def is_word(ids: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
-    """Returns where a text [B, L] has its own tokens: not padding (0), nor the special ones at both ends."""
+    """Returns which tokens are words: neither padding (0) nor the special first and last token."""
     places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
     return (places > 0) & (places < (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1)
 
 
 def most_chosen(length: int, share: float) -> int:
-    """Returns how many tokens `choose_tokens` chooses at most of a text of `length`."""
+    """Returns the most tokens that `choose_tokens` chooses from a text of `length`."""
     return max(1, min(length - 2, math.floor(share * (length - 2)) + 1))
 
 
 @jaxtyped(typechecker=beartype)
 def choose_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int) -> Bool[Array, "B L"]:
-    """Chooses tokens of each text, each with probability `share`, and at least one.
+    """Chooses words of each text, each with probability `share`, and at least one.
 
-    Of n tokens share * n are chosen, rounded down or up by chance: never more than `most_chosen`. The first
-    token and the last one, which are special, are never chosen; a text without others has none.
-
-    Args:
-      ids: [B, L]; 0 is padding, on the right.
-      key: of the choice.
-      share: of the tokens.
+    Of n words share * n are chosen, rounded down or up at random, at most `most_chosen`. Padding (0, on the
+    right) and the special first and last token are never chosen.
     """
     of_counts, of_tokens = jax.random.split(key)
     inside = is_word(ids)
@@ -43,10 +38,7 @@ def choose_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float
 
 
 def places_of(chosen: jax.Array, most: int) -> jax.Array:
-    """Returns where texts' tokens are chosen [B, L], of which there are at most `most`: int32 [B, most].
-
-    In their order; where there are fewer, places of others follow.
-    """
+    """Returns the positions of the chosen tokens [B, L] in order, filled up with others: int32 [B, most]."""
     return jnp.argsort(~chosen, axis=1)[:, :most].astype(jnp.int32)
 
 
@@ -59,9 +51,9 @@ def mask_as_bert(
     mask_id: int,
     vocab_size: int,
 ) -> Int32[Array, "B L"]:
-    """Replaces chosen tokens as BERT was trained (Devlin et al. 2019, section 3.1).
+    """Replaces chosen tokens as in BERT's training (Devlin et al. 2019, section 3.1).
 
-    Of these 80 % become the mask token, 10 % a random token, and 10 % stay.
+    80 % become the mask token, 10 % a random token, and 10 % stay.
     """
     of_what, of_which = jax.random.split(key)
     draws = jax.random.uniform(of_what, ids.shape)
@@ -72,7 +64,7 @@ def mask_as_bert(
 
 @jaxtyped(typechecker=beartype)
 def close_gaps(x: Int32[Array, "B L"], kept: Bool[Array, "B L"]) -> Int32[Array, "B L"]:
-    """Returns of each row of x [B, L] what is kept, in its order, and zeros after it."""
+    """Moves the kept items of each row to its front, in order, followed by zeros."""
     places = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
     order = jnp.argsort(jnp.where(kept, places, places + x.shape[1]), axis=1)
     return jnp.take_along_axis(jnp.where(kept, x, 0), order, axis=1)

@@ -1,4 +1,4 @@
-"""The MLM autoencoder: most tokens of a text are masked, and guessed from its vector and the rest."""
+"""The MLM autoencoder: predicts most tokens of a text from its vector and the other tokens."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from jaxir.models import layers
 from jaxir.models.decoder import VectorDecoder
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens
-from jaxir.objectives.objective import Batch, DecoderObjective, Metrics
+from jaxir.objectives.objective import Batch, DecoderObjective, Metrics, RandomKey
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class MLMAutoencoder(DecoderObjective):
-    """A masked language model that sees the text's vector (Wang 2022, section 3.2.2).
+    """A masked language model that reads the text's vector (Wang 2022, section 3.2.2).
 
-    The passage tower makes the vector of the whole text. A decoder reads the text with most of its tokens
-    masked, and predicts these (eq. 3.5, M_i being the masked places):
+    The passage tower encodes the whole text. A decoder reads the text with most of its tokens masked, and
+    predicts these (eq. 3.5, M_i being the masked places):
 
         loss = -1 / B sum_i sum over m in M_i of log P(token m of x_i | f(x_i), the tokens outside M_i)
 
-    Without a key, in evaluation, the same share is masked, always in the same places.
+    In evaluation (no key) the same share is masked, always in the same places.
 
     Attributes:
       masking: share of the tokens that are masked.
-      vector: where the decoder sees it: "first", in place of the first token ([CLS]), or "attention", by
-        cross-attention as in the CLM autoencoder, which the thesis proposes as future work.
-      mean_over: "texts" is the equation's sum over the masked tokens of a text; "tokens" their mean.
+      vector: where the decoder reads the vector: "first", in place of the first token ([CLS]), or
+        "attention", by cross-attention as in the CLM autoencoder, which the thesis proposes as future work.
+      mean_over: "texts": the equation's sum over the masked tokens of a text; "tokens": their mean.
     """
 
     masking: Portion = 0.8
@@ -44,29 +44,18 @@ class MLMAutoencoder(DecoderObjective):
     reads_with = "encode"
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedDecoder:
-        """Returns the decoder.
-
-        Raises:
-          UserError: the tokenizer has no mask token.
-        """
         decoder = self.decoder(model, causal=False, attends=self.vector == "attention", rngs=rngs)
         widths = (model.config.dimension, model.config.backbone.embed_dim)
         return MaskedDecoder(decoder, form.need_mask(), *widths, first=self.vector == "first", rngs=rngs)
 
     def __call__(
-        self,
-        model: Any,
-        batch: Batch,
-        key: jax.Array | None = None,
-        *,
-        auxiliary: MaskedDecoder,
-        step: jax.Array | None = None,
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: MaskedDecoder, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
         ids = batch["text_ids"]
         masking, encoding, decoding = layers.split_key(key, 3)
         chosen = choose_tokens(ids, jax.random.key(0) if masking is None else masking, share=self.masking)
 
-        def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[jax.Array, jax.Array]:
+        def read(part: Batch, keys: tuple[RandomKey, ...]) -> tuple[jax.Array, jax.Array]:
             ids, table = part["ids"], model.encoder_of("passage").token_table
             vector = model.unnormalized().encode(ids, tower="passage", key=keys[0])
             x = table(jnp.where(part["chosen"], auxiliary.mask_id, ids))
@@ -80,7 +69,7 @@ class MLMAutoencoder(DecoderObjective):
 
 
 class MaskedDecoder(nnx.Module):
-    """A decoder, how a vector becomes the token vector that stands first, and the mask token."""
+    """A decoder, the projection of vectors to its width, and the mask token."""
 
     def __init__(
         self,
@@ -92,17 +81,14 @@ class MaskedDecoder(nnx.Module):
         first: bool,
         rngs: nnx.Rngs,
     ):
-        self.decoder, self.mask_id = decoder, mask_id
-        # Vectors have the encoder's width, but for those that were projected.
+        self.decoder, self.mask_id, self.first = decoder, mask_id, first
+        # Vectors have the encoder's width unless they were projected.
         init = layers.normal(vector_dim**-0.5)
         how = {"axes": ("embed", None), "use_bias": False, "dtype": "float32", "init": init, "rngs": rngs}
         projected = first and vector_dim != embed_dim
         self.project = layers.Linear(vector_dim, embed_dim, **how) if projected else None
-        self.first = first
 
-    def __call__(
-        self, x: jax.Array, mask: jax.Array, vector: jax.Array, *, key: jax.Array | None
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array, vector: jax.Array, *, key: RandomKey) -> jax.Array:
         """Decodes token vectors [B, L, E] with the text's vector [B, D]; returns [B, L, E]."""
         if self.first:
             own = vector if self.project is None else self.project(vector)

@@ -1,4 +1,4 @@
-"""The batch of pairs: what the arrays of queries, passages and negatives are called."""
+"""The features of pairs: names and shapes of the arrays of queries, passages and negatives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxir.core.features import Feature, Features, Key, TextFormat, Tokens
 def pair_features(form: TextFormat) -> dict[str, Feature]:
     """Returns the features of pairs: query_ids, passage_ids, negative_ids and the key of each.
 
-    Shapes are [Lq], [Lp], [N, Lp] and [2], [2], [N, 2]; without negatives there are the first two.
+    Shapes are [Lq], [Lp], [N, Lp] and [2], [2], [N, 2]. Without negatives the last of each are missing.
     """
     query = Tokens("query", form.query_length, form.query_prompt, among="queries")
     passage = Tokens("passage", form.passage_length, form.passage_prompt, among="passages")
@@ -24,7 +24,7 @@ def pair_features(form: TextFormat) -> dict[str, Feature]:
 
 
 def pair_format(features: Features) -> TextFormat | None:
-    """Returns the format of which `pair_features` makes these features; None where they are others."""
+    """Returns the format for which `pair_features` returns these features; None if there is none."""
     try:
         query, passage = features["query_ids"], features["passage_ids"]
         count = features["negative_ids"].count if "negative_ids" in features else 0

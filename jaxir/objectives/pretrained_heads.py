@@ -1,4 +1,4 @@
-"""What an objective borrows of pretrained models: one whole and frozen, or heads to begin with."""
+"""Parts of pretrained models in an objective: a frozen masked language model, or initial heads."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from jaxir.models.projector import TanhProjector
 
 @runtime_checkable
 class MaskedLMSource(Protocol):
-    """Where a masked language model comes from; `PretrainedMaskedLM` of jaxir.interop.build is one."""
+    """A stored masked language model, such as `PretrainedMaskedLM` of jaxir.interop.build."""
 
     source: str
 
     def outline(self) -> MaskedLMConfig:
-        """Returns what `build` would build; no weight is read."""
+        """Returns the configuration of the model without reading its weights."""
 
     def build(self) -> tuple[MaskedLanguageModel, str]:
-        """Reads the model; returns it and what tells its vocabulary."""
+        """Reads the model; returns it and the fingerprint of its vocabulary."""
 
 
 @runtime_checkable
 class PoolerSource(Protocol):
-    """Where BERT's pooler comes from; `PretrainedPooler` of jaxir.interop.build is one."""
+    """A stored BERT pooler, such as `PretrainedPooler` of jaxir.interop.build."""
 
     source: str
 
@@ -42,17 +42,9 @@ class PoolerSource(Protocol):
 def masked_lm_for(
     model: Any, source: MaskedLMSource, *, form: TextFormat, length: int, rngs: nnx.Rngs
 ) -> MaskedLanguageModel:
-    """Returns a masked language model that reads the token ids of an encoder.
+    """Returns a masked language model that reads the token ids of an encoder, up to `length` of a text.
 
-    Args:
-      model: the encoder; of shapes alone, in a plan, the result is, too.
-      source: of the masked language model.
-      form: of the encoder's texts.
-      length: most tokens of a text that it will read.
-      rngs: of nothing but shapes.
-
-    Raises:
-      UserError: it has another vocabulary, or fewer positions.
+    If the encoder holds shapes only (a plan), so does the result.
     """
     config = source.outline()
     limit = config.backbone.max_positions
@@ -63,20 +55,14 @@ def masked_lm_for(
     found, vocabulary = source.build()
     if vocabulary != form.vocabulary:
         raise UserError(
-            f"{source.source} has another vocabulary than the model that is trained: its token ids mean other"
-            " words"
+            f"{source.source} has another vocabulary than the model that is trained, so its token ids mean"
+            " other words: give a masked language model with the same tokenizer"
         )
     return found
 
 
 def pooler_for(model: Any, source: PoolerSource | None, *, rngs: nnx.Rngs) -> TanhProjector:
-    """Returns a pooler of an encoder's vectors.
-
-    It begins as that of `source`, or is drawn from `rngs`; for a model of shapes, in a plan, nothing is read.
-
-    Raises:
-      UserError: that one is for vectors of another length.
-    """
+    """Returns a pooler of an encoder's vectors, initialised from `source` or, without one, at random."""
     made = TanhProjector(model.config.dimension, rngs=rngs)
     if source is None or layers.is_abstract(model):
         return made
@@ -92,13 +78,7 @@ def pooler_for(model: Any, source: PoolerSource | None, *, rngs: nnx.Rngs) -> Ta
 
 
 def head_for(model: Any, source: MaskedLMSource | None, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedLMHead:
-    """Returns the head of a masked language model over an encoder's token vectors.
-
-    It is that of `source`, or is drawn from `rngs`.
-
-    Raises:
-      UserError: that one's vocabulary or width is another.
-    """
+    """Returns a masked language model's head on an encoder, from `source` or, without one, random."""
     backbone = model.config.backbone
     if source is None:
         return MaskedLMConfig(backbone=backbone).make_head(rngs=rngs)

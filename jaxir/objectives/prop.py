@@ -1,4 +1,4 @@
-"""PROP: which of two word sets represents a document better (Ma et al. 2021)."""
+"""PROP: learns which of two word sets represents a document better (Ma et al. 2021)."""
 
 from __future__ import annotations
 
@@ -13,51 +13,45 @@ from flax import nnx
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import PADDING_TOKEN, TextFormat
-from jaxir.core.values import Count, Portion, Positive, PositiveNumber, checked
+from jaxir.core.values import Count, Positive, PositiveNumber, checked
 from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.masked_lm import MaskedWords
+from jaxir.objectives.masked_lm import MaskedLMModule, MaskedTextObjective
 from jaxir.objectives.masking import is_word
-from jaxir.objectives.objective import Batch, Corpus, Metrics, TextObjective
-from jaxir.objectives.pretrained_heads import MaskedLMSource
+from jaxir.objectives.objective import Batch, Corpus, Metrics, RandomKey
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PROP(TextObjective):
+class PROP(MaskedTextObjective):
     """Pre-training with representative words prediction (Ma et al. 2021, arXiv:2010.10137).
 
-    A document D has a language model, Dirichlet-smoothed by the corpus C: with c(w, D) its count of word w,
+    A document D has a unigram language model, Dirichlet-smoothed by the corpus C. With c(w, D) the count of
+    word w in D:
 
         P(w | D) = (c(w, D) + mu P(w | C)) / (|D| + mu)
 
-    Two word sets of one size are drawn from it, each word by itself. The one of the higher probability
-    (product over its words), S+, is to be nearer to the document than the other, S-:
+    Two word sets of equal size are drawn from it, each word independently. The set with the higher
+    probability (product over its words), S+, should be nearer to the document than the other, S-:
 
         loss = mean of max(0, margin - s(S+, D) + s(S-, D)) + L_MLM
 
-    over pairs of sets that are not equally probable. s is that of the model's vectors, as Ma et al. 2022
-    train PROP with two towers (the original reads set and document together): the query tower reads the
-    sets, the passage tower the document with tokens masked, which L_MLM predicts as BERT does. Words are the
-    tokenizer's tokens, but for those at both ends. Without a key, in evaluation, sets and masks are always
-    the same ones.
+    The mean is over pairs of sets that are not equally probable. s is the similarity of the model's vectors,
+    as Ma et al. 2022 train PROP with two towers (the original reads set and document together). The query
+    tower reads the sets, the passage tower the document with tokens masked; L_MLM predicts these as BERT
+    does. Words are the tokenizer's tokens except the special first and last one. In evaluation (no key) sets
+    and masks are always the same.
 
     Attributes:
-      masking: share of the tokens that are predicted by the masked language model.
-      head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose head the masked language model begins
-        with; None: at random.
       margin: of the hinge.
-      mean_words: the mean of the Poisson distribution of a set's size; a size of 0 is drawn again, and so is
-        one above `most_words`.
-      most_words: words of a set, at most.
+      mean_words: the mean of the Poisson distribution of a set's size, truncated to 1 ... `most_words`.
+      most_words: the most words of a set.
       mu: the smoothing; None: the mean number of words of a text of the corpus.
-      subsampling: t: words of a frequency f above it are drawn the more rarely, by sqrt(t / f) + t / f, in
-        place of a list of stop words; None: as they come.
+      subsampling: t: words with a frequency f above t are drawn less often, by the factor
+        sqrt(t / f) + t / f, instead of a list of stop words; None: no factor.
     """
 
-    masking: Portion = 0.15
-    head: MaskedLMSource | None = None
     margin: PositiveNumber = 1.0
     mean_words: PositiveNumber = 3.0
     most_words: Count = 10
@@ -65,20 +59,14 @@ class PROP(TextObjective):
     subsampling: Positive | None = 1e-4
     reads_with = "encode_with_tokens"
 
-    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WordsOfCorpus:
-        """Returns the head of the masked language model and what is known of the corpus.
-
-        Raises:
-          UserError: the tokenizer has no mask token, the head is of another vocabulary or width, or word sets
-            are longer than the model reads.
-        """
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> PROPModules:
         limit = model.config.backbone.max_positions
         if limit is not None and self.most_words + 2 > limit:
             raise UserError(f"word sets have up to {self.most_words + 2} tokens, and the model reads {limit}")
-        return WordsOfCorpus(MaskedWords(model, self.head, form=form, rngs=rngs))
+        return PROPModules(MaskedLMModule(model, self.head, form=form, rngs=rngs))
 
-    def read_corpus(self, auxiliary: WordsOfCorpus, data: Corpus) -> None:
-        """Sets the language model of the corpus and how often words are kept."""
+    def read_corpus(self, auxiliary: PROPModules, data: Corpus) -> None:
+        """Sets the language model of the corpus and the factors of `subsampling`."""
         counts = data.token_counts("text", len(auxiliary.p[...]))
         total = max(int(counts.occurrences.sum()), 1)
         p = counts.occurrences / total
@@ -92,20 +80,14 @@ class PROP(TextObjective):
         auxiliary.mu[...] = jnp.float32(mu)
 
     def __call__(
-        self,
-        model: Any,
-        batch: Batch,
-        key: jax.Array | None = None,
-        *,
-        auxiliary: WordsOfCorpus,
-        step: jax.Array | None = None,
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: PROPModules, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
         ids, masked_lm = batch["text_ids"], auxiliary.masked_lm
         drawing, *masking, of_sets, of_documents = layers.split_key(key, 5)
         sets = self.draw(ids, auxiliary, jax.random.key(0) if drawing is None else drawing)
         masked, chosen = masked_lm.mask(ids, masking, share=self.masking)
 
-        def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[Any, Any]:
+        def read(part: Batch, keys: tuple[RandomKey, ...]) -> tuple[Any, Any]:
             sets = part["sets"].reshape(2 * len(part["sets"]), -1)
             texts = [(sets, "query", keys[0]), (part["masked"], "passage", keys[1])]
             (vectors, _), (document, hidden) = model.encode_with_tokens(texts)
@@ -128,7 +110,7 @@ class PROP(TextObjective):
             "word_sets_accuracy": (differ & (ahead > 0)).sum(dtype=jnp.float32) / count,
         }
 
-    def draw(self, ids: jax.Array, corpus: WordsOfCorpus, key: jax.Array) -> WordSets:
+    def draw(self, ids: jax.Array, corpus: PROPModules, key: jax.Array) -> WordSets:
         """Draws two word sets for each of the documents [B, L]."""
         rows, length = ids.shape
         of_size, of_place, of_corpus = jax.random.split(key, 3)
@@ -138,13 +120,13 @@ class PROP(TextObjective):
         log_sizes = [n * math.log(self.mean_words) - math.lgamma(n + 1) for n in sizes.tolist()]
         size = 1 + jax.random.categorical(of_size, jnp.asarray(log_sizes, jnp.float32), shape=(rows,))
 
-        # The smoothed model draws one of the document's places or, with mu's weight, a word of the corpus.
+        # Draw a place of the document or, with weight mu, a word of the corpus.
         cumulative = jnp.cumsum(p * kept)
         weights = jnp.where(own, kept[layers.table_rows(ids)], 0.0)
         weights = jnp.concatenate([weights, jnp.broadcast_to(mu * cumulative[-1], (rows, 1))], axis=1)
         shape = (rows, 2, self.most_words)
         place = jax.random.categorical(of_place, jnp.log(weights)[:, None, None], shape=shape)
-        below = jnp.nextafter(cumulative[-1], jnp.float32(0))  # a product may be rounded up
+        below = jnp.nextafter(cumulative[-1], jnp.float32(0))  # the product below may be rounded up
         levels = jnp.minimum(jax.random.uniform(of_corpus, shape) * cumulative[-1], below)
         any_word = jnp.searchsorted(cumulative, levels, side="right").astype(jnp.int32)
         own_word = jnp.take_along_axis(ids[:, None], jnp.minimum(place, length - 1).astype(jnp.int32), axis=2)
@@ -167,27 +149,22 @@ class PROP(TextObjective):
 
 
 class WordSets(NamedTuple):
-    """Two word sets of each document.
+    """Two word sets of each document."""
 
-    Attributes:
-      ids: int32 [B, 2, most_words + 2], as texts: what stands at both ends of the document is at theirs.
-      log_p: float32 [B, 2], the logarithm of their probability.
-    """
-
-    ids: jax.Array
-    log_p: jax.Array
+    ids: jax.Array  # int32 [B, 2, most_words + 2], with the document's special first and last token
+    log_p: jax.Array  # float32 [B, 2], the logarithm of their probabilities
 
 
-class WordsOfCorpus(nnx.Module):
-    """The head of the masked language model, and what follows from the corpus.
+class PROPModules(nnx.Module):
+    """The head of the masked language model, and statistics of the corpus.
 
     Attributes:
       p: [V], P(w | C).
-      kept: [V], the probability with which a word that is drawn is kept.
+      kept: [V], the probability that a drawn word is kept.
       mu: [], the smoothing.
     """
 
-    def __init__(self, masked_lm: MaskedWords):
+    def __init__(self, masked_lm: MaskedLMModule):
         self.masked_lm = masked_lm
         words = masked_lm.head.bias[...].shape[0]
         uniform = jnp.full((words,), 1 / words, jnp.float32)

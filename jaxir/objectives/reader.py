@@ -11,22 +11,22 @@ from jaxir.core.features import Features, TextFormat, Tokens
 from jaxir.core.values import Count, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.objective import Batch, Metrics, Objective, RandomKey
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class FusionInDecoder(Objective):
-    """Each token of an answer is predicted from the right ones before it and all passages of the question.
+    """Predicts each token of an answer from the true tokens before it and all passages of the question.
 
         loss = - mean over the tokens t of all answers of log P(y_t | y_1 ... y_{t-1}, H)
         H    = [encoder(question, passage 1); ...; encoder(question, passage P)]
 
-    Each passage is encoded by itself, so the cost grows with P and not with its square; the decoder attends
-    to all tokens of H at once, where padding, and a passage that there is not, are masked.
+    Passages are encoded separately, so the cost grows with P and not with its square. The decoder attends
+    to all tokens of H at once; padding and missing passages are masked.
 
     Attributes:
-      passages: P, passages of a question that are read.
+      passages: P, the passages of a question that are read.
       chunks: as in `Contrastive`: the step needs the activations of one part of the questions only.
     """
 
@@ -43,15 +43,9 @@ class FusionInDecoder(Objective):
         }
 
     def __call__(
-        self,
-        model: Any,
-        batch: Batch,
-        key: jax.Array | None = None,
-        *,
-        auxiliary: None = None,
-        step: jax.Array | None = None,
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
-        def read(part: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        def read(part: Batch, key: RandomKey) -> tuple[jax.Array, jax.Array]:
             hidden = model.predict(part["source_ids"], part["target_ids"], key=key)
             return token_losses(hidden, model.output_table, part["target_ids"])
 

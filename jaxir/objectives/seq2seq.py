@@ -11,21 +11,21 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TextFormat, Tokens
 from jaxir.core.values import checked
 from jaxir.losses.tokens import token_cross_entropy
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.objective import Batch, Metrics, Objective, RandomKey
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Seq2Seq(Objective):
-    """Each token of the target is predicted from the source and the right tokens before it.
+    """Predicts each token of the target from the source and the true tokens before it.
 
         loss = - mean over the tokens t of all targets of log P(y_t | y_1 ... y_{t-1}, source)
 
-    as T5's (Raffel et al. 2020), without label smoothing. The end of the target is one of its tokens.
+    This is T5's loss (Raffel et al. 2020) without label smoothing. The end of the target counts as a token.
 
     Attributes:
-      source: field of the examples that is read.
-      target: field that is written.
+      source: the field of the examples that is read.
+      target: the field that is written.
     """
 
     source: str = "source"
@@ -45,13 +45,7 @@ class Seq2Seq(Objective):
         }
 
     def __call__(
-        self,
-        model: Any,
-        batch: Batch,
-        key: jax.Array | None = None,
-        *,
-        auxiliary: None = None,
-        step: jax.Array | None = None,
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
         targets = batch["target_ids"]
         hidden = model.predict(batch["source_ids"], targets, key=key)

@@ -1,4 +1,4 @@
-"""SimCSE: a text is read twice, with other dropout each time (Gao et al. 2021)."""
+"""SimCSE: a text is encoded twice, with different dropout masks (Gao et al. 2021)."""
 
 from __future__ import annotations
 
@@ -36,16 +36,12 @@ class SimCSE(TwoViews):
     loss: Callable[..., tuple[jax.Array, Metrics]] = ONE_WAY
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> None:
-        """Returns nothing.
-
-        Raises:
-          UserError: the model has no dropout: both views of a text would be the same.
-        """
+        """Returns None; refuses a model without dropout, whose two views would be equal."""
         backbone = model.config.backbone
         rates = {f.name for f in dataclasses.fields(backbone) if f.name.endswith("dropout_rate")}
         if not any(getattr(backbone, rate) for rate in rates):
             raise UserError(
-                "SimCSE's two views of a text differ by dropout, of which the model has none: set DROPOUT=0.1"
+                "SimCSE's two views of a text differ by dropout, but the model has none: set DROPOUT=0.1"
             )
 
     def views(self, ids: jax.Array, key: jax.Array) -> tuple[View, View]:

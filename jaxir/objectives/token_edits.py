@@ -1,4 +1,4 @@
-"""Small changes of texts to which vectors are to be sensitive: tokens replaced, inserted or deleted."""
+"""Small changes of texts: a few tokens are replaced, inserted or deleted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Array, Int32, Key, jaxtyped
 from jaxir.objectives.masking import choose_tokens, close_gaps, most_chosen
 
 Kind = Literal["replace", "insert", "delete"]
-NEW = -2  # the id of no token, not even of features.PADDING_TOKEN
+NEW = -2  # no token's id, nor features.PADDING_TOKEN
 
 
 class Change(NamedTuple):
@@ -21,9 +21,9 @@ class Change(NamedTuple):
     Attributes:
       ids: [B, M], with the mask token at each place that the generator fills; 0 is padding, on the right.
       masked: [B, M], these places.
-      most: how many of a text there are at most.
-      original: [B, M], the token that must stand there for the place to count as unchanged; `NEW` at an
-        inserted token, and at one before which a token was deleted.
+      most: the most masks in a text.
+      original: [B, M], the token with which the place counts as unchanged; `NEW` at an inserted token, and
+        at a token before which one was deleted.
     """
 
     ids: jax.Array
@@ -33,9 +33,10 @@ class Change(NamedTuple):
 
 
 def make_change(ids: jax.Array, key: jax.Array, *, kind: Kind, share: float, mask_id: int) -> Change:
-    """Changes texts [B, L] in one of the ways below."""
+    """Changes `share` of the words of texts [B, L]; M is `longest`."""
     if kind == "replace":
-        return mask_tokens(ids, key, share=share, mask_id=mask_id)
+        chosen = choose_tokens(ids, key, share=share)
+        return Change(jnp.where(chosen, mask_id, ids), chosen, most_chosen(ids.shape[1], share), ids)
     if kind == "insert":
         return insert_masks(ids, key, share=share, mask_id=mask_id)
     return delete_tokens(ids, key, share=share)
@@ -47,30 +48,17 @@ def longest(length: int, kinds: tuple[Kind, ...], share: float) -> int:
 
 
 def most_inserted(length: int, share: float) -> int:
-    """Returns how many tokens are inserted into a text of `length` tokens, the first and last one special."""
+    """Returns the most tokens that are inserted into a text of `length` tokens, two of them special."""
     return max(1, round(share * (length - 2)))
-
-
-def mask_tokens(ids: jax.Array, key: jax.Array, *, share: float, mask_id: int) -> Change:
-    """Masks tokens as `choose_tokens` chooses them: M = L."""
-    chosen = choose_tokens(ids, key, share=share)
-    return Change(jnp.where(chosen, mask_id, ids), chosen, most_chosen(ids.shape[1], share), ids)
 
 
 @jaxtyped(typechecker=beartype)
 def insert_masks(
     ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int, mask_id: int
 ) -> Change:
-    """Inserts mask tokens: round(share * n) into a text of n words, and at least one; M is `longest`.
+    """Inserts round(share * n) mask tokens into a text of n words, and at least one.
 
-    Each stands before a word or the last token, which is special, any as likely as another. Into a text
-    without words none is inserted.
-
-    Args:
-      ids: [B, L]; 0 is padding, on the right.
-      key: of the places.
-      share: of the words.
-      mask_id: what is inserted.
+    Each goes before a random word or the last token, which is special. Texts without words stay as they are.
     """
     rows, length = ids.shape
     slots = most_inserted(length, share)
@@ -93,13 +81,7 @@ def insert_masks(
 
 @jaxtyped(typechecker=beartype)
 def delete_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int) -> Change:
-    """Deletes tokens as `choose_tokens` chooses them, and closes the gaps: M = L, and nothing is masked.
-
-    Args:
-      ids: [B, L]; 0 is padding, on the right.
-      key: of the choice.
-      share: of the words.
-    """
+    """Deletes the tokens that `choose_tokens` chooses and closes the gaps; nothing is masked."""
     kept = (ids != 0) & ~choose_tokens(ids, key, share=share)
     left = close_gaps(ids, kept)
     places = close_gaps(jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32)[None], ids.shape), kept)

@@ -1,4 +1,4 @@
-"""TSDAE: a text is written again from the vector of what was left of it (Wang et al. 2021)."""
+"""TSDAE: predicts a text from the vector of its undeleted tokens (Wang et al. 2021)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxir.objectives.clm_autoencoder import CLMAutoencoder
 class TSDAE(CLMAutoencoder):
     """A denoising autoencoder of texts (arXiv:2104.06979, section 3): the CLM autoencoder with deletion.
 
-    Of each text tokens are deleted, each by itself; one stays in any case. In the paper encoder and decoder
-    share all weights, here no others than the token vectors.
+    Tokens are deleted independently; at least one of a text stays. In the paper encoder and decoder share all
+    weights; here they share the token vectors only.
     """
 
     deletion: Rate = 0.6

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxir.core.features import Features, Key, TextFormat, Tokens
 from jaxir.models.backbones import Edit
 from jaxir.objectives.contrastive import Contrastive, Embeddings
-from jaxir.objectives.objective import Batch, Metrics
+from jaxir.objectives.objective import Batch, Metrics, RandomKey
 from jaxir.runtime.partitioning import constrain
 
 
 class View(NamedTuple):
-    """How a text is read.
+    """A text as it is read.
 
     Attributes:
-      ids: [B, L] its tokens.
-      key: of dropout; None turns it off.
-      edit: changes the token vectors; None: nothing does.
+      ids: [B, L], its tokens.
+      key: for dropout; None turns it off.
+      edit: changes the token vectors; None leaves them.
     """
 
     ids: jax.Array
@@ -32,10 +31,10 @@ class View(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoViews(Contrastive, abc.ABC):
-    """The base of SimCSE and its kin: any contrastive loss over two views of each text.
+    """The base of SimCSE and ConSERT: any contrastive loss over two views of each text.
 
-    The passage tower reads both. Texts that come twice in a batch are no negatives of each other. In
-    evaluation nothing is random, and both views are the text itself.
+    The passage tower reads both. A text that occurs twice in a batch is no negative of itself. In evaluation
+    nothing is random, and both views are the text itself.
     """
 
     loss_inputs = ("query_key", "passage_key")
@@ -52,7 +51,7 @@ class TwoViews(Contrastive, abc.ABC):
             "text_key": Key("text"),
         }
 
-    def _embed_at_once(self, model: Any, batch: Batch, key: jax.Array | None) -> Embeddings:
+    def _embed_at_once(self, model: Any, batch: Batch, key: RandomKey) -> Embeddings:
         ids = batch["text_ids"]
         views = (View(ids), View(ids)) if key is None else self.views(ids, key)
         texts = [(view.ids, "passage", view.key) for view in views]
@@ -60,12 +59,6 @@ class TwoViews(Contrastive, abc.ABC):
         return Embeddings(*(constrain(side, ("batch", "affinity")) for side in pair))
 
     def loss_of(self, embeddings: Embeddings, batch: Batch) -> tuple[jax.Array, Metrics]:
-        """Applies the loss to the views of the whole batch; negatives, if there are some, are everybody's."""
+        """Applies the loss to the views of the whole batch; `negatives` are shared by all texts."""
         key = batch.get("text_key")
-        pair = embeddings.query, embeddings.passage, embeddings.negatives
-        return self.loss(*pair, query_key=key, passage_key=key)
-
-
-def loss_of(chosen: Callable[..., Any] | Literal["own"], own: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the loss that is chosen for several objectives, of which each has one of its `own`."""
-    return own if chosen == "own" else chosen
+        return self.loss(*embeddings, query_key=key, passage_key=key)

@@ -1,4 +1,4 @@
-"""Several objectives as one: multi-task training."""
+"""A weighted sum of objectives: multi-task training."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from jaxir.objectives.objective import (
     Corpus,
     Metrics,
     Objective,
+    RandomKey,
     auxiliary_of,
     loss_and_metrics,
 )
@@ -29,13 +30,13 @@ from jaxir.objectives.objective import (
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Ramp:
-    """A number that goes in a line from `start` to `end`, from step `first` on and for `steps` steps.
+    """A number that changes linearly from `start` to `end` over `steps` steps, beginning at step `first`.
 
     Attributes:
-      start: what it is before.
-      end: what it is after, and in evaluation.
-      steps: how many it takes.
-      first: the step at which it leaves `start`.
+      start: the value before.
+      end: the value after, and in evaluation.
+      steps: the number of steps that the change takes.
+      first: the last step with the value `start`.
     """
 
     start: float
@@ -44,7 +45,7 @@ class Ramp:
     first: Natural = 0
 
     def __call__(self, step: jax.Array | None) -> jax.Array:
-        """Returns the number at `step`, float32 []; None: in evaluation."""
+        """Returns the number at `step` (None: in evaluation), float32 []."""
         if step is None:
             return jnp.float32(self.end)
         part = jnp.clip((step - self.first).astype(jnp.float32) / self.steps, 0.0, 1.0)
@@ -56,13 +57,13 @@ class Ramp:
 class WeightedSum(Objective):
     """The sum of weight * loss over several objectives.
 
-    Each part has an auxiliary and random numbers of its own; their features are united. Metrics are the
-    parts' own, `PART/metric` and `PART/loss`, and `PART/weight` where it follows the step.
+    Each part has its own auxiliary and random numbers; their features are united. Metrics are the parts'
+    own, as `PART/metric`, then `PART/loss`, and `PART/weight` if the weight depends on the step.
 
     Attributes:
       parts: objectives by name.
-      weights: by the same names: a number, or a function of the step (None: in evaluation) such as `Ramp`; 1
-        where there is none.
+      weights: by the same names: a number, or a function of the step (None: in evaluation) such as `Ramp`;
+        the default is 1.
     """
 
     parts: Mapping[str, Objective]
@@ -88,7 +89,7 @@ class WeightedSum(Objective):
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """What the parts do not train, each under its name."""
+        """The patterns of the parts, with the part's name after `auxiliary.`."""
         return tuple(
             pattern.replace("auxiliary.", f"auxiliary.{name}.", 1)
             for name, part in self.parts.items()
@@ -97,24 +98,21 @@ class WeightedSum(Objective):
 
     @property
     def evaluated_on_pairs(self) -> bool:
-        """Whether all parts are."""
         return all(part.evaluated_on_pairs for part in self.parts.values())
 
     @property
     def searched_on_pairs(self) -> bool:
-        """Whether all parts are."""
         return all(part.searched_on_pairs for part in self.parts.values())
 
     def check_model(self, model: Any) -> None:
-        """Raises a UserError where `model` is of another kind than what a part trains."""
         for part in self.parts.values():
             part.check_model(model)
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what the parts read together.
+        """Returns the union of the parts' features.
 
         Raises:
-          UserError: two of them want different things under one name or of one field.
+          UserError: two parts define one name, or read one field, differently.
         """
         found: dict[str, Feature] = {}
         for part in self.parts.values():
@@ -128,26 +126,17 @@ class WeightedSum(Objective):
         return found
 
     def auxiliary(self, model: nnx.Module, *, form: TextFormat, rngs: nnx.Rngs) -> nnx.Module | None:
-        """Makes that of each part."""
         made = {name: auxiliary_of(part, model, form=form, rngs=rngs) for name, part in self.parts.items()}
         made = {name: module for name, module in made.items() if module is not None}
         return _Parts(made) if made else None
 
     def read_corpus(self, auxiliary: Any, data: Corpus) -> None:
-        """Has each part set what follows from the data."""
         for name, part in self.parts.items():
             part.read_corpus(_of_part(auxiliary, name), data)
 
     def __call__(
-        self,
-        model: Any,
-        batch: Batch,
-        key: jax.Array | None = None,
-        *,
-        auxiliary: Any = None,
-        step: jax.Array | None = None,
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the weighted sum and the metrics of all parts."""
         total, metrics = jnp.float32(0), {}
         for number, (name, part) in enumerate(self.parts.items()):
             own = None if key is None else jax.random.fold_in(key, number)
@@ -162,15 +151,14 @@ class WeightedSum(Objective):
 
 
 def _at(step: jax.Array | None, weight: Callable[[jax.Array | None], jax.Array], name: str) -> jax.Array:
-    """Returns a weight at a step, once it is known to be one in evaluation too."""
+    """Returns the weight at a step, which must be one number."""
     try:
         found = weight(step)
     except TypeError as error:
         if step is not None:
             raise
         raise UserError(
-            f"the weight of {name!r} must be known in evaluation, too, where it is given None for the step:"
-            f" {error}"
+            f"the weight of {name!r} must accept the step None, which it is given in evaluation: {error}"
         ) from error
     if not isinstance(found, numbers.Real | jax.Array) or jnp.shape(found) != ():
         what = f"an array {list(found.shape)}" if isinstance(found, jax.Array) else repr(found)
@@ -179,7 +167,7 @@ def _at(step: jax.Array | None, weight: Callable[[jax.Array | None], jax.Array],
 
 
 def _check_takes_step(weight: Callable[..., Any], name: str) -> None:
-    with contextlib.suppress(ValueError):  # of a function in C, which tells no signature
+    with contextlib.suppress(ValueError):  # a function in C may have no signature
         try:
             inspect.signature(weight).bind(None)
         except TypeError as error:
@@ -187,13 +175,12 @@ def _check_takes_step(weight: Callable[..., Any], name: str) -> None:
 
 
 def _of_part(auxiliary: Any, name: str) -> Any:
-    """Returns the auxiliary of a part, None where it has none: not what every module has by that name."""
+    """Returns the auxiliary of a part, or None."""
+    # Not by getattr: a part may be called like a method that every module has, such as `train`.
     return None if auxiliary is None else vars(auxiliary).get(name)
 
 
 class _Parts(nnx.Module):
-    """The auxiliaries of the parts, as attributes."""
-
     def __init__(self, parts: Mapping[str, nnx.Module]):
         for name, module in parts.items():
             setattr(self, name, module)

@@ -1,1 +1,1 @@
-"""Lucene, by way of Pyserini's Anserini, in a process and an environment of its own."""
+"""Lucene through Pyserini's Anserini, in a separate process and environment."""

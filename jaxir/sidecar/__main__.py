@@ -10,12 +10,11 @@ EXAMPLE = "python -m jaxir.sidecar install"
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the one thing that this command does."""
     if arguments[:1] == ["install"]:
         return cli.main("jaxir.sidecar.install:install", arguments[1:], example=EXAMPLE)
     if arguments[:1] in (["--help"], ["-h"]):
         return cli.main("jaxir.sidecar.install:install", ["--help"], example=EXAMPLE)
-    print(f"error: say what to do: {EXAMPLE}", file=sys.stderr)
+    print(f"error: no subcommand given: run {EXAMPLE}", file=sys.stderr)
     return 1
 
 

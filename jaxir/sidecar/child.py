@@ -1,4 +1,4 @@
-"""The sidecar's process from outside: how it is started, ended, and what it said last."""
+"""Starting and ending the sidecar's process."""
 
 from __future__ import annotations
 
@@ -14,27 +14,21 @@ from jaxir.sidecar.lucene_settings import INSTALL
 from jaxir.storage.temporary_outputs import temporary_directory
 
 SERVER = "import sys; sys.path.append(sys.argv[1]); from server.process import main; main()"
-# Which Java is used is the environment's business; JAVA_TOOL_OPTIONS (memory) is the user's.
+# Variables not passed on: the environment has its own Java. JAVA_TOOL_OPTIONS (memory) is the user's.
 FOREIGN = ("JAVA_HOME", "JVM_PATH", "CLASSPATH", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "LD_PRELOAD")
 
 
 class Process(NamedTuple):
-    """A sidecar process, the directory of its socket and log, and what removes the directory."""
-
     popen: subprocess.Popen
-    directory: Path
-    closing: contextlib.ExitStack
+    directory: Path  # of the socket and the log
+    closing: contextlib.ExitStack  # removes the directory
 
 
 def start(python: Path) -> Process:
-    """Starts the server on a Python and returns when its socket listens.
-
-    Raises:
-      UserError: it does not start.
-    """
+    """Starts the server on a Python and returns when its socket listens."""
     with contextlib.ExitStack() as closing:
         directory = closing.enter_context(temporary_directory())
-        if len(os.fsencode(directory / "socket")) > 100:  # a socket's path may not be longer (104 on macOS)
+        if len(os.fsencode(directory / "socket")) > 100:  # the limit of a socket's path is 104 on macOS
             closing.close()
             directory = closing.enter_context(temporary_directory(Path("/tmp")))
         variables = {k: v for k, v in os.environ.items() if k not in FOREIGN and not k.startswith("ANSERINI")}
@@ -46,7 +40,7 @@ def start(python: Path) -> Process:
                 stderr=log,
                 cwd=directory,
                 env=variables,
-                start_new_session=True,  # Ctrl-C at a terminal is meant for its user
+                start_new_session=True,  # Ctrl-C in a terminal does not reach it
             )
         process = Process(popen, directory, closing.pop_all())
     hello = {"directory": str(directory), "parent": os.getpid()}
@@ -60,13 +54,13 @@ def start(python: Path) -> Process:
         end(process)
         raise
     if not ready:
-        raise UserError(f"the Pyserini sidecar does not start ({end(process)}); {how_to_mend(python)}")
+        raise UserError(f"the Pyserini sidecar does not start ({end(process)}); {repair_hint(python)}")
     return process
 
 
 def end(process: Process) -> str:
-    """Ends a process and returns its last words and status."""
-    with contextlib.suppress(BrokenPipeError):  # it read nothing of what was written
+    """Ends a process and returns its last error and status."""
+    with contextlib.suppress(BrokenPipeError):  # the process read nothing
         process.popen.stdin.close()
     try:
         status = process.popen.wait(5)
@@ -74,22 +68,22 @@ def end(process: Process) -> str:
         process.popen.kill()
         status = process.popen.wait()
     process.popen.stdout.close()
-    words = _last_words(process.directory / "log")
+    error = _last_error(process.directory / "log")
     process.closing.close()
-    return f"{words}; status {status}" if words else f"status {status}"
+    return f"{error}; status {status}" if error else f"status {status}"
 
 
-def _last_words(log: Path) -> str:
-    """Returns the last error in a log, and the two lines after it."""
+def _last_error(log: Path) -> str:
+    """Returns the last error in a log and the two lines after it, or else its last line."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    said = [line.strip() for line in lines if line.strip() and not line.startswith(("\tat ", "Picked up"))]
-    telling = [at for at, line in enumerate(said) if "rror" in line or "xception" in line]
-    return " ".join(said[telling[-1] :][:3] if telling else said[-1:])[:300]
+    kept = [line.strip() for line in lines if line.strip() and not line.startswith(("\tat ", "Picked up"))]
+    errors = [at for at, line in enumerate(kept) if "rror" in line or "xception" in line]
+    return " ".join(kept[errors[-1] :][:3] if errors else kept[-1:])[:300]
 
 
-def how_to_mend(python: Path) -> str:
-    """Returns what to do about an environment that does not work, by its Python."""
+def repair_hint(python: Path) -> str:
+    """Returns how to repair the environment of this Python."""
     return f"remove {python.parents[1]} and run `{INSTALL}` again"

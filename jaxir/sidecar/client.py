@@ -1,4 +1,4 @@
-"""The sidecar as the rest of jaxir sees it: typed requests, and a process that is looked after."""
+"""The sidecar's client: typed requests, and a process that is started and restarted as needed."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ ABANDON_SECONDS = 60
 
 
 class _Unusable(Exception):
-    """The environment that the process runs in does not work."""
+    """The environment of the process does not work."""
 
 
 class Sidecar:
-    """The Pyserini process. It starts with the first request and ends with this object or this process.
+    """The Pyserini process, which starts with the first request and ends with this object or this process.
 
-    Requests may come from several threads at once. A request during which the process ends (Java crashed, or
-    was killed for want of memory) is repeated once by a new one.
+    Requests may come from several threads at once. If the process ends during a request (Java crashed, or was
+    killed for lack of memory), the request is repeated once by a new process.
 
     Args:
-      python: the Python that the process runs on, or a function that returns it when it is first needed
+      python: the Python that runs the process, or a function that returns it when first needed
         (`environment.require`).
     """
 
@@ -54,7 +54,7 @@ class Sidecar:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None where it does not run."""
+        """The id of the running process, or None."""
         return self._process.popen.pid if self._process is not None else None
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Sidecar:
                 self._end()
 
     def ping(self) -> None:
-        """Returns when the process answers, before it starts Java."""
+        """Waits until the process answers; does not start Java."""
         self._ask({"do": "ping"})
 
     def versions(self) -> dict[str, str]:
@@ -79,18 +79,15 @@ class Sidecar:
         fields: Sequence[str] = (),
         on_progress: Callable[[int], None] = lambda count: None,
     ) -> int:
-        """Makes a BM25 index (Porter stemming, Lucene's English stop words) and returns its document count.
+        """Builds a BM25 index (Porter stemming, Lucene's English stop words) and returns its document count.
 
-        Document vectors are kept, for RM3 and Rocchio.
+        Document vectors are stored for RM3 and Rocchio. An index in `directory` is replaced.
 
         Args:
-          directory: where; what index is there is replaced.
-          documents: gives the documents, anew for each call. None may be without contents.
-          fields: names of the fields to index beside the contents.
+          directory: of the index.
+          documents: returns the documents, from the start at each call; each needs contents.
+          fields: names of further fields to index.
           on_progress: called with the count so far.
-
-        Raises:
-          UserError: the index cannot be written; or what `documents` raises.
         """
         return self._ask(
             {"do": "index", "index": _absolute(directory), "fields": list(fields), "impact": False},
@@ -105,17 +102,13 @@ class Sidecar:
         *,
         on_progress: Callable[[int], None] = lambda count: None,
     ) -> int:
-        """Makes an impact index of learned sparse vectors and returns its document count.
+        """Builds an impact index of learned sparse vectors and returns its document count; see `index`.
 
-        Args:
-          directory: where; what index is there is replaced.
-          vectors: gives (id, {token: weight}), anew at each call; weights are whole numbers above 0,
-            tokens are without white space.
-          on_progress: called with the count so far.
+        `vectors` returns (id, {token: weight}) with whole weights above 0 and tokens without white space.
         """
         return self._ask(
             {"do": "index", "index": _absolute(directory), "fields": [], "impact": True},
-            # An impact is a term's frequency, so a vector is a text that repeats each token weight times.
+            # Lucene's impact is a term's frequency, so each token is repeated weight times in a text.
             lambda: _batches(
                 {"id": identifier, "contents": " ".join(" ".join([t] * w) for t, w in vector.items())}
                 for identifier, vector in vectors()
@@ -139,16 +132,14 @@ class Sidecar:
 
         Args:
           directory: of an index by `index`, or by Pyserini itself.
-          queries: texts, taken as bags of words; no character is special.
-          k: how many documents for each query, at most.
+          queries: texts as bags of words; no character is special.
+          k: the most documents for each query.
           bm25: the parameters.
-          feedback: whether and how the query is expanded; None searches once.
-          fields: the fields searched and their weights; None searches the contents.
-          opened: what `identity_of` gave when the caller opened the index; None searches what is there now.
+          feedback: expands the query; None searches once.
+          fields: the fields to search and their weights; None searches the contents.
+          opened: the result of `identity_of` when the caller opened the index, which must still be there;
+            None searches the current index.
           on_progress: called with the number of queries answered so far.
-
-        Raises:
-          UserError: there is no index, or it is not the one any more that was opened.
         """
         request: dict[str, Any] = {"do": "search", "index": _absolute(directory), "k": k, "opened": opened}
         request |= dataclasses.asdict(bm25) | {"feedback": None, "fields": dict(fields or {})}
@@ -164,10 +155,7 @@ class Sidecar:
         *,
         opened: list[int] | None = None,
     ) -> list[Hits]:
-        """Returns for each {token: weight} the (id, score) pairs, best first; scores are inner products.
-
-        Args and errors are those of `search`.
-        """
+        """Returns for each {token: weight} the (id, score) pairs by inner product; see `search`."""
         request = {"do": "search_impact", "index": _absolute(directory), "k": k, "opened": opened}
         return self._search(request, [dict(q) for q in queries], lambda count: None)
 
@@ -193,16 +181,16 @@ class Sidecar:
             try:
                 return self._converse(process, request, batches() if batches else iter(()), on_progress)
             except _Unusable as error:
-                mend = child.how_to_mend(self._python)
-                raise UserError(f"the Pyserini sidecar cannot be used: {error}; {mend}") from None
+                hint = child.repair_hint(self._python)
+                raise UserError(f"the Pyserini sidecar cannot be used: {error}; {hint}") from None
             except Closed:
                 why = self._lost(process)
                 if attempt == 1:
-                    print(f"the Pyserini sidecar ended ({why}); it is started again", file=sys.stderr)
+                    print(f"the Pyserini sidecar ended ({why}); starting it again", file=sys.stderr)
         options = os.environ.get("JAVA_TOOL_OPTIONS")
         raise UserError(
-            f"the Pyserini sidecar ended twice during a request ({why}); if it wants memory, set"
-            " JAVA_TOOL_OPTIONS=-Xmx8g or as much as there is"
+            f"the Pyserini sidecar ended twice during a request ({why}); if it ran out of memory, set"
+            " JAVA_TOOL_OPTIONS=-Xmx8g or more"
             + (f" (it is set to {options!r})" if options is not None else "")
         )
 
@@ -227,8 +215,8 @@ class Sidecar:
                     _raise_last_error(channel)
                     raise
                 except BaseException:
-                    # Of the documents, or an interrupt. What is half written is removed next: not while
-                    # the sidecar still writes there.
+                    # An error from the documents, or an interrupt. The caller then removes the directory, so
+                    # wait until the sidecar has stopped writing there.
                     channel.abandon(ABANDON_SECONDS)
                     raise
                 return _unwrapped(channel.receive(), "result")
@@ -243,7 +231,7 @@ class Sidecar:
             return self._process
 
     def _lost(self, process: child.Process) -> str:
-        """Clears away a process that does not answer and returns what it said last."""
+        """Removes a process that does not answer, and returns why it ended."""
         with self._lock:
             if self._process is process:
                 return self._end()
@@ -256,7 +244,7 @@ class Sidecar:
 
 
 def _feed(channel: Channel, batches: Iterator[list[str]], on_progress: Callable[[int], None]) -> None:
-    """Sends batches of documents; one is read from the corpus while the one before is indexed."""
+    """Sends batches of documents; the next is read from the corpus while the sidecar indexes one."""
     waiting = 0
     for batch in batches:
         channel.send({"documents": batch})
@@ -270,7 +258,7 @@ def _feed(channel: Channel, batches: Iterator[list[str]], on_progress: Callable[
 
 
 def _raise_last_error(channel: Channel) -> None:
-    """Raises the error that the server told before it hung up, if it did."""
+    """Raises the error that the server sent before it closed the connection, if any."""
     with contextlib.suppress(Closed):
         while True:
             message = channel.receive()
@@ -281,10 +269,10 @@ def _raise_last_error(channel: Channel) -> None:
 def _unwrapped(message: dict[str, Any], wanted: str) -> Any:
     if wanted in message:
         return message[wanted]
-    kind, said = message["error"]["kind"], message["error"]["message"]
+    kind, text = message["error"]["kind"], message["error"]["message"]
     if kind == "unusable":
-        raise _Unusable(said)
-    raise UserError(said if kind == "refused" else f"the Pyserini sidecar failed: {said}")
+        raise _Unusable(text)
+    raise UserError(text if kind == "refused" else f"the Pyserini sidecar failed: {text}")
 
 
 def _absolute(directory: str | Path) -> str:

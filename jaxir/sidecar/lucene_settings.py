@@ -1,4 +1,4 @@
-"""What the sidecar is asked with: parameters of the ranking, and documents."""
+"""Parameters of Lucene's rankings, and documents to index."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Bm25:
     """BM25's parameters, by default Pyserini's (Robertson and Zaragoza, 2009).
 
     Attributes:
-      k1: how soon more occurrences of a word stop to count.
-      b: how much a document's length counts, from 0 to 1.
+      k1: saturation of a word's frequency in a document: further occurrences count more with a larger k1.
+      b: normalisation by the document's length, from 0 (none) to 1 (full).
     """
 
     k1: NotNegative = 0.9
@@ -35,8 +35,8 @@ class Rm3:
     """Expansion of the query by a relevance model of the first documents found (Abdul-Jaleel et al., 2004).
 
     Attributes:
-      documents: how many of the first documents are taken for relevant.
-      terms: how many of their words the query gets.
+      documents: the number of first documents that are assumed relevant.
+      terms: the number of their words that are added to the query.
       original_weight: the weight of the query's own words, from 0 to 1.
     """
 
@@ -51,8 +51,8 @@ class Rocchio:
     """Expansion of the query by the mean vector of the first documents found (Rocchio, 1971).
 
     Attributes:
-      documents: how many of the first documents are taken for relevant.
-      terms: how many of their words the query gets.
+      documents: the number of first documents that are assumed relevant.
+      terms: the number of their words that are added to the query.
       alpha: the weight of the query's own vector.
       beta: the weight of the documents' mean.
     """
@@ -64,7 +64,7 @@ class Rocchio:
 
 
 class LuceneDocument(NamedTuple):
-    """What Lucene indexes of a document: `contents`, and other fields by name."""
+    """A document to index: `contents`, and other fields by name."""
 
     id: str
     contents: str

@@ -1,4 +1,4 @@
-"""Small files in the layouts that collections are published in."""
+"""Small files in the layouts of published collections."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ RELEASE = (
     "3\t7\t8\tWhat?\t\t0\n"
 )
 STS_HEADER = "score\tsentence1\tsentence2\n"
-YEAR = {  # as in 2015 and 2016, the second and the last pair were not rated
+YEAR = {  # as in 2015 and 2016; the second and the last pair have no score
     "STS.input.forums.txt": "0\t10\n7\t7\n0\t20\thttp://a\n0\t30\n5\t5\n",
     "STS.gs.forums.txt": "5\n\n3\n4.5\n\n",
     "STS2016.input.question-question.txt": "1\t2\n3\t4\n",
@@ -44,7 +44,7 @@ FILLERS = ["lamp", "river", "table", "cloud", "stone"]
 
 
 def write(folder: Path, files: dict[str, str | bytes | None]) -> Path:
-    """Writes files by their names below a folder, but those of None, and returns the folder."""
+    """Writes files below a folder, except those with content None, and returns the folder."""
     for name, content in files.items():
         if content is not None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def write_jsonl(path: Path, records: list[dict]) -> None:
 
 
 def posts(duplicates: dict[int, object], count: int) -> dict[str, dict]:
-    """Posts 1 to `count` of a forum, a day each, of which some are duplicates of older ones."""
+    """Returns posts 1 to `count` of a forum, one for each day, some of them duplicates of older ones."""
     return {
         str(i): {
             "title": f"title {i}",
@@ -70,7 +70,7 @@ def posts(duplicates: dict[int, object], count: int) -> dict[str, dict]:
 
 
 def senteval_files() -> dict[str, str]:
-    """The files of SentEval's tasks: five texts of six have a word of their label, among fillers."""
+    """Returns the files of SentEval's tasks: five of six texts have a word of their label, among fillers."""
     rng = np.random.default_rng(3)
 
     def text(words: list[str], most: int = 6) -> str:

@@ -1,4 +1,4 @@
-"""The command on run files: what it prints and writes, comparisons, and bad input of every kind."""
+"""The evaluate command on run files: what it prints and writes, and comparisons."""
 
 import json
 import math
@@ -49,7 +49,7 @@ def test_values_by_hand(files, capsys, qrels):
     assert "| q3    | 0.5000 |" in printed and "0.4206" in printed
 
 
-def test_a_difference_of_counts_is_that_of_the_counts_beside_it(files, capsys):
+def test_the_difference_of_counts_is_that_of_the_counts_shown(files, capsys):
     other = str(files / "other.trec")
     evaluate(**arguments(files, metrics="NumRet RR@10", baseline=other))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -67,25 +67,19 @@ def test_judgements_of_either_format_need_no_header(files, line):
     assert read_judgements(files / "qrels") == {"a query" if "query" in line else "a": {"d1": 2}}
 
 
-def test_identical_ids_dropped_on_request(files, capsys):
-    result = evaluate(**arguments(files, metrics="RR@10", identical_ids="drop"))
-    assert result["per_query"]["RR@10"]["q3"] == 1.0
-    assert result["identical_ids"] == "drop" and "own id dropped (1 found)" in capsys.readouterr().out
-
-
-def test_a_metric_of_more_answers_than_there_are_is_told_apart(files, folder, capsys):
+def test_a_cutoff_beyond_the_runs_depth_is_reported(files, folder, capsys):
     lines = [f"q{i} Q0 d{i + n} {n} {9 - n} t\n" for i in range(40) for n in range(5)]
     (files / "cut.trec").write_text("".join(lines))
     given = {"run": str(files / "cut.trec"), "qrels": str(folder / "qrels/train.tsv")}
     evaluate(**given, metrics="R@5 nDCG@10 CappedR@7 AP")
-    said = "no query has more than 5 answers: to nDCG@10, CappedR@7 what would follow is not found"
-    assert said in capsys.readouterr().out
+    note = "no query has more than 5 answers: further ones count as not found in nDCG@10, CappedR@7"
+    assert note in capsys.readouterr().out
     evaluate(**given, metrics="R@5 RR@3 AP")
-    assert "would follow" not in capsys.readouterr().out
-    whole = [f"q{i} Q0 d{n} {n} {99 - n} t\n" for i in range(40) for n in range(56)]  # all there are
+    assert "more than" not in capsys.readouterr().out
+    whole = [f"q{i} Q0 d{n} {n} {99 - n} t\n" for i in range(40) for n in range(56)]  # every document
     (files / "cut.trec").write_text("".join(whole))
     evaluate(**given, metrics="R@100")
-    assert "would follow" not in capsys.readouterr().out
+    assert "more than" not in capsys.readouterr().out
 
 
 def test_baseline_is_compared_by_paired_tests(files, capsys):
@@ -173,7 +167,7 @@ def test_several_systems_and_seeds(files, capsys):
 
 
 def test_a_baseline_among_the_runs_counts_once(files):
-    """However its path is written: the comparisons, and their correction, are those of its name."""
+    """The comparisons and their correction do not depend on the spelling of its path."""
     given, _ = write_runs(files)
     (files / "link.trec").symlink_to("a.trec")
     expected = evaluate(**given, baseline="a")
@@ -182,7 +176,7 @@ def test_a_baseline_among_the_runs_counts_once(files):
 
 
 def test_runs_in_directories_with_an_equals_sign(files):
-    """As experiments name them: lr=1e-5/run.trec is a file, not one called lr."""
+    """In experiments, lr=1e-5/run.trec is a file, not a system called lr."""
     given, _ = write_runs(files)
     runs = []
     for seed in range(2):
@@ -220,13 +214,13 @@ def test_latex(files, capsys):
 
 
 def is_latex(printed: str) -> bool:
-    """Whether nothing stands beside tables but comments."""
-    beside = re.sub(r"\\begin\{tabular\}.*?\\end\{tabular\}", "", printed, flags=re.DOTALL)
-    return all(line.startswith("% ") for line in beside.splitlines() if line)
+    """Returns whether everything outside of tables is a comment."""
+    rest = re.sub(r"\\begin\{tabular\}.*?\\end\{tabular\}", "", printed, flags=re.DOTALL)
+    return all(line.startswith("% ") for line in rest.splitlines() if line)
 
 
-def test_a_word_is_lower_by_itself():
-    """Python writes a sigma at a word's end otherwise, by what follows."""
+def test_tokens_are_lowercased_without_their_context():
+    """Python's lower case of a final sigma depends on the next character."""
     assert tokens_of("\u039f\u0394\u039f\u03a3.\u0391")[0] == tokens_of("\u039f\u0394\u039f\u03a3")[0]
 
 
@@ -254,7 +248,7 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
     assert "holds an answer" in capsys.readouterr().out
     usual = evaluate(run=str(files / "run.trec"), **given)["metrics"]
     assert usual == {"Success@1": 0.25, "Success@5": 0.75, "Success@20": 0.75, "Success@100": 0.75}
-    # A title counts where it is asked for.
+    # With answers_in="document" a title counts too.
     titled = [json.dumps({"_id": i, "title": "Cat X", "text": text}) for i, text in passages.items()]
     (files / "titled.jsonl").write_text("\n".join(titled))
     given_titles = given | {"corpus": str(files / "titled.jsonl"), "metrics": "Success@1"}
@@ -262,7 +256,7 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
         (files / "odd.trec").write_text("q3 Q0 d3 1 3.0 a\n")
         result = evaluate(run=str(files / "odd.trec"), **given_titles, answers_in=answers_in)
         assert result["per_query"]["Success@1"]["q3"] == q3 and result["answers_in"] == answers_in
-    # What only the baseline finds is judged like the rest.
+    # Documents that only the baseline finds are judged too.
     (files / "other.trec").write_text("q1 Q0 d9 1 2.0 a\nq3 Q0 d3 1 2.0 a\nq2 Q0 d2 1 2.0 a\n")
     only = files / "only.trec"
     only.write_text("q3 Q0 q3 1 3.0 a\n")
@@ -271,7 +265,7 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
     (files / "corpus.jsonl").write_text(
         lines[0].replace('"answers"', '"text"').replace("[", "").replace("]", "")
     )
-    with pytest.raises(UserError, match=r"it lacks document 'd1' \(5 that"):
+    with pytest.raises(UserError, match=r"5 documents of the runs are missing, such as 'd1'"):
         evaluate(run=str(files / "run.trec"), **given)
     inside = [json.dumps({"_id": q, "text": "?", "metadata": {"answers": a}}) for q, a in answers.items()]
     (files / "asked.jsonl").write_text("\n".join(inside))

@@ -1,4 +1,4 @@
-"""Exact match and F1 of written answers: by hand, and the command with its comparisons and bad input."""
+"""Exact match and F1 of written answers: by hand, and by the command with comparisons."""
 
 import json
 
@@ -14,8 +14,8 @@ from jaxir.evaluation.exact_match import exact_match, f1, normalized, score_answ
         ("The  Eiffel\tTower!", "eiffel tower"),
         ("a.b.c. of an A", "abc of"),
         ("theatre and thean", "theatre and thean"),  # articles are whole words
-        ("the-end", "theend"),  # punctuation goes first, and leaves no space
-        ("l’été", "l’été"),  # only ASCII's
+        ("the-end", "theend"),  # punctuation is removed first, without a space
+        ("l’été", "l’été"),  # ASCII punctuation only
         ("1,000 $", "1000"),
         ("The", ""),
     ],
@@ -63,7 +63,7 @@ def test_systems_are_compared_over_questions(files, capsys):
     assert (em["metric"], em["comparison"]["wins"], em["comparison"]["losses"]) == ("EM", 6, 0)
     assert em["t_test"] < 0.05 and em["randomisation"] < 0.05
     printed = capsys.readouterr().out
-    assert "12 questions; for 1 of them nothing was written, which counts 0" in printed
+    assert "12 questions; 1 of them without a written answer, which counts 0" in printed
     assert "own id" not in printed and "t-test p" in printed and "2 runs" in printed
     alone = evaluate(predictions=f"{files}/a.jsonl", answers=f"{files}/answers.jsonl")
     assert alone["metrics"]["F1"] == 0.25 and alone["queries_without_answers"] == 1

@@ -1,4 +1,4 @@
-"""Figure 2-2: pairs are grouped by rating, and what is drawn is what was measured."""
+"""Figure 2-2: groups by rating, the drawing, and the command."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_pairs_are_grouped_by_rating():
 
 
 def test_each_group_is_drawn_on_its_line(tmp_path):
-    """One group moves to the right: the picture changes on its line and nowhere else."""
+    """If one group moves to the right, the picture changes on its line only."""
     from matplotlib.image import imread
 
     low, high = np.linspace(-0.6, -0.2, 50), np.linspace(0.4, 0.9, 50)

@@ -1,4 +1,4 @@
-"""Bad files, flags and metrics: one sentence, which says where and why."""
+"""Refusals of bad files, flags and metrics: one sentence with the place and the reason."""
 
 import json
 from pathlib import Path
@@ -54,14 +54,10 @@ def qrels(folder: Path) -> None:
         (read_collection, FOLDER | {"qrels/test.tsv": "zz\t1\t1\n"}, r"test\.tsv: .* none of the queries th"),
         (read_collection, FOLDER | {"qrels/test.tsv": ""}, r"test\.tsv: the file is empty"),
         (read_collection, FOLDER | {"corpus.jsonl": CORPUS + '{"_id": "1", "text": "x"}'}, r"jsonl:5: dup"),
-        (read_collection, FOLDER | {"corpus.jsonl": CORPUS + "{"}, r"corpus\.jsonl:5: not valid JSON"),
-        (read_collection, FOLDER | {"corpus.jsonl": ""}, r"corpus\.jsonl: the file is empty"),
-        (read_collection, FOLDER | {"queries.jsonl": QUERIES + '{"_id": "b", "text": "x"}'}, "jsonl:4: dup"),
         (quora, IR | {"corpus.tsv": "qid\tquestion\n1\ta\tb\n"}, "corpus.tsv:2: expected 2 columns .* found"),
         (quora, IR | {"corpus.tsv": "qid\tquestion\n1\ta\n1\tb\n"}, "corpus.tsv:3: duplicate id '1'"),
         (quora, IR | {"corpus.tsv": "1\ta\n2\tb\n"}, "corpus.tsv:1: a header is missing: .* question, '1'"),
         (quora, IR | {"test-queries.tsv": f"{QIDS}4\ta\t1,99\n"}, "queries.tsv:2: '99' is neither in corpus"),
-        (quora, IR | {"test-queries.tsv": "4\tx\t1\n"}, "queries.tsv:1: a header is missing"),
         (quora, IR | {"test-queries.tsv": f"{QIDS}4\ta\t\n"}, "queries.tsv: no question in it has a duplica"),
         (quora, {"quora_duplicate_questions.tsv": RELEASE.replace("\t1\n", "\t0\n")}, "tsv: no question in"),
         (quora, {"quora_duplicate_questions.tsv": RELEASE + "4\t1\t2\ta\tb\tyes\n"}, ":7: expected id, qid1"),
@@ -77,16 +73,15 @@ def qrels(folder: Path) -> None:
         (read_sts, YEAR | {"STS.input.forums.txt": "0\t1\n\n0 2\n0\t3\n\n"}, "forums.txt:3: expected 2 colu"),
         (read_sts, YEAR | {"STS.gs.forums.txt": "5\n\n3\nfour\n"}, "forums.txt:4: the score is not a number"),
         (read_sts, YEAR | {"STS.gs.forums.txt": "5\n\n3\n4\n\n1\n"}, "gs.forums.txt: it has 6 lines, and ST"),
-        (read_sts, YEAR | {"STS.gs.forums.txt": "5\n\n3\n"}, "it has 3 lines, and STS.input.forums.txt 5: i"),
-        (read_sts, YEAR | {"STS.input.new.txt": "a\tb\n"}, "has no STS.gs.new.txt beside it"),
+        (read_sts, YEAR | {"STS.gs.forums.txt": "5\n\n3\n"}, "it has 3 lines, and STS.input.forums.txt 5: c"),
+        (read_sts, YEAR | {"STS.input.new.txt": "a\tb\n"}, "STS.gs.new.txt is missing"),
         (read_sts, YEAR | {"forums.tsv": STS_HEADER}, "of STS.input.forums.txt and forums.tsv are both call"),
-        (read_sts, YEAR | {"STS.input.all.txt": "a\tb\n"}, "'all' names what is made of several files"),
+        (read_sts, YEAR | {"STS.input.all.txt": "a\tb\n"}, "'all' is the name of a summary"),
         (read_sts, {"sts-test.csv": "main\tfile\t2012\t1\ta\tb\n"}, "sts-test.csv:1: expected 7 columns or"),
         (read_sts, {"SICK_train.txt": "1\ta\tb\t4.5\n"}, "SICK_train.txt:1: the header must begin with pair"),
         (read_sts, {"x.tsv": "5\ta\tb\n"}, "x.tsv:1: the header must be"),
         (read_sts, {"x.tsv": STS_HEADER + "5\ta\n"}, "x.tsv:2: expected 3 columns"),
-        (read_sts, {"x.tsv": STS_HEADER + "4\ta\tb\nfive\ta\tb\n"}, "x.tsv:3: the score is not a number"),
-        (read_sts, {"x.tsv": STS_HEADER + "nan\ta\tb\n"}, "x.tsv:2: the score is not a number"),
+        (read_sts, {"x.tsv": STS_HEADER + "4\ta\tb\nnan\ta\tb\n"}, "x.tsv:3: the score is not a number"),
         (read_sts, {"x.tsv": STS_HEADER + "4\t\tb\n"}, "x.tsv:2: a sentence is empty"),
         (read_sts, {"x.tsv": STS_HEADER.encode() + b"4\t\xff\tb\n"}, "x.tsv:2: not UTF-8"),
         (read_sts, {"x.tsv": STS_HEADER + "4\ta\tb\n"}, "x.tsv: needs pairs of at least two different score"),
@@ -109,9 +104,7 @@ def test_bad_collections_cost_one_sentence(tmp_path, read, files, sentence):
         ("SST/binary/sentiment-dev", "fine\t1\nno label\n", "sentiment-dev:2: expected 2 columns .* found 1"),
         ("SST/binary/sentiment-dev", "fine\t1\nbad\t2\n", "dev:2: the label must be 0 or 1, not '2'"),
         ("SST/binary/sentiment-test", "fine\t1\n", "SST2 has rows of one label only in its part 'test'"),
-        ("SST/binary/sentiment-train", b"\xff\t1\n", "sentiment-train:1: not UTF-8"),
         ("MPQA/mpqa.pos", b"a\nb\0\n", "mpqa.pos:2: NUL byte"),
-        ("MPQA/mpqa.pos", "", "mpqa.pos: the file is empty"),
         ("TREC/TREC_10.label", "NUM:a how far ?\nNUMB:b why ?\n", "TREC_10.label:2: unknown label 'NUMB'"),
         ("TREC/TREC_10.label", "NUM how\n", "TREC_10.label:1: expected LABEL:finer and a question"),
         ("MRPC/msr_paraphrase_test.txt", "Quality\n1\t2\t3\ta\n", "test.txt:2: expected 5 columns .* found"),
@@ -131,11 +124,9 @@ def test_damaged_transfer_tasks_say_where_and_why(tmp_path, file, content, sente
     [
         ("nDGC@10", "did you mean 'nDCG'"),
         ("", "no metric given"),
-        ("P", "cannot be computed"),
         ("RR@0", "cannot be computed"),
         ("CappedR@0", "there is no metric 'CappedR@0'"),
         ("Accuracy@5", "cannot be computed"),
-        ("RR@ten", "cannot be computed"),
         ("nDCG(foo=1)@10", "cannot be computed"),
         ("nDCG(dcg='exp-log2')@10", "cannot be computed"),
     ],
@@ -149,10 +140,8 @@ def test_unknown_metrics_are_refused(metrics, sentence):
 @pytest.mark.parametrize(
     ("changed", "content", "sentence"),
     [
-        ("test.tsv", "", "test.tsv: the file is empty"),
         ("test.tsv", QRELS, "no usable record"),
         ("test.tsv", BEIR + "q1\td7\n", "test.tsv:6:"),
-        ("test.tsv", BEIR + "q1\td7\tmuch\n", "test.tsv:6: the score is not an integer"),
         ("test.tsv", BEIR + "q1\td7\t1_0\n", "test.tsv:6: the score is not an integer: '1_0'"),
         ("test.tsv", BEIR + "q1\td1\t1\n", "test.tsv:6: contradicts"),
         ("test.tsv", TREC + "q1 0 d7\n", "test.tsv:5: expected 4 columns"),
@@ -162,7 +151,6 @@ def test_unknown_metrics_are_refused(metrics, sentence):
         ("run.trec", "", "run.trec: the file is empty"),
         ("run.trec", RUN[:-3], "run.trec:6: a run line has 6 columns"),
         ("run.trec", RUN + "q1 Q0 d2 9 0.1 a\n", "run.trec:7:"),
-        ("run.trec", RUN + "q1 Q0 d5 9 high a\n", "run.trec:7:"),
     ],
 )
 def test_bad_runs_and_judgements_cost_one_sentence(tmp_path, capsys, changed, content, sentence):
@@ -179,7 +167,6 @@ def test_bad_runs_and_judgements_cost_one_sentence(tmp_path, capsys, changed, co
     [
         ({}, "got neither"),
         ({"run": "r"}, "give --run and --qrels"),
-        ({"run": [], "qrels": "q"}, "got --qrels"),
         ({"run": "r", "answers": "a"}, "got --run and --answers"),
         ({"predictions": "p"}, "got --predictions"),
         ({"run": ["a.trec", "b/a.trec"], "qrels": "q"}, "two systems are called 'a'"),
@@ -189,15 +176,14 @@ def test_bad_runs_and_judgements_cost_one_sentence(tmp_path, capsys, changed, co
         ({"predictions": "p", "answers": "a", "depth": 3}, "--depth is for a --dataset: leave it out"),
         ({"model": "m", "dataset": "DIR"}, "beir:DIR or sts:DIR"),
         ({"model": "m", "dataset": "bier:DIR"}, "did you mean 'beir'"),
-        ({"model": "m", "dataset": "sts:"}, "beir:DIR or sts:DIR"),
         ({"model": "m", "dataset": "sts:DIR", "baseline": "r"}, "--baseline compares runs over one collecti"),
         ({"model": "m", "dataset": "cqadupstack:DIR", "baseline": "r"}, "one collection; cqadupstack: has n"),
         ({"model": "m", "dataset": "senteval:DIR", "per_query": True}, "is for retrieval from one collectio"),
         ({"run": "no.trec", "qrels": "no.tsv"}, r"no\.tsv"),
         ({"model": "m", "dataset": "beir:no/such"}, "no/such"),
         ({"model": "m", "dataset": "beir:no/such", "metrics": "nope"}, "no metric 'nope'"),
-        ({"model": "m", "dataset": "beir:no/such", "depth": 99}, "^R@100 is of 100 answers, and a query has"),
-        ({"model": "m", "dataset": "cqadupstack:no/such", "depth": 99}, "^R@100 is of 100 answers"),
+        ({"model": "m", "dataset": "beir:no/such", "depth": 99}, "^R@100 needs 100 answers, but depth is 99"),
+        ({"model": "m", "dataset": "cqadupstack:no/such", "depth": 99}, "^R@100 needs 100 answers"),
     ],
 )  # fmt: skip
 def test_flags_that_do_not_go_together(given, sentence):
@@ -210,8 +196,7 @@ def test_flags_that_do_not_go_together(given, sentence):
     [
         ('{"_id": "q0", "outputs": "x"}', "b.jsonl:1: 'outputs' is not a list of texts"),
         ('{"_id": "q0", "outputs": []}\n{"_id": "q0", "outputs": []}', "b.jsonl:2: a query comes twice"),
-        ('{"_id": "other", "outputs": ["x"]}', "do they belong together"),
-        ("", "b.jsonl: the file is empty"),
+        ('{"_id": "other", "outputs": ["x"]}', "check that --predictions and --answers"),
     ],
 )
 def test_bad_files_of_written_answers_cost_a_sentence(tmp_path, line, sentence):
@@ -246,7 +231,7 @@ def test_no_file_is_counted_twice(tmp_path, again):
     write(tmp_path, {"run.trec": RUN, "c.trec": RUN, "test.tsv": BEIR})
     (tmp_path / "link.trec").symlink_to("run.trec")
     runs = [str(tmp_path / "run.trec"), again.format(tmp_path)]
-    with pytest.raises(UserError, match=r"(run|c).trec is given twice, and would count twice"):
+    with pytest.raises(UserError, match=r"(run|c).trec is given twice"):
         evaluate(run=runs, qrels=str(tmp_path / "test.tsv"))
 
 

@@ -1,4 +1,4 @@
-"""Paired tests: exact values where they can be worked out, and sense where they cannot."""
+"""Paired tests: exact values by hand for few queries, and plausible ones for many."""
 
 import itertools
 import math
@@ -46,6 +46,7 @@ def test_repeatable_and_symmetric():
     a, b = queries(rng.uniform(size=60)), queries(rng.uniform(size=60))
     assert compare(a, b) == compare(a, b)
     assert compare(b, a).difference == -compare(a, b).difference
+    assert compare(a, dict(reversed(b.items()))) == compare(a, b)
     assert compare(a, b, seed=1).randomisation != compare(a, b, seed=2).randomisation
 
 
@@ -54,11 +55,6 @@ def test_degenerate_differences():
     assert (same.t_test, same.randomisation, same.wins, same.losses) == (1.0, 1.0, 0, 0)
     constant = compare(queries([1, 1, 1]), queries([0, 0, 0]))
     assert constant.t_test == 0.0 and constant.randomisation == 0.25
-
-
-def test_the_order_of_queries_does_not_matter():
-    a, b = queries([0.1, 0.9, 0.4]), queries([0.2, 0.3, 0.5])
-    assert compare(a, dict(reversed(b.items()))) == compare(a, b)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +70,7 @@ def test_incomparable_systems_are_refused(a, b, sentence):
 
 
 def test_confidence_interval_by_hand():
-    # Differences 1, 1, 1, 1 have no spread; of 0 and 1 a resample of two has mean 0, 1/2 or 1.
+    # Equal differences have no spread; a resample of 0 and 1 has mean 0, 1/2 or 1.
     zeros = {f"q{i}": 0.0 for i in range(4)}
     assert confidence_interval(dict.fromkeys(zeros, 1.0), zeros) == (1.0, 1.0)
     assert confidence_interval({"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 0.0}) == (0.0, 1.0)
@@ -104,8 +100,8 @@ def test_holm_by_hand():
 
 
 def test_many_queries_take_little_memory_and_the_swaps_are_scipys(monkeypatch):
-    differences = np.random.default_rng(1).normal(0.01, 1, 10_000)
-    ours, theirs = queries(differences), queries(np.zeros(10_000))
+    differences = np.random.default_rng(1).normal(0.01, 1, 4_000)
+    ours, theirs = queries(differences), queries(np.zeros(4_000))
 
     def with_memory() -> tuple[float, int]:
         tracemalloc.start()
@@ -121,7 +117,7 @@ def test_many_queries_take_little_memory_and_the_swaps_are_scipys(monkeypatch):
     assert little < much / 8
     expected = compare(ours, theirs).t_test
     assert at_once == pytest.approx(expected, abs=0.05) and by_parts == pytest.approx(expected, abs=0.05)
-    # The exact test's, where there are few enough to go through all swaps.
+    # With few queries the random test agrees with the exact one, which tries all swaps.
     few, none = queries(differences[:14]), queries(np.zeros(14))
     assert compare(few, none, resamples=2**14).randomisation == pytest.approx(
         compare(few, none, resamples=2**14 - 1).randomisation, abs=0.02

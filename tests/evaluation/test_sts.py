@@ -1,4 +1,4 @@
-"""STS: correlations and spaces by hand, the official layouts, malformed files, and a collapsed model."""
+"""STS: correlations and geometry by hand, the official layouts, and a collapsed model."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ class Collapsed:
 
 @pytest.fixture
 def folder(tmp_path):
-    # Angles 10, 20, 30, 40 apart: cosine falls. Scores fall too in a.tsv, but for one swap; b.tsv rises.
+    # Cosines fall with angles. Scores in a.tsv fall too, except for one swap; in b.tsv they rise.
     (tmp_path / "a.tsv").write_text(STS_HEADER + "5\t0\t10\n3\t0\t20\n4\t0\t30\n1.5\t0\t40\n")
     (tmp_path / "b.tsv").write_text(STS_HEADER + "1\t0\t10\n2\t90\t45\n")
     (tmp_path / "readme.txt").write_text("not a set")
@@ -56,25 +56,25 @@ def test_a_collapsed_model_scores_zero(folder):
     assert set(scores.spearman.values()) == {0.0}
     space = scores.space["a"]
     assert (space.alignment, space.uniformity) == (pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
-    assert space.recall == {1: 0.0, 5: 100.0, 10: 100.0}, "of equally near ones the partner comes last"
+    assert space.recall == {1: 0.0, 5: 100.0, 10: 100.0}, "ties count against the partner"
 
 
 def test_space_by_hand():
-    """Sentences at 0, 90, 180 and 270 degrees, and one at 350, which has 0 for its nearest."""
+    """Sentences at 0, 90, 180 and 270 degrees, and one at 350, whose nearest is 0."""
     degrees = np.deg2rad([0.0, 90.0, 180.0, 270.0, 350.0])
     vectors = np.stack([np.cos(degrees), np.sin(degrees)], 1).astype(np.float32)
     rows = np.array([[0, 1], [0, 4], [2, 3], [1, 1]])
     found = measure(vectors, rows, np.array([4.5, 5.0, 4.0, 5.0]))
     chord = 2 - 2 * np.cos(np.deg2rad(10))
     assert found.alignment == pytest.approx((2 + chord + 0) / 3, rel=1e-5)
-    assert (found.positives, found.same) == (3, 1), "a sentence does not look for itself"
+    assert (found.positives, found.same) == (3, 1), "a sentence is not its own partner"
     assert found.recall == {1: 100.0, 5: 100.0, 10: 100.0}
-    # Every two of the eight sentences as they stand in the pairs, worked out one by one.
+    # All pairs of the eight sentences in `rows`.
     every = vectors[rows.ravel()].astype(np.float64)
     apart = [np.sum((x - y) ** 2) for i, x in enumerate(every) for y in every[i + 1 :]]
     assert len(apart) == 28
     assert found.uniformity == pytest.approx(np.log(np.mean(np.exp(-2 * np.array(apart)))), rel=1e-5)
-    # From 0 the partner at 90 comes after 350; from 90, 0 and 180 are as near, so that the partner is second.
+    # From 0 the partner at 90 comes after 350; from 90, 0 and 180 tie, so the partner is second.
     far = measure(vectors, rows, np.array([5.0, 1.0, 1.0, 1.0]))
     assert far.recall == {1: 0.0, 5: 100.0, 10: 100.0}
     assert measure(vectors, rows, np.array([1.0, 2.0, 1.0, 1.0])).recall is None

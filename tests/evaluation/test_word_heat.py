@@ -1,4 +1,4 @@
-"""Word distributions over a text: on numbers by hand, and of a real run of CPDAE by the command."""
+"""Word distributions over a text: by hand, and from a run of CPDAE by the command."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.evaluation import plots, word_heat
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
@@ -41,7 +40,7 @@ def test_a_words_probability_is_the_sum_over_its_subwords():
     tokenizer = Tokenizer.load(GOLDEN / "bert")
     p = np.random.default_rng(0).random(tokenizer.vocab_size)
     text = "Da dedada, hi"
-    found = word_heat.of_words(text, p, tokenizer)
+    found = word_heat.score_words(text, p, tokenizer)
     assert [word for word, _ in found] == ["Da", "dedada", ",", "hi"]
     whole = tokenizer.encode_batch([text], max_length=64)[0][1:-1]
     assert sum(share for _, share in found) == pytest.approx(p[whole].sum())
@@ -52,7 +51,7 @@ def test_a_words_probability_is_the_sum_over_its_subwords():
 
 
 @pytest.mark.slow
-def test_the_command_draws_a_runs_own_distributions(run, tmp_path, capsys):
+def test_the_command_draws_the_distributions_of_a_run(run, tmp_path, capsys):
     import orbax.checkpoint as ocp
     from matplotlib.image import imread
 
@@ -65,7 +64,7 @@ def test_the_command_draws_a_runs_own_distributions(run, tmp_path, capsys):
         ["da", "de", ",", "hi", "hi", "mo", "!"],
         ["la", "le", "li", "lo", "dada"],
     ]
-    # In numpy, from what Orbax alone reads.
+    # In numpy, from arrays that Orbax reads.
     (checkpoint,) = (run / "checkpoints").glob("[0-9]*")
     tree = ocp.StandardCheckpointer().restore((checkpoint / "auxiliary").absolute())["decoder"]
     w = {f"{a}.{b}": np.asarray(x, np.float64) for a, part in tree.items() for b, x in part.items()}
@@ -97,19 +96,3 @@ def test_the_most_probable_word_is_the_darkest(tmp_path):
 
     assert darkest([("aaaaaaaaaa", 0.9), ("bbbbbbbbbb", 0.1), ("c" * 40, 0.0)]) < 0.2
     assert 0.15 < darkest([("aaaaaaaaaa", 0.1), ("bbbbbbbbbb", 0.9), ("c" * 40, 0.0)]) < 0.4
-
-
-@pytest.mark.slow
-def test_word_heat_refuses_models_without_a_decoder(run, tmp_path):
-    with pytest.raises(UserError, match="is no run: it has nothing beside the model"):
-        word_heat.decoder_of(f"{GOLDEN}/bert")
-    for name in ("jaxir.json", "tokenizer"):
-        (tmp_path / name).symlink_to(run / name)
-    (step,) = (run / "checkpoints").glob("[0-9]*")
-    place = tmp_path / "checkpoints" / step.name
-    place.mkdir(parents=True)
-    for item in step.iterdir():
-        if item.name != "auxiliary":
-            (place / item.name).symlink_to(item)
-    with pytest.raises(UserError, match="its objective learnt nothing beside the model"):
-        word_heat.decoder_of(str(tmp_path))

@@ -1,42 +1,26 @@
-"""The contrastive objective: what it encodes, which randomness and keys it passes on, shards, and gin."""
-
-import textwrap
+"""The contrastive objective: towers, dropout, keys, and shards."""
 
 import chex
-import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.cli import gin_config
 from jaxir.core.features import TextFormat
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.samtone import samtone
-from jaxir.models.bert import BertConfig
-from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
-from jaxir.objectives.contrastive import Contrastive, Embeddings
+from jaxir.models.dual_encoder import Projection
+from jaxir.objectives.contrastive import Contrastive
 from jaxir.runtime.partitioning import MeshConfig
+from tests.objectives import unlabelled
 from tests.objectives.unlabelled import WORDS
 
-# The sizes of `unlabelled`, whose compiled operations serve here too.
-VOCABULARY, WIDTH = WORDS, 32
-TINY = BertConfig(
-    vocab_size=VOCABULARY,
-    embed_dim=WIDTH,
-    num_layers=1,
-    num_heads=2,
-    mlp_dim=32,
-    max_positions=16,
-    dropout_rate=0.3,
-    attention_dropout_rate=0.0,
-)
+WIDTH = 32
 
 
 def make_model(sharing):
-    config = DualEncoderConfig(backbone=TINY, sharing=sharing, projection=Projection(dimension=WIDTH))
-    return DualEncoderModel(config, rngs=nnx.Rngs(0))
+    return unlabelled.make_model(dropout=0.3, sharing=sharing, projection=Projection(dimension=WIDTH))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +33,7 @@ def batch():
     rng = np.random.default_rng(0)
     ids = {"query_ids": (8, 4), "passage_ids": (8, 12), "negative_ids": (8, 2, 12)}
     keys = {"query_key": (8, 2), "passage_key": (8, 2), "negative_key": (8, 2, 2)}
-    arrays = {k: rng.integers(1, VOCABULARY, shape).astype(np.int32) for k, shape in ids.items()}
+    arrays = {k: rng.integers(1, WORDS, shape).astype(np.int32) for k, shape in ids.items()}
     arrays |= {k: rng.integers(0, 2**31, shape).astype(np.int32) for k, shape in keys.items()}
     arrays["passage_key"][5] = arrays["passage_key"][2]
     arrays["negative_key"][1, 0] = arrays["passage_key"][0]
@@ -82,19 +66,12 @@ def test_loss_sees_negatives_and_keys(model, batch):
     assert all(abs(float(loss - other)) > 1e-3 for other in others)
 
 
-def test_pairs_alone_are_enough(model, batch):
+def test_a_batch_may_have_no_negatives_and_keys(model, batch):
     objective = Contrastive()
     pairs = {k: batch[k] for k in objective.features(TextFormat(4, 12)) if k.endswith("_ids")}
     embeddings = objective.embed(model, pairs)
     assert embeddings.negatives is None
     chex.assert_trees_all_close(objective(model, pairs)[0], samtone(embeddings.query, embeddings.passage)[0])
-
-
-def test_call_is_embed_then_loss_of(model, batch):
-    objective, key = Contrastive(), jax.random.key(3)
-    loss, metrics = objective(model, batch, key)
-    again, metrics_again = objective.loss_of(objective.embed(model, batch, key), batch)
-    chex.assert_trees_all_equal((loss, metrics), (again, metrics_again))
 
 
 def test_dropout_differs_between_calls_of_a_tower_and_follows_the_key(batch):
@@ -118,7 +95,7 @@ def test_dropout_differs_between_calls_of_a_tower_and_follows_the_key(batch):
 
 @pytest.mark.slow
 def test_four_devices_equal_one(model, batch):
-    """With dropout on: loss and every parameter's gradient, none of them zero throughout."""
+    """With dropout: the loss, and every parameter's gradient, none of which is all zero."""
     objective = Contrastive()
     graph, state = nnx.split(model)
 
@@ -138,80 +115,3 @@ def test_four_devices_equal_one(model, batch):
     largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradients))
     chex.assert_trees_all_close(sharded_gradients, gradients, rtol=1e-3, atol=1e-5 * largest)
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradients))
-
-
-def training_step(objective: Contrastive, steps: int = 1):
-    """What a command looks like to gin."""
-    return objective, steps
-
-
-@pytest.fixture
-def clean_gin():
-    yield
-    gin.clear_config()
-
-
-def bind(tmp_path, text):
-    path = tmp_path / "recipe.gin"
-    path.write_text("from __gin__ import dynamic_registration\n" + textwrap.dedent(text))
-    return gin_config.bind(training_step, [str(path)], [], {})[0]
-
-
-@pytest.mark.usefixtures("clean_gin")
-def test_gin_binds_a_loss_and_its_settings(tmp_path, monkeypatch, model, batch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    call = bind(
-        tmp_path,
-        f"""
-        from jaxir.losses import samtone
-        from jaxir.objectives import contrastive
-        import {__name__} as job
-
-        job.training_step.objective = @contrastive.Contrastive()
-        contrastive.Contrastive.loss = @samtone.samtone
-        samtone.samtone.temperature = 0.2
-        samtone.samtone.same_tower = "both"
-        """,
-    )
-    objective, _ = call()
-    loss, metrics = objective(model, batch)
-    embeddings = objective.embed(model, batch)
-    keys = {k: batch[k] for k in ("query_key", "passage_key", "negative_key")}
-    expected, _ = samtone(*embeddings, **keys, temperature=0.2, same_tower="both")
-    chex.assert_trees_all_close(loss, expected)
-    assert "passage_passage_similarity" in metrics
-
-
-@pytest.mark.usefixtures("clean_gin")
-def test_a_new_loss_is_one_file_and_one_gin_piece(tmp_path, monkeypatch, model, batch):
-    (tmp_path / "losses_of_a_test.py").write_text(
-        textwrap.dedent(
-            '''
-            import jax.numpy as jnp
-
-
-            def hinge(query, passage, negatives=None, *, margin=0.1, **keys):
-                """Hinge on the batch's mean similarity, to have a loss of one's own."""
-                positive = jnp.sum(query * passage, axis=-1)
-                loss = jnp.mean(jnp.maximum(0.0, margin - positive))
-                return loss, {"positive_similarity": jnp.mean(positive)}
-            '''
-        )
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    call = bind(
-        tmp_path,
-        f"""
-        import losses_of_a_test
-        from jaxir.objectives import contrastive
-        import {__name__} as job
-
-        job.training_step.objective = @contrastive.Contrastive()
-        contrastive.Contrastive.loss = @losses_of_a_test.hinge
-        losses_of_a_test.hinge.margin = 2.0
-        """,
-    )
-    objective, _ = call()
-    loss, metrics = objective(model, batch)
-    chex.assert_trees_all_close(loss, 2.0 - metrics["positive_similarity"], rtol=1e-5)
-    assert isinstance(objective.embed(model, batch), Embeddings)

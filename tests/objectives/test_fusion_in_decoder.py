@@ -1,4 +1,4 @@
-"""Training a reader: its loss by hand, in chunks, with dropout; and how many questions it answers at once."""
+"""Training a reader: its loss by hand, chunks, dropout, and answers in chunks."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ def golden():
 
 @pytest.fixture(scope="module")
 def model():
-    """With dropout, which only a key turns on."""
+    """A model with dropout, which is on only with a key."""
     read = model_dir.load(f"hf:{GOLDEN}", kind="seq2seq").model
     backbone = dataclasses.replace(read.config.backbone, dropout_rate=0.2)
     made = dataclasses.replace(read.config, backbone=backbone).make(rngs=nnx.Rngs(0))
@@ -52,7 +52,7 @@ def loss_of(model, golden):
 
 @pytest.fixture(scope="module")
 def step(model, loss_of):
-    """Loss and gradients of a number of chunks, each computed once."""
+    """Returns loss and gradients by number of chunks, each computed once."""
     gradient = jax.jit(jax.value_and_grad(loss_of), static_argnums=1)
     return functools.cache(lambda chunks: gradient(nnx.state(model), chunks))
 
@@ -61,7 +61,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_all_tokens_of_transformers_logits
     target, logits = golden["target_ids"], golden["logits"].astype(np.float64)
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     right = np.take_along_axis(probabilities, target[..., None], -1)[..., 0]
-    assert len(set((target != 0).sum(1))) > 1, "a mean over questions would be something else"
+    assert len(set((target != 0).sum(1))) > 1, "equal lengths would not show a mean over questions"
     loss, _ = step(1)
     np.testing.assert_allclose(loss, -np.log(right[target != 0]).mean(), rtol=1e-5)
 
@@ -81,7 +81,7 @@ def test_chunks_change_nothing_and_dropout_does(step, model, loss_of):
 
 
 class Echo(nnx.Module):
-    """Writes what it reads, and remembers how much it read at once."""
+    """Writes its input, and records the shapes of its inputs."""
 
     config = SimpleNamespace(eos_id=1)
     read: tuple[list[tuple[int, ...]]] = ([],)

@@ -1,4 +1,4 @@
-"""The inverse cloze task: which passages stay whole, the loss, and that it learns."""
+"""The inverse cloze task: the share of whole passages, and the loss."""
 
 import functools
 
@@ -13,8 +13,6 @@ from tests.objectives.unlabelled import (
     make_model,
     make_texts,
     on_mesh,
-    train,
-    training_step,
     value_and_grad,
 )
 
@@ -32,7 +30,7 @@ def batch_of_clozes(rows: int = 8) -> dict[str, jax.Array]:
 
 
 @pytest.mark.parametrize("keep", [0.0, 1.0, 0.3])
-def test_how_many_passages_stay_whole(keep):
+def test_the_share_of_passages_that_stay_whole(keep):
     seen = []
 
     class Model:
@@ -47,7 +45,7 @@ def test_how_many_passages_stay_whole(keep):
     assert whole.mean() == pytest.approx(keep, abs=0.04)
     assert (np.asarray(seen[1]) == np.asarray(batch["context_ids"][:, 0])).all(1)[~whole].all()
     assert (seen[0] == batch["sentence_ids"][:, 0]).all()
-    ICT(keep=keep).embed(Model(), batch, None)  # in evaluation none does
+    ICT(keep=keep).embed(Model(), batch, None)  # evaluation: none
     assert (seen[3] == batch["context_ids"][:, 0]).all()
 
 
@@ -71,14 +69,7 @@ def test_gradients_reach_the_encoder_and_neither_chunks_nor_devices_change_numbe
     plain, cached = ICT(loss=LOSS, keep=0.5), ICT(loss=LOSS, keep=0.5, chunks=2)
     expected = value_and_grad(plain, model, None, batch, key)
     assert all(np.abs(g).max() > 1e-7 for n, g in expected[2].items() if "attention.key.bias" not in n)
-    for objective in (cached, on_mesh(cached)):
-        loss, _, gradients, _ = value_and_grad(objective, model, None, batch, key)
-        np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
-        for name, gradient in gradients.items():
-            np.testing.assert_allclose(gradient, expected[2][name], atol=1e-4, err_msg=name)
-
-
-def test_ict_learns_the_passage_of_a_sentence():
-    start, step = training_step(ICT(loss=LOSS), make_model(), None)
-    losses = train(start, step, batch_of_clozes(), steps=60)
-    assert np.mean(losses[-5:]) < 0.5 * losses[0], losses
+    loss, _, gradients, _ = value_and_grad(on_mesh(cached), model, None, batch, key)
+    np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, expected[2][name], atol=1e-4, err_msg=name)

@@ -1,4 +1,4 @@
-"""What an objective of a user's own may not answer: each costs one sentence that names it."""
+"""Refusals of a user's own objective: each is one sentence that names it."""
 
 import dataclasses
 from functools import partial
@@ -54,27 +54,20 @@ class TakesNoAuxiliary(Answers):
         ((ONE, {"learning_rate": ONE}), "Answers's metric 'learning_rate' has a name of the trainer's own"),
     ],
 )
-def test_answers_that_are_none(answer, sentence):
+def test_invalid_results_are_refused(answer, sentence):
     with pytest.raises(UserError, match=sentence):
         loss_and_metrics(Answers(answer=answer), None, {}, None, None, None)
 
 
-def test_an_objective_that_takes_other_arguments():
+def test_an_objective_with_other_arguments_is_refused():
     sentence = r"TakesNoAuxiliary must take \(model, batch, .*unexpected keyword argument 'auxiliary'"
     with pytest.raises(UserError, match=sentence):
         loss_and_metrics(TakesNoAuxiliary(), None, {}, None, None, None)
 
 
-def test_an_answer_is_given_on():
-    assert loss_and_metrics(Answers(answer=(ONE, {"hits": ONE})), None, {}, None, None, None) == (
-        ONE,
-        {"hits": ONE},
-    )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asks(Answers):
-    """Of a user's own, who did not say what it reads with."""
+    """A user's objective without `reads_with`."""
 
     how: object = None
 
@@ -106,7 +99,7 @@ def test_an_objective_that_calls_what_another_kind_of_model_has(how, sentence):
             nnx.jit(lambda m, asking=asking: loss_and_metrics(asking, m, {}, None, None, None))(model)
 
 
-def test_a_slip_of_an_objective_keeps_its_traceback():
+def test_other_errors_of_an_objective_keep_their_traceback():
     for how, error in ((lambda m: m.config.nothing, AttributeError), (lambda m: ONE(m), TypeError)):
         with pytest.raises(error):
             loss_and_metrics(Asks(how=how), make_model(), {}, None, None, None)
@@ -123,7 +116,7 @@ class Beside(Answers):
     [
         (
             lambda m: layers.param(ONE),
-            "Beside.auxiliary must return an nnx.Module or None, not Param: what",
+            "Beside.auxiliary must return an nnx.Module or None, not Param",
         ),
         (lambda m: {"scale": layers.param(ONE)}, "must return an nnx.Module or None, not dict"),
         (lambda m: ONE, r"must return an nnx.Module or None, not float32 \[\]"),
@@ -141,14 +134,14 @@ def test_auxiliary_must_be_a_module(answer, sentence):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Given(Answers):
-    """Answers with what it is given beside the model."""
+    """Returns a function of the auxiliary."""
 
     def __call__(self, model, batch, key=None, *, auxiliary=None, step=None):
         return self.answer(auxiliary), {}
 
 
 def test_a_part_of_a_sum_is_given_its_own_auxiliary_whatever_it_is_called():
-    """Every module has methods `train` and `eval`."""
+    """Parts may be called `train` and `eval`, like methods of every module."""
     found = {}
 
     def part(name):
@@ -170,8 +163,8 @@ class Holder(nnx.Module):
 
 
 @pytest.mark.parametrize("shapes", [False, True])
-def test_plain_arrays_beside_the_model_would_not_be_trained(shapes):
-    """In a plan, too, where the auxiliary is traced."""
+def test_plain_arrays_in_the_auxiliary_are_refused(shapes):
+    """Also in a plan, which traces the auxiliary."""
     for kind in (jnp.asarray, np.asarray, nnx.BatchStat, layers.param):
         objective = Beside(answer=lambda m, kind=kind: Holder(kind))
         of = partial(auxiliary_of, objective, make_model(), form=FORM, rngs=nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""PROP: the word sets that are drawn, their probabilities, the hinge, and that it learns."""
+"""PROP: the drawn word sets, their probabilities, and the loss."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_words_are_drawn_from_the_smoothed_language_model(subsampling):
     rows = 6000
     sets = jax.jit(lambda i, k: objective.draw(i, auxiliary, k))(jnp.tile(row, (rows, 1)), jax.random.key(0))
     ids, text = np.asarray(sets.ids), [word for word in np.asarray(row)[0].tolist() if word > SEP]
-    # Each set is a text, both of a document are equally long, and sizes are Poisson's without 0.
+    # Each set is a text, both sets of a document have one size, and sizes are Poisson's without 0.
     sizes = (ids > SEP).sum(-1)
     assert (sizes[:, 0] == sizes[:, 1]).all() and (ids[..., 0] == CLS).all()
     assert (np.take_along_axis(ids, sizes[..., None] + 1, 2) == SEP).all()
@@ -64,7 +64,7 @@ def test_words_are_drawn_from_the_smoothed_language_model(subsampling):
     drawn = np.bincount(ids[ids > SEP], minlength=WORDS)
     np.testing.assert_allclose(drawn / drawn.sum(), expected / expected.sum(), atol=0.01)
     assert 0.3 < drawn[sorted(set(text))].sum() / drawn.sum() < 0.9
-    # The probability of a set is that of its words, each by itself.
+    # The probability of a set is the product over its words.
     p = smoothed(text, 6.0)
     for n in range(20):
         for which in range(2):
@@ -103,8 +103,8 @@ def test_the_loss_is_the_hinge_over_both_sets_and_a_masked_language_model():
     np.testing.assert_allclose(loss, np.mean(terms) + of_masked, rtol=1e-5)
 
 
-def test_equally_probable_sets_are_in_no_order():
-    """A text of one word, and nothing but it in the corpus: all sets of a size are the same."""
+def test_equally_probable_sets_have_no_loss():
+    """A corpus of one word, so that all sets of a size are equal."""
     ids = jnp.tile(jnp.asarray([[CLS, 7, 7, SEP] + [0] * 8], jnp.int32), (8, 1))
     model = make_model(dropout=0.0)
     auxiliary = made(PROP(), model, Corpus(ids))

@@ -1,4 +1,4 @@
-"""What objectives refuse before training, each with one sentence."""
+"""Refusals of objectives before training, each with one sentence."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from jaxir.objectives.masked_lm import MaskedLM
 from jaxir.objectives.mlm_autoencoder import MLMAutoencoder
 from jaxir.objectives.prop import PROP
 from jaxir.objectives.simcse import SimCSE
-from tests.objectives.test_diffcse import FORM, Tiny, diffcse
+from tests.objectives.tiny_diffcse import FORM, Tiny, diffcse
 from tests.objectives.unlabelled import MASK, batch_of, make_model, make_texts
 
 UNMASKED = dataclasses.replace(FORM, mask_id=None)
@@ -31,8 +31,8 @@ LONGER = TextFormat(14, 14, mask_id=MASK, vocabulary="words")
             lambda: diffcse(contrastive=Contrastive(), texts="next"),
             "on labelled pairs DiffCSE changes the pairs themselves",
         ),
-        (lambda: diffcse(task="mlm", change="insert"), 'change is "replace"'),
-        (lambda: diffcse(task="mlm", follow="code"), "no other task"),
+        (lambda: diffcse(task="mlm", change="insert"), "change='insert' and use='difference' must be"),
+        (lambda: diffcse(task="mlm", follow="code"), "has no task 'mlm'"),
         (
             lambda: Contrastive(chunks=0),
             "chunks must be a whole number of at least 1 or 'auto', not 0",
@@ -65,7 +65,7 @@ def made(objective, form=FORM, **model):
             {},
             "the objective's decoder: head_dim 20 must be even and divide",
         ),
-        (SimCSE(), FORM, {"dropout": 0.0}, r"of which the model has none: set DROPOUT=0\.1"),
+        (SimCSE(), FORM, {"dropout": 0.0}, r"the model has none: set DROPOUT=0\.1"),
         (diffcse(), FORM, {"dropout": 0.0}, "differ by dropout"),
         (
             diffcse(generator=Tiny(vocabulary="others")),
@@ -83,11 +83,11 @@ def made(objective, form=FORM, **model):
         (PROP(most_words=15), FORM, {}, "word sets have up to 17 tokens, and the model reads 16"),
     ],
 )
-def test_models_and_texts_that_an_objective_cannot_train(objective, form, model, sentence):
+def test_unsuitable_models_and_texts_are_refused(objective, form, model, sentence):
     with pytest.raises(UserError, match=sentence):
         made(objective, form, **model)
 
 
-def test_what_needs_no_generator_takes_none():
+def test_settings_without_a_generator_need_none():
     assert DiffCSE(change="delete") and DiffCSE(task="mlm") and DiffCSE(weight=0.0)
     assert SimCSE().auxiliary(make_model(), form=FORM, rngs=None) is None

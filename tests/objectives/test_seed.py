@@ -1,4 +1,4 @@
-"""SEED: what its decoder sees, its loss, and that it learns."""
+"""SEED: the reach of its decoder, its loss, and its defaults."""
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ SMALL = {"decoder_head_dim": 16, "decoder_layers": 1}
 
 
 @pytest.mark.parametrize(("span", "num_layers"), [(1, 3), (2, 1), (2, 3), (4, 2)])
-def test_how_far_the_decoder_sees(span, num_layers):
-    """A change of token t is seen by t and, layer by layer, by span - 1 positions more; the vector by all."""
+def test_the_reach_of_the_decoder(span, num_layers):
+    """Token t changes the output at t and, per layer, at span - 1 more positions; the vector everywhere."""
     config = DecoderConfig(
         embed_dim=16,
         vector_dim=16,
@@ -32,7 +32,9 @@ def test_how_far_the_decoder_sees(span, num_layers):
         dropout_rate=0.0,
     )
     decoder = VectorDecoder(config, rngs=nnx.Rngs(0))
-    nnx.update(decoder, jax.tree.map(lambda x: 10 * x, nnx.state(decoder)))  # what is far is heard, too
+    nnx.update(
+        decoder, jax.tree.map(lambda x: 10 * x, nnx.state(decoder))
+    )  # so that distant tokens have an effect
     x, vector = (jax.random.normal(jax.random.key(n), shape) for n, shape in ((0, (1, 12, 16)), (1, (1, 16))))
     mask = jnp.ones((1, 12), bool)
     before = decoder(x, mask, vector)
@@ -41,7 +43,7 @@ def test_how_far_the_decoder_sees(span, num_layers):
     assert (np.abs(decoder(x, mask, -vector) - before).max(-1) > 1e-4).all()
 
 
-def test_the_loss_is_a_masked_language_model_and_a_decoder_of_short_sight():
+def test_the_loss_is_a_masked_language_model_and_a_decoder_of_short_reach():
     model, ids, key = make_model(dropout=0.0), make_texts(), jax.random.key(4)
     objective = Seed(span=2, decoder_dropout=0.0, **SMALL)
     auxiliary = made(objective, model)
@@ -57,7 +59,6 @@ def test_the_loss_is_a_masked_language_model_and_a_decoder_of_short_sight():
     terms = [of_masked[i, j, ids[i, j]] for i, j in zip(*np.nonzero(np.asarray(chosen)), strict=True)]
     np.testing.assert_allclose(metrics["masked_lm_loss"], -np.mean(terms), rtol=1e-5)
 
-    # Of the masked texts, as the encoder gives them.
     vectors = nnx.jit(lambda model: model.unnormalized().encode(masked, tower="passage"))(model)
 
     @nnx.jit
@@ -67,8 +68,8 @@ def test_the_loss_is_a_masked_language_model_and_a_decoder_of_short_sight():
     total, count = 0.0, 0
     rows, places = np.asarray(ids), np.arange(ids.shape[1])
     for t in range(1, ids.shape[1]):
-        # Of one layer and span 2: token t from tokens t - 2 and t - 1 and the vector. What stands before
-        # is nothing to it, so another text may; what stands after is not there.
+        # With one layer and span 2, token t depends on tokens t - 2 and t - 1 and the vector. Earlier tokens
+        # are replaced by another text's, later ones are removed.
         others = np.where(places < t - 2, np.roll(rows, -1, axis=0), rows) * (places < t)
         seen = np.broadcast_to(places < t, rows.shape)
         hidden = decoded(auxiliary.decoder, table, others, seen)[:, t - 1]

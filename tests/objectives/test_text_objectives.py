@@ -1,4 +1,4 @@
-"""What all objectives of texts have in common: gradients, devices, chunks, evaluation, sums, and learning."""
+"""All objectives of texts: gradients, devices, chunks, evaluation, and sums."""
 
 import dataclasses
 
@@ -24,7 +24,6 @@ from tests.objectives.unlabelled import (
     made,
     make_model,
     make_texts,
-    overfit,
     value_and_grad,
 )
 
@@ -50,7 +49,7 @@ def slow_but(*fast: str) -> list:
     return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in OBJECTIVES]
 
 
-@pytest.mark.parametrize("name", slow_but("clm", "mlm", "masked lm"))
+@pytest.mark.parametrize("name", slow_but("clm", "masked lm"))
 def test_gradients_reach_everything_and_devices_change_nothing(name):
     objective, model = OBJECTIVES[name], make_model(sharing="ade" if name == "prop" else "sde")
     how = TENSOR if name.startswith("cpdae") else {}
@@ -61,7 +60,7 @@ def test_gradients_reach_everything_and_devices_change_nothing(name):
 
 @pytest.mark.parametrize("name", slow_but("seed"))
 def test_chunks_change_nothing_but_dropout(name):
-    """Masks and word sets are drawn before the batch is cut; of dropout each chunk has its own."""
+    """Masks and word sets are drawn before the batch is cut; dropout differs between chunks."""
     objective, batch, key = OBJECTIVES[name], batch_of(make_texts()), jax.random.key(2)
     if hasattr(objective, "decoder_dropout"):
         objective = dataclasses.replace(objective, decoder_dropout=0.0)
@@ -73,11 +72,11 @@ def test_chunks_change_nothing_but_dropout(name):
     if isinstance(auxiliary, VectorDecoder):
         auxiliary.layers[0].value.kernel[...] *= 40  # tokens that depend on the vector
     loss, metrics, *gradients = value_and_grad(objective, model, auxiliary, batch, key)
-    in_parts, told, *others = value_and_grad(cut, model, auxiliary, batch, key)
-    assert told.keys() == metrics.keys() and len(metrics) > 0
+    in_parts, found, *others = value_and_grad(cut, model, auxiliary, batch, key)
+    assert found.keys() == metrics.keys() and len(metrics) > 0
     np.testing.assert_allclose(in_parts, loss, rtol=1e-5)
     for metric, value in metrics.items():
-        np.testing.assert_allclose(told[metric], value, rtol=1e-5, err_msg=metric)
+        np.testing.assert_allclose(found[metric], value, rtol=1e-5, err_msg=metric)
     for before, after in zip(gradients, others, strict=True):
         assert max(np.abs(gradient).max() for gradient in before.values()) > 1e-2
         for path, gradient in before.items():
@@ -85,7 +84,7 @@ def test_chunks_change_nothing_but_dropout(name):
             np.testing.assert_allclose(after[path], gradient, atol=atol, err_msg=path)
 
     dropping = make_model(dropout=0.5)
-    # Traced each time: what is random in Python would differ too.
+    # Traced twice, so that randomness at trace time would show.
     with_dropout, again = (
         nnx.jit(lambda *parts: cut(*parts[:3], auxiliary=parts[3])[0])(dropping, batch, key, auxiliary)
         for _ in range(2)
@@ -94,7 +93,7 @@ def test_chunks_change_nothing_but_dropout(name):
 
 
 @pytest.mark.slow
-def test_a_chunk_is_all_that_a_step_keeps():
+def test_a_step_needs_the_memory_of_one_chunk():
     model, batch, key = make_model(), batch_of(make_texts(rows=64)), jax.random.key(2)
     auxiliary = made(OBJECTIVES["seed"], model)
 
@@ -110,11 +109,11 @@ def test_a_chunk_is_all_that_a_step_keeps():
     assert temporary(8) < temporary(1) / 2
 
 
-@pytest.mark.parametrize("name", slow_but("clm", "mlm", "masked lm", "cpdae", "seed", "prop"))
+@pytest.mark.parametrize("name", slow_but("clm", "masked lm", "prop"))
 def test_evaluation_is_the_same_each_time(name):
     objective, model, batch = OBJECTIVES[name], make_model(), batch_of(make_texts())
     auxiliary = made(objective, model, CORPUS)
-    # Traced each time: what is random in Python would differ too.
+    # Traced twice, so that randomness at trace time would show.
     first, second = (
         nnx.jit(lambda *parts: objective(*parts[:2], auxiliary=parts[2])[0])(model, batch, auxiliary)
         for _ in range(2)
@@ -122,36 +121,14 @@ def test_evaluation_is_the_same_each_time(name):
     assert first == second > 0
 
 
-@pytest.mark.parametrize("name", slow_but("clm", "cpdae with idf", "prop"))
-def test_it_adds_up_with_others(name):
+def test_a_sum_adds_weighted_losses():
     """Wang 2022, eq. 3.6."""
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(7)
-    objective = WeightedSum(parts={"own": OBJECTIVES[name], "contrast": SimCSE()}, weights={"own": 0.5})
+    objective = WeightedSum(
+        parts={"own": OBJECTIVES["cpdae with idf"], "contrast": SimCSE()}, weights={"own": 0.5}
+    )
     auxiliary = made(objective, model, CORPUS)
     total, metrics = nnx.jit(objective)(model, batch, key, auxiliary=auxiliary)
     np.testing.assert_allclose(total, 0.5 * metrics["own/loss"] + metrics["contrast/loss"], rtol=1e-6)
     assert metrics["own/loss"] > 0.1 and metrics["contrast/loss"] > 0.01
-    if name == "cpdae with idf":
-        assert len(set(np.asarray(auxiliary.own.idf[...]))) > 2
-
-
-# Objective, steps, and the share of the first losses below which the last ones are.
-LEARNT = {
-    **{name: (OBJECTIVES[name], 300, 0.5) for name in ("clm", "mlm", "mlm with attention")},
-    "masked lm": (MaskedLM(), 300, 0.75),
-    "tsdae": (TSDAE(decoder_head_dim=16, deletion=0.1), 300, 0.3),
-    **{name: (OBJECTIVES[name], 300, 0.4) for name in OBJECTIVES if name.startswith("cpdae")},
-    "cpdae without contrast": (CPDAE(contrast=None), 300, 0.4),
-    "seed": (Seed(decoder_head_dim=16), 300, 0.6),
-    "prop": (PROP(subsampling=None, mu=3.0), 400, 0.6),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LEARNT)
-def test_it_learns(name):
-    objective, steps, share = LEARNT[name]
-    model = make_model(similarity="dot")
-    losses = overfit(objective, model, made(objective, model, CORPUS), make_texts(), steps=steps)
-    first, last = (5, 20) if name == "prop" else (1, 10)
-    assert np.mean(losses[-last:]) < share * np.mean(losses[:first]), losses[::10]
+    assert len(set(np.asarray(auxiliary.own.idf[...]))) > 2

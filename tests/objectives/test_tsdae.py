@@ -1,4 +1,4 @@
-"""TSDAE: what is deleted, what the decoder sees, that it learns; and its run, from text file to encoder."""
+"""TSDAE: deletion, the inputs of the decoder, the loss, and the files of texts."""
 
 import json
 from pathlib import Path
@@ -9,21 +9,19 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir import DualEncoder, cli
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.core.features import TextFormat
 from jaxir.data.sets.texts import Texts
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models.decoder import DecoderConfig, VectorDecoder
-from jaxir.objectives.clm_autoencoder import delete_tokens
+from jaxir.objectives.clm_autoencoder import CLMAutoencoder, delete_tokens
 from jaxir.objectives.tsdae import TSDAE
 from tests.objectives.unlabelled import batch_of, made, make_model, make_texts, value_and_grad
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-
 
 def test_tsdae_deletes_the_share_of_tokens():
+    assert TSDAE().deletion == 0.6 and TSDAE().mean_over == "tokens" and CLMAutoencoder().deletion == 0.0
     ids = np.tile(np.asarray(make_texts()), (200, 1))
     ids[:, 1:-1] = np.where(ids[:, 1:-1] > 3, np.arange(4, 14), ids[:, 1:-1])  # words in ascending order
     delete = jax.jit(delete_tokens, static_argnames="share")
@@ -35,7 +33,7 @@ def test_tsdae_deletes_the_share_of_tokens():
         assert after[0] == 2 and after[count - 1] == 3 and not after[count:].any()
         some = after[1 : count - 1]
         assert (np.diff(some) > 0).all() and set(some) <= set(before[before > 3])
-    # Those with many words lose the share that they should; no two rows the same ones.
+    # The longest texts lose the given share, and different words in each row.
     many = words == words.max()
     assert abs(left[many].mean() / words.max() - 0.4) < 0.05
     assert len({tuple(row) for row in found[many]}) > 50
@@ -44,7 +42,7 @@ def test_tsdae_deletes_the_share_of_tokens():
     np.testing.assert_array_equal(delete(one, jax.random.key(1), share=0.99), one)
 
 
-def test_the_decoder_sees_the_vector_and_what_came_before_alone():
+def test_the_decoder_reads_only_the_vector_and_earlier_tokens():
     config = DecoderConfig(embed_dim=16, vector_dim=8, head_dim=8, mlp_dim=32)
     decoder = VectorDecoder(config, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
@@ -98,7 +96,7 @@ def test_texts_are_lines_documents_or_a_folder(tmp_path):
     ]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(d) + "\n" for d in documents))
     (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "da"}\n')
-    tokenizer = Tokenizer.load(GOLDEN / "bert")
+    tokenizer = Tokenizer.load(Path(__file__).parents[1] / "golden" / "bert")
     features = TSDAE().features(TextFormat(8, 10))
     sizes = []
     for path in ("lines.txt", "corpus.jsonl", "."):
@@ -118,29 +116,3 @@ def test_texts_are_lines_documents_or_a_folder(tmp_path):
             Texts(path=str(tmp_path / name)).build(tokenizer, features)
     with pytest.raises(UserError, match="batch_size is 3, but there are only 2 texts: give a smaller one"):
         data.batches(batch_size=3, seed=0)
-
-
-@pytest.mark.slow
-def test_a_run_on_texts_is_an_encoder_judged_by_sts(tmp_path):
-    rng, words = np.random.default_rng(0), [f"{a}{b}" for a in "dhlm" for b in "aeio"]
-    lines = [" ".join(rng.choice(words, 6)) for _ in range(40)]
-    (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n")
-    scores = "".join(f"{n % 5}\t{lines[n]}\t{lines[n + 1]}\n" for n in range(20))
-    (tmp_path / "dev.tsv").write_text("score\tsentence1\tsentence2\n" + scores)
-    flags = ["--gin_file=gin/unsupervised.gin", "--gin_file=gin/evaluators/sts.gin", "--steps=4"]
-    flags += [
-        f"--gin.TEXT={tmp_path}/texts.txt",
-        f"--gin.STS={tmp_path}/dev.tsv",
-        "--gin.DEV_METRIC=spearman",
-    ]
-    flags += [f"--gin.MODEL=st:{GOLDEN / 'bert'}", "--gin.PASSAGE_LENGTH=16", "--gin.QUERY_LENGTH=16"]
-    flags += ["--gin.BATCH_SIZE=8", "--gin.EVAL_EVERY=2", "--gin.CHECKPOINT_EVERY=2", "--log_every=1"]
-    run = tmp_path / "run"
-    assert cli.main("jaxir.train:train", [*flags, f"--output_dir={run}"]) == 0
-    logged = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    assert all(0 < x["tokens_left"] < 12 for x in logged if "tokens_left" in x)
-    assert {x["step"] for x in logged if "dev/spearman" in x} == {2, 4}
-    best = json.loads((run / "checkpoints/best.json").read_text())
-    assert (run / f"checkpoints/{best['step']}/auxiliary").is_dir()
-    vectors = DualEncoder.load(str(run)).encode_queries(lines[:2])
-    assert vectors.shape == (2, 16) and np.isfinite(vectors).all()

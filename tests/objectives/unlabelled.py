@@ -53,12 +53,7 @@ def made(objective, model, corpus=None, seed=1):
 
 
 class Corpus:
-    """Training data of these texts, as far as an objective asks.
-
-    Attributes:
-      texts: the words of each.
-      sets: the different words of each.
-    """
+    """Training data of these texts; `texts` has the words of each, `sets` the distinct ones."""
 
     def __init__(self, ids: jax.Array):
         self.texts = [row[row > SEP].tolist() for row in np.asarray(ids)]
@@ -90,7 +85,7 @@ def value_and_grad(objective, model, auxiliary, batch, key):
 
 
 def gradients_of(part, objective, model, auxiliary, batch, key):
-    """Loss, and the gradients {name: array} of the "model" or the "auxiliary" alone: a smaller program."""
+    """Loss, and the gradients {name: array} of only the "model" or the "auxiliary": a smaller program."""
     modules = {"model": model, "auxiliary": auxiliary}
     graphs = {name: nnx.graphdef(module) for name, module in modules.items()}
     states = {name: nnx.state(module) for name, module in modules.items()}
@@ -102,41 +97,6 @@ def gradients_of(part, objective, model, auxiliary, batch, key):
 
     loss, slopes = jax.jit(jax.value_and_grad(loss_of))(states[part], states, batch, key)
     return loss, {".".join(map(str, path)): np.asarray(g[...]) for path, g in nnx.to_flat_state(slopes)}
-
-
-def overfit(objective, model, auxiliary, ids, *, steps: int, rate: float = 1e-2) -> list[float]:
-    """Trains on one batch, with other random numbers at each step; returns the losses."""
-    return train(*training_step(objective, model, auxiliary, rate=rate), batch_of(ids), steps=steps)
-
-
-def training_step(objective, model, auxiliary, *, rate: float = 1e-2):
-    """The parameters with the optimizer's state, and the compiled step from them to the next ones."""
-    import optax
-
-    graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)
-    transform = optax.adam(rate)
-
-    @jax.jit
-    def step(states, kept, batch, key):
-        def loss_of(states):
-            model, auxiliary = (nnx.merge(g, s) for g, s in zip(graphs, states, strict=True))
-            return objective(model, batch, key, auxiliary=auxiliary)[0]
-
-        loss, slope = jax.value_and_grad(loss_of)(states)
-        with jax.numpy_dtype_promotion("standard"):
-            updates, kept = transform.update(slope, kept)
-        return optax.apply_updates(states, updates), kept, loss
-
-    return (states, transform.init(states)), step
-
-
-def train(start, step, batch, *, steps: int) -> list[float]:
-    """Takes steps on one batch, with other random numbers at each; returns the losses."""
-    (states, kept), losses = start, []
-    for number in range(steps):
-        states, kept, loss = step(states, kept, batch, jax.random.key(number))
-        losses.append(float(loss))
-    return losses
 
 
 def on_mesh(objective, **axes):
@@ -153,17 +113,10 @@ def on_mesh(objective, **axes):
 def devices_change_nothing(
     objective, model, auxiliary, batch, key, *, no_gradient=(), axes=None, atol=2e-4, rtol=1e-7
 ):
-    """Checks that four devices give the loss and gradients of one, and that these reach all they should.
+    """Checks that four devices give the loss and gradients of one, and that no gradient is zero.
 
-    Args:
-      objective: what is trained; its model, its auxiliary, a batch and a key are those of its call.
-      no_gradient: names of what gets none; a key's bias in attention never has one.
-      axes: of the mesh; None: `data` alone.
-      atol: of gradients.
-      rtol: likewise.
-
-    Returns:
-      What `value_and_grad` gives on one device.
+    Excluded are the names `no_gradient` and the key's bias in attention. `axes` are the mesh's, by default
+    `data` alone; `atol` and `rtol` are for gradients.
     """
     one = value_and_grad(objective, model, auxiliary, batch, key)
     four = value_and_grad(on_mesh(objective, **axes or {}), model, auxiliary, batch, key)
@@ -174,4 +127,3 @@ def devices_change_nothing(
             if "attention.key.bias" not in path and path not in no_gradient:
                 assert np.abs(gradient).max() > 1e-7, path
             np.testing.assert_allclose(after[path], gradient, atol=atol, rtol=rtol, err_msg=path)
-    return one

@@ -1,4 +1,4 @@
-"""The sidecar of this process, where its environment is installed."""
+"""The shared sidecar of the tests, which skip without its environment."""
 
 import json
 import subprocess

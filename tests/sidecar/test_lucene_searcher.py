@@ -1,4 +1,4 @@
-"""Whole lists of answers against Pyserini's own `LuceneSearcher`, over an index of Anserini's own program."""
+"""Complete result lists compared with Pyserini's own `LuceneSearcher` on an index by Anserini's program."""
 
 import itertools
 import json
@@ -34,11 +34,11 @@ def answers(index: Path, queries: list[str], **options) -> list[list[tuple[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "multifield", "rm3", "rocchio"])
-def test_whole_lists_are_lucene_searchers(sidecar, tmp_path, write_corpus, anserini, kind):
+def test_results_equal_those_of_lucene_searcher(sidecar, tmp_path, write_corpus, anserini, kind):
     """The same documents, the same scores to the bit, and the same order up to ties.
 
-    Pyserini sets equal scores 1e-6 apart in ascending order of id. Where float32 cannot tell that, above 16,
-    it keeps the order all the same; trec_eval, and so jaxir, take those in descending order.
+    Pyserini separates equal scores by 1e-6, in ascending order of id. Above 16, where float32 does not
+    resolve that, it keeps the order; trec_eval, and so jaxir, use descending order there.
     """
     rng = random.Random(3)
 
@@ -66,7 +66,7 @@ def test_whole_lists_are_lucene_searchers(sidecar, tmp_path, write_corpus, anser
         index = index.ranked_by(feedback=feedback)
 
     queries = ["wind rain", "Cats & dogs: (running)?", *(words(rng.randint(1, 4)) for _ in range(20))]
-    queries += [words(60), rare, f"{rare} cat", f"{rare} milk"]  # of scores above 32
+    queries += [words(60), rare, f"{rare} cat", f"{rare} milk"]  # scores above 32
     queries += ["zebra", ""]
     options = {"feedback": kind if feedback is not None else None}
     options["fields"] = {"contents": 1.0, "title": 1.0} if kind == "multifield" else {}
@@ -82,5 +82,5 @@ def test_whole_lists_are_lucene_searchers(sidecar, tmp_path, write_corpus, anser
             apart += sum(step < 5e-6 for step in steps)
         equal += steps.count(0)
     assert [len(found) for found in (ids[0], *ids[-2:])] == [K, 0, 0]
-    assert apart > 100, "ties that Pyserini sets apart"
-    assert equal > 30 or feedback is not None, "and ties that stay ties"  # with feedback scores are small
+    assert apart > 100, "ties that Pyserini separates"
+    assert equal > 30 or feedback is not None, "ties that remain"  # with feedback scores are small

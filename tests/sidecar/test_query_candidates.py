@@ -1,4 +1,4 @@
-"""What expanded queries find by BM25: ranks by hand, a sidecar that dies, bad input."""
+"""Expanded queries searched by BM25: ranks by hand, a sidecar that dies, bad input."""
 
 import json
 import os
@@ -49,18 +49,18 @@ def test_ranks_are_those_of_the_first_passage_with_an_answer(folder):
     assert found["q1"].ranks == [1, 2, 2] and found["q1"].depth == 3
     assert (found["q2"].passages, found["q2"].ranks) == (["blood"], [1])
     assert (found["q3"].outputs, found["q3"].passages, found["q3"].ranks) == ([""], [None], [None])
-    # Each query is what `search` would be asked.
+    # `search` finds the same with each query.
     write(folder / "q.jsonl", [{"_id": str(n), "text": text} for n, text in enumerate(found["q1"].queries)])
     search = [f"--index={folder}/index", f"--queries={folder}/q.jsonl", f"--output={folder}/run", "--k=1"]
     assert cli.main("jaxir.search:search", search) == 0
     assert [line.split()[2] for line in (folder / "run").read_text().splitlines()] == found["q1"].passages
-    # Titles count where they are asked for; they and the answers are part of what a file was made with.
+    # With answers_in=document titles count; a file made with other answers or answers_in is replaced.
     write(folder / "answers.jsonl", [{"_id": i, "answers": ["Dracula"]} for i in ANSWERS])
     for more, ranks in (([], [None] * 3), (["--answers_in=document"], [1, 2, 2])):
         assert cli.main("jaxir.expand:retrieve", flags(folder, "--depth=3", *more)) == 0
         assert next(read_candidates(folder / "out.jsonl")).ranks == ranks
     write(folder / "answers.jsonl", [{"_id": i, "answers": a} for i, a in ANSWERS.items()])
-    # An answer that is deeper than is looked is a miss; without answers only the first passages are told.
+    # An answer below the depth is a miss; without answers only the first passages are written.
     assert cli.main("jaxir.expand:retrieve", flags(folder, "--depth=1", "--num_candidates=2")) == 0
     (some, *_) = read_candidates(folder / "out.jsonl")
     assert (some.outputs, some.ranks) == (OUTPUTS["q1"][:2], [1, None])
@@ -69,11 +69,11 @@ def test_ranks_are_those_of_the_first_passage_with_an_answer(folder):
     assert (some.ranks, some.depth, some.passages) == (None, 0, ["drac", "vamp", "frank"])
 
 
-def test_bad_input_costs_a_sentence(folder, capsys):
+def test_bad_input_is_refused(folder, capsys):
     write(folder / "few.jsonl", [{"_id": "q1", "answers": ["x"]}])
     (folder / "lines.txt").write_text("one\ntwo\n")
     for more, sentence in (
-        (f"--answers={folder}/few.jsonl", "it has no answers of 2 of 3 questions ('q2' is one)"),
+        (f"--answers={folder}/few.jsonl", "2 of 3 questions lack answers, such as 'q2'"),
         (f"--expansions={folder}/lines.txt", "it has 2 lines, and 3 texts with a line each need 3"),
         ("--index=absent", "absent is not an index"),
     ):
@@ -86,7 +86,7 @@ def test_bad_input_costs_a_sentence(folder, capsys):
 
 
 @pytest.mark.slow
-def test_a_sidecar_that_dies_is_started_again(folder, sidecar, monkeypatch):
+def test_a_sidecar_that_dies_is_restarted(folder, sidecar, monkeypatch):
     monkeypatch.setitem(query_candidates.write_found.__kwdefaults__, "window", 1)
     assert cli.main("jaxir.expand:retrieve", flags(folder)) == 0
     found, windows = query_candidates.Retriever.found, []

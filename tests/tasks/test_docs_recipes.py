@@ -1,4 +1,4 @@
-"""The gin recipes in docs/datasets.md are bound as they stand there."""
+"""The gin recipes in docs/datasets.md can be bound."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every task over small files of the published formats: registered, and the same batches as without SeqIO."""
+"""Every task on small files of the published formats gives the same batches as without SeqIO."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ from tests.dataset_rows import rows
 
 seqio = pytest.importorskip("seqio")
 
-# Of the paper's recipes (gin/models/t5_1_1/encoder.gin).
+# From the paper's recipes (gin/models/t5_1_1/encoder.gin).
 LENGTHS = {"query_length": 64, "passage_length": 256}
 
 
@@ -58,7 +58,7 @@ def write_beir(folder: Path, splits: tuple[str, ...], rows: int = 3, query_id: s
 
 
 def assert_same_batches(tokenizer, name, split, source, **extra):
-    """Every example by way of SeqIO and without it; the order, which is drawn otherwise, does not count."""
+    """Compares all examples with and without SeqIO, regardless of their order."""
     task = SeqioPairs(mixture=name, split=split).build(
         tokenizer, pair_features(TextFormat(**LENGTHS, **extra))
     )
@@ -98,7 +98,7 @@ def test_multireqa(tokenizer, tmp_path, dataset):
     assert {"TriviaQA-web", "TriviaQA"} == set(multireqa.DATA_SETS["TriviaQA"].mrqa)
 
 
-def test_multireqa_names_what_is_missing(tmp_path):
+def test_multireqa_names_missing_data(tmp_path):
     where = {"mrqa_directory": str(tmp_path), "multireqa_directory": str(tmp_path)}
     with pytest.raises(UserError, match=r"no training data 'SQUAD' .*did you mean 'SQuAD'"):
         multireqa.multireqa(dataset="SQUAD", **where)

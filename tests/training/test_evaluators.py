@@ -420,7 +420,7 @@ def test_search_in_the_loop_is_search_of_the_encoder(tmp_path, one_layer):
         ({"dataset": str(tmp_path), "wanted": "R@@10"}, "metric 'R@@10' cannot be computed"),
         (
             {"dataset": str(tmp_path), "wanted": "R@1000", "depth": 100},
-            "R@1000 is of 1000 answers, and a query",
+            "R@1000 needs 1000 answers",
         ),
         ({"dataset": "sts:x"}, "evaluator Search: dataset must be beir:DIR or quora:DIR or eproduct:DIR or"),
     ):

@@ -1,6 +1,5 @@
-"""The sidecar's process. It runs where jaxir is not installed: only the standard library and pyjnius.
+"""The sidecar's process, which has only the standard library and pyjnius, not jaxir.
 
-These modules are imported as the package `server` there (see `client.Sidecar`), and `protocol` as
-`jaxir.sidecar.server.protocol` by the client; so they import each other relatively, and
+It imports these modules as the package `server` (see `child.py`), so they import each other relatively and
 nothing else of jaxir.
 """

