@@ -300,7 +300,7 @@ def test_settings_that_make_no_sense_cost_one_sentence(dataset, minilm):
     with pytest.raises(UserError, match="there are no training examples"):
         from_examples([], minilm, **LENGTHS)
     pairs = [EXAMPLES[0], EXAMPLES[1]._replace(negatives=())]
-    with pytest.raises(UserError, match="wants 1 negatives of each example, but 1 of 2 have none: set"):
+    with pytest.raises(UserError, match="reads 1 negatives of each example, but 1 of 2 have none: set"):
         from_examples(pairs, minilm, num_negatives=1, **LENGTHS)
     assert "negative_ids" not in from_examples(pairs, minilm, **LENGTHS).once()
 
@@ -389,12 +389,12 @@ def test_hard_negatives_that_are_all_their_positives_are_told_or_refused(minilm,
     end = " river bank" * 40
     texts = [(f"{i}{end}", f"{i}{end} that ends well") for i in range(3)]
     alone = [PairExample(f"q{i}", f"q {i}", f"p{i}", p, ((f"n{i}", n),)) for i, (p, n) in enumerate(texts)]
-    message = "all negatives, cut at 20 tokens, are the same as the passage of their example: set num_"
+    message = "all negatives, cut at 20 tokens, equal the passage of their example: set num_"
     with pytest.raises(UserError, match=message):
         from_examples(alone, minilm, num_negatives=1, **LENGTHS)
     capsys.readouterr()
     from_examples([*alone, example(7)], minilm, num_negatives=1, **LENGTHS)
-    assert "warning: 3 of 4 examples have no negatives that, cut at 20 tokens," in capsys.readouterr().err
+    assert "warning: 3 of 4 examples have only negatives that, cut at 20 tokens," in capsys.readouterr().err
 
 
 LETTERS = "ሀለሐመሠረሰሸቀበተቸኀነኘአከኸወዐዘዠየደጀገጠጨጰጸፀፈፐ"  # Ethiopic, of which MiniLM knows nothing
@@ -426,7 +426,7 @@ def test_texts_that_differ_in_case_and_white_space_are_no_cause_for_alarm(minilm
 
 
 def test_a_prompt_that_leaves_no_room_is_noticed(minilm):
-    with pytest.raises(UserError, match="has the prompt left room in 12 tokens"):
+    with pytest.raises(UserError, match="does the prompt leave room in 12 tokens"):
         from_examples(EXAMPLES, minilm, query_prompt="a b c d e f g h i j k ", **LENGTHS)
 
 

@@ -66,17 +66,17 @@ BAD = [
     (
         "jsonl",
         line(query="other", passage="y", query_id="q1"),
-        "query id stands for two different texts: 'q1' (another text on line 1)",
+        "query id has two different texts: 'q1' (another text on line 1)",
     ),
     (
         "jsonl",
         line(query="x", passage="other", passage_id="p1"),
-        "passage id stands for two different texts: 'p1' (another text on line 1)",
+        "passage id has two different texts: 'p1' (another text on line 1)",
     ),
     ("tsv", b"only one column\n", "expected query<TAB>passage[<TAB>negative...]"),
     ("tsv", b"a query\t\tno\n", "an empty column (number 2)"),
     ("tsv", b"q\tp\xff\n", "not UTF-8 (byte 0xff at 4)"),
-    ("tevatron", line(query_id="q2", query="x"), "no positive passage"),
+    ("tevatron", line(query_id="q2", query="x"), "no passage in 'positive_passages'"),
     ("tevatron", line(query_id="q2", query="x", positive_passages=["y"]), "is not an object: 'y'"),
     (
         "tevatron",
@@ -86,7 +86,7 @@ BAD = [
     (
         "tevatron",
         line(query_id="q2", query="x", positive_passages=[{"docid": "p1", "text": "other"}]),
-        "passage id stands for two different texts: 'p1' (another text on line 1)",
+        "passage id has two different texts: 'p1' (another text on line 1)",
     ),
 ]
 
@@ -215,10 +215,10 @@ def test_unknown_policy_is_refused():
 def test_a_header_line_is_no_pair(tmp_path, capsys, header):
     path = tmp_path / "pairs.tsv"
     path.write_bytes(header + READERS["tsv"][1] + b"query\tpassage\n")
-    with pytest.raises(BadInputError, match=r"tsv:1: the names of columns where the first pair is expected"):
+    with pytest.raises(BadInputError, match=r"tsv:1: column names instead of the first pair"):
         read("tsv", path, "stop")
     assert [pair.query for pair in read("tsv", path, "skip")] == ["a query", "query"]
-    assert "skipped 1 record: the names of columns" in capsys.readouterr().err
+    assert "skipped 1 record: column names instead" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["faq.csv", "faq.TSV.gz", "faq.parquet"])

@@ -56,12 +56,12 @@ def test_expansions_of_several_files_are_joined_without_repeats(folder):
     ]
     bare = read_questions(queries, [made], limit=1, with_question=True)
     assert [some.outputs for some in bare] == [["me", ""], ["then", ""], [""]]
-    with pytest.raises(BadInputError, match="it has 6 lines, and 3 texts with a line each have 3"):
+    with pytest.raises(BadInputError, match="the file has 6 lines, but 3 texts with a line each have 3"):
         read_questions(queries, [lines])
     for record, sentence in (
-        ({"_id": "q9", "outputs": ["x"]}, "an id of none of the texts: 'q9'"),
+        ({"_id": "q9", "outputs": ["x"]}, "no text has the id 'q9'"),
         ({"_id": "q1", "outputs": [" "]}, "an item of 'outputs' is empty"),
-        ({"_id": "q1", "outputs": ["x"]}, "nothing for 2 of 3 texts"),
+        ({"_id": "q1", "outputs": ["x"]}, "no outputs for 2 of 3 texts"),
     ):
         with pytest.raises(BadInputError, match=sentence):
             read_questions(queries, [write(folder / "other.jsonl", [record])])
@@ -94,10 +94,10 @@ def test_the_first_of_a_file_of_expansions_is_greedy_gar(folder):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"ranks": [1, 2]}, "its lists are not equally long"),
-        ({"ranks": [1, 2, 0]}, "it is no line of candidates"),
-        ({"outputs": []}, "it is no line of candidates"),
-        ({"ranks": [1, 2, 101]}, "a rank below its depth"),
+        ({"ranks": [1, 2]}, "its lists have different lengths"),
+        ({"ranks": [1, 2, 0]}, "not a line of candidates"),
+        ({"outputs": []}, "not a line of candidates"),
+        ({"ranks": [1, 2, 101]}, "a rank exceeds the depth"),
         ({"_id": "q1", "passages": [], "ranks": []}, "duplicate id 'q1'"),
         ({"question": " "}, "'question' is empty"),
     ],
@@ -108,10 +108,10 @@ def test_a_malformed_line_costs_a_sentence(folder, changes, sentence):
 
 
 def test_unsuitable_candidates_and_flags_are_refused(folder, capsys):
-    with pytest.raises(UserError, match=r"100 passages of a query were looked at.* max_rank is 90"):
+    with pytest.raises(UserError, match="max_rank is 90, but must exceed the depth 100"):
         list(QueryCandidates(path=str(candidates(folder)), max_rank=90).questions())
     path = candidates(folder, ranks=[])
-    with pytest.raises(UserError, match="no ranks to learn from: make it with --answers"):
+    with pytest.raises(UserError, match=r"has no ranks, .* --answers=FILE"):
         list(QueryCandidates(path=str(path)).questions())
     for flags, sentence in (
         (["--by=oracle"], "the best query is told by ranks"),
@@ -147,7 +147,7 @@ def test_folds_hold_a_question_out_of_the_targets_of_its_generator(tmp_path, cap
     flags = [f"--targets={tmp_path}/targets.jsonl", f"--queries={tmp_path}/queries.jsonl"]
     assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/out", "--folds=3"]) == 0
     told = capsys.readouterr().out
-    assert "3 folds of " in told and "are of no question" not in told
+    assert "3 folds of " in told and "have no question" not in told
 
     def records(name):
         return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
@@ -160,7 +160,7 @@ def test_folds_hold_a_question_out_of_the_targets_of_its_generator(tmp_path, cap
         assert held_out.isdisjoint(learned) and len(learned) == 80 - 2 * len(held_out)
     write(tmp_path / "targets.jsonl", [*targets, {"source": "another", "target": "x"}])
     assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/other", "--folds=3"]) == 0
-    assert "; 1 of 81 targets are of no question of" in capsys.readouterr().out
+    assert "; 1 of 81 targets have no question in" in capsys.readouterr().out
     # The order of the files says nothing.
     write(tmp_path / "queries.jsonl", questions[::-1])
     assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/again", "--folds=3"]) == 0

@@ -70,13 +70,13 @@ OK = [record(_id=i, outputs=["x"]) for i in IDS]
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.txt", lines("a", "b"), "a.txt: it has 2 lines, and 3 texts with a line each need 3: is it of"),
-        ("a.txt", lines(*"abcde"), "a.txt: it has 5 lines, and 3 texts with a line each have 3: is it of"),
+        ("a.txt", lines("a", "b"), "a.txt: the file has 2 lines, but 3 texts with a line each have 3"),
+        ("a.txt", lines(*"abcde"), "a.txt: the file has 5 lines, but 3 texts with a line each have 3"),
         ("a.txt", lines("a", "", "c"), "a.txt:2: an empty line"),
         (
             "a.json",
             lines('{"_id": "a", "outputs": ["x"]}', "b", "c"),
-            "a.json:1: a JSON object, but no .jsonl in",
+            "a.json:1: a JSON object: rename the file",
         ),
         (
             "a.jsonl",
@@ -84,10 +84,10 @@ OK = [record(_id=i, outputs=["x"]) for i in IDS]
             "a.jsonl:1: field 'outputs' holds half of a surrogate pair",
         ),
         ("a.txt", lines("a", "b\t", "c"), "a.txt:2: an empty column"),
-        ("a.jsonl", lines(*OK[:2]), "a.jsonl: nothing for 1 of 3 texts (the first: 'd3')"),
+        ("a.jsonl", lines(*OK[:2]), "a.jsonl: no outputs for 1 of 3 texts (the first: 'd3')"),
         ("a.jsonl", lines(*OK, OK[1]), "a.jsonl:4: duplicate id 'd2'"),
-        ("a.jsonl", lines(*OK, record(_id="d4", outputs=[])), "4: an id of none of the texts: 'd4'"),
-        ("a.jsonl", lines(record(_id="d1", text="x")), "neither a field 'outputs' nor 'predicted_queries'"),
+        ("a.jsonl", lines(*OK, record(_id="d4", outputs=[])), "4: no text has the id 'd4'"),
+        ("a.jsonl", lines(record(_id="d1", text="x")), "no field 'outputs' or 'predicted_queries'"),
         ("a.jsonl", lines(record(_id="d1", outputs="x")), "field 'outputs' is not a list"),
         ("a.jsonl", lines(record(_id="d1", outputs=["x", " "])), "an item of 'outputs' is empty"),
     ],
@@ -109,11 +109,11 @@ def test_a_shorter_sample_among_others_is_named(tmp_path):
     (tmp_path / "s0.txt").write_bytes(lines(*"abc"))
     (tmp_path / "s1.txt0").write_bytes(lines("a"))
     (tmp_path / "s1.txt1").write_bytes(lines("b"))
-    with pytest.raises(BadInputError, match=r"s1\.txt1: it has 2 lines, and 3 texts"):
+    with pytest.raises(BadInputError, match=r"s1\.txt1: the file has 2 lines, but 3 texts"):
         read(tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UserError, match=r"none has \.jsonl or \.txt"):
+    with pytest.raises(UserError, match=r"no file of generated texts, with \.jsonl or \.txt"):
         read(empty)
 
 

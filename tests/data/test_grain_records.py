@@ -205,11 +205,11 @@ def test_grain_records_refuse_unfit_tokenizers_and_features(written, minilm, sen
         write_records(written, RECORDS, minilm, PAIRS)
     with pytest.raises(UserError, match="there are no training examples"):
         write_records(tmp_path / "none", [], minilm, PAIRS)
-    with pytest.raises(UserError, match=r"holds no examples as records: records\.json is missing"):
+    with pytest.raises(UserError, match=r"has no records\.json"):
         opened(tmp_path, minilm)
     lacking = [RECORDS[0], EXAMPLES[1]._replace(negatives=()).record()]
     write_records(tmp_path / "lacking", lacking, minilm, PAIRS)
-    with pytest.raises(UserError, match="wants 2 negatives of each example, but 1 of 2 have none: set"):
+    with pytest.raises(UserError, match="reads 2 negatives of each example, but 1 of 2 have none: set"):
         opened(tmp_path / "lacking", minilm)
     assert not (tmp_path / "none").exists()
 
@@ -246,9 +246,9 @@ def a_bit(directory: Path, others: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (truncated, r"examples-00000\.array_record is not there with 131,072 bytes"),
-        (in_each_others_place, "its records are in the place of others"),
-        (of_another_directory, "it has records of another directory"),
+        (truncated, r"examples-00000\.array_record is missing or not 131,072 bytes"),
+        (in_each_others_place, "files have each other's names"),
+        (of_another_directory, "it has a file of another directory"),
         (a_bit, "hash mismatch"),
     ],
 )

@@ -121,7 +121,7 @@ def test_packed_batches_hold_all_sources_in_proportion(minilm, sources):
     by_size = Mixture(sources=sources, mix_within_batch=True).build(minilm, PAIRS)
     assert sorted(n[0] for n in names(next(by_size.batches(batch_size=7, seed=0)))) == list("aaaabbc")
     with pytest.raises(
-        UserError, match=r"source 3 of the mixture: its share of a batch of 2 is 0.25 pairs, none"
+        UserError, match=r"source 3 of the mixture: its share of a batch of 2 is 0.25 pairs, less than one"
     ):
         by_size.batches(batch_size=2, seed=0)
 

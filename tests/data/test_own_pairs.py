@@ -237,7 +237,7 @@ def test_a_passage_of_a_query_is_no_negative_of_it_in_another_record(tmp_path, c
     answers += [(q, f"also {p}", [p, f"not {p}"]) for q, p in ROWS]
     path = write_jsonl(tmp_path / "a.jsonl", [{"query": q, "pos": p, "neg": n} for q, p, n in answers])
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--test=4", "--dev=4") == 0
-    told = f"{path}: {2 * len(ROWS)} negatives left out: another record has them for a passage of the query\n"
+    told = f"{path}: {2 * len(ROWS)} negatives left out: another record has them as a passage of the query\n"
     assert capsys.readouterr().err == told
     mined = list(TevatronPairs(path=str(tmp_path / "out/negatives.jsonl")).examples(OnBadInput()))
     assert len(mined) == 2 * (len(ROWS) - 8)
@@ -282,7 +282,7 @@ def test_a_file_without_a_header_is_read_by_number(tmp_path, capsys):
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}") == 1
     err = capsys.readouterr().err
     assert err == (
-        f"error: {path}: which column is the query? Name it by --query=; it has: 0, {ROWS[0][0]},"
+        f"error: {path}: which column is the query? Name it by --query=; the file has: 0, {ROWS[0][0]},"
         f' {f"{ROWS[0][1]!r}":.40} (a file without a header line: --query="1" --passage="2")\n'
     )
     flags = ["--query=2", "--passage=3", "--query_id=1"]
@@ -300,7 +300,7 @@ def test_a_header_line_is_no_pair_of_a_file_that_is_read_by_number(tmp_path, cap
     flags = [f"--query={width - 1}", f"--passage={width}", f"--output={tmp_path / 'out'}"]
     assert prepare(f"--dataset=pairs:{path}", *flags) == 1
     names = ", ".join(header.split("\t")[-2:])
-    sentence = "the names of columns where the first pair is expected"
+    sentence = "column names instead of the first pair"
     assert f"{path}:1: {sentence} ({names}): remove that line" in capsys.readouterr().err
     assert prepare(f"--dataset=pairs:{path}", *flags, "--on_bad_input=skip") == 0
     assert f"skipped 1 record: {sentence} (first: {path}:1)" in capsys.readouterr().err
@@ -310,11 +310,11 @@ def test_a_header_line_is_no_pair_of_a_file_that_is_read_by_number(tmp_path, cap
 @pytest.mark.parametrize(
     ("name", "content", "flags", "message"),
     [
-        ("a.txt", "x", (), "what kind of file it is must show in its name: .jsonl"),
+        ("a.txt", "x", (), "the name must end in one of .jsonl"),
         ("a.jsonl", "", (), "a.jsonl: the file is empty"),
         ("a.jsonl", '["a"]\n', (), "a.jsonl:1: an item of the array is not an"),
-        ("a.jsonl", '{"a": "1", "b": "2"}\n', (), "which column is the query.*it has: a, b$"),
-        ("a.csv", "question,answer,context\n", (), "name the passage by .* meant: answer, context"),
+        ("a.jsonl", '{"a": "1", "b": "2"}\n', (), "which column is the query.*the file has: a, b$"),
+        ("a.csv", "question,answer,context\n", (), "several columns could be the passage: answer, context"),
         ("a.csv", "query,answer\n", ("--passage=anwser",), "no column 'anwser', .* did you mean 'answer'"),
         ("a.csv", "query,query\n", (), "a.csv:1: two columns are called 'query'"),
         ("a.csv", "query,answer\na,b\n", ("--splits=test",), "--splits is for published data sets, not"),
@@ -325,7 +325,7 @@ def test_a_header_line_is_no_pair_of_a_file_that_is_read_by_number(tmp_path, cap
         ("a.tsv", "query\tanswer\na\n", (), "a.tsv:2: expected 2 columns"),
         ("a.json", '{"data":\n[]}', (), "a.json:1: not valid JSON"),
         ("a.tsv", "query\tanswer\n \tb\n", (), "a.tsv: the file has no usable record"),
-        ("a.parquet", "PAR1 no more", (), "a.parquet: no Parquet file"),
+        ("a.parquet", "PAR1 no more", (), "a.parquet: not a Parquet file"),
         ("a.csv", "query,answer\na,b\n", (), "are to be held out of 1 distinct queries, which leaves none"),
     ],
 )  # fmt: skip

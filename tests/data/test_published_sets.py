@@ -154,7 +154,7 @@ def sentence(candidate_id, start=5, end=6):
         ("candidates", {"candidate_id": "S_z/_1"}, "field 'response_start' is not an integer: None"),
         ("candidates", sentence("S_z/_1", 5, 5), "a sentence must end after it starts: 5 to 5"),
         ("candidates", sentence("SQuAD_b1/_1"), "duplicate candidate_id: 'SQuAD_b1/_1'"),
-        ("candidates", sentence("SQuAD_b1/z/_1"), "a question id stands for two contexts: 'b1'"),
+        ("candidates", sentence("SQuAD_b1/z/_1"), "a question id has two contexts: 'b1'"),
     ],
 )
 def test_malformed_multireqa_lines_have_a_place(multi, which, record, reason):
@@ -172,7 +172,7 @@ def test_two_questions_of_one_id_are_malformed(multi):
     record = {"context": published.LAKE, "qas": [{"qid": "a1", "question": "How old is it?"}]}
     lines = gzip.decompress(path.read_bytes()).decode() + json.dumps(record) + "\n"
     path.write_text(lines)
-    with pytest.raises(BadInputError, match=r":6: a question id stands for two questions: 'a1'$"):
+    with pytest.raises(BadInputError, match=r":6: a question id has two questions: 'a1'$"):
         examples(multireqa.MultiReqaPairs(**multi))
     assert len(examples(multireqa.MultiReqaPairs(**multi), "skip")) == 7
 

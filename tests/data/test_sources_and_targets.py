@@ -31,8 +31,8 @@ def test_files_of_gar_are_read_as_a_file_of_both_is(end, pack, tmp_path):
 @pytest.mark.parametrize(
     ("sources", "targets", "sentence"),
     [
-        (b"a\nb\n", b"c\n", r"val\.target: it has 1 lines, and val\.source has more"),
-        (b"a\n", b"c\nd\ne\n", r"val\.source: it has 1 lines, and val\.target has more"),
+        (b"a\nb\n", b"c\n", r"val\.target: the file has 1 lines, but val\.source has more"),
+        (b"a\n", b"c\nd\ne\n", r"val\.source: the file has 1 lines, but val\.target has more"),
         (b"a\nb\n", b"c\n \n", r"val\.target:2: field 'target' is empty"),
     ],
 )

@@ -140,9 +140,9 @@ def test_beir_sets_are_those_of_tfds():
     ("name", "message"),
     [
         ("scifcat", "BEIR has no data set 'scifcat'; did you mean 'scifact'"),
-        ("cqadupstack", "cqadupstack is 12 collections: name one, such as cqadupstack/android"),
+        ("cqadupstack", "cqadupstack has 12 parts: name one, such as cqadupstack/android"),
         ("cqadupstack/gamin", "did you mean 'gaming'"),
-        ("scifact/android", "is one collection"),
+        ("scifact/android", "has no parts"),
         ("robust04", "TFDS does not have BEIR's robust04: its owner licenses it"),
     ],
 )

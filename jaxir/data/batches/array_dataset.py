@@ -1,4 +1,4 @@
-"""Training examples as arrays in memory: tokenised once, compact."""
+"""Training examples as arrays in memory, tokenised once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxir.storage import fingerprints
 
 
 class ArrayDataset(ExampleDataset):
-    """Examples in memory. Made by `from_records`; needs no TensorFlow."""
+    """Examples in memory; needs no TensorFlow. Use `from_records`."""
 
     def __init__(
         self,
@@ -33,22 +33,17 @@ class ArrayDataset(ExampleDataset):
         without_others: int = 0,
         truncation: Mapping[str, Truncation] | None = None,
     ):
-        """Takes arrays as they are.
+        """Stores the arrays as they are, see `RecordArrays`.
 
         Args:
           features: what a batch holds.
           tables: distinct texts, by the name of `Tokens.table`.
-          columns: by field: of a text int32, rows of its table; of a number float32. [P], or [K] of a list.
-          offsets: int64 [P + 1]; example p has items offsets[p] to offsets[p + 1] of each list.
-          tokenizer_fingerprint: of the tokenizer that made the ids.
-          left_out: how many texts of lists were left out, being the same as the text they should be unlike
-            once cut; reported where they are read.
-          without_others: how many examples have no items but such, which is reported likewise.
-          truncation: counts of texts that were cut; None: not known.
-
-        Raises:
-          UserError: there is no example, or lists are read that are empty for some, or in which everything is
-            like what it should be unlike.
+          columns: by field: int32 rows of a text field's table, or float32 numbers. [P], or [K] for a list.
+          offsets: int64 [P + 1]; the items of example p in each list are offsets[p] to offsets[p + 1].
+          tokenizer_fingerprint: fingerprint of the tokenizer that made the ids.
+          left_out: number of list items dropped because, once cut, they equal the text they must differ from.
+          without_others: number of examples whose items all equal that text.
+          truncation: counts of texts that were cut; None if unknown.
         """
         super().__init__(features, len(offsets) - 1, tokenizer_fingerprint, truncation)
         self._tables, self._columns, self._offsets = dict(tables), dict(columns), offsets
@@ -74,10 +69,7 @@ class ArrayDataset(ExampleDataset):
 
     @property
     def fingerprint(self) -> str:
-        """Tells these examples from others, in words with a hash of every token, key and number in its order.
-
-        The first call reads all arrays once.
-        """
+        """A description with a hash of all tokens, keys and numbers, which is computed on first access."""
         if self._content is None:
             self._content = fingerprints.of_arrays(self._hashed_arrays())
         return f"{in_words(self.features, self.num_examples)}, hash {self._content[: fingerprints.DIGITS]}"
@@ -86,20 +78,14 @@ class ArrayDataset(ExampleDataset):
     def from_records(
         cls, records: Iterable[Record], tokenizer: Tokenizer, features: Features
     ) -> ArrayDataset:
-        """Tokenises `records`, each distinct text once, under a progress bar.
-
-        Args:
-          records: the examples; texts are not kept.
-          tokenizer: makes the ids.
-          features: what a batch holds.
+        """Tokenises `records`, each distinct text once, under a progress bar. Texts are not kept.
 
         Raises:
-          UserError: there is no record, one lacks a field, has another kind of value in it, or lists that are
-            not equally long or empty where they are read.
+          UserError: there is no record, a field is missing or of another type, or lists do not fit.
         """
         reader = RecordReader(tokenizer, features)
         arrays = reader.arrays(progress(records, what="tokenising pairs", unit="pairs"))
-        reader.tell_alike()
+        reader.warn_of_equal_tokens()
         return cls(
             features=features,
             **arrays._asdict(),
@@ -108,19 +94,17 @@ class ArrayDataset(ExampleDataset):
         )
 
     def list_lengths(self) -> set[int]:
-        """Returns the lengths that the lists of examples have."""
         return set(np.unique(np.diff(self._offsets)).tolist())
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Counts the tokens of the different texts of a field that is read: one pass over them."""
         return self._table(field).token_counts(vocab_size)
 
     def keys(self, field: str) -> np.ndarray:
-        """Returns int32 [M, 2], the keys of the different texts of a field that is read."""
+        """Returns the keys of a field's distinct texts: int32 [M, 2]."""
         return self._table(field).keys
 
     def needed_lengths(self) -> dict[str, int]:
-        """Returns the smallest lengths, multiples of 16, that cut no text; see `Dataset.needed_lengths`."""
+        """Returns the smallest multiples of 16 that cut no text."""
 
         def enough(table: TextTable, length: int) -> int:
             return min(length, -(-int(np.max(np.diff(table.offsets), initial=1)) // 16) * 16)
@@ -135,7 +119,7 @@ class ArrayDataset(ExampleDataset):
         return _Rows(self, examples)
 
     def _hashed_arrays(self) -> dict[str, np.ndarray]:
-        """Returns all arrays; those of pairs under earlier names, so that runs of earlier jaxir go on."""
+        """Returns all arrays; those of pairs keep older names, so that older runs keep their fingerprints."""
         arrays = {"offsets": self._offsets} | self._columns
         for name, table in self._tables.items():
             arrays |= {f"{name}_{part}": array for part, array in table._asdict().items()}
@@ -147,7 +131,7 @@ class ArrayDataset(ExampleDataset):
 
 
 class _Rows:
-    """Some examples; see `dataset.Block`."""
+    """Some examples of an `ArrayDataset`; implements `dataset.Block`."""
 
     def __init__(self, dataset: ArrayDataset, examples: np.ndarray):
         self._dataset, self._examples = dataset, examples
