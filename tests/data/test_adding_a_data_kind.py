@@ -1,4 +1,4 @@
-"""docs/adding_a_data_kind.md, as a stranger follows it: its file, its gin piece and its command train."""
+"""The file, the gin piece and the command of docs/adding_a_data_kind.md train a model."""
 
 import gzip
 import json

@@ -234,7 +234,7 @@ def test_bad_input_costs_a_sentence_before_any_work(collection, encoder, tmp_pat
     none = [{"_id": f"d{i}", "outputs": []} for i in range(COUNT)]
     toy.write_jsonl(tmp_path / "none.jsonl", none)
     for name, told in {
-        "short.jsonl": "nothing for 1 of 30 texts",
+        "short.jsonl": "no outputs for 1 of 30 texts",
         "short.txt": "it has 29 lines",
         "long.txt": "it has 31 lines",
         "none.jsonl": "has no query for any document",
