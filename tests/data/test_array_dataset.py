@@ -19,7 +19,7 @@ from jaxir.data.sets.pair_sources import (
     TsvPairs,
 )
 from jaxir.data.text.tokenizer import Tokenizer, pad_batch
-from jaxir.data.text.truncation import FLAGS, Truncation, told_of_dataset
+from jaxir.data.text.truncation import FLAGS, Truncation, dataset_truncation_note
 from jaxir.objectives.pair_batch import pair_features
 from tests.dataset_rows import assert_equal, take
 
@@ -214,7 +214,7 @@ def test_texts_that_are_cut_are_counted(minilm):
     for found in (data, data.shortened()):
         assert found.truncation == {"queries": Truncation(4, 3, 1), "passages": Truncation(6, 2, 1)}
     form = TextFormat(query_length=4, passage_length=6)
-    assert told_of_dataset(data, form, FLAGS) == (
+    assert dataset_truncation_note(data, form, FLAGS) == (
         "cut: 1 of 3 queries (33.3 %) at 4 tokens, 1 of 2 passages (50.0 %) at 6 tokens;"
         " --query_length and --passage_length set this"
     )

@@ -10,7 +10,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Record, TokenCounts, Tokens
 from jaxir.core.progress import progress
 from jaxir.data.batches.dataset import ExampleDataset, in_words
-from jaxir.data.batches.record_arrays import ListCounts, RecordReader, check_list
+from jaxir.data.batches.record_arrays import ListCounts, RecordArrays, RecordReader, check_list
 from jaxir.data.batches.text_table import TextTable
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.data.text.truncation import Truncation
@@ -23,35 +23,20 @@ class ArrayDataset(ExampleDataset):
 
     def __init__(
         self,
-        *,
         features: Features,
-        tables: Mapping[str, TextTable],
-        columns: Mapping[str, np.ndarray],
-        offsets: np.ndarray,
+        arrays: RecordArrays,
+        *,
         tokenizer_fingerprint: str,
-        left_out: int = 0,
-        without_others: int = 0,
         truncation: Mapping[str, Truncation] | None = None,
     ):
-        """Stores the arrays as they are, see `RecordArrays`.
-
-        Args:
-          features: what a batch holds.
-          tables: distinct texts, by the name of `Tokens.table`.
-          columns: by field: int32 rows of a text field's table, or float32 numbers. [P], or [K] for a list.
-          offsets: int64 [P + 1]; the items of example p in each list are offsets[p] to offsets[p + 1].
-          tokenizer_fingerprint: fingerprint of the tokenizer that made the ids.
-          left_out: number of list items dropped because, once cut, they equal the text they must differ from.
-          without_others: number of examples whose items all equal that text.
-          truncation: counts of texts that were cut; None if unknown.
-        """
+        offsets = arrays.offsets
         super().__init__(features, len(offsets) - 1, tokenizer_fingerprint, truncation)
-        self._tables, self._columns, self._offsets = dict(tables), dict(columns), offsets
+        self._tables, self._columns, self._offsets = arrays.tables, arrays.columns, offsets
         self._content: str | None = None
         if not self.num_examples:
             raise UserError("there are no training examples")
         empty = int(np.sum(np.diff(offsets) == 0))
-        counts = ListCounts(self.num_examples, int(offsets[-1]), empty, left_out, without_others)
+        counts = ListCounts(self.num_examples, int(offsets[-1]), empty, *arrays[-2:])
         for name, field in self._fields.items():
             if field.count is not None:
                 check_list(name, field, counts)
@@ -86,12 +71,8 @@ class ArrayDataset(ExampleDataset):
         reader = RecordReader(tokenizer, features)
         arrays = reader.arrays(progress(records, what="tokenising pairs", unit="pairs"))
         reader.warn_of_equal_tokens()
-        return cls(
-            features=features,
-            **arrays._asdict(),
-            tokenizer_fingerprint=tokenizer.fingerprint,
-            truncation=reader.truncation(),
-        )
+        counts = reader.truncation()
+        return cls(features, arrays, tokenizer_fingerprint=tokenizer.fingerprint, truncation=counts)
 
     def list_lengths(self) -> set[int]:
         return set(np.unique(np.diff(self._offsets)).tolist())

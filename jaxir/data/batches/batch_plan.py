@@ -178,7 +178,7 @@ def uniforms(seed: int, *positions: np.ndarray) -> np.ndarray:
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def keys_of_twins(batch: Batch, features: Features) -> Batch:
+def mark_duplicates(batch: Batch, features: Features) -> Batch:
     """Gives a list text with the tokens of its `unlike` text that text's key.
 
     Losses ignore a negative with the key of its positive, because two texts can be equal once cut.
@@ -194,7 +194,7 @@ def keys_of_twins(batch: Batch, features: Features) -> Batch:
     return found
 
 
-def without_twins(
+def drop_duplicates(
     texts: TextTable, own: np.ndarray, items: np.ndarray, offsets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Drops each item with the tokens of its example's own text, unless no other item would remain.

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Key, Numbers, TokenCounts, Tokens, fields_of
-from jaxir.data.batches.batch_plan import Batch, Batching, Plan, choose, in_one_order, keys_of_twins
+from jaxir.data.batches.batch_plan import Batch, Batching, Plan, choose, in_one_order, mark_duplicates
 from jaxir.data.text.truncation import Truncation
 
 
@@ -166,7 +166,7 @@ class ExampleDataset(Dataset):
                 batch[name] = block.values(feature.field, items)
             else:
                 batch[name] = block.ids(feature.field, items, feature.length)
-        return keys_of_twins(batch, self.features)
+        return mark_duplicates(batch, self.features)
 
     def with_lengths(self, lengths: Mapping[str, int]) -> Self:
         found = copy.copy(self)

@@ -10,20 +10,28 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Numbers, Record, Tokens, check_record, fields_of
-from jaxir.data.batches.batch_plan import without_twins
+from jaxir.data.batches.batch_plan import drop_duplicates
 from jaxir.data.batches.text_table import TableBuilder, TextTable
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.data.text.truncation import Truncation
 
 
 class RecordArrays(NamedTuple):
-    """Examples as arrays; see `ArrayDataset.__init__`."""
+    """P examples as arrays.
+
+    Attributes:
+      tables: distinct texts, by the name of `Tokens.table`.
+      columns: by field: int32 rows of a text field's table, or float32 numbers. [P], or [K] for a list.
+      offsets: int64 [P + 1]; the items of example p in each list are offsets[p] to offsets[p + 1].
+      left_out: number of list items dropped because, once cut, they equal the text they must differ from.
+      without_others: number of examples whose items all equal that text.
+    """
 
     tables: dict[str, TextTable]
     columns: dict[str, np.ndarray]
     offsets: np.ndarray
-    left_out: int
-    without_others: int
+    left_out: int = 0
+    without_others: int = 0
 
 
 class RecordReader:
@@ -68,7 +76,7 @@ class RecordReader:
             name: np.array(column, np.int32 if isinstance(self._fields[name], Tokens) else np.float32)
             for name, column in columns.items()
         }
-        return self._without_twins(tables, arrays, np.array(offsets, np.int64))
+        return self._drop_duplicates(tables, arrays, np.array(offsets, np.int64))
 
     def truncation(self) -> dict[str, Truncation]:
         return {name: builder.truncation for name, builder in self._builders.items()}
@@ -77,13 +85,13 @@ class RecordReader:
         for builder in self._builders.values():
             builder.warn_of_equal_tokens()
 
-    def _without_twins(
+    def _drop_duplicates(
         self, tables: dict[str, TextTable], columns: dict[str, np.ndarray], offsets: np.ndarray
     ) -> RecordArrays:
         left_out, without_others = 0, 0
         for name, field in self._fields.items():
             if isinstance(field, Tokens) and field.unlike is not None:
-                keep, offsets, without_others = without_twins(
+                keep, offsets, without_others = drop_duplicates(
                     tables[field.table], columns[field.unlike], columns[name], offsets
                 )
                 left_out = len(keep) - int(keep.sum())

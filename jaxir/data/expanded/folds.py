@@ -32,8 +32,8 @@ def write_folds(targets: str | Path, queries: str | Path, output: str | Path, fo
     def fold_of(text: str) -> int:
         return group_key(text, seed=0) % folds
 
-    asked = {group_key(query.text, seed=0) for query in questions}
-    foreign = sum(group_key(record["source"][1], seed=0) not in asked for record in examples)
+    known = {group_key(query.text, seed=0) for query in questions}
+    foreign = sum(group_key(record["source"][1], seed=0) not in known for record in examples)
     if foreign == len(examples):
         raise UserError(f"{targets}: none of its sources is a question of {queries}")
     held_out = [[query for query in questions if fold_of(query.text) == k] for k in range(folds)]
@@ -42,9 +42,9 @@ def write_folds(targets: str | Path, queries: str | Path, output: str | Path, fo
         raise UserError(f"{queries}: {len(questions):,} questions are too few for {folds} folds")
     with atomic_directory(output) as temporary:
         for number, (some, of_others) in enumerate(zip(held_out, kept, strict=True), 1):
-            asked = [{"_id": query.id, "text": query.text} for query in some]
-            learned = [{name: text for name, (_, text) in record.items()} for record in of_others]
-            for name, records in (("queries", asked), ("targets", learned)):
+            questions_of_fold = [{"_id": query.id, "text": query.text} for query in some]
+            targets_of_others = [{name: text for name, (_, text) in record.items()} for record in of_others]
+            for name, records in (("queries", questions_of_fold), ("targets", targets_of_others)):
                 lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
                 (temporary / f"{name}-{number}.jsonl").write_text("".join(lines), encoding="utf-8")
     sizes = [len(some) for some in held_out]

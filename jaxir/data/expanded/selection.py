@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -10,7 +9,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.values import Count, checked
 
 
-class Selection(abc.ABC):
+class Selection:
     """Chooses among the generated queries of a training pair's document.
 
     Attributes:
@@ -29,9 +28,9 @@ class Selection(abc.ABC):
         fields = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()))
         return f"{type(self).__qualname__}({fields})"
 
-    @abc.abstractmethod
     def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
-        """Returns (first, end), the range of `count` (1 or more) queries to choose from at a step."""
+        """Returns (first, end), a range of `count` (1 or more) queries to choose from at a step; here all."""
+        return 0, count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +60,6 @@ class Curriculum(Selection):
 @dataclasses.dataclass(frozen=True)
 class Random(Selection):
     """Any query (figure 7, "random")."""
-
-    def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
-        return 0, count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +98,6 @@ class First(Selection):
 
     ranks: ClassVar[bool] = False
     draws: ClassVar[bool] = False
-
-    def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
-        return 0, count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -307,15 +307,9 @@ class BeirFolder:
     def queries(self) -> Iterator[Query]:
         return read_queries(self.queries_path, self.on_bad_input)
 
-    def qrels(
-        self,
-        split: str,
-        *,
-        query_ids: Collection[str] | None = None,
-        document_ids: Collection[str] | None = None,
-    ) -> Iterator[Qrel]:
-        known = {"query_ids": query_ids, "document_ids": document_ids}
-        return read_qrels(self.qrels_path(split), self.on_bad_input, **known)
+    def qrels(self, split: str, **known_ids: Collection[str] | None) -> Iterator[Qrel]:
+        """Yields the judgements of `split`, checked against `query_ids` and `document_ids`, if given."""
+        return read_qrels(self.qrels_path(split), self.on_bad_input, **known_ids)
 
     def pairs(self, split: str) -> Iterator[PairExample]:
         return read_judged_pairs(self.qrels_path(split), self.queries, self.corpus, self.on_bad_input)

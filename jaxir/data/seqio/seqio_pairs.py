@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.features import Features, Key, Numbers, Tokens, fields_of
-from jaxir.data.batches.batch_plan import Batch, Batching, choose, keys_of_twins
+from jaxir.data.batches.batch_plan import Batch, Batching, choose, mark_duplicates
 from jaxir.data.batches.dataset import Dataset, in_words
 from jaxir.data.batches.mixture import MixtureDataset
 from jaxir.data.batches.text_data import TextData
@@ -140,16 +140,40 @@ class SeqioDataset(Dataset):
     def _converted(
         self, seed: int, index: int, count: int, *, first: int, epochs: int | None
     ) -> tf.data.Dataset:
+        """Returns a batch's features for each example of a process, from example `first` on.
+
+        A text's id comes from the task's `FIELD_id` (for `negatives` from `negative_ids`), else it is a hash.
+        """
         texts = self._texts(seed, index, count, epochs=epochs).skip(first)
-        missing = [name for name in fields_of(self.features) if name not in texts.element_spec]
-        if missing:
+        import tensorflow as tf
+
+        fields, given = fields_of(self.features), texts.element_spec
+        if missing := [name for name in fields if name not in given]:
             raise UserError(
                 f"the objective reads the field {missing[0]!r}, but SeqIO task {self._provider.name} has only"
-                f" {', '.join(texts.element_spec)}"
+                f" {', '.join(given)}"
             )
-        how = {"seed": (seed, index), "in_order": epochs is not None}
-        converter = _converter_class()(self._tokenizer, self.features, first_example=first, **how)
-        return converter(texts, dict.fromkeys(converter.TASK_FEATURES, 0))
+        batcher = _Batcher(self._tokenizer, self.features, (seed, index), in_order=epochs is not None)
+        names = [name for field in fields for name in (field, id_field(field)) if name in given]
+        types = [tf.as_dtype(feature.dtype) for feature in self.features.values()]
+
+        def arrays(numbers: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
+            batch = batcher(numbers, dict(zip(names, columns, strict=True)))
+            return [batch[name] for name in self.features]
+
+        def dense(column: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+            if not isinstance(column, tf.RaggedTensor):
+                return column
+            return column.to_tensor("" if column.dtype == tf.string else float("nan"))
+
+        def convert(number: tf.Tensor, example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            found = tf.numpy_function(arrays, [number, *(dense(example[name]) for name in names)], types)
+            for array, feature in zip(found, self.features.values(), strict=True):
+                array.set_shape([None, *feature.shape])
+            return dict(zip(self.features, found, strict=True))
+
+        numbered = texts.enumerate(start=first).ragged_batch(_TOKENISE_AT_ONCE)
+        return numbered.map(convert, num_parallel_calls=1).unbatch()
 
     def _texts(self, seed: int, index: int, count: int, *, epochs: int | None) -> tf.data.Dataset:
         import_tensorflow()
@@ -179,86 +203,13 @@ class SeqioDataset(Dataset):
         return batches
 
 
-def __getattr__(name: str) -> Any:
-    if name == "RecordFeatureConverter":
-        return _converter_class()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-@functools.cache
-def _converter_class() -> type:
-    import_tensorflow()
-    import seqio
-    import tensorflow as tf
-
-    spec = seqio.FeatureConverter.FeatureSpec
-
-    class RecordFeatureConverter(seqio.FeatureConverter):
-        """Converts text examples to a batch's features.
-
-        Task features are the fields that the features name: strings, numbers, or lists of them. A text's id
-        comes from `FIELD_id` if the task has it (for `negatives` from `negative_ids`), else it is the text's
-        hash. Arguments are those of `_Batcher`, and `first_example`, the number of the first example, for
-        resumed runs.
-        """
-
-        PACKING_FEATURE_DTYPES = None
-
-        def __init__(self, tokenizer: Tokenizer, features: Features, *, first_example: int = 0, **how: Any):
-            self._batcher, self._features = _Batcher(tokenizer, features, **how), features
-            self._first = first_example
-            self.TASK_FEATURES = {
-                name: spec(tf.string if isinstance(f, Tokens) else tf.float32, rank=int(f.count is not None))
-                for name, f in fields_of(features).items()
-            }
-            self.MODEL_FEATURES = {
-                name: spec(tf.as_dtype(f.dtype), rank=len(f.shape)) for name, f in features.items()
-            }
-            super().__init__(pack=False, apply_length_check=False)
-
-        def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> dict[str, int]:
-            return {name: (f.shape or (1,))[0] for name, f in self._features.items()}
-
-        def _convert_features(
-            self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]
-        ) -> tf.data.Dataset:
-            names = [f for name in self.TASK_FEATURES for f in (name, id_field(name)) if f in ds.element_spec]
-            types = [tf.as_dtype(f.dtype) for f in self._features.values()]
-
-            def arrays(numbers: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
-                batch = self._batcher(numbers, dict(zip(names, columns, strict=True)))
-                return [batch[name] for name in self._features]
-
-            def convert(number: tf.Tensor, example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-                found = tf.numpy_function(arrays, [number, *(_dense(example[f]) for f in names)], types)
-                for array, feature in zip(found, self._features.values(), strict=True):
-                    array.set_shape([None, *feature.shape])
-                return dict(zip(self._features, found, strict=True))
-
-            numbered = ds.enumerate(start=self._first)
-            return numbered.ragged_batch(_TOKENISE_AT_ONCE).map(convert, num_parallel_calls=1).unbatch()
-
-    def _dense(column: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
-        if not isinstance(column, tf.RaggedTensor):
-            return column
-        return column.to_tensor("" if column.dtype == tf.string else float("nan"))
-
-    return RecordFeatureConverter
-
-
 class _Batcher:
     """Makes the arrays of some examples.
 
-    Args:
-      tokenizer: makes the ids.
-      features: what a batch holds.
-      seed: of the choice from lists that hold more than a batch takes.
-      in_order: whether items of a list keep the record's order, as in evaluation.
+    `seed` determines the choice from long lists; `in_order` keeps the record's order, as in evaluation.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, features: Features, *, seed: tuple[int, int], in_order: bool = False
-    ):
+    def __init__(self, tokenizer: Tokenizer, features: Features, seed: tuple[int, int], *, in_order: bool):
         self._tokenizer, self._features, self._fields = tokenizer, features, fields_of(features)
         self._seed, self._in_order = seed, in_order
 
@@ -284,7 +235,7 @@ class _Batcher:
             keys[name] = stable_keys(named).reshape(*column.shape, 2)
         kinds = {Tokens: ids, Key: keys, Numbers: values}
         batch = {name: kinds[type(f)][f.field] for name, f in self._features.items()}
-        return keys_of_twins(batch, self._features)
+        return mark_duplicates(batch, self._features)
 
     def _chosen(self, name: str, count: int, numbers: np.ndarray, column: np.ndarray) -> np.ndarray:
         filled = _filled(column)

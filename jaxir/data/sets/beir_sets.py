@@ -8,18 +8,8 @@ from jaxir.core.errors import UserError, suggest
 
 # CQADupStack has twelve collections; its score is the mean of theirs.
 CQADUPSTACK = (
-    "android",
-    "english",
-    "gaming",
-    "gis",
-    "mathematica",
-    "physics",
-    "programmers",
-    "stats",
-    "tex",
-    "unix",
-    "webmasters",
-    "wordpress",
+    *("android", "english", "gaming", "gis", "mathematica", "physics", "programmers", "stats", "tex", "unix"),
+    *("webmasters", "wordpress"),
 )
 
 

@@ -47,7 +47,8 @@ class Entry(NamedTuple):
 
     @property
     def split(self) -> str:
-        return _split_of(self.package)
+        package = self.package
+        return "test" if package in TEST_PACKAGES else "dev" if package in DEV_PACKAGES else "train"
 
     @property
     def document(self) -> Document:
@@ -150,7 +151,3 @@ def _contains(text: str, words: str) -> bool:
 def normal(text: str) -> str:
     """Returns the lower-case words of a text, separated by spaces."""
     return " ".join(_WORD.findall(text.lower()))
-
-
-def _split_of(package: str) -> str:
-    return "test" if package in TEST_PACKAGES else "dev" if package in DEV_PACKAGES else "train"

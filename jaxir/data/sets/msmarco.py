@@ -64,15 +64,9 @@ class MsMarcoFolder:
                     reason = f"query {identifier!r} has another text than in an earlier split"
                     raise BadInputError(path, None, reason)
 
-    def qrels(
-        self,
-        split: str,
-        *,
-        query_ids: Container[str] | None = None,
-        document_ids: Container[str] | None = None,
-    ) -> Iterator[Qrel]:
-        known = {"query_ids": query_ids, "document_ids": document_ids}
-        return read_qrels(self._file("qrels", split), self.on_bad_input, trec=True, **known)
+    def qrels(self, split: str, **known_ids: Container[str] | None) -> Iterator[Qrel]:
+        """Yields the judgements of `split`, checked against `query_ids` and `document_ids`, if given."""
+        return read_qrels(self._file("qrels", split), self.on_bad_input, trec=True, **known_ids)
 
     def collection(
         self, splits: Sequence[str]

@@ -83,16 +83,16 @@ class AnswerSource(PairSource):
         qrels: list[Qrel] = []
 
         def documents() -> Iterator[Document]:
-            asked: set[str] = set()
-            written: set[str] = set()
+            seen: set[str] = set()
+            yielded: set[str] = set()
             for passages, pairs in self.judged(on_bad_input):
                 for passage in passages:
-                    if passage.id not in written:
-                        written.add(passage.id)
+                    if passage.id not in yielded:
+                        yielded.add(passage.id)
                         yield passage
                 for pair in pairs:
-                    if pair.query_id not in asked:
-                        asked.add(pair.query_id)
+                    if pair.query_id not in seen:
+                        seen.add(pair.query_id)
                         queries.append(Query(pair.query_id, pair.query))
                     qrels.append(Qrel(pair.query_id, pair.passage_id, 1))
 

@@ -41,14 +41,6 @@ _SIDE_FILES = (
     "tokenizer.model",
 )
 FILES = (JSON, *_SIDE_FILES)  # read by `Tokenizer.load`, which also reads SentencePiece models (*.model)
-_CONVERTIBLE = (
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spm.model",
-    "tokenizer.model",
-    "spiece.model",
-)
 # Limits of one call into a tokenizer library, whose intermediate results then take some tens of megabytes.
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1_000_000
 # A safe place to cut: before a space and a letter, after an ordinary character (see `Tokenizer._cut`).
@@ -106,7 +98,7 @@ class Tokenizer:
         models = [name for name in files if name.endswith(".model")]
         default = "DebertaV2Tokenizer" if DEBERTA in files else "T5Tokenizer"
         is_t5 = str(config.get("tokenizer_class", default)).startswith("T5Tokenizer")
-        plain = [name for name in _CONVERTIBLE if name in files and not name.endswith(".model")]
+        plain = [name for name in ("vocab.txt", "vocab.json") if name in files]
         if models and not plain and is_t5:
             return cls(SentencePieceBackend(files[models[0]], directory / models[0]), files)
         if plain or models:

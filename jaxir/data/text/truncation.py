@@ -37,14 +37,14 @@ class Truncation:
         return f"{self.cut:,} of {self.texts:,} {what} ({percent} %) at {self.length:,} tokens"
 
 
-def told(counts: Mapping[str, Truncation], change: str) -> str:
+def truncation_note(counts: Mapping[str, Truncation], change: str) -> str:
     """Returns one line on texts that were cut; `change` says how to change the lengths."""
     parts = ", ".join(count.in_words(what) for what, count in counts.items())
     return f"cut: {parts}; {change}"
 
 
-def told_of_dataset(dataset: Any, form: TextFormat, names: tuple[str, str]) -> str | None:
-    """Returns `told` for training data, or None if they have no counts.
+def dataset_truncation_note(dataset: Any, form: TextFormat, names: tuple[str, str]) -> str | None:
+    """Returns `truncation_note` for training data, or None if they have no counts.
 
     Args:
       dataset: training data.
@@ -58,7 +58,7 @@ def told_of_dataset(dataset: Any, form: TextFormat, names: tuple[str, str]) -> s
     both = zip(names, (form.query_length, form.passage_length), strict=True)
     named = [name for name, length in both if length in lengths] or names
     texts = {name if name.endswith("s") else f"{name}s": count for name, count in counts.items()}
-    return told(texts, f"{' and '.join(named)} set{'' if named[1:] else 's'} this")
+    return truncation_note(texts, f"{' and '.join(named)} set{'' if named[1:] else 's'} this")
 
 
 def as_json(counts: Mapping[str, Truncation]) -> dict[str, dict[str, int]]:
