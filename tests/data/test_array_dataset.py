@@ -3,21 +3,12 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet as pq
 import pytest
 
-from jaxir.core.errors import BadInputError, UserError
+from jaxir.core.errors import UserError
 from jaxir.core.features import TextFormat
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.formats.sources import PairExample, stable_keys, text_id
-from jaxir.data.sets.pair_sources import (
-    BeirPairs,
-    JsonlPairs,
-    ParquetPairs,
-    TevatronPairs,
-    TsvPairs,
-)
 from jaxir.data.text.tokenizer import Tokenizer, pad_batch
 from jaxir.data.text.truncation import FLAGS, Truncation, dataset_truncation_note
 from jaxir.objectives.pair_batch import pair_features
@@ -30,7 +21,7 @@ COUNT = 103
 
 
 def in_order(dataset, count=None):
-    """Returns the first examples in the order of their records; `once` has that of an epoch."""
+    """Returns the first examples in the order of their records rather than of an epoch."""
     place = np.argsort(np.random.default_rng([0, 0]).permutation(dataset.num_examples))[:count]
     return {name: x[place] for name, x in dataset.once().items()}
 
@@ -113,7 +104,6 @@ def test_texts_of_one_id_are_stored_once_and_share_a_key(minilm):
     ("changed", "what"),
     [
         ({"query_id": "q0"}, "queries the id 'q0'"),
-        ({"passage_id": "p0"}, "passages the id 'p0'"),
         ({"negatives": (("p0", "no answer"),)}, "passages the id 'p0'"),
     ],
 )
@@ -146,12 +136,11 @@ def test_resuming_gives_the_same_batches(dataset):
 
 def test_shares_of_the_processes_make_the_batch(dataset):
     whole = take(dataset.batches(batch_size=8, seed=3), 15)
-    shares = [
-        take(dataset.batches(batch_size=8, seed=3, process_index=i, process_count=4), 15) for i in range(4)
-    ]
-    for step, batch in enumerate(whole):
-        joined = {k: np.concatenate([share[step][k] for share in shares]) for k in batch}
-        assert_equal(batch, joined)
+    how = {"batch_size": 8, "seed": 3, "process_count": 4}
+    shares = [dataset.batches(process_index=process, **how) for process in range(4)]
+    for batch in whole:
+        parts = [next(share) for share in shares]
+        assert_equal(batch, {name: np.concatenate([part[name] for part in parts]) for name in batch})
 
 
 def test_negatives_are_drawn_anew_each_epoch_without_repeats(minilm):
@@ -168,11 +157,11 @@ def test_negatives_are_drawn_anew_each_epoch_without_repeats(minilm):
     uses = np.bincount([j for batch in drawn for row in batch for j in row])
     assert uses.min() > 0.9 * uses.mean()  # uniform: 1,200 expected of each, standard deviation 25
     assert any(len(set(batch)) > 1 for batch in drawn)  # rows draw independently
-    of_seeds = []
-    for batch in (next(dataset.batches(batch_size=8, seed=seed)) for seed in (0, 1)):
-        chosen = zip(numbers(batch), (row.tolist() for row in batch["negative_key"]), strict=True)
-        of_seeds.append({number: sorted(keys) for number, keys in chosen})
-    assert of_seeds[0].keys() == of_seeds[1].keys() and of_seeds[0] != of_seeds[1]
+    chosen = [
+        {n: sorted(keys.tolist()) for n, keys in zip(numbers(batch), batch["negative_key"], strict=True)}
+        for batch in (next(dataset.batches(batch_size=8, seed=seed)) for seed in (0, 1))
+    ]
+    assert chosen[0].keys() == chosen[1].keys() and chosen[0] != chosen[1]
 
 
 def test_once_has_the_order_of_the_first_epoch(dataset):
@@ -202,18 +191,13 @@ def test_shortened_pairs_lose_padding_only(dataset, minilm):
 
 
 def test_texts_that_are_cut_are_counted(minilm):
-    pairs = [
-        ("q0", "one two three", "p0", "a b c d e f g h"),
-        ("q1", "one", "p1", "a b"),
-        ("q2", "two", "p0", "a b c d e f g h"),
-    ]
-    records = [{"query": pair[:2], "passage": pair[2:]} for pair in pairs]
-    data = ArrayDataset.from_records(
-        records, minilm, pair_features(TextFormat(query_length=4, passage_length=6))
-    )
+    long, form = "a b c d e f g h", TextFormat(query_length=4, passage_length=6)
+    queries = ("one two three", "one", "two")
+    passages = [("p0", long), ("p1", "a b"), ("p0", long)]
+    records = [{"query": (query, query), "passage": p} for query, p in zip(queries, passages, strict=True)]
+    data = ArrayDataset.from_records(records, minilm, pair_features(form))
     for found in (data, data.shortened()):
         assert found.truncation == {"queries": Truncation(4, 3, 1), "passages": Truncation(6, 2, 1)}
-    form = TextFormat(query_length=4, passage_length=6)
     assert dataset_truncation_note(data, form, FLAGS) == (
         "cut: 1 of 3 queries (33.3 %) at 4 tokens, 1 of 2 passages (50.0 %) at 6 tokens;"
         " --query_length and --passage_length set this"
@@ -283,55 +267,6 @@ def test_unusable_settings_are_refused(dataset, minilm):
     with pytest.raises(UserError, match="reads 1 negatives of each example, but 1 of 2 have none: set"):
         from_examples(pairs, minilm, num_negatives=1, **LENGTHS)
     assert "negative_ids" not in from_examples(pairs, minilm, **LENGTHS).once()
-
-
-def test_every_source_gives_the_same_pairs(minilm, tmp_path, write_jsonl):
-    rows = [("what is a", "a is b", "c is d"), ("what is e", "e is f", "g is h")]
-    jsonl = [{"query": q, "passage": p, "negatives": [n]} for q, p, n in rows]
-    tevatron = [
-        {
-            "query_id": text_id(q),
-            "query": q,
-            "positive_passages": [{"docid": text_id(p), "title": p[:1], "text": p[2:]}],
-            "negative_passages": [{"docid": text_id(n), "text": n}],
-        }
-        for q, p, n in rows
-    ]
-    (tmp_path / "pairs.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
-    pq.write_table(pyarrow.Table.from_pylist(jsonl), tmp_path / "pairs.parquet")
-    sources = [
-        JsonlPairs(path=str(write_jsonl("pairs.jsonl", jsonl))),
-        ParquetPairs(path=str(tmp_path / "pairs.parquet")),
-        TsvPairs(path=str(tmp_path / "pairs.tsv")),
-        TevatronPairs(path=str(write_jsonl("tevatron.jsonl", tevatron))),
-    ]
-    first, *others = [s.build(minilm, WITH_NEGATIVE).once() for s in sources]
-    for other in others:
-        assert_equal(first, other)
-
-    write_jsonl("c/corpus.jsonl", [{"_id": text_id(p), "title": p[:1], "text": p[2:]} for _, p, _ in rows])
-    write_jsonl("c/queries.jsonl", [{"_id": text_id(q), "text": q} for q, _, _ in rows])
-    qrels = "".join(f"{text_id(q)}\t{text_id(p)}\t1\n" for q, p, _ in rows)
-    (tmp_path / "c/qrels").mkdir()
-    (tmp_path / "c/qrels/train.tsv").write_text(qrels)
-    beir = BeirPairs(directory=str(tmp_path / "c")).build(minilm, PAIRS).once()
-    assert_equal(beir, {k: first[k] for k in beir})
-
-
-def test_malformed_rows_of_parquet_are_refused_or_skipped(minilm, tmp_path, capsys):
-    path, features = tmp_path / "pairs.parquet", pair_features(TextFormat(**LENGTHS))
-    rows = [{"query": "q", "passage": "p", "query_id": None}, {"query": "r", "passage": None}]
-    pq.write_table(pyarrow.Table.from_pylist(rows), path)
-    with pytest.raises(BadInputError, match=r"pairs\.parquet:2: field 'passage' is not a string but null"):
-        ParquetPairs(path=str(path)).build(minilm, features)
-    assert ParquetPairs(path=str(path)).build(minilm, features, on_bad_input="skip").num_examples == 1
-    assert "skipped 1 record: field 'passage' is not a string" in capsys.readouterr().err
-    pq.write_table(pyarrow.table({"query": [b"q"], "passage": ["p"]}), path)
-    with pytest.raises(BadInputError, match=r"pairs\.parquet:1: field 'query' is not a string but bytes"):
-        ParquetPairs(path=str(path)).build(minilm, features)
-    pq.write_table(pyarrow.table({"question": ["q"], "passage": ["p"]}), path)
-    with pytest.raises(BadInputError, match=r"parquet:1: no field 'query' \(it has 'passage'\)"):
-        ParquetPairs(path=str(path)).build(minilm, features)
 
 
 def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):

@@ -14,9 +14,10 @@ from jaxir.data.expanded.expanded_pairs import ExpandedPairs
 from jaxir.data.expanded.joining import Joiner
 from jaxir.data.expanded.rouge import Words, rouge_l
 from jaxir.data.expanded.selection import Bottom, Curriculum, First, Gold, Random, Top, selection_of
-from jaxir.data.sets.pair_sources import BeirPairs, TevatronPairs
+from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.objectives.pair_batch import pair_features
+from tests.dataset_rows import assert_equal, take
 
 QUERY = "how old is the oak tree"
 # By descending ROUGE-L with QUERY, which has 6 words; the first is the query itself.
@@ -263,56 +264,31 @@ def test_evaluation_expands_documents_with_their_first_query(collection, minilm)
     for batch in batches[1:]:
         assert all(np.array_equal(batch[name], batches[0][name]) for name in batch)
     texts = {minilm.decode(ids).replace(" ?", "?") for ids in batches[0]["passage_ids"]}
-    assert texts == {
-        "document number one how old is the oak tree?",
-        "document number two only one",
-        "document number three",
-    }
+    ends = ("one how old is the oak tree?", "two only one", "three")
+    assert texts == {f"document number {end}" for end in ends}
     assert len(datasets[0].once(2)["query_ids"]) == 2
 
 
-def test_batches_are_a_function_of_seed_and_step(folder, minilm, tmp_path):
-    data = expanded(folder, tmp_path, Curriculum(3)).build(minilm, pair_features(TextFormat(12, 40)))
-    data = data.scheduled(20)
-    whole = list(itertools.islice(data.batches(batch_size=8, seed=3), 20))
-    again = list(itertools.islice(data.batches(batch_size=8, seed=3, start_step=13), 7))
-    for one, other in zip(whole[13:], again, strict=True):
-        assert all(np.array_equal(one[name], other[name]) for name in one)
-    parts = [data.batches(batch_size=8, seed=3, process_index=p, process_count=2) for p in range(2)]
-    for batch in whole[:3]:
+def test_batches_are_a_function_of_seed_and_step(collection, minilm):
+    data = source(collection).build(minilm, FEATURES).scheduled(60)
+    whole = take(data.batches(batch_size=2, seed=3), 60)
+    for one, other in zip(whole[40:], data.batches(batch_size=2, seed=3, start_step=40), strict=False):
+        assert_equal(one, other)
+    parts = [data.batches(batch_size=2, seed=3, process_index=p, process_count=2) for p in range(2)]
+    for batch in whole[:20]:
         halves = [next(part) for part in parts]
-        assert all(np.array_equal(batch[n], np.concatenate([h[n] for h in halves])) for n in batch)
-    other = next(data.batches(batch_size=8, seed=4))
-    assert not np.array_equal(other["passage_ids"], whole[0]["passage_ids"])
-    base = BeirPairs(directory=str(folder)).build(minilm, pair_features(TextFormat(12, 40)))
-    plain = list(itertools.islice(base.batches(batch_size=8, seed=3), 20))
-    assert all(np.array_equal(a["passage_key"], b["passage_key"]) for a, b in zip(whole, plain, strict=True))
-    prints = {
-        other.fingerprint
-        for other in (
-            data,
-            base,
-            expanded(folder, tmp_path, Curriculum(2)).build(minilm, base.features),
-            expanded(folder, tmp_path, Curriculum(3), most=2).build(minilm, base.features),
-            expanded(folder, tmp_path, Curriculum(3), appended=2).build(minilm, base.features),
-        )
-    }
-    assert len(prints) == 5
+        assert_equal(batch, {name: np.concatenate([half[name] for half in halves]) for name in batch})
+    others = take(data.batches(batch_size=2, seed=4), 60)
+    assert any((a["passage_ids"] != b["passage_ids"]).any() for a, b in zip(whole, others, strict=True))
+    plain = TevatronPairs(path=str(collection / "pairs.jsonl")).build(minilm, FEATURES)
+    for one, other in zip(whole, plain.batches(batch_size=2, seed=3), strict=False):
+        np.testing.assert_array_equal(one["passage_key"], other["passage_key"])
 
 
-def expanded(folder, tmp_path, selection, **settings) -> ExpandedPairs:
-    lines = (folder / "corpus.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    outputs = [[f"{word} {i}" for i, word in enumerate(r["text"].split())] for r in records]
-    content = [{"_id": r["_id"], "outputs": texts} for r, texts in zip(records, outputs, strict=True)]
-    (tmp_path / "expansions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in content))
-    return ExpandedPairs(
-        pairs=BeirPairs(directory=str(folder)),
-        expansions=str(tmp_path / "expansions.jsonl"),
-        corpus=str(folder),
-        selection=selection,
-        **settings,
-    )
+def test_the_fingerprint_covers_the_queries_and_their_selection(collection, minilm):
+    settings = ({}, {"selection": Curriculum(2)}, {"most": 2}, {"appended": 2})
+    prints = {source(collection, **given).build(minilm, FEATURES).fingerprint for given in settings}
+    assert len(prints) == 4
 
 
 def test_unusable_expansions_are_refused(collection, minilm, tmp_path, capsys):

@@ -272,21 +272,6 @@ def test_a_file_without_a_header_is_read_by_number(tmp_path, capsys):
     }
 
 
-@pytest.mark.parametrize("header", ["Question\tAnswer", "1\ttitle\tbody"])
-def test_a_header_line_is_refused_if_columns_are_numbers(tmp_path, capsys, header):
-    path, width = tmp_path / "a.tsv", header.count("\t") + 1
-    rows = [f"{n}\t{q}\t{p!r}".split("\t")[-width:] for n, (q, p) in enumerate(ROWS)]
-    path.write_text("".join("\t".join(row) + "\n" for row in [header.split("\t"), *rows]))
-    flags = [f"--query={width - 1}", f"--passage={width}", f"--output={tmp_path / 'out'}"]
-    assert prepare(f"--dataset=pairs:{path}", *flags) == 1
-    names = ", ".join(header.split("\t")[-2:])
-    sentence = "column names instead of the first pair"
-    assert f"{path}:1: {sentence} ({names}): remove that line" in capsys.readouterr().err
-    assert prepare(f"--dataset=pairs:{path}", *flags, "--on_bad_input=skip") == 0
-    assert f"skipped 1 record: {sentence} (first: {path}:1)" in capsys.readouterr().err
-    assert sum(len(pairs_of(tmp_path / "out", split)) for split in SPLITS) == len(ROWS)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "flags", "message"),
     [
@@ -294,6 +279,7 @@ def test_a_header_line_is_refused_if_columns_are_numbers(tmp_path, capsys, heade
         ("a.jsonl", '["a"]\n', (), "a.jsonl:1: an item of the array is not an"),
         ("a.jsonl", '{"a": "1", "b": "2"}\n', (), "which column is the query.*the file has: a, b$"),
         ("a.csv", "question,answer,context\n", (), "several columns could be the passage: answer, context"),
+        ("a.tsv", "Question\tAnswer\na\tb\n", ("--query=1", "--passage=2"), "a.tsv:1: column names instead"),
         ("a.csv", "query,answer\n", ("--passage=anwser",), "no column 'anwser', .* did you mean 'answer'"),
         ("a.csv", "query,query\n", (), "a.csv:1: two columns are called 'query'"),
         ("a.csv", "query,answer\na,b\n", ("--splits=test",), "--splits is for published data sets, not"),
@@ -334,8 +320,3 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path, capsys, monkeypatc
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert prepare(f"--dataset=pairs:{tmp_path / 'a.parquet'}", f"--output={tmp_path / 'out'}") == 1
     assert re.search(r"pyarrow is needed to read Parquet: .*install.*\[parquet\]", capsys.readouterr().err)
-
-
-def test_flags_of_pairs_are_refused_for_other_sources(tmp_path, capsys):
-    assert prepare("--dataset=msmarco:x", "--query=a", f"--output={tmp_path / 'out'}") == 1
-    assert capsys.readouterr().err == "error: --query is for --dataset=pairs:FILE only: leave it out\n"

@@ -74,13 +74,12 @@ def test_truncated_msmarco_files_are_refused(tmp_path, capsys, cut):
     assert set(read_collection(output, "train").qrels) <= {"121352", "634306"}
 
 
-@pytest.mark.parametrize("with_context", ["true", "false"])
-def test_multireqa(tmp_path, with_context):
+def test_multireqa(tmp_path):
     mrqa, candidates = published.write_multireqa(tmp_path)
     output = tmp_path / "out"
     dataset = f"--dataset=multireqa:{mrqa},{candidates}"
-    assert prepare(dataset, f"--output={output}", f"--with_context={with_context}") == 0
-    source = MultiReqaPairs(mrqa=str(mrqa), candidates=str(candidates), with_context=with_context == "true")
+    assert prepare(dataset, f"--output={output}", "--with_context=false") == 0
+    source = MultiReqaPairs(mrqa=str(mrqa), candidates=str(candidates), with_context=False)
     assert examples(BeirPairs(directory=str(output), split="test")) == examples(source)
     assert len(read_collection(output).query_ids) == 5
 
@@ -117,6 +116,7 @@ def test_beir_from_tfds(tmp_path):
     [
         ("msmraco:DIR", "--dataset must be one of pairs:FILE, msmarco:DIR, .*; did you mean 'msmarco'"),
         ("msmarco:{}/none", "is not an MS MARCO folder"),
+        ("msmarco:x --query=a", "--query is for --dataset=pairs:FILE only: leave it out"),
         ("multireqa:{}/a.jsonl.gz", "takes two files, MRQA_FILE,CANDIDATES_FILE"),
         ("nq:{}/none.jsonl", "no such file or directory"),
         ("nq:{}/bad.jsonl", "bad.jsonl:2: not valid JSON"),
