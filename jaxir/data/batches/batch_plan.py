@@ -20,14 +20,7 @@ _ROUNDS = 8
 
 
 class StepExamples(NamedTuple):
-    """The examples of a step.
-
-    Attributes:
-      step: the step.
-      epoch: the epoch of the step.
-      examples: [b], the examples of this process.
-      first: index in the whole batch of this process's first example.
-    """
+    """The examples [b] of this process at a step, of which `first` is the first one's index in the batch."""
 
     step: int
     epoch: int
@@ -46,7 +39,6 @@ class Batching(NamedTuple):
 
     @property
     def share(self) -> slice:
-        """The slice of a batch that this process reads."""
         if self.batch_size <= 0 or self.batch_size % self.process_count:
             raise UserError(
                 f"batch_size must be a positive multiple of the {self.process_count} processes, got"
@@ -59,10 +51,7 @@ class Batching(NamedTuple):
 class Plan:
     """Maps a step to its examples: a pure function of (seed, step), safe to call from several threads.
 
-    Args:
-      num_examples: number of examples in the dataset.
-      how: batch size, seed and processes.
-      noun: what error messages call the examples.
+    `noun` is what error messages call the examples.
     """
 
     def __init__(self, num_examples: int, how: Batching, *, noun: str = "pairs"):
@@ -118,7 +107,6 @@ class _Permutation:
         self._keys = _mix(state + np.arange(_ROUNDS, dtype=np.uint64))
 
     def __getitem__(self, places: slice) -> np.ndarray:
-        """Returns uint64 [n], the numbers at positions start to stop."""
         found = np.arange(*places.indices(self._size), dtype=np.uint64)
         beyond = np.ones(len(found), bool)
         while beyond.any():
@@ -202,8 +190,8 @@ def drop_duplicates(
     Args:
       texts: the texts.
       own: [P], for each example the text that its items must differ from.
-      items: [K], texts.
-      offsets: [P + 1], where the items of each example begin.
+      items: [K], texts; those of an example begin at offsets [P + 1].
+      offsets: see `items`.
 
     Returns:
       Which items to keep (bool [K]), their offsets, and the number of examples whose items all equal `own`.

@@ -73,7 +73,6 @@ class MixtureDataset(Dataset):
         rates: Sequence[float] | None,
         mix_within_batch: bool = False,
     ):
-        """Takes datasets by the names that error messages give them."""
         self._names, self._datasets = list(datasets), list(datasets.values())
         self._sizes = np.array([d.num_examples for d in self._datasets], np.int64)
         self._rates = None if rates is None else np.array(rates, np.float64) / sum(rates)

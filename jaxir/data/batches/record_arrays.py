@@ -35,8 +35,6 @@ class RecordArrays(NamedTuple):
 
 
 class RecordReader:
-    """Converts records to arrays, in one call or in several."""
-
     def __init__(self, tokenizer: Tokenizer, features: Features):
         self._fields = fields_of(features)
         self._builders: dict[str, TableBuilder] = {}

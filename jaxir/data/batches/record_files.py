@@ -83,14 +83,8 @@ def write_records(
 ) -> Written:
     """Tokenises examples and writes them into a new directory, all or nothing, under a progress bar.
 
-    Only some thousand examples are in memory, so texts with the same id are not compared.
-
-    Args:
-      directory: the new directory.
-      records: the examples.
-      tokenizer: makes the ids.
-      features: what a batch will hold; their fields are stored.
-      file_bytes: size at which the next file begins.
+    Only some thousand examples are in memory, so texts with the same id are not compared. `features` are
+    those of a batch; their fields are stored. A file that has `file_bytes` is followed by another.
     """
     require("grain", "grain", "array_record")
     with atomic_directory(directory) as temporary:

@@ -75,5 +75,4 @@ class RecordSource(TextData):
         """Yields the examples."""
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> ArrayDataset:
-        """Reads and tokenises all records."""
         return ArrayDataset.from_records(self.records(on_bad_input), tokenizer, features)

@@ -76,17 +76,9 @@ def with_padding_tokens(stored: np.ndarray) -> np.ndarray:
 class TableBuilder:
     """Collects distinct texts by id and tokenises them in blocks.
 
-    It also counts, within a block, texts that have equal tokens but differ in more than case and white
-    space. A model cannot distinguish such texts.
-
-    Args:
-      tokenizer: makes the ids.
-      length: most tokens of a text.
-      prompt: prefix of each text.
-      what: what error messages call the texts: "queries", "passages".
-
-    Attributes:
-      truncation: number of texts that were tokenised, and of texts that were cut.
+    It also counts, within a block, texts that have equal tokens but differ in more than case and white space.
+    A model cannot distinguish such texts. Error messages call the texts `what`: "queries", "passages".
+    `truncation` counts the texts that were tokenised, and those that were cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, length: int, prompt: str, *, what: str):

@@ -59,12 +59,9 @@ class Candidates:
 
     @property
     def queries(self) -> list[str]:
-        """The expanded queries."""
         return [expanded(self.question, output) for output in self.outputs]
 
     def of(self, places: Sequence[int]) -> Candidates:
-        """Returns the candidates at `places`, in this order."""
-
         def some(values: list[Any] | None) -> Any:
             return None if values is None else [values[place] for place in places]
 
@@ -73,7 +70,6 @@ class Candidates:
         )
 
     def fields(self) -> dict[str, Any]:
-        """Returns the fields of a line except the id."""
         return {n: value for n, value in dataclasses.asdict(self).items() if n != "id" and value is not None}
 
 
@@ -96,15 +92,10 @@ def read_questions(
     with_question: bool = False,
     on_bad_input: Policy = "stop",
 ) -> list[Candidates]:
-    """Reads questions and their distinct expansions.
+    """Reads questions and their distinct expansions, of which the first `limit` are kept.
 
-    Args:
-      queries: queries.jsonl[.gz].
-      expansions: files or folders for `read_expansions`, whose outputs are joined.
-      lines_each: see `read_expansions`.
-      limit: maximum number of expansions of a question; the first are kept.
-      with_question: whether to append the question alone. Questions without expansions always have it.
-      on_bad_input: "stop" at malformed input, or "skip" it, which leaves the question without that expansion.
+    With `with_question`, the question alone follows them; questions without expansions always have it. If
+    malformed lines are skipped, their questions lack those expansions.
     """
     questions = {query.id: query.text for query in read_queries(queries, on_bad_input)}
     found: dict[str, dict[str, None]] = {query_id: {} for query_id in questions}
@@ -121,7 +112,6 @@ def read_questions(
 
 
 def read_candidates(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Candidates]:
-    """Yields the questions of a file; a repeated question is malformed."""
     seen: set[str] = set()
 
     def parse(line: str, _: int) -> Candidates:
@@ -153,7 +143,6 @@ def read_candidates(path: str | Path, on_bad_input: OnBadInput | Policy = "stop"
 def read_passages(
     corpus: str | Path, wanted: set[str], on_bad_input: OnBadInput | Policy = "stop"
 ) -> dict[str, Document]:
-    """Reads passages by id; see `read_wanted`."""
     passages = read_wanted(corpus, wanted, on_bad_input, named_by="a query found")
     return {document.id: document for document in passages}
 

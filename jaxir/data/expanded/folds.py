@@ -19,12 +19,6 @@ def write_folds(targets: str | Path, queries: str | Path, output: str | Path, fo
     Source: Chuang 2024, section 3.3.3. Texts that differ only in case or white space belong to one fold,
     whatever the order of the files, so that no generator has seen a question that it expands. Returns a
     summary.
-
-    Args:
-      targets: sources and targets, as `texts.SourcesAndTargets` reads them.
-      queries: queries.jsonl[.gz].
-      output: a new directory, which appears only when whole.
-      folds: K, at least 2.
     """
     questions = list(read_queries(queries))
     examples = list(SourcesAndTargets(path=str(targets)).records(OnBadInput("stop")))

@@ -16,11 +16,7 @@ class Joiner:
     """Appends queries to documents: [CLS] document [SEP] query [SEP], or for T5 document </s> query </s>.
 
     A document is cut to leave room for one query; further queries are appended if they fit whole.
-
-    Args:
-      tokenizer: made the ids.
-      document_length: most tokens of a document with its queries.
-      query_length: most tokens of a query.
+    `document_length` limits a document with its queries, `query_length` each query.
     """
 
     def __init__(self, tokenizer: Tokenizer, document_length: int, query_length: int):

@@ -86,7 +86,6 @@ class OnBadInput:
         self._first.setdefault(odd.noted, place)
 
     def note(self, path: str | Path, line: int, kind: str) -> None:
-        """Counts a record that is odd but no fault."""
         self.noted[kind] += 1
         self._first.setdefault(kind, f"{path}:{line}")
 
@@ -170,7 +169,6 @@ def parsed(
     parse: Callable[[S, int], T | None],
     on_bad_input: OnBadInput | Policy,
 ) -> Iterator[T]:
-    """Yields `parse(item, number)` for each (number, item) of a file, as `parsed_lines` does."""
     usable = False
     with collecting(on_bad_input) as collector:
         for number, item in numbered:

@@ -49,8 +49,6 @@ class PairColumns(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A query, a relevant passage and irrelevant passages."""
-
     query: Query
     passage: Document
     negatives: list[Document]
@@ -65,17 +63,12 @@ class PairTable:
     """Pairs of a JSONL, TSV, CSV (all optionally gzipped) or Parquet file.
 
     TSV and CSV files have a header line, unless the columns are given by number ("1", "2"). TSV has no
-    quotes.
+    quotes. Errors put `prefix` before the names of fields: "--" if they are flags.
 
     Attributes:
       path: the file.
       columns: the column of each field of `PairColumns` that has one.
       unused: the columns that are not read.
-
-    Args:
-      path: the file.
-      columns: the columns' names, if unusual.
-      prefix: put before field names in errors: "--" if they are flags.
     """
 
     def __init__(self, path: str | Path, columns: PairColumns, *, prefix: str = ""):

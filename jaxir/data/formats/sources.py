@@ -147,11 +147,7 @@ def read_wanted(
 ) -> Iterator[Document]:
     """Yields the documents with the ids `wanted`, in the order of the corpus, under a progress bar.
 
-    Args:
-      path: the corpus.
-      wanted: ids of documents.
-      on_bad_input: what to do with malformed lines.
-      named_by: what named the ids, for the error if one is missing: "a query found".
+    `named_by` says what named the ids, for the error if one is missing: "a query found".
     """
     found: dict[str, str] = {}
     documents = read_corpus(path, on_bad_input, unique=False)
@@ -198,7 +194,6 @@ def has_lines(path: str | Path) -> bool:
 
 
 def read_documents(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Document]:
-    """Yields the documents of a corpus.jsonl[.gz], or the lines of a .txt[.gz] with line numbers as ids."""
     if has_lines(path):
         return (Document(line.id, "", line.text) for line in read_lines(path, on_bad_input))
     return read_corpus(path, on_bad_input)
@@ -285,7 +280,6 @@ class BeirFolder:
 
     @property
     def splits(self) -> list[str]:
-        """Names of the splits that have judgements."""
         return splits_in(self.directory / "qrels", "")
 
     def qrels_path(self, split: str) -> Path:

@@ -44,13 +44,7 @@ def import_seqio() -> ModuleType:
 def add_task(kind: str, sources: Mapping[str, PairSource], *, name: str | None = None) -> str:
     """Registers a task over `sources` (split -> pairs) with SeqIO, unless it exists; returns its name.
 
-    Args:
-      kind: prefix of the default name.
-      sources: the pairs of each split.
-      name: the task's name.
-
-    Raises:
-      UserError: another task has that name, or SeqIO is not installed.
+    The default name begins with `kind`. Another task with that name is a UserError.
     """
     seqio = import_seqio()
     import tensorflow as tf

@@ -14,8 +14,6 @@ from jaxir.data.formats.sources import Document, Qrel, Query
 
 
 class Counts(NamedTuple):
-    """Numbers of written records."""
-
     documents: int
     queries: int
     qrels: dict[str, int]

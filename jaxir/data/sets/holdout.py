@@ -54,8 +54,8 @@ def hold_out(
       queries: int64 [P], a number for each distinct query.
       query_keys: int64 [P], from `group_key`.
       passage_keys: int64 [P], likewise.
-      sizes: split -> number of queries, a share of all below 1, 0 for no such split, or None for a default by
-        their number. Earlier splits take their groups first.
+      sizes: split -> number of queries, share below 1, 0, or None for a default; the first split chooses
+        first.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

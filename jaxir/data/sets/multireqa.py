@@ -42,8 +42,6 @@ class Span(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question and the answer spans in its context."""
-
     id: str
     text: str
     answers: tuple[Span, ...]
@@ -186,7 +184,6 @@ class _Questions:
                     yield query, sentence
 
     def report(self) -> None:
-        """Counts the questions without an answer sentence."""
         answered = {query_id for query_id, _ in self._pairs}
         for query_id, place in self._places.items():
             if query_id not in answered:
@@ -241,8 +238,6 @@ class TfdsMultiReqaPairs(_MultiReqa):
     with_context: bool = True
 
     def contexts(self, boundaries: Boundaries, on_bad_input: OnBadInput) -> Iterator[Context]:
-        """Yields the contexts, one for each question."""
-
         def parse(record: dict[str, Any], number: int) -> Context:
             text, spans = record["context"], record["detected_answers"]["char_spans"]
             answers = tuple(

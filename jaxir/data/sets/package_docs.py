@@ -57,7 +57,6 @@ def collect(roots: Iterable[Path] | None = None) -> list[Entry]:
 
 
 def installed_roots() -> list[Path]:
-    """Returns the directories of the standard library and of the installed packages."""
     paths = sysconfig.get_paths()
     return list(dict.fromkeys(Path(paths[name]).resolve() for name in ("stdlib", "purelib", "platlib")))
 
@@ -86,7 +85,6 @@ def write_beir(output: str | Path, entries: list[Entry]) -> None:
 
 
 def counts(entries: list[Entry]) -> dict[str, collections.Counter[str]]:
-    """Returns the number of entries of each package, by split."""
     return {s: collections.Counter(e.package for e in entries if e.split == s) for s in SPLITS}
 
 

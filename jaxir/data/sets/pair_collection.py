@@ -52,14 +52,7 @@ def write_pairs(
     The file is read twice, and memory holds only hashes of its texts. Negatives become documents, too, and
     negatives.jsonl gets the training pairs that have some, in Tevatron's format. A pair repeated with other
     negatives has several lines. Negatives that are relevant to their query in another pair are left out.
-
-    Args:
-      folder: the folder.
-      table: the pairs.
-      on_bad_input: what to do with malformed records; see `PairTable.pairs`.
-      dev: number or share of queries of this split, as in `holdout.hold_out`.
-      test: likewise.
-      seed: of the choice of held-out groups.
+    `dev` and `test` are sizes for `holdout.hold_out`; `seed` determines the choice of held-out groups.
     """
     queries, query_keys, passage_keys = (array.array("q") for _ in range(3))
     positives = Positives()

@@ -175,8 +175,6 @@ class TsvPairs(PairSource):
     path: str
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields the pair of each line."""
-
         def parse(line: str, number: int) -> PairExample:
             texts = [column.strip() for column in line.split("\t")]
             if len(texts) < 2:
@@ -206,7 +204,6 @@ class TevatronPairs(PairSource):
     path: str
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields a pair for each positive passage of each line."""
         ids = Ids()
 
         def parse(line: str, number: int) -> list[PairExample]:
@@ -258,5 +255,4 @@ class PydocsPairs(PairSource):
     split: str = "train"
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields (summary line, rest of the docstring) pairs."""
         return package_docs.read_pairs(self.split)

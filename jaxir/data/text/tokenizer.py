@@ -159,7 +159,6 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of `ids`, without special tokens and padding."""
         own = {0: self._backend.pad_id, PADDING_TOKEN: self._backend.pad_id, self.pad_swap: 0}
         return self._backend.decode([own.get(int(i), int(i)) for i in ids])
 
@@ -202,7 +201,6 @@ class Tokenizer:
         return text[: found.start()] if found else text
 
     def _encode(self, texts: Sequence[str], max_length: int) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yields the ids of each text, and whether it has more."""
         for block in _blocks(texts):
             try:
                 encoded = self._backend.encode(block, max_length)

@@ -46,10 +46,7 @@ def truncation_note(counts: Mapping[str, Truncation], change: str) -> str:
 def dataset_truncation_note(dataset: Any, form: TextFormat, names: tuple[str, str]) -> str | None:
     """Returns `truncation_note` for training data, or None if they have no counts.
 
-    Args:
-      dataset: training data.
-      form: the model's lengths.
-      names: the flags or settings of the query length and of the passage length.
+    `names` are the flags or settings of the query length and of the passage length.
     """
     counts = dataset.truncation
     if not counts:
@@ -62,7 +59,6 @@ def dataset_truncation_note(dataset: Any, form: TextFormat, names: tuple[str, st
 
 
 def as_json(counts: Mapping[str, Truncation]) -> dict[str, dict[str, int]]:
-    """Returns counts as JSON values; `from_json` reads them."""
     return {name: dataclasses.asdict(count) for name, count in counts.items()}
 
 
