@@ -286,8 +286,8 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):
     assert drawn == [{"other"}, {"far"}, {"p"}]  # the twin has its passage's key, so losses mask it
     same = (batch["negative_ids"] == batch["passage_ids"][:, None]).all(-1)
     assert same.any(1).tolist() == [False, False, True]
-    said = capsys.readouterr().err
-    assert "3 of 6 negatives left out: cut at" in said
+    report = capsys.readouterr().err
+    assert "3 of 6 negatives left out: cut at" in report
     # Without cutting, the texts differ and none is left out.
     from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
     assert capsys.readouterr().err == ""
@@ -305,7 +305,7 @@ def test_negatives_that_all_equal_their_positives_are_refused(minilm, capsys):
     assert "warning: 3 of 4 examples have only negatives that, cut at 20 tokens," in capsys.readouterr().err
 
 
-LETTERS = "ሀለሐመሠረሰሸቀበተቸኀነኘአከኸወዐዘዠየደጀገጠጨጰጸፀፈፐ"  # Ethiopic, of which MiniLM knows nothing
+LETTERS = "ሀለሐመሠረሰሸቀበተቸኀነኘአከኸወዐዘዠየደጀገጠጨጰጸፀፈፐ"  # Ethiopic, which MiniLM does not know
 UNKNOWN = [f"{a}{b} {b}{a}" for a, b in itertools.combinations(LETTERS, 2)]
 
 

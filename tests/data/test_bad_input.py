@@ -133,8 +133,10 @@ def test_odd_lines_of_published_collections_are_counted_and_refused_if_strict(
     number = good.count(b"\n") + 1
     for policy in ("stop", "skip"):
         assert len(read(kind, path, policy)) == count
-        told = capsys.readouterr().err
-        assert told.startswith("note: ") and note in told and told.endswith(f"(first: {path}:{number})\n")
+        report = capsys.readouterr().err
+        assert (
+            report.startswith("note: ") and note in report and report.endswith(f"(first: {path}:{number})\n")
+        )
     with pytest.raises(BadInputError) as raised:
         read(kind, path, OnBadInput(strict=True))
     assert str(raised.value) == f"{path}:{number}: {reason}"

@@ -133,8 +133,8 @@ def test_folds_hold_questions_out_of_their_generators_targets(tmp_path, capsys):
     write(tmp_path / "targets.jsonl", targets)
     flags = [f"--targets={tmp_path}/targets.jsonl", f"--queries={tmp_path}/queries.jsonl"]
     assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/out", "--folds=3"]) == 0
-    told = capsys.readouterr().out
-    assert "3 folds of " in told and "have no question" not in told
+    output = capsys.readouterr().out
+    assert "3 folds of " in output and "have no question" not in output
 
     def records(name):
         return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
@@ -194,8 +194,8 @@ def test_targets_are_answers_sentences_or_titles(folder, capsys):
         records = list(SourcesAndTargets(path=str(out)).records(OnBadInput("stop")))
         assert [r["target"][1] for r in records] == expected
         assert records[0]["source"][1] == QUESTIONS["q1"]
-        told = f"{len(expected)} targets; {len(QUESTIONS) - len(expected)} questions have none"
-        assert told in capsys.readouterr().out
+        output = f"{len(expected)} targets; {len(QUESTIONS) - len(expected)} questions have none"
+        assert output in capsys.readouterr().out
     # The answer is only in a title.
     write(folder / "novels.jsonl", [{"_id": "q1", "answers": ["Frankenstein"]}])
     flags = [common[0], f"--answers={folder}/novels.jsonl", run, texts, "--kind=title", f"--output={out}.2"]

@@ -225,12 +225,12 @@ def test_a_relevant_passage_is_no_negative_of_its_query(tmp_path, capsys):
     answers += [(q, f"also {p}", [p, f"not {p}"]) for q, p in ROWS]
     path = write_jsonl(tmp_path / "a.jsonl", [{"query": q, "pos": p, "neg": n} for q, p, n in answers])
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--test=4", "--dev=4") == 0
-    told = f"{path}: {2 * len(ROWS)} negatives left out: another record has them as a passage of the query\n"
-    assert capsys.readouterr().err == told
+    note = f"{path}: {2 * len(ROWS)} negatives left out: another record has them as a passage of the query\n"
+    assert capsys.readouterr().err == note
     mined = list(TevatronPairs(path=str(tmp_path / "out/negatives.jsonl")).examples(OnBadInput()))
     assert len(mined) == 2 * (len(ROWS) - 8)
     read = Pairs.read(path)
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == note
     for _, negatives in [*((m.passage, [text for _, text in m.negatives]) for m in mined),
                          *zip(read.passages, read.negatives, strict=True)]:  # fmt: skip
         assert len(negatives) == 1 and negatives[0].startswith("not ")

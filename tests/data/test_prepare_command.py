@@ -53,8 +53,8 @@ def test_msmarco_splits_that_share_queries(tmp_path, capsys):
     ]
     other = published.write_lines(folder / "queries.dev.small.tsv", ["1048585\twhere do they begin"])
     assert prepare(*flags[:1], f"--output={tmp_path}/other", "--splits=dev,dev.small") == 1
-    said = f"error: {other}: query '1048585' has another text than in an earlier split\n"
-    assert capsys.readouterr().err == said and not (tmp_path / "other").exists()
+    error = f"error: {other}: query '1048585' has another text than in an earlier split\n"
+    assert capsys.readouterr().err == error and not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("cut", ["collection", "queries.train"])

@@ -20,7 +20,7 @@ _ROUNDS = 8
 
 
 class StepExamples(NamedTuple):
-    """The examples [b] of this process at a step, of which `first` is the first one's index in the batch."""
+    """The examples [b] of this process at a step; `first` is the batch index of its first example."""
 
     step: int
     epoch: int
