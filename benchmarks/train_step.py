@@ -226,6 +226,7 @@ def token_pairs(flags: argparse.Namespace, vocabulary: int):
 
     from jaxir.core.features import TextFormat
     from jaxir.data.batches.array_dataset import ArrayDataset
+    from jaxir.data.batches.record_arrays import RecordArrays
     from jaxir.data.batches.text_table import TextTable
     from jaxir.objectives.pair_batch import pair_features
 
@@ -235,13 +236,11 @@ def token_pairs(flags: argparse.Namespace, vocabulary: int):
         TextTable(ids.ravel().astype(np.uint16), np.arange(count + 1) * ids.shape[1], key)
         for ids, key in zip(random_ids(flags, vocabulary, count), keys, strict=True)
     ]
-    return ArrayDataset(
-        features=pair_features(TextFormat(flags.query_length, flags.passage_length)),
-        tables=dict(zip(("queries", "passages"), tables, strict=True)),
-        columns={name: np.arange(count, dtype=np.int32) for name in ("query", "passage")},
-        offsets=np.zeros(count + 1, np.int64),
-        tokenizer_fingerprint="none",
-    )
+    columns = {name: np.arange(count, dtype=np.int32) for name in ("query", "passage")}
+    tables = dict(zip(("queries", "passages"), tables, strict=True))
+    arrays = RecordArrays(tables, columns, np.zeros(count + 1, np.int64))
+    features = pair_features(TextFormat(flags.query_length, flags.passage_length))
+    return ArrayDataset(features, arrays, tokenizer_fingerprint="none")
 
 
 # ------------------------------------------------------------------------------------------------- peer

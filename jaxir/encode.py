@@ -52,7 +52,7 @@ def encode(
       ray: have the machines of a Ray cluster encode (docs/big_corpora.md): HOST:PORT of its head, or auto for
         the cluster that this machine is of. They need jaxir and the model, and no other file.
     """
-    from jaxir.data.text.truncation import told
+    from jaxir.data.text.truncation import truncation_note
     from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.embeddings import encode_corpus
     from jaxir.retrieval.encoding.stored_embeddings import read_info
@@ -84,7 +84,9 @@ def encode(
         distributed.say(f"{output}: {report}" if report.texts else f"{output} is complete, nothing to do")
         if (truncation := read_info(local_path(output)).truncation) is not None:
             texts = "queries" if tower == "query" else "passages"
-            distributed.say(told({texts: truncation}, "--max_length sets this, with another output"))
+            distributed.say(
+                truncation_note({texts: truncation}, "--max_length sets this, with another output")
+            )
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ def _cut_by_default(folder: str) -> str | None:
     """
     from jaxir.data.formats.lines import OnBadInput
     from jaxir.data.formats.sources import read_corpus, read_queries
-    from jaxir.data.text.truncation import FLAGS, Truncation, told
+    from jaxir.data.text.truncation import FLAGS, Truncation, truncation_note
     from jaxir.interop.build import Pretrained, outline_of
     from jaxir.interop.hub import hub
 
@@ -226,7 +226,7 @@ def _cut_by_default(folder: str) -> str | None:
         name = f"the first {COUNTED:,} {what}" if len(some) > COUNTED else what
         counts[name] = Truncation(length)
         tokenizer.encode_batch(some[:COUNTED], max_length=length, truncation=counts[name])
-    return told(counts, f"{' and '.join(FLAGS)} of jaxir.train set this for gin/pairs.gin")
+    return truncation_note(counts, f"{' and '.join(FLAGS)} of jaxir.train set this for gin/pairs.gin")
 
 
 def _read(
@@ -282,7 +282,7 @@ def records(recipe: Recipe, *, output: str) -> None:
     from jaxir.data.batches.record_files import write_records
     from jaxir.data.batches.text_data import RecordSource
     from jaxir.data.formats.lines import OnBadInput
-    from jaxir.data.text.truncation import FLAGS, told_of_dataset
+    from jaxir.data.text.truncation import FLAGS, dataset_truncation_note
     from jaxir.interop.build import outline_of
 
     if not isinstance(recipe.data, RecordSource):
@@ -297,7 +297,7 @@ def records(recipe: Recipe, *, output: str) -> None:
     size = sum(size for _, size in written.files.values())
     files = f"{len(written.files):,} file{'s' if len(written.files) > 1 else ''}"
     print(f"{output}: {written.counts.examples:,} examples in {files}, {size / 1e6:,.1f} MB")
-    print(told_of_dataset(written, settings.text_format(), FLAGS))
+    print(dataset_truncation_note(written, settings.text_format(), FLAGS))
     print(f"train on it: the same recipe, and --gin_file=gin/data/records.gin --records={output}")
 
 

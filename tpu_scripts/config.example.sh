@@ -1,28 +1,28 @@
-# Settings of one TPU slice and of what runs on it. Copy this file, fill it in, and give the copy to every
-# script as --config=FILE (default: tpu_scripts/config.sh). It is bash, and read by bash.
+# Settings of one TPU slice and its job, in bash. Copy this file, fill it in, and pass the copy to every script as
+# --config=FILE (default: tpu_scripts/config.sh).
 # shellcheck shell=bash disable=SC2034  # the scripts use these variables
 
 PROJECT=my-project                # Google Cloud project with TPU quota
 ZONE=us-east5-a                   # where the quota is
-NAME=samtone-xxl                  # of the queued resource and its slices: lower-case letters, digits, "-"
-ACCELERATOR_TYPE=v5p-128          # as gcloud names it: v4-64, v5p-128 (cores), v5litepod-64, v6e-64 (chips)
-SLICES=1                          # more than one train together over the data-centre network
+NAME=samtone-xxl                  # name of the queued resource and its slices: lower-case letters, digits, "-"
+ACCELERATOR_TYPE=v5p-128          # gcloud's name: v4-64, v5p-128 (cores), v5litepod-64, v6e-64 (chips)
+SLICES=1                          # several slices train together over the data-centre network
 TIER=spot                         # spot (cheap, preempted at any time), on_demand or reserved
-VALID_UNTIL=12h                   # give up if nothing has been granted by then; empty: wait for ever
-EXTRAS=tpu                        # of this package, installed on the workers; tpu,seqio for SeqIO tasks
+VALID_UNTIL=12h                   # cancel the request if it is not granted by then; empty: never
+EXTRAS=tpu                        # extras of this package to install on the workers; tpu,seqio for SeqIO tasks
 
-# For the scripts in gke/ alone: an image in an Artifact Registry that you have made (they add a tag), the name of a
-# reservation where TIER is reserved, and how often a job that was preempted is started again.
+# Only for the scripts in gke/: an image in an existing Artifact Registry (they add a tag), the name of a reservation
+# if TIER is reserved, and the maximum number of restarts after preemptions.
 IMAGE=us-docker.pkg.dev/my-project/my-repository/jaxir
 RESERVATION=
 MAX_RESTARTS=50
 
-# What every worker runs in the checkout's directory after each installation: fetching the data, for a new slice
-# has empty disks. Of several lines each but the last ends in "&&", so that the first that fails ends it.
+# Command that every worker runs in the checkout's directory after each installation. It must fetch the data, because
+# a new slice has empty disks. Join several lines by "&&", so that the first failure ends the command.
 SETUP="gcloud storage cp --recursive gs://my-bucket/msmarco ."
 
-# What every worker runs, in the checkout's directory. The same command resumes: its output must be in a bucket,
-# for a slice's disks go with it.
+# Command that every worker runs in the checkout's directory. The same command resumes, so its output must be in a
+# bucket: a slice's disks are deleted with it.
 TRAIN=(
   python -m jaxir.train
   --gin_file=gin/samtone_xxl.gin

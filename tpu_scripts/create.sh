@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 USAGE="usage: create.sh [--config=FILE] [--dry_run]
 
-Requests a TPU slice as a queued resource and waits until it is granted. If there is one already, waits for that.
+Requests a TPU slice as a queued resource and waits until it is granted. If it exists already, waits for it.
 
   --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
   --dry_run      print the commands instead of running them
@@ -20,7 +20,7 @@ state=ABSENT
 "$DRY_RUN" || state="$(slice_state)"
 case "$state" in
   DELETING | SUSPENDING)
-    say "$NAME is $state; waiting for its end"
+    say "$NAME is $state; waiting until it is gone"
     wait_for ABSENT
     create_slice
     ;;

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 USAGE="usage: fetch.sh [--config=FILE] [--to=DIRECTORY] [--dry_run]
 
-Fetches what a run has told so far: from its bucket log.jsonl and tensorboard/ with the traces of --profile_steps, from
-the workers, while there are some, what they printed (workers.log, each line with its machine; where not all answer, one
-of an earlier time stays). The run goes on.
+Fetches the logs of a run: log.jsonl and tensorboard/ with the traces of --profile_steps from its bucket, and the output
+of the workers, if the slice is active (workers.log, each line with its machine). If not all workers answer, an earlier
+workers.log is kept. The run continues.
 
-  --to=DIRECTORY  where to put it (default: the slice's NAME); files of an earlier time are overwritten
+  --to=DIRECTORY  output directory (default: the slice's NAME); earlier files are overwritten
   --config=FILE   settings (default: config.sh beside this script; see config.example.sh)
   --dry_run       print the commands instead of running them
 
@@ -35,15 +35,15 @@ else
     if on_all_workers "$print_logs" >"$to/workers.part"; then
       mv "$to/workers.part" "$to/workers.log"
     elif [[ -s "$to/workers.log" ]]; then
-      say "warning: not every worker's log came: $to/workers.log is of an earlier time, $to/workers.part is what came"
+      say "warning: not all workers answered: $to/workers.log is from an earlier time, $to/workers.part has the others"
     else
       mv "$to/workers.part" "$to/workers.log"
-      say "warning: not every worker's log is in $to/workers.log"
+      say "warning: not all workers answered: $to/workers.log lacks some"
     fi
   else
-    say "note: $NAME is $state: no worker has a log"
+    say "note: $NAME is $state, so no worker has a log"
   fi
 fi
-# The logs are in the bucket from the first checkpoint on.
+# The bucket has logs from the first checkpoint on.
 run gcloud storage cp --recursive "$RUN_DIR/log.jsonl" "$RUN_DIR/tensorboard" "$to" --project="$PROJECT"
 "$DRY_RUN" || say "in $to: xprof ${to@Q}/tensorboard shows traces, tensorboard --logdir=${to@Q}/tensorboard the curves"

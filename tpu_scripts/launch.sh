@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 USAGE="usage: launch.sh [--config=FILE] [--dry_run]
 
-Starts the settings' TRAIN command on all workers, detached: it goes on when this script and the connection end.
-Where it runs already nothing happens. It resumes from its last checkpoint if its output directory has one.
+Starts the settings' TRAIN command on all workers, detached: it continues when this script and the connection end.
+Does nothing on workers where it runs already. It resumes from its last checkpoint if its output directory has one.
 
   --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
   --dry_run      print the commands instead of running them

@@ -1,4 +1,4 @@
-# What the scripts of this folder share; sourced, never run. Set USAGE before sourcing it.
+# Functions that the scripts of this folder share. Set USAGE before sourcing this file.
 # shellcheck shell=bash
 
 SCRIPTS="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -7,8 +7,8 @@ CONFIG="$SCRIPTS/config.sh"
 DRY_RUN=false
 POLL_SECONDS="${POLL_SECONDS:-30}"
 # shellcheck disable=SC2034  # for resume.sh and report.sh
-PATIENCE=10 # polls in a row that may get no answer
-silent=0    # how many the last ones were
+PATIENCE=10 # consecutive polls without an answer before a script gives up
+silent=0    # consecutive polls without an answer so far
 JOB=""
 
 say() { printf '%s\n' "$*" >&2; }
@@ -18,7 +18,7 @@ fail() {
   exit 1
 }
 
-# parse_flags ARGS: handles the flags that all scripts have; calls own_flag for any other.
+# parse_flags ARGS: handles the common flags; calls own_flag for any other.
 parse_flags() {
   local flag
   for flag in "$@"; do
@@ -34,12 +34,12 @@ parse_flags() {
   done
 }
 
-own_flag() { return 1; } # a script that has flags of its own defines it again
+own_flag() { return 1; } # scripts with other flags redefine it
 
 load_config() {
   [[ -f "$CONFIG" ]] || fail "no settings in $CONFIG: copy $SCRIPTS/config.example.sh there and fill it in"
   local name word file="$CONFIG"
-  [[ "$file" == */* ]] || file="./$file" # a name without a slash is looked for on the PATH first
+  [[ "$file" == */* ]] || file="./$file" # bash searches the PATH first for a name without a slash
   # shellcheck source=tpu_scripts/config.example.sh
   source "$file"
   for name in PROJECT ZONE NAME ACCELERATOR_TYPE TIER; do
@@ -54,14 +54,14 @@ load_config() {
   esac
   [[ -n "${TRAIN[*]:-}" ]] || fail "$CONFIG does not set TRAIN, the command to run"
   [[ "$(declare -p TRAIN)" == "declare -a"* ]] ||
-    fail "$CONFIG: TRAIN must be an array, its words between brackets: TRAIN=(python -m jaxir.train ...)"
+    fail "$CONFIG: TRAIN must be an array with its words in parentheses: TRAIN=(python -m jaxir.train ...)"
   RUN_DIR=""
   for word in "${TRAIN[@]}"; do
     [[ "$word" != --output_dir=* ]] || RUN_DIR="${word#*=}"
   done
-  RUN_DIR="${RUN_DIR%"${RUN_DIR##*[!/]}"}" # in a bucket RUN//log.jsonl is another object than RUN/log.jsonl
+  RUN_DIR="${RUN_DIR%"${RUN_DIR##*[!/]}"}" # in a bucket, RUN//log.jsonl is not RUN/log.jsonl
   [[ "$RUN_DIR" == gs://* ]] || fail "$CONFIG: TRAIN has no --output_dir=gs://... as one of its words: a slice's" \
-    "disks go with it, so a run there could not resume"
+    "disks are deleted with it, so a run there could not resume"
   : "${VALID_UNTIL:=}" "${EXTRAS:=tpu}" "${SETUP:=}"
   if [[ -z "${RUNTIME_VERSION:-}" ]]; then
     case "$ACCELERATOR_TYPE" in
@@ -69,14 +69,14 @@ load_config() {
       v5litepod-*) RUNTIME_VERSION=v2-alpha-tpuv5-lite ;;
       v5p-*) RUNTIME_VERSION=v2-alpha-tpuv5 ;;
       v6e-*) RUNTIME_VERSION=v2-alpha-tpuv6e ;;
-      *) fail "$CONFIG: which RUNTIME_VERSION has accelerator type '$ACCELERATOR_TYPE'? set it" ;;
+      *) fail "$CONFIG: unknown accelerator type '$ACCELERATOR_TYPE': set its RUNTIME_VERSION" ;;
     esac
   fi
   "$DRY_RUN" || command -v gcloud >/dev/null ||
     fail "gcloud is not installed, or not on the PATH: see https://cloud.google.com/sdk/docs/install"
 }
 
-# run COMMAND...: shows the command as it could be typed, and runs it unless this is a dry run.
+# run COMMAND...: prints the command, quoted for a shell, and runs it unless this is a dry run.
 run() {
   local shown
   shown="$(printf '%q ' "$@")"
@@ -88,8 +88,7 @@ run() {
   fi
 }
 
-# queued VERB ARGS...: gcloud compute tpus queued-resources, on our resource, not shown: its output is worked on.
-# In a dry run its output is the command.
+# queued VERB ARGS...: runs gcloud compute tpus queued-resources without printing the command. A dry run prints it.
 queued() {
   local verb="$1"
   shift
@@ -106,8 +105,8 @@ run_queued() {
   run gcloud compute tpus queued-resources "$verb" "$@" --project="$PROJECT" --zone="$ZONE" --quiet
 }
 
-# slice_state: prints the queued resource's state, ABSENT if there is none; fails with gcloud's words. In a dry run
-# it prints the command, as job_states does.
+# slice_state: prints the queued resource's state, or ABSENT; fails with gcloud's message. A dry run prints the
+# command, as job_states does.
 slice_state() {
   local out err status=0
   err="$(mktemp)"
@@ -121,8 +120,8 @@ slice_state() {
   return "$status"
 }
 
-# look: puts the queued resource's state into $state; fails where gcloud does not tell, which $silent counts.
-look() {
+# poll_state: sets $state to the queued resource's state; fails if gcloud does not report it, and counts in $silent.
+poll_state() {
   if state="$(slice_state)"; then
     silent=0
   else
@@ -131,7 +130,7 @@ look() {
   fi
 }
 
-# on_all_workers COMMAND: runs a shell command, which prints a line, on every worker of every slice.
+# on_all_workers COMMAND: runs a shell command on every worker of every slice. It must print a line.
 on_all_workers() {
   local out status=0
   if "$DRY_RUN"; then
@@ -140,7 +139,7 @@ on_all_workers() {
   fi
   out="$(run_queued ssh "$NAME" --worker=all --node=all --command="$1")" || status=$?
   printf '%s\n' "$out"
-  # gcloud succeeds where it could not prepare a single worker for the connection.
+  # gcloud exits with 0 even if it could not connect to any worker.
   if [[ "$status" == 0 && -z "$out" ]]; then
     say "error: no worker of $NAME answered"
     return 1
@@ -148,13 +147,13 @@ on_all_workers() {
   return "$status"
 }
 
-# describe_cost: one sentence on what exists; for the end of a script that was interrupted.
+# describe_cost: prints what exists and costs money; for the end of an interrupted script.
 describe_cost() {
   local state
   if "$DRY_RUN"; then
     return
   fi
-  state="$(slice_state 2>/dev/null)" || state="in a state that gcloud could not tell"
+  state="$(slice_state 2>/dev/null)" || state="in a state that gcloud does not report"
   if [[ "$state" == ABSENT ]]; then
     say "Nothing exists: there is no queued resource $NAME in $ZONE."
   else
@@ -168,7 +167,7 @@ explain_interrupts() {
   trap 'trap - INT TERM; say "terminated."; describe_cost; exit 143' TERM
 }
 
-pause() { # a trap runs at once in wait, not before the end of a sleep
+pause() { # a trap interrupts wait at once, but not sleep
   sleep "$POLL_SECONDS" >/dev/null 2>&1 &
   wait $!
 }
@@ -188,7 +187,7 @@ create_slice() {
   run_queued create "$NAME" "${flags[@]}" --async
 }
 
-# wait_for STATE: waits until the queued resource is in it; fails in a state from which it never will be.
+# wait_for STATE: waits until the queued resource has this state; fails if it cannot get there.
 wait_for() {
   local wanted="$1" state last=""
   if "$DRY_RUN"; then
@@ -197,7 +196,7 @@ wait_for() {
     return
   fi
   while true; do
-    look || return 1
+    poll_state || return 1
     [[ "$state" == "$last" ]] || say "$NAME is $state"
     last="$state"
     [[ "$state" != "$wanted" ]] || return 0
@@ -219,14 +218,14 @@ delete_slice() {
   wait_for ABSENT
 }
 
-archive_commit() { # in $ARCHIVE
+archive_commit() { # writes $ARCHIVE
   ARCHIVE="${TMPDIR:-/tmp}/jaxir-$NAME.tar.gz"
   [[ -z "$(git -C "$ROOT" status --porcelain --untracked-files=no)" ]] ||
-    say "note: the checkout has changes that are not committed; the workers get the last commit, without them"
+    say "note: the checkout has uncommitted changes; the workers get the last commit, without them"
   run git -C "$ROOT" archive --format=tar.gz --output="$ARCHIVE" HEAD
 }
 
-# check_idle: fails where a job runs on a worker. (Of an installation that is not there yet none does.)
+# check_idle: fails if a job runs on a worker. A worker without an installation has no job.
 check_idle() {
   local check="for job in run report; do"
   check+=" if JAXIR_JOB=\$job bash jaxir/tpu_scripts/worker.sh status 2>/dev/null | grep -q running; then"
@@ -235,7 +234,7 @@ check_idle() {
   on_all_workers "$check"
 }
 
-# A job reads the checkout and its data while it runs: whoever calls this has stopped it, or nothing is touched.
+# A running job reads the checkout and its data, so this changes nothing while a job runs.
 install_on_workers() {
   local unpack
   check_idle && archive_commit || return 1
@@ -246,7 +245,7 @@ install_on_workers() {
   on_all_workers "$unpack"
 }
 
-# setup_command: prints SETUP as one command on one line, be it several lines or end in ";" or a comment.
+# setup_command: prints SETUP as one command on one line, even if it has several lines or ends in ";" or a comment.
 setup_command() { printf 'eval %q' "$SETUP"; }
 
 start_on_workers() {
@@ -260,8 +259,8 @@ stop_on_workers() {
   on_all_workers "if [ -e $worker ]; then bash $worker stop; else echo nothing to stop; fi"
 }
 
-# job_states: prints the job's state on each worker, one a line: missing, none, running, died, or "exit N". With JOB
-# set it is that job's, see worker.sh.
+# job_states: prints the state on each worker of job JOB (default: run), one per line: missing, none, running, died,
+# or "exit N".
 job_states() {
   local command="${JOB:+JAXIR_JOB=$JOB }bash jaxir/tpu_scripts/worker.sh status || echo jaxir-job missing"
   queued ssh "$NAME" --worker=all --node=all --command="$command" | sed -n 's/^jaxir-job //p; /^gcloud /p'

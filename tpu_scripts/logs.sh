@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 USAGE="usage: logs.sh [--config=FILE] [--worker=N] [--dry_run]
 
-Shows the end of a worker's log and follows it until Ctrl-C. The job goes on.
+Prints the end of a worker's log and follows it until Ctrl-C. The job continues.
 
-  --worker=N     which worker's log (default: 0; all: all of them, mixed)
+  --worker=N     number of the worker, or all for all logs, mixed (default: 0)
   --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
   --dry_run      print the commands instead of running them
 

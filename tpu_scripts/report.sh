@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 USAGE="usage: report.sh [--config=FILE] [--scale=base|small|tiny] [--to=FILE] [--dry_run]
 
-Measures the slice (benchmarks/report.py: its chips, training steps, the loss, encoding; minutes), waits for it and
-brings the report back: one file to read and to send. Ctrl-C ends the measuring; what was measured is brought back.
-Nothing else may run on the slice.
+Measures the slice (benchmarks/report.py: its chips, training steps, the loss, encoding) for some minutes and copies the
+report here: one file to read and to send. Ctrl-C ends the measuring and copies what was measured. Nothing else may
+run on the slice.
 
-  --scale=NAME   how much is measured (default: as suits the chips)
-  --to=FILE      where to put the report (default: NAME-report.md, with the slice's NAME)
+  --scale=NAME   how much is measured (default: depends on the chips)
+  --to=FILE      path of the report (default: NAME-report.md, with the slice's NAME)
   --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
   --dry_run      print the commands instead of running them
 
@@ -28,14 +28,14 @@ own_flag() {
 JOB=report
 worker="JAXIR_JOB=$JOB bash jaxir/tpu_scripts/worker.sh"
 
-# Of the first worker, whose report has every chip of the slice.
+# The first worker's report covers all chips of the slice.
 bring_back() { run_queued scp "$NAME:jaxir-report/report.md" "$to" --worker=0 --node=0; }
 
-begun=false # a report that is there before this one begins is an earlier one
+begun=false # until then, a report on the worker is from an earlier time
 end_early() {
   trap - INT TERM
   say
-  say "interrupted: ending the measuring, to bring back what was measured"
+  say "interrupted: ending the measuring and copying what was measured"
   on_all_workers "$worker stop" >/dev/null && "$begun" && bring_back && say "written: $to" || true
   describe_cost
   exit "$1"
@@ -44,7 +44,7 @@ end_early() {
 parse_flags "$@"
 load_config
 : "${to:="$NAME-report.md"}"
-# The report of an earlier time goes once this one begins.
+# Removes the report of an earlier time.
 measure="rm -f ../jaxir-report/report.md; exec python benchmarks/report.py --output=../jaxir-report/report.md$scale"
 trap 'end_early 130' INT
 trap 'end_early 143' TERM
@@ -62,15 +62,15 @@ while true; do
   if "$answered" && [[ -n "$states" ]]; then
     [[ "$states" == *running* ]] || break
     silent=0
-  elif ((++silent == PATIENCE)); then # whoever never answers is not waited for
+  elif ((++silent == PATIENCE)); then
     break
   fi
   pause
 done
 [[ -n "$states" && "$states" != *running* ]] ||
-  fail "not all workers of $NAME answer; run this again to go on waiting"
-bring_back || fail "there is no report to bring back: jaxir-report/log on worker 0 says what happened"
+  fail "not all workers of $NAME answer; run this again to continue waiting"
+bring_back || fail "worker 0 has no report: see jaxir-report/log there"
 cat "$to"
 say "written: $to"
 describe_cost
-"$answered" && [[ "$(sort -u <<<"$states")" == "exit 0" ]] || fail "not all could be measured: see the report"
+"$answered" && [[ "$(sort -u <<<"$states")" == "exit 0" ]] || fail "not everything could be measured: see the report"

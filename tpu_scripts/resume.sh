@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 USAGE="usage: resume.sh [--config=FILE] [--watch] [--dry_run]
 
-Brings training back to running, from whatever state things are in: requests the slice (again, if it was
-preempted), installs, and starts the same TRAIN command, which goes on from its last checkpoint. A job that runs on
-all workers, or is complete, is left alone. A job that failed is not started again: mend it, then launch.sh.
+Starts or resumes training, whatever the state of the slice: requests the slice (again, if it was preempted),
+installs, and starts the same TRAIN command, which continues from its last checkpoint. A job that runs on all workers,
+or is complete, is left alone. A job that failed is not started again: fix it, then run launch.sh.
 
-  --watch        stay, and do so after each preemption until the job is complete
+  --watch        keep running, and repeat this after each preemption until the job is complete
   --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
   --dry_run      print the commands for a slice that was preempted instead of running them
 
@@ -21,7 +21,7 @@ own_flag() {
   watch=true
 }
 
-# What the job's states on the workers (one a line) mean together.
+# verdict: prints the state of the whole job, from its states on the workers (one per line on stdin).
 verdict() {
   local distinct
   distinct="$(sort -u)"
@@ -29,16 +29,16 @@ verdict() {
     "") echo unreachable ;;
     "exit 0") echo complete ;;
     *missing*) echo missing ;;
-    *none* | *died* | *"exit 143"* | *"exit 130"* | *"exit 75"*) echo interrupted ;; # 75: as another was
-    *running*) echo running ;; # on all workers; or on some, which are about to end like the others
+    *none* | *died* | *"exit 143"* | *"exit 130"* | *"exit 75"*) echo interrupted ;; # 75: another worker was lost
+    *running*) echo running ;; # on all workers, or on some that will soon end like the others
     *) echo failed ;;
   esac
 }
 
-# One worker that ends ends the job: the others wait for it, or fail because it is gone.
+# If one worker ends, the job ends: the others wait for it, or fail because it is lost.
 bring_back() {
   local state states
-  look || return 1
+  poll_state || return 1
   case "$state" in
     ACTIVE)
       states="$(job_states)" || states=""
@@ -75,14 +75,14 @@ bring_back() {
   wait_for ACTIVE && install_on_workers && start_on_workers
 }
 
-# may_go_on: whether it may do better the next time: gcloud did not answer, or the slice is being taken away.
-may_go_on() {
+# may_retry: whether the next attempt may succeed: gcloud did not answer, or the slice is being preempted.
+may_retry() {
   local state=""
   if ((silent == 0)); then
-    pause # machines may be gone a while before their slice's state says so
-    look || true
+    pause # machines may be lost a while before the state of their slice changes
+    poll_state || true
   fi
-  ((silent < PATIENCE)) || fail "gcloud tells no state of $NAME, see above; run this again later"
+  ((silent < PATIENCE)) || fail "gcloud does not report the state of $NAME, see above; run this again later"
   ((silent)) || [[ "$state" == @(SUSPENDING|SUSPENDED|DELETING) ]]
 }
 
@@ -99,9 +99,9 @@ if "$DRY_RUN"; then
   start_on_workers
   exit
 fi
-silent=$((PATIENCE - 1)) # what is wrong from the beginning is told at once
+silent=$((PATIENCE - 1)) # report an error of the first poll at once
 while true; do
-  bring_back || { "$watch" && may_go_on; } || exit 1
+  bring_back || { "$watch" && may_retry; } || exit 1
   if "$complete"; then
     say "the job is complete on all workers. $NAME still exists and costs money:" \
       "$SCRIPTS/delete.sh --config=${CONFIG@Q}"

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# The part that runs on the workers, from the home directory: `bash jaxir/tpu_scripts/worker.sh VERB`.
+# Runs on the workers, from the home directory: `bash jaxir/tpu_scripts/worker.sh VERB`.
 #   install EXTRAS     makes .venv in the checkout, with this package and EXTRAS (such as "tpu")
 #   start COMMAND...   runs COMMAND in the checkout, detached, unless one runs already; output goes to jaxir-run/log
 #   status             prints "jaxir-job none|running|died|exit N"
 #   stop               ends the command: SIGTERM (training saves a checkpoint), after two minutes SIGKILL
-# JAXIR_JOB=NAME in the environment makes it another job, in jaxir-NAME; one runs at a time, for it takes all chips.
+# JAXIR_JOB=NAME in the environment selects another job, in jaxir-NAME. One job runs at a time, as it uses all chips.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 run="$HOME/jaxir-${JAXIR_JOB:-run}"
 
-# alive [DIRECTORY]: the command and all it started are one process group, whose number is in jaxir-run/pid. (After
-# a reboot that number may be another process's.)
+# alive [DIRECTORY]: whether the job runs. Its processes are one group, whose id is in jaxir-run/pid. The command line
+# is compared, because another process may have that id after a reboot.
 alive() {
   local of="${1:-$run}"
   [[ -f "$of/pid" && ! -f "$of/exit_status" ]] && grep -qsF "$of/exit_status" "/proc/$(<"$of/pid")/cmdline"
@@ -20,7 +20,7 @@ alive() {
 install() {
   local uv
   uv="$(command -v uv || true)"
-  if [[ -z "$uv" ]]; then # the image's own Python is too old; uv brings one
+  if [[ -z "$uv" ]]; then # uv installs Python 3.11, as the image's Python is too old
     python3 -m pip install --quiet --user uv
     uv="$(python3 -m site --user-base)/bin/uv"
   fi
@@ -29,7 +29,7 @@ install() {
   printf '%s: installed\n' "$(hostname)"
 }
 
-# in_turn start|stop: a stop waits for a start, even one that was interrupted, until the command has noted its process.
+# in_turn start|stop: a stop waits until a start, even an interrupted one, has written the command's process id.
 in_turn() {
   mkdir -p "$run"
   (
@@ -46,7 +46,7 @@ start() {
   fi
   for other in "$HOME"/jaxir-*/pid; do
     if alive "${other%/pid}"; then
-      printf 'error: %s: %s runs, and has the chips\n' "$(hostname)" "$(basename "${other%/pid}")" >&2
+      printf 'error: %s: %s runs and uses the chips\n' "$(hostname)" "$(basename "${other%/pid}")" >&2
       exit 1
     fi
   done
@@ -56,11 +56,11 @@ start() {
   }
   rm -f "$run/exit_status" "$run/pid"
   printf -- '--- %s: %s\n' "$(date -u +%FT%TZ)" "$*" >>"$run/log"
-  # A signal to the group reaches the command, while this shell waits for its end to note how it ended.
+  # A signal to the group ends the command; this shell ignores it and writes the command's exit status.
   # shellcheck disable=SC2016
   PATH="$PWD/.venv/bin:$PATH" setsid nohup bash -c '
     "$@" 9>&- &
-    trap : TERM INT # after the fork: until it becomes COMMAND, the child has the traps of this shell
+    trap : TERM INT # set after the fork, because the child would inherit the traps
     echo $$ >"${0%/*}/pid"
     exec 9>&-
     status=0

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import Document
-from jaxir.data.text.truncation import Truncation, told
+from jaxir.data.text.truncation import Truncation, truncation_note
 from jaxir.retrieval.encoding.text_encoder import Tower
 from jaxir.retrieval.indexes.base_index import Index, load_index
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
@@ -162,7 +162,7 @@ class Service:
             if info.cut is not None and info.max_length is not None:
                 count = Truncation(info.max_length, info.count, info.cut)
                 change = "jaxir.encode --max_length sets this"
-                lines.append(f"{opened.name}: {told({'documents': count}, change)}")
+                lines.append(f"{opened.name}: {truncation_note({'documents': count}, change)}")
         return lines
 
     async def __aenter__(self) -> Service:

@@ -16,7 +16,7 @@ from jaxir.core.features import TextFormat
 from jaxir.core.platforms import check_devices
 from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_data import check_data, dataset_of
-from jaxir.data.text.truncation import ARGUMENTS, FLAGS, told_of_dataset
+from jaxir.data.text.truncation import ARGUMENTS, FLAGS, dataset_truncation_note
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.objectives.objective import auxiliary_of
 from jaxir.runtime import distributed
@@ -175,7 +175,7 @@ def _with_data(
     """
     features = recipe.objective.features(form)
     whole = dataset_of(recipe.data, loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
-    cut = told_of_dataset(whole, form, names)
+    cut = dataset_truncation_note(whole, form, names)
     if cut and jax.process_index() == 0:
         print(cut, file=sys.stderr, flush=True)
     data = whole.shortened() if whole is not recipe.data else whole

@@ -1,4 +1,4 @@
-"""Small files in the formats of published data sets, with texts of our own."""
+"""Small files in the formats of published data sets."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ def write_msmarco(folder: Path) -> Path:
     return folder
 
 
-# The en dash is one character and three bytes: spans count characters.
+# The en dash is one character but three bytes; spans count characters.
 LAKE = "The lake is 24–30 m deep. It froze in 1929 and again in 1963. Ferries cross it."
 MILL = "A mill stands at its outlet."
 NOTE = "[TLE] Weather [PAR] It froze in 1929."
@@ -53,12 +53,12 @@ def mrqa_lines() -> list[str]:
                 question("a4", "What is deep and froze?", (depth, first)),
             ],
         },
-        # The same words as a2, and a sentence of another context.
+        # The same text as a2, with a sentence of another context.
         {
             "context": NOTE,
             "qas": [question("b1", "When did it freeze?", (NOTE.index("1929"), NOTE.index("1929") + 3))],
         },
-        # MultiReQA dropped this context, for it has the lake's text.
+        # MultiReQA dropped this context, because it has the lake's text.
         {"context": LAKE, "qas": [question("c1", "In which year did it freeze first?", (first, first + 3))]},
         {"context": MILL, "qas": [question("d1", "What stands there?"), question("d2", "Where?", (2, 5))]},
     ]
@@ -160,7 +160,7 @@ def dpr_records() -> list[dict]:
 
 
 def store_tfds(data_dir: Path, name: str, splits: dict[str, list[dict]]) -> None:
-    """Writes examples as TFDS would have prepared them, so that its own builder finds them."""
+    """Writes examples in TFDS's format, so that its builder finds them."""
     import tensorflow_datasets as tfds
 
     builder = tfds.builder(name, data_dir=data_dir)

@@ -1,4 +1,4 @@
-"""docs/adding_a_data_kind.md, as a stranger follows it: its file, its gin piece and its command train."""
+"""The file, the gin piece and the command of docs/adding_a_data_kind.md train a model."""
 
 import gzip
 import json
@@ -55,8 +55,8 @@ def test_the_pages_data_train_and_a_bad_line_is_named(tmp_path):
     (tmp_path / "tickets.jsonl").write_text("\n".join([*lines, '{"id": "9", "question": "who?"}']))
     done = train(tmp_path, *few)
     assert done.returncode == 1
-    told = "tickets.jsonl:9: no field 'answer' (it has 'id', 'question')"
-    assert done.stderr.splitlines()[-1].endswith(told), done.stderr
+    message = "tickets.jsonl:9: no field 'answer' (it has 'id', 'question')"
+    assert done.stderr.splitlines()[-1].endswith(message), done.stderr
 
 
 @pytest.mark.parametrize("how", ["stop", "skip"])

@@ -1,4 +1,4 @@
-"""Every kind of malformed file: file, line and reason; or skipped and counted."""
+"""Malformed files are refused with file, line and reason, or skipped and counted."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ QREL = b"query-id\tcorpus-id\tscore\nq1\td1\t1\n"
 
 
 def pairs_of(kind):
-    """Returns a reader of a file of pairs, as those of corpora are."""
+    """Returns a reader of a file of pairs with the arguments of `read_corpus`."""
     return lambda path, on_bad_input="stop": kind(path=str(path)).examples(on_bad_input)
 
 
@@ -41,12 +41,10 @@ READERS = {
 BAD = [
     ("corpus", b"{oops}\n", "not valid JSON"),
     ("corpus", b'["a", "list"]\n', "not a JSON object but a list: put one object on each line (`jq"),
-    ("corpus", b"[\n", "; put one object on each line (`jq -c '.[]' FILE` does"),
     ("corpus", b"[" * 100_000 + b"\n", "not valid JSON"),
     ("corpus", line(_id="d2", body="x"), "no field 'text' (it has '_id', 'body')"),
     ("corpus", line(_id=7, text="x"), "field '_id' is not a string but a number"),
     ("corpus", line(_id="d1", text="again"), "duplicate id 'd1'"),
-    ("corpus", line(_id="d 2", text="x"), "white space or a control character in an id"),
     ("corpus", line(_id="d\u30002", text="x"), "has U+3000 IDEOGRAPHIC SPACE"),
     ("queries", line(_id="q\t2", text="x"), "has U+0009 CONTROL CHARACTER"),
     ("corpus", line(_id="", text="x"), "empty id"),
@@ -55,7 +53,6 @@ BAD = [
     ("corpus", b'{"_id": "d2", "text": "\\ud83d"}\n', "half of a surrogate pair"),
     ("queries", line(_id="q2", text=" "), "field 'text' is empty"),
     ("qrels", b"q1\td1\n", "expected 3 tab-separated columns (query-id, corpus-id, score) but found 2"),
-    ("qrels", b"q1\td2\thigh\n", "the score is not an integer: 'high'"),
     ("qrels", b"q1\td2\t0.5\n", "the score is not an integer: '0.5'"),
     ("qrels", b"q1\td1\t2\n", "contradicts an earlier judgement of 'd1' for 'q1'"),
     ("tsv", "x\t\u200b\n".encode(), "an empty column (number 2)"),
@@ -65,18 +62,12 @@ BAD = [
     ("jsonl", line(query="x", passage="y", negatives=[1]), "an item of 'negatives' is not an object: 1"),
     (
         "jsonl",
-        line(query="other", passage="y", query_id="q1"),
-        "query id stands for two different texts: 'q1' (another text on line 1)",
-    ),
-    (
-        "jsonl",
         line(query="x", passage="other", passage_id="p1"),
-        "passage id stands for two different texts: 'p1' (another text on line 1)",
+        "passage id has two different texts: 'p1' (another text on line 1)",
     ),
     ("tsv", b"only one column\n", "expected query<TAB>passage[<TAB>negative...]"),
     ("tsv", b"a query\t\tno\n", "an empty column (number 2)"),
-    ("tsv", b"q\tp\xff\n", "not UTF-8 (byte 0xff at 4)"),
-    ("tevatron", line(query_id="q2", query="x"), "no positive passage"),
+    ("tevatron", line(query_id="q2", query="x"), "no passage in 'positive_passages'"),
     ("tevatron", line(query_id="q2", query="x", positive_passages=["y"]), "is not an object: 'y'"),
     (
         "tevatron",
@@ -86,7 +77,7 @@ BAD = [
     (
         "tevatron",
         line(query_id="q2", query="x", positive_passages=[{"docid": "p1", "text": "other"}]),
-        "passage id stands for two different texts: 'p1' (another text on line 1)",
+        "passage id has two different texts: 'p1' (another text on line 1)",
     ),
 ]
 
@@ -98,7 +89,7 @@ def read(kind, path, policy):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_a_file_of_utf16_is_told_how_to_be_converted(tmp_path, encoding):
+def test_utf16_is_refused_with_the_command_that_converts_it(tmp_path, encoding):
     path = tmp_path / "input"
     path.write_bytes(("\ufeff" + DOC.decode()).encode(encoding))
     with pytest.raises(BadInputError, match="input:1: not UTF-8 but UTF-16; iconv -f UTF-16 -t utf8"):
@@ -110,7 +101,7 @@ def test_a_file_of_utf16_is_told_how_to_be_converted(tmp_path, encoding):
 
 
 @pytest.mark.parametrize(("kind", "bad", "reason"), BAD, ids=[f"{k}-{r[:40]}" for k, _, r in BAD])
-def test_malformed_line_stops_with_its_place_or_is_skipped(tmp_path, capsys, kind, bad, reason):
+def test_a_malformed_line_is_refused_with_its_place_or_skipped(tmp_path, capsys, kind, bad, reason):
     path = tmp_path / "input"
     good = READERS[kind][1]
     path.write_bytes(good + bad)
@@ -142,15 +133,17 @@ def test_odd_lines_of_published_collections_are_counted_and_refused_if_strict(
     number = good.count(b"\n") + 1
     for policy in ("stop", "skip"):
         assert len(read(kind, path, policy)) == count
-        told = capsys.readouterr().err
-        assert told.startswith("note: ") and note in told and told.endswith(f"(first: {path}:{number})\n")
+        report = capsys.readouterr().err
+        assert (
+            report.startswith("note: ") and note in report and report.endswith(f"(first: {path}:{number})\n")
+        )
     with pytest.raises(BadInputError) as raised:
         read(kind, path, OnBadInput(strict=True))
     assert str(raised.value) == f"{path}:{number}: {reason}"
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_whole_files_at_fault_stop_even_when_skipping(tmp_path, kind):
+def test_unusable_files_are_refused_even_when_skipping(tmp_path, kind):
     path = tmp_path / "input"
     path.write_bytes(b"")
     with pytest.raises(BadInputError, match="input: the file is empty"):
@@ -167,7 +160,7 @@ def test_whole_files_at_fault_stop_even_when_skipping(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_gzip_byte_order_mark_windows_line_ends_and_blank_lines_are_fine(tmp_path, kind):
+def test_gzip_byte_order_mark_windows_line_ends_and_blank_lines_are_read(tmp_path, kind):
     good = READERS[kind][1]
     plain, odd = tmp_path / "plain", tmp_path / "odd.gz"
     plain.write_bytes(good)
@@ -178,23 +171,12 @@ def test_gzip_byte_order_mark_windows_line_ends_and_blank_lines_are_fine(tmp_pat
 def test_report_counts_by_kind_and_names_the_first_place(tmp_path, capsys):
     path = tmp_path / "corpus.jsonl"
     again = line(_id="d1", text="other")
-    bad = [
-        b"nope\n",
-        DOC,
-        again,
-        DOC,
-        line(_id="d2", text=""),
-        b"nope\n",
-        line(_id="d3", title=" ", text=" "),
-    ]
-    path.write_bytes(b"".join(bad))
+    empty = [line(_id="d2", text=""), b"nope\n", line(_id="d3", title=" ", text=" ")]
+    path.write_bytes(b"".join([b"nope\n", DOC, again, DOC, *empty]))
     collector = OnBadInput("skip")
     documents = list(sources.read_corpus(path, collector))
-    assert [d.id for d in documents] == [
-        "d1",
-        "d2",
-        "d3",
-    ]  # empty documents are kept: judgements may name them
+    # Empty documents are kept, because judgements may name them.
+    assert [d.id for d in documents] == ["d1", "d2", "d3"]
     assert collector.skipped == {"not valid JSON": 2, "duplicate id": 1}
     collector.report()
     report = capsys.readouterr().err.splitlines()
@@ -206,23 +188,18 @@ def test_report_counts_by_kind_and_names_the_first_place(tmp_path, capsys):
     ]
 
 
-def test_unknown_policy_is_refused():
-    with pytest.raises(UserError, match="must be stop or skip"):
-        OnBadInput("ignore")
-
-
 @pytest.mark.parametrize("header", [b"Query\tpassage\tnegative\n", b"qid\tquestion\tanswer\n"])
-def test_a_header_line_is_no_pair(tmp_path, capsys, header):
+def test_a_header_line_is_not_read_as_a_pair(tmp_path, capsys, header):
     path = tmp_path / "pairs.tsv"
     path.write_bytes(header + READERS["tsv"][1] + b"query\tpassage\n")
-    with pytest.raises(BadInputError, match=r"tsv:1: the names of columns where the first pair is expected"):
+    with pytest.raises(BadInputError, match=r"tsv:1: column names instead of the first pair"):
         read("tsv", path, "stop")
     assert [pair.query for pair in read("tsv", path, "skip")] == ["a query", "query"]
-    assert "skipped 1 record: the names of columns" in capsys.readouterr().err
+    assert "skipped 1 record: column names instead" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["faq.csv", "faq.TSV.gz", "faq.parquet"])
-def test_tables_are_no_documents_and_the_sentence_says_how_they_become_some(tmp_path, name):
+@pytest.mark.parametrize("name", ["faq.csv", "faq.TSV.gz"])
+def test_a_table_instead_of_documents_is_refused_with_the_command_that_converts_it(tmp_path, name):
     (tmp_path / name).write_text("question,answer\na,b\n")
     for reader, what in ((sources.read_corpus, "documents"), (sources.read_queries, "queries")):
         with pytest.raises(UserError, match=f"{what} are read from .* --dataset=pairs:.*{name} --output=DIR"):
@@ -240,56 +217,31 @@ def beir(tmp_path, write_jsonl):
     return tmp_path / "c"
 
 
-def test_lines_that_are_blank_in_other_signs_than_ascii_are_no_texts(tmp_path):
+def test_lines_of_unicode_white_space_are_left_out(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\u3000\n\xa0 \n\u200b\u200b\n\x0c\n two \n", encoding="utf-8")
     assert list(sources.read_lines(tmp_path / "a.txt")) == [("1", "one"), ("6", " two ")]
 
 
-def test_beir_folder_gives_a_pair_for_each_relevant_judgement(beir):
-    folder = sources.BeirFolder(beir)
-    assert folder.splits == ["train"]
-    assert list(folder.pairs("train")) == [
-        sources.PairExample("q0", "query 0", "d1", "t1 x1"),
-        sources.PairExample("q1", "query 1", "d3", "t3 x3"),
-    ]
-
-
-@pytest.mark.parametrize("judgement", ["q7\td1\t1", "q1\td7\t2.0", "q1\td7\t0"])
-def test_judgements_of_what_a_collection_lacks_make_no_pairs(beir, capsys, judgement):
+@pytest.mark.parametrize("judgement", ["q7\td1\t1", "q1\td7\t2.0"])
+def test_judgements_of_missing_texts_are_left_out(beir, capsys, judgement):
     whole = list(sources.BeirFolder(beir).pairs("train"))
     with (beir / "qrels/train.tsv").open("a") as file:
         file.write(judgement + "\n")
     assert list(sources.BeirFolder(beir).pairs("train")) == whole
-    told = capsys.readouterr().err
-    assert told == (
-        "note: judgements of queries or documents that the collection lacks, left out: 1"
-        f" (first: {beir}/qrels/train.tsv:5)\n"
-    )
+    note = "note: judgements of queries or documents that the collection lacks, left out: 1"
+    assert capsys.readouterr().err == f"{note} (first: {beir}/qrels/train.tsv:5)\n"
     with pytest.raises(BadInputError, match=r"train.tsv:5: judges an unknown"):
         list(sources.BeirFolder(beir, OnBadInput(strict=True)).pairs("train"))
 
 
-@pytest.mark.parametrize("blank", ["", "\\u200b"])  # no tokenizer has a piece for white space of no width
-def test_beir_pairs_need_a_text(beir, blank):
-    judgement = "q1\tempty\t1"
-    reason = "train.tsv:5: the relevant document has neither title nor text: 'empty'"
+def test_a_relevant_document_without_text_is_malformed(beir):
     with (beir / "corpus.jsonl").open("a") as file:
-        file.write(f'{{"_id": "empty", "text": "{blank}"}}\n')
+        file.write('{"_id": "empty", "text": "\\u200b"}\n')  # no tokenizer has a token for it
     with (beir / "qrels/train.tsv").open("a") as file:
-        file.write(judgement + "\n")
-    with pytest.raises(BadInputError) as raised:
+        file.write("q1\tempty\t1\n")
+    reason = r"train\.tsv:5: the relevant document has neither title nor text: 'empty'"
+    with pytest.raises(BadInputError, match=reason):
         list(sources.BeirFolder(beir).pairs("train"))
-    assert reason in str(raised.value)
     collector = OnBadInput("skip")
     assert len(list(sources.BeirFolder(beir, collector).pairs("train"))) == 2
     assert collector.skipped.total() == 1
-
-
-def test_beir_folder_that_is_none(beir, tmp_path):
-    with pytest.raises(UserError, match=r"no split 'trian' \(has: train\); did you mean 'train'"):
-        sources.BeirFolder(beir).qrels_path("trian")
-    (beir / "corpus.jsonl").unlink()
-    with pytest.raises(UserError, match=r"it has no corpus.jsonl or corpus.jsonl.gz"):
-        sources.BeirFolder(beir)
-    with pytest.raises(UserError, match="is not a directory"):
-        sources.BeirFolder(tmp_path / "nowhere")

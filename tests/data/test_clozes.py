@@ -1,4 +1,4 @@
-"""Passages and their sentences, as the inverse cloze task has them."""
+"""Passages and their sentences for the inverse cloze task."""
 
 import collections
 
@@ -16,21 +16,18 @@ def read(path, **settings):
     return list(Clozes(path=str(path), **settings).records(OnBadInput("stop")))
 
 
-def test_a_sentence_and_the_passage_without_it(tmp_path):
+def test_each_sentence_has_its_passage_without_it(tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("A one. B two! C three? D four.\nAlone.\nE five. F six. G seven. H eight. I nine.\n")
     found = read(path, passage_sentences=3)
     assert [record["passage"][1] for record in found] == [
-        "A one. B two! C three? D four.",  # the fourth alone would be no passage
+        "A one. B two! C three? D four.",  # a single sentence joins the passage before
         "E five. F six. G seven.",
         "H eight. I nine.",
     ]
     assert [text for _, text in found[1]["sentences"]] == ["E five.", "F six.", "G seven."]
-    assert [text for _, text in found[1]["contexts"]] == [
-        "F six. G seven.",
-        "E five. G seven.",
-        "E five. F six.",
-    ]
+    contexts = [text for _, text in found[1]["contexts"]]
+    assert contexts == ["F six. G seven.", "E five. G seven.", "E five. F six."]
     identifiers = [i for r in found for i, _ in (r["passage"], *r["sentences"])]
     assert len(set(identifiers)) == len(identifiers)
     path.write_text("Alone.\nAlone again.\n")

@@ -1,4 +1,4 @@
-"""Generated texts that were made elsewhere: every form, whole, cut, spoilt."""
+"""Files of generated texts: every format, and malformed ones."""
 
 import gzip
 import json
@@ -24,8 +24,13 @@ def read(path, ids=IDS, **how):
     return list(read_expansions(path, ids, **how))
 
 
-@pytest.mark.parametrize(("name", "pack"), [("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress)])
-@pytest.mark.parametrize(("id_field", "field"), [("_id", "outputs"), ("id", "predicted_queries")])
+@pytest.mark.parametrize(
+    ("name", "pack", "id_field", "field"),
+    [
+        ("a.jsonl", bytes, "_id", "outputs"),
+        ("a.jsonl.gz", gzip.compress, "id", "predicted_queries"),
+    ],
+)
 def test_records_are_read_in_their_order(tmp_path, name, pack, id_field, field):
     found = [("d2", ["b", "b", "a b"]), ("d1", []), ("d3", ["ü"])]
     content = lines(*(record(**{id_field: i, field: outputs}) for i, outputs in found))
@@ -42,8 +47,8 @@ def test_records_in_several_files_are_one(tmp_path):
     assert read(tmp_path) == [(i, [f"q {i}"]) for i in IDS]
 
 
-def test_the_release_of_doc2query_is_read(tmp_path):
-    """A file of each sample, in pieces; what is beside them is not read."""
+def test_pieces_of_doc2query_samples_are_joined(tmp_path):
+    """Each sample has several files; other files are ignored."""
     for sample in range(12):
         name = f"predicted_queries_topk_sample{sample:03}.txt"
         (tmp_path / f"{name}000-1004000").write_bytes(lines(f"{sample} of d1", f"{sample} of d2"))
@@ -52,13 +57,13 @@ def test_the_release_of_doc2query_is_read(tmp_path):
     assert read(tmp_path) == [(i, [f"{sample} of {i}" for sample in range(12)]) for i in IDS]
 
 
-def test_one_line_each_and_what_tabs_separate(tmp_path):
+def test_tabs_separate_outputs_of_a_line(tmp_path):
     path = tmp_path / "gen-test.txt"
     path.write_bytes(lines("one", " two\tthree ", "four\r"))
     assert read(path) == [("d1", ["one"]), ("d2", ["two", "three"]), ("d3", ["four"])]
 
 
-def test_lines_of_a_text_may_follow_each_other(tmp_path):
+def test_a_text_can_have_several_consecutive_lines(tmp_path):
     path = tmp_path / "gar-answer-nq-test.txt"
     path.write_bytes(lines(*(f"{i} {n}" for i in IDS for n in range(4))))
     assert read(path, lines_each=4) == [(i, [f"{i} {n}" for n in range(4)]) for i in IDS]
@@ -70,24 +75,16 @@ OK = [record(_id=i, outputs=["x"]) for i in IDS]
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.txt", lines("a", "b"), "a.txt: it has 2 lines, and 3 texts with a line each need 3: is it of"),
-        ("a.txt", lines(*"abcde"), "a.txt: it has 5 lines, and 3 texts with a line each have 3: is it of"),
+        ("a.txt", lines("a", "b"), "a.txt: the file has 2 lines, but 3 texts with a line each have 3"),
+        ("a.txt", lines(*"abcde"), "a.txt: the file has 5 lines, but 3 texts with a line each have 3"),
         ("a.txt", lines("a", "", "c"), "a.txt:2: an empty line"),
-        (
-            "a.json",
-            lines('{"_id": "a", "outputs": ["x"]}', "b", "c"),
-            "a.json:1: a JSON object, but no .jsonl in",
-        ),
-        (
-            "a.jsonl",
-            lines('{"_id": "d1", "outputs": ["\\ud800 x"]}'),
-            "a.jsonl:1: field 'outputs' holds half of a surrogate pair",
-        ),
+        ("a.json", lines('{"_id": "a"}', "b", "c"), "a.json:1: a JSON object: rename the file"),
+        ("a.jsonl", lines('{"_id": "d1", "outputs": ["\\ud800 x"]}'), "holds half of a surrogate pair"),
         ("a.txt", lines("a", "b\t", "c"), "a.txt:2: an empty column"),
-        ("a.jsonl", lines(*OK[:2]), "a.jsonl: nothing for 1 of 3 texts (the first: 'd3')"),
+        ("a.jsonl", lines(*OK[:2]), "a.jsonl: no outputs for 1 of 3 texts (the first: 'd3')"),
         ("a.jsonl", lines(*OK, OK[1]), "a.jsonl:4: duplicate id 'd2'"),
-        ("a.jsonl", lines(*OK, record(_id="d4", outputs=[])), "4: an id of none of the texts: 'd4'"),
-        ("a.jsonl", lines(record(_id="d1", text="x")), "neither a field 'outputs' nor 'predicted_queries'"),
+        ("a.jsonl", lines(*OK, record(_id="d4", outputs=[])), "4: no text has the id 'd4'"),
+        ("a.jsonl", lines(record(_id="d1", text="x")), "no field 'outputs' or 'predicted_queries'"),
         ("a.jsonl", lines(record(_id="d1", outputs="x")), "field 'outputs' is not a list"),
         ("a.jsonl", lines(record(_id="d1", outputs=["x", " "])), "an item of 'outputs' is empty"),
     ],
@@ -105,15 +102,15 @@ def test_pieces_are_in_the_order_of_their_numbers(tmp_path):
     assert [outputs for _, outputs in read_expansions(tmp_path, ["x", "y", "z"])] == [["a"], ["b"], ["c"]]
 
 
-def test_a_shorter_sample_among_others_is_named(tmp_path):
+def test_a_file_with_too_few_lines_is_named(tmp_path):
     (tmp_path / "s0.txt").write_bytes(lines(*"abc"))
     (tmp_path / "s1.txt0").write_bytes(lines("a"))
     (tmp_path / "s1.txt1").write_bytes(lines("b"))
-    with pytest.raises(BadInputError, match=r"s1\.txt1: it has 2 lines, and 3 texts"):
+    with pytest.raises(BadInputError, match=r"s1\.txt1: the file has 2 lines, but 3 texts"):
         read(tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UserError, match=r"none has \.jsonl or \.txt"):
+    with pytest.raises(UserError, match=r"no file of generated texts, with \.jsonl or \.txt"):
         read(empty)
 
 

@@ -1,4 +1,4 @@
-"""Batches of other things than pairs: what an objective's features name is what a batch holds."""
+"""Batches of other fields than those of pairs: a batch holds what the objective's features name."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def test_any_records_become_batches(minilm):
     assert len({tuple(np.argsort(x)) for x in batch["other_scores"]}) == 2
 
 
-def test_fewer_items_are_the_first_of_a_draw_and_mixtures_have_the_features(minilm):
+def test_fewer_list_items_are_the_first_of_the_draw(minilm):
     data = Records().build(minilm, FEATURES)
     fewer = FEATURES | {"other_ids": Tokens("others", 8, prompt="say ", count=1, among="text")}
     fewer |= {"other_key": Key("others", 1), "other_scores": Numbers("scores", 1)}
@@ -75,7 +75,7 @@ def test_an_evaluation_reads_whole_lists_in_the_order_of_the_record(minilm):
         tokenizer=minilm, form=form, objective=None, training_data=None, batch_size=4, partitioner=None
     )
     data, scores = Records(), {"weight": Numbers("weight"), "scores": Numbers("scores", 3)}
-    for _ in range(2):  # read anew, and read before
+    for _ in range(2):  # the second time from the cache
         with pytest.raises(UserError, match="reads 3 items of each list 'scores', but some lists have 2, 4"):
             bench.examples(data, scores)
         drawn = bench.examples(data, scores, drawn=True).arrays
@@ -96,31 +96,17 @@ def test_an_evaluation_reads_whole_lists_in_the_order_of_the_record(minilm):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight": "heavy"}, "reads a finite number in the field 'weight', but found 'heavy'"),
         ({"weight": [1.0]}, r"reads a finite number in the field 'weight', but found \[1.0\]"),
-        ({"text": "a text without an id"}, "reads a text in the field 'text', but found 'a text without"),
         ({"others": ("o", "a single one")}, r"reads a list of texts in the field 'others', but found \('o'"),
-        ({"scores": [1.0]}, "example 0: its lists must be equally long, got 2 others, 1 scores"),
-    ],
-)
-def test_fields_of_another_kind_cost_a_sentence(minilm, change, message):
-    with pytest.raises(UserError, match=message):
-        ArrayDataset.from_records([record | change for record in records()], minilm, FEATURES)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+        ({"scores": [1.0]}, "example 5: its lists must be equally long, got 4 others, 1 scores"),
         ({"weight": None}, "example 5: the objective reads a finite number in the field 'weight', but found"),
         ({"weight": float("nan")}, "example 5: .* a finite number in the field 'weight', but found nan"),
         ({"weight": 1e39}, r"example 5: .* a finite number in the field 'weight', but found 1e\+39"),
         ({"weight": "1.5"}, "example 5: .* a finite number in the field 'weight', but found '1.5'"),
         ({"text": "ab"}, r"found 'ab', a string; a text is a tuple of two strings, \(id, text\)$"),
         ({"text": ["t", "a"]}, "found \\['t', 'a'\\], a list of a string and a string; a text is a tuple"),
-        ({"text": (7, "a")}, r"found \(7, 'a'\), a tuple of an integer and a string; a text is a tuple"),
         ({"text": ("t", None)}, r"example 5: .* reads a text in the field 'text', but found \('t', None\)"),
         ({"others": [("o", "x"), "yz"]}, "texts in the field 'others', but found 'yz', a string in the list"),
-        ({"others": None}, "example 5: .* a list of texts in the field 'others', but found None"),
         ({"scores": [1.0, None]}, "a list of finite numbers in the field 'scores', but found None in the li"),
     ],
 )
@@ -130,7 +116,7 @@ def test_every_record_is_checked(minilm, change, message):
         ArrayDataset.from_records(wrong, minilm, FEATURES)
 
 
-def test_a_source_that_yields_something_else_names_what_it_must_yield(minilm):
+def test_examples_of_another_type_are_refused(minilm):
     with pytest.raises(
         UserError, match=r"example 0 must be a dict of fields, such as {'text': ...}, but fou"
     ):
@@ -153,7 +139,7 @@ def test_a_later_record_that_lacks_a_field_is_named(minilm):
         ArrayDataset.from_records(lacking, minilm, FEATURES)
 
 
-def test_features_that_contradict_each_other():
+def test_contradicting_features_are_refused():
     with pytest.raises(ValueError, match="read one field"):
         fields_of({"a": Tokens("text", 8), "b": Tokens("text", 9)})
     with pytest.raises(UserError, match=r"feature 'b' must be a Tokens, Numbers or Key .* not str"):
@@ -162,7 +148,7 @@ def test_features_that_contradict_each_other():
         fields_of({"a": Tokens("text", 8), "b": Key("text", 2)})
 
 
-def test_numbers_come_by_way_of_seqio(minilm):
+def test_seqio_tasks_can_have_numbers(minilm):
     seqio = pytest.importorskip("seqio")
     import tensorflow as tf
 
@@ -196,7 +182,7 @@ def test_numbers_come_by_way_of_seqio(minilm):
     batch = SeqioPairs(mixture="with_numbers").build(minilm, FEATURES | lists).once()
     expected = Records().build(minilm, FEATURES | lists).once()
     assert {n: x.dtype for n, x in batch.items()} == {n: x.dtype for n, x in expected.items()}
-    for keys in ("key", "other_key"):  # of ids, which the task has not
+    for keys in ("key", "other_key"):  # the task has no ids, so keys differ
         assert batch.pop(keys).shape == expected.pop(keys).shape
     of_lists = ["other_ids", "other_scores"]
     assert rows(batch, of_lists) == rows(expected, of_lists)

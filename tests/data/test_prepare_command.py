@@ -1,4 +1,4 @@
-"""python -m jaxir.prepare: published formats become BEIR folders that evaluation and training read."""
+"""python -m jaxir.prepare turns published formats into BEIR folders for evaluation and training."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def test_msmarco_with_two_splits(tmp_path, capsys):
 
 
 def test_msmarco_splits_that_share_queries(tmp_path, capsys):
-    """As dev and dev.small do: dev.small is some of dev."""
+    """dev.small is a part of dev."""
     folder, output = published.write_msmarco(tmp_path / "msmarco"), tmp_path / "out"
     published.write_lines(folder / "queries.dev.tsv", ["55\twhat is a mill", "1048585\twhere do rivers end"])
     published.write_lines(folder / "qrels.dev.tsv", ["55\t0\t2\t1", "1048585\t0\t3\t1"])
@@ -53,12 +53,12 @@ def test_msmarco_splits_that_share_queries(tmp_path, capsys):
     ]
     other = published.write_lines(folder / "queries.dev.small.tsv", ["1048585\twhere do they begin"])
     assert prepare(*flags[:1], f"--output={tmp_path}/other", "--splits=dev,dev.small") == 1
-    said = f"error: {other}: query '1048585' has another text than in an earlier split\n"
-    assert capsys.readouterr().err == said and not (tmp_path / "other").exists()
+    error = f"error: {other}: query '1048585' has another text than in an earlier split\n"
+    assert capsys.readouterr().err == error and not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("cut", ["collection", "queries.train"])
-def test_msmarco_files_that_are_cut_off_are_noticed(tmp_path, capsys, cut):
+def test_truncated_msmarco_files_are_refused(tmp_path, capsys, cut):
     folder, output = published.write_msmarco(tmp_path / "msmarco"), tmp_path / "out"
     place = folder / f"{cut}.tsv"
     lines = place.read_text().splitlines(keepends=True)
@@ -74,17 +74,12 @@ def test_msmarco_files_that_are_cut_off_are_noticed(tmp_path, capsys, cut):
     assert set(read_collection(output, "train").qrels) <= {"121352", "634306"}
 
 
-@pytest.mark.parametrize("with_context", ["true", "false"])
-def test_multireqa(tmp_path, with_context):
+def test_multireqa(tmp_path):
     mrqa, candidates = published.write_multireqa(tmp_path)
     output = tmp_path / "out"
-    flags = [
-        f"--dataset=multireqa:{mrqa},{candidates}",
-        f"--output={output}",
-        f"--with_context={with_context}",
-    ]
-    assert prepare(*flags) == 0
-    source = MultiReqaPairs(mrqa=str(mrqa), candidates=str(candidates), with_context=with_context == "true")
+    dataset = f"--dataset=multireqa:{mrqa},{candidates}"
+    assert prepare(dataset, f"--output={output}", "--with_context=false") == 0
+    source = MultiReqaPairs(mrqa=str(mrqa), candidates=str(candidates), with_context=False)
     assert examples(BeirPairs(directory=str(output), split="test")) == examples(source)
     assert len(read_collection(output).query_ids) == 5
 
@@ -120,8 +115,8 @@ def test_beir_from_tfds(tmp_path):
     ("dataset", "message"),
     [
         ("msmraco:DIR", "--dataset must be one of pairs:FILE, msmarco:DIR, .*; did you mean 'msmarco'"),
-        ("msmarco:", "--dataset must be one of"),
         ("msmarco:{}/none", "is not an MS MARCO folder"),
+        ("msmarco:x --query=a", "--query is for --dataset=pairs:FILE only: leave it out"),
         ("multireqa:{}/a.jsonl.gz", "takes two files, MRQA_FILE,CANDIDATES_FILE"),
         ("nq:{}/none.jsonl", "no such file or directory"),
         ("nq:{}/bad.jsonl", "bad.jsonl:2: not valid JSON"),
@@ -129,7 +124,7 @@ def test_beir_from_tfds(tmp_path):
         ("nq:{}/good.jsonl --splits=../dev", r"--splits has '\.\./dev', which is no name of a file"),
     ],
 )
-def test_bad_input_leaves_nothing_behind(tmp_path, capsys, dataset, message):
+def test_unusable_input_is_refused_and_nothing_is_written(tmp_path, capsys, dataset, message):
     good = json.dumps(published.nq_record(1, "what", published.PARAGRAPH))
     for name, lines in {"bad": [good, "{"], "twice": [good, good], "good": [good]}.items():
         published.write_lines(tmp_path / f"{name}.jsonl", lines)

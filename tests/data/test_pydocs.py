@@ -77,7 +77,7 @@ def tree(tmp_path):
     return tmp_path / "site"
 
 
-def test_pydocs_takes_documented_public_objects(tree):
+def test_documented_public_objects_become_pairs(tree):
     entries = {e.name: e for e in package_docs.collect([tree])}
     assert "wheels.Wheel._private" not in entries and not any("test" in n or "six" in n for n in entries)
     for dropped in ("short", "bare", "undocumented", "signature"):
@@ -93,7 +93,7 @@ def test_pydocs_takes_documented_public_objects(tree):
         "turn(angle)",
         "The angle is in radians.",
     )
-    # The rest repeats the summary at its beginning: there too it is taken away.
+    # The rest repeats the summary at its beginning, where it is removed, too.
     assert entries["wheels.spin"][1:] == (
         "Spin `x` round and round!",
         "spin(x, *more, fast=False)",
@@ -106,7 +106,7 @@ def test_pydocs_takes_documented_public_objects(tree):
 def test_duplicates_keep_the_held_out_one(tree):
     names = [e.name for e in package_docs.collect([tree])]
     assert names == sorted(names) and len(set(names)) == len(names)
-    # scipy.wheels has the summary of the module wheels, and is of the test split.
+    # scipy.wheels has the summary of the module wheels, and is in the test split.
     assert "scipy.wheels" in names and "wheels" not in names
     # zoo.f has the rest of wheels, which is a duplicate itself, so both are gone.
     assert "zoo.f" not in names
@@ -131,7 +131,7 @@ def test_split_docstring():
 
 @pytest.fixture
 def many(tree, monkeypatch):
-    """The tree with more modules than one process reads where there are several processors."""
+    """The tree with enough modules for several processes."""
     monkeypatch.setattr(package_docs, "FEWEST", 20)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     for number in range(40):
@@ -142,7 +142,7 @@ def many(tree, monkeypatch):
     return tree
 
 
-def test_several_processes_read_what_one_does(many, monkeypatch):
+def test_several_processes_give_the_result_of_one(many, monkeypatch):
     started = []
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
@@ -154,7 +154,7 @@ def test_several_processes_read_what_one_does(many, monkeypatch):
     assert len(started) == 3
 
 
-def test_a_process_that_is_killed_costs_a_sentence(many, monkeypatch):
+def test_a_killed_process_is_reported(many, monkeypatch):
     monkeypatch.setattr(package_docs, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(UserError, match="a process that read docstrings ended with status -9"):
         package_docs.collect([many])
@@ -192,7 +192,7 @@ def test_command_writes_beir_folders_of_real_text(folder):
 
 
 @pytest.mark.slow
-def test_no_summary_is_in_its_passage_and_no_text_is_twice(folder):
+def test_no_summary_is_in_its_passage_and_no_text_is_repeated(folder):
     def words(text):
         return f" {' '.join(re.findall(r'[a-z0-9_]+', text.lower()))} "
 
@@ -206,8 +206,3 @@ def test_no_summary_is_in_its_passage_and_no_text_is_twice(folder):
     assert len({p.passage for p in pairs}) == len(pairs)
     (minimize,) = (p for p in pairs if p.passage_id == "scipy.optimize._minimize.minimize")
     assert " minimize(fun, x0, args=(), method=None" in minimize.passage
-
-
-def test_pairs_of_an_unknown_split(tree, minilm):
-    with pytest.raises(UserError, match=r"no split 'tets' .*did you mean 'test'"):
-        next(package_docs.read_pairs("tets"))

@@ -1,4 +1,4 @@
-"""Texts cut into sentences, each with the next one."""
+"""Texts split into sentences, each with the next one."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ def test_sentences_end_at_punctuation_and_blank_lines(text, expected):
     assert sentences_of(text) == expected
 
 
-def test_no_sign_of_a_text_is_lost_when_it_is_cut():
+def test_no_character_is_lost_when_a_text_is_split():
     draw = random.Random(0)
     for _ in range(5000):
         text = "".join(draw.choices('aB1é_ \t\n.!?。"”’」)(“「', k=20))
@@ -62,27 +62,25 @@ def test_a_sentence_knows_the_next_one_of_its_document(tmp_path):
         {"_id": "c", "text": "\u200b"},
     ]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    shutil.copy(tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL")  # whose lines were texts
-    for place in (tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL", tmp_path):  # a folder needs no more
+    shutil.copy(tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL")  # was once read as plain lines
+    for place in (tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL", tmp_path):
         assert records(place, sentences=True) == expected
 
 
-@pytest.mark.parametrize("name", ["texts.txt", "corpus.jsonl"])
 @pytest.mark.parametrize("data", [Texts, functools.partial(Texts, sentences=True), Clozes])
-def test_texts_that_are_the_same_have_one_key_wherever_they_stand(name, data, tmp_path, minilm):
-    """By it losses leave out a text's twins, which would be its negatives: nearer than any other text."""
+def test_equal_texts_have_one_key(data, tmp_path, minilm):
+    """Losses use the key to mask equal texts, which would otherwise be negatives of each other."""
     texts = ["Red apples. Green pears.", "Blue plums. Old trees.", "Red apples. Green pears."]
-    lines = (
-        texts
-        if name == "texts.txt"
-        else [json.dumps({"_id": f"{n}", "text": t}) for n, t in enumerate(texts)]
-    )
-    (tmp_path / name).write_text("\n".join(lines))
+    lines = [json.dumps({"_id": f"{n}", "text": t}) for n, t in enumerate(texts)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
     objective = ICT() if data is Clozes else SimCSE()
-    dataset = data(path=str(tmp_path / name)).build(minilm, objective.features(TextFormat(12, 24)))
+    features = objective.features(TextFormat(12, 24))
+    dataset = data(path=str(tmp_path / "corpus.jsonl")).build(minilm, features)
     batch = dataset.once()
     (keys,) = (batch[key] for key in batch if key.endswith("_key"))
     (ids,) = (batch[x] for x in ("text_ids", "whole_ids") if x in batch)
     same_keys, same_texts = ((x[:, None] == x[None]).all(-1) for x in (keys, ids))
     np.testing.assert_array_equal(same_keys, same_texts)
-    assert same_texts.sum() == (10 if len(ids) == 6 else 5)  # 3 texts or 6 sentences, of which twins
+    assert same_texts.sum() == (
+        10 if len(ids) == 6 else 5
+    )  # 3 texts with one repeat, or 6 sentences with two

@@ -25,7 +25,7 @@ COUNT = 67
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch):
-    """Of several epochs of the small files here, as the real one of all but large files."""
+    """A buffer of several epochs, which the real buffer is for all but large files."""
     monkeypatch.setattr(seqio_tasks, "SHUFFLE_BUFFER", 4 * COUNT)
 
 
@@ -41,7 +41,7 @@ def pairs_file(write_jsonl):
         }
         for i in range(COUNT)
     ]
-    records[40]["negatives"] = [records[40]["passage"] + "not"]  # its positive, once cut
+    records[40]["negatives"] = [records[40]["passage"] + "not"]  # equals the passage once cut
     return write_jsonl("pairs.jsonl", records)
 
 
@@ -50,61 +50,50 @@ def numbers(batch):
     return [known[k.tobytes()] for k in batch["query_key"]]
 
 
-def test_seqio_and_arrays_hold_the_same(minilm, pairs_file):
-    settings = {"num_negatives": 4, "query_prompt": "query: ", "passage_prompt": "passage: ", **LENGTHS}
-    arrays = JsonlPairs(path=str(pairs_file)).build(minilm, pair_features(TextFormat(**settings)))
-    seqio_pairs = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(
-        minilm, pair_features(TextFormat(**settings))
-    )
+def test_seqio_and_arrays_have_the_same_examples(minilm, pairs_file):
+    prompts = {"query_prompt": "query: ", "passage_prompt": "passage: "}
+    features = pair_features(TextFormat(num_negatives=4, **prompts, **LENGTHS))
+    arrays = JsonlPairs(path=str(pairs_file)).build(minilm, features)
+    seqio_pairs = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(minilm, features)
     assert seqio_pairs.num_examples == arrays.num_examples == COUNT
     assert seqio_pairs.features == arrays.features
     a, b = arrays.once(), seqio_pairs.once()
     assert {n: x.dtype for n, x in a.items()} == dict.fromkeys(b, np.dtype(np.int32))
-    assert numbers(b) != sorted(numbers(b)) == list(range(COUNT)), "each once, shuffled"
+    assert numbers(b) != sorted(numbers(b)) == list(range(COUNT)), "shuffled, without repeats"
     negatives = ["negative_ids", "negative_key"]
     assert rows(a, negatives) == rows(b, negatives)
-    # A negative that is its positive, four times for want of another.
+    # One negative equals its passage, and is repeated four times because there is no other.
     assert (b["negative_key"] == b["passage_key"][:, None]).all(-1).sum() == 4
     assert_equal(seqio_pairs.once(9), {name: x[:9] for name, x in b.items()})
-    # SeqIO's buffer holds several epochs of so small a file: what it trains on is what there is.
+    # SeqIO's buffer holds several epochs of so small a file.
     batch = next(seqio_pairs.batches(batch_size=COUNT, seed=0))
     assert set(map(str, rows(batch, negatives))) <= set(map(str, rows(a, negatives)))
 
 
 def test_batches_are_repeatable_shuffled_and_resumable(minilm, pairs_file):
-    name = jsonl_pairs(path=str(pairs_file))
-    first, second = (
-        SeqioPairs(mixture=name).build(minilm, pair_features(TextFormat(num_negatives=2, **LENGTHS)))
-        for _ in range(2)
-    )
-    whole = take(first.batches(batch_size=8, seed=5), 12)
-    for a, b in zip(whole, take(second.batches(batch_size=8, seed=5), 12), strict=True):
-        assert_equal(a, b)
+    data = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file)))
+    features = pair_features(TextFormat(num_negatives=2, **LENGTHS))
+    first, second = (data.build(minilm, features) for _ in range(2))
+    whole = take(first.batches(batch_size=8, seed=5), 10)
+    for step in (0, 7):
+        resumed = second.batches(batch_size=8, seed=5, start_step=step)
+        for expected in whole[step : step + 3]:
+            assert_equal(next(resumed), expected)
     assert numbers(whole[0]) != list(range(8))
     assert numbers(whole[0]) != numbers(next(first.batches(batch_size=8, seed=6)))
-    for step in (1, 7):
-        for a, b in zip(
-            whole[step:], take(first.batches(batch_size=8, seed=5, start_step=step), 3), strict=False
-        ):
-            assert_equal(a, b)
 
 
 def test_shards_of_two_hosts_are_disjoint_and_complete(minilm, pairs_file):
     dataset = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(minilm, PAIRS)
-    seen = [
-        {
-            n
-            for b in take(dataset.batches(batch_size=8, seed=0, process_index=i, process_count=2), 300)
-            for n in numbers(b)
-        }
-        for i in (0, 1)
-    ]
+    how = {"batch_size": 8, "seed": 0, "process_count": 2}
+    first, second = (take(dataset.batches(process_index=process, **how), 100) for process in (0, 1))
+    seen = [{number for batch in batches for number in numbers(batch)} for batches in (first, second)]
     assert not seen[0] & seen[1] and seen[0] | seen[1] == set(range(COUNT))
-    assert len(next(dataset.batches(batch_size=8, seed=0, process_count=2))["query_ids"]) == 4
+    assert len(first[0]["query_ids"]) == 4
 
 
-def somebodys_task(name, rows, **how):
-    """Registers a task of somebody else, over columns of texts or of lists of texts."""
+def add_task(name, rows, **how):
+    """Registers a SeqIO task that jaxir did not make, with columns of texts or of lists of texts."""
     import seqio
     import tensorflow as tf
 
@@ -124,10 +113,10 @@ def somebodys_task(name, rows, **how):
     )
 
 
-def test_a_task_or_a_mixture_of_somebody_else(minilm):
+def test_any_task_or_mixture_can_be_read(minilm):
     import seqio
 
-    somebodys_task("somebodys", {"query": ["one", "two"], "passage": ["first", "second"]})  # of unknown size
+    add_task("somebodys", {"query": ["one", "two"], "passage": ["first", "second"]})  # of unknown size
     seqio.MixtureRegistry.add("somebodys_mixture", ["somebodys"], default_rate=1)
     for name in ("somebodys", "somebodys_mixture"):
         dataset = SeqioPairs(mixture=name).build(minilm, PAIRS)
@@ -137,10 +126,10 @@ def test_a_task_or_a_mixture_of_somebody_else(minilm):
         assert len(np.unique(batch["passage_key"], axis=0)) == 2  # without ids a text's hash is its key
 
 
-def test_an_empty_negative_of_somebody_elses_task_is_none_wherever_it_stands(minilm):
+def test_empty_negatives_are_left_out(minilm):
     columns = {"query": ["one", "two"], "passage": ["first", "second"]}
     columns["negatives"] = [["", "third", "fourth"], ["fifth", "", "sixth"]]
-    somebodys_task("with_empty_negatives", columns)
+    add_task("with_empty_negatives", columns)
     dataset = SeqioPairs(mixture="with_empty_negatives").build(minilm, WITH_NEGATIVE)
     batches = take(dataset.batches(batch_size=2, seed=0), 16)
     rows = np.concatenate([batch["negative_ids"].reshape(2, -1) for batch in batches])
@@ -167,7 +156,7 @@ def test_the_fingerprint_covers_every_text_of_a_task(minilm, pairs_file, tmp_pat
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_the_fingerprint_of_somebody_elses_task(minilm, tmp_path, monkeypatch, large):
+def test_the_fingerprint_covers_the_files_of_a_task(minilm, tmp_path, monkeypatch, large):
     import seqio
     import tensorflow as tf
 
@@ -198,7 +187,7 @@ def test_the_fingerprint_of_somebody_elses_task(minilm, tmp_path, monkeypatch, l
 def test_the_fingerprint_of_a_task_without_files_covers_every_example(minilm, monkeypatch):
     monkeypatch.setattr(seqio_tasks, "_FIRST_EXAMPLES", 16)
     rows = {"query": [f"q {i}" for i in range(50)], "passage": [f"p {i}" for i in range(50)]}
-    somebodys_task("rows", rows, num_input_examples={"train": 50})
+    add_task("rows", rows, num_input_examples={"train": 50})
     first = fingerprint("rows", minilm)
     rows["passage"][-1] = "another"
     assert fingerprint("rows", minilm) != first
@@ -216,14 +205,14 @@ def test_bad_input_stops_before_the_first_batch(minilm, tmp_path, capsys):
     with pytest.raises(UserError, match="batch_size is 2, but there are only 1 pairs"):
         dataset.batches(batch_size=2, seed=0)
     wanting = SeqioPairs(mixture=name).build(minilm, WITH_NEGATIVE, on_bad_input="skip")
-    with pytest.raises(UserError, match="a batch wants 1 negatives of each example, but an example has none"):
+    with pytest.raises(UserError, match="a batch reads 1 negatives of each example, but an example has none"):
         next(wanting.batches(batch_size=1, seed=0))
 
 
 def test_unknown_names_are_suggested(minilm, pairs_file):
     name = jsonl_pairs(path=str(pairs_file), name="my_pairs")
     assert jsonl_pairs(path=str(pairs_file), name="my_pairs") == name == "my_pairs"
-    with pytest.raises(UserError, match="another SeqIO task named 'my_pairs'"):
+    with pytest.raises(UserError, match="another SeqIO task is named 'my_pairs'"):
         jsonl_pairs(path="elsewhere.jsonl", name="my_pairs")
     with pytest.raises(UserError, match="named 'my_piars'; did you mean 'my_pairs'"):
         SeqioPairs(mixture="my_piars").build(minilm, PAIRS)
@@ -240,21 +229,12 @@ def test_vocabulary_gives_the_models_ids(minilm, sentencepiece_folder):
     vocabulary = HuggingFaceVocabulary(minilm, max_length=6)
     assert isinstance(vocabulary, seqio.Vocabulary) and vocabulary.vocab_size == 30522
     assert vocabulary.encode("Hello world") == [101, 7592, 2088, 102]
-    assert vocabulary.encode_tf("one two three four five six").numpy().tolist() == [
-        101,
-        2028,
-        2048,
-        2093,
-        2176,
-        102,
-    ]
+    tokens = [101, 2028, 2048, 2093, 2176, 102]
+    assert vocabulary.encode_tf("one two three four five six").numpy().tolist() == tokens
     assert vocabulary.decode([101, 7592, 2088, 102]) == "hello world"
     assert vocabulary.decode_tf(np.array([101, 7592, 2088, 102])).numpy() == b"hello world"
-    assert (
-        vocabulary
-        == HuggingFaceVocabulary(minilm, max_length=6)
-        != HuggingFaceVocabulary(minilm, max_length=7)
-    )
+    same, other = (HuggingFaceVocabulary(minilm, max_length=length) for length in (6, 7))
+    assert vocabulary == same != other
 
     tokenizer = Tokenizer.load(sentencepiece_folder)
     theirs = seqio.SentencePieceVocabulary(str(sentencepiece_folder / "spiece.model"))
@@ -264,7 +244,7 @@ def test_vocabulary_gives_the_models_ids(minilm, sentencepiece_folder):
 
 
 @pytest.mark.slow
-def test_a_process_that_leaves_an_iterator_open_ends(minilm_folder, pairs_file):
+def test_a_process_with_an_open_iterator_ends(minilm_folder, pairs_file):
     code = (
         "from jaxir.data.text.tokenizer import Tokenizer\n"
         "from jaxir.data.seqio.seqio_pairs import SeqioPairs\n"

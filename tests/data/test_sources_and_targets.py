@@ -1,4 +1,4 @@
-"""What a generator learns from: a file of both, or GAR's two files of lines."""
+"""Training data of a generator: one file of records, or GAR's two files of lines."""
 
 import gzip
 
@@ -18,7 +18,7 @@ def read(path, policy="stop"):
 
 
 @pytest.mark.parametrize(("end", "pack"), [("", bytes), (".gz", gzip.compress)])
-def test_files_of_gar_are_read_as_a_file_of_both_is(end, pack, tmp_path):
+def test_two_files_of_lines_equal_one_of_records(end, pack, tmp_path):
     (tmp_path / f"train.source{end}").write_bytes(pack(b"who wrote it\n what is it \n"))
     (tmp_path / f"train.target{end}").write_bytes(pack(b"Ada\na program\n"))
     assert read(tmp_path / f"train.source{end}")[0] == EXPECTED
@@ -31,8 +31,8 @@ def test_files_of_gar_are_read_as_a_file_of_both_is(end, pack, tmp_path):
 @pytest.mark.parametrize(
     ("sources", "targets", "sentence"),
     [
-        (b"a\nb\n", b"c\n", r"val\.target: it has 1 lines, and val\.source has more"),
-        (b"a\n", b"c\nd\ne\n", r"val\.source: it has 1 lines, and val\.target has more"),
+        (b"a\nb\n", b"c\n", r"val\.target: the file has 1 lines, but val\.source has more"),
+        (b"a\n", b"c\nd\ne\n", r"val\.source: the file has 1 lines, but val\.target has more"),
         (b"a\nb\n", b"c\n \n", r"val\.target:2: field 'target' is empty"),
     ],
 )

@@ -1,7 +1,6 @@
 import json
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ def ids(rows):
     return [row.tolist() for row in rows]
 
 
-def test_minilm_ids_are_those_of_the_published_tokenizer(minilm):
+def test_minilm_ids_equal_those_of_the_published_tokenizer(minilm):
     # [CLS] hello world [SEP]; accents stripped and case folded; an empty text is the special tokens alone.
     texts = ["Hello, World!", "", "naïve Café", "日本", "[MASK]", "\x00\u200b"]
     assert ids(minilm.encode_batch(texts, max_length=256)) == [
@@ -130,23 +129,21 @@ def deberta():
 @pytest.mark.parametrize(
     "which", ["deberta", "minilm_folder", "sentencepiece_folder", "roberta_like", "unigram"]
 )
-def test_long_texts_are_cut_to_the_very_same_ids(which, request):
+def test_cutting_long_texts_keeps_their_ids(which, request):
     tokenizer = Tokenizer.load(request.getfixturevalue(which))
     assert tokenizer._backend.words_are_independent
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(LINES, 60)) for _ in range(20)]
     texts += ["".join(rng.choice(list("ab cd.é🙂日\u0301 <s>[SEP]"), 3000)) for _ in range(20)]
     texts += [" " * 5000 + "the end", "x" * 9000 + " and so on" * 50, "日本語。" * 2000]
-    for max_length in (16, 100):
-        truncation = Truncation(max_length)
-        rows = tokenizer.encode_batch(texts, max_length=max_length, truncation=truncation)
-        enough = 8 * max_length + 128
-        assert any(len(tokenizer._cut(t, enough)) < len(t) for t in texts)  # the cut is really tried
-        for text, row in zip(texts, rows, strict=True):
-            ((whole, _),) = tokenizer._encode([text], max_length)
-            np.testing.assert_array_equal(row, whole)
-        uncut = tokenizer.encode_batch(texts, max_length=1_000_000)
-        assert truncation == Truncation(max_length, len(texts), sum(len(row) > max_length for row in uncut))
+    truncation = Truncation(16)
+    rows = tokenizer.encode_batch(texts, max_length=16, truncation=truncation)
+    assert any(len(tokenizer._cut(text, 8 * 16 + 128)) < len(text) for text in texts)
+    for text, row in zip(texts, rows, strict=True):
+        ((whole, _),) = tokenizer._encode([text], 16)
+        np.testing.assert_array_equal(row, whole)
+    uncut = tokenizer.encode_batch(texts, max_length=1_000_000)
+    assert truncation == Truncation(16, len(texts), sum(len(row) > 16 for row in uncut))
 
 
 def test_a_text_that_just_fits_is_not_counted_as_cut(minilm, sentencepiece_folder):
@@ -162,7 +159,7 @@ def test_a_text_that_just_fits_is_not_counted_as_cut(minilm, sentencepiece_folde
 
 
 @pytest.mark.parametrize("which", ["minilm_folder", "sentencepiece_folder", "roberta_like", "unigram"])
-def test_the_place_of_a_cut_is_where_the_kept_ids_end(which, request):
+def test_cut_at_returns_where_the_kept_ids_end(which, request):
     tokenizer = Tokenizer.load(request.getfixturevalue(which))
     text = "The  retriever é reads one two three, and then some more words that it may not read"
     (whole,) = tokenizer.encode_batch([text], max_length=500)
@@ -182,14 +179,6 @@ def test_tokenizer_without_word_boundaries_is_never_cut(unigram, tmp_path):
     tokenizer = Tokenizer.load(tmp_path)
     text = " ".join(LINES * 50)
     assert tokenizer._cut(text, 100) == text
-
-
-def test_a_hundred_thousand_words_take_no_time(minilm):
-    text = "retrieval augmented generation " * 33_334
-    started = time.perf_counter()
-    rows = minilm.encode_batch([text] * 20, max_length=256)
-    assert time.perf_counter() - started < 2  # tokenising them whole takes ten
-    assert {len(row) for row in rows} == {256}
 
 
 def test_a_cut_that_was_too_short_is_made_longer(minilm):
@@ -247,7 +236,7 @@ def test_threads_with_different_lengths_do_not_disturb_each_other(minilm):
         ({"vocab.txt": "a\nb\n"}, "transformers cannot read this tokenizer"),
     ],
 )
-def test_unusable_folder_costs_one_sentence(tmp_path, files, message):
+def test_unusable_folders_are_refused(tmp_path, files, message):
     folder = tmp_path / "tokenizer"
     if files is not None:
         folder.mkdir()
@@ -258,7 +247,7 @@ def test_unusable_folder_costs_one_sentence(tmp_path, files, message):
     assert "\n" not in str(raised.value)
 
 
-def test_texts_that_are_none_and_lengths_without_room_are_refused(minilm):
+def test_unusable_texts_and_lengths_are_refused(minilm):
     with pytest.raises(UserError, match="must be strings, got int"):
         minilm.encode_batch(["a", 3], max_length=8)
     with pytest.raises(UserError, match="not a valid Unicode string"):

@@ -114,5 +114,5 @@ def test_a_tokenizer_that_joins_pairs_differently_is_refused(tmp_path):
     content = json.loads(path.read_text())
     content["post_processor"]["pair"].reverse()
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match="is not one for pairs"):
+    with pytest.raises(UserError, match="which is not supported: each text must begin"):
         _ = PairTokenizer(Tokenizer.load(tmp_path)).separator

@@ -227,7 +227,7 @@ BAD = {
     "unknown document": (without("corpus.jsonl", "d2"), r"lacks 'd2', which .* \(1 of 4 .*of this corpus"),
     "another corpus": (
         lambda f: jsonl(f / "corpus.jsonl", [{"_id": "x", "text": "y"}]),
-        r"corpus.jsonl: it lacks 'd0', .* \(4 of 4 documents\): is it of this corpus\?",
+        r"corpus.jsonl lacks 'd0', .* \(4 of 4 documents\): is it the same corpus\?",
     ),
     "a document twice": (
         line_of("corpus.jsonl", {"_id": "d1", "text": "another"}),

@@ -234,10 +234,10 @@ def test_bad_input_costs_a_sentence_before_any_work(collection, encoder, tmp_pat
     none = [{"_id": f"d{i}", "outputs": []} for i in range(COUNT)]
     toy.write_jsonl(tmp_path / "none.jsonl", none)
     for name, told in {
-        "short.jsonl": "nothing for 1 of 30 texts",
+        "short.jsonl": "no outputs for 1 of 30 texts",
         "short.txt": "it has 29 lines",
         "long.txt": "it has 31 lines",
-        "none.jsonl": "there is no query for any document",
+        "none.jsonl": "has no query for any document",
     }.items():
         with pytest.raises((BadInputError, UserError), match=told):
             how = Expansion(path=str(tmp_path / name))
@@ -260,7 +260,7 @@ def test_a_model_with_no_room_for_queries_is_refused_and_nothing_is_begun(
     flags = [f"--input={folder}/corpus.jsonl", f"--expansions={folder}/queries.jsonl"]
     flags.append(f"--output={tmp_path}/out")
     assert cli.main("jaxir.encode:encode", [f"--model={narrow}", *flags]) == 1
-    assert "have no room for a query of" in capsys.readouterr().err
+    assert "leave no room for a query of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     wider = [f"--max_length={3 * lengths.passage_max_length // 2}", f"--output={tmp_path}/wider"]
     assert cli.main("jaxir.encode:encode", [f"--model={narrow}", *flags, *wider]) == 0

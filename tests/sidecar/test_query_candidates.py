@@ -74,7 +74,7 @@ def test_bad_input_is_refused(folder, capsys):
     (folder / "lines.txt").write_text("one\ntwo\n")
     for more, sentence in (
         (f"--answers={folder}/few.jsonl", "2 of 3 questions lack answers, such as 'q2'"),
-        (f"--expansions={folder}/lines.txt", "it has 2 lines, and 3 texts with a line each need 3"),
+        (f"--expansions={folder}/lines.txt", "the file has 2 lines, but 3 texts with a line each have 3"),
         ("--index=absent", "absent is not an index"),
     ):
         kept = [flag for flag in flags(folder) if flag.partition("=")[0] != more.partition("=")[0]]

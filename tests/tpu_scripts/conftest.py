@@ -1,4 +1,4 @@
-"""A folder that stands for Google Cloud, and a checkout whose scripts work on it."""
+"""A fake Google Cloud in a folder, and a checkout whose scripts use it."""
 
 import ast
 import os
@@ -15,7 +15,7 @@ import pytest
 
 HERE, ROOT = Path(__file__).resolve().parent, Path(__file__).resolve().parents[2]
 
-# A job as training is: it counts steps, keeps the count in the bucket, and ends well on SIGTERM.
+# A job like training: it counts steps, saves the count in the bucket, and handles SIGTERM.
 JOB = """
 import os, pathlib, signal, sys, time
 bucket, steps = pathlib.Path(os.environ["BUCKET"]), int(sys.argv[1])
@@ -39,7 +39,7 @@ while at < steps:
 print("complete", flush=True)
 """
 
-# As the report is: written part by part, here the second when the bucket has "go".
+# A report like the real one, written part by part: the second when the bucket has "go".
 REPORT = """
 import os, pathlib, sys, time
 output = pathlib.Path(sys.argv[1].removeprefix("--output="))
@@ -58,7 +58,7 @@ echo "$@" >>"$HOME/uv_calls"
 case "$1" in
   venv)
     mkdir -p .venv/bin
-    # Without the packages that are installed: looking for them takes longer than what the jobs do.
+    # Without installed packages, because finding them takes longer than the jobs.
     printf '#!/bin/sh\\nexec "%s" -IS "$@"\\n' "$REAL_PYTHON" >.venv/bin/python
     chmod +x .venv/bin/python
     ;;
@@ -76,7 +76,7 @@ class Cloud:
             directory.mkdir(parents=True)
         shutil.copytree(checkout, self.checkout)
         for name, program in (("gcloud", "gcloud"), ("xpk", "xpk"), ("kubectl", "xpk")):
-            # Not by `env python3`: a machine's shims may take longer than what the program does.
+            # Not by `env python3`, because a machine's shims may be slow.
             started = [sys.executable, "-IS", str(HERE / f"fake_{program}.py"), name]
             (binaries / name).write_text(f'#!/bin/sh\nexec {shlex.join(started)} "$@"\n')
         (binaries / "uv").write_text(UV)
@@ -95,13 +95,8 @@ class Cloud:
         self.configure()
 
     def configure(self, train: str = TRAIN, **changed: str) -> None:
-        settings = {
-            "PROJECT": "my-project",
-            "ZONE": "us-east5-a",
-            "NAME": "test-slice",
-            "ACCELERATOR_TYPE": "v5p-16",
-        }
-        settings |= {"TIER": "spot", "VALID_UNTIL": "2h", "EXTRAS": "tpu,seqio"}
+        settings = {"PROJECT": "my-project", "ZONE": "us-east5-a", "NAME": "test-slice"}
+        settings |= {"ACCELERATOR_TYPE": "v5p-16", "TIER": "spot", "VALID_UNTIL": "2h", "EXTRAS": "tpu,seqio"}
         settings |= {"SETUP": "mkdir data && echo some data >data/pairs"} | changed
         lines = [f"{name}='{value}'\n" for name, value in settings.items() if value is not None]
         self.config.write_text("".join(lines) + train)
@@ -120,12 +115,11 @@ class Cloud:
         for script in scripts:
             self.ok(script)
 
-    def refused(self, script: str, *words: str) -> str:
-        """Runs a script that must cost one sentence with these words and ask nobody; returns the sentence."""
+    def refused(self, script: str, *words: str) -> None:
+        """Runs a script that must end with one error that has these words, without calling gcloud."""
         done = self.run(script)
         assert done.returncode == 1 and done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")
         assert all(word in done.stderr for word in words) and self.calls() == []
-        return done.stderr
 
     def on_worker(self, worker: int, command: str) -> None:
         home = self.folder / f"worker{worker}"
@@ -149,7 +143,7 @@ class Cloud:
         part.replace(self.folder / "state")
 
     def start(self, script: str, *flags: str, stderr: int = subprocess.STDOUT) -> subprocess.Popen:
-        """Starts a script in a session of its own; what it says is all in its stdout."""
+        """Starts a script in its own session; by default its stdout includes stderr."""
         return subprocess.Popen(
             ["bash", str(self.checkout / "tpu_scripts" / script), f"--config={self.config}", *flags],
             stdout=subprocess.PIPE,
@@ -169,7 +163,7 @@ class Cloud:
         return [int(path.read_text()) for path in self.folder.glob("worker*/jaxir-*/pid")]
 
     def runs(self, process: int) -> bool:
-        """Whether it does: of one that has ended and that nobody waited for, Linux shows no command."""
+        """Whether a process runs. Linux shows no command line for a zombie."""
         try:
             return bool(Path(f"/proc/{process}/cmdline").read_bytes())
         except (FileNotFoundError, ProcessLookupError):
@@ -178,17 +172,16 @@ class Cloud:
     def until(self, condition) -> None:
         end = time.monotonic() + 30
         while not condition():
-            assert time.monotonic() < end, "it did not happen"
+            assert time.monotonic() < end, "timeout"
             time.sleep(0.02)
 
     def until_waiting(self) -> None:
-        """The job has saved step 3 on both workers and waits for the file "go"."""
-        self.until(
-            lambda: all((self.bucket / f"worker{n}").exists() for n in (0, 1)) and self.steps() == [3, 3]
-        )
+        """Waits until the job has saved step 3 on both workers and waits for the file "go"."""
+        saved = [self.bucket / f"worker{n}" for n in (0, 1)]
+        self.until(lambda: all(path.exists() for path in saved) and self.steps() == [3, 3])
 
     def preempt(self) -> None:
-        """The slice is taken away: processes end, disks are gone, the queued resource is SUSPENDED."""
+        """Preempts the slice: kills processes, deletes disks, and sets the state SUSPENDED."""
         self.kill()
         for worker in self.folder.glob("worker*"):
             shutil.rmtree(worker)

@@ -1,10 +1,10 @@
 """A gcloud that keeps queued resources in a folder, with a home directory for each worker.
 
-FAKE_CLOUD is the folder. The file "calls" gets every argv, a line each. "state" is the queued resource: its
-state, and those that it takes on, one at each describe. `ssh --command` runs the command in each worker's
-home; worker N does not answer while there is a file silentN. The folder BUCKET is gs://bucket.
+FAKE_CLOUD is the folder. The file "calls" gets every argv, one per line. "state" has the queued resource's
+state and its next states, one for each describe. `ssh --command` runs the command in each worker's home;
+worker N does not answer while a file silentN exists. The folder BUCKET is gs://bucket.
 
-It imports little, not even pathlib: it is started hundreds of times, and imports were most of its time.
+It does not even import pathlib, because it is started hundreds of times.
 """
 # ruff: noqa: PTH102, PTH105, PTH107, PTH110, PTH112, PTH119, PTH123
 
@@ -27,7 +27,7 @@ def read(path: str) -> str:
 
 
 def put(*states: str) -> None:
-    """Writes the state at once: a test may read it at any moment."""
+    """Writes the state atomically, because a test may read it at any moment."""
     part = f"{STATE}.{os.getpid()}"
     with open(part, "w") as file:
         file.write(" ".join(states))
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> int:
 
 
 def copy_from_bucket(*places: str) -> int:
-    """Copies as the real one does: those that are there, with an error where one is not."""
+    """Copies existing objects, and fails if one is missing, like the real gcloud."""
     import shutil
 
     status = 0

@@ -1,7 +1,6 @@
-"""An xpk and a kubectl that only note what they are told, and refuse what the real ones do not know.
+"""An xpk and a kubectl that log their arguments and refuse flags that xpk 1.16.0 does not have.
 
-FAKE_CLOUD is the folder: "calls" gets every argv after the name; "cluster" is there while the cluster is.
-The flags are those of xpk 1.16.0.
+FAKE_CLOUD is the folder: "calls" gets every argv after the name; "cluster" exists while the cluster does.
 """
 
 import os
@@ -31,16 +30,16 @@ def main(name: str, argv: list[str]) -> int:
         assert argv[0] == "logs" and flags <= KUBECTL, argv
         print("step 1")
         return 0
-    told = (argv[0], argv[1])
-    if not EVERYWHERE <= flags <= EVERYWHERE | KNOWN[told]:
+    verb = (argv[0], argv[1])
+    if not EVERYWHERE <= flags <= EVERYWHERE | KNOWN[verb]:
         print(f"xpk: error: unrecognized arguments in {argv}", file=sys.stderr)
         return 2
-    if told == ("cluster", "create"):
+    if verb == ("cluster", "create"):
         (CLOUD / "cluster").touch()
     elif not (CLOUD / "cluster").exists():
         print("[XPK] cluster not found", file=sys.stderr)
         return 1
-    elif told == ("cluster", "delete"):
+    elif verb == ("cluster", "delete"):
         (CLOUD / "cluster").unlink()
     return 0
 

@@ -35,11 +35,11 @@ def groups(**groups) -> dict:
         ({"evaluators": [Loss(data=MeshConfig(), name="x")]}, "evaluator Loss 'x': its data must be data, "),
         (
             {"num_negatives": 2},
-            "^the dataset was built with query_ids, .*, and negative_ids, negative_key must be there too",
+            "^the dataset was built with query_ids, .*, but negative_ids, negative_key are needed too",
         ),
         (
             {"evaluators": [Loss(data=pairs(8), name="x", num_negatives=2)]},
-            "^evaluator Loss 'x': the dataset was built with .* negative_key must be there too",
+            "^evaluator Loss 'x': the dataset was built with .* negative_key are needed too",
         ),
         (
             {"evaluators": [Retrieval(data=pairs(8), name="x", dimensions=[8, 99])]},

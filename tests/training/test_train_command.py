@@ -121,7 +121,7 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
         ),
         (["--gin.AdamW.learning_rate=1e999"], "AdamW.learning_rate must be a number of at least 0, not inf"),
         (["--gin.TEMPERATURE=0"], "TEMPERATURE must be a number above 0, not 0"),
-        (["--num_negatives=1"], "a batch wants 1 negatives of each example, but 24 of 24 have none"),
+        (["--num_negatives=1"], "a batch reads 1 negatives of each example, but 24 of 24 have none"),
     ):
         assert in_process(*flags, *extra) == 1
         captured = capsys.readouterr()

@@ -26,6 +26,7 @@ from jaxir import cli
 from jaxir.core.features import TextFormat
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.dataset import Dataset
+from jaxir.data.batches.record_arrays import RecordArrays
 from jaxir.data.batches.text_table import TextTable
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model_dir import LoadedModel
@@ -52,16 +53,13 @@ def pairs(count: int, seed: int = 0) -> ArrayDataset:
     passage[:, : LENGTH // 2] = query[:, : LENGTH // 2]
     keys = rng.integers(0, 2**31 - 1, [2, count, 2]).astype(np.int32)
     offsets = np.arange(count + 1) * LENGTH
-    return ArrayDataset(
-        features=pair_features(TextFormat(LENGTH, LENGTH)),
-        tables={
-            "queries": TextTable(query.ravel().astype(np.uint16), offsets, keys[0]),
-            "passages": TextTable(passage.ravel().astype(np.uint16), offsets, keys[1]),
-        },
-        columns={name: np.arange(count, dtype=np.int32) for name in ("query", "passage")},
-        offsets=np.zeros(count + 1, np.int64),
-        tokenizer_fingerprint="none",
-    )
+    tables = {
+        name: TextTable(ids.ravel().astype(np.uint16), offsets, key)
+        for name, ids, key in zip(("queries", "passages"), (query, passage), keys, strict=True)
+    }
+    columns = {name: np.arange(count, dtype=np.int32) for name in ("query", "passage")}
+    arrays = RecordArrays(tables, columns, np.zeros(count + 1, np.int64))
+    return ArrayDataset(pair_features(TextFormat(LENGTH, LENGTH)), arrays, tokenizer_fingerprint="none")
 
 
 class Hooked(Dataset):

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 USAGE="usage: gke/create.sh [--config=FILE] [--dry_run]
 
-Makes a GKE cluster with the settings' slices, by xpk, which installs what queues and restarts jobs. A cluster that
-exists is brought up to date.
+Creates a GKE cluster with the settings' slices by xpk, which installs the queue that starts and restarts jobs. An
+existing cluster is updated.
 
   --config=FILE  settings (default: config.sh in tpu_scripts; see config.example.sh there)
   --dry_run      print the commands instead of running them

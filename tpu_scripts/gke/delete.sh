@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 USAGE="usage: gke/delete.sh [--config=FILE] [--job] [--dry_run]
 
-Deletes the cluster with its slices and whatever runs on them. What is in buckets and the images stay.
+Deletes the cluster with its slices and all jobs on them. Buckets and images are not touched.
 
-  --job          delete only the job: the cluster stays, and costs money
+  --job          delete only the job; the cluster is kept and costs money
   --config=FILE  settings (default: config.sh in tpu_scripts; see config.example.sh there)
   --dry_run      print the commands instead of running them
 

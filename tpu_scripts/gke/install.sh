@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 USAGE="usage: gke/install.sh [--config=FILE] [--dry_run]
 
-Builds the image that jobs run, of this checkout's last commit with Python 3.11 and the accelerator's JAX, by Cloud
-Build, and puts it into the settings' IMAGE under the commit's name. Run it again after a change.
+Builds the image for jobs by Cloud Build: this checkout's last commit with Python 3.11 and JAX for the accelerator. The
+image is stored as the settings' IMAGE, tagged with the commit. Run it again after a change.
 
   --config=FILE  settings (default: config.sh in tpu_scripts; see config.example.sh there)
   --dry_run      print the commands instead of running them

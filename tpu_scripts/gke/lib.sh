@@ -1,11 +1,11 @@
-# What the scripts of this folder share beside ../lib.sh; sourced, never run. Set USAGE before sourcing it.
+# Functions that the scripts of this folder share, in addition to ../lib.sh. Set USAGE before sourcing this file.
 # shellcheck shell=bash
 
 # shellcheck source=tpu_scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 HERE="$SCRIPTS/gke"
 
-# load_gke_config TOOL...: the settings, and whether the tools are there that a script needs beside gcloud.
+# load_gke_config TOOL...: loads the settings and checks that gcloud and these tools are installed.
 load_gke_config() {
   local tool
   load_config
@@ -15,7 +15,7 @@ load_gke_config() {
   [[ "$IMAGE" == *.pkg.dev/*/*/* ]] ||
     fail "$CONFIG: IMAGE must be in an Artifact Registry: REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, not '$IMAGE'"
   [[ "$MAX_RESTARTS" =~ ^[0-9]+$ ]] || fail "$CONFIG: MAX_RESTARTS must be a number, not '$MAX_RESTARTS'"
-  [[ "$TIER" != reserved || -n "$RESERVATION" ]] || fail "$CONFIG: TIER=reserved needs RESERVATION, its name"
+  [[ "$TIER" != reserved || -n "$RESERVATION" ]] || fail "$CONFIG: TIER=reserved needs RESERVATION=NAME"
   IMAGE+=":$(git -C "$ROOT" rev-parse --short=12 HEAD)"
   for tool in "$@"; do
     "$DRY_RUN" || command -v "$tool" >/dev/null ||
@@ -23,7 +23,7 @@ load_gke_config() {
   done
 }
 
-# xpk_on KIND VERB ARGS...: runs xpk on our cluster.
+# xpk_on KIND VERB ARGS...: runs xpk on the cluster.
 xpk_on() {
   local kind="$1" verb="$2"
   shift 2
@@ -36,7 +36,7 @@ describe_cost() {
     return
   fi
   status="$(gcloud container clusters list --project="$PROJECT" --filter="name=$CLUSTER" --format='value(status)' \
-    2>/dev/null)" || status="in a state that gcloud could not tell"
+    2>/dev/null)" || status="in a state that gcloud does not report"
   if [[ -z "$status" ]]; then
     say "Nothing exists: there is no cluster $CLUSTER in $PROJECT."
   else

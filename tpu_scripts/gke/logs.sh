@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 USAGE="usage: gke/logs.sh [--config=FILE] [--worker=N] [--dry_run]
 
-Shows the end of what a machine of the first slice printed and follows it until Ctrl-C. The job goes on.
+Prints the end of the log of a machine in the first slice and follows it until Ctrl-C. The job continues.
 
-  --worker=N     which machine (default: 0; all: all of all slices, each line with its name)
+  --worker=N     number of the machine, or all for all slices, each line with its machine (default: 0)
   --config=FILE  settings (default: config.sh in tpu_scripts; see config.example.sh there)
   --dry_run      print the commands instead of running them
 

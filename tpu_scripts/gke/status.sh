@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 USAGE="usage: gke/status.sh [--config=FILE] [--dry_run]
 
-Prints the state of the job: how many machines it needs, how many run it, and why it waits.
+Prints the state of the job: the number of machines that it needs and that run it, and why it waits.
 
   --config=FILE  settings (default: config.sh in tpu_scripts; see config.example.sh there)
   --dry_run      print the commands instead of running them
@@ -14,4 +14,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 parse_flags "$@"
 load_gke_config xpk kubectl
-xpk_on workload list --filter-by-job="$NAME" # and others with this in their names
+xpk_on workload list --filter-by-job="$NAME" # lists all jobs with NAME in their names

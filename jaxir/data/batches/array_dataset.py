@@ -1,4 +1,4 @@
-"""Training examples as arrays in memory: tokenised once, compact."""
+"""Training examples as arrays in memory, tokenised once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Record, TokenCounts, Tokens
 from jaxir.core.progress import progress
 from jaxir.data.batches.dataset import ExampleDataset, in_words
-from jaxir.data.batches.record_arrays import ListCounts, RecordReader, check_list
+from jaxir.data.batches.record_arrays import ListCounts, RecordArrays, RecordReader, check_list
 from jaxir.data.batches.text_table import TextTable
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.data.text.truncation import Truncation
@@ -19,44 +19,24 @@ from jaxir.storage import fingerprints
 
 
 class ArrayDataset(ExampleDataset):
-    """Examples in memory. Made by `from_records`; needs no TensorFlow."""
+    """Examples in memory; needs no TensorFlow. Use `from_records`."""
 
     def __init__(
         self,
-        *,
         features: Features,
-        tables: Mapping[str, TextTable],
-        columns: Mapping[str, np.ndarray],
-        offsets: np.ndarray,
+        arrays: RecordArrays,
+        *,
         tokenizer_fingerprint: str,
-        left_out: int = 0,
-        without_others: int = 0,
         truncation: Mapping[str, Truncation] | None = None,
     ):
-        """Takes arrays as they are.
-
-        Args:
-          features: what a batch holds.
-          tables: distinct texts, by the name of `Tokens.table`.
-          columns: by field: of a text int32, rows of its table; of a number float32. [P], or [K] of a list.
-          offsets: int64 [P + 1]; example p has items offsets[p] to offsets[p + 1] of each list.
-          tokenizer_fingerprint: of the tokenizer that made the ids.
-          left_out: how many texts of lists were left out, being the same as the text they should be unlike
-            once cut; reported where they are read.
-          without_others: how many examples have no items but such, which is reported likewise.
-          truncation: counts of texts that were cut; None: not known.
-
-        Raises:
-          UserError: there is no example, or lists are read that are empty for some, or in which everything is
-            like what it should be unlike.
-        """
+        offsets = arrays.offsets
         super().__init__(features, len(offsets) - 1, tokenizer_fingerprint, truncation)
-        self._tables, self._columns, self._offsets = dict(tables), dict(columns), offsets
+        self._tables, self._columns, self._offsets = arrays.tables, arrays.columns, offsets
         self._content: str | None = None
         if not self.num_examples:
             raise UserError("there are no training examples")
         empty = int(np.sum(np.diff(offsets) == 0))
-        counts = ListCounts(self.num_examples, int(offsets[-1]), empty, left_out, without_others)
+        counts = ListCounts(self.num_examples, int(offsets[-1]), empty, *arrays[-2:])
         for name, field in self._fields.items():
             if field.count is not None:
                 check_list(name, field, counts)
@@ -74,10 +54,7 @@ class ArrayDataset(ExampleDataset):
 
     @property
     def fingerprint(self) -> str:
-        """Tells these examples from others, in words with a hash of every token, key and number in its order.
-
-        The first call reads all arrays once.
-        """
+        """A description with a hash of all tokens, keys and numbers, which is computed on first access."""
         if self._content is None:
             self._content = fingerprints.of_arrays(self._hashed_arrays())
         return f"{in_words(self.features, self.num_examples)}, hash {self._content[: fingerprints.DIGITS]}"
@@ -86,41 +63,29 @@ class ArrayDataset(ExampleDataset):
     def from_records(
         cls, records: Iterable[Record], tokenizer: Tokenizer, features: Features
     ) -> ArrayDataset:
-        """Tokenises `records`, each distinct text once, under a progress bar.
-
-        Args:
-          records: the examples; texts are not kept.
-          tokenizer: makes the ids.
-          features: what a batch holds.
+        """Tokenises `records`, each distinct text once, under a progress bar. Texts are not kept.
 
         Raises:
-          UserError: there is no record, one lacks a field, has another kind of value in it, or lists that are
-            not equally long or empty where they are read.
+          UserError: there is no record, a field is missing or of another type, or lists do not fit.
         """
         reader = RecordReader(tokenizer, features)
         arrays = reader.arrays(progress(records, what="tokenising pairs", unit="pairs"))
-        reader.tell_alike()
-        return cls(
-            features=features,
-            **arrays._asdict(),
-            tokenizer_fingerprint=tokenizer.fingerprint,
-            truncation=reader.truncation(),
-        )
+        reader.warn_of_equal_tokens()
+        counts = reader.truncation()
+        return cls(features, arrays, tokenizer_fingerprint=tokenizer.fingerprint, truncation=counts)
 
     def list_lengths(self) -> set[int]:
-        """Returns the lengths that the lists of examples have."""
         return set(np.unique(np.diff(self._offsets)).tolist())
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Counts the tokens of the different texts of a field that is read: one pass over them."""
         return self._table(field).token_counts(vocab_size)
 
     def keys(self, field: str) -> np.ndarray:
-        """Returns int32 [M, 2], the keys of the different texts of a field that is read."""
+        """Returns the keys of a field's distinct texts: int32 [M, 2]."""
         return self._table(field).keys
 
     def needed_lengths(self) -> dict[str, int]:
-        """Returns the smallest lengths, multiples of 16, that cut no text; see `Dataset.needed_lengths`."""
+        """Returns the smallest multiples of 16 that cut no text."""
 
         def enough(table: TextTable, length: int) -> int:
             return min(length, -(-int(np.max(np.diff(table.offsets), initial=1)) // 16) * 16)
@@ -135,7 +100,7 @@ class ArrayDataset(ExampleDataset):
         return _Rows(self, examples)
 
     def _hashed_arrays(self) -> dict[str, np.ndarray]:
-        """Returns all arrays; those of pairs under earlier names, so that runs of earlier jaxir go on."""
+        """Returns all arrays; those of pairs keep older names, so that older runs keep their fingerprints."""
         arrays = {"offsets": self._offsets} | self._columns
         for name, table in self._tables.items():
             arrays |= {f"{name}_{part}": array for part, array in table._asdict().items()}
@@ -147,7 +112,7 @@ class ArrayDataset(ExampleDataset):
 
 
 class _Rows:
-    """Some examples; see `dataset.Block`."""
+    """Some examples of an `ArrayDataset`; implements `dataset.Block`."""
 
     def __init__(self, dataset: ArrayDataset, examples: np.ndarray):
         self._dataset, self._examples = dataset, examples

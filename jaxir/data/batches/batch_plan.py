@@ -1,4 +1,4 @@
-"""The examples of a step: the order of an epoch, a process's part of a batch, items of lists."""
+"""The examples of a step: the order of an epoch, a process's share of a batch, the choice of list items."""
 
 from __future__ import annotations
 
@@ -14,21 +14,13 @@ from jaxir.core.features import Features, Key, Tokens
 from jaxir.data.batches.text_table import TextTable
 
 Batch = dict[str, np.ndarray]
-# From so many examples on, an epoch's order is computed where it is read. Of fewer it is a shuffled array of
-# 4 bytes an example, 0.5 GB at most.
+# Smaller datasets hold the order of an epoch as a shuffled array (4 bytes per example, at most 0.5 GB).
 SHUFFLED_BELOW = 1 << 27
 _ROUNDS = 8
 
 
 class StepExamples(NamedTuple):
-    """The examples of a step.
-
-    Attributes:
-      step: the step.
-      epoch: its epoch.
-      examples: [b], those of this process.
-      first: the place of the first of them in the whole batch.
-    """
+    """The examples [b] of this process at a step; `first` is the batch index of its first example."""
 
     step: int
     epoch: int
@@ -47,25 +39,19 @@ class Batching(NamedTuple):
 
     @property
     def share(self) -> slice:
-        """The part of a batch that is this process's; raises a UserError where the batch does not divide."""
         if self.batch_size <= 0 or self.batch_size % self.process_count:
             raise UserError(
                 f"batch_size must be a positive multiple of the {self.process_count} processes, got"
                 f" {self.batch_size}"
             )
-        if not 0 <= self.process_index < self.process_count:
-            raise ValueError(f"no process {self.process_index} among {self.process_count}")
         size = self.batch_size // self.process_count
         return slice(self.process_index * size, (self.process_index + 1) * size)
 
 
 class Plan:
-    """The examples of any step: a pure function of (seed, step), which threads may call together.
+    """Maps a step to its examples: a pure function of (seed, step), safe to call from several threads.
 
-    Args:
-      num_examples: how many there are.
-      how: how they are drawn.
-      noun: what sentences call the examples.
+    `noun` is what error messages call the examples.
     """
 
     def __init__(self, num_examples: int, how: Batching, *, noun: str = "pairs"):
@@ -82,11 +68,9 @@ class Plan:
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[StepExamples]:
-        """Yields the examples of each step without end."""
         return map(self, itertools.count(self._how.start_step))
 
     def __call__(self, step: int) -> StepExamples:
-        """Returns the examples of a step."""
         epoch, place = divmod(step, self._num_examples // self._how.batch_size)
         start = place * self._how.batch_size
         whole = self._order(epoch)[start : start + self._how.batch_size]
@@ -95,14 +79,14 @@ class Plan:
     def _order(self, epoch: int) -> np.ndarray | _Permutation:
         with self._lock:
             if epoch not in self._orders:
-                # Of those who read ahead, some are still in the epoch before.
+                # Threads that read ahead may still need the order of the epoch before.
                 self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
                 self._orders[epoch] = order_of(self._num_examples, self._how.seed, epoch)
             return self._orders[epoch]
 
 
 def order_of(num_examples: int, seed: int, epoch: int) -> np.ndarray | _Permutation:
-    """Returns the order of an epoch: its slices are [n], the examples that come there."""
+    """Returns the order of an epoch; a slice of it is an array [n] of examples."""
     if num_examples >= SHUFFLED_BELOW:
         return _Permutation(num_examples, seed, epoch)
     order = np.arange(num_examples, dtype=np.uint32)
@@ -111,10 +95,10 @@ def order_of(num_examples: int, seed: int, epoch: int) -> np.ndarray | _Permutat
 
 
 class _Permutation:
-    """A random order of range(`size`) that is computed where it is read: a Feistel cipher of the places.
+    """A random order of range(`size`), computed on access: a Feistel cipher of the positions.
 
-    The cipher permutes the numbers of an even number of bits (Black and Rogaway 2002, "Ciphers with Arbitrary
-    Finite Domains": what it sends beyond `size` goes through it again); each round adds SplitMix64 of a half.
+    The cipher permutes numbers of an even number of bits. Results beyond `size` are encrypted again (Black
+    and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"). The round function is SplitMix64 of one half.
     """
 
     def __init__(self, size: int, seed: int, epoch: int):
@@ -123,7 +107,6 @@ class _Permutation:
         self._keys = _mix(state + np.arange(_ROUNDS, dtype=np.uint64))
 
     def __getitem__(self, places: slice) -> np.ndarray:
-        """Returns uint64 [n], the numbers at places start to stop."""
         found = np.arange(*places.indices(self._size), dtype=np.uint64)
         beyond = np.ones(len(found), bool)
         while beyond.any():
@@ -140,7 +123,7 @@ class _Permutation:
 
 
 def in_one_order(num_examples: int, count: int | None = None) -> np.ndarray:
-    """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them."""
+    """Returns `count` examples, or all, without repeats, in the order of the first epoch of seed 0."""
     return order_of(num_examples, 0, 0)[:count].astype(np.int64)
 
 
@@ -152,9 +135,9 @@ def choose(
     *,
     in_order: bool = False,
 ) -> np.ndarray:
-    """Returns int64 [b, `n`]: for each example, `n` of range(counts) at random, none twice, or cyclically.
+    """Returns int64 [b, `n`]: `n` distinct random items of range(counts) for each example.
 
-    With `in_order` they are in ascending order; if there are fewer than `n`, that order begins again.
+    With fewer than `n` items they are repeated cyclically. With `in_order` they are in ascending order.
     """
     candidates = np.arange(counts.max(initial=1), dtype=np.uint64)
     seed, epoch = (np.full(1, value, np.uint64) for value in seed_and_epoch)
@@ -176,20 +159,17 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def uniforms(seed: int, *positions: np.ndarray) -> np.ndarray:
-    """Returns float64 in [0, 1) for int64 `positions`: random, and a function of (seed, position).
-
-    Several arrays of them, broadcast against each other, say together what a position is.
-    """
+    """Returns float64 in [0, 1): a hash of the seed and the int64 positions, which are broadcast together."""
     state = _mix(np.full(1, seed, np.uint64))
     for part in positions:
         state = _mix(state + part.astype(np.uint64))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def keys_of_twins(batch: Batch, features: Features) -> Batch:
-    """Returns the batch with the key of the text that a text of a list should be unlike, where it is not.
+def mark_duplicates(batch: Batch, features: Features) -> Batch:
+    """Gives a list text with the tokens of its `unlike` text that text's key.
 
-    Losses leave out a negative with the key of its positive: once cut, two texts can be one to the model.
+    Losses ignore a negative with the key of its positive, because two texts can be equal once cut.
     """
     tokens = {f.field: name for name, f in features.items() if isinstance(f, Tokens)}
     keys = {f.field: name for name, f in features.items() if isinstance(f, Key)}
@@ -202,25 +182,25 @@ def keys_of_twins(batch: Batch, features: Features) -> Batch:
     return found
 
 
-def without_twins(
+def drop_duplicates(
     texts: TextTable, own: np.ndarray, items: np.ndarray, offsets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Leaves out each item with the tokens of its example's own text, unless all of the example's are such.
+    """Drops each item with the tokens of its example's own text, unless no other item would remain.
 
     Args:
       texts: the texts.
-      own: [P], the text of each example that its items should be unlike.
-      items: [K], as in `ArrayDataset`.
-      offsets: [P + 1], likewise.
+      own: [P], for each example the text that its items must differ from.
+      items: [K], texts; those of an example begin at offsets [P + 1].
+      offsets: see `items`.
 
     Returns:
-      Which items to keep (bool [K]), the offsets of these, and how many examples have no items but such.
+      Which items to keep (bool [K]), their offsets, and the number of examples whose items all equal `own`.
     """
     example = np.repeat(np.arange(len(own)), np.diff(offsets))
     starts, own_starts = texts.offsets[items], texts.offsets[own[example]]
     sizes = texts.offsets[items + 1] - starts
     same = sizes == texts.offsets[own[example] + 1] - own_starts
-    for at in (sizes // 2, sizes // 4):  # leaves few that must be compared whole
+    for at in (sizes // 2, sizes // 4):  # compare two tokens first, so that few texts are compared whole
         tokens = (texts.flat.take(begin + at, mode="clip") for begin in (starts, own_starts))
         same &= np.equal(*tokens)
     for i in np.flatnonzero(same):

@@ -1,4 +1,4 @@
-"""What a trainer reads: the base of all datasets, and of those whose examples are read in any order."""
+"""The base classes of all datasets, and of datasets with random access."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Key, Numbers, TokenCounts, Tokens, fields_of
-from jaxir.data.batches.batch_plan import Batch, Batching, Plan, choose, in_one_order, keys_of_twins
+from jaxir.data.batches.batch_plan import Batch, Batching, Plan, choose, in_one_order, mark_duplicates
 from jaxir.data.text.truncation import Truncation
 
 
@@ -22,12 +22,12 @@ class Dataset(abc.ABC):
     A batch is a dict of arrays, one for each feature, of fixed shapes, so that a training step compiles once.
 
     Attributes:
-      num_examples: how many.
+      num_examples: number of examples.
       features: what a batch holds.
-      fingerprint: tells these examples from others; a run is resumed only on data with the same one.
-      order_depends_on_parts: whether other batches come where more processes share them.
-      tokenizer_fingerprint: of the tokenizer that made the ids; None: not known.
-      truncation: counts of texts that were cut, by the name of `Tokens.table`; empty: not known.
+      fingerprint: identifies the examples; a run resumes only on data with the same fingerprint.
+      order_depends_on_parts: whether the batches depend on the number of processes.
+      tokenizer_fingerprint: fingerprint of the tokenizer that made the ids; None if unknown.
+      truncation: counts of texts that were cut, by the name of `Tokens.table`; empty if unknown.
     """
 
     num_examples: int
@@ -48,20 +48,18 @@ class Dataset(abc.ABC):
     ) -> Iterator[Batch]:
         """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
 
-        Each epoch has its own order; the examples left over from its last whole batch are not used in it.
-        Where an example has more items in its lists than a batch holds, each epoch draws some; where fewer,
-        they are repeated.
+        Each epoch has its own order and drops the examples after its last whole batch. If an example has more
+        list items than a batch holds, each epoch draws some; if it has fewer, they are repeated.
 
         Args:
           batch_size: examples of a step over all processes.
           seed: of the order and of the choice from lists; not negative.
-          start_step: where to begin, at no cost.
-          process_index: which share of each batch to yield: the shares of processes 0, 1, ... are its
-            consecutive parts.
+          start_step: the first step; skipping costs nothing.
+          process_index: which of the consecutive, equal shares of each batch to yield.
           process_count: number of processes.
 
         Raises:
-          UserError: fewer examples than `batch_size`, or it does not divide by `process_count`.
+          UserError: `batch_size` exceeds the number of examples or is no multiple of `process_count`.
         """
         return self.batched(Batching(batch_size, seed, start_step, process_index, process_count))
 
@@ -70,10 +68,10 @@ class Dataset(abc.ABC):
         """Yields batches; see `batches`."""
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them.
+        """Returns `count` examples, or all, without repeats, in the order of the first epoch of seed 0.
 
-        Items of a list stand in the record's order. If an example has more items than a batch holds, they are
-        those that the first epoch of seed 0 draws; if it has fewer, the list begins again.
+        List items keep the record's order. If an example has more items than a batch holds, they are those
+        that the first epoch of seed 0 draws; if it has fewer, the list is repeated.
         """
         raise UserError(
             f"{type(self).__name__} has no `once`, which gives the examples that are evaluated"
@@ -81,21 +79,21 @@ class Dataset(abc.ABC):
         )
 
     def list_lengths(self) -> set[int]:
-        """Returns the lengths that the lists of examples have; none where they are not known."""
+        """Returns the lengths of the examples' lists; empty if unknown."""
         return set()
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Counts the tokens of the different texts of a field that is read."""
+        """Counts the tokens of the distinct texts of a field."""
         raise UserError(
             f"the objective counts the words of its texts beforehand, which {type(self).__name__} cannot do"
         )
 
     def needed_lengths(self) -> dict[str, int]:
-        """Returns by the name of each feature of tokens a length that cuts no text."""
+        """Returns a length that cuts no text, by the name of each feature of tokens."""
         return {name: f.length for name, f in self.features.items() if isinstance(f, Tokens)}
 
     def with_lengths(self, lengths: Mapping[str, int]) -> Self:
-        """Returns the same examples with such lengths; itself where they cannot be changed."""
+        """Returns the same examples with these lengths; `self` if they cannot be changed."""
         return self
 
     def shortened(self) -> Self:
@@ -103,38 +101,31 @@ class Dataset(abc.ABC):
         return self.with_lengths(self.needed_lengths())
 
     def scheduled(self, steps: int) -> Self:
-        """Returns the same data for a training run of so many steps."""
+        """Returns the same data for a training run of `steps` steps."""
         return self
 
 
 class Block(Protocol):
-    """Some examples b, as they are stored. `items` [b, n] are places in the lists of a field that is one.
+    """The stored form of b examples. `items` [b, n] are positions in the lists of a list field.
 
     Attributes:
-      counts: int64 [b], how many items the lists of each example have.
+      counts: int64 [b], the number of items in each example's lists.
     """
 
     counts: np.ndarray
 
     def values(self, name: str, items: np.ndarray | None) -> np.ndarray:
-        """Returns a field of numbers: float32 [b] or [b, n]."""
+        """Returns numbers: float32 [b] or [b, n]."""
 
     def keys(self, name: str, items: np.ndarray | None) -> np.ndarray:
-        """Returns the keys of a field's texts: int32 [b, 2] or [b, n, 2]."""
+        """Returns the keys of texts: int32 [b, 2] or [b, n, 2]."""
 
     def ids(self, name: str, items: np.ndarray | None, length: int) -> np.ndarray:
-        """Returns the tokens of a field's texts, 0 beyond them: int32 [b, `length`] or [b, n, `length`]."""
+        """Returns zero-padded tokens: int32 [b, `length`] or [b, n, `length`]."""
 
 
 class ExampleDataset(Dataset):
-    """Examples of which any can be read at any time: a kind defines `_block`.
-
-    Args:
-      features: what a batch holds.
-      num_examples: how many examples there are.
-      tokenizer_fingerprint: of the tokenizer that made the ids.
-      truncation: counts of texts that were cut; None: not known.
-    """
+    """Examples with random access. A subclass defines `_block`."""
 
     def __init__(
         self,
@@ -156,11 +147,9 @@ class ExampleDataset(Dataset):
         return Plan(self.num_examples, how, noun="texts" if single else "pairs")
 
     def batched(self, how: Batching) -> Iterator[Batch]:
-        """Yields batches; see `Dataset.batches`."""
         return (self._batch(step.examples, (how.seed, step.epoch)) for step in self._plan(how))
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns examples; see `Dataset.once`."""
         return self._batch(in_one_order(self.num_examples, count), (0, 0), in_order=True)
 
     def _batch(
@@ -177,10 +166,9 @@ class ExampleDataset(Dataset):
                 batch[name] = block.values(feature.field, items)
             else:
                 batch[name] = block.ids(feature.field, items, feature.length)
-        return keys_of_twins(batch, self.features)
+        return mark_duplicates(batch, self.features)
 
     def with_lengths(self, lengths: Mapping[str, int]) -> Self:
-        """Returns the same examples with other lengths; see `Dataset.with_lengths`."""
         found = copy.copy(self)
         found.features = {
             name: dataclasses.replace(f, length=lengths[name]) if name in lengths else f
@@ -191,7 +179,7 @@ class ExampleDataset(Dataset):
 
 
 def in_words(features: Features, num_examples: int) -> str:
-    """Returns e.g. 64 pairs of 16 + 24 tokens, negatives 2."""
+    """Returns e.g. "64 pairs of 16 + 24 tokens, negatives 2"."""
     fields = fields_of(features)
     lengths = [str(f.length) for f in fields.values() if isinstance(f, Tokens) and f.count is None]
     lists = "".join(f", {name} {f.count}" for name, f in fields.items() if f.count is not None)

@@ -1,4 +1,4 @@
-"""Training data larger than memory: examples in ArrayRecord files, read by Grain in the order of an epoch."""
+"""Training data larger than memory: ArrayRecord files that Grain reads in the order of an epoch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from jaxir.core.values import Count, checked
 from jaxir.data.batches.batch_plan import Batch, Batching
 from jaxir.data.batches.dataset import ExampleDataset, in_words
 from jaxir.data.batches.record_arrays import check_list
-from jaxir.data.batches.record_files import MEND, Block, read_description
+from jaxir.data.batches.record_files import MEND, REMAKE, Block, read_description
 from jaxir.data.batches.text_data import TextData
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.storage import fingerprints
 from jaxir.storage.files import local_path
 
-# Of the reader of a file: records that are far from each other.
-_READER_OPTIONS = {"max_parallelism": "0"}
+_READER_OPTIONS = {"max_parallelism": "0"}  # for random access
 _COUNT_AT_ONCE = 8192
 
 
@@ -35,50 +34,33 @@ _COUNT_AT_ONCE = 8192
 class GrainRecords(TextData):
     """Examples that `jaxir.prepare records` has tokenised and written, more than memory holds.
 
-    The same batches, bit for bit, as the examples themselves would give. None of them can be malformed.
+    The batches are the same, bit for bit, as those of the examples in memory.
 
     Attributes:
-      directory: where they are.
-      threads: how many steps' batches are read at a time, ahead of the training.
+      directory: directory that `jaxir.prepare records` wrote.
+      threads: number of threads that read batches ahead of the training.
     """
 
     directory: str
     threads: Count = 4
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> RecordDataset:
-        """Opens the files; tokenizer, lengths and prompts must be those they were made with.
-
-        Raises:
-          UserError: no such files, damaged ones, or made with another tokenizer, other lengths or prompts.
-        """
+        """Opens the files; tokenizer, lengths and prompts must be those that the files were made with."""
         found = RecordDataset(self.directory, features, threads=self.threads)
         if found.tokenizer_fingerprint != tokenizer.fingerprint:
-            raise UserError(
-                f"{self.directory} was made with another tokenizer than the model's; make it again"
-            )
+            raise UserError(f"{self.directory} was made with another tokenizer than the model's; {REMAKE}")
         return found
 
 
 class RecordDataset(ExampleDataset):
-    """Examples on a disk. Each batch is read when it is due, by Grain's threads.
+    """Examples on a disk. Grain's threads read each batch when it is due.
 
-    In memory are the batches that are ahead, the order of an epoch (see `batch_plan.order_of`), the indexes
-    of the files, 8 bytes an example, and some 100 MB of ArrayRecord's buffers.
+    Memory holds the batches read ahead, the order of an epoch (see `batch_plan.order_of`), an index of 8
+    bytes per example, and some 100 MB of ArrayRecord's buffers.
     """
 
     def __init__(self, directory: str | Path, features: Features, *, threads: int):
-        """Opens what `record_files.write_records` wrote.
-
-        Args:
-          directory: where it is.
-          features: what a batch holds: fields of those that were written, as they were. Of a list any number
-            can be asked for.
-          threads: how many steps are read at a time.
-
-        Raises:
-          UserError: no such files, damaged ones, files that lack a field or have it in another form, or
-            grain is not installed.
-        """
+        """Opens what `record_files.write_records` wrote; lists may have another count than was written."""
         require("grain", "grain", "array_record")
         from grain.sources import ArrayRecordDataSource
 
@@ -89,12 +71,12 @@ class RecordDataset(ExampleDataset):
             if name not in written.fields:
                 raise UserError(
                     f"the objective reads the field {name!r}, but {self._directory} has only"
-                    f" {', '.join(written.fields)}; make it again"
+                    f" {', '.join(written.fields)}; {REMAKE}"
                 )
             _check_same(self._directory, name, written.fields[name], field)
             if field.count is not None:
                 check_list(name, field, written.counts)
-        # With the numbers of records none is opened before it is read from.
+        # Paths with numbers of records keep the reader from opening all files at once.
         paths = [f"{self._directory / name}[0:{count}]" for name, (count, _) in written.files.items()]
         self._files = ArrayRecordDataSource(paths, _READER_OPTIONS)
 
@@ -103,34 +85,29 @@ class RecordDataset(ExampleDataset):
 
     @property
     def fingerprint(self) -> str:
-        """Tells these examples from others, in words with a hash that was made as they were written."""
+        """A description with the hash that was made when the records were written."""
         found = self._written.hash[: fingerprints.DIGITS]
         return f"{in_words(self.features, self.num_examples)} in records, hash {found}"
 
     def batched(self, how: Batching) -> Iterator[Batch]:
-        """Yields batches, read ahead; see `Dataset.batches`. A damaged file raises a UserError."""
         plan = self._plan(how)
 
         def batch(number: int) -> Batch:
             step = plan(number)
             return self._batch(step.examples, (how.seed, step.epoch))
 
-        return self._ahead(_Steps(batch), how.start_step)
+        return self._read_ahead(_Steps(batch), how.start_step)
 
     def list_lengths(self) -> set[int]:
-        """Returns the lengths that the lists of examples have: one pass over the files."""
         found: set[int] = set()
         for examples in self._in_turn("looking at lists"):
             found.update(np.unique(self._block(examples).counts).tolist())
         return found
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Counts the tokens of the different texts of a field, which is no list: two passes over the files.
-
-        Keys of the texts and their places are in memory meanwhile, 26 bytes an example.
-        """
+        """Counts tokens in two passes over the files, with 26 bytes per example in memory."""
         keys = np.empty([self.num_examples, 2], np.int32)
-        for examples in self._in_turn("looking for texts that come twice"):
+        for examples in self._in_turn("looking for repeated texts"):
             keys[examples] = self._block(examples).keys(field, None)
         first = np.zeros(self.num_examples, bool)
         first[np.unique(keys.view(np.int64)[:, 0], return_index=True)[1]] = True
@@ -147,12 +124,11 @@ class RecordDataset(ExampleDataset):
                 yield examples
                 bar.update(len(examples))
 
-    def _ahead(self, steps: _Steps, start_step: int) -> Iterator[Batch]:
+    def _read_ahead(self, steps: _Steps, start_step: int) -> Iterator[Batch]:
         import grain
 
         options = grain.ReadOptions(num_threads=self._threads, prefetch_buffer_size=self._threads + 1)
         iterator = iter(grain.MapDataset.source(steps).to_iter_dataset(options))
-        # All that Grain would keep in a checkpoint is the number of the step, which a run has there anyway.
         iterator.set_state({"next_index": start_step})
         with contextlib.closing(iterator):
             yield from iterator
@@ -161,15 +137,15 @@ class RecordDataset(ExampleDataset):
         try:
             block = Block(self._files.__getitems__(examples.tolist()), self._written)
             if (block.numbers != examples).any():
-                raise ValueError("its records are in the place of others")
+                raise ValueError("files have each other's names")
             return block
-        except (ValueError, IndexError, RuntimeError, OSError) as error:  # so ArrayRecord reports damage
+        except (ValueError, IndexError, RuntimeError, OSError) as error:  # ArrayRecord raises all of these
             words = " ".join(str(error).split())
             raise UserError(f"{self._directory} is damaged: {words:.200}; {MEND}") from error
 
 
 class _Steps:
-    """The batch of each step, in Grain's terms a source with random access."""
+    """The batch of each step as a Grain source with random access."""
 
     def __init__(self, batch: Callable[[int], Batch]):
         self._batch = batch
@@ -182,10 +158,12 @@ class _Steps:
 
 
 def _check_same(directory: Path, name: str, saved: Tokens | Numbers, wanted: Tokens | Numbers) -> None:
-    """Raises a UserError where a field was saved in another form than is wanted; the count may differ."""
+    """Refuses a field that was stored in another form than `wanted`; the count may differ."""
     if (saved.count is None) != (wanted.count is None) or type(saved) is not type(wanted):
-        raise UserError(f"{directory} has another kind of value in the field {name!r}; make it again")
+        raise UserError(f"{directory} has another type of value in the field {name!r}; {REMAKE}")
     was, now = (dataclasses.asdict(field) for field in (saved, wanted))
     for part in was:
         if part != "count" and was[part] != now[part]:
-            raise UserError(f"{directory} was made with {name} {part} {was[part]!r}, not {now[part]!r}")
+            raise UserError(
+                f"{directory} was made with {name} {part} {was[part]!r}, not {now[part]!r}; {REMAKE}"
+            )

@@ -1,4 +1,4 @@
-"""Training on several tasks: each batch from one of them, or several packed into each batch when asked."""
+"""Training on several datasets: each batch comes from one of them, or holds examples of all."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DRAW_AT_ONCE = 1 << 16
 class Mixture(TextData):
     """Several sources of pairs as one.
 
-    Each batch comes from one source, so that in-batch negatives are of the query's own task: a passage of
-    another task is an easy negative, told apart by its style alone.
+    Each batch comes from one source, so that in-batch negatives belong to the query's own task. Passages of
+    another task are easy negatives, because their style alone gives them away.
 
     Attributes:
       sources: the sources, such as BeirPairs(...) or MultiReqaPairs(...).
-      rates: how much of each, in any unit; by default in proportion to their numbers of pairs.
+      rates: relative sampling rate of each source; by default its number of pairs.
       mix_within_batch: whether every batch holds pairs of all sources instead, in the same proportion. Texts
-        of two sources that have the same id count as one text there: at worst a negative is lost.
+        of two sources with the same id then count as one text, so a negative may be lost.
     """
 
     sources: Sequence[TextData]
@@ -43,10 +43,16 @@ class Mixture(TextData):
         """Builds every source.
 
         Raises:
-          UserError: no source, or rates that are not one positive number for each.
+          UserError: there is no source, or not one positive rate for each.
         """
         names = [f"source {number} of the mixture" for number in range(1, len(self.sources) + 1)]
-        check_rates(names, self.rates)
+        if not names:
+            raise UserError("a mixture needs at least one source")
+        if self.rates is not None and len(self.rates) != len(names):
+            raise UserError(f"the mixture has {len(names)} sources but {len(self.rates)} rates")
+        for name, rate in zip(names, self.rates or (), strict=False):
+            if not (rate > 0 and np.isfinite(rate)):
+                raise UserError(f"{name}: its rate must be a positive number, got {rate}")
         built = [source.dataset(tokenizer, features, on_bad_input) for source in self.sources]
         return MixtureDataset(
             dict(zip(names, built, strict=True)), rates=self.rates, mix_within_batch=self.mix_within_batch
@@ -54,11 +60,10 @@ class Mixture(TextData):
 
 
 class MixtureDataset(Dataset):
-    """What a trainer reads, from several datasets. Made by `Mixture.build`.
+    """Several datasets as one. Made by `Mixture.build`.
 
-    With rates, the dataset of each step is drawn at random; without, each epoch of the mixture has every
+    With rates, the dataset of each step is drawn at random. Without, each epoch of the mixture has every
     whole batch of every dataset once, in random order.
-
     """
 
     def __init__(
@@ -68,12 +73,6 @@ class MixtureDataset(Dataset):
         rates: Sequence[float] | None,
         mix_within_batch: bool = False,
     ):
-        """Takes datasets by the names that messages call them.
-
-        Raises:
-          UserError: no dataset, or rates that are not one positive number for each.
-        """
-        check_rates(list(datasets), rates)
         self._names, self._datasets = list(datasets), list(datasets.values())
         self._sizes = np.array([d.num_examples for d in self._datasets], np.int64)
         self._rates = None if rates is None else np.array(rates, np.float64) / sum(rates)
@@ -88,18 +87,13 @@ class MixtureDataset(Dataset):
 
     @property
     def fingerprint(self) -> str:
-        """Tells this mixture from others: by its datasets, their order and how they are mixed."""
+        """A hash of the datasets' fingerprints, their order and how they are mixed."""
         rates = None if self._rates is None else self._rates.tolist()
         parts = [d.fingerprint for d in self._datasets]
         found = fingerprints.of_values(parts, rates, self._mix_within_batch)[: fingerprints.DIGITS]
         return f"{self.num_examples} pairs of {len(self._datasets)} data sets, hash {found}"
 
     def batched(self, how: Batching) -> Iterator[Batch]:
-        """Yields batches; see `Dataset.batches`. (With a SeqIO task they depend on process_count, too.)
-
-        Raises:
-          UserError: as there; or, packed, a dataset whose part of a batch is less than one pair.
-        """
         mine, count = how.share, len(self._datasets)
         if self._mix_within_batch and how.batch_size > 1:
             # Every process assembles whole batches: the parts of the datasets do not divide by their number.
@@ -111,7 +105,7 @@ class MixtureDataset(Dataset):
         return _alternating(self._opened(how, [how.batch_size] * count, before), schedule, how.start_step)
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns `count` pairs, or all, each once and shuffled: of each dataset by its size, not rate."""
+        """Returns `count` pairs, or all, without repeats; a dataset's part follows its size, not its rate."""
         wanted = [None] * len(self._datasets)
         if count is not None:
             wanted = np.bincount(_Epochs(self._sizes, 0)(0, count), minlength=len(wanted)).tolist()
@@ -121,12 +115,11 @@ class MixtureDataset(Dataset):
         return {name: np.concatenate([part[name] for part in parts])[order] for name in self.features}
 
     def list_lengths(self) -> set[int]:
-        """Returns the lengths that the lists of examples have."""
         return set().union(*(dataset.list_lengths() for dataset in self._datasets))
 
     @property
     def truncation(self) -> dict[str, Truncation]:
-        """The counts of texts that were cut, of all datasets together; empty if one does not know them."""
+        """The counts of cut texts of all datasets together; empty if one dataset does not know them."""
         found: dict[str, Truncation] = {}
         for dataset in self._datasets:
             if not dataset.truncation:
@@ -136,20 +129,17 @@ class MixtureDataset(Dataset):
         return found
 
     def needed_lengths(self) -> dict[str, int]:
-        """Returns lengths that cut no text of any dataset."""
         all_needed = [dataset.needed_lengths() for dataset in self._datasets]
         return {name: max(needed[name] for needed in all_needed) for name in all_needed[0]}
 
     def with_lengths(self, lengths: Mapping[str, int]) -> MixtureDataset:
-        """Returns the same mixture with other lengths."""
         found = copy.copy(self)
-        # A dataset that cannot be shortened keeps its lengths, which are then those of `needed_lengths`.
+        # The lengths of a dataset that cannot be shortened are its `needed_lengths`.
         found._datasets = [dataset.with_lengths(lengths) for dataset in self._datasets]
         found.features = found._datasets[0].features
         return found
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Adds up the counts of all datasets; see `Dataset.token_counts`."""
         counts = [dataset.token_counts(field, vocab_size) for dataset in self._datasets]
         return TokenCounts(*map(sum, zip(*counts, strict=True)))
 
@@ -159,7 +149,7 @@ class MixtureDataset(Dataset):
         return _Draws(self._rates, seed)
 
     def _quotas(self, batch_size: int) -> list[int]:
-        """Returns how many pairs of a batch are each dataset's: whole numbers nearest to the proportion."""
+        """Returns each dataset's number of pairs in a batch, rounded by largest remainder."""
         rates = self._sizes / self._sizes.sum() if self._rates is None else self._rates
         exact = rates * batch_size
         quotas = np.floor(exact).astype(np.int64)
@@ -167,8 +157,8 @@ class MixtureDataset(Dataset):
         for name, quota, rate in zip(self._names, quotas, rates, strict=True):
             if not quota:
                 raise UserError(
-                    f"{name}: its share of a batch of {batch_size:,} is {rate * batch_size:.2g} pairs, none:"
-                    " give a higher rate or a larger batch_size"
+                    f"{name}: its share of a batch of {batch_size:,} is {rate * batch_size:.2g} pairs, less"
+                    " than one: give a higher rate or a larger batch_size"
                 )
         return quotas.tolist()
 
@@ -182,25 +172,14 @@ class MixtureDataset(Dataset):
         return opened
 
 
-def check_rates(names: Sequence[str], rates: Sequence[float] | None) -> None:
-    """Raises a UserError unless there is something to mix, and one positive rate for each."""
-    if not names:
-        raise UserError("a mixture needs at least one source")
-    if rates is not None and len(rates) != len(names):
-        raise UserError(f"the mixture has {len(names)} sources but {len(rates)} rates")
-    for name, rate in zip(names, rates or (), strict=False):
-        if not (rate > 0 and np.isfinite(rate)):
-            raise UserError(f"{name}: its rate must be a positive number, got {rate}")
-
-
 class _Epochs:
-    """Which dataset a step is of: each epoch is a random order of all their batches."""
+    """Maps steps to datasets: each epoch is a random order of all batches of all datasets."""
 
     def __init__(self, batches: np.ndarray, seed: int):
         self._seed, self._all = seed, np.repeat(np.arange(len(batches), dtype=np.int32), batches)
 
     def __call__(self, first: int, count: int) -> np.ndarray:
-        """Returns int32: the datasets of at most `count` steps from `first` on, at least one."""
+        """Returns int32: the datasets of 1 to `count` steps from `first` on."""
         epoch, at = divmod(first, len(self._all))
         order = np.random.default_rng([self._seed, epoch]).permutation(self._all)
         return order[at : at + count]
@@ -212,7 +191,7 @@ class _Epochs:
 
 
 class _Draws:
-    """Which dataset a step is of: drawn by rate."""
+    """Maps steps to datasets, drawn by rate."""
 
     def __init__(self, rates: np.ndarray, seed: int):
         self._seed, self._upper = seed, np.cumsum(rates)[:-1]

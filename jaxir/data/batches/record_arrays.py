@@ -1,4 +1,4 @@
-"""Records -> arrays: each distinct text tokenised once, and lists without what they should be unlike."""
+"""Converts records to arrays: tokenises each distinct text once, drops negatives equal to their passage."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Numbers, Record, Tokens, check_record, fields_of
-from jaxir.data.batches.batch_plan import without_twins
+from jaxir.data.batches.batch_plan import drop_duplicates
 from jaxir.data.batches.text_table import TableBuilder, TextTable
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.data.text.truncation import Truncation
 
 
 class RecordArrays(NamedTuple):
-    """Examples as arrays; see `ArrayDataset`, which takes them under these names."""
+    """P examples as arrays.
+
+    Attributes:
+      tables: distinct texts, by the name of `Tokens.table`.
+      columns: by field: int32 rows of a text field's table, or float32 numbers. [P], or [K] for a list.
+      offsets: int64 [P + 1]; the items of example p in each list are offsets[p] to offsets[p + 1].
+      left_out: number of list items dropped because, once cut, they equal the text they must differ from.
+      without_others: number of examples whose items all equal that text.
+    """
 
     tables: dict[str, TextTable]
     columns: dict[str, np.ndarray]
     offsets: np.ndarray
-    left_out: int
-    without_others: int
+    left_out: int = 0
+    without_others: int = 0
 
 
 class RecordReader:
-    """Makes arrays of records, of all at once or of some after the others."""
-
     def __init__(self, tokenizer: Tokenizer, features: Features):
         self._fields = fields_of(features)
         self._builders: dict[str, TableBuilder] = {}
@@ -40,12 +46,7 @@ class RecordReader:
         self._count = 0
 
     def arrays(self, records: Iterable[Record]) -> RecordArrays:
-        """Returns the arrays of `records`, which come after those of earlier calls.
-
-        Raises:
-          UserError: a record lacks a field, has another kind of value in it (a number that is not finite,
-            say), an id with another text than an earlier record, or lists that are not equally long.
-        """
+        """Returns the arrays of `records`; their numbers continue those of earlier calls."""
         columns: dict[str, list[Any]] = {name: [] for name in self._fields}
         offsets = [0]
         for record in records:
@@ -73,24 +74,22 @@ class RecordReader:
             name: np.array(column, np.int32 if isinstance(self._fields[name], Tokens) else np.float32)
             for name, column in columns.items()
         }
-        return self._without_twins(tables, arrays, np.array(offsets, np.int64))
+        return self._drop_duplicates(tables, arrays, np.array(offsets, np.int64))
 
     def truncation(self) -> dict[str, Truncation]:
-        """Returns the counts of texts that were cut, by the name of `Tokens.table`."""
         return {name: builder.truncation for name, builder in self._builders.items()}
 
-    def tell_alike(self) -> None:
-        """Warns where many of the texts that were read have the tokens of another one; refuses most."""
+    def warn_of_equal_tokens(self) -> None:
         for builder in self._builders.values():
-            builder.tell_alike()
+            builder.warn_of_equal_tokens()
 
-    def _without_twins(
+    def _drop_duplicates(
         self, tables: dict[str, TextTable], columns: dict[str, np.ndarray], offsets: np.ndarray
     ) -> RecordArrays:
         left_out, without_others = 0, 0
         for name, field in self._fields.items():
             if isinstance(field, Tokens) and field.unlike is not None:
-                keep, offsets, without_others = without_twins(
+                keep, offsets, without_others = drop_duplicates(
                     tables[field.table], columns[field.unlike], columns[name], offsets
                 )
                 left_out = len(keep) - int(keep.sum())
@@ -101,14 +100,14 @@ class RecordReader:
 
 
 class ListCounts(NamedTuple):
-    """What there is in the lists of examples.
+    """Counts of the items in the lists of examples.
 
     Attributes:
-      examples: how many examples.
-      items: how many items their lists have.
-      empty: how many have empty lists.
-      left_out: how many items were left out, being the same as the text they should be unlike once cut.
-      without_others: how many have no items but such.
+      examples: number of examples.
+      items: number of items in their lists.
+      empty: number of examples with empty lists.
+      left_out: number of items dropped because, once cut, they equal the text they must differ from.
+      without_others: number of examples whose items all equal that text.
     """
 
     examples: int
@@ -119,36 +118,31 @@ class ListCounts(NamedTuple):
 
 
 def check_list(name: str, field: Tokens | Numbers, counts: ListCounts) -> None:
-    """Checks a field that is read as a list, and tells what was left out of it.
-
-    Raises:
-      UserError: it is empty for some examples, or all that is in it is like what it should be unlike.
-    """
+    """Refuses a list field that is empty for some examples; prints what was left out of it."""
     count = counts.examples
     hint = ": set num_negatives to 0, or mine negatives for them" if name == "negatives" else ""
     if counts.empty:
         raise UserError(
-            f"a batch wants {field.count} {name} of each example, but {counts.empty:,} of {count:,} have none"
+            f"a batch reads {field.count} {name} of each example, but {counts.empty:,} of {count:,} have none"
             f"{hint}"
         )
     if not isinstance(field, Tokens) or field.unlike is None:
         return
     if counts.without_others == count:
         raise UserError(
-            f"all {name}, cut at {field.length} tokens, are the same as the {field.unlike} of their"
-            " example"
-            f"{hint.replace('for them', 'that are not')}"
+            f"all {name}, cut at {field.length} tokens, equal the {field.unlike} of their example"
+            f"{hint.replace('for them', 'that differ from it')}"
         )
     cut = f"cut at {field.length} tokens"
     if counts.left_out:
         print(
-            f"{counts.left_out:,} of {counts.left_out + counts.items:,} {name} left out: {cut} they are the"
-            f" same as the {field.unlike} of their example",
+            f"{counts.left_out:,} of {counts.left_out + counts.items:,} {name} left out: {cut}, they equal"
+            f" the {field.unlike} of their example",
             file=sys.stderr,
         )
     if counts.without_others:
         print(
-            f"warning: {counts.without_others:,} of {count:,} examples have no {name} that, {cut}, are not"
-            f" their {field.unlike}: they are trained without",
+            f"warning: {counts.without_others:,} of {count:,} examples have only {name} that, {cut}, equal"
+            f" their {field.unlike}: these examples are trained without {name}",
             file=sys.stderr,
         )

@@ -1,17 +1,16 @@
-"""Examples in ArrayRecord files, each a record of its own: written as they come, read in any order.
+"""Examples in ArrayRecord files: written one by one, read in any order.
 
-A record is what `ArrayDataset` knows of an example: the tokens and key of each text, numbers, lists. It is
-made of little-endian words of 32 bits, so that a whole batch is taken apart at once:
+A record holds the tokens and key of each text, the numbers and the lists of one example. It is made of
+little-endian words of 32 bits, so that numpy can decode a whole batch at once:
 
-  tag [2], number of the example [2], items in its lists [1],
-  of each field that is no list: a text [4] (its key, then where its tokens begin in the record, and how many
-    there are), or a number [1], float32,
-  of each list: the same for item after item,
+  tag [2], number of the example [2], number of items in its lists [1];
+  for each single field: a text [4] (its key, the offset of its tokens in the record, their number) or a
+    float32 [1];
+  for each list: the same for every item;
   the tokens, uint16 or int32.
 
-The tag is that of all records of a directory, drawn by chance. With the number it tells files of another
-directory, or in each other's place. What a disk or a copy has done to the bytes is noticed by ArrayRecord's
-own hashes, as they are read: nothing reads a terabyte before the first step.
+The tag is random and the same in all records of a directory. Tag and number reveal files of another directory
+and files in each other's place. ArrayRecord's own hashes detect damaged bytes when a record is read.
 """
 
 from __future__ import annotations
@@ -40,9 +39,10 @@ from jaxir.storage.files import atomic_directory
 FORMAT = 1
 META = "records.json"
 FILE_BYTES = 1 << 30
-# A group of one: a read takes one example from the disk. Token ids shrink little, and texts are short.
+# Groups of one record, so that a read takes one example from the disk. Token ids compress badly.
 WRITER_OPTIONS = "group_size:1,uncompressed"
-MEND = "copy it again, or make it anew"
+REMAKE = "make it again with jaxir.prepare records"
+MEND = f"copy it again, or {REMAKE}"
 _AT_ONCE = 1024
 _HEAD, _TEXT = 5, 4  # words
 
@@ -50,17 +50,17 @@ Fields = Mapping[str, Tokens | Numbers]
 
 
 class Written(NamedTuple):
-    """What `records.json` says.
+    """The content of `records.json`.
 
     Attributes:
-      fields: what is stored of each field.
-      tokenizer_fingerprint: of the tokenizer that made the ids.
-      counts: of the examples and their lists.
+      fields: the stored form of each field.
+      tokenizer_fingerprint: fingerprint of the tokenizer that made the ids.
+      counts: counts of the examples and their list items.
       token_bytes: 2 or 4, the size of a token.
-      tag: what every record has; hex.
-      hash: of all records but their tags; hex.
+      tag: the tag of every record; hex.
+      hash: hash of all records without their tags; hex.
       files: the number of records and of bytes of each file, in order.
-      truncation: counts of texts that were cut, by the name of `Tokens.table`; empty if not known.
+      truncation: counts of texts that were cut, by the name of `Tokens.table`; empty if unknown.
     """
 
     fields: Fields
@@ -83,37 +83,27 @@ def write_records(
 ) -> Written:
     """Tokenises examples and writes them into a new directory, all or nothing, under a progress bar.
 
-    Only some thousand are in memory at a time. So texts of one id are not compared: they must be one text.
-
-    Args:
-      directory: where to.
-      records: the examples.
-      tokenizer: makes the ids.
-      features: what a batch will hold; their fields are stored.
-      file_bytes: a file that has so many is followed by another.
-
-    Raises:
-      UserError: there is no example, one lacks a field or has another kind of value in it, grain is not
-        installed, or `directory` is not empty.
+    Only some thousand examples are in memory, so texts with the same id are not compared. `features` are
+    those of a batch; their fields are stored. A file that has `file_bytes` is followed by another.
     """
     require("grain", "grain", "array_record")
-    with atomic_directory(directory) as aside:
+    with atomic_directory(directory) as temporary:
         reader, counts = RecordReader(tokenizer, features), ListCounts(0, 0, 0, 0, 0)
         fields, tag, digest = fields_of(features), secrets.token_bytes(8), hashlib.blake2b(digest_size=32)
         token_bytes = 2 if tokenizer.vocab_size <= 1 << 16 else 4
-        coming = iter(progress(records, what="tokenising pairs", unit="pairs"))
-        with _Files(aside, file_bytes) as files:
-            while some := list(islice(coming, _AT_ONCE)):
-                arrays = reader.arrays(some)
+        remaining = iter(progress(records, what="tokenising pairs", unit="pairs"))
+        with _Files(temporary, file_bytes) as files:
+            while block := list(islice(remaining, _AT_ONCE)):
+                arrays = reader.arrays(block)
                 for content in _contents(arrays, fields, counts.examples, token_bytes):
                     digest.update(content)
                     files.write(tag + content)
                 empty = int(np.sum(np.diff(arrays.offsets) == 0))
-                of_these = (len(some), int(arrays.offsets[-1]), empty, *arrays[-2:])
-                counts = ListCounts(*map(sum, zip(counts, of_these, strict=True)))
+                block_counts = (len(block), int(arrays.offsets[-1]), empty, *arrays[-2:])
+                counts = ListCounts(*map(sum, zip(counts, block_counts, strict=True)))
         if not counts.examples:
             raise UserError("there are no training examples")
-        reader.tell_alike()
+        reader.warn_of_equal_tokens()
         written = Written(
             fields=fields,
             tokenizer_fingerprint=tokenizer.fingerprint,
@@ -121,18 +111,18 @@ def write_records(
             token_bytes=token_bytes,
             tag=tag.hex(),
             hash=digest.hexdigest(),
-            files={name: (count, (aside / name).stat().st_size) for name, count in files.counts.items()},
+            files={name: (count, (temporary / name).stat().st_size) for name, count in files.counts.items()},
             truncation=reader.truncation(),
         )
         content = {"format": FORMAT} | written._asdict()
         content["fields"] = {name: dataclasses.asdict(field) for name, field in fields.items()}
         content["counts"], content["truncation"] = counts._asdict(), as_json(written.truncation)
-        (aside / META).write_text(json.dumps(content, indent=2) + "\n")
+        (temporary / META).write_text(json.dumps(content, indent=2) + "\n")
     return written
 
 
 class _Files:
-    """Files of records, one after the other; `counts` has the number of records in each, by name."""
+    """Consecutive files of records; `counts` has the number of records by file name."""
 
     def __init__(self, directory: Path, file_bytes: int):
         self.counts: dict[str, int] = {}
@@ -160,7 +150,7 @@ class _Files:
 
 
 def _contents(arrays: RecordArrays, fields: Fields, first: int, token_bytes: int) -> Iterator[bytes]:
-    """Yields the records of examples that are numbered from `first` on, without the tag."""
+    """Yields the records of examples numbered from `first` on, without the tag."""
     tokens = _token_type(token_bytes)
     layout, offsets = Layout(fields), arrays.offsets
     for example in range(len(offsets) - 1):
@@ -191,7 +181,7 @@ def _token_type(token_bytes: int) -> np.dtype:
 
 
 class Layout:
-    """Where the fields of an example lie in the words of its record."""
+    """The positions of an example's fields in the words of its record."""
 
     def __init__(self, fields: Fields):
         self._single: dict[str, int] = {}
@@ -205,25 +195,21 @@ class Layout:
                 self._lists[name], self._of_item = self._of_item, self._of_item + width
 
     def words(self, count: Any) -> Any:
-        """Returns how many words stand before the tokens where lists have `count` items, or counts [b]."""
+        """Returns the number of words before the tokens if lists have `count` items (an int or [b])."""
         return self._fixed + count * self._of_item
 
     def begin(self, name: str, count: Any) -> Any:
-        """Returns the first word of a field where lists have `count` items, or [b], of counts [b]."""
+        """Returns the first word of a field if lists have `count` items (an int or [b])."""
         if name in self._single:
             return self._single[name] + 0 * count
         return self._fixed + count * self._lists[name]
 
 
 class Block:
-    """Records that were read, taken apart together.
-
-    Attributes:
-      counts: int64 [b], how many items the lists of each example have.
-    """
+    """The records of b examples, decoded together; implements `dataset.Block`."""
 
     def __init__(self, records: Sequence[bytes], written: Written):
-        """Takes the records as they are read; raises a ValueError if one is of another directory."""
+        """Decodes the records; raises ValueError if one belongs to another directory."""
         self._fields, self._layout = written.fields, Layout(written.fields)
         self._per_word = 4 // written.token_bytes
         sizes = np.array([len(record) for record in records], np.int64)
@@ -234,23 +220,20 @@ class Block:
         self._head = self._words[self._at[:, None] + np.arange(_HEAD)]
         self.counts = self._head[:, 4].astype(np.int64)
         if (self._head[:, :2] != np.frombuffer(bytes.fromhex(written.tag), "<i4")).any():
-            raise ValueError("it has records of another directory")
+            raise ValueError("it has a file of another directory")
 
     @property
     def numbers(self) -> np.ndarray:
-        """int64 [b], the numbers of the examples."""
+        """The numbers of the examples: int64 [b]."""
         return np.ascontiguousarray(self._head[:, 2:4]).view("<i8")[:, 0]
 
     def values(self, name: str, items: np.ndarray | None) -> np.ndarray:
-        """Returns a field of numbers: float32 [b], or [b, n] of the `items` [b, n] of lists."""
         return self._words[self._places(name, items, 1)].view("<f4").astype(np.float32)
 
     def keys(self, name: str, items: np.ndarray | None) -> np.ndarray:
-        """Returns int32 [b, 2], the keys of a field's texts, or [b, n, 2] of items of lists."""
         return self._texts(name, items)[..., :2].astype(np.int32)
 
     def ids(self, name: str, items: np.ndarray | None, length: int) -> np.ndarray:
-        """Returns int32 [b, `length`], the tokens of a field's texts, 0 beyond them, or [b, n, `length`]."""
         texts = self._texts(name, items)
         columns = np.arange(length)
         real = columns < texts[..., 3:]
@@ -258,7 +241,7 @@ class Block:
         return np.where(real, with_padding_tokens(self._tokens[places]), 0)
 
     def table(self, name: str, wanted: np.ndarray) -> TextTable:
-        """Returns the texts of a field that is no list, of the examples where `wanted` (bool [b]) is true."""
+        """Returns the texts of a single field for the examples where `wanted` (bool [b]) is true."""
         texts = self._texts(name, None)
         begin, sizes = self._begin(texts, None)[wanted], texts[wanted, 3].astype(np.int64)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -278,27 +261,25 @@ class Block:
 
 
 def read_description(directory: Path) -> Written:
-    """Returns what `write_records` wrote of a directory, whose files are there and have their sizes.
-
-    Raises:
-      UserError: it holds no such files, or is damaged.
-    """
+    """Reads `records.json` and checks that all files have their recorded sizes."""
     try:
-        said = json.loads((directory / META).read_text())
+        content = json.loads((directory / META).read_text())
     except FileNotFoundError:
-        raise UserError(f"{directory} holds no examples as records: {META} is missing") from None
+        raise UserError(
+            f"{directory} has no {META}: give a directory that jaxir.prepare records made"
+        ) from None
     except ValueError as error:
         raise UserError(f"{directory} is damaged: {META}: {error}; {MEND}") from error
-    if said.pop("format") != FORMAT:
-        raise UserError(f"{directory} is of another format; make it again")
-    said["fields"] = {
+    if content.pop("format") != FORMAT:
+        raise UserError(f"{directory} has another format than this version reads; {REMAKE}")
+    content["fields"] = {
         name: Tokens(**field) if "length" in field else Numbers(**field)
-        for name, field in said["fields"].items()
+        for name, field in content["fields"].items()
     }
-    said["counts"] = ListCounts(**said["counts"])
-    said["truncation"] = from_json(said.get("truncation"))
-    found = Written(**said)
-    for name, (_, size) in found.files.items():
+    content["counts"] = ListCounts(**content["counts"])
+    content["truncation"] = from_json(content.get("truncation"))
+    written = Written(**content)
+    for name, (_, size) in written.files.items():
         if not (directory / name).is_file() or (directory / name).stat().st_size != size:
-            raise UserError(f"{directory} is damaged: {name} is not there with {size:,} bytes; {MEND}")
-    return found
+            raise UserError(f"{directory} is damaged: {name} is missing or not {size:,} bytes; {MEND}")
+    return written

@@ -1,4 +1,4 @@
-"""What a training run gets as its data: settings that build a dataset for a model's tokenizer."""
+"""The settings of training data: they build a dataset for a model's tokenizer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ from jaxir.data.text.tokenizer import Tokenizer
 
 
 def check_data(what: str, data: Any) -> None:
-    """Checks that an object is data: a `TextData`, or a `Dataset` that was built of one.
-
-    Raises:
-      UserError: it is something else. The sentence begins with `what`.
-    """
     if not isinstance(data, TextData | Dataset):
         known = "Pairs(queries, passages) or BeirPairs(directory=...)"
         raise UserError(f"{what} must be data, such as {known}, not {data!r:.80}")
@@ -28,30 +23,25 @@ def check_data(what: str, data: Any) -> None:
 def dataset_of(
     data: TextData | Dataset, tokenizer: Tokenizer, features: Features, *, on_bad_input: OnBadInput | Policy
 ) -> Dataset:
-    """Returns the dataset of data: one that was built as it is.
-
-    Raises:
-      UserError: the data cannot be built, or the dataset was built without one of the features or with
-        another tokenizer.
-    """
+    """Returns the dataset of `data`; a built dataset must have the features and the tokenizer."""
     if isinstance(data, TextData):
         return data.build(tokenizer, features, on_bad_input=on_bad_input)
     if lacking := [name for name in features if name not in data.features]:
         raise UserError(
-            f"the dataset was built with {', '.join(data.features)}, and {', '.join(lacking)} must be"
-            " there too: build it with the features that are read, or give what it is built of"
+            f"the dataset was built with {', '.join(data.features)}, but {', '.join(lacking)} are needed"
+            " too: build it with the objective's features, or pass the data from which it was built"
         )
     made_by = data.tokenizer_fingerprint
     if made_by is not None and tokenizer is not None and made_by != tokenizer.fingerprint:
         raise UserError(
             "the dataset was built with another tokenizer than the model's, so its ids mean other tokens:"
-            " build it with the model's tokenizer, or give what it is built of"
+            " build it with the model's tokenizer, or pass the data from which it was built"
         )
     return data
 
 
 class TextData(abc.ABC):
-    """What is common to all kinds of data: one `build`. A kind defines `dataset`."""
+    """The base of all kinds of data. A kind defines `dataset`."""
 
     def build(
         self, tokenizer: Tokenizer, features: Features, *, on_bad_input: OnBadInput | Policy = "stop"
@@ -64,8 +54,8 @@ class TextData(abc.ABC):
           on_bad_input: what to do with malformed records.
 
         Raises:
-          BadInputError: a malformed record, unless they are skipped.
-          UserError: nothing to read, or fields that the data lack.
+          BadInputError: a record is malformed, unless malformed records are skipped.
+          UserError: there is nothing to read, or the data lack a field.
         """
         collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
         dataset = self.dataset(tokenizer, features, collector)
@@ -78,12 +68,11 @@ class TextData(abc.ABC):
 
 
 class RecordSource(TextData):
-    """What is common: records -> token arrays. A new kind of source defines `records`."""
+    """The base of data that are read as records. A new kind defines `records`."""
 
     @abc.abstractmethod
     def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
         """Yields the examples."""
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> ArrayDataset:
-        """Reads everything and tokenises it."""
         return ArrayDataset.from_records(self.records(on_bad_input), tokenizer, features)

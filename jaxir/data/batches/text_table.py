@@ -16,15 +16,16 @@ from jaxir.data.text.truncation import Truncation
 
 _TOKENISE_AT_ONCE = 4096
 _COUNT_AT_ONCE = 65_536
-# Shares of texts with the tokens of another one: boilerplate and cut texts make some percent. Of how many.
-_ALIKE_TOLD, _ALIKE_REFUSED, _ALIKE_FROM = 0.1, 0.5, 20
+# Shares of texts with the tokens of another text that cause a warning or an error; boilerplate and cut texts
+# cause some percent. Fewer than 20 texts are not checked.
+_EQUAL_WARNED, _EQUAL_REFUSED, _EQUAL_FROM = 0.1, 0.5, 20
 
 
 class TextTable(NamedTuple):
     """Token ids of distinct texts, end to end.
 
     Attributes:
-      flat: [T], uint16 where the vocabulary allows it, else int32. A text's padding tokens are 0 here.
+      flat: [T], uint16 if the vocabulary allows it, else int32. A padding token inside a text is 0 here.
       offsets: int64 [M + 1]; text m is flat[offsets[m]:offsets[m + 1]].
       keys: int32 [M, 2], the hash of each text's id.
     """
@@ -34,7 +35,7 @@ class TextTable(NamedTuple):
     keys: np.ndarray
 
     def ids(self, rows: np.ndarray, length: int) -> np.ndarray:
-        """Returns int32 [..., `length`], zero-padded, for texts `rows` [...]."""
+        """Returns the zero-padded ids of texts `rows` [...]: int32 [..., `length`]."""
         starts = self.offsets[rows]
         sizes = self.offsets[rows + 1] - starts
         columns = np.arange(length)
@@ -43,15 +44,15 @@ class TextTable(NamedTuple):
         return np.where(real, self.tokens(positions), 0)
 
     def tokens(self, places: Any) -> np.ndarray:
-        """Returns the ids at `places` [...] of `flat`, int32; the nearest ones for places beyond its ends."""
+        """Returns the ids at positions `places` [...] of `flat`, clipped to its ends: int32."""
         return with_padding_tokens(self.flat.take(places, mode="clip"))
 
     def row(self, number: int) -> np.ndarray:
-        """Returns the ids of one text, int32 [n]."""
+        """Returns the ids of one text: int32 [n]."""
         return self.tokens(np.arange(self.offsets[number], self.offsets[number + 1]))
 
     def token_counts(self, vocab_size: int) -> TokenCounts:
-        """Counts the tokens of all texts but the first and the last one of each, which are special."""
+        """Counts the tokens of all texts without the first and last token of each, which are special."""
         texts_with, occurrences = np.zeros((2, vocab_size), np.int64)
         texts = len(self.offsets) - 1
         for first in range(0, texts, _COUNT_AT_ONCE):
@@ -68,45 +69,33 @@ class TextTable(NamedTuple):
 
 
 def with_padding_tokens(stored: np.ndarray) -> np.ndarray:
-    """Returns the ids of tokens that are stored without padding, int32: 0 is a padding token of a text."""
+    """Returns stored ids as int32, with `PADDING_TOKEN` for 0."""
     return np.where(stored == 0, np.int32(PADDING_TOKEN), stored.astype(np.int32))
 
 
 class TableBuilder:
-    """Collects distinct texts by id and tokenises them some thousands at a time.
+    """Collects distinct texts by id and tokenises them in blocks.
 
-    Texts that differ (in more than case and white space) but have the same tokens are one text to a model,
-    and right answers to each other's queries in an evaluation. It notices them among the texts that are
-    tokenised together.
-
-    Args:
-      tokenizer: makes the ids.
-      length: most tokens of a text.
-      prompt: put before each text.
-      what: what sentences call the texts: "queries", "passages".
-
-    Attributes:
-      truncation: counts of the texts that were tokenised, and of those that were cut.
+    It also counts, within a block, texts that have equal tokens but differ in more than case and white space.
+    A model cannot distinguish such texts. Error messages call the texts `what`: "queries", "passages".
+    `truncation` counts the texts that were tokenised, and those that were cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, length: int, prompt: str, *, what: str):
         self._tokenizer, self._length, self._prompt, self._what = tokenizer, length, prompt, what
         self.truncation = Truncation(length)
         self._distinct = self._like_another = 0
-        self._alike: tuple[str, str] | None = None
+        self._first_equal: tuple[str, str] | None = None
         self._dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
         self._row_of: dict[bytes, int] = {}
-        # By row: a hash of the text, and the number of the example that it came with.
+        # By row: a hash of the text, and the number of its first example.
         self._hashes, self._examples = array.array("q"), array.array("q")
         self._pending: list[str] = []
         self._flat: list[np.ndarray] = []
         self._sizes: list[int] = []
 
     def row(self, identifier: str, text: str, example: int = 0) -> int:
-        """Returns the row of a text, which is known by its id.
-
-        An id that came before with another text is a UserError, which names both examples by their numbers.
-        """
+        """Returns the row of the text with this id; refuses an id that came before with another text."""
         row = self._row_of.setdefault(key_digest(identifier), len(self._row_of))
         if row == len(self._hashes):
             self._hashes.append(hash(text))
@@ -116,20 +105,20 @@ class TableBuilder:
                 self._flush()
         elif self._hashes[row] != hash(text):
             raise UserError(
-                f"example {example}: among the {self._what} the id {identifier!r} stands for {text!r:.60},"
-                f" but for another text in example {self._examples[row]}: an id stands for one text. Give"
-                " each text its own id; jaxir.data.formats.sources.text_id(text) makes one"
+                f"example {example}: among the {self._what} the id {identifier!r} has the text {text!r:.60},"
+                f" but another text in example {self._examples[row]}: an id must have one text. Give each"
+                " text its own id; jaxir.data.formats.sources.text_id(text) makes one"
             )
         return row
 
     def table(self) -> TextTable:
-        """Returns the table of all texts, in the order in which they came; see `tell_alike`."""
+        """Returns the table of all texts in order of arrival and checks for texts with equal tokens."""
         found = self.take()
-        self.tell_alike()
+        self.warn_of_equal_tokens()
         return found
 
     def take(self) -> TextTable:
-        """Returns the table of the texts so far and forgets them; the next text has row 0 again."""
+        """Returns the table of the texts so far and forgets them; the next text has row 0."""
         self._flush()
         flat = np.concatenate([np.empty(0, self._dtype), *self._flat])
         offsets = np.concatenate([[0], np.cumsum(self._sizes, dtype=np.int64)]).astype(np.int64)
@@ -145,10 +134,10 @@ class TableBuilder:
             )
             self._flat.append(np.maximum(np.concatenate(rows), 0).astype(self._dtype))
             self._sizes.extend(map(len, rows))
-            self._count_alike(rows)
+            self._count_equal(rows)
             self._pending.clear()
 
-    def _count_alike(self, rows: list[np.ndarray]) -> None:
+    def _count_equal(self, rows: list[np.ndarray]) -> None:
         first: dict[bytes, int] = {}
         others: dict[bytes, set[str]] = {}
         for i, row in enumerate(rows):
@@ -158,25 +147,21 @@ class TableBuilder:
                 known = others.setdefault(tokens, {folded(one)})
                 if folded(other) not in known:
                     known.add(folded(other))
-                    self._alike = self._alike or (one, other)
+                    self._first_equal = self._first_equal or (one, other)
         like_another = sum(len(known) - 1 for known in others.values())
         self._distinct += len(first) + like_another
         self._like_another += like_another
 
-    def tell_alike(self) -> None:
-        """Warns of many texts with equal tokens, of all that came.
-
-        Raises:
-          UserError: more than half of the texts have the same tokens as another one.
-        """
-        if self._distinct < _ALIKE_FROM or self._like_another <= _ALIKE_TOLD * self._distinct:
+    def warn_of_equal_tokens(self) -> None:
+        """Warns if many texts have the tokens of another text; refuses more than half."""
+        if self._distinct < _EQUAL_FROM or self._like_another <= _EQUAL_WARNED * self._distinct:
             return
-        one, other = self._alike
+        one, other = self._first_equal
         sentence = (
             f"{self._like_another:,} of {self._distinct:,} different {self._what} have the same tokens as"
-            f" another one, so that no model can tell them apart (the first: {one!r:.60} and {other!r:.60});"
-            f" does the tokenizer know their words, and has the prompt left room in {self._length} tokens?"
+            f" another one, so that no model can distinguish them (the first: {one!r:.60} and {other!r:.60});"
+            f" does the tokenizer know their words, and does the prompt leave room in {self._length} tokens?"
         )
-        if self._like_another > _ALIKE_REFUSED * self._distinct:
+        if self._like_another > _EQUAL_REFUSED * self._distinct:
             raise UserError(sentence)
         print(f"warning: {sentence}", file=sys.stderr)

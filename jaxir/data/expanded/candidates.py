@@ -1,11 +1,12 @@
-"""Expanded queries of questions, and what they found: lines that `jaxir.expand retrieve` and `rerank` write.
+"""Expanded queries of questions and their search results: lines that `jaxir.expand retrieve` and `rerank`
+write.
 
     {"_id": question id, "question": text, "outputs": [expansion, ...], "passages": [id or null, ...],
      "ranks": [number or null, ...], "depth": number}
 
-`passages` are the first that each query finds, null where it finds none; `ranks`, where the answers are
-known, those of the first that holds one, null where none of `depth` does. "" in `outputs` stands for the
-question alone, as where nothing was written for it.
+`passages` has the first passage that each query finds, or null. `ranks`, which needs answers, has the rank of
+each query's first passage with an answer, or null if none of `depth` passages has one. An output "" means the
+question without expansion.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class Candidates:
     """A question and its expansions.
 
     Attributes:
-      id: of the question.
-      question: its text.
-      outputs: the expansions, in their order; "" stands for none.
-      passages: the id of the first passage that each query finds; None: nothing was searched.
-      ranks: of the first passage that holds an answer; None: answers were not known.
-      depth: how many passages were looked at; 0: none.
+      id: id of the question.
+      question: text of the question.
+      outputs: the expansions, in order; "" for none.
+      passages: id of the first passage that each query finds; None if nothing was searched.
+      ranks: rank of the first passage with an answer; None if answers were unknown.
+      depth: number of passages searched for answers; 0 for none.
     """
 
     id: str
@@ -58,12 +59,9 @@ class Candidates:
 
     @property
     def queries(self) -> list[str]:
-        """The expanded queries."""
         return [expanded(self.question, output) for output in self.outputs]
 
     def of(self, places: Sequence[int]) -> Candidates:
-        """Returns those at these places, in this order."""
-
         def some(values: list[Any] | None) -> Any:
             return None if values is None else [values[place] for place in places]
 
@@ -72,14 +70,13 @@ class Candidates:
         )
 
     def fields(self) -> dict[str, Any]:
-        """Returns what a line holds beside the id."""
         return {n: value for n, value in dataclasses.asdict(self).items() if n != "id" and value is not None}
 
 
 def expanded(question: str, expansion: str) -> str:
-    """Returns "question ? expansion" (Chuang 2024, section 3.4.2), the question alone for no expansion.
+    """Returns "question ? expansion" (Chuang 2024, section 3.4.2), or the question alone for an expansion "".
 
-    A question mark at the end of the question is that one.
+    A question mark at the end of the question is not repeated.
     """
     if not expansion:
         return question
@@ -95,15 +92,10 @@ def read_questions(
     with_question: bool = False,
     on_bad_input: Policy = "stop",
 ) -> list[Candidates]:
-    """Reads questions and their expansions, of each of which the repeated ones are left out.
+    """Reads questions and their distinct expansions, of which the first `limit` are kept.
 
-    Args:
-      queries: queries.jsonl[.gz].
-      expansions: files or folders for `read_expansions`; a question has those of all.
-      lines_each: see `read_expansions`.
-      limit: keeps so many of a question, the first ones.
-      with_question: whether the question alone comes after them, which it does where there are none.
-      on_bad_input: "stop" at what is malformed, or "skip" it: the question is left as it is.
+    With `with_question`, the question alone follows them; questions without expansions always have it. If
+    malformed lines are skipped, their questions lack those expansions.
     """
     questions = {query.id: query.text for query in read_queries(queries, on_bad_input)}
     found: dict[str, dict[str, None]] = {query_id: {} for query_id in questions}
@@ -120,7 +112,6 @@ def read_questions(
 
 
 def read_candidates(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Candidates]:
-    """Yields the questions of a file; a malformed line or a second line of a question is a BadInputError."""
     seen: set[str] = set()
 
     def parse(line: str, _: int) -> Candidates:
@@ -133,14 +124,14 @@ def read_candidates(path: str | Path, on_bad_input: OnBadInput | Policy = "stop"
             ranks=list_field(record, "ranks") or None,
             depth=record.get("depth", 0),
         )
-        right = fits(found.outputs, list[str]) and fits(found.passages, list[str | None] | None)
-        right = right and fits(found.ranks, list[Count | None] | None) and fits(found.depth, Natural)
-        if not found.outputs or not right:
-            raise MalformedRecord("it is no line of candidates:", "lists of another type, or an empty one")
+        valid = fits(found.outputs, list[str]) and fits(found.passages, list[str | None] | None)
+        valid = valid and fits(found.ranks, list[Count | None] | None) and fits(found.depth, Natural)
+        if not found.outputs or not valid:
+            raise MalformedRecord("not a line of candidates:", "a list is empty or has items of another type")
         if {len(x) for x in (found.passages, found.ranks) if x is not None} - {len(found.outputs)}:
-            raise MalformedRecord("its lists are not equally long")
+            raise MalformedRecord("its lists have different lengths")
         if any(rank is not None and rank > found.depth for rank in found.ranks or ()):
-            raise MalformedRecord("a rank below its depth")
+            raise MalformedRecord("a rank exceeds the depth")
         if found.id in seen:
             raise MalformedRecord("duplicate id", repr(found.id))
         seen.add(found.id)
@@ -152,7 +143,6 @@ def read_candidates(path: str | Path, on_bad_input: OnBadInput | Policy = "stop"
 def read_passages(
     corpus: str | Path, wanted: set[str], on_bad_input: OnBadInput | Policy = "stop"
 ) -> dict[str, Document]:
-    """Reads passages by id; see `read_wanted`."""
     passages = read_wanted(corpus, wanted, on_bad_input, named_by="a query found")
     return {document.id: document for document in passages}
 
@@ -160,13 +150,13 @@ def read_passages(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class QueryCandidates(RecordSource):
-    """What a reranker of queries learns from: the fields `queries`, `ranks` and `passages`, lists.
+    """Training data of a reranker of queries: the list fields `queries`, `ranks` and `passages`.
 
     Attributes:
       path: a file of candidates, made with answers.
-      corpus: corpus.jsonl[.gz] with the passages, for a retrieval-dependent reranker; None: they are empty.
-      max_rank: the rank of a query that finds no answer, MAX_RANK; greater than the depth of the file.
-      limit: how many of a question count, the first ones; None: all.
+      corpus: corpus.jsonl[.gz] with the passages, for a retrieval-dependent reranker; None for one without.
+      max_rank: rank given to a query that finds no answer, MAX_RANK; greater than the depth of the file.
+      limit: maximum number of candidates of a question; the first are used; None: all.
     """
 
     path: str
@@ -175,13 +165,11 @@ class QueryCandidates(RecordSource):
     limit: Count | None = None
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> ArrayDataset:
-        """Reads everything and tokenises it; see `check_corpus`."""
         reads = any(getattr(feature, "field", None) == "passages" for feature in features.values())
         check_corpus(self.corpus, reads=reads)
         return super().dataset(tokenizer, features, on_bad_input)
 
     def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
-        """Yields a record for each question."""
         wanted: set[str] = set()
         if self.corpus is not None:
             wanted.update(*map(passages_of, self.questions(OnBadInput("skip"))))
@@ -198,38 +186,41 @@ class QueryCandidates(RecordSource):
             yield record
 
     def questions(self, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Candidates]:
-        """Yields the questions, of their candidates those that count."""
+        """Yields the questions with at most `limit` candidates."""
         for some in read_candidates(self.path, on_bad_input):
             if some.ranks is None:
-                raise UserError(f"{self.path}: it has no ranks to learn from: make it with --answers")
+                raise UserError(
+                    f"{self.path} has no ranks, which training needs: recreate it by"
+                    " jaxir.expand retrieve --answers=FILE"
+                )
             if self.max_rank <= some.depth:
                 raise UserError(
-                    f"{self.path}: {some.depth} passages of a query were looked at, so the rank of those"
-                    f" without an answer must be greater: max_rank is {self.max_rank}"
+                    f"{self.path}: max_rank is {self.max_rank}, but must exceed the depth {some.depth}, as it"
+                    " is the rank of queries that find no answer"
                 )
             yield some.of(range(len(some.outputs))[: self.limit])
 
 
 def check_corpus(corpus: str | Path | None, *, reads: bool) -> None:
-    """Raises a UserError unless a corpus is given exactly if a reranker reads passages that queries find."""
+    """Requires a corpus exactly if a reranker reads passages that queries find."""
     if reads and corpus is None:
-        raise UserError("this reranker reads the first passage of each query: give the corpus it is in")
+        raise UserError("this reranker reads the first passage of each query: give their corpus")
     if corpus is not None and not reads:
         raise UserError("this reranker reads queries alone, without passages: leave the corpus out")
 
 
 def check_unexpanded(queries: str | Path) -> None:
-    """Raises a UserError where the queries of a file are what `jaxir.expand rerank` or `choose` wrote."""
+    """Refuses a file of queries that `jaxir.expand rerank` or `choose` wrote."""
     for first in itertools.islice(parsed_lines(queries, lambda line, _: json_object(line), "stop"), 1):
         if "outputs" in first:
             raise UserError(
-                f"{queries} has expanded queries, which are searched for: a reader reads the questions"
-                " themselves, of which --run tells the passages"
+                f"{queries} has expanded queries, but a reader reads the original questions: give their file,"
+                " and the passages that the expanded queries found by --run"
             )
 
 
 def passages_of(some: Candidates) -> set[str]:
-    """Returns the ids of the first passages; raises a UserError where nothing was searched."""
+    """Returns the ids of the first passages; refuses candidates that were not searched for."""
     if some.passages is None:
-        raise UserError("what the queries find is not known: jaxir.expand retrieve finds it")
+        raise UserError("the candidates have no passages: add them by jaxir.expand retrieve")
     return {passage for passage in some.passages if passage is not None}

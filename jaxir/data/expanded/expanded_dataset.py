@@ -29,9 +29,9 @@ class DocumentQueries(NamedTuple):
       keys: int32 [M, 2], of the documents.
       starts: int64 [M]; document m has the queries starts[m] to starts[m] + counts[m].
       counts: int64 [M].
-      tokens: of each query what `Joiner.queries` returns; it has no keys.
-      words: of each query its words, as `rouge.Words` numbers them; likewise.
-      texts: int64 [Q], of each query a hash: equal ones are one query.
+      tokens: the output of `Joiner.queries` for each query, without keys.
+      words: the words of each query, numbered by `rouge.Words`, without keys.
+      texts: int64 [Q], a hash of each query; equal hashes are one query.
     """
 
     keys: np.ndarray
@@ -43,7 +43,11 @@ class DocumentQueries(NamedTuple):
 
 
 class ExpandedDataset(Dataset):
-    """Pairs, their documents expanded. Made by `ExpandedPairs.build`."""
+    """Pairs whose documents are expanded. Made by `ExpandedPairs.build`.
+
+    `documents` has the generated queries of all documents, of which `selection` appends `appended`. `golds`
+    has the gold queries, each under its own key; only `Gold` needs their tokens.
+    """
 
     def __init__(
         self,
@@ -55,11 +59,6 @@ class ExpandedDataset(Dataset):
         selection: Selection,
         appended: int,
     ):
-        """Takes pairs and queries as they are.
-
-        `documents` are the generated queries of all documents, and `golds` the gold queries, each under its
-        own key and without tokens but for `Gold`. Of the former `selection` appends so many at a time.
-        """
         self._base, self._joiner, self._documents, self._golds = base, joiner, documents, golds
         self._selection, self._appended = selection, appended
         self._steps: int | None = None
@@ -73,7 +72,7 @@ class ExpandedDataset(Dataset):
 
     @property
     def fingerprint(self) -> str:
-        """Tells these examples from others: the pairs, all queries, and how they are chosen."""
+        """A hash of the pairs, all queries and their selection."""
         parts = [self._base.fingerprint, repr(self._selection), self._appended]
         for queries in (self._documents, self._golds):
             arrays = {"keys": queries.keys, "starts": queries.starts, "counts": queries.counts}
@@ -85,40 +84,33 @@ class ExpandedDataset(Dataset):
         return f"{self._base.fingerprint}, expanded by {self._selection!r}, hash {found}"
 
     def scheduled(self, steps: int) -> ExpandedDataset:
-        """Returns the same data for a training run of so many steps."""
         found = copy.copy(self)
         found._steps = steps
         return found
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Counts the tokens of texts without their expansions; see `Dataset.token_counts`."""
+        """Counts the tokens of texts without their expansions."""
         return self._base.token_counts(field, vocab_size)
 
     def batched(self, how: Batching) -> Iterator[Batch]:
-        """Yields batches; see `Dataset.batches`.
-
-        Raises:
-          UserError: as there, or the selection follows the steps of a run that these data are not of.
-        """
         if self._selection.follows_steps and self._steps is None:
             raise UserError(
                 f"{self._selection!r} follows the steps of a training run, which parts of a mixture do not"
-                " know: expand them by Random(), say"
+                " know: use another selection, such as Random()"
             )
         given = {"selection": self._selection, "seed": how.seed, "first": how.share.start}
         batches = enumerate(self._base.batched(how), how.start_step)
         return (self._expanded(batch, step=step, **given) for step, batch in batches)
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns examples as `Dataset.once`: each document with its first query, as in evaluation."""
+        """Returns examples as `Dataset.once` does, each document with its first query, as in evaluation."""
         return self._expanded(self._base.once(count), selection=First(), seed=0, step=0, first=0)
 
     def list_lengths(self) -> set[int]:
-        """Returns the lengths of the pairs' lists."""
         return self._base.list_lengths()
 
     def _expanded(self, batch: Batch, *, selection: Selection, seed: int, step: int, first: int) -> Batch:
-        """Returns a batch, whose first example is number `first` of the step, with documents expanded."""
+        """Expands the documents of a batch, whose first example has index `first` in the step."""
         keys = {f.field: name for name, f in self.features.items() if isinstance(f, Key)}
         tokens = [f for f in self.features.values() if isinstance(f, Tokens)]
         query = next(f.field for f in tokens if f.table == "queries" and f.field in keys)
@@ -141,7 +133,7 @@ class ExpandedDataset(Dataset):
         return found
 
     def _join(self, ids: np.ndarray, chosen: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-        """Returns documents [P, L] with the queries that are chosen for them."""
+        """Returns documents [P, L] with the chosen queries appended."""
         joined = np.zeros_like(ids)
         for row, (document, queries) in enumerate(zip(ids, chosen, strict=True)):
             tokens = self._joiner.join(document[document != 0], queries)
@@ -156,9 +148,9 @@ class ExpandedDataset(Dataset):
         seed_and_step: tuple[int, int],
         places: np.ndarray,
     ) -> list[list[np.ndarray]]:
-        """Returns the tokens of the queries that are chosen for each document [P] of a gold query [P].
+        """Returns the tokens of the queries chosen for each document [P] of a gold query [P].
 
-        `places` [2, P] says where a document stands: the number of its example, and its place in that.
+        `places` [2, P] has the index of each document's example, and of the document in it.
         """
         seed, step = seed_and_step
         counts = self._documents.counts[documents]
@@ -170,24 +162,22 @@ class ExpandedDataset(Dataset):
         if selection.ranks:
             relevance = _relevance(self._golds, golds[pair], self._documents, queries)
         own = self._documents.texts[queries] == self._golds.texts[golds[pair]]
-        luck = np.zeros(len(queries))
+        random = np.zeros(len(queries))
         if selection.draws:
-            luck = uniforms(seed, np.array([step]), *places[:, pair], number)
+            random = uniforms(seed, np.array([step]), *places[:, pair], number)
         chosen = []
         for start, end in zip(ends - counts, ends, strict=True):
             some = np.empty(0, np.int64)
             if start < end:
-                of_document = slice(start, end)
-                some = self._choose(
-                    selection, relevance[of_document], own[of_document], luck[of_document], step
-                )
+                part = slice(start, end)
+                some = self._choose(selection, relevance[part], own[part], random[part], step)
             chosen.append([self._documents.tokens.row(query) for query in queries[start:end][some]])
         return chosen
 
     def _choose(
-        self, selection: Selection, relevance: np.ndarray, own: np.ndarray, luck: np.ndarray, step: int
+        self, selection: Selection, relevance: np.ndarray, own: np.ndarray, random: np.ndarray, step: int
     ) -> np.ndarray:
-        """Returns which of a document's queries [n] are appended to it; `own` says which are the gold one."""
+        """Returns the chosen queries among a document's [n]; `own` marks those equal to the gold query."""
         order = np.arange(len(relevance))
         if selection.ranks:
             order = np.argsort(-relevance, kind="stable")
@@ -196,12 +186,12 @@ class ExpandedDataset(Dataset):
         first, end = selection.among(len(order), step, self._steps or 1)
         order = order[first:end]
         if selection.draws:
-            order = order[np.argsort(luck[order], kind="stable")]
+            order = order[np.argsort(random[order], kind="stable")]
         return order[: self._appended]
 
 
 class _Lookup:
-    """Finds the rows of keys [M, 2], all of which are there."""
+    """Finds the rows of keys [M, 2], all of which must exist."""
 
     def __init__(self, keys: np.ndarray):
         whole = _as_one(keys)
@@ -219,7 +209,7 @@ def _as_one(keys: np.ndarray) -> np.ndarray:
 def _relevance(
     golds: DocumentQueries, of_golds: np.ndarray, generated: DocumentQueries, queries: np.ndarray
 ) -> np.ndarray:
-    """Returns ROUGE-L of gold and generated queries [P], by their numbers."""
+    """Returns ROUGE-L of P pairs of gold and generated queries."""
 
     def padded(table: TextTable, rows: np.ndarray) -> np.ndarray:
         sizes = table.offsets[rows + 1] - table.offsets[rows]

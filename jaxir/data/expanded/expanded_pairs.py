@@ -1,4 +1,4 @@
-"""Pairs whose documents are expanded with generated queries: what trains a dual-cross-encoder."""
+"""Pairs whose documents are expanded with generated queries, to train a dual-cross-encoder."""
 
 from __future__ import annotations
 
@@ -32,21 +32,20 @@ _TOKENISE_AT_ONCE = 4096
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ExpandedPairs(TextData):
-    """Pairs, of which each passage and each hard negative is read with a generated query (He et al. 2022).
+    """Pairs in which each passage and each hard negative is read with a generated query (He et al. 2022).
 
-    Which one says `selection`: by ROUGE-L between it and the pair's own query, the gold one. Of a document's
-    queries each counts once, and of those that `selection` ranks the gold query is left out while there are
-    others (capitals, white space and a mark at the end do not count). A document without any query is read
-    alone. A batch is that of the pairs, but for the tokens of their documents, so any objective of pairs
-    takes it.
+    `selection` chooses the query by its ROUGE-L with the pair's own query, the gold query. A document's
+    repeated queries count once. A selection that ranks leaves out the gold query if there are others; case,
+    white space and a mark at the end are ignored. A document without queries is read alone. Batches have the
+    fields of the pairs' batches, so any objective for pairs can use them.
 
     Attributes:
       pairs: the pairs, such as BeirPairs(...) or TevatronPairs(...).
-      expansions: the queries, as `data.expansions.read_expansions` reads them, for all documents of
+      expansions: the queries of all documents of the corpus, in a format of `data.formats.expansions`.
       corpus: a corpus.jsonl[.gz] or a BEIR folder; the pairs' documents have its ids.
-      selection: of `data.selection`.
-      appended: queries that a document is read with at a time: 1, or more for document expansion (figure 5).
-      most: how many of a document's queries are read, the first ones; None: all.
+      selection: how a query is chosen, from `data.expanded.selection`.
+      appended: number of queries appended to a document: 1, or more for document expansion (figure 5).
+      most: maximum number of queries read for a document, the first ones; None: all.
     """
 
     pairs: RecordSource
@@ -57,16 +56,12 @@ class ExpandedPairs(TextData):
     most: Count | None = None
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> ExpandedDataset:
-        """Reads the pairs, then the queries of their documents.
-
-        Raises:
-          BadInputError: as `read_expansions`.
-          UserError: the objective reads no pairs, lengths leave no room, a passage is not in the corpus, no
-            passage has a query, or several are to be appended where there is one, the gold one.
-        """
+        """Reads the pairs, then the queries of their documents."""
         gold = isinstance(self.selection, Gold)
         if gold and self.appended > 1:
-            raise UserError(f"{self.appended} queries cannot be appended: the gold query is one")
+            raise UserError(
+                f"appended is {self.appended}, but Gold() has one query for a document: set it to 1"
+            )
         passages, query = _expanded_features(features)
         golds = _GoldQueries(Words(), texts_too=gold)
         joiner = Joiner(tokenizer, features[passages[0]].length, features[query].length)
@@ -87,7 +82,7 @@ class ExpandedPairs(TextData):
     def _queries(
         self, documents: np.ndarray, joiner: Joiner, words: Words, dtype: type, on_bad_input: OnBadInput
     ) -> DocumentQueries:
-        """Reads the queries of documents, which are told by their keys [M, 2]; token ids are of `dtype`."""
+        """Reads the queries of documents with keys [M, 2]; token ids have type `dtype`."""
         row_of = {key.tobytes(): row for row, key in enumerate(documents)}
         starts, counts = np.zeros((2, len(documents)), np.int64)
         seen = np.zeros(len(documents), bool)
@@ -101,7 +96,7 @@ class ExpandedPairs(TextData):
 
         place = local_path(self.corpus)
         corpus = BeirFolder(place).corpus_path if place.is_dir() else place
-        # What is malformed in it is told where the pairs are read.
+        # Reading the pairs has already reported malformed documents.
         ids = [document.id for document in read_corpus(corpus, OnBadInput(on_bad_input.policy))]
         read = read_expansions(self.expansions, ids, on_bad_input=on_bad_input)
         total = 0
@@ -118,15 +113,15 @@ class ExpandedPairs(TextData):
         flush()
         if on_bad_input.policy == "stop" and not seen.all():
             raise UserError(
-                f"{self.corpus} lacks {np.sum(~seen):,} of the {len(seen):,} documents of the pairs, so that"
-                " they have no generated queries: is it the pairs' corpus?"
+                f"{self.corpus} lacks {np.sum(~seen):,} of the {len(seen):,} documents of the pairs, which"
+                " therefore have no generated queries: is it the pairs' corpus?"
             )
         if not counts.any():
-            raise UserError(f"{self.expansions}: there is no query for any document of the pairs")
+            raise UserError(f"{self.expansions} has no query for any document of the pairs")
         alone = int(np.sum(counts == 0))
         if alone and not isinstance(self.selection, Gold):
             print(
-                f"{alone:,} of {len(counts):,} documents have no generated query: they are read alone",
+                f"{alone:,} of {len(counts):,} documents have no generated query and are not expanded",
                 file=sys.stderr,
             )
         return DocumentQueries(
@@ -135,16 +130,12 @@ class ExpandedPairs(TextData):
 
 
 def pairs_or_mined(pairs: RecordSource, mined: str | None, negatives: Natural) -> RecordSource:
-    """Returns the pairs, or in their place those with hard negatives that `jaxir.mine` wrote.
-
-    Raises:
-      UserError: mined ones of which no negative would be used.
-    """
+    """Returns the pairs, or the pairs with hard negatives that `jaxir.mine` wrote in their place."""
     if mined is None:
         return pairs
     if not negatives:
         raise UserError(
-            f"{mined}: none of its hard negatives would be used: give NEGATIVES, how many of each"
+            f"{mined} has hard negatives, but none would be used: set NEGATIVES, their number for each pair"
         )
     return TevatronPairs(path=mined)
 
@@ -161,7 +152,7 @@ def dev_pairs(
 
 
 class _GoldQueries:
-    """Notes the queries of records as these pass by."""
+    """Collects the queries of records while they are read."""
 
     def __init__(self, words: Words, *, texts_too: bool):
         self.words = words
@@ -171,7 +162,6 @@ class _GoldQueries:
         self._texts: dict[bytes, str] = {}
 
     def noted(self, records: Iterable[Record], field: str) -> Iterator[Record]:
-        """Yields the records."""
         for record in records:
             if field in record:
                 identifier, text = record[field]
@@ -183,7 +173,7 @@ class _GoldQueries:
             yield record
 
     def table(self, keys: np.ndarray, joiner: Joiner) -> DocumentQueries:
-        """Returns them under their keys [M, 2], each as the one query of itself."""
+        """Returns the queries with keys [M, 2], each as the only query of itself."""
         ordered = [key.tobytes() for key in keys]
         tokens, words = _Rows(np.int32), _Rows(np.int32)
         words.extend(self._words[key] for key in ordered)
@@ -195,7 +185,7 @@ class _GoldQueries:
 
 
 def _hashes(texts: list[str]) -> np.ndarray:
-    """Returns int64 [N], of queries without capitals, spare white space and a mark at the end."""
+    """Returns int64 [N], hashes of queries without case, repeated white space and a mark at the end."""
     compared = (folded(text).rstrip(" ?!.؟。！？") for text in texts)
     return np.frombuffer(b"".join(map(key_digest, compared)), "<i8")
 
@@ -218,7 +208,7 @@ class _Rows:
 
 
 def _expanded_features(features: Features) -> tuple[list[str], str]:
-    """Returns the names of the tokens of documents, and of those of queries, of which there are keys."""
+    """Returns the names of the features with tokens of documents, and of the one with tokens of queries."""
     keyed = {feature.field for feature in features.values() if isinstance(feature, Key)}
     tokens = {n: f for n, f in features.items() if isinstance(f, Tokens) and f.field in keyed}
     passages = [name for name, feature in tokens.items() if feature.table == "passages"]

@@ -16,21 +16,9 @@ from jaxir.storage.files import atomic_directory
 def write_folds(targets: str | Path, queries: str | Path, output: str | Path, folds: int) -> str:
     """Writes targets-K.jsonl, all targets but those of fold K, and queries-K.jsonl, the questions of fold K.
 
-    Chuang 2024, section 3.3.3. Texts that differ in case or white space only are of one fold, whatever the
-    order of the files, so that no generator has seen a question that it writes for.
-
-    Args:
-      targets: sources and targets, as `texts.SourcesAndTargets` reads them.
-      queries: queries.jsonl[.gz].
-      output: a new directory, which appears only when whole.
-      folds: K, at least 2.
-
-    Returns:
-      How much there is, in words.
-
-    Raises:
-      BadInputError: a malformed line.
-      UserError: no question is among the sources, a fold has no question, or the output exists.
+    Source: Chuang 2024, section 3.3.3. Texts that differ only in case or white space belong to one fold,
+    whatever the order of the files, so that no generator has seen a question that it expands. Returns a
+    summary.
     """
     questions = list(read_queries(queries))
     examples = list(SourcesAndTargets(path=str(targets)).records(OnBadInput("stop")))
@@ -38,21 +26,21 @@ def write_folds(targets: str | Path, queries: str | Path, output: str | Path, fo
     def fold_of(text: str) -> int:
         return group_key(text, seed=0) % folds
 
-    asked = {group_key(query.text, seed=0) for query in questions}
-    foreign = sum(group_key(record["source"][1], seed=0) not in asked for record in examples)
+    known = {group_key(query.text, seed=0) for query in questions}
+    foreign = sum(group_key(record["source"][1], seed=0) not in known for record in examples)
     if foreign == len(examples):
         raise UserError(f"{targets}: none of its sources is a question of {queries}")
     held_out = [[query for query in questions if fold_of(query.text) == k] for k in range(folds)]
     kept = [[r for r in examples if fold_of(r["source"][1]) != k] for k in range(folds)]
     if not all(held_out) or not all(kept):
         raise UserError(f"{queries}: {len(questions):,} questions are too few for {folds} folds")
-    with atomic_directory(output) as aside:
+    with atomic_directory(output) as temporary:
         for number, (some, of_others) in enumerate(zip(held_out, kept, strict=True), 1):
-            asked = [{"_id": query.id, "text": query.text} for query in some]
-            learned = [{name: text for name, (_, text) in record.items()} for record in of_others]
-            for name, records in (("queries", asked), ("targets", learned)):
+            questions_of_fold = [{"_id": query.id, "text": query.text} for query in some]
+            targets_of_others = [{name: text for name, (_, text) in record.items()} for record in of_others]
+            for name, records in (("queries", questions_of_fold), ("targets", targets_of_others)):
                 lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-                (aside / f"{name}-{number}.jsonl").write_text("".join(lines), encoding="utf-8")
+                (temporary / f"{name}-{number}.jsonl").write_text("".join(lines), encoding="utf-8")
     sizes = [len(some) for some in held_out]
-    told = f"; {foreign:,} of {len(examples):,} targets are of no question of {queries}" if foreign else ""
-    return f"{folds} folds of {min(sizes):,} to {max(sizes):,} questions{told}"
+    note = f"; {foreign:,} of {len(examples):,} targets have no question in {queries}" if foreign else ""
+    return f"{folds} folds of {min(sizes):,} to {max(sizes):,} questions{note}"

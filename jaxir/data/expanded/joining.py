@@ -1,4 +1,4 @@
-"""A document and queries as one sequence of tokens: what a dual-cross-encoder's passage tower reads."""
+"""Joins a document and queries to one sequence of tokens, for the passage tower of a dual-cross-encoder."""
 
 from __future__ import annotations
 
@@ -9,21 +9,14 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 
-_ENOUGH = 16  # tokens for all special ones
+_ENOUGH = 16  # most special tokens of a text
 
 
 class Joiner:
-    """Appends queries to documents: [CLS] document [SEP] query [SEP], or of a T5 document </s> query </s>.
+    """Appends queries to documents: [CLS] document [SEP] query [SEP], or for T5 document </s> query </s>.
 
-    A document that leaves no room for a query is cut; further queries are appended while they fit whole.
-
-    Args:
-      tokenizer: made the ids.
-      document_length: most tokens of a document with its queries.
-      query_length: most tokens of a query.
-
-    Raises:
-      UserError: a query of that length leaves no room for a document.
+    A document is cut to leave room for one query; further queries are appended if they fit whole.
+    `document_length` limits a document with its queries, `query_length` each query.
     """
 
     def __init__(self, tokenizer: Tokenizer, document_length: int, query_length: int):
@@ -35,20 +28,19 @@ class Joiner:
         self._front, self._back = front, len(special) - front
         if document_length - (query_length - front) <= len(special):
             raise UserError(
-                f"documents of {document_length} tokens have no room for a query of {query_length} beside"
-                " them: give a larger passage length (jaxir.encode: --max_length), or a"
-                " smaller query length"
+                f"documents of {document_length} tokens leave no room for a query of {query_length}: give a"
+                " larger passage length (jaxir.encode: --max_length), or a smaller query length"
             )
 
     def queries(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns what is appended for each query: its tokens, int32 [n], without what begins a text."""
+        """Returns the tokens to append for each query, int32 [n], without the tokens that begin a text."""
         rows = self._tokenizer.encode_batch(texts, max_length=self._query_length)
         return [row[self._front :] for row in rows]
 
     def join(self, document: np.ndarray, queries: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the ids of a document, int32 [m], with those of `queries`: int32 [n].
+        """Returns the ids of a document, int32 [m], joined with those of `queries`: int32 [n].
 
-        Both m and n are at most `document_length`. Without queries the document stays as it is.
+        Both m and n are at most `document_length`. Without queries the document is returned unchanged.
         """
         if not queries:
             return document

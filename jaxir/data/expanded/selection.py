@@ -1,8 +1,7 @@
-"""Which generated query a document is expanded with in training: by its relevance to the gold query."""
+"""Selections of the generated query that expands a document in training, by relevance to the gold query."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -10,13 +9,13 @@ from jaxir.core.errors import UserError
 from jaxir.core.values import Count, checked
 
 
-class Selection(abc.ABC):
-    """A way of choosing, for a document of a training pair, from the queries that were generated for it.
+class Selection:
+    """Chooses among the generated queries of a training pair's document.
 
     Attributes:
-      ranks: whether queries are ordered by their relevance to the pair's gold query, the most relevant first
-        and without the gold query itself; else they stay in the order of their file.
-      draws: whether one of those that `among` says is drawn at random; else it is the first of them.
+      ranks: whether queries are sorted by relevance to the pair's gold query, the most relevant first,
+        without the gold query itself; otherwise they keep the order of their file.
+      draws: whether a random query of the range from `among` is chosen; otherwise its first.
       follows_steps: whether `among` depends on the step.
     """
 
@@ -29,9 +28,9 @@ class Selection(abc.ABC):
         fields = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()))
         return f"{type(self).__qualname__}({fields})"
 
-    @abc.abstractmethod
     def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
-        """Returns (first, end): which of `count` queries (1 or more) may be chosen at a step of `steps`."""
+        """Returns (first, end), a range of `count` (1 or more) queries to choose from at a step; here all."""
+        return 0, count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +38,10 @@ class Selection(abc.ABC):
 class Curriculum(Selection):
     """Curriculum sampling (He et al. 2022, section 3.2): from irrelevant queries to relevant ones.
 
-    The n queries of a document, by descending relevance, are cut into K groups, of which group k = 1 ... K
-    has those from floor(n (k - 1) / K) to floor(n k / K). T steps are cut into K stages alike, and at step t
-    (from 0), in stage i = floor(t K / T), one query of group K - i is drawn. Where n is below K, a group that
-    is empty has the query with which it would begin.
+    The n queries of a document, by descending relevance, are split into K groups: group k = 1 ... K has those
+    from floor(n (k - 1) / K) to floor(n k / K). T steps are split into K stages alike. At step t (from 0), in
+    stage i = floor(t K / T), one query of group K - i is drawn. If n is below K, an empty group has the query
+    at which it would begin.
 
     Attributes:
       groups: K; 3 in the authors' first round, 4 in the one with mined negatives.
@@ -52,7 +51,6 @@ class Curriculum(Selection):
     follows_steps: ClassVar[bool] = True
 
     def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
-        """Returns the group of the step; see `Selection`."""
         stage = min(step * self.groups // steps, self.groups - 1)
         before = self.groups - 1 - stage
         first = count * before // self.groups
@@ -63,10 +61,6 @@ class Curriculum(Selection):
 class Random(Selection):
     """Any query (figure 7, "random")."""
 
-    def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
-        """Returns all; see `Selection`."""
-        return 0, count
-
 
 @dataclasses.dataclass(frozen=True)
 @checked
@@ -74,13 +68,12 @@ class Top(Selection):
     """One of the k most relevant queries (figure 7, "top-k").
 
     Attributes:
-      k: how many.
+      k: number of queries.
     """
 
     k: Count = 1
 
     def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
-        """Returns the first k; see `Selection`."""
         return 0, min(self.k, count)
 
 
@@ -90,26 +83,21 @@ class Bottom(Selection):
     """One of the k least relevant queries (figure 7, "bottom-k").
 
     Attributes:
-      k: how many.
+      k: number of queries.
     """
 
     k: Count = 1
 
     def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
-        """Returns the last k; see `Selection`."""
         return max(count - self.k, 0), count
 
 
 @dataclasses.dataclass(frozen=True)
 class First(Selection):
-    """The first query of the file, whatever the gold query: for evaluation."""
+    """The first query of the file, whatever the gold query, for evaluation."""
 
     ranks: ClassVar[bool] = False
     draws: ClassVar[bool] = False
-
-    def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
-        """Returns all; see `Selection`."""
-        return 0, count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,18 +108,13 @@ class Gold(Selection):
     draws: ClassVar[bool] = False
 
     def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
-        """Returns none; see `Selection`."""
         return 0, 0
 
 
 def selection_of(
     name: Literal["curriculum", "random", "top", "bottom", "first", "gold"], groups: int = 3, k: int = 1
 ) -> Selection:
-    """Returns a way of choosing by its name, a curriculum of `groups`, the top or bottom `k`.
-
-    Raises:
-      UserError: groups or a k that the way of that name does not read.
-    """
+    """Returns a selection by name: a curriculum of `groups`, or the top or bottom `k`."""
     if groups != Curriculum.groups and name != "curriculum":
         raise UserError(f"{groups} groups are for the selection 'curriculum', not for {name!r}")
     if k != Top.k and name not in ("top", "bottom"):

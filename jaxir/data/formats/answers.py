@@ -1,4 +1,4 @@
-"""Answers of questions: files of the right ones, and of what was written."""
+"""Answers to questions: reference answers and generated ones."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from jaxir.data.formats.lines import (
 
 
 def read_answers(path: str | Path) -> dict[str, list[str]]:
-    """Reads the answers of each query: lines of {"_id": query id, "answers": [text, ...]}.
+    """Reads the reference answers of each query: lines of {"_id": query id, "answers": [text, ...]}.
 
-    They may also stand in a line's `metadata`, as in the queries.jsonl of some BEIR folders.
-    A query without an answer, or with two lists of answers, is a BadInputError.
+    A line's `metadata` may hold the answers instead, as in the queries.jsonl of some BEIR folders. A query
+    without an answer, or with two different lists of answers, is malformed.
     """
     found: dict[str, list[str]] = {}
 
     def parse(line: str, _: int) -> tuple[str, list[str]]:
         record = json_object(line)
         query_id, metadata = string_field(record, "_id"), record.get("metadata")
-        aside = metadata.get("answers") if isinstance(metadata, dict) else None
-        answers = record.get("answers", aside)
+        default = metadata.get("answers") if isinstance(metadata, dict) else None
+        answers = record.get("answers", default)
         if not isinstance(answers, list) or not all(isinstance(a, str) and has_text(a) for a in answers):
             raise MalformedRecord("'answers' is not a list of texts")
         if not answers:
@@ -45,10 +45,9 @@ def read_answers(path: str | Path) -> dict[str, list[str]]:
 
 
 def read_written(path: str | Path) -> dict[str, str]:
-    """Reads what was written for each query, of several outputs the first, and "" where there is none.
+    """Reads the first output of each query; "" if it has none.
 
-    Lines are those of `jaxir.read`, and of `jaxir.expand generate`: {"_id": ..., "outputs": [text, ...]}.
-    A query that comes twice is a BadInputError.
+    The lines are those of `jaxir.read` and `jaxir.expand generate`: {"_id": ..., "outputs": [text, ...]}.
     """
     found: dict[str, str] = {}
 

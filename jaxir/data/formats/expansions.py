@@ -1,13 +1,12 @@
-"""Texts that were written for texts, here or elsewhere: queries of documents, contexts of questions.
+"""Texts generated for other texts: queries for documents, contexts for questions.
 
-Read are
+Two formats are read:
 
-- what `jaxir.expand generate` writes: .jsonl[.gz] of `_id` and `outputs`, and doc2query-T5's releases of
-  that form, `id` and `predicted_queries`, in as many files as there are;
-- files with an output on each line, in the order of the texts: doc2query-T5's release for MS MARCO, where a
-  file holds one sample of every passage and is cut into pieces (`sample000.txt000-1004000`); GAR's, one of
-  every question; EAR's, where the lines of a question follow each other. What tabs separate (`paste` of such
-  files) are several outputs.
+- .jsonl[.gz] with `_id` and `outputs`, written by `jaxir.expand generate`, or with `id` and
+  `predicted_queries`, as doc2query-T5 releases them; in any number of files.
+- Text files with an output on each line, in the order of the texts. doc2query-T5's release for MS MARCO has
+  one sample of every passage in a file, split into pieces (`sample000.txt000-1004000`). GAR has one line
+  for every question, EAR several consecutive lines. Tabs separate several outputs on a line.
 """
 
 from __future__ import annotations
@@ -43,19 +42,18 @@ def read_expansions(
     lines_each: int = 1,
     on_bad_input: OnBadInput | Policy = "stop",
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields (id, what was written for this text), as it stands in the file, repeats and all.
+    """Yields (id, generated texts) in the order of the file, with repeated texts.
 
     Args:
-      path: a file, or a folder of them, of which those with .jsonl, or else those with .txt in their names
-        count. Of the latter, those that have the same name up to there are pieces of one, in the order of
-        their names; the first output of a text is that of the first file.
-      ids: of all texts for which it was written, in their order.
-      lines_each: where a line is an output: how many of a text follow each other in a file.
-      on_bad_input: "stop" at the first malformed line or text without one, or "skip" and count them: a text
-        is left out with its malformed line.
+      path: a file or a folder. In a folder, files with .jsonl in their names are read, else those with .txt.
+        Files whose names agree up to .txt are the pieces of one file, ordered by name. A text's first output
+        comes from the first file.
+      ids: ids of all texts that have outputs, in their order.
+      lines_each: number of consecutive lines for each text, in text files.
+      on_bad_input: "stop" at the first malformed line, or "skip" its text and count it.
 
     Raises:
-      BadInputError: a malformed or empty line, or the files are of more, fewer or other texts.
+      BadInputError: a line is malformed or empty, or the outputs do not match the texts.
       UserError: there are no such files.
     """
     files = _files(local_path(path))
@@ -77,12 +75,12 @@ def _files(place: Path) -> list[list[Path]]:
             for name in found:
                 pieces.setdefault(name.partition(ending)[0], []).append(place / name)
             return list(pieces.values())
-    raise UserError(f"{place}: no file of generated texts in it: none has {JSONL} or {LINES} in its name")
+    raise UserError(f"{place} has no file of generated texts, with {JSONL} or {LINES} in its name")
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:
-    """Returns what sorts names by the numbers in them, of any length."""
-    # Every second part is a number.
+    """Returns a sort key that compares numbers in names by value."""
+    # Every second part of the split is a number.
     return [(int(x), "") if i % 2 else (-1, x) for i, x in enumerate(re.split(r"([0-9]+)", name))]
 
 
@@ -96,12 +94,12 @@ def _of_records(
         record = json_object(line)
         identifier = string_field(record, "_id" if "_id" in record else "id")
         if identifier not in known:
-            raise MalformedRecord("an id of none of the texts:", repr(identifier))
+            raise MalformedRecord("no text has the id", repr(identifier))
         if identifier not in missing:
             raise MalformedRecord("duplicate id", repr(identifier))
-        found = identifier, _outputs(record)
+        outputs = _outputs(record)
         del missing[identifier]
-        return found
+        return identifier, outputs
 
     for path in paths:
         yield from parsed_lines(path, parse, collector)
@@ -109,19 +107,19 @@ def _of_records(
         raise BadInputError(
             paths[-1].parent if len(paths) > 1 else paths[0],
             None,
-            f"nothing for {len(missing):,} of {len(known):,} texts (the first: {next(iter(missing))!r})",
+            f"no outputs for {len(missing):,} of {len(known):,} texts (the first: {next(iter(missing))!r})",
         )
 
 
 def _outputs(record: dict[str, Any]) -> list[str]:
     name = "predicted_queries" if "predicted_queries" in record else "outputs"
     if name not in record:
-        raise MalformedRecord("neither a field 'outputs' nor 'predicted_queries'")
+        raise MalformedRecord("no field 'outputs' or 'predicted_queries'")
     outputs = list_field(record, name)
     if not all(isinstance(text, str) and has_text(text) for text in outputs):
         raise MalformedRecord(f"an item of {name!r} is empty or not a string")
     for text in outputs:
-        string_field({name: text}, name)  # no half surrogate pairs
+        string_field({name: text}, name)  # refuses half surrogate pairs
     return outputs
 
 
@@ -132,7 +130,7 @@ def _of_lines(
     for identifier in ids:
         outputs: list[str] = []
         fault = None
-        for file in lines:  # all are read on, whatever is malformed
+        for file in lines:  # read a line of each file even if one is malformed
             for _ in range(lines_each):
                 try:
                     outputs += file.next_outputs()
@@ -147,7 +145,7 @@ def _of_lines(
 
 
 class _Lines:
-    """Reads a file in pieces line by line; `place` is the piece and the line in it that was read last."""
+    """Reads a file in pieces; `place` is the piece and line number read last."""
 
     def __init__(self, pieces: list[Path], texts: int, lines_each: int):
         self.place = (pieces[0], 0)
@@ -163,7 +161,7 @@ class _Lines:
         self._read += 1
         line = decode_line(raw)
         if self._read == 1 and line.lstrip().startswith('{"'):
-            raise BadInputError(piece, number, "a JSON object, but no .jsonl in the file's name: rename it")
+            raise BadInputError(piece, number, "a JSON object: rename the file to have .jsonl in its name")
         outputs = [text.strip() for text in line.split("\t")]
         if not all(map(has_text, outputs)):
             raise MalformedRecord("an empty line" if len(outputs) == 1 else "an empty column")
@@ -178,7 +176,6 @@ class _Lines:
         return BadInputError(
             self.place[0],
             None,
-            f"it has {lines:,} lines, and {self._texts:,} texts with {each} each"
-            f" {'need' if lines < self._texts * self._each else 'have'} {self._texts * self._each:,}:"
-            " is it of these texts?",
+            f"the file has {lines:,} lines, but {self._texts:,} texts with {each} each have"
+            f" {self._texts * self._each:,}: was it generated for these texts?",
         )

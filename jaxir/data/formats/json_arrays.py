@@ -12,20 +12,19 @@ from typing import Any
 from jaxir.core.errors import BadInputError
 from jaxir.data.formats.lines import MalformedRecord, decode_line, numbered_lines
 
-_LINES_AT_ONCE = 2048  # lines that are joined before an item is looked for
+_LINES_AT_ONCE = 2048  # lines that are read before the next item is parsed
 _SPACE = re.compile(r"\s*")
 
 
 def holds_array(path: str | Path) -> bool:
-    """Returns whether the first line of a file that is not blank begins a JSON array."""
+    """Returns whether the first line that is not blank begins a JSON array."""
     return next(numbered_lines(path), (0, b""))[1].lstrip().startswith(b"[")
 
 
 def json_array(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """Yields (number of its first line, item) for the items of a JSON array, holding few at a time.
+    """Yields (number of its first line, item) for the items of a JSON array, few at a time in memory.
 
-    Raises:
-      BadInputError: it is no JSON array. That is never skipped: nobody can tell where the next item begins.
+    An error is never skipped, because the start of the next item is unknown.
     """
     window = _Window(path)
     window.expect("[", "a JSON array of objects is needed")
@@ -43,7 +42,7 @@ def json_array(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 
 class _Window:
-    """A part of a text file, moving on. `line` is the number of the line at the position."""
+    """A moving part of a text file. `line` is the line number of the current position."""
 
     def __init__(self, path: str | Path):
         self._path, self._lines = path, _numbered_texts(path)
@@ -68,7 +67,7 @@ class _Window:
             try:
                 item, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                # The window may end within the item: then the fault is at its end, or an open string.
+                # An error at the end of the window, or in an open string, may only need more text.
                 cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - 8
                 line = self.line + self._text.count("\n", self._at, error.pos)
                 if cut and self._more():
@@ -89,7 +88,7 @@ class _Window:
 
 
 def _numbered_texts(path: str | Path) -> Iterator[str]:
-    """Yields the lines of a file, blank ones too (as such), so that counting line ends numbers them."""
+    """Yields the lines of a file with line ends; a line follows the blank ones before it in the same item."""
     last = 0
     for number, raw in numbered_lines(path):
         try:

@@ -1,4 +1,4 @@
-"""Text files of one record a line (.jsonl, .tsv, either gzipped), and what happens to a malformed one."""
+"""Text files with one record per line (.jsonl, .tsv, optionally gzipped), and what malformed ones cause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Policy = Literal["stop", "skip"]
 
 
 class MalformedRecord(Exception):
-    """Raised by a parser. Args: the kind of fault (which is counted) and, optionally, its detail."""
+    """Raised by a parser, with the kind of fault (which is counted) and, optionally, its detail."""
 
     def __init__(self, kind: str, detail: str = ""):
         super().__init__(kind, detail)
@@ -66,7 +66,7 @@ class OnBadInput:
         self.skipped: collections.Counter[str] = collections.Counter()
         self.noted: collections.Counter[str] = collections.Counter()
         self._first: dict[str, str] = {}
-        # By kind: the places and details of odd records. Sets, because some files are read several times.
+        # By kind: places and details of odd records. Sets, because some files are read several times.
         self._odd: dict[str, set[tuple[str, str]]] = {}
 
     def record(self, path: str | Path, line: int | None, kind: str, detail: str = "") -> None:
@@ -86,31 +86,30 @@ class OnBadInput:
         self._first.setdefault(odd.noted, place)
 
     def note(self, path: str | Path, line: int, kind: str) -> None:
-        """Counts a record that is odd but no fault."""
         self.noted[kind] += 1
         self._first.setdefault(kind, f"{path}:{line}")
 
     def leave_out(self, path: str | Path, line: int, kind: str) -> None:
-        """Counts a record that is well formed but of no use; it stops nothing."""
+        """Counts a record that is well formed but useless; never stops."""
         self.skipped[kind] += 1
         self._first.setdefault(kind, f"{path}:{line}")
 
     def report(self, *, noted: str = "kept") -> None:
-        """Prints to standard error what was skipped and noted, if anything; then starts counting afresh."""
+        """Prints to standard error what was skipped and noted, if anything, and resets the counts."""
         for what, counts in (("skipped", self.skipped), (noted, self.noted)):
             for kind, count in counts.most_common():
                 records = "record" if count == 1 else "records"
                 print(f"{what} {count:,} {records}: {kind} (first: {self._first[kind]})", file=sys.stderr)
             counts.clear()
         if self._odd:  # one line for all kinds
-            told = (f"{kind}: {len(at):,} (first: {self._first[kind]})" for kind, at in self._odd.items())
-            print(f"note: {'; '.join(told)}", file=sys.stderr)
+            kinds = (f"{kind}: {len(at):,} (first: {self._first[kind]})" for kind, at in self._odd.items())
+            print(f"note: {'; '.join(kinds)}", file=sys.stderr)
             self._odd.clear()
 
 
 @contextlib.contextmanager
 def collecting(on_bad_input: OnBadInput | Policy) -> Iterator[OnBadInput]:
-    """Yields the collector of a reader. One that is made of a policy is reported when the reader is done."""
+    """Yields a collector; one made from a policy is reported at the end."""
     if isinstance(on_bad_input, OnBadInput):
         yield on_bad_input
         return
@@ -120,13 +119,10 @@ def collecting(on_bad_input: OnBadInput | Policy) -> Iterator[OnBadInput]:
 
 
 def raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yields (1-based line number, bytes as they stand) of each line of a file.
+    """Yields (1-based line number, bytes with the line end) of each line of a file.
 
-    Gzip is recognised by its first bytes, whatever the name. A byte order mark is dropped.
-
-    Raises:
-      UserError: no such file, a directory, or no permission.
-      BadInputError: an empty file or a damaged gzip stream; never skipped.
+    Gzip is recognised by its first bytes, whatever the name. A byte order mark is dropped. An empty file or a
+    damaged gzip stream is a BadInputError, which is never skipped.
     """
     number = 0
     try:
@@ -153,13 +149,12 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 def parsed_lines(
     path: str | Path, parse: Callable[[str, int], T | None], on_bad_input: OnBadInput | Policy
 ) -> Iterator[T]:
-    """Yields `parse(line, number)` for each line that is not blank; None is left out (a header).
+    """Yields `parse(line, number)` for each line that is not blank, unless it is None (a header).
 
-    A reader given a policy rather than a collector prints its own report at the end of the file. An
-    `OddRecord` gives its record.
+    A reader given a policy rather than a collector prints its own report at the end of the file.
 
     Raises:
-      BadInputError: the first malformed line ("stop"), or a file without a usable one.
+      BadInputError: the first malformed line ("stop"), or a file without a usable line.
     """
 
     def parse_raw(raw: bytes, number: int) -> T | None:
@@ -174,7 +169,6 @@ def parsed(
     parse: Callable[[S, int], T | None],
     on_bad_input: OnBadInput | Policy,
 ) -> Iterator[T]:
-    """Yields `parse(item, number)` for each (number, item) of a file, as `parsed_lines` does."""
     usable = False
     with collecting(on_bad_input) as collector:
         for number, item in numbered:
@@ -194,7 +188,6 @@ def parsed(
 
 
 def json_object(line: str) -> dict[str, Any]:
-    """Returns the JSON object that is `line`."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -210,7 +203,7 @@ _REQUIRED = object()
 
 
 def string_field(record: dict[str, Any], name: str, default: Any = _REQUIRED) -> Any:
-    """Returns the string `record[name]`; `default` where it is absent or null and a default is given."""
+    """Returns the string `record[name]`, or `default`, if given, when it is absent or null."""
     value = record.get(name)
     if value is None and (default is not _REQUIRED):
         return default
@@ -225,7 +218,7 @@ def string_field(record: dict[str, Any], name: str, default: Any = _REQUIRED) ->
 
 
 def needed_text(record: dict[str, Any], name: str) -> str:
-    """Returns the string `record[name]` as it stands; an empty or blank one is malformed."""
+    """Returns the string `record[name]`, which must not be blank."""
     text = string_field(record, name)
     if not has_text(text):
         raise MalformedRecord(f"field {name!r} is empty")
@@ -233,7 +226,7 @@ def needed_text(record: dict[str, Any], name: str) -> str:
 
 
 def has_text(text: str) -> bool:
-    """Whether there is more in `text` than white space and control characters, which tokenizers drop."""
+    """Whether `text` has more than white space and control characters, which tokenizers drop."""
     return any(unicodedata.category(character) not in _BLANK for character in text)
 
 
@@ -243,14 +236,13 @@ def bad_sign(identifier: str) -> str | None:
     These are white space, which separates the columns of run files, and control characters. Format characters
     such as U+200C ZERO WIDTH NON-JOINER are part of words in some scripts, and of emoji.
     """
-    for sign in identifier:
-        if sign.isspace() or unicodedata.category(sign) == "Cc":
-            return f"U+{ord(sign):04X} {unicodedata.name(sign, 'CONTROL CHARACTER')}"
+    for character in identifier:
+        if character.isspace() or unicodedata.category(character) == "Cc":
+            return f"U+{ord(character):04X} {unicodedata.name(character, 'CONTROL CHARACTER')}"
     return None
 
 
 def check_id(identifier: str) -> str:
-    """Returns the id; one that is empty, or holds white space or a control character, is malformed."""
     if not identifier:
         raise MalformedRecord("empty id")
     if sign := bad_sign(identifier):
@@ -260,7 +252,7 @@ def check_id(identifier: str) -> str:
 
 
 def list_field(record: dict[str, Any], name: str) -> list[Any]:
-    """Returns the list `record[name]`; an empty one where it is absent or null."""
+    """Returns the list `record[name]`, or an empty one when it is absent or null."""
     value = record.get(name)
     if value is not None and not isinstance(value, list):
         raise MalformedRecord(f"field {name!r} is not a list", f"but {_json_type(value)}")
@@ -268,25 +260,24 @@ def list_field(record: dict[str, Any], name: str) -> list[Any]:
 
 
 def as_object(item: Any, field: str) -> dict[str, Any]:
-    """Returns `item` of the list `field`, which must be a JSON object."""
     if not isinstance(item, dict):
         raise MalformedRecord(f"an item of {field!r} is not an object:", f"{item!r:.40}")
     return item
 
 
 def as_integer(text: str) -> int | None:
-    """Returns the whole number that `text` is, None where it is none: 1_0, 1.0 and 10**18 are none."""
+    """Returns the whole number that `text` spells, else None: 1_0, 1.0 and 10**18 are none."""
     return int(text) if _INTEGER.fullmatch(text) else None
 
 
 def as_grade(text: str) -> int | None:
-    """Returns the whole number that a grade is, which some tools write as a decimal (1.0), else None."""
+    """Returns a grade as a whole number, else None. Some tools write grades as decimals (1.0)."""
     number = as_number(text)
     return int(number) if number is not None and number.is_integer() and abs(number) < 1e18 else None
 
 
 def as_number(text: str) -> float | None:
-    """Returns the finite number that `text` is, None where it is none: nan, inf, 1_0 and 1e999 are none."""
+    """Returns the finite number that `text` spells, else None: nan, inf, 1_0 and 1e999 are none."""
     value = float(text) if _NUMBER.fullmatch(text) else math.nan
     return value if math.isfinite(value) else None
 
@@ -308,4 +299,4 @@ def decode_line(raw: bytes) -> str:
 def _json_type(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     known = names.get(type(value)) or ("a number" if isinstance(value, int | float) else None)
-    return known or type(value).__name__  # of Parquet: bytes, datetime
+    return known or type(value).__name__  # Parquet has other types, such as bytes and datetime

@@ -1,4 +1,4 @@
-"""Pairs out of a file with named columns, whatever they are called."""
+"""Pairs from a file with named columns, whatever their names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jaxir.data.formats.lines import MalformedRecord, OnBadInput, check_id, has_
 from jaxir.data.formats.sources import Document, PairExample, Query, folded, text_id
 from jaxir.data.formats.tables import Table
 
-# What columns are usually called, in any case. A `title` is the query where nothing else is (Stack Exchange's
-# titles and bodies), otherwise the passage's.
+# Usual names of columns, in any case. A `title` belongs to the passage, unless no other column is the query,
+# as in Stack Exchange's titles and bodies.
 USUAL = {
     "query": ("query", "question", "anchor", "sentence1", "text1"),
     "passage": (
@@ -28,16 +28,16 @@ USUAL = {
 
 
 class PairColumns(NamedTuple):
-    """Which column of a file holds what. None: the one column that has a usual name (`USUAL`).
+    """The column of a file that holds each field. None: the one column with a usual name (`USUAL`).
 
     Attributes:
       query: the queries.
-      passage: the passages: a text, or in JSONL and Parquet a list of texts, or of objects with `text` and,
+      passage: the passages: texts or, in JSONL and Parquet, lists of texts or of objects with `text` and,
         optionally, `title` and `docid`.
       negatives: irrelevant passages, likewise; optional, like all that follow.
-      title: of the passage.
-      query_id: otherwise a hash of the text is the id.
-      passage_id: likewise.
+      title: titles of the passages.
+      query_id: ids of the queries; by default a hash of the text.
+      passage_id: ids of the passages, likewise.
     """
 
     query: str | None = None
@@ -49,38 +49,26 @@ class PairColumns(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A query, a passage that answers it, and passages that do not."""
-
     query: Query
     passage: Document
     negatives: list[Document]
 
     @property
     def example(self) -> PairExample:
-        """The pair as training takes it."""
         negatives = tuple((n.id, n.contents) for n in self.negatives)
         return PairExample(*self.query, self.passage.id, self.passage.contents, negatives)
 
 
 class PairTable:
-    """Pairs of a JSONL, TSV, CSV (all also gzipped) or Parquet file.
+    """Pairs of a JSONL, TSV, CSV (all optionally gzipped) or Parquet file.
 
-    TSV and CSV files have a header line, unless the columns are given by number ("1", "2"). TSV knows no
-    quotes.
+    TSV and CSV files have a header line, unless the columns are given by number ("1", "2"). TSV has no
+    quotes. Errors put `prefix` before the names of fields: "--" if they are flags.
 
     Attributes:
       path: the file.
       columns: the column of each field of `PairColumns` that has one.
       unused: the columns that are not read.
-
-    Args:
-      path: the file.
-      columns: what they are called, where that is unusual.
-      prefix: of the names of columns in errors: "--" where they are flags.
-
-    Raises:
-      UserError: no such file, no such column, or none or several that could be meant.
-      BadInputError: the file's very beginning is malformed.
     """
 
     def __init__(self, path: str | Path, columns: PairColumns, *, prefix: str = ""):
@@ -92,14 +80,11 @@ class PairTable:
         self.unused = [c for c in self._table.columns if c not in self.columns.values()]
 
     def pairs(self, on_bad_input: OnBadInput) -> Iterator[Pair]:
-        """Yields the pairs; white space around texts is removed. Read again, the file gives the same ones.
+        """Yields the pairs, with texts stripped; reading again yields the same pairs.
 
-        Equal texts have one id: where the file has several, the first.
-
-        Args:
-          on_bad_input: what to do with malformed records. Pairs without a query or a passage, pairs seen
-            before, and passages that are their own query are of no use: they are left out and counted. A pair
-            that comes again with other negatives (triplets) is given again, with these.
+        Equal texts have one id: the first in the file. Pairs without a query or a passage, repeated pairs,
+        and passages equal to their query are left out and counted. A pair repeated with other negatives
+        (triplets) is yielded again with those.
         """
 
         def parse(row: Mapping[str, Any], line: int) -> tuple[int, Query, list[Document], list[Document]]:
@@ -158,29 +143,29 @@ class PairTable:
 
 
 def check_no_header(query: str, passage: str) -> None:
-    """Raises a MalformedRecord where the first pair of a file without a header line are columns' names."""
+    """Refuses column names as the first pair of a file without a header line."""
     usual = {name for names in USUAL.values() for name in names}
     if usual.issuperset((query.casefold(), passage.casefold())):
         detail = f"({query}, {passage}): remove that line"
-        raise MalformedRecord("the names of columns where the first pair is expected", detail)
+        raise MalformedRecord("column names instead of the first pair", detail)
 
 
 class Ids:
-    """Gives each text of a file one id, and finds ids that stand for two texts."""
+    """Gives each text of a file one id; refuses an id with two texts."""
 
     def __init__(self) -> None:
-        self._text_of: dict[tuple[str, str], tuple[int, int]] = {}  # its hash, and the line of the first
+        self._text_of: dict[tuple[str, str], tuple[int, int]] = {}  # hash and first line of the text
         self._id_of: dict[tuple[str, int], str] = {}
 
     def of(self, kind: str, identifier: str, text: str, line: int) -> str:
-        """Returns the first id of a text that came with `identifier`, or "" for none; else its hash."""
+        """Returns the first id given for a text, else the text's hash. An `identifier` "" means none."""
         key = (kind, hash(text))
         if identifier:
             self._id_of.setdefault(key, self.given(kind, identifier, text, line))
         return self._id_of.get(key) or text_id(text)
 
     def given(self, kind: str, identifier: str | None, text: str, line: int) -> str:
-        """Returns the id that a text came with; its hash for None."""
+        """Returns `identifier`, or the text's hash for None."""
         if identifier is None:
             return text_id(text)
         if not identifier:
@@ -188,14 +173,14 @@ class Ids:
         known, first = self._text_of.setdefault((kind, identifier), (hash(text), line))
         if known != hash(text):
             detail = f"{identifier!r} (another text on line {first:,})"
-            raise MalformedRecord(f"{kind} id stands for two different texts:", detail)
+            raise MalformedRecord(f"{kind} id has two different texts:", detail)
         return identifier
 
 
 class Positives:
-    """The passages of each query, by hashes: one record's negative may be another's passage.
+    """Hashes of all (query, passage) pairs, because one record's negative may be relevant in another.
 
-    Texts are compared by their words: case and runs of white space do not count.
+    Texts are compared without case and runs of white space.
     """
 
     def __init__(self) -> None:
@@ -203,20 +188,18 @@ class Positives:
         self._left_out = 0
 
     def add(self, pair: Pair) -> None:
-        """Notes the passage of a query."""
         self._pairs.add(_words(pair.query.text, pair.passage.contents))
 
     def without(self, pair: Pair) -> Pair:
-        """Returns the pair without the negatives that are passages of its query, and counts these."""
+        """Returns the pair without negatives that are relevant to its query, and counts them."""
         kept = [n for n in pair.negatives if _words(pair.query.text, n.contents) not in self._pairs]
         self._left_out += len(pair.negatives) - len(kept)
         return pair._replace(negatives=kept)
 
     def report(self, path: Path) -> None:
-        """Prints to standard error how many negatives were left out, if any."""
         if self._left_out:
             print(
-                f"{path}: {self._left_out:,} negatives left out: another record has them for a passage of the"
+                f"{path}: {self._left_out:,} negatives left out: another record has them as a passage of the"
                 " query",
                 file=sys.stderr,
             )
@@ -227,13 +210,12 @@ def _words(*texts: str) -> int:
 
 
 def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Returns the column of each field that has one."""
     listed = ", ".join(f"{c:.40}" for c in table.columns[:20]) or "none"
     plain = ""
     if table.kind in ("tsv", "csv"):
         plain = f' (a file without a header line: {prefix}query="1" {prefix}passage="2")'
     if len(table.columns) == 1 and ";" in table.columns[0]:
-        plain = ". Its fields seem to be parted by semicolons: a .csv has commas, a .tsv tabs"
+        plain = ". Its separator seems to be a semicolon: a .csv must have commas, a .tsv tabs"
     for name, column in named.items():
         if column not in table.columns:
             raise UserError(
@@ -250,13 +232,13 @@ def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[s
             continue
         if len(usual) > 1:
             raise UserError(
-                f"{table.path}: name the {name} by {prefix}{name}=, for several columns could be meant:"
-                f" {', '.join(usual)} (of {listed})"
+                f"{table.path}: several columns could be the {name}: {', '.join(usual)} (of {listed}); name"
+                f" one by {prefix}{name}="
             )
         if not usual:
             raise UserError(
-                f"{table.path}: which column is the {name}? Name it by {prefix}{name}=; it has: {listed}"
-                f"{plain}"
+                f"{table.path}: which column is the {name}? Name it by {prefix}{name}=; the file has:"
+                f" {listed}{plain}"
             )
         found[name] = usual[0]
     for name in ("negatives", "title", "query_id", "passage_id"):
@@ -267,7 +249,7 @@ def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[s
 
 
 def _passages(record: Mapping[str, Any], column: str | None) -> list[Document]:
-    """Returns the passages of a field (a text, an object, or a list of either); "" is for no id."""
+    """Returns the passages of a field (a text, an object, or a list of either); an id may be ""."""
     value = record.get(column) if column else None
     return [_passage(item, column) for item in (value if isinstance(value, list) else [value])]
 
@@ -280,7 +262,7 @@ def _passage(item: Any, column: str | None) -> Document:
 
 
 def _id(record: Mapping[str, Any], column: str | None) -> str:
-    """Returns the id in a column, which may be a whole number; "" where there is none."""
+    """Returns the id in a column, which may be a whole number; "" if there is none."""
     value = record.get(column) if column else None
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)

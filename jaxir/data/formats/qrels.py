@@ -35,11 +35,9 @@ def read_qrels(
 ) -> Iterator[Qrel]:
     """Yields the judgements of a qrels/SPLIT.tsv: query-id, corpus-id, score, with or without a header line.
 
-    A judgement that repeats an earlier one is left out; one that contradicts it is malformed. Judgements of
-    unknown queries or documents, and grades written as decimals, are `OddRecord`s.
-
-    Known queries and documents are checked where they are given. The columns may be TREC's instead (query, 0,
-    document, score), tab-separated.
+    Repeated judgements are left out; contradictions are malformed. Judgements of unknown queries or
+    documents (if ids are given), and grades written as decimals, are `OddRecord`s. With `trec`, the
+    tab-separated columns are query, 0, document and score.
     """
     return parsed_lines(path, qrel_parser(query_ids, document_ids, trec=trec), on_bad_input)
 
@@ -47,7 +45,7 @@ def read_qrels(
 def qrel_parser(
     query_ids: Container[str] | None, document_ids: Container[str] | None, *, trec: bool = False
 ) -> Callable[[str, int], Qrel | None]:
-    """Returns the parser of a line and its number, with the arguments of `read_qrels`."""
+    """Returns the parser of a line and its number; the arguments are those of `read_qrels`."""
     names = ("query-id", "0", "document-id", "score") if trec else ("query-id", "corpus-id", "score")
     scores: dict[tuple[str, str], int] = {}
 
@@ -77,14 +75,13 @@ def qrel_parser(
 
 
 def parse_grade(text: str) -> int:
-    """Returns the grade of a judgement; a decimal such as 1.0 is one, too."""
     if (score := as_grade(text)) is None:
         raise MalformedRecord("the score is not an integer:", repr(text))
     return score
 
 
 def check_grade(qrel: Qrel, text: str) -> Qrel:
-    """Returns the judgement; raises an OddRecord if its grade was not written as an integer."""
+    """Returns the judgement; raises OddRecord if its grade was not written as an integer."""
     if as_integer(text) is None:
         noted = "grades written as decimals, which are read as integers"
         raise OddRecord("the score is not an integer:", repr(text), noted=noted, record=qrel)

@@ -1,7 +1,4 @@
-"""Records of text, and readers of collections in BEIR format. (Files of training pairs: `pair_sources`.)
-
-Readers stream, read gzip, and tell file, line and reason of what is malformed (`lines.OnBadInput`).
-"""
+"""Records of text, and readers of collections in BEIR format."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _TABLES = (".csv", ".tsv", ".parquet")
 
 
 class Document(NamedTuple):
-    """A document of a corpus; `title` may be empty, `metadata` is None where the corpus has none of it."""
+    """A document of a corpus; `title` may be empty, `metadata` None."""
 
     id: str
     title: str
@@ -50,17 +47,12 @@ class Document(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A query."""
-
     id: str
     text: str
 
 
 class PairExample(NamedTuple):
-    """A training example: a query, a relevant passage, and (id, text) of passages known to be irrelevant.
-
-    A teacher's scores of the passage and of the negatives are there where it has judged them.
-    """
+    """A training example: a query, a relevant passage, (id, text) of irrelevant ones, a teacher's scores."""
 
     query_id: str
     query: str
@@ -71,7 +63,7 @@ class PairExample(NamedTuple):
     negative_scores: tuple[float, ...] | None = None
 
     def record(self) -> Record:
-        """Returns it by field, as `jaxir.core.features` names them."""
+        """Returns the example by field, as `jaxir.core.features` names them."""
         found = {
             "query": (self.query_id, self.query),
             "passage": (self.passage_id, self.passage),
@@ -83,7 +75,6 @@ class PairExample(NamedTuple):
 
 
 def joined(title: str, text: str) -> str:
-    """Returns title and text as the one string that is encoded."""
     return f"{title} {text}".strip()
 
 
@@ -93,26 +84,26 @@ def text_id(text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """Returns a text without its capitals and runs of white space, as texts are compared word for word."""
+    """Returns a text without case and runs of white space, for comparison."""
     return " ".join(text.casefold().split())
 
 
 def key_digest(identifier: str) -> bytes:
-    """Returns the 8 bytes of which `stable_keys` makes two integers."""
+    """Returns the 8 bytes from which `stable_keys` makes two integers."""
     return hashlib.blake2b(identifier.encode(), digest_size=8).digest()
 
 
 def stable_keys(ids: Sequence[str]) -> np.ndarray:
     """Returns int32 [N, 2]: the halves of a 64-bit BLAKE2b hash of each id, the same on any machine.
 
-    Duplicate masking compares these, so it goes by id: passages with one text under two ids are two passages.
-    Pairs read without ids have their texts' hashes for ids, so there equal texts are one passage.
+    Duplicate masking compares these keys: equal texts with two ids are two passages. The ids of pairs that
+    come without ids are hashes of their texts, so equal texts are then one passage.
     """
     return np.frombuffer(b"".join(map(key_digest, ids)), "<i4").astype(np.int32).reshape(len(ids), 2)
 
 
 def check_no_table(path: str | Path, what: str) -> None:
-    """Raises a UserError if the name of a file of documents or queries says that it is a table."""
+    """Refuses a file of documents or queries whose name says that it is a table."""
     kind = Path(Path(path).name.lower().removesuffix(".gz")).suffix
     if kind in _TABLES:
         raise UserError(
@@ -127,14 +118,9 @@ def read_corpus(
 ) -> Iterator[Document]:
     """Yields the documents of a corpus.jsonl[.gz]: `_id`, `title` (optional), `text`, `metadata` (optional).
 
-    Metadata that is not an object is none. A document with neither title nor text is kept, because judgements
-    may name it, and noted in the report.
-
-    Args:
-      path: the file.
-      on_bad_input: what to do with a malformed line.
-      unique: whether a repeated document is left out and counted, and an id with two texts is malformed. All
-        ids are held in memory for this.
+    Metadata that is not an object is ignored. A document with neither title nor text is kept and reported,
+    because judgements may name it. With `unique`, repeated documents are left out and counted, an id with two
+    texts is malformed, and all ids are held in memory.
     """
     check_no_table(path, "documents")
     seen: dict[str, int] = {}
@@ -159,11 +145,9 @@ def read_corpus(
 def read_wanted(
     path: str | Path, wanted: Collection[str], on_bad_input: OnBadInput | Policy = "stop", *, named_by: str
 ) -> Iterator[Document]:
-    """Yields the documents of some ids of a corpus, in its order, under a progress bar; no other is held.
+    """Yields the documents with the ids `wanted`, in the order of the corpus, under a progress bar.
 
-    Raises:
-      BadInputError: a malformed line, or one of them comes a second time with another text.
-      UserError: the corpus lacks one, which `named_by` ("a query found", say) has named.
+    `named_by` says what named the ids, for the error if one is missing: "a query found".
     """
     found: dict[str, str] = {}
     documents = read_corpus(path, on_bad_input, unique=False)
@@ -177,13 +161,13 @@ def read_wanted(
                 raise BadInputError(path, None, f"duplicate id {document.id!r}, with two texts")
     if lacking := set(wanted) - found.keys():
         raise UserError(
-            f"{path}: it lacks {min(lacking)!r}, which {named_by} ({len(lacking):,} of {len(wanted):,}"
-            " documents): is it of this corpus?"
+            f"{path} lacks {min(lacking)!r}, which {named_by} ({len(lacking):,} of {len(wanted):,}"
+            " documents): is it the same corpus?"
         )
 
 
 def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Query]:
-    """Yields the queries of a queries.jsonl[.gz]: `_id`, `text`. An empty one is malformed."""
+    """Yields the queries of a queries.jsonl[.gz]: `_id`, `text`. A blank text is malformed."""
     check_no_table(path, "queries")
     seen: dict[str, int] = {}
 
@@ -196,21 +180,20 @@ def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -
 
 
 def read_lines(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Query]:
-    """Yields the texts of a file with one on each line that is not blank; the line's number is the id."""
+    """Yields the lines of a file that are not blank; the line number is the id."""
 
     def parse(line: str, number: int) -> Query | None:
-        return Query(str(number), line) if has_text(line) else None  # of blanks that ASCII has not
+        return Query(str(number), line) if has_text(line) else None  # Unicode has more white space than ASCII
 
     return parsed_lines(path, parse, on_bad_input)
 
 
 def has_lines(path: str | Path) -> bool:
-    """Whether a file is read as texts, one on each line, and not as records."""
+    """Whether a file is read as texts, one on each line, rather than as records."""
     return Path(path).name.removesuffix(".gz").endswith(".txt")
 
 
 def read_documents(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Document]:
-    """Yields the documents of a corpus.jsonl[.gz], or the texts of a .txt[.gz], whose ids are their lines."""
     if has_lines(path):
         return (Document(line.id, "", line.text) for line in read_lines(path, on_bad_input))
     return read_corpus(path, on_bad_input)
@@ -226,18 +209,8 @@ def read_judged_pairs(
 ) -> Iterator[PairExample]:
     """Yields a pair for each relevant judgement (a score of 1 or more) of a file.
 
-    The whole collection is read and checked first; only the texts that the judgements name are held.
-    Judgements of queries or documents that are not there are left out and counted.
-
-    Args:
-      qrels: the file of judgements.
-      queries: returns a reader of the queries.
-      documents: returns a reader of the documents.
-      on_bad_input: what to do with malformed records.
-      trec: whether the judgements have TREC's four columns.
-
-    Raises:
-      BadInputError: a malformed line, a relevant document without text, or no judgement that can be used.
+    The whole collection is read and checked first; memory holds only the judged texts. Judgements of missing
+    queries or documents are left out and counted. A relevant document without text is malformed.
     """
     policy = on_bad_input.policy if isinstance(on_bad_input, OnBadInput) else on_bad_input
     judged = list(parsed_lines(qrels, qrel_parser(None, None, trec=trec), OnBadInput(policy)))
@@ -267,8 +240,7 @@ def read_judged_pairs(
 def new_id(identifier: str, seen: dict[str, int], content: Hashable) -> str:
     """Returns the id of a new document or query and adds a hash of its content to `seen`.
 
-    If the id stands for this content already, the record is odd (`OddRecord`) and is left out. If the id
-    stands for something else, the record is malformed.
+    A repeated record is odd (`OddRecord`) and left out. An id with another content is malformed.
     """
     if check_id(identifier) not in seen:
         seen[identifier] = hash(content)
@@ -280,7 +252,7 @@ def new_id(identifier: str, seen: dict[str, int], content: Hashable) -> str:
 
 
 def find_file(directory: Path, name: str, kind: str) -> Path:
-    """Returns `directory`/`name`, or that with .gz; raises a UserError that names the `kind` of folder."""
+    """Returns `directory`/`name`, or that with .gz; `kind` names the kind of folder in the error."""
     for path in (directory / name, directory / f"{name}.gz"):
         if path.is_file():
             return path
@@ -288,7 +260,7 @@ def find_file(directory: Path, name: str, kind: str) -> Path:
 
 
 def splits_in(directory: Path, kind: str) -> list[str]:
-    """Returns SPLIT of each file `kind`SPLIT.tsv[.gz] of a directory, not of backups and hidden files."""
+    """Returns SPLIT of each file `kind`SPLIT.tsv[.gz] in a directory; ignores backups and hidden files."""
     found = (re.fullmatch(rf"{re.escape(kind)}(\w.*)\.tsv(\.gz)?", p.name) for p in directory.glob("*.tsv*"))
     return sorted({match[1] for match in found if match})
 
@@ -297,7 +269,7 @@ class BeirFolder:
     """A collection: corpus.jsonl[.gz], queries.jsonl[.gz], qrels/SPLIT.tsv."""
 
     def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
-        self.directory = local_path(str(directory).removeprefix("beir:"))  # as commands name it
+        self.directory = local_path(str(directory).removeprefix("beir:"))  # commands accept beir:DIRECTORY
         self.on_bad_input = on_bad_input
         if not self.directory.is_dir():
             how = f"; jaxir.prepare --dataset=pairs:{directory} --output=DIR makes one"
@@ -308,11 +280,9 @@ class BeirFolder:
 
     @property
     def splits(self) -> list[str]:
-        """Names of the splits that have judgements."""
         return splits_in(self.directory / "qrels", "")
 
     def qrels_path(self, split: str) -> Path:
-        """Returns the file of judgements of `split`; raises a UserError that names those that there are."""
         if split not in self.splits:
             known = ", ".join(self.splits) or "none"
             raise UserError(
@@ -321,7 +291,6 @@ class BeirFolder:
         return self._find(f"qrels/{split}.tsv")
 
     def corpus(self) -> Iterator[Document]:
-        """Yields the documents."""
         return read_corpus(self.corpus_path, self.on_bad_input)
 
     def documents_again(self, what: str) -> Iterator[Document]:
@@ -330,22 +299,13 @@ class BeirFolder:
         return iter(progress(documents, what=what, unit="documents"))
 
     def queries(self) -> Iterator[Query]:
-        """Yields the queries of all splits."""
         return read_queries(self.queries_path, self.on_bad_input)
 
-    def qrels(
-        self,
-        split: str,
-        *,
-        query_ids: Collection[str] | None = None,
-        document_ids: Collection[str] | None = None,
-    ) -> Iterator[Qrel]:
-        """Yields the judgements of `split`, checked against the ids where they are given."""
-        known = {"query_ids": query_ids, "document_ids": document_ids}
-        return read_qrels(self.qrels_path(split), self.on_bad_input, **known)
+    def qrels(self, split: str, **known_ids: Collection[str] | None) -> Iterator[Qrel]:
+        """Yields the judgements of `split`, checked against `query_ids` and `document_ids`, if given."""
+        return read_qrels(self.qrels_path(split), self.on_bad_input, **known_ids)
 
     def pairs(self, split: str) -> Iterator[PairExample]:
-        """Yields a pair for each relevant judgement of `split`; see `read_judged_pairs`."""
         return read_judged_pairs(self.qrels_path(split), self.queries, self.corpus, self.on_bad_input)
 
     def _find(self, name: str) -> Path:

@@ -19,15 +19,15 @@ from jaxir.data.formats.sources import new_id
 ID_FIELDS = ("_id", "id", "docid", "qid")
 VECTOR_FIELDS = ("vector", "weights")
 
-MAX_WEIGHT = 65_535  # an index holds a token as often as it weighs
+MAX_WEIGHT = 65_535  # an index repeats a token as often as its weight
 
 
 class SparseVector(NamedTuple):
     """A document or a query as weights of tokens.
 
     Attributes:
-      id: as in the file.
-      weights: {token: whole number above 0}; empty for a text of which nothing is left.
+      id: the id in the file.
+      weights: {token: positive integer}; empty if no token is left.
     """
 
     id: str
@@ -37,13 +37,10 @@ class SparseVector(NamedTuple):
 def read_sparse_vectors(
     path: str | Path, on_bad_input: OnBadInput | Policy = "stop"
 ) -> Iterator[SparseVector]:
-    """Yields the vectors of a .jsonl[.gz] as Anserini's collections have them, documents or queries.
+    """Yields the vectors of a .jsonl[.gz] of documents or queries, in the format of Anserini's collections.
 
-    Each line has an id ("_id", "id", "docid" or "qid", a string or a whole number) and its "vector" (or
-    "weights"). Weights of 0 are left out; other fields are not looked at.
-
-    Raises:
-      BadInputError: a malformed line, an id with two vectors, or a weight that is no whole number.
+    Each line has an id ("_id", "id", "docid" or "qid", a string or an integer) and a "vector" (or "weights").
+    Weights of 0 are left out; other fields are ignored.
     """
     seen: dict[str, int] = {}
 
@@ -63,16 +60,12 @@ def read_sparse_vectors(
 
 
 def parse_weights(text: str) -> dict[str, int]:
-    """Reads {"token": weight, ...} as a person types it; see `weights_of`."""
+    """Parses {"token": weight, ...} as a person types it."""
     return weights_of(json_object(text))
 
 
 def weights_of(value: Any) -> dict[str, int]:
-    """Returns a vector without its weights of 0.
-
-    Raises:
-      MalformedRecord: it is no {token: weight}, a weight is not a whole number, or a token has white space.
-    """
+    """Returns a vector without its weights of 0; raises MalformedRecord."""
     if not isinstance(value, Mapping):
         raise MalformedRecord("a vector is an object of {token: weight},", f"not {value!r:.40}")
     weights = {}

@@ -31,7 +31,7 @@ KINDS = {
     ".csv": "csv",
     ".parquet": "parquet",
 }
-_LONGEST_FIELD = 1 << 24  # characters of a CSV field; beyond it a quote was not closed
+_LONGEST_FIELD = 1 << 24  # characters of a CSV field; a longer one has an unclosed quote
 
 T = TypeVar("T")
 
@@ -46,17 +46,16 @@ def parsed_rows(
     """Yields `parse(row, line)` for each row of a file with named columns, as `parsed_lines` does for lines.
 
     Args:
-      path: a CSV, TSV, JSONL or Parquet file, or a JSON array. Its name tells which. All but Parquet may be
+      path: a CSV, TSV, JSONL or Parquet file, or a JSON array, recognised by its name. All but Parquet may be
         gzipped. The first row of CSV and TSV names the columns.
-      parse: from {column: value} and the line a row begins on (Parquet: the number of the row) to a record.
-        Values of CSV and TSV are strings. A parser raises `MalformedRecord`, and returns None to leave a row
-        out.
+      parse: converts {column: value} and the row's first line (Parquet: the number of the row) to a record.
+        Values of CSV and TSV are strings. It raises `MalformedRecord`, and returns None to leave a row out.
       on_bad_input: what to do with malformed rows.
-      columns: those that are read, of Parquet, where the file has them; None: all.
+      columns: the columns of a Parquet file to read, if present; None: all.
 
     Raises:
-      UserError: no such file, or the name does not tell the kind of file.
-      BadInputError: the first malformed row ("stop"), or a file without a usable one.
+      UserError: the file does not exist, or its name has no known ending.
+      BadInputError: the first malformed row ("stop"), or a file without a usable row.
     """
     yield from Table(path).parsed(parse, on_bad_input, columns)
 
@@ -67,16 +66,15 @@ class Table:
     Attributes:
       path: the file.
       kind: "jsonl", "tsv", "csv" or "parquet", by the file's name. A "jsonl" file may hold one JSON array.
-      columns: the names of the fields: the keys of all records, the first line, or the schema. A file
-        without a header has the columns "1", "2", ...
-      numbered: whether it is such a file, whose first line is a record.
+      columns: the names of the fields. A file without a header line has the columns "1", "2", ...
+      numbered: whether the file has no header line.
     """
 
     def __init__(self, path: str | Path, *, numbered: bool = False):
         self.path = local_path(path)
         suffix = Path(self.path.name.removesuffix(".gz")).suffix.lower()
         if suffix not in KINDS:
-            raise UserError(f"{path}: what kind of file it is must show in its name: {', '.join(KINDS)}")
+            raise UserError(f"{path}: the name must end in one of {', '.join(KINDS)} (and may have .gz)")
         self.kind = KINDS[suffix]
         self.numbered = numbered and self.kind in ("tsv", "csv")
         self.columns = self._columns()
@@ -87,8 +85,6 @@ class Table:
         on_bad_input: OnBadInput | Policy,
         columns: Collection[str] | None = None,
     ) -> Iterator[T]:
-        """Yields `parse(row, line)` for each row; see `parsed_rows`."""
-
         def parse_row(row: dict[str, Any] | MalformedRecord, number: int) -> T | None:
             if isinstance(row, MalformedRecord):
                 raise row
@@ -154,13 +150,13 @@ class Table:
             elif len(row) != width:
                 kind = f"expected {width} columns ({', '.join(self.columns)})"
                 quoted = self.kind == "tsv" and any(field.startswith('"') for field in row)
-                hint = "; a .tsv knows no quotes: text with line ends needs a .csv" if quoted else ""
+                hint = "; TSV has no quotes: use a .csv for text with line ends" if quoted else ""
                 yield number, MalformedRecord(kind, f"but found {len(row)}{hint}")
             else:
                 yield number, dict(zip(self.columns, row, strict=True))
 
     def _fields(self) -> Iterator[tuple[int, list[str] | MalformedRecord]]:
-        """Yields the first line of each row and its fields."""
+        """Yields the first line number of each row and its fields."""
         if self.kind == "tsv":
             for number, raw in numbered_lines(self.path):
                 try:
@@ -169,7 +165,7 @@ class Table:
                     yield number, fault
             return
         csv.field_size_limit(_LONGEST_FIELD)
-        # What is no UTF-8 is found where the fields are whole: an error in here would end the reading.
+        # Invalid UTF-8 is reported per row below, because an error in this generator would end the reading.
         text = (line.decode("utf-8", errors="surrogateescape") for _, line in raw_lines(self.path))
         reader = csv.reader(text, strict=True)
         while True:
@@ -213,5 +209,5 @@ class Table:
             raise UserError(f"{self.path}: {error.strerror or error}".lower()) from error
         except (ArrowException, OSError) as error:
             raise BadInputError(
-                self.path, None, f"no Parquet file ({' '.join(str(error).split())})"
+                self.path, None, f"not a Parquet file ({' '.join(str(error).split())})"
             ) from error

@@ -1,4 +1,4 @@
-"""Batches by way of SeqIO: tasks and mixtures of texts."""
+"""Training data from SeqIO tasks and mixtures of texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.features import Features, Key, Numbers, Tokens, fields_of
-from jaxir.data.batches.batch_plan import Batch, Batching, choose, keys_of_twins
+from jaxir.data.batches.batch_plan import Batch, Batching, choose, mark_duplicates
 from jaxir.data.batches.dataset import Dataset, in_words
 from jaxir.data.batches.mixture import MixtureDataset
 from jaxir.data.batches.text_data import TextData
@@ -36,19 +36,19 @@ _UNFINISHED: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
 
 @atexit.register
 def _close_unfinished() -> None:
-    # TensorFlow's threads call back into Python; one that does so while the interpreter shuts down waits
-    # forever, and so does the shutdown. Iterators must be gone before.
+    # TensorFlow's threads call back into Python. A call while the interpreter shuts down would block forever,
+    # so iterators must be closed before.
     for batches in list(_UNFINISHED):
-        with contextlib.suppress(ValueError):  # at work on another thread
+        with contextlib.suppress(ValueError):  # running in another thread
             batches.close()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeqioPairs(TextData):
-    """A SeqIO task or mixture whose examples are texts: `query`, `passage`, and optionally ids and negatives.
+    """A SeqIO task or mixture with the text features `query` and `passage`, and optionally ids and negatives.
 
     Each batch of a mixture comes from one of its tasks, drawn by SeqIO's rates, so that in-batch negatives
-    are of the query's own task.
+    belong to the query's own task.
 
     Attributes:
       mixture: its registered name; the functions of `jaxir.tasks` register one and return its name.
@@ -63,14 +63,8 @@ class SeqioPairs(TextData):
     def dataset(
         self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput
     ) -> SeqioDataset | MixtureDataset:
-        """Reads the files of this project's tasks through once.
-
-        Raises:
-          BadInputError: a malformed record, unless they are skipped.
-          UserError: no such task or split, or SeqIO is not installed.
-        """
+        """Reads the files of this project's tasks through once."""
         seqio = seqio_tasks.import_seqio()
-
         known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
         if self.mixture not in known:
             raise UserError(f"no SeqIO task or mixture named {self.mixture!r}{suggest(self.mixture, known)}")
@@ -93,8 +87,8 @@ class SeqioPairs(TextData):
 class SeqioDataset(Dataset):
     """Examples of a SeqIO task or mixture. Made by `SeqioPairs.build`.
 
-    Unlike an `ArrayDataset` it shuffles within a buffer of 65,536 examples, each process reads its own share
-    of the examples, and resuming at step s reads the texts before it again (without tokenising them).
+    Unlike an `ArrayDataset` it shuffles within a buffer of 65,536 examples, and each process reads its own
+    share of the examples. A resume at step s reads the earlier texts again, without tokenising them.
     """
 
     order_depends_on_parts = True
@@ -106,18 +100,17 @@ class SeqioDataset(Dataset):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Tells this data from other: by what its tasks read (`seqio_tasks.content_of`) and its tokenizer."""
+        """A hash of what the tasks read (`seqio_tasks.content_of`), of the rates, tokenizer and features."""
         tasks = getattr(self._provider, "tasks", None)
         rates = [self._provider.get_rate(task) for task in tasks or ()]
         tasks = [task for task in tasks or [self._provider] if self._split in task.splits]
         content = [seqio_tasks.content_of(task, self._split) for task in tasks]
-        form = pair_format(self.features)  # as earlier jaxir told pairs
-        form = (
-            list(map(dataclasses.astuple, fields_of(self.features).values()))
-            if form is None
-            else dataclasses.astuple(form)
-        )
-        found = fingerprints.of_values(content, rates, self._tokenizer.fingerprint, form)
+        form = pair_format(self.features)
+        if form is not None:  # older runs have this form in their fingerprints
+            fields = dataclasses.astuple(form)
+        else:
+            fields = list(map(dataclasses.astuple, fields_of(self.features).values()))
+        found = fingerprints.of_values(content, rates, self._tokenizer.fingerprint, fields)
         return f"{in_words(self.features, self.num_examples)}, hash {found[: fingerprints.DIGITS]}"
 
     def batched(self, how: Batching) -> Iterator[Batch]:
@@ -133,13 +126,13 @@ class SeqioDataset(Dataset):
         return self._read(ds.batch(size, drop_remainder=True))
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns `count` examples, or all, each once and shuffled within SeqIO's buffer."""
+        """Returns `count` examples, or all, without repeats, shuffled within SeqIO's buffer."""
         ds = self._converted(0, 0, 1, first=0, epochs=1)
         parts = list(self._read((ds if count is None else ds.take(count)).batch(_READ_AT_ONCE)))
         return {name: np.concatenate([part[name] for part in parts]) for name in self.features}
 
     def list_lengths(self) -> set[int]:
-        """Returns the lengths that the lists of examples have: one pass over the task."""
+        """Returns the lengths of the examples' lists: one pass over the task."""
         names = [name for name, field in fields_of(self.features).items() if field.count is not None]
         texts = self._texts(0, 0, 1, epochs=1)
         return {int(_filled(example[name]).sum()) for example in texts.as_numpy_iterator() for name in names}
@@ -147,16 +140,40 @@ class SeqioDataset(Dataset):
     def _converted(
         self, seed: int, index: int, count: int, *, first: int, epochs: int | None
     ) -> tf.data.Dataset:
+        """Returns a batch's features for each example of a process, from example `first` on.
+
+        A text's id comes from the task's `FIELD_id` (for `negatives` from `negative_ids`), else it is a hash.
+        """
         texts = self._texts(seed, index, count, epochs=epochs).skip(first)
-        missing = [name for name in fields_of(self.features) if name not in texts.element_spec]
-        if missing:
+        import tensorflow as tf
+
+        fields, given = fields_of(self.features), texts.element_spec
+        if missing := [name for name in fields if name not in given]:
             raise UserError(
                 f"the objective reads the field {missing[0]!r}, but SeqIO task {self._provider.name} has only"
-                f" {', '.join(texts.element_spec)}"
+                f" {', '.join(given)}"
             )
-        how = {"seed": (seed, index), "in_order": epochs is not None}
-        converter = _converter_class()(self._tokenizer, self.features, first_example=first, **how)
-        return converter(texts, dict.fromkeys(converter.TASK_FEATURES, 0))
+        batcher = _Batcher(self._tokenizer, self.features, (seed, index), in_order=epochs is not None)
+        names = [name for field in fields for name in (field, id_field(field)) if name in given]
+        types = [tf.as_dtype(feature.dtype) for feature in self.features.values()]
+
+        def arrays(numbers: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
+            batch = batcher(numbers, dict(zip(names, columns, strict=True)))
+            return [batch[name] for name in self.features]
+
+        def dense(column: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+            if not isinstance(column, tf.RaggedTensor):
+                return column
+            return column.to_tensor("" if column.dtype == tf.string else float("nan"))
+
+        def convert(number: tf.Tensor, example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            found = tf.numpy_function(arrays, [number, *(dense(example[name]) for name in names)], types)
+            for array, feature in zip(found, self.features.values(), strict=True):
+                array.set_shape([None, *feature.shape])
+            return dict(zip(self.features, found, strict=True))
+
+        numbered = texts.enumerate(start=first).ragged_batch(_TOKENISE_AT_ONCE)
+        return numbered.map(convert, num_parallel_calls=1).unbatch()
 
     def _texts(self, seed: int, index: int, count: int, *, epochs: int | None) -> tf.data.Dataset:
         import_tensorflow()
@@ -186,91 +203,18 @@ class SeqioDataset(Dataset):
         return batches
 
 
-def __getattr__(name: str) -> Any:
-    if name == "RecordFeatureConverter":
-        return _converter_class()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-@functools.cache
-def _converter_class() -> type:
-    import_tensorflow()
-    import seqio
-    import tensorflow as tf
-
-    spec = seqio.FeatureConverter.FeatureSpec
-
-    class RecordFeatureConverter(seqio.FeatureConverter):
-        """Text examples -> a batch's features.
-
-        Task features are the fields that the features name: strings or numbers, or lists of them. The id of
-        a text is taken from `FIELD_id` where the task has it (of `negatives` from `negative_ids`), else it is
-        the text's hash. Arguments are those of `_Batcher`, and `first_example`, the number of the first
-        example, counted on from one that a resumed run began with.
-        """
-
-        PACKING_FEATURE_DTYPES = None
-
-        def __init__(self, tokenizer: Tokenizer, features: Features, *, first_example: int = 0, **how: Any):
-            self._batcher, self._features = _Batcher(tokenizer, features, **how), features
-            self._first = first_example
-            self.TASK_FEATURES = {
-                name: spec(tf.string if isinstance(f, Tokens) else tf.float32, rank=int(f.count is not None))
-                for name, f in fields_of(features).items()
-            }
-            self.MODEL_FEATURES = {
-                name: spec(tf.as_dtype(f.dtype), rank=len(f.shape)) for name, f in features.items()
-            }
-            super().__init__(pack=False, apply_length_check=False)
-
-        def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> dict[str, int]:
-            return {name: (f.shape or (1,))[0] for name, f in self._features.items()}
-
-        def _convert_features(
-            self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]
-        ) -> tf.data.Dataset:
-            names = [f for name in self.TASK_FEATURES for f in (name, id_field(name)) if f in ds.element_spec]
-            types = [tf.as_dtype(f.dtype) for f in self._features.values()]
-
-            def arrays(numbers: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
-                batch = self._batcher(numbers, dict(zip(names, columns, strict=True)))
-                return [batch[name] for name in self._features]
-
-            def convert(number: tf.Tensor, example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-                found = tf.numpy_function(arrays, [number, *(_dense(example[f]) for f in names)], types)
-                for array, feature in zip(found, self._features.values(), strict=True):
-                    array.set_shape([None, *feature.shape])
-                return dict(zip(self._features, found, strict=True))
-
-            numbered = ds.enumerate(start=self._first)
-            return numbered.ragged_batch(_TOKENISE_AT_ONCE).map(convert, num_parallel_calls=1).unbatch()
-
-    def _dense(column: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
-        if not isinstance(column, tf.RaggedTensor):
-            return column
-        return column.to_tensor("" if column.dtype == tf.string else float("nan"))
-
-    return RecordFeatureConverter
-
-
 class _Batcher:
     """Makes the arrays of some examples.
 
-    Args:
-      tokenizer: makes the ids.
-      features: what a batch holds.
-      seed: of the choice from lists that hold more than a batch takes.
-      in_order: whether items of a list keep the record's order, as in evaluation.
+    `seed` determines the choice from long lists; `in_order` keeps the record's order, as in evaluation.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, features: Features, *, seed: tuple[int, int], in_order: bool = False
-    ):
+    def __init__(self, tokenizer: Tokenizer, features: Features, seed: tuple[int, int], *, in_order: bool):
         self._tokenizer, self._features, self._fields = tokenizer, features, fields_of(features)
         self._seed, self._in_order = seed, in_order
 
     def __call__(self, numbers: np.ndarray, columns: Mapping[str, np.ndarray]) -> Batch:
-        """Returns a batch of the examples of these numbers, from columns of bytes and numbers."""
+        """Returns a batch of the examples `numbers`, from columns of bytes and numbers."""
         ids: dict[str, np.ndarray] = {}
         keys: dict[str, np.ndarray] = {}
         values: dict[str, np.ndarray] = {}
@@ -291,26 +235,25 @@ class _Batcher:
             keys[name] = stable_keys(named).reshape(*column.shape, 2)
         kinds = {Tokens: ids, Key: keys, Numbers: values}
         batch = {name: kinds[type(f)][f.field] for name, f in self._features.items()}
-        return keys_of_twins(batch, self._features)
+        return mark_duplicates(batch, self._features)
 
     def _chosen(self, name: str, count: int, numbers: np.ndarray, column: np.ndarray) -> np.ndarray:
         filled = _filled(column)
         counts = filled.sum(axis=1)
         if not counts.all():
-            raise UserError(f"a batch wants {count} {name} of each example, but an example has none")
-        # What fills a list up may stand anywhere in it.
-        there = np.argsort(~filled, axis=1, kind="stable")
+            raise UserError(f"a batch reads {count} {name} of each example, but an example has none")
+        items_first = np.argsort(~filled, axis=1, kind="stable")  # padding may be anywhere in a list
         chosen = choose(count, counts, numbers, self._seed, in_order=self._in_order)
-        return np.take_along_axis(there, chosen, axis=1)
+        return np.take_along_axis(items_first, chosen, axis=1)
 
 
 def _filled(column: np.ndarray) -> np.ndarray:
-    """Returns bool, of the shape of a list or of several: what is an item and does not just fill it up."""
+    """Returns bool, in the column's shape: items rather than padding."""
     return column != b"" if column.dtype == object else ~np.isnan(column)
 
 
 def id_field(field: str) -> str:
-    """Returns the field with the id of a text, or the ids of texts: query_id, negative_ids."""
+    """Returns the name of the field with a text's id, or texts' ids: query_id, negative_ids."""
     return f"{field.removesuffix('s')}_ids" if field.endswith("s") else f"{field}_id"
 
 

@@ -1,8 +1,7 @@
 """SeqIO tasks over this project's pair sources.
 
-A task yields text, not ids: query, passage, their ids and negatives, all strings. Which tokenizer makes ids
-of them is the model's affair, so `seqio_pairs.RecordFeatureConverter` does it, and one task serves every
-model.
+A task yields query, passage, their ids and negatives as strings. `seqio_pairs.RecordFeatureConverter`
+tokenises them for each model.
 """
 
 from __future__ import annotations
@@ -25,16 +24,15 @@ from jaxir.storage.fingerprints import ValuesHash
 if TYPE_CHECKING:
     from jaxir.data.sets.pair_sources import PairSource
 
-# Texts held to draw the next one from. Epochs follow each other before it, so their borders mix.
-SHUFFLE_BUFFER = 1 << 16
-# Files of other people's tasks: bytes that are hashed whole, bytes of a piece, and how many at a time; and
-# the examples that are hashed beside them, for what preprocessors make of the files.
+SHUFFLE_BUFFER = 1 << 16  # examples; consecutive epochs mix in the buffer
+# Fingerprints of other people's tasks: files of up to 4 GB in all are hashed whole, larger ones in part. The
+# first examples are hashed, too, because preprocessors change what is read.
 _READ_WHOLE, _PIECE, _FILES_AT_ONCE, _FIRST_EXAMPLES = 4 << 30, 1 << 16, 16, 1024
 FEATURES = ("query_id", "query", "passage_id", "passage", "negative_ids", "negatives")
 
 
 def import_seqio() -> ModuleType:
-    """Imports SeqIO, which imports TensorFlow (some seconds); a UserError if it is not installed."""
+    """Imports SeqIO, which imports TensorFlow (some seconds)."""
     try:
         import_tensorflow()
         import seqio
@@ -44,24 +42,18 @@ def import_seqio() -> ModuleType:
 
 
 def add_task(kind: str, sources: Mapping[str, PairSource], *, name: str | None = None) -> str:
-    """Registers a task over `sources` (split -> pairs) with SeqIO, unless it is there; returns its name.
+    """Registers a task over `sources` (split -> pairs) with SeqIO, unless it exists; returns its name.
 
-    Args:
-      kind: what the name starts with where none is given.
-      sources: where the pairs of each split come from.
-      name: of the task.
-
-    Raises:
-      UserError: another task has that name, or SeqIO is not installed.
+    The default name begins with `kind`. Another task with that name is a UserError.
     """
     seqio = import_seqio()
     import tensorflow as tf
 
     name = name or f"{kind}_{text_id(repr(dict(sources)))[:8]}"
     if name in seqio.TaskRegistry.names():
-        there = seqio.TaskRegistry.get(name).source
-        if getattr(there, "sources", None) != dict(sources):
-            raise UserError(f"there is another SeqIO task named {name!r}; give a name of its own")
+        registered = seqio.TaskRegistry.get(name).source
+        if getattr(registered, "sources", None) != dict(sources):
+            raise UserError(f"another SeqIO task is named {name!r}: give another name")
         return name
     texts = seqio.PassThroughVocabulary(0)
     ranks = {feature: int(feature.startswith("negative")) for feature in FEATURES}
@@ -86,11 +78,11 @@ def check_sources(task_or_mixture: Any, split: str, on_bad_input: OnBadInput) ->
 
 
 def content_of(task: Any, split: str) -> str:
-    """Returns a hash of what a task reads and makes of it, as far as that can be had.
+    """Returns a hash of a task's input and output.
 
-    Of this project's tasks it covers every text. Of others the files that SeqIO names, all of them or, in
-    buckets and where they are large, their sizes, beginnings, middles and ends; and the first examples that
-    come out. A task without files is read through.
+    For this project's tasks it covers every text. For others it covers the files that SeqIO names and the
+    first examples. In buckets, or if files are large, their sizes, beginnings, middles and ends are hashed. A
+    task without files is read through.
     """
     if isinstance(task.source, _source_class()):
         return task.source.check(split, OnBadInput(task.source._policy))[1]
@@ -133,7 +125,7 @@ def _source_class() -> type:
     import tensorflow as tf
 
     class PairDataSource(seqio.DataSource):
-        """Text examples of `PairSource`s. Files are read through before the first example is given out."""
+        """Text examples of `PairSource`s. Files are read through before the first example."""
 
         supports_arbitrary_sharding = True
 
@@ -144,7 +136,7 @@ def _source_class() -> type:
             super().__init__(splits=tuple(sources), caching_permitted=False)
 
         def check(self, split: str, on_bad_input: OnBadInput) -> tuple[int, str]:
-            """Reads the files through, unless that was done; returns the number of pairs and their hash."""
+            """Reads the files through once; returns the number of pairs and their hash."""
             if split not in self._read or on_bad_input.policy != self._policy:
                 self._policy = on_bad_input.policy
                 content = ValuesHash()

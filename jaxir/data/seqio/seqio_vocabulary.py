@@ -1,4 +1,4 @@
-"""Tokenizers as SeqIO vocabularies. The class exists once it is asked for: SeqIO imports TensorFlow."""
+"""Tokenizers as SeqIO vocabularies. The class is created on first access, as SeqIO imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _vocabulary_class() -> type:
     class HuggingFaceVocabulary(seqio.Vocabulary):
         """A `Tokenizer` (Hugging Face or SentencePiece) for SeqIO's preprocessors.
 
-        Ids are those the model expects: special tokens are in, even after truncation to `max_length`, so
-        there is no EOS left to append and `eos_id` is None.
+        Ids are those that the model expects. Special tokens are included, so no EOS is left to append and
+        `eos_id` is None.
         """
 
         def __init__(self, tokenizer: Tokenizer, *, max_length: int):

@@ -1,4 +1,4 @@
-"""The data sets of the BEIR benchmark (Thakur et al. 2021): which judgements each has, and where from."""
+"""The data sets of the BEIR benchmark (Thakur et al. 2021), their splits and their names in TFDS."""
 
 from __future__ import annotations
 
@@ -6,31 +6,21 @@ from typing import NamedTuple
 
 from jaxir.core.errors import UserError, suggest
 
-# CQADupStack is twelve collections; its figure is the mean of theirs.
+# CQADupStack has twelve collections; its score is the mean of theirs.
 CQADUPSTACK = (
-    "android",
-    "english",
-    "gaming",
-    "gis",
-    "mathematica",
-    "physics",
-    "programmers",
-    "stats",
-    "tex",
-    "unix",
-    "webmasters",
-    "wordpress",
+    *("android", "english", "gaming", "gis", "mathematica", "physics", "programmers", "stats", "tex", "unix"),
+    *("webmasters", "wordpress"),
 )
 
 
 class BeirSet(NamedTuple):
-    """One set.
+    """One data set.
 
     Attributes:
       splits: splits that have judgements.
-      public: whether BEIR and TFDS distribute it. The others are licensed by their owners: make the folder
-        yourself, as BEIR's wiki says.
-      parts: its collections, each a folder of its own; empty where it is one.
+      public: whether BEIR and TFDS distribute it. The others are licensed by their owners; BEIR's wiki
+        explains how to make the folder.
+      parts: its collections, each with its own folder; empty if it is one.
     """
 
     splits: tuple[str, ...]
@@ -40,7 +30,7 @@ class BeirSet(NamedTuple):
 
 MSMARCO = BeirSet(("train", "dev", "test"))
 
-# The 18 sets of zero-shot evaluation, by the names of BEIR's folders (Moiseev et al. 2023, table 2, has all).
+# The 18 sets of zero-shot evaluation (Moiseev et al. 2023, table 2), by the names of BEIR's folders.
 BEIR_SETS = {
     "arguana": BeirSet(("test",)),
     "bioasq": BeirSet(("train", "test"), public=False),
@@ -64,11 +54,7 @@ BEIR_SETS = {
 
 
 def beir_set(name: str) -> BeirSet:
-    """Returns the set `name`: "scifact", "cqadupstack/android", "msmarco".
-
-    Raises:
-      UserError: BEIR has no such set, or the set's parts have to be named.
-    """
+    """Returns the set `name`: "scifact", "cqadupstack/android", "msmarco"."""
     known = {"msmarco": MSMARCO, **BEIR_SETS}
     whole, _, part = name.partition("/")
     if whole not in known:
@@ -76,24 +62,19 @@ def beir_set(name: str) -> BeirSet:
     parts = known[whole].parts
     if parts and part not in parts:
         raise UserError(
-            f"{whole} is {len(parts)} collections: name one, such as {whole}/{parts[0]}{suggest(part, parts)}"
+            f"{whole} has {len(parts)} parts: name one, such as {whole}/{parts[0]}{suggest(part, parts)}"
         )
     if part and not parts:
-        raise UserError(f"BEIR's {whole} is one collection: there is no {name!r}")
+        raise UserError(f"BEIR's {whole} has no parts: name it {whole!r} rather than {name!r}")
     return known[whole]
 
 
 def tfds_name(name: str) -> str:
-    """Returns what TFDS calls a public set: "beir/cqadupstack.android" for "cqadupstack/android".
-
-    Raises:
-      UserError: there is no such set, or TFDS does not have it because its owner licenses it.
-    """
+    """Returns the TFDS name of a public set: "beir/cqadupstack.android" for "cqadupstack/android"."""
     if not beir_set(name).public:
         raise UserError(f"TFDS does not have BEIR's {name}: its owner licenses it; give a BEIR folder")
     return "beir/" + name.replace("/", ".").replace("-", "_")
 
 
 def tfds_split(split: str) -> str:
-    """Returns what TFDS calls a split: "validation" for "dev"."""
     return {"dev": "validation"}.get(split, split)

@@ -1,4 +1,4 @@
-"""Sentences and what stands around them: the inverse cloze task's data."""
+"""Sentences and their contexts, for the inverse cloze task."""
 
 from __future__ import annotations
 
@@ -20,24 +20,19 @@ from jaxir.data.text.sentences import sentences_of
 class Clozes(RecordSource):
     """Passages of texts: the field `passage`, and the lists `sentences` and `contexts`.
 
-    Sentence i of a passage has context i, the passage without it. A text is cut into passages of
-    `passage_sentences` sentences (`jaxir.data.text.sentences`); a single one that is left over belongs to the
-    passage before, and a text of a single sentence is left out.
+    Sentence i of a passage has context i, the passage without it. A text is split into passages of
+    `passage_sentences` sentences (`jaxir.data.text.sentences`). A single remaining sentence joins the passage
+    before; a text of one sentence is left out.
 
     Attributes:
-      path: as that of `jaxir.data.sets.texts.Texts`.
-      passage_sentences: sentences of a passage; so many times its tokens are held.
+      path: the same as `path` of `jaxir.data.sets.texts.Texts`.
+      passage_sentences: sentences of a passage; memory holds a passage's tokens this many times.
     """
 
     path: str
     passage_sentences: Annotated[int, Within(2)] = 5
 
     def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
-        """Yields the passages.
-
-        Raises:
-          UserError: no text has two sentences.
-        """
         some = False
         for record in Texts(path=self.path).records(on_bad_input):
             _, text = record["text"]
@@ -45,7 +40,7 @@ class Clozes(RecordSource):
                 some = True
                 yield _cloze(sentences)
         if not some:
-            raise UserError(f"{self.path}: no text has two sentences, one of which could be taken out")
+            raise UserError(f"{self.path}: no text has two sentences, which the inverse cloze task needs")
 
     def _passages(self, sentences: list[str]) -> Iterator[list[str]]:
         size, start = self.passage_sentences, 0

@@ -1,4 +1,4 @@
-"""Collections to search in and to judge by, from whatever format, as BEIR folders."""
+"""Writes collections of documents, queries and judgements as BEIR folders."""
 
 from __future__ import annotations
 
@@ -14,20 +14,13 @@ from jaxir.data.formats.sources import Document, Qrel, Query
 
 
 class Counts(NamedTuple):
-    """What was written."""
-
     documents: int
     queries: int
     qrels: dict[str, int]
 
 
 class CollectionWriter:
-    """Writes a BEIR folder, record after record, into an existing empty folder. A context manager.
-
-    Args:
-      folder: where to.
-      splits: the names of its qrels/SPLIT.tsv.
-    """
+    """Writes a BEIR folder record by record into an existing empty folder. A context manager."""
 
     def __init__(self, folder: Path, splits: Iterable[str]):
         self._folder, self._splits = folder, list(splits)
@@ -46,27 +39,24 @@ class CollectionWriter:
             file.close()
 
     def document(self, document: Document) -> None:
-        """Adds a document."""
         self._record("corpus.jsonl", document)
 
     def query(self, query: Query) -> None:
-        """Adds a query."""
         self._record("queries.jsonl", query)
 
     def judge(self, split: str, qrel: Qrel) -> None:
-        """Adds a judgement to a split."""
         name = f"qrels/{split}.tsv"
         self._files[name].write(f"{qrel.query_id}\t{qrel.document_id}\t{qrel.score}\n")
         self._counts[name] += 1
 
     def counts(self) -> Counts:
-        """Returns what was written; no document, no query or a split without a judgement is a UserError."""
+        """Returns what was written; refuses a folder without documents, queries or a split's judgements."""
         for name in ("corpus.jsonl", "queries.jsonl"):
             if not self._counts[name]:
                 raise UserError(f"nothing to write to {name}")
         qrels = {split: self._counts[f"qrels/{split}.tsv"] for split in self._splits}
         if empty := next((split for split, count in qrels.items() if not count), None):
-            raise UserError(f"nothing is judged in split {empty!r}")
+            raise UserError(f"split {empty!r} has no judgements")
         return Counts(self._counts["corpus.jsonl"], self._counts["queries.jsonl"], qrels)
 
     def _record(self, name: str, item: Document | Query) -> None:

@@ -1,4 +1,4 @@
-"""The documentation in Python source files, one entry for each function, class and module."""
+"""The docstrings in Python source files, one entry for each function, class and module."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from jaxir.data.formats.sources import Document, Query
 
-# Whole packages are held out, so that nothing of a test package is ever trained on.
+# Whole packages are held out, so that training sees nothing of a test package.
 TEST_PACKAGES = frozenset({"scipy", "optax", "rich"})
 DEV_PACKAGES = frozenset({"flax", "chex", "orbax", "requests"})
 SPLITS = ("train", "dev", "test")
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*\"'(:0-9])")
-# A line that ends the summary although no blank line precedes it: "Args:", ":param x:", ">>> f()", "-----".
+# A line that ends the summary without a blank line before it: "Args:", ":param x:", ">>> f()", "-----".
 _SECTION = re.compile(r"\s*(\w+( \w+)?:\s*$|:\w+|@\w+|>>>|---|===|[-*] )")
 _WORD = re.compile(r"\w+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -30,9 +30,9 @@ class Entry(NamedTuple):
     """The documentation of one function, class or module.
 
     Attributes:
-      name: dotted name, as the source tree has it.
+      name: dotted name in the source tree.
       summary: the first sentence of the docstring, on one line.
-      signature: of a function or class, without annotations; empty for a module.
+      signature: the call of a function or class, without annotations; empty for a module.
       rest: the docstring without its summary.
     """
 
@@ -43,32 +43,25 @@ class Entry(NamedTuple):
 
     @property
     def package(self) -> str:
-        """The top-level package."""
         return self.name.partition(".")[0]
 
     @property
     def split(self) -> str:
-        """The split its package belongs to."""
-        return _split_of(self.package)
+        package = self.package
+        return "test" if package in TEST_PACKAGES else "dev" if package in DEV_PACKAGES else "train"
 
     @property
     def document(self) -> Document:
-        """The passage."""
         return Document(self.name, self.name, f"{self.signature}\n{self.rest}".strip())
 
     @property
     def query(self) -> Query:
-        """The query. Its id is not the passage's: BEIR's own evaluator drops a hit with the query's id."""
+        """The query. Its id is not the document's: BEIR's evaluator drops a hit with the query's id."""
         return Query(f"q:{self.name}", self.summary)
 
 
 def entries(module: str, path: Path) -> list[Entry]:
-    """Returns the entries of a file, none where Python cannot parse it.
-
-    Args:
-      module: its dotted name.
-      path: it.
-    """
+    """Returns the entries of a file; none if Python cannot parse it. `module` is its dotted name."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's sources
@@ -107,9 +100,9 @@ def _entries_of(
 
 
 def split_docstring(docstring: str) -> tuple[str, str]:
-    """Returns the first sentence of a docstring, on one line, and the rest, in which it does not occur again.
+    """Returns the first sentence of a docstring, on one line, and the rest without repeats of that sentence.
 
-    The rest is empty where nothing but the summary, or no word at all, would remain.
+    The rest is empty if it would have no word.
     """
     lines = docstring.strip().splitlines()
     is_end = (i for i, line in enumerate(lines) if not line.strip() or _SECTION.match(line))
@@ -124,7 +117,7 @@ def split_docstring(docstring: str) -> tuple[str, str]:
 
 
 def _signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """Returns e.g. "minimize(fun, x0, args=())": no annotations, no self; of a class that of __init__."""
+    """Returns e.g. "minimize(fun, x0, args=())", without annotations and self; for a class of __init__."""
     function: ast.AST | None = node
     if isinstance(node, ast.ClassDef):
         inits = (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
@@ -156,9 +149,5 @@ def _contains(text: str, words: str) -> bool:
 
 
 def normal(text: str) -> str:
-    """Returns the words of a text in lower case, a space between them."""
+    """Returns the lower-case words of a text, separated by spaces."""
     return " ".join(_WORD.findall(text.lower()))
-
-
-def _split_of(package: str) -> str:
-    return "test" if package in TEST_PACKAGES else "dev" if package in DEV_PACKAGES else "train"

@@ -1,7 +1,7 @@
 """DPR's training files (Karpukhin et al. 2020), such as biencoder-nq-train.json.gz.
 
-Open Natural Questions, TriviaQA and others, with passages of 100 words of Wikipedia and BM25's negatives.
-A file is one JSON array over many lines, larger than memory: it is read object by object.
+They cover open Natural Questions, TriviaQA and others, with passages of 100 words of Wikipedia and BM25's
+negatives. A file is one JSON array, larger than memory, and is read object by object.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from jaxir.data.sets.pair_sources import PairSource, is_negative
 class DprPairs(PairSource):
     """A training file of DPR: objects with a `question`, `positive_ctxs` and `hard_negative_ctxs`.
 
-    Negatives that are among the positive passages too are left out.
-    Ids are the hashes of the texts: equal passages are one, whatever the file calls them.
+    Negatives that are also positive passages are left out. Ids are hashes of the texts, so equal passages are
+    one.
     """
 
     path: str
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields a pair for each positive passage of each question."""
         return itertools.chain.from_iterable(
             parsed(self.path, json_array(self.path), lambda item, _: _pairs(item), on_bad_input)
         )

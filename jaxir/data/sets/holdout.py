@@ -1,4 +1,4 @@
-"""Which pairs are held out: whole groups of queries and passages that belong together."""
+"""Holds out whole groups of queries and passages that belong together."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import folded
 
-# Where no size is asked for: a twentieth of the queries, more of few and less of many.
+# By default a split has 5 % of the queries, but at least 100 (if that is at most 10 %) and at most AT_MOST.
 SHARE, AT_LEAST, AT_LEAST_SHARE = 0.05, 100, 0.1
 AT_MOST = {"dev": 1_000, "test": 2_000}
 TRAIN = 0
 
 
 def group_key(text: str, seed: int) -> int:
-    """Returns 63 bits of a hash of a text, the same for texts that differ in case or white space only."""
+    """Returns 63 bits of a hash of a text, ignoring case and white space."""
     digest = hashlib.blake2b(folded(text).encode(), digest_size=8, key=seed.to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class HeldOut(NamedTuple):
-    """How pairs are split.
+    """A split of pairs.
 
     Attributes:
-      split: int8 [P]: 0 for training, else 1 + the place of the split's name in `names`.
+      split: int8 [P]: 0 for training, else 1 + the split's index in `names`.
       names: the splits that are held out.
-      wanted: how many queries each of these was to have.
-      largest: queries of the largest group.
+      wanted: requested number of queries of each.
+      largest: number of queries in the largest group.
     """
 
     split: np.ndarray
@@ -45,20 +45,17 @@ def hold_out(
 ) -> HeldOut:
     """Decides which pairs are for training and which are held out.
 
-    Pairs that share a query or a passage, directly or through other pairs, form a group, and a group is
-    never divided: no text is positive in two splits. The groups are taken in the order of their smallest
-    query key, so that the order of the pairs says nothing, and more pairs change little. A group that is
-    larger than what a split still lacks is left for training.
+    Pairs that share a query or a passage, directly or through other pairs, form a group. A group is never
+    divided, so no text is positive in two splits. Groups are taken in the order of their smallest query key,
+    so the order of the pairs does not matter and additional pairs change little. A group larger than what a
+    split still lacks stays in training.
 
     Args:
       queries: int64 [P], a number for each distinct query.
       query_keys: int64 [P], from `group_key`.
       passage_keys: int64 [P], likewise.
-      sizes: split -> how many queries it gets: a number, a share of all below 1, 0 for no such split, or None
-        for what suits their number. The first of them takes its groups first.
-
-    Raises:
-      UserError: no sizes that can be had of these pairs.
+      sizes: split -> number of queries, share below 1, 0, or None for a default; the first split chooses
+        first.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -70,7 +67,7 @@ def hold_out(
         (np.ones(len(key_rows), np.int8), (key_rows, passage_rows + len(keys))), shape=(nodes, nodes)
     )
     group = connected_components(edges, directed=False)[1][: len(keys)]  # of each key
-    # `keys` is sorted, so the first of a group is its smallest.
+    # `keys` is sorted, so the first key of a group is its smallest.
     members, first = np.unique(group, return_index=True)
     order = members[np.argsort(first)]
     _, row = np.unique(queries, return_index=True)
@@ -79,9 +76,9 @@ def hold_out(
     wanted = {name: _size(name, size, total) for name, size in sizes.items()}
     wanted = {name: size for name, size in wanted.items() if size}
     if sum(wanted.values()) >= total:
-        asked = " and ".join(f"{size:,} for {name}" for name, size in wanted.items())
+        requested = " and ".join(f"{size:,} for {name}" for name, size in wanted.items())
         raise UserError(
-            f"{asked} are to be held out of {total:,} distinct queries, which leaves none to train on"
+            f"{requested} are to be held out of {total:,} distinct queries, which leaves none to train on"
         )
     split_of_group = np.zeros(len(members), np.int8)
     remaining = iter(order)

@@ -1,8 +1,8 @@
 """MS MARCO passage ranking, as downloaded: collection.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv, id triples.
 
 The archive collectionandqueries.tar.gz holds the splits "train" and "dev.small" (the 6,980 queries that
-papers report); qrels.dev.tsv and the triples are files of their own. Triples of *texts*
-(triples.train.small.tsv) are lines that `pair_sources.TsvPairs` reads.
+papers report); qrels.dev.tsv and the triples are separate files. `pair_sources.TsvPairs` reads triples of
+*texts* (triples.train.small.tsv).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from jaxir.storage.files import local_path
 
 
 class MsMarcoFolder:
-    """The downloaded files, each perhaps gzipped."""
+    """The downloaded files, each optionally gzipped."""
 
     def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
         self.directory, self.on_bad_input = local_path(directory), on_bad_input
@@ -45,18 +45,15 @@ class MsMarcoFolder:
     @property
     def splits(self) -> list[str]:
         """Names of the splits that have both queries and judgements."""
-        asked, judged = (splits_in(self.directory, kind) for kind in ("queries.", "qrels."))
-        return [split for split in asked if split in judged]
+        queries, judged = (splits_in(self.directory, kind) for kind in ("queries.", "qrels."))
+        return [split for split in queries if split in judged]
 
     def documents(self) -> Iterator[Document]:
-        """Yields the passages. They have no titles."""
+        """Yields the passages, which have no titles."""
         return (Document(i, "", text) for i, text in read_texts(self._collection, self.on_bad_input))
 
     def queries(self, *splits: str) -> Iterator[Query]:
-        """Yields the queries of splits, those without a judgement among them; what several have comes once.
-
-        A query that has another text in an earlier split is a BadInputError.
-        """
+        """Yields the distinct queries of splits; a query with two texts is a BadInputError."""
         known: dict[str, str] = {}
         for path in [self._file("queries", split) for split in splits]:
             for identifier, text in read_texts(path, self.on_bad_input):
@@ -67,30 +64,22 @@ class MsMarcoFolder:
                     reason = f"query {identifier!r} has another text than in an earlier split"
                     raise BadInputError(path, None, reason)
 
-    def qrels(
-        self,
-        split: str,
-        *,
-        query_ids: Container[str] | None = None,
-        document_ids: Container[str] | None = None,
-    ) -> Iterator[Qrel]:
-        """Yields the judgements of `split`, checked against the ids where they are given."""
-        known = {"query_ids": query_ids, "document_ids": document_ids}
-        return read_qrels(self._file("qrels", split), self.on_bad_input, trec=True, **known)
+    def qrels(self, split: str, **known_ids: Container[str] | None) -> Iterator[Qrel]:
+        """Yields the judgements of `split`, checked against `query_ids` and `document_ids`, if given."""
+        return read_qrels(self._file("qrels", split), self.on_bad_input, trec=True, **known_ids)
 
     def collection(
         self, splits: Sequence[str]
     ) -> tuple[Iterable[Document], Iterable[Query], dict[str, Iterator[Qrel]]]:
         """Returns the passages, the queries of splits, and the judgements of each.
 
-        They are to be read in this order: judgements are checked against what was read before them.
+        Read them in this order: judgements are checked against the passages and queries read before.
         """
         documents, queries = _Noted(self.documents()), _Noted(self.queries(*splits))
         known = {"query_ids": queries, "document_ids": documents}
         return documents, queries, {split: self.qrels(split, **known) for split in splits}
 
     def pairs(self, split: str) -> Iterator[PairExample]:
-        """Yields a pair for each relevant judgement of `split`; see `read_judged_pairs`."""
         queries = functools.partial(self.queries, split)
         return read_judged_pairs(
             self._file("qrels", split), queries, self.documents, self.on_bad_input, trec=True
@@ -99,7 +88,7 @@ class MsMarcoFolder:
     def triples(self, path: str | Path, split: str, max_negatives: int) -> Iterator[PairExample]:
         """Yields a pair, with its first negatives, for each run of lines of one query and relevant passage.
 
-        The file has lines of query id, id of a relevant passage, id of an irrelevant one; tab-separated.
+        A line has the ids of a query, a relevant passage and an irrelevant passage, separated by tabs.
         """
         queries = {query.id: query.text for query in self.queries(split)}
         passages = {document.id: document.text for document in self.documents()}
@@ -131,7 +120,7 @@ class MsMarcoFolder:
 
 
 class _Noted:
-    """Documents or queries that are read once, after which it knows their ids: by hashes, 8 bytes each."""
+    """Documents or queries that are read once; remembers hashes of their ids, 8 bytes each."""
 
     def __init__(self, items: Iterator[Document] | Iterator[Query]):
         self._items, self._read = items, array.array("q")
@@ -164,7 +153,6 @@ class MsMarcoPairs(PairSource):
     split: str = "train"
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields a pair for each relevant judgement."""
         return MsMarcoFolder(self.directory, on_bad_input).pairs(self.split)
 
 
@@ -173,13 +161,15 @@ class MsMarcoPairs(PairSource):
 class MsMarcoTriples(PairSource):
     """Pairs with hard negatives, from triples of ids such as qidpidtriples.train.full.2.tsv.gz.
 
-    Lines that follow each other and have the same query and relevant passage are one pair.
+    Consecutive lines with the same query and relevant passage are one pair. The whole collection is held in
+    memory while they are read (about 5 GB).
 
     Attributes:
       directory: the downloaded files.
-      triples: the file of triples; a relative path is taken from `directory`.
-      split: whose queries the triples name.
-      max_negatives: negatives kept of a pair, the first ones. (The whole file has hundreds of each.)
+      triples: the file of triples; a relative path starts at `directory`.
+      split: the split with the triples' queries.
+      max_negatives: number of negatives kept of each pair, the first ones. The whole file has hundreds of
+        each.
     """
 
     directory: str
@@ -188,7 +178,6 @@ class MsMarcoTriples(PairSource):
     max_negatives: Count = 32
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields the pairs. The whole collection is held in memory meanwhile (about 5 GB)."""
         folder = MsMarcoFolder(self.directory, on_bad_input)
         return folder.triples(folder.directory / self.triples, self.split, self.max_negatives)
 

@@ -1,14 +1,13 @@
-"""MultiReQA (Guo et al. 2021): from a question to the sentence that answers it.
+"""MultiReQA (Guo et al. 2021): questions and the sentences that answer them.
 
-It comes in two files that belong together. The MRQA 2019 file (SQuAD.jsonl.gz ...) has a header in its first
-line, then a context and its questions in each; spans of answers are characters [start, end], both inclusive.
-MultiReQA's file (candidates.json.gz) cuts contexts into sentences: its `candidate_id` is the data set's name,
-"_", the ids of all questions of the context joined by "/", and a number; `response_start` and `response_end`
-are characters, the end exclusive. (Seen in the released files; the README says less.)
+It needs two files. In the MRQA 2019 file (SQuAD.jsonl.gz ...) the first line is a header, and every other
+line has a context with its questions. Answer spans are characters [start, end], both inclusive. MultiReQA's
+file (candidates.json.gz) splits contexts into sentences. Its `candidate_id` is the data set's name, "_", the
+ids of all questions of the context joined by "/", and a number. `response_start` and `response_end` are
+characters, the end exclusive. (This was observed in the released files; the README says less.)
 
-A sentence is relevant to a question where a detected answer overlaps it. Questions with the same words are
-one question, with the id of the first: the numbers of test questions that Moiseev et al. 2023 (table 4) give
-are those of distinct texts.
+A sentence is relevant to a question if a detected answer overlaps it. Questions with equal texts are one
+question, with the id of the first. Moiseev et al. 2023 (table 4) count distinct texts of test questions, too.
 """
 
 from __future__ import annotations
@@ -43,31 +42,29 @@ class Span(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question of a context, and where answers were found in it."""
-
     id: str
     text: str
     answers: tuple[Span, ...]
 
 
 class Sentence(NamedTuple):
-    """A candidate answer: its id and its place in the context."""
+    """A candidate answer: its id and its span in the context."""
 
     id: str
     span: Span
 
 
 class Context(NamedTuple):
-    """A text with questions and, where MultiReQA has them, its sentences; `line` says where it was read."""
+    """A text with questions and, if MultiReQA has them, its sentences; `place` is its file and line."""
 
-    line: int
+    place: tuple[str, int]
     text: str
     questions: tuple[Question, ...]
     sentences: tuple[Sentence, ...]
 
 
 class Boundaries:
-    """The sentences of a candidates.json[.gz], found by the id of any question of their context."""
+    """The sentences of a candidates.json[.gz], indexed by the question ids of their contexts."""
 
     def __init__(self, path: str, on_bad_input: OnBadInput):
         self._prefixes: list[str] = []
@@ -88,7 +85,7 @@ class Boundaries:
             group = group_of_prefix.get(prefix)
             if group is None:
                 if taken := [q for q in questions if q in self._group_of_question]:
-                    raise MalformedRecord("a question id stands for two contexts:", repr(taken[0]))
+                    raise MalformedRecord("a question id has two contexts:", repr(taken[0]))
                 group = group_of_prefix[prefix] = len(self._spans)
                 self._group_of_question |= dict.fromkeys(questions, group)
                 self._prefixes.append(prefix)
@@ -102,7 +99,7 @@ class Boundaries:
             pass
 
     def of(self, text: str, question_ids: Iterable[str]) -> tuple[Sentence, ...]:
-        """Returns the sentences of a context in their order; those beyond its end are malformed."""
+        """Returns the sentences of a context in order; a sentence beyond its end is malformed."""
         groups = {self._group_of_question[q] for q in question_ids if q in self._group_of_question}
         found = [
             Sentence(f"{self._prefixes[group]}/_{suffix}", span)
@@ -111,7 +108,7 @@ class Boundaries:
         ]
         last = max((sentence.span.end for sentence in found), default=0)
         if last > len(text):
-            reason = "the sentence boundaries are of another context: the last one is at character"
+            reason = "the sentence boundaries belong to another context: the last one is at character"
             raise MalformedRecord(reason, f"{last} of {len(text)}")
         return tuple(sorted(found, key=lambda sentence: sentence.span))
 
@@ -122,11 +119,6 @@ class _MultiReqa(AnswerSource):
     candidates: str
     with_context: bool
 
-    @property
-    @abc.abstractmethod
-    def where(self) -> str:
-        """What the contexts are read from, for messages."""
-
     @abc.abstractmethod
     def contexts(self, boundaries: Boundaries, on_bad_input: OnBadInput) -> Iterator[Context]:
         """Yields the contexts."""
@@ -134,10 +126,10 @@ class _MultiReqa(AnswerSource):
     def judged(self, on_bad_input: OnBadInput) -> Iterator[tuple[Iterable[Document], list[PairExample]]]:
         """Yields the sentences of contexts, and each (question, answer sentence) pair once.
 
-        A context whose sentences MultiReQA has under another question only, with the same text, comes last.
+        A context whose sentences belong to another question with the same context text comes last.
         """
         boundaries = Boundaries(self.candidates, on_bad_input)
-        questions = _Questions(self.where, on_bad_input)
+        questions = _Questions(on_bad_input)
         question_ids_of_text: dict[str, list[str]] = {}
         without: list[Context] = []
 
@@ -166,24 +158,25 @@ class _MultiReqa(AnswerSource):
 
 
 class _Questions:
-    """The questions so far: those with the same words are one, and each has a sentence once."""
+    """The questions so far: equal texts are one question, and each (question, sentence) pair comes once."""
 
-    def __init__(self, where: str, on_bad_input: OnBadInput):
-        self._where, self._on_bad_input = where, on_bad_input
+    def __init__(self, on_bad_input: OnBadInput):
+        self._on_bad_input = on_bad_input
         self._text_of_id: dict[str, str] = {}
         self._query_of_text: dict[str, Query] = {}
         self._pairs: set[tuple[str, str]] = set()
-        self._lines: dict[str, int] = {}
+        self._places: dict[str, tuple[str, int]] = {}
 
     def answered(self, context: Context) -> Iterator[tuple[Query, Sentence]]:
-        """Yields the questions of a context with their sentences, but for pairs that came before."""
+        """Yields the questions of a context with their answer sentences, without earlier pairs."""
         for question in context.questions:
             if self._text_of_id.setdefault(question.id, question.text) != question.text:
-                fault = "a question id stands for two questions:", repr(question.id)
-                self._on_bad_input.record(self._where, context.line, *fault)
+                self._on_bad_input.record(
+                    *context.place, "a question id has two questions:", repr(question.id)
+                )
                 continue
             query = self._query_of_text.setdefault(question.text, Query(question.id, question.text))
-            self._lines.setdefault(query.id, context.line)
+            self._places.setdefault(query.id, context.place)
             for sentence in context.sentences:
                 pair = query.id, sentence.id
                 if pair not in self._pairs and any(_overlap(sentence.span, a) for a in question.answers):
@@ -191,11 +184,10 @@ class _Questions:
                     yield query, sentence
 
     def report(self) -> None:
-        """Counts the questions that no sentence answers."""
         answered = {query_id for query_id, _ in self._pairs}
-        for query_id, line in self._lines.items():
+        for query_id, place in self._places.items():
             if query_id not in answered:
-                self._on_bad_input.leave_out(self._where, line, NO_ANSWER)
+                self._on_bad_input.leave_out(*place, NO_ANSWER)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,37 +204,31 @@ class MultiReqaPairs(_MultiReqa):
     candidates: str
     with_context: bool = True
 
-    @property
-    def where(self) -> str:
-        """The MRQA file."""
-        return self.mrqa
-
     def contexts(self, boundaries: Boundaries, on_bad_input: OnBadInput) -> Iterator[Context]:
-        """Yields the contexts of the file."""
-
         def parse(line: str, number: int) -> Context | None:
             record = json_object(line)
             if number == 1 and "header" in record:
                 return None
             text = needed_text(record, "context")
             questions = tuple(_question(as_object(item, "qas")) for item in list_field(record, "qas"))
-            return Context(number, text, questions, boundaries.of(text, [q.id for q in questions]))
+            sentences = boundaries.of(text, [q.id for q in questions])
+            return Context((self.mrqa, number), text, questions, sentences)
 
         return parsed_lines(self.mrqa, parse, on_bad_input)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TfdsMultiReqaPairs(_MultiReqa):
-    """The same, with the contexts from TFDS.
+    """The same as `MultiReqaPairs`, with the contexts from TFDS.
 
-    TFDS drops white space at a context's ends: boundaries are off where a context starts with some.
+    TFDS strips contexts, so sentence boundaries are wrong if a context starts with white space.
 
     Attributes:
       name: "mrqa/squad", "mrqa/natural_questions", "mrqa/trivia_qa", "mrqa/search_qa", ...
       split: TFDS's split: "train" or "validation".
       candidates: MultiReQA's sentences, such as data/train/SQuAD/candidates.json.gz.
-      data_dir: where TFDS keeps its data sets; its default if None.
-      with_context: as in `MultiReqaPairs`.
+      data_dir: TFDS's data directory; its default if None.
+      with_context: whether a passage is the sentence followed by its whole context, or the sentence alone.
     """
 
     name: str
@@ -251,14 +237,7 @@ class TfdsMultiReqaPairs(_MultiReqa):
     data_dir: str | None = None
     with_context: bool = True
 
-    @property
-    def where(self) -> str:
-        """The data set and split."""
-        return f"{self.name}:{self.split}"
-
     def contexts(self, boundaries: Boundaries, on_bad_input: OnBadInput) -> Iterator[Context]:
-        """Yields the contexts, one for each question."""
-
         def parse(record: dict[str, Any], number: int) -> Context:
             text, spans = record["context"], record["detected_answers"]["char_spans"]
             answers = tuple(
@@ -267,7 +246,8 @@ class TfdsMultiReqaPairs(_MultiReqa):
                 for start, end in zip(starts, ends, strict=True)
             )
             question = Question(record["qid"], needed_text(record, "question").strip(), answers)
-            return Context(number, text, (question,), boundaries.of(text, [question.id]))
+            place = f"{self.name}:{self.split}", number
+            return Context(place, text, (question,), boundaries.of(text, [question.id]))
 
         return read_tfds(self.name, self.split, self.data_dir, parse, on_bad_input)
 

@@ -1,8 +1,8 @@
-"""Natural Questions (Kwiatkowski et al. 2019): from a question to its long answer (a paragraph, table, list).
+"""Natural Questions (Kwiatkowski et al. 2019): questions and their long answers (paragraphs, tables, lists).
 
-Read from the simplified files (v1.0-simplified_simplified-nq-train.jsonl.gz with `document_text`,
-v1.0-simplified_nq-dev-all.jsonl.gz with `document_tokens`) or from TFDS's "natural_questions/default". This
-is not the NQ of Moiseev et al. 2023, which is MultiReQA's (`multireqa`), nor DPR's (`dpr`).
+The sources are the simplified files (v1.0-simplified_simplified-nq-train.jsonl.gz with `document_text`,
+v1.0-simplified_nq-dev-all.jsonl.gz with `document_tokens`) or TFDS's "natural_questions/default". The NQ of
+Moiseev et al. 2023 is MultiReQA's (`multireqa`), and DPR has another (`dpr`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Example(NamedTuple):
     """A question about a page.
 
     Attributes:
-      line: where it was read.
+      place: its file (or TFDS's data set and split) and line.
       query: the question.
       answers: the distinct long answers of its annotators; may be empty.
-      candidates: what could have been one: the page's top-level paragraphs, tables and lists.
+      candidates: possible answers: the page's top-level paragraphs, tables and lists.
     """
 
-    line: int
+    place: tuple[str, int]
     query: Query
     answers: tuple[Document, ...]
     candidates: tuple[Document, ...]
@@ -48,39 +48,31 @@ class Example(NamedTuple):
 class _NaturalQuestions(AnswerSource):
     """(question, long answer) pairs. A kind defines `questions`."""
 
-    @property
-    @abc.abstractmethod
-    def where(self) -> str:
-        """What the questions are read from, for messages."""
-
     @abc.abstractmethod
     def questions(self, on_bad_input: OnBadInput) -> Iterator[Example]:
         """Yields the questions."""
 
     def judged(self, on_bad_input: OnBadInput) -> Iterator[tuple[Iterable[Document], list[PairExample]]]:
-        """Yields the candidates and answers of each question, and a pair for each distinct long answer."""
         for example in self.questions(on_bad_input):
             if not example.answers:
-                on_bad_input.leave_out(self.where, example.line, NO_ANSWER)
+                on_bad_input.leave_out(*example.place, NO_ANSWER)
             pairs = [PairExample(*example.query, a.id, a.contents) for a in example.answers]
             yield (*example.candidates, *example.answers), pairs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NaturalQuestionsPairs(_NaturalQuestions):
-    """(question, long answer) pairs of a simplified file, train or dev, perhaps gzipped."""
+    """(question, long answer) pairs of a simplified file, train or dev, optionally gzipped."""
 
     path: str
 
-    @property
-    def where(self) -> str:
-        """The file."""
-        return self.path
-
     def questions(self, on_bad_input: OnBadInput) -> Iterator[Example]:
-        """Yields the questions of the file."""
         seen: dict[str, int] = {}
-        return parsed_lines(self.path, lambda line, n: _example(json_object(line), n, seen), on_bad_input)
+
+        def parse(line: str, number: int) -> Example:
+            return _example(json_object(line), (self.path, number), seen)
+
+        return parsed_lines(self.path, parse, on_bad_input)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,27 +81,21 @@ class TfdsNaturalQuestionsPairs(_NaturalQuestions):
 
     Attributes:
       split: "train" or "validation".
-      data_dir: where TFDS keeps its data sets; its default if None.
+      data_dir: TFDS's data directory; its default if None.
     """
 
     split: str = "train"
     data_dir: str | None = None
 
-    @property
-    def where(self) -> str:
-        """The data set and split."""
-        return f"natural_questions:{self.split}"
-
     def questions(self, on_bad_input: OnBadInput) -> Iterator[Example]:
-        """Yields the questions."""
-
         def parse(record: dict[str, Any], number: int) -> Example:
             tokens = record["document"]["tokens"]
             page = _Page(record["document"]["title"], tokens["token"], tokens["is_html"])
             answers = record["annotations"]["long_answer"]
             spans = list(zip(answers["start_token"], answers["end_token"], strict=True))
             question = needed_text(record["question"], "text")
-            return Example(number, Query(record["id"], question), page.passages(spans), ())
+            place = f"natural_questions:{self.split}", number
+            return Example(place, Query(record["id"], question), page.passages(spans), ())
 
         return read_tfds("natural_questions/default", self.split, self.data_dir, parse, on_bad_input)
 
@@ -122,10 +108,7 @@ class _Page:
         self.title = title or self._heading()
 
     def passages(self, spans: list[tuple[int, int]]) -> tuple[Document, ...]:
-        """Returns the texts of spans of tokens, distinct, those without a word left out.
-
-        A span from -1 stands for no answer. The id of a passage is its text's hash: it comes without one.
-        """
+        """Returns the distinct, non-empty texts of spans of tokens; a span from -1 means no answer."""
         found = {}
         for start, end in spans:
             if start < 0:
@@ -149,7 +132,7 @@ class _Page:
         return self._text(self.tokens.index("<H1>"), self.tokens.index("</H1>"))
 
 
-def _example(record: dict[str, Any], number: int, seen: dict[str, int]) -> Example:
+def _example(record: dict[str, Any], place: tuple[str, int], seen: dict[str, int]) -> Example:
     question = needed_text(record, "question_text")
     identifier = record.get("example_id")
     if type(identifier) is not int:
@@ -173,7 +156,7 @@ def _example(record: dict[str, Any], number: int, seen: dict[str, int]) -> Examp
     ]
     top = [_span(item, "long_answer_candidates") for item in candidates if item.get("top_level")]
     passages = page.passages(answers), page.passages(top)
-    return Example(number, Query(new_id(str(identifier), seen, question), question), *passages)
+    return Example(place, Query(new_id(str(identifier), seen, question), question), *passages)
 
 
 def _span(item: dict[str, Any], field: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Pairs that a program holds, or reads from a file whatever its columns are called."""
+"""The user's own pairs, from memory or from a file with any column names."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Pairs(PairSource):
     Args:
       queries: N texts.
       passages: N texts.
-      negatives: as above; None for none.
+      negatives: N lists as above; None for none.
 
     Raises:
-      UserError: lists of different lengths, an empty one, or something in them that is not a text.
+      UserError: lists are empty or of unequal length, or an item is not a text.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class Pairs(PairSource):
 
         Args:
           path: the file.
-          query: its column with the queries; None: the one that has a usual name, such as question.
-          passage: that with the passages; None: the one called passage, answer, ...
-          negatives: that with irrelevant passages, likewise; optional.
-          title: that with the passages' titles, likewise; optional.
+          query: the column of the queries; None: the one with a usual name, such as question.
+          passage: the column of the passages; None: the one called passage, answer, ...
+          negatives: the column of irrelevant passages; None: the one with a usual name, if any.
+          title: the column of the passages' titles; None: the one with a usual name, if any.
           on_bad_input: stop at the first malformed record, or skip and count them.
 
         Raises:
           BadInputError: a malformed record.
-          UserError: no such file or column, or none or several that could be meant.
+          UserError: the file or a column does not exist, or no column or several columns match.
         """
         columns = PairColumns(query=query, passage=passage, negatives=negatives, title=title)
         collector = OnBadInput(on_bad_input)
-        found: dict[tuple[str, str], list[str]] = {}  # of a pair that comes again all negatives are one list
+        found: dict[tuple[str, str], list[str]] = {}  # joins the negatives of a repeated pair
         positives, pairs = Positives(), []
         for pair in PairTable(path, columns).pairs(collector):
             positives.add(pair)
@@ -98,7 +98,7 @@ class Pairs(PairSource):
         return cls(queries, passages, list(found.values()))
 
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
-        """Yields the pairs; a text's hash is its id."""
+        """Yields the pairs, with hashes of the texts as ids."""
         for query, passage, negatives in zip(self.queries, self.passages, self.negatives, strict=True):
             yield PairExample(
                 text_id(query), query, text_id(passage), passage, tuple((text_id(n), n) for n in negatives)

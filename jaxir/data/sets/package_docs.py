@@ -1,8 +1,7 @@
-"""Real text found on any machine: the documentation of the installed Python packages.
+"""The documentation of the installed Python packages, as text that any machine has.
 
-For each documented public function, class and module the query is the summary line of its docstring, the
-passage is its name, signature and the rest of the docstring. Sources are parsed, never imported. The same
-packages give the same pairs.
+For each documented public function, class and module, the query is the summary line of its docstring. The
+passage is its name, signature and the rest of the docstring. Sources are parsed, never imported.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from jaxir.data.sets.collection_files import write_collection
 from jaxir.data.sets.docstrings import SPLITS, Entry, normal
 from jaxir.storage.files import atomic_directory
 
-# Tools of the environment rather than text to learn from; they differ from machine to machine.
+# Tools of the environment, which differ from machine to machine.
 _SKIPPED_PACKAGES = frozenset(
     {"jaxir", "pip", "setuptools", "pkg_resources", "wheel", "_distutils_hack", "idlelib", "lib2to3"}
     | {"turtledemo", "ensurepip", "test"}
@@ -38,11 +37,11 @@ _SKIPPED_DIRECTORIES = frozenset(
     {"test", "tests", "_tests", "site-packages", "dist-packages", "__pycache__", "third_party"}
     | {"vendor", "_vendor", "vendored", "_vendored", "_vendored_packages", "extern", "externals"}
 )
-# Tests, code written by programs, and one large package's models, which are copies of each other.
+# Tests, generated code, and one large package's models, which are copies of each other.
 _SKIPPED_FILE = re.compile(r"(test_.*|.*_test|.*_tests|conftest|gen_.*|.*_gen|.*_generated|.*_pb2)\.py")
 _SKIPPED_MODULE = re.compile(r"transformers\.models\..*|pydoc_data\.topics")
 
-FEWEST = 500  # files for which it is worth while: one process reads 200 a second
+FEWEST = 500  # files from which several processes are faster; one process reads 200 files a second
 MOST = 16  # processes
 _CHILD = "from jaxir.data.sets import package_docs; package_docs.work()"
 
@@ -50,21 +49,19 @@ _CHILD = "from jaxir.data.sets import package_docs; package_docs.work()"
 def collect(roots: Iterable[Path] | None = None) -> list[Entry]:
     """Returns the entries of all packages under `roots` (default: those of this interpreter), by name.
 
-    Entries are duplicates if their summaries, or the rests of their docstrings, are the same words. Of those
-    only one is kept: in a test package, else in a dev package, else the first by name. So no held-out text is
-    trained on.
+    Entries are duplicates if their summaries, or the rests of their docstrings, have the same words. One is
+    kept: from a test package, else from a dev package, else the first by name. So training sees no held-out
+    text.
     """
     return _collect(tuple(installed_roots() if roots is None else roots))
 
 
 def installed_roots() -> list[Path]:
-    """Returns the directories of the standard library and of the installed packages."""
     paths = sysconfig.get_paths()
     return list(dict.fromkeys(Path(paths[name]).resolve() for name in ("stdlib", "purelib", "platlib")))
 
 
 def read_pairs(split: str) -> Iterator[PairExample]:
-    """Yields the pairs of "train", "dev" or "test"."""
     if split not in SPLITS:
         raise UserError(f"pydocs has no split {split!r} (has: {', '.join(SPLITS)}){suggest(split, SPLITS)}")
     for entry in collect():
@@ -76,10 +73,7 @@ def read_pairs(split: str) -> Iterator[PairExample]:
 def write_beir(output: str | Path, entries: list[Entry]) -> None:
     """Writes a BEIR folder of all entries with qrels/{train,dev,test}.tsv.
 
-    Its subfolders dev/ and test/ are BEIR folders too: the held-out packages alone, to search among.
-
-    Raises:
-      UserError: `output` exists already, or there is nothing to write.
+    Its subfolders dev/ and test/ are BEIR folders of the held-out packages alone.
     """
     if not entries:
         raise UserError("no documented function, class or module was found in the installed packages")
@@ -91,7 +85,6 @@ def write_beir(output: str | Path, entries: list[Entry]) -> None:
 
 
 def counts(entries: list[Entry]) -> dict[str, collections.Counter[str]]:
-    """Returns the number of entries of each package, by split."""
     return {s: collections.Counter(e.package for e in entries if e.split == s) for s in SPLITS}
 
 
@@ -124,7 +117,7 @@ def _collect(roots: tuple[Path, ...]) -> list[Entry]:
 
 
 def _modules(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yields (dotted name, file) of each module under `root` that is worth reading."""
+    """Yields (dotted name, file) of the modules under `root`, without tests, generated code and tools."""
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).parts
         names = [*parts[:-1], path.stem] if path.stem != "__init__" else list(parts[:-1])
@@ -140,11 +133,7 @@ def _modules(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def read_files(files: Sequence[tuple[str, Path]]) -> Iterator[list[Entry]]:
-    """Yields the entries of each (module's dotted name, file), in their order.
-
-    Raises:
-      UserError: a process that reads was killed.
-    """
+    """Yields the entries of each (module's dotted name, file), in order; uses several processes."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(available, MOST)
     if count == 1 or len(files) < FEWEST:
@@ -174,13 +163,13 @@ def read_files(files: Sequence[tuple[str, Path]]) -> Iterator[list[Entry]]:
 def work() -> None:
     """Reads files from standard input, as `read_files` has written them, and writes the entries of each.
 
-    It ends with the process that started it, at the next file; a terminal's Ctrl-C reaches that one alone.
+    The process ends at the next file after its parent ended. Only the parent receives a terminal's Ctrl-C.
     """
     files = pickle.load(sys.stdin.buffer)
-    gc.disable()  # syntax trees have no cycles, and looking for some takes a fifth of the time
+    gc.disable()  # syntax trees have no cycles, and the collector takes a fifth of the time
     try:
         for module, path in files:
             pickle.dump(docstrings.entries(module, path), sys.stdout.buffer)
             sys.stdout.buffer.flush()
     except BrokenPipeError:
-        os._exit(1)  # nobody reads; Python would complain that it cannot flush
+        os._exit(1)  # the parent has ended; a normal exit would print that stdout cannot be flushed

@@ -1,4 +1,4 @@
-"""A BEIR folder out of one's own pairs, with held-out splits."""
+"""Makes a BEIR folder with held-out splits from the user's own pairs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TRAIN = "train"
 
 
 class Prepared(NamedTuple):
-    """What was made of a file of pairs.
+    """The folder made from a file of pairs.
 
     Attributes:
-      counts: of the folder.
+      counts: numbers of written records.
       queries: distinct queries of each split.
-      held_out: how the splits came about.
-      with_negatives: pairs in negatives.jsonl; 0 where there is no such file.
-      example: a pair that is trained on.
+      held_out: the split of the pairs.
+      with_negatives: pairs in negatives.jsonl; 0 if there is no such file.
+      example: a training pair.
     """
 
     counts: Counts
@@ -49,17 +49,10 @@ def write_pairs(
 ) -> Prepared:
     """Writes corpus.jsonl, queries.jsonl and qrels/{train,dev,test}.tsv into an existing empty `folder`.
 
-    The file is read twice, for of its texts only hashes are held. Where it has negatives, these are
-    documents too, and negatives.jsonl has the pairs of train that have some, in Tevatron's format: a line for
-    each time that a pair comes with other ones. What any pair has for a passage of the query is none of them.
-
-    Args:
-      folder: where to.
-      table: the pairs.
-      on_bad_input: what to do with malformed records; see `PairTable.pairs`.
-      dev: how many queries this split gets, as in `holdout.hold_out`.
-      test: likewise.
-      seed: of the choice of what is held out.
+    The file is read twice, and memory holds only hashes of its texts. Negatives become documents, too, and
+    negatives.jsonl gets the training pairs that have some, in Tevatron's format. A pair repeated with other
+    negatives has several lines. Negatives that are relevant to their query in another pair are left out.
+    `dev` and `test` are sizes for `holdout.hold_out`; `seed` determines the choice of held-out groups.
     """
     queries, query_keys, passage_keys = (array.array("q") for _ in range(3))
     positives = Positives()
@@ -75,7 +68,7 @@ def write_pairs(
     again = progress(
         table.pairs(OnBadInput("skip")), what="writing pairs", unit="pairs", total=len(held_out.split)
     )
-    written: set[int] = set()  # hashes of what is in the folder
+    written: set[int] = set()  # hashes of the folder's contents
 
     def is_new(*what: str) -> bool:
         size = len(written)

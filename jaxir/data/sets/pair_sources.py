@@ -1,8 +1,8 @@
-"""Where training pairs come from: one small class per kind of source, with what reads it.
+"""Sources of training pairs.
 
-Files may be gzipped. An id stands for one text: a file in which it stands for two is malformed, since
-duplicate masking goes by id. Sources of one published collection have a module of their own: `msmarco`,
-`multireqa`, `natural_questions`, `dpr`, `tfds_beir`. `mixture.Mixture` trains on several.
+Files may be gzipped. A file with two texts for one id is malformed, because duplicate masking compares ids.
+Sources of published collections have their own modules: `msmarco`, `multireqa`, `natural_questions`, `dpr`,
+`tfds_beir`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from jaxir.data.formats.sources import (
 from jaxir.data.formats.tables import parsed_rows
 from jaxir.data.sets import package_docs
 
-Text = tuple[str, str]  # its id, and itself
+Text = tuple[str, str]  # id, text
 
 
 class PairSource(RecordSource):
@@ -55,11 +55,6 @@ class PairSource(RecordSource):
         """Yields the pairs."""
 
     def records(self, on_bad_input: OnBadInput | Policy) -> Iterator[Record]:
-        """Yields the pairs by field.
-
-        Raises:
-          UserError: `examples` gave something else than a `PairExample`.
-        """
         for number, example in enumerate(self.examples(on_bad_input)):
             if not isinstance(example, PairExample):
                 raise UserError(
@@ -70,35 +65,34 @@ class PairSource(RecordSource):
 
 
 class AnswerSource(PairSource):
-    """Questions, and passages of which some answer them. A kind defines `judged`."""
+    """Questions, and passages that may answer them. A kind defines `judged`."""
 
     @abc.abstractmethod
     def judged(self, on_bad_input: OnBadInput) -> Iterator[tuple[Iterable[Document], list[PairExample]]]:
         """Yields passages to search among, and the pairs with some of them, text by text."""
 
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
-        """Yields the pairs."""
         return itertools.chain.from_iterable(pairs for _, pairs in self.judged(on_bad_input))
 
     def collection(self, on_bad_input: OnBadInput) -> tuple[Iterator[Document], list[Query], list[Qrel]]:
-        """Returns all passages, the questions that one answers, and the judgements.
+        """Returns all passages, the answered questions, and the judgements.
 
-        The two lists fill up while the passages are read, and are complete after the last.
+        The two lists are filled while the passages are read.
         """
         queries: list[Query] = []
         qrels: list[Qrel] = []
 
         def documents() -> Iterator[Document]:
-            asked: set[str] = set()
-            written: set[str] = set()
+            seen: set[str] = set()
+            yielded: set[str] = set()
             for passages, pairs in self.judged(on_bad_input):
                 for passage in passages:
-                    if passage.id not in written:
-                        written.add(passage.id)
+                    if passage.id not in yielded:
+                        yielded.add(passage.id)
                         yield passage
                 for pair in pairs:
-                    if pair.query_id not in asked:
-                        asked.add(pair.query_id)
+                    if pair.query_id not in seen:
+                        seen.add(pair.query_id)
                         queries.append(Query(pair.query_id, pair.query))
                     qrels.append(Qrel(pair.query_id, pair.passage_id, 1))
 
@@ -113,16 +107,11 @@ class BeirPairs(PairSource):
     split: str = "train"
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields a pair for each relevant judgement."""
         return BeirFolder(self.directory, on_bad_input).pairs(self.split)
 
 
 def dev_pairs(directory: str, split: str | None) -> BeirPairs | None:
-    """Returns the pairs of a BEIR folder to evaluate on while training; without a split None, for nothing.
-
-    Raises:
-      UserError: the folder has other splits only. The sentence names the settings of the recipes.
-    """
+    """Returns the pairs of a BEIR folder to evaluate on while training; None for no split."""
     if split is None:
         return None
     splits = splits_in(Path(str(directory).removeprefix("beir:")) / "qrels", "")
@@ -131,7 +120,7 @@ def dev_pairs(directory: str, split: str | None) -> BeirPairs | None:
         take = f"--dev_split={others[0]} evaluates on another, " if others else ""
         raise UserError(
             f"{directory} has no split {split!r} (has: {', '.join(splits)}) to evaluate on while training"
-            f"{suggest(split, others)}: {take}--dev_split=None evaluates nothing; of your own pairs,"
+            f"{suggest(split, others)}: {take}--dev_split=None evaluates nothing; from your own pairs,"
             f" jaxir.prepare --dataset=pairs:FILE --dev=0.1 holds some out"
         )
     return BeirPairs(directory=directory, split=split)
@@ -148,22 +137,17 @@ class JsonlPairs(PairSource):
     path: str
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields the pair of each line."""
         ids = Ids()
         return parsed_lines(self.path, lambda line, n: _pair(json_object(line), ids, n), on_bad_input)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParquetPairs(PairSource):
-    """A Parquet file, whose columns are the fields of `JsonlPairs`.
-
-    Some thousand rows are in memory at a time.
-    """
+    """A Parquet file, whose columns are the fields of `JsonlPairs`, read some thousand rows at a time."""
 
     path: str
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields the pair of each row."""
         ids, columns = Ids(), ("query", "passage", "negatives", "query_id", "passage_id")
         return parsed_rows(self.path, lambda row, n: _pair(row, ids, n), on_bad_input, columns=columns)
 
@@ -191,8 +175,6 @@ class TsvPairs(PairSource):
     path: str
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields the pair of each line."""
-
         def parse(line: str, number: int) -> PairExample:
             texts = [column.strip() for column in line.split("\t")]
             if len(texts) < 2:
@@ -215,15 +197,13 @@ class TevatronPairs(PairSource):
         {"query_id": "...", "query": "...", "positive_passages": [{"docid", "title", "text"}, ...],
          "negative_passages": [{"docid", "title", "text"}, ...]}
 
-    `title` and `negative_passages` may be absent. Each pair carries all negatives of its line but those that
-    are positive passages there, too, and where all passages have a `score` (`jaxir.mine --teacher` writes it)
-    these.
+    `title` and `negative_passages` are optional. Each pair has all negatives of its line that are not also
+    positive. If all passages have a `score` (as `jaxir.mine --teacher` writes), each pair has the scores.
     """
 
     path: str
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields a pair for each positive passage of each line."""
         ids = Ids()
 
         def parse(line: str, number: int) -> list[PairExample]:
@@ -235,7 +215,7 @@ class TevatronPairs(PairSource):
                 for name in ("positive_passages", "negative_passages")
             )
             if not positives:
-                raise MalformedRecord("no positive passage in 'positive_passages'")
+                raise MalformedRecord("no passage in 'positive_passages'")
             every = [text for text, _ in positives]
             found = []
             for text, score in positives:
@@ -263,7 +243,7 @@ def _tevatron_passage(ids: Ids, item: Any, field: str, number: int) -> tuple[Tex
 def is_negative(text: Text, passage: Text, positives: Sequence[Text]) -> bool:
     """Whether a text may be a pair's negative: it is no other positive passage of the query.
 
-    That it may be the pair's own passage is the affair of who reads the pairs, as once both are cut.
+    Readers of the pairs drop negatives equal to the pair's own passage, as both may be equal only once cut.
     """
     return text[1] == passage[1] or all(text[1] != other for _, other in positives)
 
@@ -275,5 +255,4 @@ class PydocsPairs(PairSource):
     split: str = "train"
 
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields (summary line, rest of the docstring) pairs."""
         return package_docs.read_pairs(self.split)

@@ -1,4 +1,4 @@
-"""Texts by themselves, without labels, and texts to be written for texts: where there are no pairs."""
+"""Single texts without labels, and pairs of source and target texts."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ _TABLES = tuple(ending for ending in KINDS if ending != ".jsonl")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Texts(RecordSource):
-    """Texts: the field `text`, known by its words: those that are the same are one text, wherever they stand.
+    """Texts: the field `text`. Equal texts are one text.
 
     Attributes:
-      path: a file with a text on each line; a .jsonl[.gz] of documents (`_id`, `text`, maybe `title`), as the
-        corpus of a BEIR folder; or a folder with such a corpus.
-      sentences: whether each text is cut into its sentences (`jaxir.data.text.sentences`): then a record is a
-        sentence, `text`, and the one after it, `next_text`, which is empty after the last one of a text.
+      path: a file with a text on each line; a .jsonl[.gz] of documents (`_id`, `text`, optional `title`), as
+        the corpus of a BEIR folder; or a folder with such a corpus.
+      sentences: whether each text is split into sentences (`jaxir.data.text.sentences`). A record is then a
+        sentence, `text`, and the next one, `next_text`, which is empty after a text's last sentence.
     """
 
     path: str
     sentences: bool = False
 
     def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
-        """Yields the texts or their sentences; documents without any are left out."""
         texts = self._texts(on_bad_input)
         return _sentences(texts) if self.sentences else ({"text": named(text)} for text in texts)
 
@@ -54,9 +53,9 @@ class Texts(RecordSource):
             place = find_file(place, "corpus.jsonl", "a folder with a corpus")
         elif place.name.lower().removesuffix(".gz").endswith(_TABLES):
             raise UserError(
-                f"{self.path}: not read as texts, which are a file with a text on each line (.txt), a .jsonl"
-                " of documents (_id, text) or a folder with such a corpus.jsonl, as jaxir.prepare makes of a"
-                f" table of pairs (--dataset=pairs:{self.path})"
+                f"{self.path}: texts are read from a file with a text on each line (.txt), a .jsonl of"
+                " documents (_id, text) or a folder with such a corpus.jsonl, not from a table. From a table"
+                f" of pairs, jaxir.prepare --dataset=pairs:{self.path} --output=DIR makes such a folder"
             )
         if ".jsonl" in Path(place.name.lower()).suffixes:
             documents = read_corpus(place, on_bad_input)
@@ -65,7 +64,7 @@ class Texts(RecordSource):
 
 
 def named(text: str) -> tuple[str, str]:
-    """Returns a text with its id, which is the text: losses take two of one id for no negatives."""
+    """Returns a text with its id, which is the text: losses do not use two texts with one id as negatives."""
     return text, text
 
 
@@ -77,24 +76,22 @@ def _sentences(texts: Iterable[str]) -> Iterator[Record]:
 
 
 def dev_targets(path: str | None) -> SourcesAndTargets | None:
-    """Returns what a generator is evaluated on while it trains; without a file None, for nothing."""
+    """Returns the targets that evaluate a generator while it trains; None without a file."""
     return None if path is None else SourcesAndTargets(path=path)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourcesAndTargets(RecordSource):
-    """What a generator learns to write for what: the fields `source` and `target`.
+    """Sources and the targets that a generator learns to write for them: the fields `source` and `target`.
 
     Attributes:
-      path: a .jsonl[.gz] of {"source", "target"}; or as GAR has them a NAME.source[.gz] with a text on each
-        line, and beside it NAME.target[.gz].
+      path: a .jsonl[.gz] of {"source", "target"}; or, as in GAR, a NAME.source[.gz] with a text on each line,
+        beside a NAME.target[.gz].
     """
 
     path: str
 
     def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
-        """Yields the examples."""
-
         def parse(line: str, number: int) -> Record:
             record = json_object(line)
             return {name: (str(number), needed_text(record, name)) for name in ("source", "target")}
@@ -111,7 +108,7 @@ def _lines_of_two(sources: Path, on_bad_input: OnBadInput) -> Iterator[Record]:
     for number, pair in enumerate(both, 1):
         if None in pair:
             short, long = (sources, targets) if pair[0] is None else (targets, sources)
-            raise BadInputError(short, None, f"it has {number - 1:,} lines, and {long.name} has more")
+            raise BadInputError(short, None, f"the file has {number - 1:,} lines, but {long.name} has more")
         record = {}
         for name, path, (_, raw) in zip(("source", "target"), (sources, targets), pair, strict=True):
             try:

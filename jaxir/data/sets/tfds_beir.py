@@ -27,7 +27,7 @@ class TfdsBeirPairs(PairSource):
     Attributes:
       name: "beir/" and one of TFDS's configurations.
       split: "train", "validation" or "test"; not every set has each.
-      data_dir: where TFDS keeps its data sets; its default if None.
+      data_dir: TFDS's data directory; its default if None.
     """
 
     name: str
@@ -35,8 +35,6 @@ class TfdsBeirPairs(PairSource):
     data_dir: str | None = None
 
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
-        """Yields a pair for each judgement with a score of 1 or more."""
-
         def parse(record: dict[str, Any], number: int) -> PairExample | None:
             if record["score"] < 1:
                 return None
@@ -49,21 +47,18 @@ class TfdsBeirPairs(PairSource):
 
 
 class TfdsBeir:
-    """A whole set, to search in and judge by: the splits "passage", "query" and those of the judgements."""
+    """A whole data set: the splits "passage", "query" and those of the judgements."""
 
     def __init__(self, name: str, data_dir: str | None, on_bad_input: OnBadInput | Policy = "stop"):
         self._where, self._on_bad_input = (name, data_dir), on_bad_input
 
     def documents(self) -> Iterator[Document]:
-        """Yields the documents."""
         return self._read("passage", _document)
 
     def queries(self) -> Iterator[Query]:
-        """Yields the queries of all splits."""
         return self._read("query", _query)
 
     def qrels(self, split: str) -> Iterator[Qrel]:
-        """Yields the judgements of `split`."""
         return self._read(split, lambda r: Qrel(r["query_id"], r["passage_id"], int(r["score"])))
 
     def _read(self, split: str, parse: Any) -> Iterator[Any]:

@@ -21,18 +21,14 @@ def read_tfds(
     parse: Callable[[dict[str, Any], int], T | None],
     on_bad_input: OnBadInput | Policy = "stop",
 ) -> Iterator[T]:
-    """Yields `parse(record, number)` for each record of a split, in its stored order; None is left out.
+    """Yields `parse(record, number)` for each record of a split, in stored order, unless it is None.
 
     Args:
       name: "beir/scifact", "mrqa/squad", ...
       split: one of its splits.
-      data_dir: where TFDS keeps its data sets; its default (~/tensorflow_datasets) if None.
+      data_dir: TFDS's data directory; its default (~/tensorflow_datasets) if None.
       parse: takes a record, made of str, int, float, bool, lists and dicts, and its number, from 1 on.
-      on_bad_input: what to do where `parse` raises MalformedRecord.
-
-    Raises:
-      UserError: TFDS is missing, knows no such data set or split, or has not prepared it.
-      BadInputError: a malformed record, unless they are skipped.
+      on_bad_input: what to do if `parse` raises MalformedRecord.
     """
     try:
         import_tensorflow()
@@ -44,7 +40,7 @@ def read_tfds(
     except tfds.core.registered.DatasetNotFoundError as error:
         known = tfds.list_builders(with_community_datasets=False)
         raise UserError(f"TFDS has no data set {name!r}{suggest(name.partition('/')[0], known)}") from error
-    except (ValueError, AssertionError) as error:  # a configuration or version it does not have
+    except (ValueError, AssertionError) as error:  # an unknown configuration or version
         dataset, _, config = name.partition("/")
         known = tfds.builder_cls(dataset).builder_configs
         if re.fullmatch(r"\w+", config) and config not in known:
@@ -53,7 +49,7 @@ def read_tfds(
     if not builder.is_prepared():
         raise UserError(
             f"{name} is not prepared in {builder.data_dir}: run `tfds build {name}` first"
-            " (with --data_dir where it is not TFDS's default)"
+            " (with --data_dir unless it is TFDS's default)"
         )
     if split not in builder.info.splits:
         known = list(builder.info.splits)

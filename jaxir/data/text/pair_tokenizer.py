@@ -1,4 +1,4 @@
-"""(query, passage) -> the token ids of one sequence, as a cross-encoder reads them."""
+"""Tokenises (query, passage) pairs as one sequence, for cross-encoders."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class TokenPair(NamedTuple):
     """A pair as a cross-encoder reads it.
 
     Attributes:
-      ids: int32 [n], special tokens included, numbered as `Tokenizer` does.
-      types: int32 [n], 0 for the first text's tokens and 1 for the second's, where the tokenizer tells them
-        apart.
+      ids: int32 [n], with special tokens, numbered as `Tokenizer` does.
+      types: int32 [n], 0 for the first text's tokens and 1 for the second's, if the tokenizer sets them.
     """
 
     ids: np.ndarray
@@ -31,12 +30,9 @@ class TokenPair(NamedTuple):
 
 
 class PairTokenizer:
-    """Turns pairs of texts into one sequence each, by the tokenizer's own template for pairs.
+    """Tokenises pairs of texts as one sequence each, by the tokenizer's own template for pairs.
 
-    A lone SentencePiece model has T5's: each text with its EOS.
-
-    Args:
-      tokenizer: one for single texts.
+    A lone SentencePiece model uses T5's template: each text with its EOS.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -51,12 +47,9 @@ class PairTokenizer:
 
     @property
     def separator(self) -> int | Literal["own"] | None:
-        """What begins the second text of a pair in place of that text's own first token; None: nothing.
+        """The token that replaces the first token of a pair's second text; None if that token is dropped.
 
-        "own" where the second text stays as it is by itself.
-
-        Raises:
-          UserError: pairs are made otherwise of their texts.
+        "own" if the second text keeps its first token.
         """
         if self._backend is None:
             return "own"
@@ -71,19 +64,12 @@ class PairTokenizer:
             if np.array_equal(second[1:], rest):
                 return int(second[0])
         raise UserError(
-            f"a tokenizer that joins {one.tolist()} with itself to {pair.tolist()} is not one for pairs: each"
-            " text begins with a special token, of which the second may have another or none, or ends in one"
+            f"the tokenizer joins {one.tolist()} with itself to {pair.tolist()}, which is not supported: each"
+            " text must begin with a special token, which the second may replace or drop, or end in one"
         )
 
     def encode(self, pairs: Sequence[tuple[str, str]], *, max_length: int) -> list[TokenPair]:
-        """Returns the tokens of each pair, at most `max_length`.
-
-        Of a pair that is too long the longer text is cut first, and both once they are equally long
-        (`longest_first`).
-
-        Raises:
-          UserError: `max_length` leaves no room for text, or a text is not a valid Unicode string.
-        """
+        """Returns the tokens of each pair, at most `max_length`, cut `longest_first`."""
         special = 2 if self._backend is None else self._backend.num_special_tokens_to_add(True)
         if max_length <= special + 1:
             raise UserError(
@@ -97,14 +83,13 @@ class PairTokenizer:
         return found
 
     def _put_together(self, pairs: list[tuple[str, str]], max_length: int) -> list[TokenPair]:
-        """Returns the tokens of pairs by those of each text, with its EOS."""
-        # Not cut: which of two long texts is the longer decides who has the odd token.
+        # Encode whole texts, because their full lengths decide which text keeps the odd token.
         rows = self._single.encode_batch([text for pair in pairs for text in pair], max_length=_WHOLE)
         found, room = [], max_length - 2
         for texts in zip(rows[::2], rows[1::2], strict=True):
             lengths = [len(text) - 1 for text in texts]
             shorter = min(*lengths, room // 2)
-            # Of two equally long ones the second has the odd token, as elsewhere.
+            # If both are equally long, the second keeps the odd token, as in the tokenizers library.
             kept = [
                 room - shorter if longer else shorter
                 for longer in (lengths[0] > lengths[1], lengths[0] <= lengths[1])

@@ -1,11 +1,11 @@
-"""Where a sentence of a text ends."""
+"""Splits texts into sentences."""
 
 from __future__ import annotations
 
 import re
 
-# A line's end; or ., ! or ?, maybe closing quotes or brackets, then space before what can begin a sentence;
-# or a full stop of Chinese and Japanese, after which there is no space.
+# A line end; or ., ! or ?, optional closing quotes or brackets, and space before a possible sentence start;
+# or a full stop of Chinese and Japanese, which no space follows.
 _END = re.compile(
     r"""\s*\n\s* | (?<=[.!?])["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\W_a-z]) | (?<=[。！？])["”’」』）]*\s*""",
     re.VERBOSE,
@@ -13,14 +13,14 @@ _END = re.compile(
 
 
 def sentences_of(text: str) -> list[str]:
-    """Returns the sentences of a text, without the white space around them.
+    """Returns the sentences of a text, stripped.
 
-    One ends with its line, or with ".", "!" or "?" before white space and then anything but a letter a to z.
-    So "e.g. this" is not cut, and "Dr. Smith" is.
+    A sentence ends with its line, or with ".", "!" or "?" before white space that no letter a to z follows.
+    So "e.g. this" is not split, and "Dr. Smith" is.
     """
     found, start = [], 0
     for end in _END.finditer(text):
-        kept = len(end[0].rstrip())  # closing quotes are the sentence's
+        kept = len(end[0].rstrip())  # closing quotes belong to the sentence
         found.append(text[start : end.start() + kept])
         start = end.end()
     found.append(text[start:])

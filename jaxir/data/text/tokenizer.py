@@ -1,4 +1,4 @@
-"""Text -> token ids: Hugging Face tokenizers and T5-style SentencePiece behind one small class."""
+"""Text -> token ids, by Hugging Face tokenizers or T5-style SentencePiece."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jaxir.data.text.truncation import Truncation
 from jaxir.storage.files import path_of
 from jaxir.storage.open_files import open_to_read
 
-# What makes a tokenizer directory: these are copied by `save`, so that an export is what was loaded.
+# Files of a tokenizer directory; `save` copies them.
 _SIDE_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -40,37 +40,26 @@ _SIDE_FILES = (
     "spm.model",
     "tokenizer.model",
 )
-FILES = (JSON, *_SIDE_FILES)  # all that `Tokenizer.load` reads, but for SentencePiece models (*.model)
-_CONVERTIBLE = (
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spm.model",
-    "tokenizer.model",
-    "spiece.model",
-)
-# One call into a tokenizer library holds all its intermediate results: keep that to some tens of megabytes.
+FILES = (JSON, *_SIDE_FILES)  # read by `Tokenizer.load`, which also reads SentencePiece models (*.model)
+# Limits of one call into a tokenizer library, whose intermediate results then take some tens of megabytes.
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1_000_000
-# A cut before "space, letter" after an ordinary character: see `_cut`.
+# A safe place to cut: before a space and a letter, after an ordinary character (see `Tokenizer._cut`).
 _WORD_START = re.compile(r"(?<=[A-Za-z0-9.,;:!?)\"])(?= [A-Za-z])")
 
 
 class Tokenizer:
-    """Turns texts into int32 token ids in which 0 is padding and nothing else.
+    """Turns texts into int32 token ids in which 0 is padding and nothing else. Use `Tokenizer.load`.
 
     Special tokens ([CLS] and [SEP], <s> and </s>, EOS) are added and survive truncation. Truncation and
-    padding settings stored in a tokenizer.json are ignored: lengths belong to the caller. One whose own
-    padding id is not 0 (RoBERTa: 1) has the two ids exchanged in everything it returns; `pad_swap` says so.
-    Where a text spells out the padding token ("[PAD]"), or a template adds it (a padding token that is also
-    the end of a text), its id is `features.PADDING_TOKEN`.
-
-    Use `Tokenizer.load`. Safe to share between threads.
+    padding settings stored in a tokenizer.json are ignored. If the tokenizer's own padding id is not 0
+    (RoBERTa: 1), both ids are exchanged everywhere (`pad_swap`). A padding token inside a text ("[PAD]", or a
+    padding token that also ends texts) has the id `features.PADDING_TOKEN`. Safe to share between threads.
 
     Attributes:
       vocab_size: the largest id plus 1, added tokens included.
-      mask_id: the id of its mask token, None where it has none.
-      model_file: the name of the SentencePiece model that is read; None where tokenizer.json is.
-      pad_swap: the tokenizer's own padding id where it was exchanged with id 0, else None.
+      mask_id: the id of its mask token, or None.
+      model_file: the name of the SentencePiece model that is read; None if tokenizer.json is.
+      pad_swap: the tokenizer's own padding id if it was exchanged with id 0, else None.
       fingerprint: SHA-256 (hex) of what determines the ids.
     """
 
@@ -88,12 +77,11 @@ class Tokenizer:
     def load(cls, directory: str | Path) -> Tokenizer:
         """Reads a Hugging Face tokenizer directory, or one with a T5-style SentencePiece model.
 
-        tokenizer.json is read as it is; without one, vocab.txt, vocab.json, DeBERTa's spm.model and the like
-        are converted by transformers; another lone SentencePiece model is read by sentencepiece and EOS is
-        appended to each text.
+        Without a tokenizer.json, transformers converts vocab.txt, vocab.json, DeBERTa's spm.model and the
+        like. sentencepiece reads any other lone SentencePiece model, and EOS is appended to each text.
 
         Raises:
-          UserError: no such directory, no tokenizer in it, or a damaged file.
+          UserError: the directory does not exist, holds no tokenizer, or has a damaged file.
         """
         directory = path_of(directory)
         if not directory.is_dir():
@@ -110,14 +98,14 @@ class Tokenizer:
         models = [name for name in files if name.endswith(".model")]
         default = "DebertaV2Tokenizer" if DEBERTA in files else "T5Tokenizer"
         is_t5 = str(config.get("tokenizer_class", default)).startswith("T5Tokenizer")
-        plain = [name for name in _CONVERTIBLE if name in files and not name.endswith(".model")]
+        plain = [name for name in ("vocab.txt", "vocab.json") if name in files]
         if models and not plain and is_t5:
             return cls(SentencePieceBackend(files[models[0]], directory / models[0]), files)
         if plain or models:
             for name in plain:
                 if b"\0" in files[name]:
                     raise UserError(f"{directory / name} is damaged: there are zero bytes in it")
-            if DEBERTA in files:  # of what is none transformers says that tiktoken is missing
+            if DEBERTA in files:  # for a damaged file, transformers only reports that tiktoken is missing
                 sentencepiece_processor(files[DEBERTA], directory / DEBERTA)
             files[JSON] = convert(directory)
             return cls(read_tokenizer_json(directory, files, config), files)
@@ -125,7 +113,7 @@ class Tokenizer:
 
     @functools.cached_property
     def vocabulary(self) -> str:
-        """SHA-256 (hex) of which token has which id: two models with the same one read the same arrays."""
+        """SHA-256 (hex) of the map from tokens to ids: models that share it can read the same arrays."""
         tokens = json.dumps([self._backend.pad_id, *self._backend.tokens()])
         return hashlib.sha256(tokens.encode()).hexdigest()
 
@@ -137,8 +125,7 @@ class Tokenizer:
     ) -> list[np.ndarray]:
         """Returns the ids of each text: int32 [n] with special tokens, n <= `max_length`, not padded.
 
-        An empty text gives the special tokens alone. Work is spread over the cores by the tokenizer library's
-        own threads (the environment variable TOKENIZERS_PARALLELISM=false turns that off).
+        The tokenizer library uses all cores, unless the environment has TOKENIZERS_PARALLELISM=false.
 
         Args:
           texts: the texts.
@@ -158,25 +145,25 @@ class Tokenizer:
             raise UserError(f"texts must be strings, got {type(bad).__name__}: {bad!r:.80}")
         ids: list[np.ndarray] = [np.empty(0, np.int32)] * len(texts)
         longer = np.zeros(len(texts), bool)
-        short, enough = list(range(len(texts))), 8 * max_length + 128
-        while short:
-            heads = [self._cut(texts[i], enough) for i in short]
-            was_cut = [len(head) < len(texts[i]) for i, head in zip(short, heads, strict=True)]
-            for i, (row, is_longer), cut in zip(short, self._encode(heads, max_length), was_cut, strict=True):
+        pending, enough = list(range(len(texts))), 8 * max_length + 128
+        while pending:
+            heads = [self._cut(texts[i], enough) for i in pending]
+            was_cut = [len(head) < len(texts[i]) for i, head in zip(pending, heads, strict=True)]
+            rows = self._encode(heads, max_length)
+            for i, (row, is_longer), cut in zip(pending, rows, was_cut, strict=True):
                 ids[i], longer[i] = row, is_longer or cut
-            short = [i for i, cut in zip(short, was_cut, strict=True) if cut and len(ids[i]) < max_length]
+            pending = [i for i, cut in zip(pending, was_cut, strict=True) if cut and len(ids[i]) < max_length]
             enough *= 4
         if truncation is not None:
             truncation.add(len(texts), int(longer.sum()))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of `ids`, without special tokens and padding."""
         own = {0: self._backend.pad_id, PADDING_TOKEN: self._backend.pad_id, self.pad_swap: 0}
         return self._backend.decode([own.get(int(i), int(i)) for i in ids])
 
     def own_ids(self, ids: Sequence[int]) -> np.ndarray:
-        """Returns the ids of a text as they are numbered here, int32 [n], from those of its file."""
+        """Converts the ids of the tokenizer's file to the ids used here: int32 [n]."""
         row = np.array(ids, np.int32)
         padding_token = row == self._backend.pad_id
         if self.pad_swap is not None:
@@ -185,31 +172,28 @@ class Tokenizer:
         return row
 
     def cut_at(self, text: str, *, max_length: int) -> int | None:
-        """Returns where `encode_batch` cuts a text: how many characters stand before the part without an id.
-
-        None means that nothing is cut.
-        """
+        """Returns how many characters `encode_batch` keeps of a text; None if all."""
         head = self._cut(text, 8 * max_length + 128)
         cut = self._backend.cut_at(head, max_length)
         return cut if cut is not None or head == text else self._backend.cut_at(text, max_length)
 
     def knows(self, token: str) -> bool:
-        """Whether one of its ids is that of `token`, as it stands here."""
+        """Whether `token` itself has an id."""
         return self._backend.knows(token)
 
     def save(self, directory: str | Path) -> None:
-        """Writes the files it was loaded from (and the converted tokenizer.json, if any) into `directory`."""
+        """Writes the loaded files (and a converted tokenizer.json, if any) into `directory`."""
         directory = path_of(directory)
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in self._files.items():
             (directory / name).write_bytes(content)
 
     def _cut(self, text: str, enough: int) -> str:
-        """Returns a prefix of `text` of about `enough` characters, or `text` where there is no safe one.
+        """Returns a prefix of `text` of about `enough` characters, or `text` if no cut is safe.
 
-        Nothing after a cut may change the tokens before it. That holds where each word is tokenised by itself
-        and the normaliser looks at no context beyond a character: a prefix then gives a prefix of the tokens.
-        The caller tries a longer one where it turns out to have too few.
+        Tokens before the cut must not depend on what follows. That holds if each word is tokenised by itself
+        and the normaliser reads single characters. The caller retries with a longer prefix if the tokens are
+        too few.
         """
         if len(text) <= 2 * enough or not self._backend.words_are_independent:
             return text
@@ -217,25 +201,17 @@ class Tokenizer:
         return text[: found.start()] if found else text
 
     def _encode(self, texts: Sequence[str], max_length: int) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yields the ids of each text, and whether it has more."""
-        rows: list[np.ndarray] = []
-        longer: list[bool] = []
         for block in _blocks(texts):
             try:
-                for ids, is_longer in self._backend.encode(block, max_length):
-                    rows.append(self.own_ids(ids))
-                    longer.append(is_longer)
+                encoded = self._backend.encode(block, max_length)
             except (TypeError, UnicodeEncodeError) as error:
                 raise UserError(f"a text is not a valid Unicode string ({error})") from error
-        return zip(rows, longer, strict=True)
+            for ids, is_longer in encoded:
+                yield self.own_ids(ids), is_longer
 
 
 def pad_batch(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Returns int32 [N, `length`]: each row, then zeros.
-
-    Raises:
-      ValueError: a row is longer than `length`.
-    """
+    """Returns int32 [N, `length`]: each row, padded with zeros."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     if len(rows) and lengths.max() > length:
         raise ValueError(f"a row of {lengths.max()} ids does not fit in {length}")

@@ -16,7 +16,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.values import fits
 
 JSON = "tokenizer.json"
-DEBERTA = "spm.model"  # which no other architecture names so
+DEBERTA = "spm.model"  # only DeBERTa's SentencePiece model has this name
 _MASK_NAMES = ("[MASK]", "<mask>")
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>")
 _LOCAL_NORMALIZERS = {
@@ -30,14 +30,14 @@ _LOCAL_NORMALIZERS = {
     "Precompiled",
     "Strip",
 }
-# DeBERTa's: at no cut are there such spaces.
+# DeBERTa's normalizers of repeated spaces; no safe cut is beside such spaces.
 _SPACES = ({"Regex": r"\s{2,}|[\n\r\t]"}, {"Regex": " {2,}"})
 _WORD_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace"}
 _OTHER_PRE_TOKENIZERS = {"Punctuation", "Digits"}
 
 
 class Backend:
-    """What the two libraries have in common."""
+    """What `Tokenizer` needs from a tokenizer library."""
 
     content: bytes
     pad_id: int
@@ -46,7 +46,7 @@ class Backend:
     model_file: str | None = None
     num_special: int
     words_are_independent: bool
-    # (texts, length) -> of each text the ids that are kept, and whether it has more
+    # (texts, length) -> for each text, the ids that are kept and whether it has more
     encode: Callable[[list[str], int], list[tuple[list[int], bool]]]
     decode: Callable[[list[int]], str]
     cut_at: Callable[[str, int], int | None]
@@ -62,7 +62,7 @@ class HuggingFaceBackend(Backend):
         self._lock = threading.Lock()
         self.content = content
         self.pad_id, self.mask_id = pad_id, mask_id
-        # Ids may have gaps, so their number says nothing of the largest one.
+        # Ids may have gaps, so the largest id may exceed their number.
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.num_special = tokenizer.num_special_tokens_to_add(False)
         self.words_are_independent = _words_are_independent(json.loads(tokenizer.to_str()))
@@ -71,7 +71,7 @@ class HuggingFaceBackend(Backend):
         with self._lock:  # the length is a state of the tokenizer
             self._tokenizer.enable_truncation(max_length)
             found = ((e.ids, e) for e in self._tokenizer.encode_batch_fast(texts))
-            # `overflowing` copies what was cut off: look only where there can be something.
+            # `overflowing` copies what was cut off, so read it only of full rows.
             return [(ids, len(ids) == max_length and bool(e.overflowing)) for ids, e in found]
 
     def decode(self, ids: list[int]) -> str:
@@ -103,8 +103,8 @@ class SentencePieceBackend(Backend):
         self._eos = processor.eos_id()
         if processor.pad_id() != 0 or self._eos < 0:
             raise UserError(
-                f"{path}: padding id {processor.pad_id()} and EOS id {self._eos}, where T5's convention has"
-                " padding 0 and an EOS; give a directory with a tokenizer.json"
+                f"{path} has padding id {processor.pad_id()} and EOS id {self._eos}, but T5's convention"
+                " requires padding id 0 and an EOS; give a directory with a tokenizer.json"
             )
         self.content, self.pad_id, self.model_file = content, 0, path.name
         self.vocab_size = processor.get_piece_size()
@@ -122,7 +122,7 @@ class SentencePieceBackend(Backend):
         row = self._processor.encode(text)
         if len(row) < max_length:
             return None
-        # Releases of sentencepiece differ in how they return offsets, so find the shortest text of these ids.
+        # Find the shortest text with these ids, because releases of sentencepiece return different offsets.
         kept = row[: max_length - 1]
         return bisect.bisect_left(
             range(len(text)), True, key=lambda n: self._processor.encode(text[:n])[: len(kept)] == kept
@@ -136,7 +136,6 @@ class SentencePieceBackend(Backend):
 
 
 def sentencepiece_processor(content: bytes, path: Path) -> Any:
-    """Returns the `SentencePieceProcessor` of a file."""
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor()
@@ -161,7 +160,7 @@ def read_tokenizer_json(
         named = [config.get(token), special.get(token), *more]
         names = [n.get("content") if isinstance(n, dict) else n for n in named if n]
         if not fits(names, list[str]):
-            raise UserError(f"{directory}: the tokenizer's {token} is no text")
+            raise UserError(f"{directory}: the tokenizer's {token} must be a string")
         return next((i for i in map(tokenizer.token_to_id, names) if i is not None), None)
 
     pad_id = id_of("pad_token", (spec.get("padding") or {}).get("pad_token"), *_PAD_NAMES)
@@ -173,18 +172,18 @@ def read_tokenizer_json(
 
 
 def convert(directory: Path) -> bytes:
-    """Returns the tokenizer.json that transformers makes of an older tokenizer directory."""
-    # Else it says that there is no PyTorch, which nothing here wants.
+    """Returns the tokenizer.json that transformers makes from an older tokenizer directory."""
+    # Silence transformers' warning that PyTorch is missing, which is not needed here.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     import transformers
 
-    # DeBERTa's published folders name no class, and a directory of a tokenizer alone has no config.json.
+    # DeBERTa's published folders name no tokenizer class, and may have no config.json.
     deberta = (directory / DEBERTA).is_file()
     kind = transformers.DebertaV2Tokenizer if deberta else transformers.AutoTokenizer
     try:
         fast = kind.from_pretrained(str(directory), local_files_only=True)
         return fast.backend_tokenizer.to_str().encode()
-    except Exception as error:  # whatever transformers raises on a damaged or unknown directory
+    except Exception as error:  # transformers raises many types for a damaged or unknown directory
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"{directory}: transformers cannot read this tokenizer: {reason}") from error
 

@@ -1,4 +1,4 @@
-"""How many texts have more tokens than a model keeps, in numbers and in words."""
+"""Counts of texts with more tokens than a model keeps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from jaxir.core.features import TextFormat
 
 FLAGS = ("--query_length", "--passage_length")
-ARGUMENTS = ("query_max_length", "passage_max_length")  # of `Pretrained` and its kin
+ARGUMENTS = ("query_max_length", "passage_max_length")  # of `Pretrained` and similar settings
 
 
 @dataclasses.dataclass
 class Truncation:
-    """Counts texts and those that were cut; the counts add up over calls.
+    """Counts of texts and of those that were cut; the counts add up over calls.
 
     Attributes:
-      length: tokens that are kept of a text, special ones included.
+      length: tokens kept of a text, special ones included.
       texts: texts that were tokenised.
       cut: texts that had more tokens.
     """
@@ -27,7 +27,6 @@ class Truncation:
     cut: int = 0
 
     def add(self, texts: int, cut: int) -> None:
-        """Counts `texts` more texts, of which `cut` were cut."""
         self.texts += texts
         self.cut += cut
 
@@ -38,24 +37,16 @@ class Truncation:
         return f"{self.cut:,} of {self.texts:,} {what} ({percent} %) at {self.length:,} tokens"
 
 
-def told(counts: Mapping[str, Truncation], change: str) -> str:
-    """Returns one line on texts that were cut, and on what changes it.
-
-    Args:
-      counts: by what the texts are called ("passages").
-      change: a clause on the flags or settings that change the lengths.
-    """
+def truncation_note(counts: Mapping[str, Truncation], change: str) -> str:
+    """Returns one line on texts that were cut; `change` says how to change the lengths."""
     parts = ", ".join(count.in_words(what) for what, count in counts.items())
     return f"cut: {parts}; {change}"
 
 
-def told_of_dataset(dataset: Any, form: TextFormat, names: tuple[str, str]) -> str | None:
-    """Returns `told` for training data; None if the data do not know how many texts were cut.
+def dataset_truncation_note(dataset: Any, form: TextFormat, names: tuple[str, str]) -> str | None:
+    """Returns `truncation_note` for training data, or None if they have no counts.
 
-    Args:
-      dataset: what is trained on.
-      form: the model's lengths.
-      names: what sets the length of queries, and that of passages.
+    `names` are the flags or settings of the query length and of the passage length.
     """
     counts = dataset.truncation
     if not counts:
@@ -64,14 +55,13 @@ def told_of_dataset(dataset: Any, form: TextFormat, names: tuple[str, str]) -> s
     both = zip(names, (form.query_length, form.passage_length), strict=True)
     named = [name for name, length in both if length in lengths] or names
     texts = {name if name.endswith("s") else f"{name}s": count for name, count in counts.items()}
-    return told(texts, f"{' and '.join(named)} set{'' if named[1:] else 's'} this")
+    return truncation_note(texts, f"{' and '.join(named)} set{'' if named[1:] else 's'} this")
 
 
 def as_json(counts: Mapping[str, Truncation]) -> dict[str, dict[str, int]]:
-    """Returns counts as JSON values; `from_json` reads them."""
     return {name: dataclasses.asdict(count) for name, count in counts.items()}
 
 
 def from_json(found: Any) -> dict[str, Truncation]:
-    """Returns the counts that `as_json` wrote; nothing if an earlier jaxir wrote none."""
+    """Returns the counts that `as_json` wrote; none if an older jaxir wrote none."""
     return {name: Truncation(**count) for name, count in (found or {}).items()}
