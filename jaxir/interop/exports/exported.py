@@ -1,4 +1,4 @@
-"""What is exported, whatever the format: a model's programs, README.md and jaxir_export.json."""
+"""What every export has: a model's programs, README.md and jaxir_export.json."""
 
 import dataclasses
 import json
@@ -20,15 +20,7 @@ from jaxir.models import any_length
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """What is exported.
-
-    Attributes:
-      name: the model as it was named.
-      model: the model, of any kind.
-      tokenizer: its tokenizer.
-      settings: lengths and prompts.
-      fingerprint: of the model.
-    """
+    """A model to export, and its name as the user gave it."""
 
     name: str
     model: Any
@@ -38,11 +30,7 @@ class Source:
 
     @classmethod
     def of(cls, name: str, loaded: LoadedModel) -> "Source":
-        """Returns the source of a loaded model.
-
-        Raises:
-          UserError: no graph for texts of any number and length can be made of its encoder.
-        """
+        """Returns the source of a loaded model; its encoder must accept texts of any number and length."""
         if fault := any_length.fault_of(loaded.model):
             raise UserError(fault)
         return cls(
@@ -56,17 +44,17 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A function of a model: from the tokens of one text, or of a pair of texts, to numbers.
+    """A function of a model, from the tokens of one text or of a pair of texts to numbers.
 
     Attributes:
-      name: what it is called.
-      compute: (model, one int32 [B, L] for each of `inputs`) -> float32 [B, D] or [B]; where two programs
-        compute the same, it is one object.
-      inputs: "ids", whose padding is 0, and "token_types" where the model reads them.
-      output: what `compute` gives: "vectors" or "scores".
-      shape: of it, in words.
-      texts: the names of the texts that are tokenised, and the prompt of each.
-      max_length: tokens, special ones included, that are kept.
+      name: its name.
+      compute: (model, one int32 [B, L] for each of `inputs`) -> float32 [B, D] or [B]. Programs that compute
+        the same share one object.
+      inputs: "ids", whose padding is 0, and "token_types" if the model reads them.
+      output: what `compute` returns: "vectors" or "scores".
+      shape: the output's shape, as text.
+      texts: the names of the tokenised texts, and the prompt of each.
+      max_length: tokens kept, special tokens included.
     """
 
     name: str
@@ -84,9 +72,9 @@ class Form:
 
     Attributes:
       what: the kind, with its article.
-      gives: a sentence about its numbers, which goes on.
-      cut: the part of a sentence that says how long texts may be and which prompts they get.
-      facts: of jaxir_export.json.
+      gives: the first half of a sentence about its numbers.
+      cut: the part of a sentence about the limits and prompts of texts.
+      facts: entries of jaxir_export.json.
       programs: the functions.
     """
 
@@ -98,15 +86,11 @@ class Form:
 
 
 def form_of(source: Source) -> Form:
-    """Returns how a model is exported.
-
-    Raises:
-      UserError: it is of a kind that is not, or reads its texts in a way that is not.
-    """
+    """Returns how a model is exported; refuses kinds that cannot be."""
     form = _FORMS.get(kinds.name_of(source.model.config))
     if form is None:
         what = kinds.of(source.model.config).what
-        raise UserError(f"{source.name} is {what}: no graph is made of it, but formats hf and t5x hold it")
+        raise UserError(f"{source.name} is {what}, which cannot become a graph; use --format=hf or t5x")
     return form(source)
 
 
@@ -149,7 +133,7 @@ def _of_towers(source: Source) -> Form:
 def _of_pairs(source: Source) -> Form:
     config, settings = source.model.config, source.settings
     if settings.reads != "pair":
-        raise UserError("a reranker of queries is not exported as a graph: jaxir.expand rerank runs it")
+        raise UserError("a reranker of queries cannot become a graph; run it by jaxir.expand rerank")
 
     def score(model: nnx.Module, ids: jax.Array, token_types: jax.Array | None = None) -> jax.Array:
         return model.score(ids, jnp.zeros_like(ids) if token_types is None else token_types)
@@ -178,16 +162,16 @@ _FORMS = {"dual_encoder": _of_towers, "cross_encoder": _of_pairs}
 
 
 def check_backend(what: str) -> None:
-    """Raises a UserError where JAX runs on an accelerator, whose own kernels exported graphs lack."""
+    """Refuses accelerators: exported graphs would need their kernels."""
     if jax.default_backend() != "cpu":
         raise UserError(
-            f"{what} written by JAX on the CPU, not on {jax.default_backend()}, whose own kernels other"
+            f"{what} must be written by JAX on the CPU, not on {jax.default_backend()}, whose kernels other"
             " platforms lack: set JAX_PLATFORMS=cpu"
         )
 
 
 def describe(source: Source, format: str) -> list[str]:
-    """Returns the first lines of a README: what was exported, as which `format` of model."""
+    """Returns the first lines of a README: which model was exported, in which `format`."""
     form = form_of(source)
     return [
         f"# {source.name}",

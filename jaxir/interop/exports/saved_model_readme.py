@@ -35,7 +35,7 @@ def write(
       directory: the SavedModel's.
       source: what was exported.
       signatures: by name.
-      default: the one that `serving_default` is.
+      default: the name of `serving_default`.
       versions: of the packages that wrote the model, by name; all but jax are needed to load it.
       index: what `search` searches, or None.
     """

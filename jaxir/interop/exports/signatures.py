@@ -1,4 +1,4 @@
-"""What a SavedModel offers to whoever loads it: its signatures, and an index within its graph."""
+"""What a SavedModel offers: its signatures, and an index within its graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Signature(NamedTuple):
-    """A signature: its function, and the types and shapes of what it takes and gives, by name, in words."""
+    """A signature: its function, and descriptions of its inputs and outputs by name."""
 
     function: Any
     inputs: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What the hub refuses and why, in one sentence that says what to do."""
+"""Errors of the hub as sentences that say what to do."""
 
 import contextlib
 import errno
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxir.core.errors import UserError, suggest
 from jaxir.models import backbones
 
-# Suggestions for a misspelt name.
+# Names to suggest for a misspelt one.
 _KNOWN = (
     *backbones.PUBLISHED,
     *(f"google/mt5-{size}" for size in ("small", "base", "large", "xl", "xxl")),
@@ -25,14 +25,14 @@ _KNOWN = (
 
 
 class Wish(NamedTuple):
-    """A model that is wanted from the hub.
+    """A requested model of the hub.
 
     Attributes:
       name: OWNER/NAME.
       revision: a branch, tag, commit or refs/pr/N.
-      kind: "hf" or "st", as it is written before the name.
+      kind: "hf" or "st", the prefix before the name.
       modules: whether it is read as a sentence-transformers folder.
-      weights: whether its weights are read.
+      weights: whether its weights are needed.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Wish(NamedTuple):
 
 
 class NotGivenNowError(UserError):
-    """The hub does not give the model now, or not to this user. A copy in the cache may do."""
+    """The hub does not provide the model now, or not to this user. A copy in the cache may do."""
 
 
 @contextlib.contextmanager
 def in_a_sentence(wish: Wish) -> Iterator[None]:
-    """Turns whatever huggingface_hub, its HTTP library and the file system raise into a UserError."""
+    """Turns errors of huggingface_hub, its HTTP library and the file system into a UserError."""
     try:
         yield
     except UserError:
@@ -65,10 +65,10 @@ def _explained(error: Exception, wish: Wish) -> UserError:
     locally = f"or give a local copy of it, {wish.kind}:DIR (in a recipe --model={wish.kind}:DIR)"
     log_in = "run `hf auth login` or set HF_TOKEN"
     if isinstance(error, errors.HFValidationError):
-        return UserError(f"{name}: there is no such directory, and names on the hub are written OWNER/NAME")
+        return UserError(f"{name}: no such directory, and names on the hub have the form OWNER/NAME")
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(
-            f"{name} has no revision {wish.revision!r}: after @ comes a branch, a tag, a commit or refs/pr/N;"
+            f"{name} has no revision {wish.revision!r}: write a branch, a tag, a commit or refs/pr/N after @;"
             f" {page}/tree/main lists them"
         )
     if isinstance(error, errors.GatedRepoError):
@@ -79,7 +79,7 @@ def _explained(error: Exception, wish: Wish) -> UserError:
         return NotGivenNowError(f"{name}: neither a local directory nor a model on the hub, {who}{near}")
     if isinstance(error, errors.OfflineModeIsEnabled):
         return NotGivenNowError(
-            f"{name} is not in the cache ({cache}), and HF_HUB_OFFLINE forbids to ask the hub: unset it,"
+            f"{name} is not in the cache ({cache}), and HF_HUB_OFFLINE forbids a download: unset it,"
             f" {locally}"
         )
     if isinstance(error, errors.HfHubHTTPError) and getattr(error, "response", None) is not None:
@@ -87,13 +87,13 @@ def _explained(error: Exception, wish: Wish) -> UserError:
         refusals = {
             401: f"the hub does not accept the token: {log_in} anew",
             403: f"the hub forbids it to this user; look at {page}",
-            429: f"the hub has had too many requests from here: wait, or {log_in}",
+            429: f"too many requests from here: wait, or {log_in}",
         }
         otherwise = f"the hub answers with status {status}: try again later, {locally}"
         return NotGivenNowError(f"{name}: {refusals.get(status, otherwise)}")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return UserError(
-            f"{name}: the disk of {cache} is full; the files that are whole stay: make room and run the same"
+            f"{name}: the disk of {cache} is full; complete files are kept: free some space and run the same"
             " command again, or set HF_HOME to a directory on another disk"
         )
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -104,7 +104,7 @@ def _explained(error: Exception, wish: Wish) -> UserError:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the system's own words for the root of an error, or its first line."""
+    """Returns the system's description of the root of an error, or its first line."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     if isinstance(error, OSError) and error.strerror:

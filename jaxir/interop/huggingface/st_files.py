@@ -1,4 +1,4 @@
-"""What sentence-transformers writes beside a model, of either kind: its modules, prompts and lengths."""
+"""Files that sentence-transformers writes beside a model of either kind: modules, prompts and lengths."""
 
 import sys
 from collections.abc import Mapping
@@ -18,30 +18,23 @@ from jaxir.storage.files import inside
 
 _CLASSES = {"SentenceTransformer": "dual_encoder", "CrossEncoder": "cross_encoder"}
 _TASKS = {"dual_encoder": "feature-extraction", "cross_encoder": "sequence-classification"}
-# Arguments of from_pretrained that a folder may give.
+# Arguments of from_pretrained that a folder may set.
 _OF_TOKENIZER = ("tokenizer_args", "processor_kwargs")
 _ARGUMENTS = (*_OF_TOKENIZER, "model_args", "model_kwargs", "config_args", "config_kwargs")
-# Those that change nothing but how a model is fetched and computed: here it is computed in float32 anyway.
+# Arguments that only change how a model is fetched and computed; jaxir computes in float32 by default.
 _IDLE = {
     *("torch_dtype", "dtype", "attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache"),
     *("add_pooling_layer", "use_safetensors", "use_fast", "clean_up_tokenization_spaces"),
     *("trust_remote_code", "local_files_only", "cache_dir", "revision", "token"),
 }
-# Whose texts a prompt is for, by its name; the first that a folder has is taken.
+# Names of the prompts of a side, in order of preference.
 _OF_QUERIES = ("query",)
 _OF_PASSAGES = ("document", "passage", "corpus")
 _AS_HERE = {"padding_side": "right", "truncation_side": "right", "truncation": True, "padding": True}
 
 
 class Transformer(NamedTuple):
-    """How a Transformer reads texts.
-
-    Attributes:
-      max_length: tokens at which texts are cut.
-      query_max_length: likewise, of queries.
-      passage_max_length: likewise, of documents.
-      lower_case: whether texts are lower-cased before the tokenizer has them.
-    """
+    """How a Transformer reads texts: limits in tokens, and whether texts are lower-cased first."""
 
     max_length: int
     query_max_length: int
@@ -50,36 +43,32 @@ class Transformer(NamedTuple):
 
 
 def kind_of(directory: Path) -> str | None:
-    """Returns the kind of model in a folder with modules.json, as `kinds.KINDS` has it, or None."""
+    """Returns the kind of model in a folder with modules.json, as in `kinds.KINDS`, or None."""
     return _CLASSES.get(read_optional_json(directory / ST_CONFIG).get("model_type") or "SentenceTransformer")
 
 
 def read_config(directory: Path, kind: str) -> dict[str, Any]:
-    """Reads config_sentence_transformers.json, of which there need be none.
-
-    Raises:
-      UserError: it is damaged, or says that the folder holds another kind of model.
-    """
+    """Reads config_sentence_transformers.json, which is optional, for a model of this kind."""
     path = directory / ST_CONFIG
     content = read_optional_json(path)
     model_type = content.get("model_type")
     if model_type is not None and (found := _CLASSES.get(str(model_type))) != kind:
         what = KINDS[found].what if found else f"a {model_type!s:.40}"
-        raise UserError(f"{path}: the folder holds {what}; {KINDS[kind].what} is wanted")
+        raise UserError(f"{path}: the folder holds {what}; expected {KINDS[kind].what}")
     prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
     if not fits(prompts, dict[str, str | None]) or not fits(default, str | None):
-        raise UserError(f"{path}: its prompts are no texts by their names")
+        raise UserError(f"{path}: its prompts are not texts by names")
     if default is not None and default not in prompts:
-        raise UserError(f"{path}: default_prompt_name {default!r:.40} is the name of no prompt")
+        raise UserError(f"{path}: default_prompt_name {default!r:.40} is not the name of a prompt")
     return content | {"prompts": {name: text or "" for name, text in prompts.items()}}
 
 
 def prompts_of_sides(named: Mapping[str, str], default_name: str | None) -> tuple[str, str]:
     """Returns the prompts that a dual encoder's queries and passages get.
 
-    An empty prompt counts as none: `save` of sentence-transformers 5 and later adds an empty `query` and
-    `document` to every folder. The default prompt, unless it is named for one side, goes before the texts of
-    each side that has no prompt of its own, as `encode` does in every version of sentence-transformers.
+    Empty prompts do not count: since version 5, sentence-transformers adds an empty `query` and `document` to
+    every folder it saves. The default prompt, unless it is named for one side, is used for each side without
+    its own prompt, as `encode` does in every version of sentence-transformers.
     """
     given = {name: text for name, text in named.items() if text}
     default = "" if default_name in (None, *_OF_QUERIES, *_OF_PASSAGES) else given.get(default_name, "")
@@ -104,15 +93,11 @@ def folder_prompts(settings: EncoderSettings) -> tuple[dict[str, str], str | Non
 
 
 def modules(directory: Path) -> list[tuple[str, Path]]:
-    """Returns the kind and the folder of each module that modules.json lists.
-
-    Raises:
-      UserError: there is no such file, it is damaged, or it names a module of somebody else's.
-    """
+    """Returns the kind and the folder of each module that modules.json lists."""
     path = directory / ST_MODULES
     if not path.is_file():
-        hint = "; for a plain Hugging Face folder write hf:" if (directory / "config.json").is_file() else ""
-        raise UserError(f"{path}: no such file, so this is no sentence-transformers folder{hint}")
+        hint = "; for a Hugging Face folder write hf:" if (directory / "config.json").is_file() else ""
+        raise UserError(f"{path}: no such file, so this is not a sentence-transformers folder{hint}")
     content = read_json(path)
     if not isinstance(content, list):
         raise UserError(f"{path}: not a list of modules")
@@ -127,16 +112,7 @@ def modules(directory: Path) -> list[tuple[str, Path]]:
 
 
 def read_transformer(directory: Path, encoder: hf.Encoder, kind: str) -> Transformer:
-    """Reads how the Transformer in a folder reads texts.
-
-    Args:
-      directory: the module's folder; with no such file in it its tokenizer says the length.
-      encoder: the one that it holds: no text is longer than its positions.
-      kind: of the model that the module is part of, as `kinds.KINDS` has it.
-
-    Raises:
-      UserError: the file is damaged, or says something that is not done here.
-    """
+    """Returns how the Transformer in `directory`, which holds `encoder`, reads texts."""
     files = ((directory / name, read_optional_json(directory / name)) for name in ST_TRANSFORMER)
     path, content = next((found for found in files if found[1]), (directory / ST_TRANSFORMER[0], {}))
     _check_use(content, path, kind)
@@ -172,7 +148,7 @@ def _check_use(content: dict[str, Any], path: Path, kind: str) -> None:
 
 
 def _of_arguments(content: dict[str, Any], path: Path) -> int | None:
-    """Returns the length that the tokenizer is made with."""
+    """Returns the length that the tokenizer is created with."""
     found = None
     for group in _ARGUMENTS:
         for name, value in _object(content, group, path).items():
@@ -186,7 +162,7 @@ def _of_arguments(content: dict[str, Any], path: Path) -> int | None:
 def _of_calls(content: dict[str, Any], path: Path) -> int | None:
     """Returns the length that the tokenizer is called with."""
     found, calls = None, _object(content, "processing_kwargs", path)
-    for group in ("common", "text"):  # others are of images and chats
+    for group in ("common", "text"):  # the other groups are of images and chats
         for name, value in _object(calls, group, path).items():
             if name == "max_length":
                 found = _length(value, f"processing_kwargs.{group}.{name}", path)
@@ -203,11 +179,11 @@ def _check_as_here(group: str, name: str, value: Any, path: Path) -> None:
 def _object(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
     value = content.get(name) or {}
     if not isinstance(value, dict):
-        raise UserError(f"{path}: {name} is no JSON object")
+        raise UserError(f"{path}: {name} is not a JSON object")
     return value
 
 
 def _length(value: Any, name: str, path: Path) -> int | None:
     if not fits(value, Count | None):
-        raise UserError(f"{path}: {name} is {value!r:.40}, which is no number of tokens")
+        raise UserError(f"{path}: {name} is {value!r:.40}, not a number of tokens")
     return value
