@@ -1,4 +1,4 @@
-"""What a training run starts from: a pretrained model or a random one. gin binds these classes."""
+"""Starting points of a training run: pretrained and random models. gin binds these classes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -32,7 +32,7 @@ Reader = Callable[..., StoredModel]
 
 
 class Source(Protocol):
-    """What a training run starts from: training builds it, a plan needs only its outline."""
+    """The start of a training run: training builds it, a plan needs only its outline."""
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Makes the model on the mesh of `partitioner`, with random parameters from `seed`."""
@@ -51,11 +51,8 @@ class _Opened:
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Loads the model onto the mesh of `partitioner`; each process reads the parts of its devices.
 
-        New weights are drawn from `seed`. If the files have no fingerprint, it is that of the source's name:
-        to hash the parameters, every process would have to read all of them.
-
-        Raises:
-          UserError: there is no such model, it is damaged, or a change does not fit it.
+        New weights are drawn from `seed`. If the files have no fingerprint, it is that of the source's name,
+        because hashing would make every process read all parameters.
         """
         drawn = bool(self.from_scratch)
 
@@ -210,12 +207,7 @@ class FromScratch:
     passage_prompt: str = ""
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
-        """Makes the model; each parameter is computed on the devices of `partitioner` that hold it.
-
-        Raises:
-          UserError: the tokenizer is missing or has more ids than the model, a length is too large, or the
-            backbone is not registered.
-        """
+        """Makes the model; each parameter is computed on the devices of `partitioner` that hold it."""
         tokenizer = Tokenizer.load(Path(self.tokenizer))
         backbone = self.config.backbone
         if tokenizer.vocab_size > backbone.vocab_size:
@@ -243,11 +235,7 @@ class FromScratch:
 def outline_of(
     model: Source, *, weights: bool = True
 ) -> tuple[ModelConfig, EncoderSettings, Tokenizer | None]:
-    """Returns the configuration, lengths and tokenizer of what `model.build` would build; reads no weights.
-
-    The tokenizer is None if a user's own source opens no model. `weights`: check that there are weights where
-    `build` would read them.
-    """
+    """Returns the configuration, lengths and tokenizer (None: unknown) of what `build` would build."""
     if isinstance(model, FromScratch):
         return *model.outline(), Tokenizer.load(Path(model.tokenizer))
     found = []

@@ -1,6 +1,5 @@
 """Writes any model in any format, for `jaxir.convert` and `jaxir.export`."""
 
-import sys
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -12,6 +11,7 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import Overrides
 from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
+from jaxir.interop.weights.notes import note
 from jaxir.models.dual_encoder import Pooling
 from jaxir.storage.checksums import write_all
 from jaxir.storage.files import atomic_directory, check_new_directory, is_bucket
@@ -45,23 +45,18 @@ def convert(
       similarity: likewise.
       kind: what to read from a folder that holds several kinds of models, as T5's do; see `kinds.KINDS`.
       optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
-
-    Raises:
-      UserError: the model cannot be read, the format cannot hold it, or `output` is not empty.
     """
     to = "st" if to == "sentence_transformers" else to
     if to not in get_args(Format):
         raise UserError(
-            f"unknown format {to!r}{suggest(to, get_args(Format))}; expected {', '.join(get_args(Format))}"
+            f"no format {to!r}{suggest(to, get_args(Format))}; expected {', '.join(get_args(Format))}"
         )
     if optimizer_state and to != "t5x":
         raise UserError(f"the state of the optimizer can be written to t5x only, not to {to}")
     changes = {"pooling": pooling, "similarity": similarity}
     given = [name for name, value in changes.items() if value is not None]
     if given and to == "hf":
-        raise UserError(
-            f"format hf holds only the encoder, which has no {given[0]}: omit --{given[0]}, or use format st"
-        )
+        raise UserError(f"format hf cannot hold the {given[0]}: omit --{given[0]}, or use format st")
     if to == "jaxir":
         model_dir.check_output(output)  # before a long download
     elif to != "t5x" or not is_bucket(output):
@@ -102,18 +97,18 @@ def _write(
     if kind == "seq2seq" and to == "st":
         raise UserError(f"{source} is {kinds.KINDS[kind].what}; format st holds encoders and cross-encoders")
     if to == "hf" or kind != "dual_encoder":
-        _say_prompts(model.settings, to)
-    with atomic_directory(output) as aside:
+        _note_lost_prompts(model.settings, to)
+    with atomic_directory(output) as temporary:
         if whole := {"cross_encoder": hf_cross_encoder.write, "seq2seq": hf_seq2seq.write}.get(kind):
-            whole(aside, model)
+            whole(temporary, model)
             if to == "st":
-                hf_cross_encoder.write_prompts(aside, model.settings)
-            write_all(aside)
+                hf_cross_encoder.write_prompts(temporary, model.settings)
+            write_all(temporary)
         else:
-            _write_towers(aside, model, source, to)
+            _write_towers(temporary, model, source, to)
 
 
-def _say_prompts(settings: EncoderSettings, to: Literal["hf", "st"]) -> None:
+def _note_lost_prompts(settings: EncoderSettings, to: Literal["hf", "st"]) -> None:
     """Prints which prompts are lost in a folder of format hf, or in one of a cross-encoder."""
     before = {"queries": settings.query_prompt, "passages": settings.passage_prompt}
     unused = settings.unused_prompts
@@ -124,13 +119,13 @@ def _say_prompts(settings: EncoderSettings, to: Literal["hf", "st"]) -> None:
     if unused:
         parts.append(f"the prompts named {', '.join(map(repr, unused))} are lost")
     if parts:
-        print(f"note: the folder does not store this model's prompts: {'; '.join(parts)}", file=sys.stderr)
+        note(f"note: the folder does not store this model's prompts: {'; '.join(parts)}")
 
 
-def say_unused_prompts(settings: EncoderSettings, to: str) -> None:
+def note_unused_prompts(settings: EncoderSettings, to: str) -> None:
     """Prints which named prompts of a sentence-transformers folder the graph format `to` leaves out."""
     if unused := settings.unused_prompts:
-        print(f"note: {to} leaves out the prompts named {', '.join(map(repr, unused))}", file=sys.stderr)
+        note(f"note: {to} leaves out the prompts named {', '.join(map(repr, unused))}")
 
 
 def _write_towers(directory: Path, model: StoredModel, source: str, to: Literal["hf", "st"]) -> None:
@@ -147,9 +142,8 @@ def _write_towers(directory: Path, model: StoredModel, source: str, to: Literal[
             write_all(directory / tower)
     lengths = {model.settings.query_max_length, model.settings.passage_max_length}
     if to == "st" and model.config.sharing == "sde" and len(lengths) > 1:
-        print(
+        note(
             f"note: sentence-transformers has one maximum length; the folder says {max(lengths)} tokens, but"
             f" this model cuts queries at {model.settings.query_max_length} and passages at"
-            f" {model.settings.passage_max_length}",
-            file=sys.stderr,
+            f" {model.settings.passage_max_length}"
         )

@@ -9,14 +9,13 @@ process reads only its own part of them.
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from flax import nnx
+from flax import nnx, traverse_util
 from jax.experimental import multihost_utils
 
 from jaxir.core.errors import UserError
@@ -30,6 +29,7 @@ from jaxir.interop.model.overrides import CommonOverrides, Overrides
 from jaxir.interop.model.run_dir import CONFIG, check_seal, checkpoint_of, sealed, sums_of
 from jaxir.interop.model.stored import LoadedModel, ModelConfig, StoredModel
 from jaxir.interop.weights import array_checksums, stores
+from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import read_json, require, write_json
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.storage.files import (
@@ -98,10 +98,7 @@ def read_with(
     kind: str | None = "dual_encoder",
     weights: bool = True,
 ) -> T:
-    """Returns `build` of what `read` returns.
-
-    If a trainer meanwhile removes the checkpoint, because the run has a newer one, the newer one is read.
-    """
+    """Returns `build` of what `read` returns, again if a trainer replaced the checkpoint meanwhile."""
     while True:
         found, fingerprint = read(spec, tokenizer=tokenizer, kind=kind, weights=weights)
         try:
@@ -125,21 +122,22 @@ def save(directory: str | Path, model: nnx.Module, tokenizer: Tokenizer, setting
     if is_bucket(directory):
         raise UserError(f"{directory}: several processes write models to a shared directory, not a bucket")
     first, directory = jax.process_index() == 0, Path(directory)
-    aside = directory.with_name(f".{directory.name}.part")
+    temporary = directory.with_name(f".{directory.name}.part")
     free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
     if not multihost_utils.broadcast_one_to_all(np.array(free)):
         raise UserError(f"{directory} already exists; give another output or remove it first")
     if first:
-        remove_tree(aside)
+        remove_tree(temporary)
     multihost_utils.sync_global_devices("the place of the model is free")
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     sums = jax.device_get(jax.jit(array_checksums.of_tree)(params))
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save((aside / "params").resolve(), params, force=True)
+        checkpointer.save((temporary / "params").resolve(), params, force=True)
     if first:
         sums = {name: int(value) for name, value in sums.items()}
-        _describe(aside, _stored(model, tokenizer, settings, _read_params(aside / "params", sums)), sums)
-        move_tree(aside, directory)
+        written = _read_params(temporary / "params", sums)
+        _describe(temporary, _stored(model, tokenizer, settings, written), sums)
+        move_tree(temporary, directory)
     multihost_utils.sync_global_devices("the model is written")
 
 
@@ -197,9 +195,7 @@ def _read(
             " sentence-transformers, t5x:DIR for a T5X checkpoint, w2v:FILE for word vectors"
         )
     if _half_written(directory):
-        raise UserError(
-            f"{directory}: writing this model was interrupted, or is not finished: run that command again"
-        )
+        raise UserError(f"{directory}: writing this model was interrupted or is not finished: repeat it")
     if not (directory / CONFIG).is_file():
         known = (("st", "modules.json"), ("hf", "config.json"))
         form = next((form for form, name in known if (directory / name).is_file()), None)
@@ -222,7 +218,9 @@ def write(directory: str | Path, model: StoredModel) -> None:
 
     in_bucket = is_bucket(directory)
     with _in_bucket(directory) if in_bucket else atomic_directory(directory) as place:
-        sums = streaming.write_params(place / "params", stored.nest(model.params))
+        sums = streaming.write_params(
+            place / "params", traverse_util.unflatten_dict(dict(model.params), sep=".")
+        )
         if not in_bucket:  # a local copy is faster to read again than the source, a copy in a bucket is not
             model = dataclasses.replace(model, params=_read_params(place / "params", sums))
         _describe(place, model, sums)
@@ -239,7 +237,7 @@ def _in_bucket(directory: str | Path) -> Iterator[Path]:
     check_output(directory)
     place = path_of(directory)
     if _half_written(place):
-        print(f"note: {place} holds an unfinished model, which is replaced", file=sys.stderr)
+        note(f"note: {place} holds an unfinished model, which is replaced")
         place.rmtree()
     try:
         with atomic_file(place / UNFINISHED) as file:
@@ -285,15 +283,16 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
     path = directory / CONFIG
     content = read_json(path)
     if require(content, "format", path) != FORMAT:
-        raise UserError(
-            f"{path}: format {content['format']} is not {FORMAT}: another version of jaxir wrote it"
-        )
+        raise UserError(f"{path}: format {content['format']} of another version, expected {FORMAT}")
     config, settings = model_json.parse(content, path)
     check_seal(content, path)
     while True:
         checkpoint = checkpoint_of(directory)
         try:
-            params = _params_of(directory, checkpoint, content)
+            if checkpoint is None:
+                params = _read_params(directory / "params", content.get("checksums"))
+            else:
+                params = _read_params(checkpoint / "params", sums_of(checkpoint, "params"))
             break
         except UserError:
             if checkpoint is None or checkpoint.exists():
@@ -306,12 +305,6 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
     )
     stored.check_params(params, stored.model_shapes(config), str(directory))
     return model, content.get("fingerprint")
-
-
-def _params_of(directory: Path, checkpoint: Path | None, content: Mapping[str, Any]) -> dict[str, Any]:
-    if checkpoint is not None:
-        return _read_params(checkpoint / "params", sums_of(checkpoint, "params"))
-    return _read_params(directory / "params", content.get("checksums"))
 
 
 def read_auxiliary(run: str | Path) -> dict[str, Any]:

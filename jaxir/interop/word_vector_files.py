@@ -32,13 +32,7 @@ Rows = Iterator[tuple[int, bytes, np.ndarray]]
 
 
 def read(path: str) -> StoredModel:
-    """Reads a file of word vectors, possibly gzipped, as a model with mean pooling and cosine similarity.
-
-    The first vector of a repeated word counts.
-
-    Raises:
-      BadInputError: the file is damaged, or in another format.
-    """
+    """Reads a file of word vectors, possibly gzipped; the first vector of a repeated word counts."""
     ids: dict[str, int] = {_PADDING: 0}
     vectors: list[np.ndarray] = []
     for number, name, vector in _rows(path):

@@ -21,7 +21,7 @@ LARGE = 1000
 
 
 class Request(NamedTuple):
-    """What was asked for."""
+    """A request for a model."""
 
     method: str
     path: str
@@ -162,7 +162,7 @@ class Handler(local_server.Handler):
 
     def _note(self) -> None:
         if self.path.startswith("/api/") and not self.path.startswith("/api/models/"):
-            return  # what the client library asks on its own
+            return  # an unrelated request of the client library
         self._token()
         self.hub.asked.append(Request(self.command, urllib.parse.unquote(self.path.partition("?")[0])))
 

@@ -198,7 +198,7 @@ def test_pair_tokenizer_refuses_impossible_lengths_and_text(loaded):
         PairTokenizer(loaded["bert"].tokenizer).encode([("a", "\ud800")], max_length=10)
 
 
-def test_a_lone_sentencepiece_model_joins_texts_as_t5s_tokenizer_json_does(tmp_path):
+def test_sentencepiece_model_joins_pairs_as_transformers_does(tmp_path):
     seqio = Path(importlib.util.find_spec("seqio").origin).parent
     shutil.copy(seqio / "test_data" / "sentencepiece" / "sentencepiece.model", tmp_path / "spiece.model")
     alone = PairTokenizer(Tokenizer.load(tmp_path))

@@ -163,9 +163,9 @@ def test_a_cross_encoder_comes_out_as_it_went_in(tmp_path):
     assert cli.main("jaxir.convert:convert", flags) == 0
     before, after = (safetensors.numpy.load_file(d / "model.safetensors") for d in (CROSS, tmp_path / "out"))
     assert before.keys() == after.keys() and all((before[n] == after[n]).all() for n in before)
-    was, told = (json.loads((d / "config.json").read_text()) for d in (CROSS, tmp_path / "out"))
-    assert told["architectures"] == ["DebertaV2ForSequenceClassification"]
-    assert {n: told[n] for n in was if n in told} == {n: was[n] for n in was if n in told}
+    was, written = (json.loads((d / "config.json").read_text()) for d in (CROSS, tmp_path / "out"))
+    assert written["architectures"] == ["DebertaV2ForSequenceClassification"]
+    assert {n: written[n] for n in was if n in written} == {n: was[n] for n in was if n in written}
     tanh = was | {"pooler_hidden_act": "tanh"}
     (tmp_path / "out/config.json").write_text(json.dumps(tanh))
     (tmp_path / "out/SHA256SUMS").unlink()
@@ -207,7 +207,7 @@ def test_presets_have_the_published_sizes(name, millions):
     assert round((total - np.prod(shapes["token.embedding"])) / 1e6) in (blocks - 1, blocks)
 
 
-def test_a_plan_of_a_published_one_needs_no_network():
+def test_planning_a_published_model_needs_no_network():
     reranker = PretrainedCrossEncoder(
         source="hf:microsoft/deberta-v3-base", query_max_length=32, passage_max_length=128
     )

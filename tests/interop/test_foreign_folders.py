@@ -23,13 +23,13 @@ TEXTS = ["Dogs CHASE the Café", "the cat sat on the mat", "a 猫 and a 犬"]
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of a dual encoder of BERT, with a Dense of its own and no Normalize."""
+    """A copy of a dual encoder of BERT, with a Dense and no Normalize."""
     return Path(shutil.copytree(GOLDEN / "bert", tmp_path / "folder"))
 
 
 @pytest.fixture
 def pairs_folder(tmp_path):
-    """What sentence-transformers 6.2 saves of a cross-encoder."""
+    """A cross-encoder as sentence-transformers 6.2 saves it."""
     shutil.copytree(GOLDEN / "cross_bert", tmp_path / "pairs")
     return Path(shutil.copytree(GOLDEN / "cross_saved", tmp_path / "pairs", dirs_exist_ok=True))
 

@@ -129,7 +129,7 @@ def test_ten_thousand_texts_with_other_normalisers(normalizer, minilm_folder, tm
         ),
     ],
 )
-def test_tokenizers_that_no_graph_can_follow(change, reason):
+def test_unsupported_tokenizers_are_refused(change, reason):
     spec = json.loads((GOLDEN / "bert" / "tokenizer.json").read_text())
     check(spec)
     with pytest.raises(UserError, match=f"{reason}.*export with --signatures=ids") as raised:

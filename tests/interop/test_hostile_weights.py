@@ -1,4 +1,4 @@
-"""A file of weights may come from anyone: no code in it runs, and damage costs one sentence."""
+"""A file of weights may come from anyone: no code in it runs, and damage is refused."""
 
 import io
 import pickle
@@ -144,7 +144,7 @@ CALL = b"cposix\nsystem\n(X\x04\x00\x00\x00truetR"
         (state(w=tensor(shape=(2**40,), strides=(0,))), "repeats 6 numbers too often"),
         (state(w=tensor(shape=(6,))), "without a shape"),
         (state(w=tensor(count=-1)), "not a storage"),
-        (state(w=tensor(count=7)), "needs 7 numbers, but 24 bytes are stored"),
+        (state(w=tensor(count=7)), "needs 7 numbers, but has 24 bytes"),
         (state(w=tensor("../../../data/0")), r"its part data/\.\./.* is missing"),
         (state(w=tensor(rest=b"\x89}}X\x03\x00\x00\x00negK\x01s")), "with metadata"),
     ],
@@ -156,7 +156,7 @@ def test_malformed_pickles_are_refused(tmp_path, pickled, sentence):
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
-def test_the_tensors_of_these_tests_are_read_if_they_are_right(tmp_path):
+def test_undamaged_tensors_of_these_tests_are_read(tmp_path):
     numbers = np.arange(6, dtype=np.float32)
     save(tmp_path, state(w=tensor(), t=tensor(shape=(3, 2), strides=(1, 3))), **{"0": numbers.tobytes()})
     found = read_tensors(tmp_path)

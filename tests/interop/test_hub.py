@@ -309,8 +309,8 @@ def test_unusable_hub_models_are_refused_before_weights_are_fetched(hub, resolve
     neither = "neither a local directory nor a model on the hub, or is private"
     log_in = "run `hf auth login` or set HF_TOKEN"
     locally = "or give a local copy of it, hf:DIR (in a recipe --model=hf:DIR)"
-    alone = "for only its encoder write hf:"
-    readable = "(model.safetensors, pytorch_model.bin or flax_model.msgpack)"
+    alone = "for its encoder write hf:"
+    readable = "(model.safetensors, pytorch_model.bin, flax_model.msgpack)"
     cases = {
         "hf:google/t5-v1.1-base": f": {neither}: {log_in}; did you mean 'google/t5-v1_1-base'?",
         "hf:nobody/nothing-like-it": f": {neither}: {log_in}; is the name right?",
@@ -318,7 +318,7 @@ def test_unusable_hub_models_are_refused_before_weights_are_fetched(hub, resolve
         "hf:some/busy": f": the hub answers with status 503: try again later, {locally}",
         "hf:some/tf": f": it has no weights that jaxir reads {readable}; it has tf_model.h5",
         "hf:some/gguf": ": it has no config.json, so it is not a model of transformers",
-        "st:some/tf": f": not a sentence-transformers model (no modules.json); {alone}",
+        "st:some/tf": f": not of sentence-transformers (no modules.json); {alone}",
         "hf:some/part": ": it lacks model-1.safetensors, which its model.safetensors.index.json names",
         "hf:google/t5 base": ": no such directory, and names on the hub have the form OWNER/NAME",
     }

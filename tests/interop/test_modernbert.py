@@ -32,7 +32,7 @@ def test_presets_have_the_published_sizes(name, millions):
     assert round(sum(map(np.prod, shapes.values())) / 1e6, 1) == millions
 
 
-def test_a_text_that_is_too_long_is_told():
+def test_too_long_input_is_refused():
     config = ModernBertConfig(
         vocab_size=9, embed_dim=8, num_layers=2, num_heads=2, mlp_dim=8, max_positions=4
     )

@@ -183,7 +183,7 @@ def test_hf_export_is_the_encoder_alone_and_refuses_a_projection(tmp_path, capsy
 def test_hf_export_refuses_settings_it_cannot_hold(tmp_path, capsys):
     flags = [f"--source=st:{GOLDEN / 'roberta'}", "--to=hf", f"--output={tmp_path / 'out'}", "--pooling=cls"]
     assert cli.main("jaxir.convert:convert", flags) == 1
-    assert "which has no pooling: omit --pooling, or use format st" in capsys.readouterr().err
+    assert "format hf cannot hold the pooling: omit --pooling, or use format st" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -306,7 +306,7 @@ def test_tree_of_scann_in_a_graph(storage, tmp_path):
         ),
         (
             ["--model=hf:{golden}/cross_bert", "--index={index}"],
-            "is a cross-encoder, whose scores cannot search an index",
+            "is a cross-encoder, which cannot search an index",
         ),
         (["--model=hf:{golden}/seq2seq_1_1", "--format=onnx"], "which cannot become a graph"),
         (["--model=st:{golden}/bert", "--k=3"], "--k is for --index"),
@@ -325,7 +325,7 @@ def test_export_refuses_unsupported_models_indexes_and_flags(flags, message, tmp
 
 
 @pytest.mark.slow
-def test_a_disk_that_takes_no_more_costs_a_sentence(tmp_path, capsys):
+def test_saved_model_export_reports_a_full_disk(tmp_path, capsys):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     flags = [f"--model=hf:{GOLDEN / 'bert'}", "--format=saved_model", "--signatures=ids"]

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-import tokenizers
 from flax import nnx
 
 from jaxir.core.errors import UserError
@@ -81,22 +80,6 @@ def test_folders_come_out_as_they_went_in(name, tmp_path):
     with pytest.raises(UserError, match=r"is a dual encoder, .*; expected a generator"):
         formats.convert(f"hf:{GOLDEN / name}", tmp_path / "encoder", "jaxir")
         model_dir.load(str(tmp_path / "encoder"), kind="seq2seq")
-
-
-def test_seq2seq_reads_torch_weights(tmp_path):
-    """Many generators on the hub have only pytorch_model.bin."""
-    words = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, 30)}
-    word_level = tokenizers.models.WordLevel(words, unk_token="<unk>")
-    tokenizers.Tokenizer(word_level).save(str(tmp_path / "tokenizer.json"))
-    weights = GOLDEN / "weights" / "t5"
-    shutil.copy(weights / "config.json", tmp_path)
-    shutil.copy(weights / "model.safetensors", tmp_path)
-    expected = stored.fingerprint(hf_seq2seq.read(tmp_path))
-    (tmp_path / "model.safetensors").unlink()
-    shutil.copy(weights / "torch" / "pytorch_model.bin", tmp_path)
-    found = hf_seq2seq.read(tmp_path)
-    assert stored.fingerprint(found) == expected
-    assert not found.config.tied and any(name.startswith("decoder.") for name in found.params)
 
 
 def test_tied_tables_are_written_twice_if_outputs_are_not_scaled(folder, tmp_path):

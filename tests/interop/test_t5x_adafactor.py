@@ -52,7 +52,7 @@ def t5x_step(param, gradient, slots, step: int, learning_rate: float):
 @pytest.mark.parametrize(
     ("name", "size"), [*((name, 1e-4) for name in SHAPES), ("factored", 0.0), ("factored", 1.0)]
 )
-def test_five_steps(name, size):
+def test_adafactor_takes_the_steps_of_t5x(name, size):
     shape, steps = SHAPES[name], 5
     rng = np.random.default_rng(0)
     start = size * rng.normal(size=shape)

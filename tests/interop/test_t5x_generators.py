@@ -47,7 +47,7 @@ def test_logits_and_tokens_are_those_of_the_reference_implementation(name, versi
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_reader_finds_what_t5x_would_and_it_comes_back(name, tmp_path):
+def test_exported_generator_is_read_without_jaxir_and_by_jaxir(name, tmp_path):
     assert convert(f"hf:{GOLDEN / name}", tmp_path / "out", "--to=t5x", "--kind=seq2seq") == 0
     checkpoint = tmp_path / "out/checkpoint_0"
     found, expected = t5x_reader.load(checkpoint), t5x_writer.golden_generator(GOLDEN / name)
@@ -67,7 +67,7 @@ def test_another_reader_finds_what_t5x_would_and_it_comes_back(name, tmp_path):
     assert config["architectures"] == ["T5ForConditionalGeneration"]
 
 
-def test_the_state_of_the_optimizer_is_turned_with_its_parameter(tmp_path):
+def test_optimizer_state_is_transposed_with_its_parameter(tmp_path):
     model = model_dir.read(f"hf:{GOLDEN / 'seq2seq_1_1'}", kind="seq2seq")[0]
     slots = {name: {"v": np.asarray(value) ** 2} for name, value in model.params.items()}
     t5x.write(tmp_path / "out", model, step=3, slots=slots)

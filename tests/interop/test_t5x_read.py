@@ -106,7 +106,7 @@ def test_a_tokenizer_much_smaller_than_the_vocabulary(ids, rows, warned, encoder
     assert said.startswith(warning) if warned else said == ""
 
 
-def test_the_newest_of_a_run_is_taken_and_any_can_be_named(encoder, tmp_path):
+def test_newest_checkpoint_of_a_run_is_read_unless_one_is_named(encoder, tmp_path):
     for step, factor in ((900, 1.0), (1000, 2.0)):
         params = {path: value * np.float32(factor) for path, value in encoder.items()}
         t5x_writer.write(tmp_path, params, step=step)
@@ -269,7 +269,7 @@ DAMAGES = {
         lambda c: (c / KERNEL / ".zarray").write_text(
             json.dumps(json.loads((c / KERNEL / ".zarray").read_text()) | {"shape": [48, 31]})
         ),
-        r"mlp/wo/kernel has shape \(48, 31\), but the index says \(48, 32\)",
+        r"mlp/wo/kernel has shape \(48, 31\), not \(48, 32\)",
     ),
 }
 
@@ -282,7 +282,7 @@ def whole(encoder, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_wrong_checkpoint_costs_one_sentence(damage, whole, tmp_path):
+def test_damaged_t5x_checkpoint_is_refused(damage, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     edit, message = DAMAGES[damage]
     edit(tmp_path / "run" / "checkpoint_1000")
@@ -292,7 +292,7 @@ def test_a_wrong_checkpoint_costs_one_sentence(damage, whole, tmp_path):
     assert "\n" not in str(caught.value) and str(tmp_path / "run") in str(caught.value)
 
 
-def test_directories_that_lead_nowhere(tmp_path):
+def test_missing_t5x_directories_are_refused(tmp_path):
     for spec, message in (
         ("t5x:nowhere", "nowhere: no such directory"),
         ("t5x:s3://bucket/run", "only local paths and gs://"),

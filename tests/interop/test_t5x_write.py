@@ -1,4 +1,4 @@
-"""What is written for T5X: read back without the project's own code, and bit for bit with it."""
+"""Checkpoints for T5X are read without jaxir, and bit-identical with it."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def export(source: str, output: Path, *flags: str) -> int:
     )
 
 
-def test_another_reader_finds_what_t5x_would(tmp_path, monkeypatch):
+def test_exported_checkpoint_is_read_without_jaxir(tmp_path, monkeypatch):
     monkeypatch.setattr(t5x_files, "_CHUNK_BYTES", 1000)  # so that there are several chunks
     assert export(T5, tmp_path / "out") == 0
     checkpoint = tmp_path / "out" / "checkpoint_0"
@@ -170,7 +170,7 @@ def _fail(content):
     raise ZeroDivisionError
 
 
-def test_the_state_of_an_optimizer_is_for_runs_and_t5x():
+def test_optimizer_state_is_refused_without_a_run_or_t5x():
     with pytest.raises(UserError, match="can be written to t5x only"):
         formats.convert(T5, "x", "hf", optimizer_state=True)
     with pytest.raises(UserError, match="is not a training run"):

@@ -14,7 +14,6 @@ import safetensors.numpy
 from flax import nnx, serialization
 
 from jaxir.core.errors import UserError
-from jaxir.interop import model_dir
 from jaxir.interop.huggingface import hf
 from jaxir.interop.model import stored
 from jaxir.interop.weights.weights import read_tensors
@@ -77,14 +76,6 @@ def test_an_encoder_computes_what_torch_does(tmp_path, model, form):
     output = np.asarray(nnx.jit(lambda m, x: m(x))(built.encoder, jnp.asarray(ours)))
     where = (ours != 0)[..., None]
     assert np.abs(np.where(where, output - golden["output"], 0.0)).max() < 5e-6
-
-
-def test_a_dense_module_in_torchs_format(tmp_path):
-    shutil.copytree(GOLDEN / "bert", tmp_path / "model")
-    (tmp_path / "model" / "2_Dense" / SAFE).unlink()
-    shutil.copy(WEIGHTS / "dense" / BIN, tmp_path / "model" / "2_Dense")
-    found, expected = (model_dir.read(f"st:{d}")[0] for d in (tmp_path / "model", GOLDEN / "bert"))
-    assert stored.fingerprint(found) == stored.fingerprint(expected)
 
 
 @pytest.mark.parametrize("kept", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])

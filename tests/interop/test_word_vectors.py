@@ -69,7 +69,7 @@ def test_vectors_of_texts_are_averages_of_gensim(name, vectors, files):
     np.testing.assert_array_equal(found[-2:], 0)  # texts without a word that is known
 
 
-def test_a_file_whose_words_have_capitals_is_read_as_it_is(tmp_path):
+def test_cased_word_vectors_are_not_lower_cased(tmp_path):
     file = tmp_path / "cased.txt"
     file.write_text("Rhine 1 0\nrhine 0 2\n[PAD] 5 5\nrhine 9 9\n. . 0 4 \nMain 3 7\n")
     found = encode(f"w2v:{file}", ["Rhine", "rhine", "RHINE", "Rhine rhine [PAD]", "Main"])
@@ -107,8 +107,8 @@ def test_word_vectors_are_exported_to_onnx(files, tmp_path):
         (b"", "the file is empty"),
     ],
 )
-def test_a_damaged_file_costs_a_sentence(content, said, tmp_path):
+def test_damaged_word_vectors_are_refused(content, said, tmp_path):
     (tmp_path / "vectors").write_bytes(content)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         model_dir.read(f"w2v:{tmp_path / 'vectors'}")
-    assert said in str(told.value) and str(told.value).startswith(str(tmp_path)), str(told.value)
+    assert said in str(caught.value) and str(caught.value).startswith(str(tmp_path)), str(caught.value)

@@ -1,10 +1,12 @@
-"""What every export has: a model's programs, README.md and jaxir_export.json."""
+"""Parts of every export: a model's programs, README.md and jaxir_export.json."""
+
+from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,9 @@ from jaxir.interop.model import kinds
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import LoadedModel
 from jaxir.models import any_length
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,7 @@ class Source:
     fingerprint: str
 
     @classmethod
-    def of(cls, name: str, loaded: LoadedModel) -> "Source":
+    def of(cls, name: str, loaded: LoadedModel) -> Source:
         """Returns the source of a loaded model; its encoder must accept texts of any number and length."""
         if fault := any_length.fault_of(loaded.model):
             raise UserError(fault)
@@ -48,10 +53,10 @@ class Program:
 
     Attributes:
       name: its name.
-      compute: (model, one int32 [B, L] for each of `inputs`) -> float32 [B, D] or [B]. Programs that compute
-        the same share one object.
+      compute: (model, one int32 [B, L] for each of `inputs`) -> float32 [B, D] or [B]; equal programs share
+        it.
       inputs: "ids", whose padding is 0, and "token_types" if the model reads them.
-      output: what `compute` returns: "vectors" or "scores".
+      output: "vectors" or "scores".
       shape: the output's shape, as text.
       texts: the names of the tokenised texts, and the prompt of each.
       max_length: tokens kept, special tokens included.
@@ -68,21 +73,40 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """How models of a kind are exported.
-
-    Attributes:
-      what: the kind, with its article.
-      gives: the first half of a sentence about its numbers.
-      cut: the part of a sentence about the limits and prompts of texts.
-      facts: entries of jaxir_export.json.
-      programs: the functions.
-    """
+    """How a kind is exported; `output_note` and `limits_note` are parts of sentences in a README."""
 
     what: str
-    gives: str
-    cut: str
+    output_note: str
+    limits_note: str
     facts: Mapping[str, Any]
     programs: tuple[Program, ...]
+
+
+class Signature(NamedTuple):
+    """A signature: its function, and descriptions of its inputs and outputs by name."""
+
+    function: Any
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+class GraphSearch(Protocol):
+    """An index in a graph (see `retrieval.saved_search`).
+
+    Attributes:
+      state: what a SavedModel must hold.
+      packages: the packages whose operations it uses.
+      about: a sentence about it for the README.
+      k: documents for each query.
+    """
+
+    state: Any
+    packages: tuple[str, ...]
+    about: str
+    k: int
+
+    def __call__(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns (document ids, string [B, K], scores, float32 [B, K]) of vectors [B, D]."""
 
 
 def form_of(source: Source) -> Form:
@@ -120,8 +144,8 @@ def _of_towers(source: Source) -> Form:
     )
     return Form(
         what="A dual encoder",
-        gives=f"Vectors have {config.dimension} dimensions and are compared by {config.similarity}",
-        cut=f"queries are cut at {settings.query_max_length} tokens"
+        output_note=f"Vectors have {config.dimension} dimensions and are compared by {config.similarity}",
+        limits_note=f"queries are cut at {settings.query_max_length} tokens"
         + (f" and begin with the prompt {settings.query_prompt!r}" if settings.query_prompt else "")
         + f", passages at {settings.passage_max_length}"
         + (f" and begin with {settings.passage_prompt!r}" if settings.passage_prompt else ""),
@@ -150,8 +174,8 @@ def _of_pairs(source: Source) -> Form:
     )
     return Form(
         what="A cross-encoder",
-        gives="Scores of a query and a passage are logits, the greater the more relevant",
-        cut=f"a query and its passage have {program.max_length} tokens at the most, the longer is cut first"
+        output_note="Scores of a query and a passage are logits, the greater the more relevant",
+        limits_note=f"a query and its passage have at most {program.max_length} tokens, cut from the longer"
         + "".join(f"; {name} begin with the prompt {prompt!r}" for name, prompt in prompts.items() if prompt),
         facts={},
         programs=(program,),
@@ -177,7 +201,7 @@ def describe(source: Source, format: str) -> list[str]:
         f"# {source.name}",
         "",
         f"{form.what}, written by jaxir as {format}. Fingerprint: `{source.fingerprint}`.",
-        f"{form.gives}; matrix products are {source.model.config.backbone.dtype}.",
+        f"{form.output_note}; matrix products are {source.model.config.backbone.dtype}.",
     ]
 
 

@@ -26,21 +26,11 @@ _PROBE = 32  # characters or pieces in a compared text
 
 
 class GraphTokenizer:
-    """`tokenizer` in a graph, for texts or for pairs of them.
+    """`tokenizer` in a graph, for texts or (with two `num_texts`) for pairs of them.
 
     Text that is not valid UTF-8 raises an InvalidArgumentError. The constructor compares the graph with
     `Tokenizer` (`PairTokenizer`) on every piece of the vocabulary, every character of Unicode's first two
-    planes and many others, and on truncated pairs.
-
-    Args:
-      tokenizer: the tokenizer.
-      num_texts: texts in a sequence: 1, or 2 for pairs.
-
-    Attributes:
-      state: the `tf.Module` that a SavedModel must hold.
-
-    Raises:
-      UserError: TensorFlow operations cannot reproduce the tokenizer, or tensorflow_text is not installed.
+    planes and many others, and on truncated pairs. A SavedModel must hold its `state`.
     """
 
     def __init__(self, tokenizer: Tokenizer, num_texts: int = 1):
@@ -66,9 +56,7 @@ class GraphTokenizer:
     ) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
         """Returns ids and token types, int32 [B, None], with special tokens, without padding.
 
-        Args:
-          texts: UTF-8 [B], or two of them: the first and the second text of each pair.
-          max_length: tokens kept, special tokens included; pairs are cut as in `PairTokenizer.encode`.
+        `texts` is UTF-8 [B], or two of them: the first and the second text of each pair.
         """
         import tensorflow as tf
 
@@ -123,10 +111,7 @@ def renumbered(tokens: tf.Tensor, pad_swap: int | None) -> tf.Tensor:
 
 
 def _cut(texts: list[tf.RaggedTensor], room: int) -> list[tf.RaggedTensor]:
-    """Returns the first tokens of each text [B, None], together at most `room`.
-
-    The longer of two texts is cut first, and both once they are equally long; the second gets the odd token.
-    """
+    """Returns the first tokens of each text [B, None], at most `room`; the longer of two is cut first."""
     import tensorflow as tf
 
     lengths = [text.row_lengths() for text in texts]

@@ -35,11 +35,7 @@ _IN_WORD, _ALONE, _BOUNDARY, _DROPPED = range(4)
 
 
 class WordPiece:
-    """A tokenizer.json of BERT's kind in a graph: texts -> ids, without the special tokens around them.
-
-    Attributes:
-      state: the `tf.Module` that a SavedModel must hold.
-    """
+    """A tokenizer.json of BERT's kind in a graph: texts -> ids; a SavedModel must hold its `state`."""
 
     def __init__(self, spec: dict[str, Any]):
         import tensorflow as tf
@@ -50,7 +46,7 @@ class WordPiece:
         splits, items = character_table(*(json.dumps(spec[name]) for name in ("normalizer", "pre_tokenizer")))
         pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
         self._max_characters = model["max_input_chars_per_word"]
-        self._unknown = _not_in(model["vocab"])
+        self._unknown = next(c for c in map(chr, range(0x4E00, 0x10000)) if c not in model["vocab"])
         self.state = tf.Module()
         self.state.table_splits = tf.Variable(splits, trainable=False)
         self.state.table_items = tf.Variable(items, trainable=False)
@@ -70,10 +66,7 @@ class WordPiece:
         return parts.with_flat_values(found).merge_dims(1, 2)
 
     def _split_added(self, texts: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor | None]:
-        """Returns the texts [B, None] between added tokens, and the ids [parts, 0 or 1] of those tokens.
-
-        A part that is an added token becomes an empty text.
-        """
+        """Returns texts [B, None], empty at added tokens, and the ids [parts, 0 or 1] of those."""
         import tensorflow as tf
 
         if not self._added:
@@ -143,12 +136,7 @@ def _refusal(reason: str) -> UserError:
 def character_table(normalizer: str, pre_tokenizer: str) -> tuple[np.ndarray, np.ndarray]:
     """Asks the `tokenizers` library what becomes of each of the 1,114,112 code points.
 
-    Args:
-      normalizer: of a tokenizer.json that `check` accepts, as JSON.
-      pre_tokenizer: likewise.
-
-    Returns:
-      (row splits int32 [1,114,113], items int32): code point c becomes items[splits[c]:splits[c + 1]].
+    Returns (row splits int32 [1,114,113], items int32): code point c becomes items[splits[c]:splits[c + 1]].
     """
     parts = {"normalizer": json.loads(normalizer), "pre_tokenizer": json.loads(pre_tokenizer)}
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
@@ -180,10 +168,7 @@ def character_table(normalizer: str, pre_tokenizer: str) -> tuple[np.ndarray, np
 
 
 def _changed_characters(normalize: Callable[[str], str]) -> dict[str, str]:
-    """Returns the normalised form of each character that changes, in order.
-
-    One call normalises many characters, separated by bars.
-    """
+    """Returns the normalised form of each character that changes, in order."""
     changed = {}
     for block in _blocks(_CHARACTERS):
         joined = "|".join(block)
@@ -215,8 +200,7 @@ def _mark_orders(
 ) -> dict[str, int]:
     """Returns the rank, from 1 on, of each combining mark in the order that the normaliser sorts them into.
 
-    Decomposing normalisers sort consecutive marks by their canonical combining class. The result is empty if
-    the normaliser does not decompose, or drops all marks.
+    Decomposing normalisers sort consecutive marks by their canonical combining class; others need no ranks.
     """
     classes = {unicodedata.combining(c): c for c in characters if unicodedata.combining(c)}
     known = [classes[i] for i in sorted(classes)]
@@ -288,11 +272,6 @@ def _words(items: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.Tensor]:
         validate=False,
     )
     return words, tf.math.unsorted_segment_sum(tf.cast(starts, tf.int64), texts, items.nrows())
-
-
-def _not_in(vocabulary: dict[str, int]) -> str:
-    """Returns a character that is an unknown word."""
-    return next(c for c in map(chr, range(0x4E00, 0x10000)) if c not in vocabulary)
 
 
 def _fast_wordpiece(pieces: list[str], prefix: str, unknown: str) -> bytes:

@@ -38,35 +38,27 @@ def write(output: str | Path, source: Source) -> None:
     reads them) with any B and L, as tokenizers give them (padding is where the mask is 0, on the right), and
     returns `sentence_embedding`, float32 [B, D], or `logits`, float32 [B, 1]. ONNX Runtime's numbers are
     compared with the model's before the directory appears.
-
-    Args:
-      output: a new or empty directory.
-      source: the model, in float32.
-
-    Raises:
-      UserError: jax2onnx or onnxruntime is not installed, the model computes in bfloat16, JAX runs on an
-        accelerator, jax2onnx cannot convert it, ONNX Runtime gives other numbers, or `output` is not empty.
     """
     if source.model.config.backbone.dtype != "float32":
         raise UserError("ONNX graphs are written in float32 only; bfloat16 is for --format=saved_model")
     exported.check_backend("ONNX graphs are")
-    with _quiet(), directory_with_checksums(output) as aside:
+    with _quiet(), directory_with_checksums(output) as temporary:
         ir = _libraries()
         graphs: dict[Any, onnx_ir.Model] = {}  # by `compute`
         programs = exported.form_of(source).programs
-        with (aside / WEIGHTS).open("wb") as file:
+        with (temporary / WEIGHTS).open("wb") as file:
             weights = _Weights(file)
             for program in programs:
                 if program.compute not in graphs:
                     graphs[program.compute] = graph = _graph(source, program)
                     weights.take(graph)
-                ir.save(graphs[program.compute], aside / f"{program.name}.onnx")
+                ir.save(graphs[program.compute], temporary / f"{program.name}.onnx")
         for program in programs:
-            _compare(aside, source, program)
-        source.tokenizer.save(aside)
+            _compare(temporary, source, program)
+        source.tokenizer.save(temporary)
         versions = {p: metadata.version(p) for p in ("jax2onnx", "onnxruntime", "jax")}
         opset = graph.opset_imports[""]
-        onnx_readme.write(aside, source, opset=opset, versions=versions)
+        onnx_readme.write(temporary, source, opset=opset, versions=versions)
 
 
 def _graph(source: Source, program: Program) -> onnx_ir.Model:

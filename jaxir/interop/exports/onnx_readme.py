@@ -110,7 +110,7 @@ def write(directory: Path, source: Source, *, opset: int, versions: Mapping[str,
         "An id that the vocabulary lacks"
         + (", or a row that is longer," if longest else "")
         + f" gives {what} that are no numbers (NaN).",
-        f"Texts: {form.cut}.",
+        f"Texts: {form.limits_note}.",
         "",
         "## In Python",
         "",

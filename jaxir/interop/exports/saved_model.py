@@ -21,9 +21,8 @@ from flax import nnx
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
 from jaxir.interop.exports import exported, saved_model_readme
-from jaxir.interop.exports.exported import Program, Source
+from jaxir.interop.exports.exported import GraphSearch, Program, Signature, Source
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer, renumbered
-from jaxir.interop.exports.signatures import GraphSearch, Signature
 from jaxir.models import activations, layers
 from jaxir.runtime.lean_tensorflow import import_tensorflow
 from jaxir.storage.checksums import directory_with_checksums
@@ -55,29 +54,16 @@ def write(
     vectors, float32 [B, D]), `query` and `passage` (texts, string [B] -> vectors) and `search` (texts -> ids,
     string [B, K], and scores, float32 [B, K]). Of a cross-encoder: `score_ids` (ids, and token_types if it
     reads them, int32 [B, L] -> scores, float32 [B]) and `score` (queries and passages, string [B] -> scores).
-    Programs are lowered for CPU, CUDA and TPU.
-
-    Args:
-      output: a new or empty directory.
-      source: the model. Its backbone's dtype is that of the matrix products; bfloat16 also applies to their
-        stored weights.
-      signatures: "text" for all, "ids" for those that take ids.
-      search: makes the index of `search` after TensorFlow is imported; None for no such signature.
-
-    Raises:
-      UserError: TensorFlow or TensorFlow Text is not installed, JAX runs on an accelerator, the tokenizer
-        cannot become part of a graph, `output` is not empty, or a cross-encoder is to search.
+    Programs are lowered for CPU, CUDA and TPU. `search` makes the index after TensorFlow is imported.
     """
     programs = exported.form_of(source).programs
     if search is not None and programs[0].name != "query":
-        raise UserError(
-            f"{source.name} is a cross-encoder, whose scores cannot search an index: omit --index"
-        )
+        raise UserError(f"{source.name} is a cross-encoder, which cannot search an index: omit --index")
     if search is not None and signatures == "ids":
         raise UserError("a search takes texts: omit --signatures=ids or --index")
     exported.check_backend("a SavedModel is")
     tf = _tensorflow()
-    with directory_with_checksums(output) as aside, _own_temporary_files():
+    with directory_with_checksums(output) as temporary, _own_temporary_files():
         tokenizer = None
         if signatures == "text":
             tokenizer = GraphTokenizer(source.tokenizer, num_texts=len(programs[0].texts))
@@ -91,7 +77,7 @@ def write(
         default = next(name for name in _DEFAULTS if name in found)
         served = functions | {"serving_default": functions[default]}
         try:
-            tf.saved_model.save(module, str(aside), signatures=served)
+            tf.saved_model.save(module, str(temporary), signatures=served)
         except tf.errors.OpError as error:
             if (why := _words_of_system(error.message)) is None:
                 raise
@@ -100,7 +86,7 @@ def write(
         packages += ["tensorflow-text"] if tokenizer is not None else []
         packages += index.packages if index is not None else []
         saved_model_readme.write(
-            aside,
+            temporary,
             source,
             signatures=found,
             default=default,

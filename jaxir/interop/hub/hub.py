@@ -21,7 +21,8 @@ import jax
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
 from jaxir.interop.hub import hub_errors, hub_files
-from jaxir.interop.hub.hub_errors import Wish
+from jaxir.interop.hub.hub_errors import Request
+from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import read_json
 from jaxir.storage import checksums
 from jaxir.storage.files import atomic_file, local_path
@@ -96,105 +97,99 @@ def resolve(
         refs/pr/N. all-MiniLM-L6-v2 comes from the package that holds it, if that is installed.
       default_owner: owner of a hub name that has none.
       modules: whether it is read as a sentence-transformers folder, whose modules may have weights.
-      weights: whether weights are needed; if not, they are not downloaded.
+      weights: whether to download weights.
       check: called with the directory before weights are downloaded; raises a UserError for an unusable
         model.
-
-    Raises:
-      UserError: there is no such model, the hub cannot be reached or refuses it, the disk is full, or a file
-        is damaged.
     """
-    found = _local(name)
-    if found is not None:
+    if (found := _local(name)) is not None:
         checksums.check(found, may_grow=True)  # jaxir's exports have checksums
         return found
-    wish = _parse(name, default_owner, modules, weights)
-    if (wish.name, wish.revision) == (MINILM, _MAIN) and (packaged := _packaged_minilm()) is not None:
+    request = _parse(name, default_owner, modules, weights)
+    if (request.name, request.revision) == (MINILM, _MAIN) and (packaged := _packaged_minilm()) is not None:
         return packaged
-    there = _ask(wish, lambda copy: _files_of_copy(wish, copy) is not None)
-    if isinstance(there, Path):
-        _check_hashes(there, _files_of_copy(wish, there) or ())
-        return there
-    with hub_errors.in_a_sentence(wish):
-        return _fetch(wish, there, check)
+    repository = _ask(request, lambda copy: _files_of_copy(request, copy) is not None)
+    if isinstance(repository, Path):
+        _check_hashes(repository, _files_of_copy(request, repository) or ())
+        return repository
+    with hub_errors.as_user_error(request):
+        return _fetch(request, repository, check)
 
 
-def minilm_at_hand() -> Path | None:
+def local_minilm() -> Path | None:
     """Returns the directory of all-MiniLM-L6-v2, or None if it would have to be downloaded."""
     if (packaged := _packaged_minilm()) is not None:
         return packaged
-    wish = _parse(MINILM, None, modules=True, weights=False)
-    copy = _copy_of(wish)
-    return copy if copy is not None and _files_of_copy(wish, copy) is not None else None
+    request = _parse(MINILM, None, modules=True, weights=False)
+    copy = _copy_of(request)
+    return copy if copy is not None and _files_of_copy(request, copy) is not None else None
 
 
 def configuration(name: str) -> Path:
     """Returns the path of config.json of a model, as `resolve` without any other file."""
     file = hub_files.CONFIG
-    found = _local(name)
-    if found is not None:
+    if (found := _local(name)) is not None:
         return found / file
-    wish = _parse(name, None, modules=False, weights=False)
-    there = _ask(wish, lambda copy: (copy / file).is_file())
-    directory = there if isinstance(there, Path) else there.directory
-    with hub_errors.in_a_sentence(wish):
-        if not isinstance(there, Path):
-            if file not in there.sizes:
-                raise UserError(f"{wish.name}: it has no {file}, so it is not a model of transformers")
-            there.download([file])
-    _check_hashes(directory, [file])
-    return directory / file
+    request = _parse(name, None, modules=False, weights=False)
+    found = _ask(request, lambda copy: (copy / file).is_file())
+    if isinstance(found, _Repository):
+        if file not in found.sizes:
+            raise UserError(f"{request.name}: it has no {file}, so it is not a model of transformers")
+        with hub_errors.as_user_error(request):
+            found.download([file])
+        found = found.directory
+    _check_hashes(found, [file])
+    return found / file
 
 
-def _ask(wish: Wish, is_enough: Callable[[Path], bool]) -> _Repository | Path:
+def _ask(request: Request, is_enough: Callable[[Path], bool]) -> _Repository | Path:
     """Returns the hub's listing, or the copy in the cache if the hub is not needed or cannot be reached."""
     import huggingface_hub
     from huggingface_hub import constants
 
-    copy = _copy_of(wish)
-    if copy is not None and not is_enough(copy):
-        copy = None
-    if copy is not None and (constants.HF_HUB_OFFLINE or copy.name == wish.revision):
+    copy = _copy_of(request)
+    copy = copy if copy is not None and is_enough(copy) else None
+    if copy is not None and (constants.HF_HUB_OFFLINE or copy.name == request.revision):
         return copy
     try:
-        with hub_errors.in_a_sentence(wish):
+        with hub_errors.as_user_error(request):
             info = huggingface_hub.HfApi().model_info(
-                wish.name, revision=wish.revision, files_metadata=True, timeout=_TIMEOUT_SECONDS
+                request.name, revision=request.revision, files_metadata=True, timeout=_TIMEOUT_SECONDS
             )
-    except hub_errors.NotGivenNowError:
+    except hub_errors.UnavailableError:
         if copy is None:
             raise
-        _say(f"note: the hub is not available; using the cached copy of {wish.name} ({copy})")
+        note(f"note: the hub is not available; using the cached copy of {request.name} ({copy})")
         return copy
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    return _Repository(wish.name, info.sha, sizes)
+    return _Repository(request.name, info.sha, sizes)
 
 
-def _fetch(wish: Wish, there: _Repository, check: Callable[[Path], object]) -> Path:
+def _fetch(request: Request, repository: _Repository, check: Callable[[Path], object]) -> Path:
     """Downloads missing files, the weights last."""
-    sizes, directory = there.sizes, there.directory
+    sizes, directory = repository.sizes, repository.directory
     before = {file for file in sizes if (directory / file).is_file()}
-    there.download(_wanted(wish._replace(weights=False), sizes, there.read).small)
+    repository.download(_wanted(request._replace(weights=False), sizes, repository.read).small)
     check(directory)
-    chosen = _wanted(wish, sizes, there.read)
-    there.download(chosen.small)
+    chosen = _wanted(request, sizes, repository.read)
+    repository.download(chosen.small)
     missing = {f: sizes[f] for f in (*chosen.weights, *chosen.small) if f not in before}
     if missing:
-        _say(_announcement(wish, missing))
+        note(_announcement(request, missing))
         if sum(missing.values()) > LARGE_BYTES and jax.process_count() > 1:
-            _say(
-                f"note: every host downloads this; `python -m jaxir.convert --source={wish.kind}:{wish.name}"
+            spec = f"{request.kind}:{request.name}"
+            note(
+                f"note: every host downloads this; `python -m jaxir.convert --source={spec}"
                 " --output=gs://BUCKET/MODEL` stores it once, and each host reads its own part"
             )
-        _check_room(sum(missing[f] for f in chosen.weights if f in missing), wish.name)
-        there.download(chosen.weights, bars=True)
+        _check_room(sum(missing[f] for f in chosen.weights if f in missing), request.name)
+        repository.download(chosen.weights, bars=True)
     _check_hashes(directory, itertools.chain(*chosen))
-    there.remember(wish.revision)
+    repository.remember(request.revision)
     return directory
 
 
-def _wanted(wish: Wish, names: Collection[str], read: Callable[[str], Any]) -> hub_files.Wanted:
-    return hub_files.wanted(names, read, wish.name, modules=wish.modules, weights=wish.weights)
+def _wanted(request: Request, names: Collection[str], read: Callable[[str], Any]) -> hub_files.Wanted:
+    return hub_files.wanted(names, read, request.name, modules=request.modules, weights=request.weights)
 
 
 def _cache_of(name: str) -> Path:
@@ -204,29 +199,26 @@ def _cache_of(name: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
 
 
-def _copy_of(wish: Wish) -> Path | None:
+def _copy_of(request: Request) -> Path | None:
     """Returns the cached directory of a commit, branch or tag, which may lack files."""
-    folder = _cache_of(wish.name)
-    ref = folder / "refs" / wish.revision
-    commit = ref.read_text().strip() if ref.is_file() else wish.revision
+    folder = _cache_of(request.name)
+    ref = folder / "refs" / request.revision
+    commit = ref.read_text().strip() if ref.is_file() else request.revision
     directory = folder / "snapshots" / commit
     return directory if re.fullmatch("[0-9a-f]{40}", commit) and directory.is_dir() else None
 
 
-def _files_of_copy(wish: Wish, copy: Path) -> list[str] | None:
+def _files_of_copy(request: Request, copy: Path) -> list[str] | None:
     """Returns the needed files of a copy in the cache, or None if one is missing."""
     names = {p.relative_to(copy).as_posix() for p in copy.rglob("*") if p.is_file()}
     try:
-        return list(itertools.chain(*_wanted(wish, names, lambda file: read_json(copy / file))))
+        return list(itertools.chain(*_wanted(request, names, lambda file: read_json(copy / file))))
     except UserError:
         return None
 
 
 def _check_hashes(directory: Path, files: Iterable[str]) -> None:
-    """Checks files of a commit in the cache by their hashes, each once per machine.
-
-    A file's hash is the name of the blob that it links to; files that are not links have none.
-    """
+    """Checks cached files by their hashes, which are the names of the blobs that they link to."""
     for file in files:
         blob = (directory / file).resolve()
         known = blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name)
@@ -268,14 +260,14 @@ def _check_room(size: int, what: str) -> None:
         )
 
 
-def _announcement(wish: Wish, sizes: dict[str, int]) -> str:
+def _announcement(request: Request, sizes: dict[str, int]) -> str:
     """Returns "NAME: FILE 990 MB, FILE, FILE; 992 MB in total, to DIRECTORY"."""
     parts = [file for file in sizes if re.search(r"-\d+-of-\d+\.", file)]
-    said = [f"{f} {_in_bytes(n)}" if n >= 10_000_000 else f for f, n in sizes.items() if f not in parts]
+    listed = [f"{f} {_in_bytes(n)}" if n >= 10_000_000 else f for f, n in sizes.items() if f not in parts]
     if parts:
-        said.insert(0, f"{parts[0]} and {len(parts) - 1} more, {_in_bytes(sum(sizes[f] for f in parts))}")
+        listed.insert(0, f"{parts[0]} and {len(parts) - 1} more, {_in_bytes(sum(sizes[f] for f in parts))}")
     total = _in_bytes(sum(sizes.values()))
-    return f"{wish.name}: {', '.join(said)}; {total} in total, to {_cache_of(wish.name).parent}"
+    return f"{request.name}: {', '.join(listed)}; {total} in total, to {_cache_of(request.name).parent}"
 
 
 def _in_bytes(size: int) -> str:
@@ -284,12 +276,6 @@ def _in_bytes(size: int) -> str:
         if size >= 0.9995 * unit:
             return f"{size / unit:.3g} {name}"
     return f"{size} bytes"
-
-
-def _say(text: str) -> None:
-    """Prints a line on standard error, in process 0 only."""
-    if jax.process_index() == 0:
-        print(text, file=sys.stderr, flush=True)
 
 
 def _local(name: str) -> Path | None:
@@ -301,7 +287,7 @@ def _local(name: str) -> Path | None:
     return None
 
 
-def _parse(name: str, default_owner: str | None, modules: bool, weights: bool) -> Wish:
+def _parse(name: str, default_owner: str | None, modules: bool, weights: bool) -> Request:
     """Parses NAME@REVISION."""
     hub_name, at, revision = name.partition("@")
     if hub_name.startswith((".", "~", "/")) or hub_name.count("/") > 1 or not hub_name:
@@ -311,7 +297,7 @@ def _parse(name: str, default_owner: str | None, modules: bool, weights: bool) -
     if at and Path(hub_name).is_dir():
         raise UserError(f"{name}: {hub_name} is a local directory; only models on the hub have revisions")
     owned = f"{default_owner}/{hub_name}" if default_owner and "/" not in hub_name else hub_name
-    return Wish(owned, revision or _MAIN, "st" if default_owner else "hf", modules, weights)
+    return Request(owned, revision or _MAIN, "st" if default_owner else "hf", modules, weights)
 
 
 def _packaged_minilm() -> Path | None:
@@ -321,9 +307,7 @@ def _packaged_minilm() -> Path | None:
     directory = Path(next(iter(spec.submodule_search_locations))) / "model"
     weights = directory / "model.safetensors"
     if not weights.is_file():
-        raise UserError(f"{weights} is missing: reinstall the package {MINILM_PACKAGE}")
+        raise UserError(f"{weights} is missing: reinstall {MINILM_PACKAGE}")
     if not checksums.is_intact(weights, MINILM_SHA256, sha256_of):
-        raise UserError(
-            f"{weights} is not the published all-MiniLM-L6-v2: reinstall the package {MINILM_PACKAGE}"
-        )
+        raise UserError(f"{weights} is not the published all-MiniLM-L6-v2: reinstall {MINILM_PACKAGE}")
     return directory

@@ -33,17 +33,11 @@ def wanted(
     modules: bool = False,
     weights: bool = True,
 ) -> Wanted:
-    """Chooses the files of a repository to download.
+    """Chooses the files of a repository to download, given the paths of all its files.
 
     Safetensors are preferred to torch's `.bin`, and `.bin` to Flax's msgpack. Variants in another precision,
-    other frameworks' weights and second copies are left out.
-
-    Args:
-      names: the paths of all its files.
-      read: returns the content of a JSON file.
-      what: the repository, for error messages.
-      modules: whether it is read as a sentence-transformers folder, whose modules may have weights.
-      weights: whether weights are needed.
+    other frameworks' weights and second copies are left out. `read` returns the content of a JSON file; with
+    `modules`, a sentence-transformers folder's modules may have weights.
     """
     folders = _folders(names, read, what) if modules else {"": True}
     root = next(iter(folders))
@@ -67,7 +61,10 @@ def wanted(
     for folder, needed in folders.items() if weights else ():
         index, parts = _weights(folder, names, read, what)
         if needed and not parts:
-            raise UserError(f"{what}: {_no_weights(folder, names)}")
+            others = sorted(n for n in names if n.startswith(folder) and n.endswith(_OTHER_WEIGHTS))
+            found = f"; it has {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}" if others else ""
+            known = ", ".join(single for single, _ in FILES)
+            raise UserError(f"{what}: it has no weights that jaxir reads ({known}){found}")
         chosen.small.extend(index)
         chosen.weights.extend(parts)
     return chosen
@@ -76,9 +73,7 @@ def wanted(
 def _folders(names: Collection[str], read: Callable[[str], Any], what: str) -> dict[str, bool]:
     """Returns the folder of each module ("" or with a slash at its end), and whether it must have weights."""
     if ST_MODULES not in names:
-        raise UserError(
-            f"{what}: not a sentence-transformers model (no {ST_MODULES}); for only its encoder write hf:"
-        )
+        raise UserError(f"{what}: not of sentence-transformers (no {ST_MODULES}); for its encoder write hf:")
     try:
         listed = [(m["path"].strip("/"), m["type"].rpartition(".")[2]) for m in read(ST_MODULES)]
     except (TypeError, KeyError, AttributeError) as error:
@@ -105,10 +100,3 @@ def _weights(
                 raise UserError(f"{what}: it lacks {missing[0]}, which its {folder}{index} names")
             return [folder + index], parts
     return [], []
-
-
-def _no_weights(folder: str, names: Collection[str]) -> str:
-    others = sorted(n for n in names if n.startswith(folder) and n.endswith(_OTHER_WEIGHTS))
-    *known, last = [single for single, _ in FILES]
-    found = f"; it has {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}" if others else ""
-    return f"it has no weights that jaxir reads ({', '.join(known)} or {last}){found}"

@@ -6,12 +6,10 @@ Tensors come out bit-identical.
 
 import collections
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
@@ -20,6 +18,7 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop.huggingface import hf_config, tokenizer_files
 from jaxir.interop.model import stored
 from jaxir.interop.model.stored import StoredModel
+from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import (
     SINGLE,
     read_json,
@@ -45,25 +44,19 @@ class _Tensor(NamedTuple):
     read: Callable[[np.ndarray], np.ndarray]
     write: Callable[[np.ndarray], np.ndarray]
 
-    def take_apart(self, value: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    def split(self, value: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
         ends = np.cumsum([shapes[name][-1] for name in self.ours])[:-1]
         value = self.read(value)
         parts = np.split(value, ends, axis=-1) if len(ends) else [value]
         return dict(zip(self.ours, parts, strict=True))
 
-    def put_together(self, params: Mapping[str, Any]) -> np.ndarray:
+    def join(self, params: Mapping[str, Any]) -> np.ndarray:
         parts = [params[name] for name in self.ours]
         return self.write(np.concatenate([np.asarray(p) for p in parts], axis=-1) if parts[1:] else parts[0])
 
 
 class Encoder(NamedTuple):
-    """An encoder read from a folder.
-
-    Attributes:
-      config: its configuration.
-      params: float32 arrays by the encoder's canonical names.
-      pad_id: the folder's padding id, which is swapped with 0 here.
-    """
+    """An encoder read from a folder: configuration, float32 arrays by canonical name, padding id (here 0)."""
 
     config: BackboneConfig
     params: dict[str, np.ndarray]
@@ -102,11 +95,10 @@ def read_tokenizer(directory: Path, encoder: Encoder, *, lower_case: bool = Fals
             f"{directory}: the tokenizer has {tokenizer.vocab_size} ids,"
             f" the model only {encoder.config.vocab_size}"
         )
-    if tokenizer.vocab_size < _LEAST_SHARE * encoder.config.vocab_size and jax.process_index() == 0:
-        print(
+    if tokenizer.vocab_size < _LEAST_SHARE * encoder.config.vocab_size:
+        note(
             f"warning: {directory}: the tokenizer has {tokenizer.vocab_size:,} ids, the model"
-            f" {encoder.config.vocab_size:,}: check that its files are complete",
-            file=sys.stderr,
+            f" {encoder.config.vocab_size:,}: check that its files are complete"
         )
     return tokenizer_files.lower_cased(tokenizer, directory) if lower_case else tokenizer
 
@@ -136,7 +128,7 @@ def tensors_of(
 ) -> dict[str, np.ndarray]:
     """Returns the tensors of an encoder under Hugging Face's names and in its layout."""
     tensors = _tensors_of_encoder(config, stored.encoder_shapes(config), pad_id)
-    return {tensor.name: tensor.put_together(params) for tensor in tensors}
+    return {tensor.name: tensor.join(params) for tensor in tensors}
 
 
 def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:
@@ -170,7 +162,7 @@ def read_part(
     tensors, found = _tensors(weights, shapes), read_tensors(directory)
     expected = _shapes_there(tensors, shapes)
     found = {name: value for name, value in found.items() if name in expected}
-    return _taken_apart(tensors, found, shapes, expected, directory)
+    return _split_all(tensors, found, shapes, expected, directory)
 
 
 def read_ending(directory: Path, tensors: Mapping[str, Any], end: str, missing: str) -> np.ndarray:
@@ -185,7 +177,7 @@ def tensors_of_part(
     weights: Weights, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     """Returns the tensors of such a part; the inverse of `read_part`."""
-    return {tensor.name: tensor.put_together(params) for tensor in _tensors(weights, shapes)}
+    return {tensor.name: tensor.join(params) for tensor in _tensors(weights, shapes)}
 
 
 def _to_params(
@@ -194,23 +186,23 @@ def _to_params(
     codec, shapes = hf_config.codec_of(config), stored.encoder_shapes(config)
     tensors = _tensors_of_encoder(config, shapes, pad_id)
     expected = _shapes_there(tensors, shapes)
-    found = _strip_prefix({modern(name): value for name, value in found.items()}, expected)
+    found = _strip_prefix({current_name(name): value for name, value in found.items()}, expected)
     for name, aliases in codec.aliases.items():
         for alias in aliases:  # a file may hold any of them
             if alias in found:
                 found.setdefault(name, found[alias])
     found = {n: v for n, v in found.items() if n in expected or not n.startswith(codec.left_out)}
-    return _taken_apart(tensors, found, shapes, expected, directory)
+    return _split_all(tensors, found, shapes, expected, directory)
 
 
 def _shapes_there(
     tensors: list[_Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
     empty = {name: np.broadcast_to(np.False_, shape) for name, shape in shapes.items()}
-    return {tensor.name: tensor.put_together(empty).shape for tensor in tensors}
+    return {tensor.name: tensor.join(empty).shape for tensor in tensors}
 
 
-def _taken_apart(
+def _split_all(
     tensors: list[_Tensor],
     found: Mapping[str, np.ndarray],
     shapes: Mapping[str, tuple[int, ...]],
@@ -220,7 +212,7 @@ def _taken_apart(
     stored.check_params(found, expected, str(directory))
     params: dict[str, np.ndarray] = {}
     for tensor in tensors:
-        params |= tensor.take_apart(found[tensor.name], shapes)
+        params |= tensor.split(found[tensor.name], shapes)
     return params
 
 
@@ -229,7 +221,7 @@ def is_wrapped(name: str) -> bool:
     return _WRAPPED.match(name) is not None
 
 
-def modern(name: str) -> str:
+def current_name(name: str) -> str:
     """Returns a tensor's current name.
 
     BERT's first checkpoints use TensorFlow's names for norms; Fusion-in-Decoder's (facebookresearch/FiD) wrap
@@ -265,7 +257,7 @@ def _tensors_of_encoder(
         return x
 
     return [
-        t._replace(read=_then(t.read, swap), write=_then(swap, t.write)) if t.ours == (table,) else t
+        t._replace(read=_compose(t.read, swap), write=_compose(swap, t.write)) if t.ours == (table,) else t
         for t in tensors
     ]
 
@@ -277,7 +269,7 @@ def _tensors(
     table, found = {}, {}
     for ours, theirs in weights.items():
         modules = (ours,) if isinstance(ours, str) else ours
-        theirs = theirs if isinstance(theirs, Changed) else Changed(theirs, _same, _same)
+        theirs = theirs if isinstance(theirs, Changed) else Changed(theirs, _identity, _identity)
         table |= dict.fromkeys(modules, (modules, theirs))
     for name in shapes:
         module, _, leaf = name.rpartition(".")
@@ -294,14 +286,14 @@ def _tensors(
         tensor = theirs.name.replace("*", number) + (".bias" if leaf == "bias" else ".weight")
         read, write = theirs.read, theirs.write
         if leaf == "kernel":
-            read, write = _then(np.transpose, read), _then(write, np.transpose)
+            read, write = _compose(np.transpose, read), _compose(write, np.transpose)
         found[tensor] = _Tensor(tensor, ours, read, write)
     return list(found.values())
 
 
-def _same(x: np.ndarray) -> np.ndarray:
+def _identity(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _then(first: _Change, second: _Change) -> _Change:
+def _compose(first: _Change, second: _Change) -> _Change:
     return lambda x: second(first(x))

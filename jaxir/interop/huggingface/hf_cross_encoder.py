@@ -76,7 +76,7 @@ def read(directory: Path) -> StoredModel:
     if head is None:
         raise UserError(f"{directory}: cross-encoders of model_type {codec.model_type!r} are not supported")
     if not _has_token_types(directory, content, codec):
-        encoder = _of_one_type(encoder)
+        encoder = _without_token_types(encoder)
     config = CrossEncoderConfig(
         backbone=encoder.config,
         normed=head.norm is not None,
@@ -85,7 +85,13 @@ def read(directory: Path) -> StoredModel:
     params = encoder.in_model | _read_head(directory, head, config)
     about = st_files.read_config(directory, "cross_encoder")
     _check_output(directory, content, about)
-    _check_use(directory)
+    path = directory / hub_files.ST_MODULES
+    modules = st_files.modules(directory) if path.exists() else []
+    if modules not in ([], [("Transformer", directory)]):
+        raise UserError(
+            f"{path}: the modules {', '.join(kind for kind, _ in modules)} are not supported: a cross-encoder"
+            " has only a Transformer, in the folder itself"
+        )
     transformer = st_files.read_transformer(directory, encoder, "cross_encoder")
     tokenizer = hf.read_tokenizer(directory, encoder, lower_case=transformer.lower_case)
     settings = _settings(directory, content, about, transformer.max_length)
@@ -104,17 +110,12 @@ def _head_fields(
     for name, values in allowed.items():
         if name in content and content[name] not in values:
             supported = ", ".join(str(value) for value in values if value is not None)
-            raise UserError(
-                f"{directory}: a head with {name} {content[name]!r:.40} is not supported, only {supported}"
-            )
+            raise UserError(f"{directory}: {name} {content[name]!r:.40} is not supported, only {supported}")
     return found
 
 
 def _has_token_types(directory: Path, content: dict[str, Any], codec: HuggingFace) -> bool:
-    """Whether transformers' tokenizer of this folder gives its model token types.
-
-    The folder's `model_input_names` decides, else the class of the tokenizer.
-    """
+    """Whether transformers' tokenizer of this folder gives its model token types."""
     path = directory / tokenizer_files.CONFIG
     about = read_optional_json(path)
     names = about.get("model_input_names")
@@ -128,23 +129,19 @@ def _has_token_types(directory: Path, content: dict[str, Any], codec: HuggingFac
     return (named or codec.tokenizer_class).removesuffix("Fast") in _TYPED_TOKENIZERS
 
 
-def _of_one_type(encoder: hf.Encoder) -> hf.Encoder:
+def _without_token_types(encoder: hf.Encoder) -> hf.Encoder:
     """Returns an encoder without token types: all tokens have the first type."""
     if encoder.config.num_token_types < 2:
         return encoder
     config = dataclasses.replace(encoder.config, num_token_types=1)
-    return encoder._replace(
-        config=config, params=encoder.params | {_TYPE_TABLE: encoder.params[_TYPE_TABLE][:1]}
-    )
+    table = encoder.params[_TYPE_TABLE][:1]
+    return encoder._replace(config=config, params=encoder.params | {_TYPE_TABLE: table})
 
 
 def _settings(
     directory: Path, content: dict[str, Any], about: dict[str, Any], length: int
 ) -> EncoderSettings:
-    """Returns the settings of a model that reads sequences of at most `length` tokens.
-
-    sentence-transformers puts the default prompt before the first text of a pair, which is the query.
-    """
+    """Returns the settings; sentence-transformers puts the default prompt before the query."""
     found, reads = EncoderSettings.of_pairs(length), content.get(_READS, "pair")
     if not fits(reads, Reads):
         raise UserError(f"{directory / 'config.json'}: {_READS} is {reads!r:.40}")
@@ -152,12 +149,8 @@ def _settings(
         found = dataclasses.replace(found, query_max_length=length)
     if (directory / hub_files.ST_MODULES).exists():  # sentence-transformers reads prompts only with this file
         named, default = about["prompts"], about.get("default_prompt_name")
-        found = dataclasses.replace(
-            found,
-            query_prompt=named.get(default, ""),
-            named_prompts=named,
-            default_prompt_name=default,
-        )
+        prompts = {"query_prompt": named.get(default, ""), "named_prompts": named}
+        found = dataclasses.replace(found, **prompts, default_prompt_name=default)
     return dataclasses.replace(found, reads=reads)
 
 
@@ -198,10 +191,7 @@ def write(directory: Path, model: StoredModel) -> None:
 
 
 def write_prompts(directory: Path, settings: EncoderSettings) -> None:
-    """Writes the files by which sentence-transformers puts prompts before queries, if there are prompts.
-
-    It has no prompt for the second text of a pair.
-    """
+    """Writes the files by which sentence-transformers puts prompts before queries, if there are any."""
     named, default = settings.named_prompts, settings.default_prompt_name
     if named.get(default, "") != settings.query_prompt:
         named, default = {**named, "query": settings.query_prompt}, "query"
@@ -236,16 +226,6 @@ def _read_head(directory: Path, head: ScoreHead, config: CrossEncoderConfig) -> 
     return params
 
 
-def _check_use(directory: Path) -> None:
-    path = directory / hub_files.ST_MODULES
-    modules = st_files.modules(directory) if path.exists() else []
-    if modules not in ([], [("Transformer", directory)]):
-        raise UserError(
-            f"{path}: the modules {', '.join(kind for kind, _ in modules)} are not supported: a cross-encoder"
-            " has only a Transformer, in the folder itself"
-        )
-
-
 def _check_output(directory: Path, content: dict[str, Any], about: dict[str, Any]) -> None:
     """Refuses scores that sentence-transformers computes otherwise than by a logit or its sigmoid."""
     own = content.get("sentence_transformers") or {}
@@ -258,6 +238,4 @@ def _check_output(directory: Path, content: dict[str, Any], about: dict[str, Any
     )
     name = next((name for name in named if name), None)
     if name is not None and str(name).rpartition(".")[2] not in _OUTPUTS:
-        raise UserError(
-            f"{directory}: its scores are made by {name}; only {' and '.join(_OUTPUTS)} are supported"
-        )
+        raise UserError(f"{directory}: scores by {name} are not supported, only {' and '.join(_OUTPUTS)}")

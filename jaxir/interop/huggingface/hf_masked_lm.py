@@ -22,9 +22,7 @@ def outline(config_file: Path) -> MaskedLMConfig:
     backbone, _ = hf_config.parse(content, config_file)
     codec = hf_config.codec_of(backbone)
     if not codec.masked_lm:
-        raise UserError(
-            f"{config_file}: masked language models of model_type {content['model_type']!r} are not supported"
-        )
+        raise UserError(f"{config_file}: no masked language model has model_type {content['model_type']!r}")
     if not content.get("tie_word_embeddings", True):
         raise UserError(f"{config_file}: a head with its own token vectors is not supported")
     activation = codec.masked_lm_activation or backbone.activation
@@ -60,7 +58,7 @@ def read_pooler(directory: Path) -> dict[str, np.ndarray]:
 
 def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str, np.ndarray]:
     codec = backbones.of_model_type(config.backbone.model_type, where=directory)[1]
-    found = {hf.modern(name): value for name, value in read_tensors(directory).items()}
+    found = {hf.current_name(name): value for name, value in read_tensors(directory).items()}
     _check_tied(directory, found, codec.masked_lm["bias"])
     params = {}
     for ours in ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "bias"):

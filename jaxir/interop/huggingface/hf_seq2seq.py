@@ -1,11 +1,9 @@
 """Generators: Hugging Face's folders of T5 with its decoder (T5ForConditionalGeneration), and back."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
@@ -13,6 +11,7 @@ from jaxir.interop.huggingface import hf, hf_config
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
+from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import SINGLE, read_json, read_tensors, write_json, write_tensors
 from jaxir.models import t5_decoder
 from jaxir.models.backbones import BackboneConfig
@@ -38,18 +37,16 @@ def read(directory: Path) -> StoredModel:
     # Folders may hold the token table under a second name.
     has_head = _HEAD in names and not _are_equal(found[_HEAD], encoder.params["token.embedding"])
     config = _config(path, content, encoder.config, has_head=has_head)
-    if has_head and config.tied and jax.process_index() == 0:
-        print(
+    if has_head and config.tied:
+        note(
             f"warning: {directory}: {_HEAD} is left out: it differs from {_TABLE}, but config.json says that"
-            " they are one table; if they are two, set tie_word_embeddings to false there",
-            file=sys.stderr,
+            " they are one table; if they are two, set tie_word_embeddings to false there"
         )
     # T5's own folders may hold it, too, unused.
-    if _CROSS_BIAS in names and any(map(hf.is_wrapped, names)) and jax.process_index() == 0:
-        print(
+    if _CROSS_BIAS in names and any(map(hf.is_wrapped, names)):
+        note(
             f"warning: {directory}: {_CROSS_BIAS}, a bias of cross-attention in its authors' code, is"
-            " left out: answers may differ slightly from theirs",
-            file=sys.stderr,
+            " left out: answers may differ slightly from theirs"
         )
     return StoredModel(
         config=config,
@@ -64,16 +61,12 @@ def outline(path: Path) -> Seq2SeqConfig:
     content = read_json(path)
     backbone, pad_id = hf_config.parse(content, path)
     _check(path.parent, content, backbone, pad_id)
-    return _config(
-        path, content, backbone, has_head=True
-    )  # ignored if outputs are scaled, as in published ones
+    return _config(path, content, backbone, has_head=True)  # unused if outputs are scaled
 
 
 def _check(directory: Path, content: Mapping[str, Any], backbone: BackboneConfig, pad_id: int) -> None:
     if not isinstance(backbone, T5Config):
-        raise UserError(
-            f"{directory}: model_type {content['model_type']!r} is not a generator of text; T5 is"
-        )
+        raise UserError(f"{directory}: model_type {content['model_type']!r} is not a generator; T5 is")
     start = content.get("decoder_start_token_id", START)
     if (pad_id, start) != (0, START):
         raise UserError(
@@ -83,7 +76,9 @@ def _check(directory: Path, content: Mapping[str, Any], backbone: BackboneConfig
 
 
 def _config(path: Path, content: Mapping[str, Any], backbone: T5Config, *, has_head: bool) -> Seq2SeqConfig:
-    scaled = _is_scaled(content)
+    # T5's entries for scaled outputs have misleading names; mT5 has none.
+    untied = content.get("tie_word_embeddings", True) is False
+    scaled = content["model_type"] == "t5" and bool(content.get("scale_decoder_outputs", not untied))
     try:
         return Seq2SeqConfig(
             backbone=backbone,
@@ -115,13 +110,6 @@ def write(directory: Path, model: StoredModel) -> None:
     write_json(directory / "config.json", content)
     write_tensors(directory / SINGLE, tensors)
     hf.save_tokenizer(directory, model, model.settings.passage_max_length)
-
-
-def _is_scaled(content: Mapping[str, Any]) -> bool:
-    """Whether outputs are scaled before the token table, by T5's entries of misleading names."""
-    if content["model_type"] != "t5":
-        return False
-    return bool(content.get("scale_decoder_outputs", content.get("tie_word_embeddings", True) is not False))
 
 
 def _are_equal(one: Any, other: Any) -> bool:

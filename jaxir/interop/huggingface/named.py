@@ -13,15 +13,11 @@ _DEFAULT_LENGTH = 512
 
 
 def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> StoredModel:
-    """Reads a model of Hugging Face or sentence-transformers.
+    """Reads a model of Hugging Face or sentence-transformers: `form` is "hf" or "st".
 
-    Args:
-      form: "hf" or "st".
-      name: a local directory, or a name on the hub; as `hub.resolve` takes it.
-      kind: "dual_encoder", "cross_encoder" or "seq2seq"; None: a cross-encoder if the files say so, else a
-        dual encoder. Folders of T5 hold both a dual encoder and a generator.
-      weights: whether they are needed; if not, a dual encoder of "hf" gets the placeholders of
-        `stored.shapes_alone`.
+    `name` is as in `hub.resolve`. If `kind` is None, the model is a cross-encoder if the files say so, else a
+    dual encoder: folders of T5 hold both a dual encoder and a generator. Without `weights`, a dual encoder of
+    "hf" gets `stored.shapes_alone`.
     """
     if form == "st" and kind in (None, "dual_encoder"):
         return _read_sentence_transformers(name, kind)

@@ -56,9 +56,7 @@ def read(directory: Path) -> StoredModel:
     about = st_files.read_config(directory, "dual_encoder")
     if (dimension := about.get("truncate_dim")) is not None:
         path = directory / hub_files.ST_CONFIG
-        raise UserError(
-            f"{path}: truncate_dim {dimension!r:.40} is not supported: remove it to keep whole vectors"
-        )
+        raise UserError(f"{path}: truncate_dim {dimension!r:.40} is not supported: remove it")
     modules = _modules(directory)
     root = modules["Transformer"]
     encoder = hf.read_encoder(root)
@@ -109,7 +107,7 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
     config, settings = model.config, model.settings
     if config.pooling not in _POOLINGS:
         raise UserError(
-            f"sentence-transformers has no {config.pooling} pooling: use --format=onnx or saved_model"
+            f"sentence-transformers has no {config.pooling} pooling: export to onnx or saved_model"
         )
     hf.write_tower(directory, model, tower=tower)
     length = hf.length_of(model, tower)
@@ -127,7 +125,12 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
     if config.projection is not None:
         name = f"{tower}_projection" if config.sharing == "ade" else "projection"
         kernel, bias = model.params[f"{name}.kernel"], model.params.get(f"{name}.bias")
-        _write_dense(directory / "2_Dense", config.projection, kernel, bias)
+        (directory / "2_Dense").mkdir()
+        dense = {"in_features": kernel.shape[0], "out_features": kernel.shape[1], "bias": bias is not None}
+        dense["activation_function"] = _DENSE_ACTIVATIONS[config.projection.activation]
+        write_json(directory / "2_Dense" / "config.json", dense)
+        tensors = {"linear.weight": np.asarray(kernel).T} | ({} if bias is None else {"linear.bias": bias})
+        write_tensors(directory / "2_Dense" / SINGLE, tensors)
         modules.append("Dense")
     if config.similarity == "cosine":
         modules.append("Normalize")
@@ -206,18 +209,3 @@ def _check_names(content: dict[str, Any], path: Path) -> None:
     for entry in ("module_input_name", "module_output_name"):
         if content.get(entry) not in (None, _VECTOR):
             raise UserError(f"{path}: {entry} {content[entry]!r:.40} is not supported, only {_VECTOR}")
-
-
-def _write_dense(
-    directory: Path, projection: Projection, kernel: np.ndarray, bias: np.ndarray | None
-) -> None:
-    directory.mkdir()
-    content = {
-        "in_features": kernel.shape[0],
-        "out_features": kernel.shape[1],
-        "bias": bias is not None,
-        "activation_function": _DENSE_ACTIVATIONS[projection.activation],
-    }
-    write_json(directory / "config.json", content)
-    tensors = {"linear.weight": np.asarray(kernel).T} | ({} if bias is None else {"linear.bias": bias})
-    write_tensors(directory / SINGLE, tensors)

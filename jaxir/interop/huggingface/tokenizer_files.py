@@ -23,10 +23,10 @@ _JSON = "tokenizer.json"
 _MAP, _ADDED = "special_tokens_map.json", "added_tokens.json"
 _MORE, _BY_ID = ("additional_special_tokens", "extra_special_tokens"), "added_tokens_decoder"
 _SENTINEL = re.compile("\u2581?<extra_id_[0-9]+>")  # T5's, which occur in no text
-_AS_IT_IS = "PreTrainedTokenizerFast"  # the class that reads all of tokenizer.json
+_GENERIC_CLASS = "PreTrainedTokenizerFast"  # the class that reads all of tokenizer.json
 
 
-class _Remade(NamedTuple):
+class _Replaced(NamedTuple):
     """A part of a tokenizer.json that some classes create by tokenizer_config.json instead.
 
     Attributes:
@@ -42,8 +42,8 @@ class _Remade(NamedTuple):
     entries: Mapping[str, tuple[str, Any]]
 
 
-_REMADE = (
-    _Remade(
+_REPLACED = (
+    _Replaced(
         "normalizer",
         "BertNormalizer",
         classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"),
@@ -53,7 +53,7 @@ _REMADE = (
             "tokenize_chinese_chars": ("handle_chinese_chars", True),
         },
     ),
-    _Remade(
+    _Replaced(
         "pre_tokenizer",
         "ByteLevel",
         classes=("RobertaTokenizer",),
@@ -83,24 +83,24 @@ def load(directory: Path) -> Tokenizer:
     if not codec.heeds_tokenizer_class:
         return tokenizer
     by_type = named is None
-    for remade in _REMADE:
-        part = content.get(remade.part) or {}
-        if str(named or codec.tokenizer_class).removesuffix("Fast") not in remade.classes:
+    for replaced in _REPLACED:
+        part = content.get(replaced.part) or {}
+        if str(named or codec.tokenizer_class).removesuffix("Fast") not in replaced.classes:
             continue
         _check_ends(directory, content, config)
-        if part.get("type") != remade.type:
+        if part.get("type") != replaced.type:
             continue
-        said = {ours: config[entry] for entry, (ours, _) in remade.entries.items() if entry in config}
-        made = dict(remade.entries.values()) | said
+        settings = {ours: config[entry] for entry, (ours, _) in replaced.entries.items() if entry in config}
+        made = dict(replaced.entries.values()) | settings
         if _effect(made) == _effect(part):
             continue
-        if by_type and _effect(made) != _effect(part | said):
+        if by_type and _effect(made) != _effect(part | settings):
             raise UserError(
-                f"{directory}: transformers ignores the {remade.part} of {_JSON}, because {CONFIG} names no"
-                f" tokenizer_class: set tokenizer_class there to {_AS_IT_IS} to use {_JSON}, or set"
-                f" {', '.join(remade.entries)}"
+                f"{directory}: transformers ignores the {replaced.part} of {_JSON}, because {CONFIG} names no"
+                f" tokenizer_class: set tokenizer_class there to {_GENERIC_CLASS} to use {_JSON}, or set"
+                f" {', '.join(replaced.entries)}"
             )
-        tokenizer = _changed(tokenizer, remade.part, lambda part, made=made: part | made, directory)
+        tokenizer = _changed(tokenizer, replaced.part, lambda part, made=made: part | made, directory)
     return tokenizer
 
 
@@ -124,16 +124,13 @@ def save(tokenizer: Tokenizer, directory: Path, *, max_length: int, token_types:
         return
     pad = tokenizers.Tokenizer.from_file(str(directory / _JSON)).id_to_token(tokenizer.pad_swap or 0)
     inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
-    about = {"tokenizer_class": _AS_IT_IS, "pad_token": pad}
+    about = {"tokenizer_class": _GENERIC_CLASS, "pad_token": pad}
     about |= {"model_max_length": max_length, "model_input_names": inputs}
     write_json(directory / CONFIG, about | config)
 
 
 def _named(directory: Path, *, in_json: bool) -> Iterator[tuple[str, str]]:
-    """Yields the tokens that files beside a tokenizer name, each with the name of the file.
-
-    special_tokens_map.json counts beside a tokenizer.json unless tokenizer_config.json has the tokens by id.
-    """
+    """Yields the tokens that files beside a tokenizer name, each with the name of the file."""
     config = read_optional_json(directory / CONFIG)
     found = {CONFIG: [config.get(entry) for entry in (*_MORE, _BY_ID)]}
     if in_json and not config.get(_BY_ID):
@@ -150,10 +147,7 @@ def _named(directory: Path, *, in_json: bool) -> Iterator[tuple[str, str]]:
 
 
 def _check_ends(directory: Path, content: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Refuses settings that name other tokens than tokenizer.json puts around a text.
-
-    Since version 5, transformers' classes of BERT and RoBERTa use those of the settings.
-    """
+    """Refuses settings whose special tokens differ from those that tokenizer.json puts around a text."""
     part = content.get("post_processor") or {"type": "TemplateProcessing", "single": []}
     if part["type"] == "TemplateProcessing":
         put = [piece["SpecialToken"]["id"] for piece in part["single"] if "SpecialToken" in piece]

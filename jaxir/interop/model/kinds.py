@@ -24,9 +24,8 @@ class Kind:
       config: the class of its configurations.
       what: its description in messages.
       lengths: settings -> the tokens of each input, by the settings that decide them.
-      of_tokenizer: fields of the configuration that the tokenizer decides; excluded from fingerprints.
-      since: fields that were added later, with the value that all earlier models have; excluded from
-        fingerprints at this value.
+      of_tokenizer: fields of the configuration that the tokenizer decides, excluded from fingerprints.
+      since: fields added later, excluded from fingerprints at the value of all earlier models.
     """
 
     config: type[Any]

@@ -1,4 +1,4 @@
-"""What `jaxir.json` says about a model: its kind, configuration, lengths and prompts."""
+"""The description of a model in `jaxir.json`: kind, configuration, lengths and prompts."""
 
 from collections.abc import Mapping
 from pathlib import Path

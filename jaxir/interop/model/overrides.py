@@ -1,4 +1,4 @@
-"""What a user may change in a model while it is loaded."""
+"""Changes that a user may make to a model while it is loaded."""
 
 import dataclasses
 from typing import Any, Literal
@@ -127,9 +127,7 @@ def _add_projection(model: StoredModel, dimension: int, *, seed: int, where: str
 def _share(model: StoredModel, sharing: Sharing, *, where: str) -> StoredModel:
     before = model.config.sharing
     if sharing == "ade_spl" and model.config.projection is None:
-        raise UserError(
-            f"{where}: sharing='ade_spl' needs a projection, which this model lacks: set projection"
-        )
+        raise UserError(f"{where}: sharing='ade_spl' needs a projection: set one")
     if before != "sde":
         raise UserError(f"{where}: its towers are {before!r} and cannot become {sharing!r}; only 'sde' can")
     params: dict[str, np.ndarray] = {}

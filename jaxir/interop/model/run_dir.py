@@ -127,7 +127,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     if record != sealed(record) and "checksums" in record:  # records of older versions have neither
         raise Damaged(f"{path}: not what was written there")
     if record.get("step") != int(checkpoint.name):
-        raise Damaged(f"{path}: the record is of another step")
+        raise Damaged(f"{path}: of another step")
     return record
 
 

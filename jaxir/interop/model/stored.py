@@ -102,18 +102,6 @@ def params_of(model: nnx.Module) -> dict[str, np.ndarray]:
     return flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
 
-def nest(flat: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
-    """Turns names joined by a separator into nested dicts."""
-    tree: dict[str, Any] = {}
-    for name, value in flat.items():
-        *parents, leaf = name.split(separator)
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
-    return tree
-
-
 def encoder_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter of an encoder by canonical name."""
     return _shapes(dataclasses.replace(config, scan_layers=False))

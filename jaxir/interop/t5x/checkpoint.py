@@ -6,10 +6,8 @@ tell (see `names.interpret`).
 
 import dataclasses
 import re
-import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
@@ -19,6 +17,7 @@ from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.t5x import checkpoint_files as t5x_files
 from jaxir.interop.t5x import names as t5x_names
 from jaxir.interop.weights import stores
+from jaxir.interop.weights.notes import note
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.models.t5 import T5Config
@@ -67,14 +66,13 @@ def read(directory: str, *, tokenizer: str | None = None, generator: bool = Fals
         raise UserError(f"{where}: this tokenizer pads with id {loaded.pad_swap}, but T5X with 0")
     if loaded.vocab_size > vocab_size:
         raise UserError(f"{where}: this tokenizer has {loaded.vocab_size} ids, the model only {vocab_size}")
-    if 2 * loaded.vocab_size < vocab_size and jax.process_index() == 0:
-        print(
+    if 2 * loaded.vocab_size < vocab_size:
+        note(
             f"warning: {where}: this tokenizer has {loaded.vocab_size:,} ids, the model {vocab_size:,}:"
-            " check that the model was trained with this tokenizer",
-            file=sys.stderr,
+            " check that the model was trained with this tokenizer"
         )
-    if left_out and jax.process_index() == 0:
-        print(f"note: {where}: the decoder ({len(left_out)} arrays) is left out", file=sys.stderr)
+    if left_out:
+        note(f"note: {where}: the decoder ({len(left_out)} arrays) is left out")
     return dataclasses.replace(model, tokenizer=loaded)
 
 
@@ -108,33 +106,28 @@ def write(
     """Writes `output`/checkpoint_STEP, which T5X restores, and `output`/tokenizer, which T5X ignores.
 
     A local `output` appears only when complete. In a bucket the index is written last; T5X ignores a
-    checkpoint without an index.
-
-    Args:
-      output: a new or empty directory, local or gs://BUCKET/PATH.
-      model: a dual encoder with T5 towers, or a generator; its parameters may be unread.
-      step: the number of finished steps.
-      slots: Adafactor's slots by canonical name (see `optimizer.read`), for a full restore.
+    checkpoint without an index. `slots` are Adafactor's by canonical name (see `optimizer.read`), for a full
+    restore.
     """
     _check(model)
     paths = t5x_names.paths_of(model.config)
     names = {path: name for name, path in paths.items()} | t5x_names.copies_of(model.config)
-    target = {path: t5x_names.turned(name, model.params[name]) for path, name in names.items()}
+    target = {path: t5x_names.oriented(name, model.params[name]) for path, name in names.items()}
     states = None
     if slots is not None:
-        states = {p: {s: t5x_names.turned(n, x) for s, x in slots[n].items()} for p, n in names.items()}
-    beside = [path for path in target if t5x_names.in_zarr(path)]
+        states = {p: {s: t5x_names.oriented(n, x) for s, x in slots[n].items()} for p, n in names.items()}
+    external = [path for path in target if t5x_names.in_zarr(path)]
     if is_bucket(output):
         place = path_of(output)
         check_bucket(place, writing=True)
         check_free(place)
         model.tokenizer.save(place / "tokenizer")
-        t5x_files.write(place / f"checkpoint_{step}", step, target, beside=beside, slots=states)
+        t5x_files.write(place / f"checkpoint_{step}", step, target, external=external, slots=states)
         return
-    with atomic_directory(output) as aside:
-        t5x_files.write(aside / f"checkpoint_{step}", step, target, beside=beside, slots=states)
-        write_all(aside / f"checkpoint_{step}")
-        model.tokenizer.save(aside / "tokenizer")
+    with atomic_directory(output) as temporary:
+        t5x_files.write(temporary / f"checkpoint_{step}", step, target, external=external, slots=states)
+        write_all(temporary / f"checkpoint_{step}")
+        model.tokenizer.save(temporary / "tokenizer")
 
 
 def _check(model: StoredModel) -> None:
@@ -162,7 +155,7 @@ def _check(model: StoredModel) -> None:
         if config.similarity == "dot":
             lost.insert(0, "similarity dot (bind l2_norm_factory to None there)")
     if lost:
-        print(f"note: a T5X checkpoint does not store this model's {' and '.join(lost)}", file=sys.stderr)
+        note(f"note: a T5X checkpoint does not store this model's {' and '.join(lost)}")
 
 
 def _tokenizer(given: str | None, where: Path) -> Tokenizer:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore
 from flax import serialization
+from flax.traverse_util import unflatten_dict
 
 from jaxir.core.errors import UserError
-from jaxir.interop.model.stored import nest
 from jaxir.interop.weights import stores
 from jaxir.interop.weights.lazy import LazyArray
 from jaxir.storage.checksums import check
@@ -31,8 +31,8 @@ _CHUNK_BYTES = 64 * 1024 * 1024
 _SLOTS = ("m", "v", "v_col", "v_row")
 
 
-class Outside(NamedTuple):
-    """An array outside the index: TensorStore's specification, and the shape that the index gives, if any."""
+class ExternalArray(NamedTuple):
+    """An array outside the index: TensorStore's specification, and the shape in the index, if any."""
 
     spec: dict[str, Any]
     shape: tuple[int, ...] | None = None
@@ -42,18 +42,16 @@ class Checkpoint(NamedTuple):
     """A checkpoint's directory, and its arrays by path ("encoder/layers_0/mlp/wo/kernel")."""
 
     where: Path
-    leaves: dict[str, np.ndarray | Outside]
+    leaves: dict[str, np.ndarray | ExternalArray]
 
     def open(self, paths: Collection[str]) -> dict[str, np.ndarray | LazyArray]:
         """Opens arrays by path."""
         leaves = {path: self.leaves[path] for path in paths}
-        outside = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, Outside)}
-        opened = stores.open_arrays(str(self.where), {path: leaf.spec for path, leaf in outside.items()})
-        for path, leaf in outside.items():
+        external = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, ExternalArray)}
+        opened = stores.open_arrays(str(self.where), {path: leaf.spec for path, leaf in external.items()})
+        for path, leaf in external.items():
             if leaf.shape not in (None, opened[path].shape):
-                raise UserError(
-                    f"{self.where}: {path} has shape {opened[path].shape}, but the index says {leaf.shape}"
-                )
+                raise UserError(f"{self.where}: {path} has shape {opened[path].shape}, not {leaf.shape}")
         return {p: opened[p] if p in opened else np.asarray(v, np.float32) for p, v in leaves.items()}
 
 
@@ -88,7 +86,7 @@ def _read(directory: Path) -> Checkpoint | None:
     for where in (directory, directory / "state"):
         specs, content = stores.orbax_specs(where), stores.read(where / INDEX)
         if specs is not None:
-            leaves = {"/".join(k[1:]): Outside(s) for k, s in specs.items() if k[0] == "target"}
+            leaves = {"/".join(k[1:]): ExternalArray(s) for k, s in specs.items() if k[0] == "target"}
         elif content is not None and where == directory:
             return _read_native(where, content)
         elif content is not None:
@@ -114,33 +112,30 @@ def _read_native(where: Path, content: bytes) -> Checkpoint:
     return Checkpoint(where, {path: _native_leaf(where, path, leaf) for path, leaf in _flatten(target)})
 
 
-def _native_leaf(where: Path, path: str, leaf: Any) -> np.ndarray | Outside:
+def _native_leaf(where: Path, path: str, leaf: Any) -> np.ndarray | ExternalArray:
     if isinstance(leaf, np.ndarray):
         return leaf
     try:
         # The array is beside the index, wherever it was written (driver "gfile", another bucket).
-        beside = leaf["kvstore"].get("path") or leaf["path"]
+        name = leaf["kvstore"].get("path") or leaf["path"]
         shape = (leaf.get("metadata") or {}).get("shape")
-        place = inside(where, beside.rstrip("/"), said_by=f"{where}/{INDEX}")
-        return Outside(stores.zarr(place), None if shape is None else tuple(shape))
+        place = inside(where, name.rstrip("/"), said_by=f"{where}/{INDEX}")
+        return ExternalArray(stores.zarr(place), None if shape is None else tuple(shape))
     except (AttributeError, KeyError, TypeError):
         raise UserError(f"{where}/{INDEX}: {path} is not an array of T5X ({leaf!r:.80})") from None
 
 
-def _read_placeholders(where: Path, content: bytes) -> dict[str, np.ndarray | Outside]:
+def _read_placeholders(where: Path, content: bytes) -> dict[str, np.ndarray | ExternalArray]:
     """Reads the index of Orbax's first layout: arrays, or placeholders for arrays beside it."""
     target, place = _unpack(where, content).get("target"), stores.orbax_places(where)
-    return {
-        path: Outside(place(leaf.removeprefix(_PLACEHOLDER))) if isinstance(leaf, str) else np.asarray(leaf)
-        for path, leaf in _flatten(target if isinstance(target, dict) else {})
-    }
+    leaves = dict(_flatten(target if isinstance(target, dict) else {}))
+    names = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, str)}
+    return leaves | {p: ExternalArray(place(name.removeprefix(_PLACEHOLDER))) for p, name in names.items()}
 
 
 def _unpack(where: Path, content: bytes) -> dict[str, Any]:
     if content.startswith(b"model_checkpoint_path"):
-        raise UserError(
-            f"{where}: a TensorFlow checkpoint; convert it to a native one by T5X's convert_tf_checkpoint"
-        )
+        raise UserError(f"{where}: a TensorFlow checkpoint; convert it by T5X's convert_tf_checkpoint")
     try:
         tree = serialization.msgpack_restore(content)
     except Exception as error:  # msgpack, numpy and struct raise many types of errors for damaged files
@@ -163,32 +158,28 @@ def write(
     step: int,
     target: Mapping[str, Any],
     *,
-    beside: Collection[str],
+    external: Collection[str],
     slots: Mapping[str, Mapping[str, np.ndarray]] | None = None,
 ) -> None:
-    """Writes a checkpoint of version 3, the index last.
+    """Writes a checkpoint of version 3 into a new directory, local or in a bucket; the index last.
 
     Args:
-      directory: a new directory, local or in a bucket, by T5X's convention `checkpoint_STEP`.
-      step: the number of finished steps.
       target: float32 arrays by path; unread arrays are read one at a time.
-      beside: the paths whose arrays become zarr directories; the others are stored in the index.
+      external: the paths whose arrays become zarr directories; the others are stored in the index.
       slots: Adafactor's slots of each path, any of m, v, v_col and v_row, float32; missing slots are unused.
         None omits the optimizer's state: T5X then restores only the parameters.
     """
     leaves = {
-        path: _write_zarr(directory, path, value) if path in beside else np.asarray(value, np.float32)
+        path: _write_zarr(directory, path, value) if path in external else np.asarray(value, np.float32)
         for path, value in target.items()
     }
     state: dict[str, Any] = {"step": np.asarray(step, np.int32)}
     if slots is not None:
         unused = np.zeros((1,), np.float32)
-        state["param_states"] = nest(
-            {f"{p}/{s}": slots[p].get(s, unused) for p in target for s in _SLOTS}, "/"
-        )
-    content = serialization.msgpack_serialize(
-        {"version": VERSION, "optimizer": {"target": nest(leaves, "/"), "state": state}}
-    )
+        states = {f"{p}/{s}": slots[p].get(s, unused) for p in target for s in _SLOTS}
+        state["param_states"] = unflatten_dict(states, sep="/")
+    optimizer = {"target": unflatten_dict(leaves, sep="/"), "state": state}
+    content = serialization.msgpack_serialize({"version": VERSION, "optimizer": optimizer})
     with atomic_file(path_of(directory) / INDEX, "wb") as file:
         file.write(content)
 

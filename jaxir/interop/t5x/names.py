@@ -85,19 +85,13 @@ def in_zarr(path: str) -> bool:
     return large or ("layers_" in path and path.endswith("/kernel"))
 
 
-def turned(name: str, value: Any) -> Any:
+def oriented(name: str, value: Any) -> Any:
     """Converts a parameter, canonically named, between T5X's orientation and ours."""
     return value.T if name == _HEAD else value
 
 
 def wanted(paths: Collection[str], where: str, *, generator: bool = False) -> tuple[list[str], list[str]]:
-    """Splits the paths of a checkpoint into those of a model and those that are left out.
-
-    Args:
-      paths: all paths.
-      where: the checkpoint, for error messages.
-      generator: whether the model is a generator; a dual encoder leaves out the decoder.
-    """
+    """Splits the paths of a checkpoint into those of a model and a dual encoder's unused decoder."""
     tops = {path.partition("/")[0] for path in paths}
     sides = {f"{side}_encoder" for side in _SIDES.values()} & tops
     if len(sides) == 1:
@@ -167,7 +161,7 @@ def _named(
     shapes = stored.model_shapes(config)
     theirs = {p: shapes[n][::-1] if n == _HEAD else shapes[n] for n, p in paths.items()}
     stored.check_params(arrays, theirs, where)
-    return {name: turned(name, arrays[path]) for name, path in paths.items()}
+    return {name: oriented(name, arrays[path]) for name, path in paths.items()}
 
 
 def _path(name: str, gated: bool) -> str:

@@ -22,12 +22,7 @@ _SLOTS = ("v", "v_row", "v_col")
 
 
 def read(checkpoint: Path, params: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """Reads the used slots of each parameter, by its canonical name.
-
-    Args:
-      checkpoint: RUN/checkpoints/STEP.
-      params: the parameters of the same checkpoint, by canonical name.
-    """
+    """Reads the used slots of each parameter of RUN/checkpoints/STEP, by its canonical name."""
     directory = checkpoint / "opt_state"
     specs = stores.orbax_specs(directory)
     if specs is None:

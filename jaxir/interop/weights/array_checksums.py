@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -89,11 +89,7 @@ class Reading:
         self._count = self._total = 0
 
     def add(self, index: tuple[slice, ...], part: np.ndarray) -> None:
-        """Counts `part`, which is at `index` (a start and a stop for each dimension).
-
-        Raises:
-          UserError: all parts have been read, and they are not what was written.
-        """
+        """Counts `part`, which is at `index`; raises a UserError if all parts are read and are damaged."""
         total = of_part(part, [s.start for s in index], self._shape)
         with self._lock:
             for other in self._parts:
@@ -109,10 +105,3 @@ class Reading:
             self._begin()
         if found != self._expected:
             raise UserError(f"{self._where} is damaged: its numbers are not those that were written")
-
-
-def check_names(where: str, expected: Mapping[str, int], found: Any) -> None:
-    """Checks that the arrays found have the names of the checksums."""
-    differing = sorted({*expected} ^ {*found})
-    if differing:
-        raise UserError(f"{where} is damaged: it was written with other arrays ({', '.join(differing[:3])})")

@@ -20,11 +20,7 @@ _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
 
 
 def open_file(path: Path) -> dict[str, LazyArray]:
-    """Returns the arrays of a tree by path ("encoder/block/0/layer/0/SelfAttention/q/kernel").
-
-    Raises:
-      FileNotFoundError: there is no such file.
-    """
+    """Returns the arrays of a tree by path ("encoder/block/0/layer/0/SelfAttention/q/kernel")."""
     content = path.read_bytes()
     try:
         tree = serialization.msgpack_restore(content)

@@ -15,9 +15,7 @@ Index = tuple[slice, ...]
 class LazyArray:
     """An unread array. Indexing by slices reads that part as float32; numpy functions read all of it.
 
-    Args:
-      shape: its shape.
-      read: returns a part, given one slice with start and stop for each dimension.
+    `read` returns a part, given one slice with start and stop for each dimension.
     """
 
     dtype = np.dtype(np.float32)
@@ -61,12 +59,7 @@ def in_file(
 ) -> LazyArray:
     """Returns an array whose numbers are plain bytes of a file; a part is read by mapping the file.
 
-    Args:
-      path: the file.
-      dtype: the type of its numbers; reading a type that is not floating-point raises a UserError.
-      offset: bytes before the first element.
-      shape: the array's shape.
-      strides: numbers from one element to the next along each dimension, none negative.
+    `offset` counts bytes; `strides` counts numbers from one element to the next along each dimension.
     """
     steps = [stride * dtype.itemsize for stride in strides]
     extent = sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) + dtype.itemsize

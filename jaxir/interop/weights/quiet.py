@@ -47,7 +47,7 @@ def quiet_orbax() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _forget_frames(error)
+        _clear_frames(error)
         raise
     finally:
         with warnings.catch_warnings():
@@ -58,7 +58,7 @@ def quiet_orbax() -> Iterator[None]:
             logging.getLogger(name).removeFilter(filter)
 
 
-def _forget_frames(error: BaseException | None) -> None:
+def _clear_frames(error: BaseException | None) -> None:
     """Clears the local variables of the frames of an error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -24,12 +24,7 @@ _LARGE_BYTES = 1_000_000_000  # show a progress bar from here on
 def write_params(directory: Path, tree: Mapping[str, Any]) -> dict[str, int]:
     """Writes nested dicts of float32 arrays, unread or on the host, as Orbax writes those on the host.
 
-    Args:
-      directory: a new directory, local or in a bucket (see `files.path_of`).
-      tree: the arrays.
-
-    Returns:
-      The checksum of each array (see `array_checksums`) by its name.
+    Returns the checksum of each array (see `array_checksums`) by its name.
     """
     size = 4 * sum(x.size for x in jax.tree.leaves(tree))
     bar = progress(total=size, what="writing", unit="B", hidden=size < _LARGE_BYTES)

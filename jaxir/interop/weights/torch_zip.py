@@ -23,11 +23,7 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 def open_file(path: Path) -> dict[str, LazyArray]:
-    """Returns the tensors of a state dict by name, unread.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-    """
+    """Returns the tensors of a state dict by name, unread."""
     with path.open("rb", buffering=0) as file:
         head = file.read(64)
         if head.startswith(_LEGACY):
@@ -46,20 +42,10 @@ def open_file(path: Path) -> dict[str, LazyArray]:
         if order != b"little":
             raise UserError(f"{path}: written on a big-endian machine, which is not supported")
         found = torch_pickle.parse(content, path)
-        arrays = {name: _lazy(archive, name, tensor) for name, tensor in found.items()}
+        arrays = {name: archive.open(name, tensor) for name, tensor in found.items()}
         if has_sums:
             archive.check_numbers(sorted({f"data/{tensor.storage.key}" for tensor in found.values()}))
         return arrays
-
-
-def _lazy(archive: "_Archive", name: str, tensor: torch_pickle.Tensor) -> LazyArray:
-    storage, (start, size) = tensor.storage, archive.find(f"data/{tensor.storage.key}")
-    if storage.count * storage.dtype.itemsize != size:
-        raise UserError(
-            f"{archive.path}: {name:.100} needs {storage.count} numbers, but {size} bytes are stored"
-        )
-    offset = start + tensor.offset * storage.dtype.itemsize
-    return lazy.in_file(archive.path, storage.dtype, offset, tensor.shape, tensor.strides)
 
 
 class _Archive:
@@ -87,6 +73,13 @@ class _Archive:
             return default
         offset, size = self.find(name)
         return os.pread(self._file.fileno(), size, offset)
+
+    def open(self, name: str, tensor: torch_pickle.Tensor) -> LazyArray:
+        storage, (start, size) = tensor.storage, self.find(f"data/{tensor.storage.key}")
+        if storage.count * storage.dtype.itemsize != size:
+            raise UserError(f"{self.path}: {name:.100} needs {storage.count} numbers, but has {size} bytes")
+        offset = start + tensor.offset * storage.dtype.itemsize
+        return lazy.in_file(self.path, storage.dtype, offset, tensor.shape, tensor.strides)
 
     def is_intact(self, name: str, content: bytes) -> bool:
         """Returns whether `content` has the checksum of a member, or there is no such member."""

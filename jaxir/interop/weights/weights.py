@@ -33,11 +33,8 @@ class _Format(NamedTuple):
 def read_tensors(directory: Path) -> dict[str, LazyArray]:
     """Opens the weights of `directory`: safetensors, else torch's zip files, else Flax's msgpack.
 
-    They are one file, or several that an index names. Only names and shapes are read until a tensor is used.
-    No code in a file is run.
-
-    Returns:
-      Arrays under torch's names and in torch's layout.
+    They are one file, or several that an index names. Only names, which are torch's, and shapes are read
+    until a tensor is used. No code in a file is run.
     """
     for form in _FORMATS:
         if (directory / form.single).is_file():
@@ -116,13 +113,9 @@ FILES = tuple((form.single, form.index) for form in _FORMATS)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Writes one safetensors file that torch and transformers read.
+    """Writes one safetensors file of float32 arrays, which may be unread.
 
     The library's function needs all tensors in memory; this one reads and writes one at a time.
-
-    Args:
-      path: the file.
-      tensors: float32 arrays by name, on the host or unread.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
