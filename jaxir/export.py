@@ -71,7 +71,7 @@ def _graph(
     from jaxir.retrieval.indexes import saved_search
 
     loaded = model_dir.load(model, kind=None, dtype=dtype)
-    formats.say_unused_prompts(loaded.settings, format)
+    formats.note_unused_prompts(loaded.settings, format)
     source = Source.of(model, loaded)
     if format == "onnx":
         onnx_model.write(output, source)

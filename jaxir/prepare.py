@@ -209,7 +209,7 @@ def _cut_by_default(folder: str) -> str | None:
     from jaxir.interop.hub import hub
 
     try:
-        if (directory := hub.minilm_at_hand()) is None:
+        if (directory := hub.local_minilm()) is None:
             return None
         _, settings, tokenizer = outline_of(Pretrained(source=f"st:{directory}"), weights=False)
     except UserError:  # a damaged copy of the model is reported by the command that needs it

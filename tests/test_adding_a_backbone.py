@@ -320,7 +320,9 @@ def test_a_setting_that_a_table_lacks_is_named_where_it_would_be_lost(mixed, mon
     monkeypatch.setattr(mixed.MixedConfig, "hugging_face", (codec,))
     config = backbones.register(mixed.MixedConfig)(masked=True, dtype="bfloat16")
     assert hf_config.parse(hf_config.describe(config, 0), Path("config.json"))[0].window == 4
-    with pytest.raises(UserError, match=r"would not hold window 5 .* is read as 4\. Add it to `entries` or"):
+    with pytest.raises(
+        UserError, match=r"would lose .* window 5: it would be read as 4\. Add it to `entries` or"
+    ):
         hf_config.describe(dataclasses.replace(config, window=5), 0)
 
 
@@ -336,9 +338,7 @@ def test_a_module_that_a_table_lacks_is_named():
     params = {"layers.0.up.kernel": np.ones((2, 3), np.float32)}
     shapes = {name: x.shape for name, x in params.items()}
     assert set(hf.tensors_of_part({"layers.*.up": "block.*.fc"}, shapes, params)) == {"block.0.fc.weight"}
-    with pytest.raises(
-        UserError, match=r"no counterpart of its module 'layers\.\*\.up': add it to `weights`"
-    ):
+    with pytest.raises(UserError, match=r"table lacks its module 'layers\.\*\.up': add it to `weights`"):
         hf.tensors_of_part({"layers.*.down": "block.*.fc"}, shapes, params)
 
 

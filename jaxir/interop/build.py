@@ -1,4 +1,4 @@
-"""What a training run starts from: a pretrained model or a random one. gin binds these."""
+"""Starting points of a training run: pretrained and random models. gin binds these classes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,42 +27,32 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
 from jaxir.runtime.partitioning import Partitioner
 
-# (the name of a model, a tokenizer's directory or None, kind="dual_encoder"; None: any) -> the model at rest.
+# (name, directory of a tokenizer or None, kind="dual_encoder" or None for any) -> the stored model.
 Reader = Callable[..., StoredModel]
 
 
 class Source(Protocol):
-    """What a training run starts from: training builds it, a plan asks only what it would be."""
+    """The start of a training run: training builds it, a plan needs only its outline."""
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Makes the model on the mesh of `partitioner`, with random parameters from `seed`."""
 
     def outline(self, read: Reader) -> tuple[ModelConfig, EncoderSettings]:
-        """Returns what `build` would build and its lengths.
-
-        Args:
-          read: reads what it starts from, maybe as shapes alone: the parameters' values do not count.
-
-        Raises:
-          UserError: as `build`, where that can be known without a weight.
-        """
+        """Returns the configuration and lengths of what `build` would build; `read` may give shapes alone."""
 
 
 class _Opened:
-    """A model to load, with the changes of `CommonOverrides`: what the classes below have in common."""
+    """A model to load, with the changes of `CommonOverrides`."""
 
     _kind: ClassVar[str | None]
     source: str
-    tokenizer = from_scratch = None  # fields of `Pretrained` alone
+    tokenizer = from_scratch = None  # fields of `Pretrained` only
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
-        """Loads the model onto the mesh of `partitioner`; each process reads the parts that its devices hold.
+        """Loads the model onto the mesh of `partitioner`; each process reads the parts of its devices.
 
-        What is new is drawn from `seed`. The fingerprint is of the source's name where the files do not say
-        one: hashing the parameters would mean that every process reads all of them.
-
-        Raises:
-          UserError: there is no such model, it is damaged, or a change does not fit it.
+        New weights are drawn from `seed`. If the files have no fingerprint, it is that of the source's name,
+        because hashing would make every process read all parameters.
         """
         drawn = bool(self.from_scratch)
 
@@ -74,15 +64,16 @@ class _Opened:
                 return LoadedModel(made, model.tokenizer, model.settings, fingerprint)
             another = self.change_outputs() or kinds.of(model.config) is not kinds.of(found.config)
             if fingerprint is None or another:
-                how = {"source": self.source}
-                fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, **how)
+                fingerprint = stored.initial_fingerprint(
+                    model.config, model.tokenizer, seed, source=self.source
+                )
             return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
 
-        how = {"tokenizer": self.tokenizer, "kind": self._kind, "weights": not drawn}
-        return model_dir.read_with(built, self.source, **how)
+        return model_dir.read_with(
+            built, self.source, tokenizer=self.tokenizer, kind=self._kind, weights=not drawn
+        )
 
     def outline(self, read: Reader) -> tuple[ModelConfig, EncoderSettings]:
-        """Returns the configuration and the lengths with the changes made; see `Source`."""
         found = read(self.source, self.tokenizer, self._kind)
         model = self.apply(found, seed=0, where=self.source)
         return model.config, model.settings
@@ -94,7 +85,7 @@ class Pretrained(Overrides, _Opened):
 
     Attributes:
       source: as `model_dir.load` takes it.
-      from_scratch: have its architecture and tokenizer, and random parameters in place of its own; None: not.
+      from_scratch: keep its architecture and tokenizer, but draw random parameters; None: no.
     """
 
     _kind: ClassVar[str | None] = "dual_encoder"
@@ -106,11 +97,11 @@ class Pretrained(Overrides, _Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedCrossEncoder(CommonOverrides, _Opened):
-    """A cross-encoder to load, or to make of an encoder with a new head; `build` as `Pretrained`.
+    """A cross-encoder to load, or to make from an encoder with a new head; `build` as in `Pretrained`.
 
     Attributes:
-      source: as `model_dir.load` takes it: a cross-encoder, or a dual encoder of one encoder.
-      reads: what it is to read (`features.Reads`); None leaves it.
+      source: as `model_dir.load` takes it: a cross-encoder, or a dual encoder with one encoder.
+      reads: what it is to read (`features.Reads`); None leaves it unchanged.
     """
 
     _kind: ClassVar[str | None] = None
@@ -119,10 +110,9 @@ class PretrainedCrossEncoder(CommonOverrides, _Opened):
     reads: Reads | None = None
 
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
-        """See `CommonOverrides.apply`; what may be added is a head."""
         if kinds.name_of(model.config) != "cross_encoder":
             model = _with_new_head(model, seed=seed, where=where)
-        try:  # a plan has no tokenizer; one token is nothing to it
+        try:  # a plan has no tokenizer
             separator = model.tokenizer and PairTokenizer(model.tokenizer).separator
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
@@ -135,9 +125,9 @@ class PretrainedCrossEncoder(CommonOverrides, _Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedSeq2Seq(CommonOverrides, _Opened):
-    """A generator to load, with changes; `build` as `Pretrained`.
+    """A generator to load, with changes; `build` as in `Pretrained`.
 
-    `passage_max_length` is of sources, `query_max_length` of targets.
+    `passage_max_length` limits sources, `query_max_length` targets.
 
     Attributes:
       source: as `model_dir.load` takes it.
@@ -151,11 +141,11 @@ class PretrainedSeq2Seq(CommonOverrides, _Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedMaskedLM:
-    """A masked language model that an objective borrows: as a frozen generator of words, or its head.
+    """A masked language model for an objective: a frozen generator of words, or the head to start from.
 
     Attributes:
       source: `hf:` and a local directory or a name on the hub: BERT, DistilBERT or RoBERTa with the head of
-        their training.
+        their pretraining.
       dtype: type of matrix products.
     """
 
@@ -165,19 +155,11 @@ class PretrainedMaskedLM:
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def outline(self) -> MaskedLMConfig:
-        """Returns what `build` would build; no weight is read.
-
-        Raises:
-          UserError: there is no such folder, or it is of another architecture.
-        """
+        """Returns the configuration of what `build` would build; no weight is read."""
         return self._computed(hf_masked_lm.outline(hub.configuration(_name_of(self.source, self._what))))
 
     def build(self) -> tuple[MaskedLanguageModel, str]:
-        """Reads the model; returns it, on the default device, and its `Tokenizer.vocabulary`.
-
-        Raises:
-          UserError: there is no such model, it is damaged, or it has no such head.
-        """
+        """Returns the model, on the default device, and its `Tokenizer.vocabulary`."""
         found = hf_masked_lm.read(hub.resolve(_name_of(self.source, self._what), check=hf.read_architecture))
         found = dataclasses.replace(found, config=self._computed(found.config))
         return stored.build(found), found.tokenizer.vocabulary
@@ -189,7 +171,7 @@ class PretrainedMaskedLM:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedPooler:
-    """The pooler of a BERT: the layer over [CLS] that its next-sentence prediction was trained with.
+    """The pooler of a BERT: the layer over [CLS] from its next-sentence prediction.
 
     Attributes:
       source: `hf:` and a local directory or a name on the hub.
@@ -198,14 +180,9 @@ class PretrainedPooler:
     source: str
 
     def read(self) -> dict[str, np.ndarray]:
-        """Returns its `kernel` [D, D] and `bias` [D], float32.
-
-        Raises:
-          UserError: there is no such folder, it is damaged, or it has no pooler.
-        """
-        return hf_masked_lm.read_pooler(
-            hub.resolve(_name_of(self.source, "a pooler"), check=hf.read_architecture)
-        )
+        """Returns its `kernel` [D, D] and `bias` [D], float32."""
+        name = _name_of(self.source, "a pooler")
+        return hf_masked_lm.read_pooler(hub.resolve(name, check=hf.read_architecture))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,7 +191,7 @@ class FromScratch:
     """A model with random parameters.
 
     Attributes:
-      config: what it is made of.
+      config: its configuration.
       tokenizer: directory of its tokenizer.
       query_max_length: tokens kept of a query.
       passage_max_length: tokens kept of a passage.
@@ -230,12 +207,7 @@ class FromScratch:
     passage_prompt: str = ""
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
-        """Makes the model; each parameter is computed on the devices of `partitioner` that hold it.
-
-        Raises:
-          UserError: there is no such tokenizer, it has more ids than the model, a length is too large, or the
-            backbone is not registered.
-        """
+        """Makes the model; each parameter is computed on the devices of `partitioner` that hold it."""
         tokenizer = Tokenizer.load(Path(self.tokenizer))
         backbone = self.config.backbone
         if tokenizer.vocab_size > backbone.vocab_size:
@@ -249,7 +221,6 @@ class FromScratch:
         return LoadedModel(model, tokenizer, settings, fingerprint)
 
     def outline(self, read: Reader | None = None) -> tuple[DualEncoderConfig, EncoderSettings]:
-        """Returns the configuration and the lengths; see `Source`. Nothing is read."""
         backbones.check_registered(self.config.backbone)
         settings = EncoderSettings(
             query_max_length=self.query_max_length,
@@ -264,14 +235,7 @@ class FromScratch:
 def outline_of(
     model: Source, *, weights: bool = True
 ) -> tuple[ModelConfig, EncoderSettings, Tokenizer | None]:
-    """Returns what `model.build` would build, its lengths and its tokenizer; no weight is read.
-
-    The tokenizer is None where a source of one's own opens no model to say the rest. `weights` is whether
-    there must be some, where `build` would read them.
-
-    Raises:
-      UserError: as `build`.
-    """
+    """Returns the configuration, lengths and tokenizer (None: unknown) of what `build` would build."""
     if isinstance(model, FromScratch):
         return *model.outline(), Tokenizer.load(Path(model.tokenizer))
     found = []
@@ -286,23 +250,19 @@ def outline_of(
 
 
 def pooler_of(source: str | None) -> PretrainedPooler | None:
-    """Returns the pooler of a folder (see `PretrainedPooler`); of None none."""
+    """Returns the pooler of a folder (see `PretrainedPooler`), or None for None."""
     return None if source is None else PretrainedPooler(source=source)
 
 
 def _name_of(source: str, what: str) -> str:
     form, _, name = source.partition(":")
     if form != "hf" or not name:
-        raise UserError(f"{source}: {what} is written hf:NAME or hf:DIRECTORY")
+        raise UserError(f"{source}: for {what} write hf:NAME or hf:DIRECTORY")
     return name
 
 
 def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
-    """Returns a cross-encoder with the encoder of a dual encoder and a head drawn from N(0, 0.02^2).
-
-    Raises:
-      UserError: it has two encoders, or is something else.
-    """
+    """Returns a cross-encoder with the encoder of a dual encoder and a head drawn from N(0, 0.02^2)."""
     config = found.config
     if kinds.name_of(config) != "dual_encoder" or config.sharing != "sde":
         raise UserError(f"{where}: a cross-encoder starts from one encoder, not from {config.summary}")

@@ -1,6 +1,5 @@
-"""Any model to any format: what `jaxir.convert` and `jaxir.export` share."""
+"""Writes any model in any format, for `jaxir.convert` and `jaxir.export`."""
 
-import sys
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -12,11 +11,12 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import Overrides
 from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
+from jaxir.interop.weights.notes import note
 from jaxir.models.dual_encoder import Pooling
 from jaxir.storage.checksums import write_all
 from jaxir.storage.files import atomic_directory, check_new_directory, is_bucket
 
-Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is another name of st
+Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is an alias of st
 
 
 def convert(
@@ -32,112 +32,105 @@ def convert(
 ) -> None:
     """Reads the model `source` part by part and writes it to the directory `output`.
 
-    It appears only when whole; in a bucket, where formats jaxir and t5x can be written, its index does.
-
-    A model with two towers becomes two folders, `query/` and `passage/`, in Hugging Face's formats.
+    The directory appears only when complete; in a bucket (formats jaxir and t5x) its index does. In Hugging
+    Face's formats a model with two towers becomes two folders, `query/` and `passage/`.
 
     Args:
       source: a model as `model_dir.load` takes it.
-      output: a directory that does not exist or is empty; local, or gs://BUCKET/PATH.
+      output: a new or empty directory; local, or gs://BUCKET/PATH.
       to: "jaxir", "sentence_transformers", "t5x", or "hf": the encoder alone, without pooling or
         normalisation.
-      tokenizer: of a `t5x:` source, which has none of its own (see `t5x.read`).
+      tokenizer: for a `t5x:` source, which has none (see `t5x.read`).
       pooling: of a dual encoder, instead of its own.
       similarity: likewise.
-      kind: what to read of a folder that holds several kinds of models, as T5's do; see `kinds.KINDS`.
+      kind: what to read from a folder that holds several kinds of models, as T5's do; see `kinds.KINDS`.
       optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
-
-    Raises:
-      UserError: the model cannot be read, the format cannot hold it, or `output` is not empty.
     """
     to = "st" if to == "sentence_transformers" else to
     if to not in get_args(Format):
         raise UserError(
-            f"no format {to!r}{suggest(to, get_args(Format))}; there are {', '.join(get_args(Format))}"
+            f"no format {to!r}{suggest(to, get_args(Format))}; expected {', '.join(get_args(Format))}"
         )
     if optimizer_state and to != "t5x":
         raise UserError(f"the state of the optimizer can be written to t5x only, not to {to}")
     changes = {"pooling": pooling, "similarity": similarity}
     given = [name for name, value in changes.items() if value is not None]
     if given and to == "hf":
-        raise UserError(
-            f"hf holds the encoder alone, which has no {given[0]}: leave out --{given[0]}, or write st"
-        )
+        raise UserError(f"format hf cannot hold the {given[0]}: omit --{given[0]}, or use format st")
     if to == "jaxir":
-        model_dir.check_output(output)  # before a download of hours
+        model_dir.check_output(output)  # before a long download
     elif to != "t5x" or not is_bucket(output):
         check_new_directory(output)
 
     def write(model: StoredModel, _: str | None) -> None:
         found = kinds.name_of(model.config)
         if given and found != "dual_encoder":
-            hint = ", or take its encoder alone by --kind=dual_encoder" if source.startswith("hf:") else ""
+            hint = ", or convert only its encoder by --kind=dual_encoder" if source.startswith("hf:") else ""
             raise UserError(
-                f"{source} is {kinds.KINDS[found].what}, without {given[0]}: leave out --{given[0]}{hint}"
+                f"{source} is {kinds.KINDS[found].what}, without {given[0]}: omit --{given[0]}{hint}"
             )
         if given:
             model = Overrides(**changes).apply(model, seed=0, where=source)
         _write(model, source, output, to, optimizer_state)
 
     if given and kind not in (None, "dual_encoder"):
-        raise UserError(f"a {kind} has no {given[0]}: leave out --{given[0]}")
+        raise UserError(f"a {kind} has no {given[0]}: omit --{given[0]}")
     model_dir.read_with(write, source, tokenizer=tokenizer, kind=kind)
 
 
 def _write(
     model: StoredModel, source: str, output: str | Path, to: Literal["jaxir", "hf", "st", "t5x"], slots: bool
 ) -> None:
-    """Writes a model; `slots`: with the state of its optimizer."""
     if to == "jaxir":
         model_dir.write(output, model)
         return
     if to == "t5x":
         if kinds.name_of(model.config) == "cross_encoder":
-            raise UserError(f"{source} is {kinds.of(model.config).what}: T5X has none")
+            raise UserError(f"{source} is {kinds.of(model.config).what}, which format t5x cannot hold")
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
-            raise UserError(f"{source} is not a training run, so it has no state of an optimizer")
+            raise UserError(f"{source} is not a training run, so it has no optimizer state")
         state = t5x_optimizer.read(checkpoint, model.params) if slots else None
         t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=state)
         return
     kind = kinds.name_of(model.config)
     if kind == "seq2seq" and to == "st":
-        raise UserError(f"{source} is {kinds.KINDS[kind].what}: st folders hold encoders and cross-encoders")
+        raise UserError(f"{source} is {kinds.KINDS[kind].what}; format st holds encoders and cross-encoders")
     if to == "hf" or kind != "dual_encoder":
-        _say_prompts(model.settings, to)
-    with atomic_directory(output) as aside:
+        _note_lost_prompts(model.settings, to)
+    with atomic_directory(output) as temporary:
         if whole := {"cross_encoder": hf_cross_encoder.write, "seq2seq": hf_seq2seq.write}.get(kind):
-            whole(aside, model)
+            whole(temporary, model)
             if to == "st":
-                hf_cross_encoder.write_prompts(aside, model.settings)
-            write_all(aside)
+                hf_cross_encoder.write_prompts(temporary, model.settings)
+            write_all(temporary)
         else:
-            _write_towers(aside, model, source, to)
+            _write_towers(temporary, model, source, to)
 
 
-def _say_prompts(settings: EncoderSettings, to: Literal["hf", "st"]) -> None:
-    """Prints which prompts a folder of format hf, or one of a cross-encoder, does not hold."""
+def _note_lost_prompts(settings: EncoderSettings, to: Literal["hf", "st"]) -> None:
+    """Prints which prompts are lost in a folder of format hf, or in one of a cross-encoder."""
     before = {"queries": settings.query_prompt, "passages": settings.passage_prompt}
     unused = settings.unused_prompts
-    if to == "st":  # of a cross-encoder, which holds all but one for passages
+    if to == "st":  # a cross-encoder's folder holds all prompts but the one for passages
         before, unused = {"passages": settings.passage_prompt}, {}
     prompts = " and ".join(f"{prompt!r} before {texts}" for texts, prompt in before.items() if prompt)
-    parts = [f"where it is used, put {prompts}"] if prompts else []
+    parts = [f"use it with {prompts}"] if prompts else []
     if unused:
-        parts.append(f"those named {', '.join(map(repr, unused))} are left out")
+        parts.append(f"the prompts named {', '.join(map(repr, unused))} are lost")
     if parts:
-        print(f"note: the folder does not say this model's prompts: {'; '.join(parts)}", file=sys.stderr)
+        note(f"note: the folder does not store this model's prompts: {'; '.join(parts)}")
 
 
-def say_unused_prompts(settings: EncoderSettings, to: str) -> None:
-    """Prints which named prompts of a sentence-transformers folder the format `to`, a graph, leaves out."""
+def note_unused_prompts(settings: EncoderSettings, to: str) -> None:
+    """Prints which named prompts of a sentence-transformers folder the graph format `to` leaves out."""
     if unused := settings.unused_prompts:
-        print(f"note: {to} leaves out the prompts named {', '.join(map(repr, unused))}", file=sys.stderr)
+        note(f"note: {to} leaves out the prompts named {', '.join(map(repr, unused))}")
 
 
 def _write_towers(directory: Path, model: StoredModel, source: str, to: Literal["hf", "st"]) -> None:
     if to == "hf" and model.config.projection is not None:
-        raise UserError(f"{source} has a projection, which hf folders cannot hold; write st")
+        raise UserError(f"{source} has a projection, which format hf cannot hold; use format st")
     write_tower = hf.write_tower if to == "hf" else sentence_transformers.write
     if model.config.sharing == "sde":
         write_tower(directory, model, tower="query")
@@ -149,9 +142,8 @@ def _write_towers(directory: Path, model: StoredModel, source: str, to: Literal[
             write_all(directory / tower)
     lengths = {model.settings.query_max_length, model.settings.passage_max_length}
     if to == "st" and model.config.sharing == "sde" and len(lengths) > 1:
-        print(
+        note(
             f"note: sentence-transformers has one maximum length; the folder says {max(lengths)} tokens, but"
-            f" here queries are cut at {model.settings.query_max_length} and passages at"
-            f" {model.settings.passage_max_length}",
-            file=sys.stderr,
+            f" this model cuts queries at {model.settings.query_max_length} and passages at"
+            f" {model.settings.passage_max_length}"
         )

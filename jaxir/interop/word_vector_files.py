@@ -1,9 +1,9 @@
 """Files of word vectors (word2vec's text and binary formats, GloVe's text) to models.
 
-A text's words are its runs of letters, digits and underscores, and its runs of other signs but white space,
-lower-cased where no word of the file has a capital. A word that is not in the file is padding, so it counts
-for nothing: the vector of a text is the mean of the vectors of the words that are there, as gensim's
-`get_mean_vector` without normalisation.
+A text's words are its runs of letters, digits and underscores, and its runs of other characters except white
+space, lower-cased if no word of the file has a capital. Words that are not in the file become padding, which
+does not count: the vector of a text is the mean of its known words' vectors, as gensim's `get_mean_vector`
+without normalisation.
 """
 
 from __future__ import annotations
@@ -24,22 +24,15 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.word_vectors import WordVectorsConfig
 from jaxir.storage.temporary_outputs import temporary_directory
 
-_PADDING = "[PAD]"  # no word of a text: its brackets are words of their own
+_PADDING = "[PAD]"  # never a word of a text, because brackets are separate words
 _LENGTH = 512  # words of a text
 
-# One word at a time: (its line, or its number in a binary file, the word, its vector).
+# (the line, or in a binary file the number of the word; the word; its vector).
 Rows = Iterator[tuple[int, bytes, np.ndarray]]
 
 
 def read(path: str) -> StoredModel:
-    """Reads a file of word vectors, maybe gzipped, as a model with mean pooling and cosine similarity.
-
-    Of a word that comes twice the first vector counts.
-
-    Raises:
-      UserError: there is no such file.
-      BadInputError: it is damaged, or in another format.
-    """
+    """Reads a file of word vectors, possibly gzipped; the first vector of a repeated word counts."""
     ids: dict[str, int] = {_PADDING: 0}
     vectors: list[np.ndarray] = []
     for number, name, vector in _rows(path):
@@ -94,13 +87,13 @@ def _is_text(line: bytes, width: int) -> bool:
 
 def _text(path: str, lines: Iterable[tuple[int, bytes]], width: int) -> Rows:
     for number, line in lines:
-        name, *fields = line.rstrip().rsplit(b" ", width)  # a word of GloVe's may have spaces
+        name, *fields = line.rstrip().rsplit(b" ", width)  # a word of GloVe may have spaces
         try:
             vector = np.array([float(field) for field in fields], np.float32)
         except ValueError:
             vector = np.empty(0, np.float32)
-        if len(vector) != width or any(b"_" in field for field in fields):  # Python reads 1_0
-            raise BadInputError(path, number, f"not a word and {width} numbers, divided by spaces")
+        if len(vector) != width or any(b"_" in field for field in fields):  # float() accepts 1_0
+            raise BadInputError(path, number, f"expected a word and {width} numbers, divided by spaces")
         yield number, name, vector
 
 

@@ -39,7 +39,7 @@ def test_models_of_each_kind_are_opened(reranker, tmp_path):
         run("generator", f"hf:{GOLDEN / 'seq2seq_1_1'}"),
     ]
     rehearse(runs, tmp_path)
-    with pytest.raises(UserError, match=r"^training would be refused: .*is a cross-encoder.*is wanted$"):
+    with pytest.raises(UserError, match=r"^training would be refused: .*is a cross-encoder.*expected a dual"):
         rehearse([runs[2], run("pairs", reranker)], tmp_path)
 
 

@@ -1,7 +1,7 @@
-"""A hub: a local server that speaks as much of the Hugging Face hub's protocol as its client library uses.
+"""A local server with the part of the Hugging Face hub's protocol that its client library uses.
 
-A repository is a folder, or bytes by path. Files of 1,000 bytes and more are large ones, of which the hub
-knows the SHA-256, and which it leaves to another host; of the others it knows git's hash.
+A repository is a folder, or bytes by path. Files of 1,000 bytes and more count as large: the hub stores their
+SHA-256 and redirects to another host. Of small files it has git's hash.
 """
 
 import contextlib
@@ -21,23 +21,22 @@ LARGE = 1000
 
 
 class Request(NamedTuple):
-    """What was asked for."""
+    """A request for a model."""
 
     method: str
     path: str
 
 
 class Hub:
-    """Repositories, and what was asked of them.
+    """Repositories, and the requests for them.
 
     Attributes:
       url: where it is served.
       asked: every request for a model, in order.
-      sent: the path and the first byte of every file that was sent, in order.
-      tokens: the Authorization headers that came, by the host that was asked.
-      refusals: by the name of a repository, the status and the value of X-Error-Code of every answer.
-      sends: given a path and the bytes that an answer holds, returns how many of them are sent before the
-        connection is cut; None for all.
+      sent: the path and the first byte of every sent file, in order.
+      tokens: the Authorization headers, by the requested host.
+      refusals: status and X-Error-Code of every answer, by the name of a repository.
+      sends: (path, bytes of an answer) -> the bytes sent before the connection is cut; None for all.
     """
 
     def __init__(self, url: str):
@@ -51,7 +50,7 @@ class Hub:
         self._refs: dict[tuple[str, str], str] = {}
 
     def add(self, name: str, files: Path | dict[str, bytes], *more: str) -> str:
-        """Makes a commit and returns its hash: that of branch main, or of the revisions that are named."""
+        """Makes a commit and returns its hash, as branch main or the given revisions."""
         if isinstance(files, Path):
             files = {p.relative_to(files).as_posix(): p.read_bytes() for p in files.rglob("*") if p.is_file()}
         commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
@@ -61,7 +60,7 @@ class Hub:
         return commit
 
     def environment(self, cache: Path, **more: str) -> dict[str, str]:
-        """The environment of a process that takes this for the hub, with a cache of its own."""
+        """Returns the environment of a process that uses this hub, with its own cache."""
         plain = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
         return {**plain, "HF_ENDPOINT": self.url, "HF_HOME": str(cache), **more}
 
@@ -77,14 +76,14 @@ class Hub:
 
 @functools.cache
 def etag(content: bytes) -> str:
-    """The hash of a file, as the hub says it."""
+    """Returns the hash of a file, as the hub reports it."""
     if len(content) >= LARGE:
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
 
 
 def _about(content: bytes, name: str) -> dict[str, Any]:
-    """A file's entry in a list, in which `name` is its hash."""
+    """Returns a file's entry in a listing; `name` is the entry of its hash."""
     if len(content) < LARGE:
         return {"size": len(content), name: etag(content)}
     git = hashlib.sha1(b"a pointer to " + content).hexdigest()
@@ -163,7 +162,7 @@ class Handler(local_server.Handler):
 
     def _note(self) -> None:
         if self.path.startswith("/api/") and not self.path.startswith("/api/models/"):
-            return  # what the client library asks on its own
+            return  # an unrelated request of the client library
         self._token()
         self.hub.asked.append(Request(self.command, urllib.parse.unquote(self.path.partition("?")[0])))
 

@@ -1,8 +1,8 @@
 """Loads SavedModels where there is neither JAX nor jaxir: `saved_model_worker.py FOLDER`.
 
 FOLDER holds requests.json, a list of {"model", "imports", "signature", "inputs"}; answers go to answers.npz
-as INDEX.OUTPUT, a request that fails as INDEX.error. Operation libraries are imported when a request asks for
-them, so the first requests show what is loaded without.
+as INDEX.OUTPUT, a request that fails as INDEX.error. Operation libraries are imported when a request needs
+them, so the first requests show what loads without them.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Writes T5X checkpoints byte by byte from the description of the format, with nothing of the project's own.
+"""Writes T5X checkpoints byte by byte from the description of the format, without jaxir.
 
 msgpack gives the index, gzip the chunks; version 2 as T5X wrote it until 2021, version 3 as it does since.
 """
@@ -51,17 +51,17 @@ def write(
     optimizer: bool = True,
     step: int = 1000,
 ) -> Path:
-    """Writes `directory`/checkpoint_STEP. bfloat16 arrays are stored as the version does it.
+    """Writes `directory`/checkpoint_STEP. bfloat16 arrays are stored as the version stores them.
 
     Args:
       directory: of the run.
       params: arrays by path.
       version: of the format.
-      inlined: ends of the paths of arrays that stand in the index.
-      chunks: shape of the chunks of all others, which need not divide them.
-      in_bucket: whether it was written into a bucket, as version 3 then says of each array.
-      path_on_top: where the specification says the path, as old TensorStores had it.
-      optimizer: whether there are Adafactor's slots, as after training.
+      inlined: ends of the paths of arrays in the index.
+      chunks: shape of the chunks of all others.
+      in_bucket: whether specifications name a bucket, as version 3 writes there.
+      path_on_top: whether specifications have the path at the top, as old TensorStores had it.
+      optimizer: whether there are Adafactor's slots.
       step: the number of finished steps.
     """
     checkpoint = directory / f"checkpoint_{step}"
@@ -124,7 +124,6 @@ def _zarr(directory: Path, value: np.ndarray, version: int, chunks: tuple[int, i
 
 
 def nest(params: dict[str, np.ndarray]) -> dict:
-    """Nested dicts of arrays by path."""
     tree: dict = {}
     for path, value in params.items():
         put(tree, path, value)

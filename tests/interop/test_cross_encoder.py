@@ -1,4 +1,4 @@
-"""Cross-encoders: tokens, logits and scores of the reference implementations; folders that are none."""
+"""Cross-encoders: tokens, logits and scores of the reference implementations."""
 
 import importlib.util
 import shutil
@@ -81,13 +81,12 @@ def test_tokens_and_scores_of_pairs_match(loaded, name):
         assert [r.types.tolist() for r in tokens] == [types.tolist() for types in expected]
     ids, types = (jnp.asarray(pad_batch(rows, 40)) for rows in zip(*tokens, strict=True))
     logits = np.asarray(score(model.model, ids, types))
-    # As the folders say: cross_bert's scores are logits, the others' their sigmoid.
+    # By their folders, cross_bert's scores are logits, the others' their sigmoid.
     scores = logits if name == "bert" else 1 / (1 + np.exp(-logits))
     np.testing.assert_allclose(scores, arrays["pair_scores"], atol=1e-5)
 
 
 def test_bfloat16_cross_encoder_scores_in_float32(tmp_path):
-    """As dual encoders are: the scores are those of its exports, too."""
     arrays = golden("bert")
     loaded = model_dir.load(f"hf:{GOLDEN / 'cross_bert'}", kind="cross_encoder", dtype="bfloat16")
     model_dir.save(tmp_path / "model", loaded.model, loaded.tokenizer, loaded.settings)
@@ -114,12 +113,6 @@ def test_token_types_are_read_where_they_are_given(scan):
         without(ids, token_types=types)
 
 
-def test_fingerprints_of_dual_encoders_have_stayed():
-    # Written down before encoders could be told token types.
-    expected = "820c21f3eb2a2158dd7b76ba075a1ddf13cea47a687cc654e145dab8fddd93fb"
-    assert stored.fingerprint(model_dir.read(f"hf:{GOLDEN / 'bert'}")[0]) == expected
-
-
 def with_labels(folder: Path, count: int) -> None:
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     tensors["classifier.weight"] = np.zeros((count, 32), np.float32)
@@ -128,7 +121,7 @@ def with_labels(folder: Path, count: int) -> None:
 
 
 def test_a_classifier_of_two_labels_gives_its_encoder(folder):
-    """Of two labels, its default, transformers says nothing in config.json."""
+    """transformers omits two labels, its default, in config.json."""
     with_labels(folder, 2)
     change(folder / "config.json", id2label=..., label2id=...)
     found = model_dir.read(f"hf:{folder}", kind=None)[0]
@@ -136,12 +129,12 @@ def test_a_classifier_of_two_labels_gives_its_encoder(folder):
     started = PretrainedCrossEncoder(source=f"hf:{folder}").build(seed=0).model
     assert started.classifier.kernel.shape == (32, 1) and np.any(started.classifier.kernel[...])
     change(folder / "config.json", num_labels=1)
-    with pytest.raises(UserError, match="it has 2 labels, where a cross-encoder has one"):
+    with pytest.raises(UserError, match="it has 2 labels, but a cross-encoder has one"):
         model_dir.read(f"hf:{folder}", kind=None)
 
 
 def test_token_types_that_the_tokenizer_does_not_give_are_not_read(loaded, folder, tmp_path):
-    """transformers gives a model what model_input_names says, and a BERT that is told no types has zeros."""
+    """transformers gives a model the inputs of model_input_names, and a BERT without types uses zeros."""
     change(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
     pair = ["a cat", "the dog sat"]
     assert "token_type_ids" not in transformers.AutoTokenizer.from_pretrained(folder)(*pair)
@@ -157,22 +150,13 @@ def test_token_types_that_the_tokenizer_does_not_give_are_not_read(loaded, folde
     assert "token_type_ids" not in transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(*pair)
 
 
-OTHER_CLASSES = [
-    "BertTokenizerFast",
-    "ElectraTokenizer",
-    "TokenizersBackend",
-    "DistilBertTokenizer",
-    "NomicBertTokenizer",
-]
-
-
 @pytest.mark.parametrize(
     "tokenizer_class",
     [
         "BertTokenizer",
         "PreTrainedTokenizerFast",
         None,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CLASSES),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("ElectraTokenizer", "NomicBertTokenizer")),
     ],
 )
 def test_the_class_of_a_tokenizer_decides_whether_it_gives_token_types(folder, tokenizer_class):
@@ -182,26 +166,17 @@ def test_the_class_of_a_tokenizer_decides_whether_it_gives_token_types(folder, t
     assert (found.config.backbone.num_token_types > 1) == ("token_type_ids" in given)
 
 
-@pytest.mark.parametrize("changes", [{"pooling": "mean"}, {"similarity": "dot"}])
-def test_settings_of_dual_encoders_make_none_of_a_cross_encoder(folder, tmp_path, changes):
-    name, out = next(iter(changes)), tmp_path / "out"
-    formats.convert(f"hf:{folder}", tmp_path / "ours", "jaxir")
-    for source, alone in (
-        (f"hf:{folder}", ", or take its encoder alone by --kind=dual_encoder"),
-        ("ours", ""),
-    ):
-        source = source if ":" in source else str(tmp_path / source)
-        with pytest.raises(UserError) as caught:
-            formats.convert(source, out, "jaxir", **changes)
-        what = "a cross-encoder, which scores pairs of texts (jaxir.rerank)"
-        assert str(caught.value) == f"{source} is {what}, without {name}: leave out --{name}{alone}"
-        assert not out.exists()
-    formats.convert(f"hf:{folder}", out, "jaxir", kind="dual_encoder", **changes)
+def test_convert_refuses_settings_of_dual_encoders_for_a_cross_encoder(folder, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=r"is a cross-encoder.* omit --similarity, or .*--kind=dual_encoder"):
+        formats.convert(f"hf:{folder}", out, "jaxir", similarity="dot")
+    assert not out.exists()
+    formats.convert(f"hf:{folder}", out, "jaxir", kind="dual_encoder", similarity="dot")
     config = model_dir.read(str(out))[0].config
-    assert isinstance(config, DualEncoderConfig) and getattr(config, name) == changes[name]
+    assert isinstance(config, DualEncoderConfig) and config.similarity == "dot"
 
 
-def test_modernberts_head_has_the_epsilon_of_its_norms(tmp_path):
+def test_modernbert_head_uses_the_epsilon_of_its_norms(tmp_path):
     folder = shutil.copytree(GOLDEN / "cross_modernbert", tmp_path / "model")
     change(folder / "config.json", norm_eps=0.1)
     model = model_dir.load(f"hf:{folder}", kind="cross_encoder").model
@@ -216,22 +191,14 @@ def test_modernberts_head_has_the_epsilon_of_its_norms(tmp_path):
     np.testing.assert_allclose(found, expected[:, 0], atol=1e-5)
 
 
-def test_fingerprints_tell_models_apart(loaded, folder):
-    with_labels(folder, 1)
-    found = {model_dir.load(f"st:{folder}", kind="cross_encoder").fingerprint} | {
-        m.fingerprint for m in loaded.values()
-    }
-    assert len(found) == 6
-
-
-def test_lengths_that_leave_no_room(loaded):
+def test_pair_tokenizer_refuses_impossible_lengths_and_text(loaded):
     with pytest.raises(UserError, match="max_length is 4, but this tokenizer adds 3 special tokens"):
         PairTokenizer(loaded["bert"].tokenizer).encode([("a", "b")], max_length=4)
     with pytest.raises(UserError, match="not a valid Unicode string"):
         PairTokenizer(loaded["bert"].tokenizer).encode([("a", "\ud800")], max_length=10)
 
 
-def test_a_lone_sentencepiece_model_joins_texts_as_t5s_tokenizer_json_does(tmp_path):
+def test_sentencepiece_model_joins_pairs_as_transformers_does(tmp_path):
     seqio = Path(importlib.util.find_spec("seqio").origin).parent
     shutil.copy(seqio / "test_data" / "sentencepiece" / "sentencepiece.model", tmp_path / "spiece.model")
     alone = PairTokenizer(Tokenizer.load(tmp_path))

@@ -45,7 +45,6 @@ def lengths(folder: Path) -> tuple[int, int]:
             (10, 10),
         ),
         ({"model_args": {"torch_dtype": "bfloat16", "attn_implementation": "sdpa"}}, (24, 24)),
-        ({"config_kwargs": {}, "unpad_inputs": False, "do_lower_case": False}, (24, 24)),
     ],
 )
 def test_lengths_are_sentence_transformers(said, expected, folder):
@@ -54,19 +53,19 @@ def test_lengths_are_sentence_transformers(said, expected, folder):
     assert lengths(folder) == expected
 
 
-def test_a_length_that_nobody_says_is_that_of_the_positions(folder):
+def test_default_length_is_the_number_of_positions(folder):
     change(folder / "tokenizer_config.json", model_max_length=10**30)
     assert lengths(folder) == (160, 160)
     change(folder / "tokenizer_config.json", model_max_length=...)
     assert lengths(folder) == (160, 160)
 
 
-@pytest.mark.parametrize("name", ["roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"])
-def test_settings_by_an_architectures_name(name, folder):
+@pytest.mark.parametrize("name", ["roberta", "xlnet"])
+def test_settings_file_may_be_named_after_an_architecture(name, folder):
     (folder / TRANSFORMER).rename(folder / f"sentence_{name}_config.json")
     change(folder / f"sentence_{name}_config.json", max_seq_length=11)
     assert lengths(folder) == (11, 11)
-    (folder / TRANSFORMER).write_text("{}")  # which says nothing
+    (folder / TRANSFORMER).write_text("{}")  # ignored, because it is empty
     assert lengths(folder) == (11, 11)
     change(folder / TRANSFORMER, max_seq_length=13)
     assert lengths(folder) == (13, 13)
@@ -92,14 +91,12 @@ def test_converted_lengths_fit_the_positions(folder, tmp_path, capsys):
         ({"prompts": {"s2s": "Same: "}, "default_prompt_name": "s2s"}, ("Same: ", "Same: ")),
         ({"prompts": {"s2s": "Same: ", "query": "q: "}, "default_prompt_name": "s2s"}, ("q: ", "Same: ")),
         ({"prompts": {"query": "q: "}, "default_prompt_name": "query"}, ("q: ", "")),
-        ({"prompts": {"passage": "p: "}, "default_prompt_name": "passage"}, ("", "p: ")),
         ({"prompts": {"query": "q: ", "document": None}}, ("q: ", "")),
         ({"prompts": None}, ("", "")),
-        ({"prompts": {"s2s": ""}, "default_prompt_name": "s2s"}, ("", "")),
     ],
 )
 def test_prompts_go_before_the_texts_that_they_are_named_for(about, expected, folder):
-    """They stay the same when sentence-transformers 5 or 6 saves the folder and adds two empty prompts."""
+    """Also after sentence-transformers 5 or 6 has saved the folder and added two empty prompts."""
     path = folder / ABOUT
     resaved = about | {"prompts": {"query": "", "document": ""} | (about["prompts"] or {})}
     for said in (about, resaved):
@@ -119,8 +116,8 @@ def test_prompts_go_before_the_texts_that_they_are_named_for(about, expected, fo
         ({"prompts": {"s2s": "Same: "}, "default_prompt_name": None}, False),
     ],
 )
-def test_prompts_outlast_the_way_in_and_out(about, pools_prompts, folder, tmp_path, capsys):
-    """By them `encode`, with and without a name, gives the same vectors in sentence-transformers."""
+def test_prompts_survive_a_round_trip(about, pools_prompts, folder, tmp_path, capsys):
+    """So `encode` of sentence-transformers, with and without a name, gives the same vectors."""
     (folder / ABOUT).write_text(json.dumps(about))
     change(folder / POOLING, include_prompt=pools_prompts)
     formats.convert(f"st:{folder}", tmp_path / "ours", "jaxir")
@@ -171,9 +168,9 @@ def test_foreign_settings_that_change_nothing_are_accepted(function, folder):
     assert (found.projection, found.similarity) == (before.config.projection, "cosine")
 
 
-@pytest.mark.parametrize("kind", ["I8", "F8_E4M3", "U8"])
+@pytest.mark.parametrize("kind", ["I8", "F8_E4M3"])
 def test_quantised_weights_cost_one_sentence(kind, folder, tmp_path):
-    """Their scale lies elsewhere, or nowhere."""
+    """Their scale is not in the tensor."""
     path, name = folder / "model.safetensors", "encoder.layer.1.output.dense.weight"
     tensors = safetensors.numpy.load_file(path)
     tensors[name] = np.ones(tensors[name].shape, np.int8)

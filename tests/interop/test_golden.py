@@ -1,4 +1,4 @@
-"""Outputs and vectors equal those of the reference implementations, which make_golden.py wrote down."""
+"""Outputs and vectors equal those of the reference implementations (golden/make_golden.py)."""
 
 import dataclasses
 import importlib.util
@@ -118,8 +118,8 @@ def test_sentence_transformer_vectors_match(name, tower):
         ("t5_1_1", "83f5350becb980ec42e3de7ee30b1730004d628bbffbb0702f19ba6cc3a04d01"),
     ],
 )
-def test_a_model_is_the_one_it_was_before_there_was_a_registry(name, fingerprint):
-    """Indexes keep a model's fingerprint: these are what commit 3ad297d said."""
+def test_fingerprints_have_not_changed(name, fingerprint):
+    """Indexes store a model's fingerprint; these are of commit 3ad297d."""
     assert model_dir.load(f"st:{GOLDEN / name}").fingerprint == fingerprint
 
 

@@ -1,12 +1,10 @@
-"""A file of weights may be anyone's: nothing that it names runs, and no damage costs more than a sentence."""
+"""A file of weights may come from anyone: no code in it runs, and damage is refused."""
 
 import io
 import pickle
 import random
 import re
 import struct
-import time
-import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -52,17 +50,17 @@ def state(**values: bytes) -> bytes:
 
 
 class _Calls:
-    """Pickled, it is a call; of what and with what, its maker says."""
+    """Pickles as a call of a function."""
 
-    def __init__(self, function, *arguments, state=None):
-        self._reduced = (function, arguments, state)
+    def __init__(self, function, *arguments):
+        self._reduced = (function, arguments)
 
     def __reduce__(self):
         return self._reduced
 
 
 class _Sets:
-    """Pickled, it is an object that is made without a call and then given its state."""
+    """Pickles as an object that is made without a call and then given its state."""
 
     def __init__(self, path):
         self.path = path
@@ -71,33 +69,23 @@ class _Sets:
         Path(state["path"]).mkdir()
 
 
-def protocol(number: int, wrap=lambda call: {"weight": call}):
-    """A call of os.mkdir in a pickle of this protocol."""
-    return lambda marker: pickle.dumps(wrap(_Calls(Path(marker).mkdir.__func__, Path(marker))), number)
-
-
 def made_by_hand(pattern: bytes):
-    """The instructions of `pattern`, MARKER being the text of a path."""
+    """The instructions of `pattern`, with MARKER replaced by the text of a path."""
     return lambda marker: b"\x80\x02" + pattern.replace(b"MARKER", text(marker)) + b"."
 
 
-# What runs when `pickle` reads it (and is tried on it), and the name in the sentence.
+# Pickles that run code when `pickle` reads them, and the name that the error must quote.
 ATTACKS = {
     "reduce": (made_by_hand(b"}X\x01\x00\x00\x00acos\nmkdir\n(MARKERtRs"), "os.mkdir"),
-    "whole file": (made_by_hand(b"cos\nmkdir\n(MARKERtR"), "os.mkdir"),
     "inst": (made_by_hand(b"(MARKERios\nmkdir\n"), "os.mkdir"),
     "obj": (made_by_hand(b"(cpathlib\nPath\nMARKERo0cos\nmkdir\n(MARKERtR"), "pathlib.Path"),
     "newobj": (made_by_hand(b"cpathlib\nPath\n(MARKERt\x810cos\nmkdir\n(MARKERtR"), "pathlib.Path"),
     "build": (lambda marker: pickle.dumps({"w": _Sets(marker)}, 2), "test_hostile_weights._Sets|copyreg"),
-    "protocol 4": (protocol(4), "pathlib|builtins.getattr"),
-    "protocol 5": (protocol(5), "pathlib|builtins.getattr"),
-    "nested": (protocol(2, lambda call: {"a": [{"b": (1, call)}]}), "pathlib|getattr"),
-    "key": (made_by_hand(b"}cos\nmkdir\n(MARKERtRK\x01s"), "os.mkdir"),
-    "state": (made_by_hand(b"ccollections\nOrderedDict\n)Rcos\nmkdir\n(MARKERtR}b"), "os.mkdir"),
-    "eval": (
-        lambda marker: pickle.dumps(_Calls(eval, f"__import__('os').mkdir({marker!r})"), 2),
-        "__builtin__.eval",
+    "protocol 5": (
+        lambda marker: pickle.dumps({"w": _Calls(Path(marker).mkdir.__func__, Path(marker))}, 5),
+        "pathlib|builtins.getattr",
     ),
+    "state": (made_by_hand(b"ccollections\nOrderedDict\n)Rcos\nmkdir\n(MARKERtR}b"), "os.mkdir"),
     "dotted": (
         lambda marker: (
             b"\x80\x04\x8c\x07pathlib\x8c\x0aPath.mkdir\x93cpathlib\nPath\n(V"
@@ -110,135 +98,65 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_nothing_that_a_file_names_is_run(tmp_path, name):
+def test_no_code_in_a_file_is_run(tmp_path, name):
     make, wanted = ATTACKS[name]
     marker = tmp_path / "it-ran"
     pickled = make(str(marker))
     try:
         pickle.loads(pickled)
-    except Exception as error:  # it may end badly, but only after what it came for
+    except Exception as error:  # it may fail after it has run
         assert marker.exists(), error
     marker.rmdir()
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"would run .*({wanted}).*nothing in it was run"):
         read_tensors(save(tmp_path, pickled))
     assert not marker.exists()
-    assert re.search(f"opening it with torch would run .*({wanted})", str(caught.value))
-    assert str(caught.value).endswith("do not need; nothing of it was run")
 
 
 CALL = b"cposix\nsystem\n(X\x04\x00\x00\x00truetR"
 
 
 @pytest.mark.parametrize(
-    ("pickled", "wanted"),
-    [
-        (state(w=tensor(rest=b"\x89" + CALL)), "posix.system"),  # a hook
-        (state(w=tensor(rest=b"\x89}" + CALL)), "posix.system"),  # metadata
-        (b"\x80\x02" + CALL + b"Q.", "posix.system"),  # what a storage is asked for by
-        (state(w=b"ctorch.hub\nload\n(X\x01\x00\x00\x00xtR"), "torch.hub.load"),
-        (state(w=b"ctorch\nload\n(X\x01\x00\x00\x00xtR"), "torch.load"),
-        (state(w=b"ctorch._utils\n_rebuild_qtensor\n)R"), "torch._utils._rebuild_qtensor"),
-        (state(w=b"ctorch._utils\n_rebuild_tensor_v2.__globals__\n)R"), "_rebuild_tensor_v2.__globals__"),
-        (b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.fromkeys\x93)R.", "collections.OrderedDict.from"),
-        (b"\x80\x04\x8c\x05torch\x8c\x15FloatStorage.__init__\x93)R.", "torch.FloatStorage.__init__"),
-        (b"\x80\x02ctorch\nFloatStorage.from_file\n(X\x01\x00\x00\x00xtR.", "torch.FloatStorage.from_file"),
-    ],
-)
-def test_a_name_is_known_whole_or_not_at_all(tmp_path, pickled, wanted):
-    with pytest.raises(UserError, match=f"with torch would run .*{re.escape(wanted)}"):
-        read_tensors(save(tmp_path, pickled, **{"0": bytes(24)}))
-
-
-@pytest.mark.parametrize(
     ("pickled", "sentence"),
     [
-        # Names that are known, used as what they are not.
-        (b"\x80\x02ctorch\nFloatStorage\n)R.", "'_Type' object is not callable"),
-        (b"\x80\x02ccollections\nOrderedDict\n}X\x01\x00\x00\x00aK\x01sb.", "no attribute '__dict__'"),
-        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}b.", "no attribute '__dict__'"),
-        # An attribute that would hide a method of the dict is left out.
-        (b"\x80\x02ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsK\x01sb.", "{}"),
-        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.", "missing 4 required positional arguments"),
-        (b"\x80\x02ctorch._utils\n_rebuild_parameter\n(K\x01tR.", r"something else \(int\)"),
-        (b"\x80\x02ccollections\nOrderedDict\n)\x81.", "uses the instruction NEWOBJ, which"),
-        (b"\x80\x02\x82\x01.", "uses the instruction EXT1, which"),
-        (b"\x80\x02cos\n.", "damaged"),
-        # Instructions that want much memory or never end.
-        (b"\x80\x02}r\xff\xff\xff\xff.", "a value is kept as number 4294967295"),
-        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "damaged"),
-        (b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f.", "damaged"),
-        (b"\x80\x02\x8b\xff\xff\xff\x7f.", "damaged"),
-        (b"\x80\x02\x8a\xff" + b"\x7f" * 255 + b".", "a number beyond 64 bits"),
-        (b"\x80\x02t.", "damaged"),
-        (b"\x80\x02(0u.", "POP"),
-        (b"\x80\x02h\x05.", "damaged"),
-        (b"", "damaged"),
-        # What would change the terminal, or could not be printed.
-        (state(**{"w\n\x1b[2J": b"K\x01"}), "a text that cannot be printed"),
-        (b"\x80\x02X\x03\x00\x00\x00\xed\xa0\x80.", "a text that cannot be printed"),
+        # Names, of which only whole ones are known.
+        (state(w=tensor(rest=b"\x89" + CALL)), "would run posix.system"),  # a hook
+        (b"\x80\x02" + CALL + b"Q.", "would run posix.system"),  # the id of a storage
+        (state(w=b"ctorch\nload\n(X\x01\x00\x00\x00xtR"), "would run torch.load"),
+        (state(w=b"ctorch._utils\n_rebuild_tensor_v2.__globals__\n)R"), "_rebuild_tensor_v2.__globals__"),
+        (b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.fromkeys\x93)R.", "collections.OrderedDict.from"),
         (b"\x80\x02cos\n\x1b[2J\n.", r"would run os\.\\x1b\[2J, which"),
-        # Not a state dict.
-        (
-            b"\x80\x02]X\x01\x00\x00\x00aa.",
-            r"no tensors by name .*, but something else \(list\)",
-        ),
-        (b"\x80\x02" + tensor() + b".", r"no tensors by name \(a state dict\), but one tensor"),
-        (state(a=b"K\x01"), r"'a' is not a tensor with a name, but something else \(int\)"),
-        (b"\x80\x02}K\x01" + tensor() + b"s.", "1 is not a tensor with a name, but one tensor"),
-        # Tensors that reach where nothing of theirs is.
+        # Known names in another role.
+        (b"\x80\x02ctorch\nFloatStorage\n)R.", "'_Type' object is not callable"),
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}b.", "no attribute '__dict__'"),
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.", "missing 4 required positional arguments"),
+        (b"\x80\x02ccollections\nOrderedDict\n)\x81.", "damaged"),
+        (b"\x80\x02\x82\x01.", "damaged"),
+        (b"", "damaged"),
+        # Objects other than a state dict.
+        (b"\x80\x02]X\x01\x00\x00\x00aa.", r"expected tensors by name .*, found an object of type list"),
+        (b"\x80\x02" + tensor() + b".", r"expected tensors by name \(a state dict\), found one tensor"),
+        (state(a=b"K\x01"), r"'a' must be a named tensor, but is an object of type int"),
+        (b"\x80\x02}K\x01" + tensor() + b"s.", "1 must be a named tensor, but is one tensor"),
+        # Tensors outside their storage.
         (state(w=tensor(shape=(2, 4))), "reaches beyond its storage"),
-        (state(w=tensor(offset=1)), "reaches beyond its storage"),
         (state(w=tensor(offset=-1)), "an impossible shape"),
-        (state(w=tensor(strides=(-3, 1))), "an impossible shape"),
-        (state(w=tensor(shape=(-2, -3))), "an impossible shape"),
         (state(w=tensor(shape=(2**62, 2**62, 2), strides=(1, 1, 1))), "reaches beyond its storage"),
-        (state(w=tensor(shape=(2**40,), strides=(0,))), "repeats 6 numbers without end"),
-        (state(w=tensor(shape=(1,) * 65, strides=(0,) * 65)), "an impossible shape"),
+        (state(w=tensor(shape=(2**40,), strides=(0,))), "repeats 6 numbers too often"),
         (state(w=tensor(shape=(6,))), "without a shape"),
-        (state(w=tensor(count=-1)), "a storage that is none"),
-        (state(w=tensor(count=7)), "wants 7 numbers where 24 bytes are stored"),
-        (state(w=tensor(count=2**60, shape=(2**60,), strides=(1,))), "numbers where 24 bytes are stored"),
-        (state(w=tensor(kind="LongStorage")), "wants 6 numbers where 24 bytes are stored"),
+        (state(w=tensor(count=-1)), "not a storage"),
+        (state(w=tensor(count=7)), "needs 7 numbers, but has 24 bytes"),
         (state(w=tensor("../../../data/0")), r"its part data/\.\./.* is missing"),
-        (state(w=tensor("/etc/passwd")), "its part data//etc/passwd is missing"),
         (state(w=tensor(rest=b"\x89}}X\x03\x00\x00\x00negK\x01s")), "with metadata"),
     ],
 )
-def test_malformed_pickles_are_refused_within_time_and_memory(tmp_path, pickled, sentence):
+def test_malformed_pickles_are_refused(tmp_path, pickled, sentence):
     save(tmp_path, pickled, **{"0": bytes(24)})
-    began = time.perf_counter()
-    tracemalloc.start()
     with pytest.raises(UserError, match=sentence) as caught:
-        if not read_tensors(tmp_path):
-            raise UserError("{}")  # of no tensors
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
-    assert peak < 32 << 20 and time.perf_counter() - began < 20
-
-
-@pytest.mark.parametrize(
-    "pickled",
-    [
-        b"\x80\x02" + b")" + b"\x85" * 30_000 + b"K\x01}\x86.",
-        b"\x80\x02})" + b"\x85" * 100_000 + b"K\x01s.",
-        b"\x80\x04)" + b"\x85" * 30_000 + b"\x8c\x01a\x93.",
-        b"\x80\x02" + b"(" * 30_000 + b".",
-    ],
-    ids=["value", "key", "name", "marks"],
-)
-def test_deeply_nested_pickles_are_refused(tmp_path, pickled):
-    with pytest.raises(UserError, match=r"its list of tensors is damaged|holds no tensors"):
-        read_tensors(save(tmp_path, pickled))
-
-
-def test_a_list_of_tensors_without_end_is_not_read(tmp_path):
-    save(tmp_path, bytes((1 << 22) + 1))
-    with pytest.raises(UserError, match=r"its data\.pkl has 4194305 bytes, which no state dict needs"):
         read_tensors(tmp_path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
-def test_the_tensors_of_these_tests_are_read_where_they_are_right(tmp_path):
+def test_undamaged_tensors_of_these_tests_are_read(tmp_path):
     numbers = np.arange(6, dtype=np.float32)
     save(tmp_path, state(w=tensor(), t=tensor(shape=(3, 2), strides=(1, 3))), **{"0": numbers.tobytes()})
     found = read_tensors(tmp_path)
@@ -247,7 +165,7 @@ def test_the_tensors_of_these_tests_are_read_where_they_are_right(tmp_path):
 
 
 def spoilt(content: bytes, rng: random.Random) -> bytes:
-    """Changes a few bytes, or cuts."""
+    """Changes a few bytes, or truncates."""
     changed = bytearray(content)
     for _ in range(rng.choice([1, 1, 2, 8])):
         changed[rng.randrange(len(changed))] = rng.choice([rng.randrange(256), 0, 255])
@@ -255,17 +173,14 @@ def spoilt(content: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["archive", "list", "msgpack"])
-def test_every_damage_is_one_sentence(tmp_path, kind):
+def test_any_damage_costs_one_sentence(tmp_path, kind):
     source = WEIGHTS / ("t5/flax" if kind == "msgpack" else "odd") / (MSGPACK if kind == "msgpack" else BIN)
     content = source.read_bytes()
     if kind == "list":
         content = zipfile.ZipFile(io.BytesIO(content)).read("pytorch_model/data.pkl")
-    refused, longest, most = 0, 0.0, 0
-    tracemalloc.start()
+    refused = 0
     for seed in range(40):
         damaged = spoilt(content, random.Random(seed))
-        began = time.perf_counter()
-        tracemalloc.reset_peak()
         try:
             if kind == "list":
                 torch_pickle.parse(damaged, source)
@@ -275,10 +190,5 @@ def test_every_damage_is_one_sentence(tmp_path, kind):
                     np.asarray(value)
         except UserError as error:
             refused += 1
-            assert "\n" not in str(error)
-        longest = max(longest, time.perf_counter() - began)
-        most = max(most, tracemalloc.get_traced_memory()[1])
-    tracemalloc.stop()
-    # The others have changed numbers, or what is never looked at.
-    assert refused > 10
-    assert longest < 10 and most < 64 << 20
+            assert not re.search(r"\n", str(error))
+    assert refused > 10, "others have changed numbers, or bytes that are never read"

@@ -1,4 +1,4 @@
-"""Models from the hub, in real processes, against a local server that speaks the hub's protocol."""
+"""Models from the hub, in real processes, against a local server with the hub's protocol."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ from tests.interop import hub_server
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = "google/t5-tiny"
-# What such a repository holds beside: the same weights for others, and in another precision.
+# Other files of such a repository: the weights for other frameworks and in another precision.
 OTHERS = (
     *(
         "README.md",
@@ -62,7 +62,7 @@ cli.end(0)
 
 
 def files_of(name: str) -> dict[str, bytes]:
-    """A golden folder as a repository: with what its publisher would put beside."""
+    """Returns a golden folder as a repository, with other files of a publisher."""
     folder = GOLDEN / name
     files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     return {**dict.fromkeys(OTHERS, b"of no use here " * 100), **files}
@@ -76,7 +76,7 @@ def hub():
 
 @pytest.fixture
 def resolve(hub, tmp_path):
-    """Resolves specs in a process; returns directories or messages, and what it printed on standard error."""
+    """Resolves specs in a process; returns directories or messages, and its standard error."""
 
     def run(*specs: str, cache: str = "cache", limit: str = "", **environment: str) -> tuple[list[str], str]:
         done = subprocess.run(
@@ -116,14 +116,14 @@ def test_only_files_that_are_read_are_downloaded_once(hub, resolve, tmp_path):
     assert len(said) == 1 and said[0].startswith(
         f"{T5}: model.safetensors, 2_Dense/model.safetensors, modules.json"
     )
-    assert said[0].endswith(f" kB in all, to {tmp_path}/cache/hub")
+    assert said[0].endswith(f" kB in total, to {tmp_path}/cache/hub")
     hub.asked.clear()
     (offline,), said = resolve(f"st:{T5}", HF_HUB_OFFLINE="1")
     assert (said, hub.asked) == ("", []) and Path(offline).is_dir()
 
 
 def test_damaged_file_in_the_cache_is_refused_until_it_is_removed(hub, resolve):
-    """One file is large, the other small, so that both kinds of hashes are compared."""
+    """For a large and a small file, which have different kinds of hashes."""
     damaged = {"google/weights": "model.safetensors", "google/words": "3_Normalize/config.json"}
     for name in damaged:
         hub.add(name, files_of("t5_1_1"))
@@ -139,8 +139,8 @@ def test_damaged_file_in_the_cache_is_refused_until_it_is_removed(hub, resolve):
     hub.sent.clear()
     for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
         assert resolve(*specs, **environment)[0] == [
-            f"{file} is damaged: it is not what came from the hub; remove {blob}, and the same"
-            " command fetches it again"
+            f"{file} is damaged: it differs from the hub's file; remove {blob} and run the same command to"
+            " download it again"
             for file, blob in zip(files, blobs, strict=True)
         ]
     assert hub.sent == []
@@ -194,7 +194,7 @@ def test_each_module_has_weights_of_its_own():
     others = ["0_Transformer/pytorch_model.bin", "0_Transformer/deep/other.model", "spiece.model", SAFE]
     chosen = of_names([*small, *weights, *others], modules, modules=True)
     assert (sorted(chosen.small), chosen.weights) == (sorted(small), weights)
-    with pytest.raises(UserError, match="some/model: it has no weights that can be read here"):
+    with pytest.raises(UserError, match="some/model: it has no weights that jaxir reads"):
         of_names([*small, *weights[:1], *others], modules, modules=True)
 
 
@@ -241,11 +241,9 @@ def test_revision_is_pinned_and_read_offline(hub, resolve):
     )
     assert [Path(x).name for x in found[:5]] == [commits[i] for i in specs.values()]
     assert len(said.splitlines()) == 2, "what is here is not fetched again"
-    assert found[5].startswith(
-        f"{T5} has no revision 'v3': after @ comes a branch, a tag, a commit or refs/pr/N"
-    )
+    assert found[5].startswith(f"{T5} has no revision 'v3'")
     for i, spec in ((6, f"{T5}@"), (8, f"{T5}@../x")):
-        assert found[i] == f"{spec}: after @ comes a branch, a tag, a commit or refs/pr/N"
+        assert found[i] == f"{spec}: write a branch, a tag, a commit or refs/pr/N after @"
     assert found[7].startswith(f"{GOLDEN}@v1: ")
     asked = [r.path for r in hub.asked if "/revision/" in r.path]
     assert asked == [f"/api/models/{T5}/revision/{r}" for r in ("main", "v1", "refs/pr/2", "main", "v3")], (
@@ -287,10 +285,8 @@ def test_processes_of_one_run_fetch_each_file_once_and_say_so_once(hub, tmp_path
     outputs = [process.communicate(timeout=60) for process in started]
     assert [process.returncode for process in started] == [0, 0], outputs
     assert outputs[0][0] == outputs[1][0]
-    assert [err.count(" in all, to ") for _, err in outputs] == [1, 0]
-    note = (
-        f"note: that is for every host; `python -m jaxir.convert --source=hf:{T5} --output=gs://BUCKET/MODEL`"
-    )
+    assert [err.count(" in total, to ") for _, err in outputs] == [1, 0]
+    note = f"note: every host downloads this; `python -m jaxir.convert --source=hf:{T5} --output=gs://"
     assert [err.count(note) for _, err in outputs] == [1, 0]
     assert len(hub.sent) == len(set(hub.sent))
 
@@ -313,18 +309,18 @@ def test_unusable_hub_models_are_refused_before_weights_are_fetched(hub, resolve
     neither = "neither a local directory nor a model on the hub, or is private"
     log_in = "run `hf auth login` or set HF_TOKEN"
     locally = "or give a local copy of it, hf:DIR (in a recipe --model=hf:DIR)"
-    alone = "for its encoder alone write hf:"
-    readable = "(model.safetensors, pytorch_model.bin or flax_model.msgpack)"
+    alone = "for its encoder write hf:"
+    readable = "(model.safetensors, pytorch_model.bin, flax_model.msgpack)"
     cases = {
         "hf:google/t5-v1.1-base": f": {neither}: {log_in}; did you mean 'google/t5-v1_1-base'?",
         "hf:nobody/nothing-like-it": f": {neither}: {log_in}; is the name right?",
         "hf:meta/gated": f" is gated: accept its terms on {hub.url}/meta/gated, then {log_in}, {locally}",
         "hf:some/busy": f": the hub answers with status 503: try again later, {locally}",
-        "hf:some/tf": f": it has no weights that can be read here {readable}; there are tf_model.h5",
-        "hf:some/gguf": ": it has no config.json, so it is no model of transformers",
-        "st:some/tf": f": it is no sentence-transformers model (no modules.json); {alone}",
+        "hf:some/tf": f": it has no weights that jaxir reads {readable}; it has tf_model.h5",
+        "hf:some/gguf": ": it has no config.json, so it is not a model of transformers",
+        "st:some/tf": f": not of sentence-transformers (no modules.json); {alone}",
         "hf:some/part": ": it lacks model-1.safetensors, which its model.safetensors.index.json names",
-        "hf:google/t5 base": ": there is no such directory, and names on the hub are written OWNER/NAME",
+        "hf:google/t5 base": ": no such directory, and names on the hub have the form OWNER/NAME",
     }
     messages, _ = resolve(*cases, "checked:some/gpt")
     for (spec, expected), message in zip(cases.items(), messages, strict=False):
@@ -340,7 +336,7 @@ def test_hub_out_of_reach_or_disk_full(hub, resolve, tmp_path):
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
     (full,), _ = resolve(f"hf:{T5}", limit="ulimit -f 20; ")
-    assert full.startswith(f"{T5}: the disk of {tmp_path}/cache/hub is full; the files that are whole stay")
+    assert full.startswith(f"{T5}: the disk of {tmp_path}/cache/hub is full; complete files are kept")
     hub.sent.clear()
     (found, unknown), _ = resolve(f"hf:{T5}", "hf:nobody/nothing", HF_TOKEN="hf_x")
     assert hub.sent == [(SAFE, 0)], "files that were whole are not downloaded again"
@@ -348,7 +344,7 @@ def test_hub_out_of_reach_or_disk_full(hub, resolve, tmp_path):
     assert hub.tokens == {"127.0.0.1": {"", "Bearer hf_x"}, "localhost": {""}}, "others get no token"
     (again, lost), said = resolve(f"hf:{T5}", f"hf:{T5}@v1", HF_ENDPOINT=nobody)
     assert again == found
-    assert said == f"note: {T5} as it was last fetched, for the hub does not give it now ({found})\n"
+    assert said == f"note: the hub is not available; using the cached copy of {T5} ({found})\n"
     assert lost == (
         f"{T5}: the hub ({nobody}) cannot be reached (connection refused): try again, or give a local copy"
         " of it, hf:DIR (in a recipe --model=hf:DIR)"

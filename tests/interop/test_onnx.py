@@ -1,10 +1,10 @@
-"""ONNX exports answer as the encoders in a process without JAX and jaxir that does as the README says."""
+"""ONNX exports answer as the encoders, in a process without JAX and jaxir that follows the README."""
 
-import importlib
 import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -36,7 +36,7 @@ BERT = BertConfig(vocab_size=100, embed_dim=32, num_layers=1, num_heads=2, mlp_d
 
 
 def python(*arguments: str) -> str:
-    """Runs Python in a process of its own: the converter's replacements of jax.numpy stay out of this one."""
+    """Runs Python in another process, because the converter replaces functions of jax.numpy."""
     env = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "XLA_FLAGS")}
     done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -75,7 +75,7 @@ def test_the_readme_gives_the_vectors_of_the_model(tmp_path, save_model):
     assert export(model, out) == f"wrote {out}\n"
     sums = checksums.read(out)
     assert sums.keys() == {p.name for p in out.iterdir()} - {checksums.NAME} >= {"weights.bin"}
-    # Rows of every kind: one token, padded, an id that there is not, more tokens than positions.
+    # Rows of one token, with padding, with an unknown id, with more tokens than positions.
     ids, mask = np.full([4, 41], 7), np.ones([4, 41], np.int64)
     mask[0, 1:] = mask[1, 20:] = mask[2, 40:] = 0
     ids[2, 3] = 100
@@ -89,19 +89,16 @@ def test_the_readme_gives_the_vectors_of_the_model(tmp_path, save_model):
     np.testing.assert_allclose(answers["out.rows"], expected, atol=1e-5)
     assert np.isnan(answers["out.rows"]).any(1).tolist() == [False, False, True, False]
 
-    # What the towers share is stored once.
+    # Shared parameters are stored once.
     params = jax.tree.leaves(nnx.state(encoder.model))
     assert (out / "weights.bin").stat().st_size < sum(p.nbytes for p in params) + 4096 * len(params)
     about = json.loads((out / "jaxir_export.json").read_text())
-    assert about["fingerprint"] == encoder.fingerprint and about["versions"].keys() >= {
-        "jax2onnx",
-        "onnxruntime",
-    }
+    assert about["fingerprint"] == encoder.fingerprint and "jax2onnx" in about["versions"]
 
 
 @pytest.mark.slow
-def test_other_models(tmp_path, save_model, sentencepiece_folder, minilm_folder):
-    """T5 with SentencePiece and stacked layers; one whose padding is not 0; and a real one."""
+def test_vectors_of_other_models(tmp_path, save_model, sentencepiece_folder, minilm_folder):
+    """T5 with SentencePiece and stacked layers; padding other than 0; and a real model."""
     t5 = T5Config(
         vocab_size=1000, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64, scan_layers=True
     )
@@ -119,17 +116,15 @@ def test_other_models(tmp_path, save_model, sentencepiece_folder, minilm_folder)
 
 @pytest.mark.slow
 def test_pairs_have_the_scores_of_the_cross_encoder(tmp_path, save_cross_encoder, minilm_folder):
-    """With token types and a prompt; with none; with BPE and padding that is not 0; a real encoder."""
-    models = {
-        name: f"hf:{GOLDEN / f'cross_{name}'}" for name in ("deberta", "distilbert", "roberta", "modernbert")
-    }
+    """With token types and a prompt; with neither; with BPE and padding other than 0; and a real encoder."""
+    models = {name: f"hf:{GOLDEN / f'cross_{name}'}" for name in ("deberta", "distilbert", "modernbert")}
     models["bert"] = save_cross_encoder(
         tmp_path / "model", f"hf:{GOLDEN / 'cross_bert'}", query_prompt="ask: "
     )
     models["minilm"] = save_cross_encoder(tmp_path / "real", f"st:{minilm_folder}")
     for name, model in models.items():
         export(model, tmp_path / name)
-    # One token, padded, an id that there is not.
+    # Rows of one token, with padding, with an unknown id.
     ids, mask = np.full([3, 40], 7), np.ones([3, 40], np.int64)
     mask[0, 1:] = mask[1, 20:] = 0
     ids[2, 3] = 30_522
@@ -152,71 +147,20 @@ def test_pairs_have_the_scores_of_the_cross_encoder(tmp_path, save_cross_encoder
     assert np.isnan(answers["bert.rows"][:, 0]).tolist() == [False, False, True]
 
 
-CONVOLUTION = """
-import dataclasses
-from typing import ClassVar
+def test_failure_of_the_converter_costs_one_sentence(tmp_path, monkeypatch, capsys):
+    def to_onnx(*args, **kwargs):
+        raise NotImplementedError("no plugin\nfor pad")
 
-import jax.numpy as jnp
-
-from jaxir.models import layers
-from jaxir.models.backbones import BackboneConfig, Encoder, register
-
-
-@register
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShiftedConfig(BackboneConfig):
-    kind: ClassVar[str] = "shifted"
-    token_table: ClassVar[str] = "token"
-    vocab_size: int = 100
-    embed_dim: int = 8
-    num_layers: int = 0
-    dtype: str = "float32"
-    remat: bool = False
-    scan_layers: bool = False
-
-    def make(self, *, rngs):
-        return Shifted(self, rngs=rngs)
+    monkeypatch.setitem(sys.modules, "jax2onnx", types.SimpleNamespace(to_onnx=to_onnx))
+    flags = ["--format=onnx", f"--model=st:{GOLDEN / 'bert'}", f"--output={tmp_path / 'out'}"]
+    assert cli.main("jaxir.export:export", flags) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: jax2onnx cannot convert the backbone 'bert'") and error.count("\n") == 1
+    assert error.endswith("(NotImplementedError: no plugin for pad); --format=saved_model can\n")
+    assert not list(tmp_path.iterdir())
 
 
-class Shifted(Encoder):
-    def __init__(self, config, *, rngs):
-        self.config = config
-        init = layers.normal(1.0)
-        size = (config.vocab_size, config.embed_dim)
-        self.token = layers.Embedding(*size, axis="vocab", dtype=config.dtype, init=init, rngs=rngs)
-
-    def __call__(self, ids, *, key=None):
-        x = jnp.where((ids != 0)[..., None], self.token(ids), 0.0)
-        return x + jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-"""
-
-
-@pytest.mark.slow
-def test_a_users_backbone_that_the_converter_does_not_know_costs_a_sentence(
-    tmp_path, save_model, monkeypatch
-):
-    """jax2onnx 0.13 pads no array of unknown size."""
-    (tmp_path / "shifted.py").write_text(CONVOLUTION)
-    (tmp_path / "shifted.gin").write_text("from __gin__ import dynamic_registration\nimport shifted\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    config = importlib.import_module("shifted").ShiftedConfig()
-    model = save_model(tmp_path / "model", config, Tokenizer.load(GOLDEN / "bert"))
-    flags = ["--gin_file=shifted.gin", "--format=onnx", f"--model={model}", "--output=out"]
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxir.export", *flags],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(checksums.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith("error: jax2onnx cannot convert the backbone 'shifted' with texts of any number")
-    assert said.endswith("; --format=saved_model can") and done.returncode == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_the_converter(tmp_path, monkeypatch, capsys):
+def test_missing_converter_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "jax2onnx", None)
     flags = ["--format=onnx", f"--model=st:{GOLDEN / 'bert'}", f"--output={tmp_path / 'out'}"]
     assert cli.main("jaxir.export:export", flags) == 1

@@ -1,4 +1,4 @@
-"""What Orbax leaves behind when it fails: nothing of it reaches the user, everything else does."""
+"""Late errors of a failed Orbax do not reach the user; all other errors do."""
 
 import asyncio
 import sys
@@ -24,7 +24,7 @@ def answer_after_the_loop_is_closed():
     return reading
 
 
-def test_an_answer_after_the_run_is_not_reported_and_other_errors_are(monkeypatch):
+def test_only_late_reads_of_orbax_are_ignored(monkeypatch):
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", lambda details: reported.append(details.exc_value))
     answer_after_the_loop_is_closed()

@@ -1,4 +1,4 @@
-"""Folders that cannot be read as they are: each costs one sentence, which names the folder."""
+"""Every unsupported or damaged folder is refused by one sentence that names the folder."""
 
 import json
 import shutil
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
 from tests.interop.folders import change
@@ -96,26 +95,22 @@ ONE_MODULE = '[{"type": "sentence_transformers.models.Transformer", "path": ""}]
 REFUSED = {
     ("st:roberta", "dual_encoder"): [
         (remove("config.json"), r"config\.json: no such file"),
-        (remove("model.safetensors"), r"no weights in it \(model\.safetensors, pytorch"),
-        (pickled, r"pytorch_model\.bin: truncated or not a file that torch\.save wrote"),
+        (remove("model.safetensors"), r"no weights in it \(expected model\.safetensors, pytorch"),
+        (pickled, r"pytorch_model\.bin: truncated, or not a file of torch\.save"),
         (remove("tokenizer.json"), "holds no tokenizer"),
         (remove("modules.json"), r"modules\.json: no such file.*write hf:"),
-        (truncated, r"model\.safetensors: truncated or not a safetensors file"),
-        (write("config.json", '{"a": '), r"config\.json: not valid JSON"),
+        (truncated, r"model\.safetensors: truncated, or not a safetensors file"),
         (config(model_type="gpt2"), "model_type 'gpt2' is not supported"),
         (config(hidden_size=...), r"config\.json: 'hidden_size' is missing"),
         (config(num_attention_heads=5), r"config\.json: embed_dim 32 is not a multiple"),
-        (config(hidden_size="wide"), r"config\.json: "),
         (config(hidden_act="mish"), "hidden_act 'mish' is not supported"),
         (config(position_embedding_type="relative_key"), "only 'absolute'"),
-        (config(is_decoder=True), r"config\.json: is_decoder True is not supported"),
         (config(vocab_size=101), r"word_embeddings\.weight has shape \(100, 32\)"),
         (config(num_hidden_layers=3), r"lacks encoder\.layer\.2\..* and 13 more"),
         (config(num_hidden_layers=10**9), "num_hidden_layers must be .* from 1 to 1000"),
-        (config(hidden_size=10**12), r"hidden_size must be .* to 2147483647"),
         (tensors(lambda t: t.pop(WORD)), f"it lacks {WORD}"),
         (tensors(lambda t: t.update(odd=t[WORD].copy())), "it has unknown odd"),
-        (config(pad_token_id=2), r"pads with id 1, config\.json says 2|has shape"),
+        (config(pad_token_id=2), r"pads with id 1, but config\.json says 2|has shape"),
         (edit(POOLING, pooling_mode="max"), "pooling max is not supported"),
         (edit(POOLING, pooling_mode=["cls", "mean"]), r"cls \+ mean is not"),
         (write("modules.json", ONE_MODULE), "modules Transformer are not"),
@@ -134,19 +129,18 @@ REFUSED = {
             edit(TRANSFORMER, processing_kwargs={"text": {"truncation": False}}),
             r"processing_kwargs\.text sets truncation to False, which is not supported",
         ),
-        (edit(TRANSFORMER, model_args=[1]), "model_args is no JSON object"),
-        (edit(TRANSFORMER, max_seq_length="12"), "max_seq_length is '12', which is no number of tokens"),
-        (edit(TRANSFORMER, query_length=0), "query_length is 0, which is no number of tokens"),
+        (edit(TRANSFORMER, model_args=[1]), "model_args is not a JSON object"),
+        (edit(TRANSFORMER, max_seq_length="12"), "max_seq_length is '12', not a number of tokens"),
         (
             edit("tokenizer_config.json", model_max_length="24"),
-            r"tokenizer_config\.json: model_max_length is '24', which is no number of tokens",
+            r"tokenizer_config\.json: model_max_length is '24', not a number of tokens",
         ),
         (edit(TRANSFORMER, transformer_task="fill-mask"), "transformer_task 'fill-mask' is not supported"),
         (edit(TRANSFORMER, query_expansion={"length": 32}), "query_expansion is not supported"),
         (edit(TRANSFORMER, module_output_name="all_layers"), "module_output_name 'all_layers' is not"),
-        (edit("tokenizer_config.json", truncation_side="left"), "cuts texts on the left, where only right"),
-        (edit(ABOUT, prompts={"query": 3}), "its prompts are no texts by their names"),
-        (edit(ABOUT, default_prompt_name="web"), "default_prompt_name 'web' is the name of no prompt"),
+        (edit("tokenizer_config.json", truncation_side="left"), "cuts texts on the left; only right"),
+        (edit(ABOUT, prompts={"query": 3}), "its prompts are not texts by names"),
+        (edit(ABOUT, default_prompt_name="web"), "default_prompt_name 'web' is not the name of a prompt"),
         (
             module(0, type="custom_st.Transformer"),
             r"modules\.json: the module 'custom_st\.Transformer' is not one of sentence-transformers' own",
@@ -158,15 +152,14 @@ REFUSED = {
         (edit(DENSE, module_output_name="scores"), "module_output_name 'scores' is not"),
         (edit(DENSE, activation_function="mine.Identity"), r"activation mine\.Identity is"),
         (edit(DENSE, activation_function=None), "activation None is not"),
-        (edit(DENSE, bias=False), r"bias is false, but the weights beside it have a linear\.bias"),
-        (edit(DENSE, out_features="16"), r"2_Dense/config\.json: out_features is '16', which is no"),
+        (edit(DENSE, bias=False), r"bias is false, but its weights have a linear\.bias"),
+        (edit(DENSE, out_features="16"), r"2_Dense/config\.json: out_features is '16', not a number"),
         (write(DENSE, "[]"), r"2_Dense/config\.json: the file is damaged"),
-        (write(POOLING, "null"), r"1_Pooling/config\.json: the file is damaged"),
-        (edit(POOLING, pooling_mode=3), r"config\.json: pooling_mode 3 is no name of a pooling"),
+        (edit(POOLING, pooling_mode=3), r"config\.json: pooling_mode 3 is not the name of a pooling"),
         (config(pad_token_id=99999), "pad_token_id is 99999, but there are only 100 ids"),
-        (config(pad_token_id="0"), "pad_token_id is '0', which is no id"),
+        (config(pad_token_id="0"), "pad_token_id is '0', not an id"),
         (config(hidden_act={}), r"config\.json: hidden_act {} is not supported"),
-        (config(model_type=["bert"]), r"model_type \['bert'\] is not supported"),
+        (module(1, path="../elsewhere"), r"modules\.json: '../elsewhere' lies outside of"),
     ],
     ("hf:modernbert", "dual_encoder"): [
         (
@@ -193,36 +186,34 @@ REFUSED = {
         (config(pos_att_type="p2c|p2p"), "pos_att_type 'p2p' is not supported; supported are p2c, c2p"),
         (
             config(norm_rel_ebd="batch_norm"),
-            "norm_rel_ebd 'batch_norm' is not supported; there are none, layer_norm",
+            "norm_rel_ebd 'batch_norm' is not supported",
         ),
         (config(embedding_size=16), "embedding_size 16 is not supported beside hidden_size 32"),
-        (config(num_attention_heads=5), "embed_dim 32 is not a multiple of num_heads 5"),
         (config(num_attention_heads=0), "num_attention_heads must be"),
         (config(position_buckets=10**9), "relative_buckets must be a whole number from 0 to 65536"),
         (config(position_buckets=3), "relative_buckets 3 must be 0 or at least 4"),
-        (config(num_hidden_layers=...), "num_hidden_layers"),
         (config(pos_att_type=7), "."),
     ],
     ("hf:cross_bert", "cross_encoder"): [
-        (labels(3), "it has 3 labels, where a cross-encoder has one"),
+        (labels(3), "it has 3 labels, but a cross-encoder has one"),
         (
             edit(ABOUT, activation_fn="torch.nn.Softmax"),
-            r"its scores are made by torch\.nn\.Softmax, only Identity and Sigmoid are known",
+            r"scores by torch\.nn\.Softmax are not supported, only Identity and Sigmoid",
         ),
         (remove("model.safetensors"), "no weights in it"),
         (edit("tokenizer_config.json", pad_token="[UNK]"), "pads with id 1"),
-        (without("classifier."), r"no classifier\.weight among its weights, so it is no cross-encoder"),
+        (without("classifier."), r"no classifier\.weight among its weights, so it is not a cross-encoder"),
         (
             edit("tokenizer_config.json", model_input_names="input_ids"),
-            r"tokenizer_config\.json: model_input_names is no list of names",
+            r"tokenizer_config\.json: model_input_names is not a list of names",
         ),
     ],
     ("hf:cross_bert", None): [
-        (config(id2label=5), r"config\.json: .*id2label no object of labels"),
-        (config(architectures={"0": "BertModel"}), r"config\.json: architectures is no list of names"),
+        (config(id2label=5), r"config\.json: .*id2label not an object of labels"),
+        (config(architectures={"0": "BertModel"}), r"config\.json: architectures is not a list of names"),
         (
             config(sentence_transformers="Identity"),
-            r"config\.json: sentence_transformers is no JSON object",
+            r"config\.json: sentence_transformers is not a JSON object",
         ),
     ],
     ("hf:cross_deberta", "cross_encoder"): [
@@ -237,11 +228,11 @@ REFUSED = {
         (config(classifier_bias=True), "classifier_bias True is not supported, only False"),
     ],
     ("hf:t5_1_1", "cross_encoder"): [
-        (lambda folder: None, "the head of 't5' reads its decoder; what is trained here"),
+        (lambda folder: None, "the head of 't5' reads its decoder, but"),
     ],
-    ("hf:bert", "seq2seq"): [(lambda folder: None, "model_type 'bert' is no generator of text")],
+    ("hf:bert", "seq2seq"): [(lambda folder: None, "model_type 'bert' is not a generator")],
     ("hf:seq2seq_1_1", "seq2seq"): [
-        (without("decoder."), "no decoder among its weights"),
+        (without("decoder."), "its weights have no decoder"),
         (without("decoder.block.1.layer.1.EncDec"), r"lacks decoder\.block\.1\.layer\.1\.EncDecAttention\.k"),
         (config(decoder_start_token_id=3), "decoder_start_token_id 3 are not"),
         (config(eos_token_id=[1, 2]), "eos_id"),
@@ -263,29 +254,19 @@ def test_folder_is_refused_in_one_sentence(spec, kind, spoil, sentence, tmp_path
     assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
 
 
-def test_convert_prints_the_sentence_and_leaves_nothing(tmp_path, capsys):
-    folder = Path(shutil.copytree(GOLDEN / "roberta", tmp_path / "model"))
-    truncated(folder)
-    assert cli.main("jaxir.convert:convert", [f"--source=st:{folder}", f"--output={tmp_path / 'out'}"]) == 1
-    assert capsys.readouterr().err.startswith("error: ")
-    assert [p.name for p in tmp_path.iterdir()] == ["model"]
-
-
 @pytest.mark.parametrize(
     ("spec", "kind", "sentence"),
     [
         ("nowhere", None, "nowhere: no such model directory"),
         ("st:./nowhere", None, r"\./nowhere: no such directory"),
-        ("hf:./nowhere", "cross_encoder", "no such directory"),
         ("hf:some-owner/no-such-model", None, "is not in the cache .*, and HF_HUB_OFFLINE forbids"),
         (f"{GOLDEN / 'roberta'}", None, "write st:"),
         (f"{GOLDEN / 'distilbert'}", None, "write hf:"),
-        (f"{GOLDEN / 'cross_bert'}", "cross_encoder", "write hf:"),
         (f"hf:{GOLDEN / 'distilbert'}", None, "holds no tokenizer"),
         (f"st:{GOLDEN / 'make_golden.py'}", None, "is a file; a model is a directory"),
     ],
 )
-def test_name_that_leads_nowhere_is_refused(spec, kind, sentence):
+def test_missing_model_is_refused(spec, kind, sentence):
     with pytest.raises(UserError, match=sentence) as caught:
         model_dir.read(spec, kind=kind)
     assert "\n" not in str(caught.value)

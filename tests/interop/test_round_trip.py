@@ -1,4 +1,4 @@
-"""Weights that go in come out again: bit for bit, in every format."""
+"""Weights are bit-identical after a round trip through each format."""
 
 import dataclasses
 import json
@@ -17,8 +17,9 @@ import safetensors.numpy
 from flax import nnx
 
 from jaxir import cli
+from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import pad_batch
-from jaxir.interop import model_dir
+from jaxir.interop import formats, model_dir
 from jaxir.interop.huggingface import hf
 from jaxir.interop.model import kinds
 
@@ -146,7 +147,7 @@ def vectors(loaded, texts, tower):
     return np.asarray(nnx.jit(lambda m, x: m.encode(x, tower=tower))(loaded.model, batch))
 
 
-@pytest.mark.parametrize("sharing", [pytest.param("ade", marks=pytest.mark.slow), "ade_spl"])
+@pytest.mark.parametrize("sharing", ["ade", "ade_spl"])
 @pytest.mark.slow
 def test_two_towers_become_two_folders(sharing, tmp_path):
     texts = ["the cat sat", "mice"]
@@ -175,20 +176,18 @@ def test_hf_export_is_the_encoder_alone_and_refuses_a_projection(tmp_path, capsy
     assert not (tmp_path / "out" / "modules.json").exists()
     flags = ["--to=hf", f"--output={tmp_path / 'other'}"]
     assert cli.main("jaxir.convert:convert", [f"--source=st:{GOLDEN / 'bert'}", *flags]) == 1
-    assert "has a projection, which hf folders cannot hold" in capsys.readouterr().err
+    assert "has a projection, which format hf cannot hold" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("flag", ["--pooling=cls", "--similarity=dot"])
-def test_hf_export_refuses_settings_it_cannot_hold(flag, tmp_path, capsys):
-    flags = [f"--source=st:{GOLDEN / 'roberta'}", "--to=hf", f"--output={tmp_path / 'out'}", flag]
+def test_hf_export_refuses_settings_it_cannot_hold(tmp_path, capsys):
+    flags = [f"--source=st:{GOLDEN / 'roberta'}", "--to=hf", f"--output={tmp_path / 'out'}", "--pooling=cls"]
     assert cli.main("jaxir.convert:convert", flags) == 1
-    name = flag[2:].partition("=")[0]
-    assert f"which has no {name}: leave out --{name}, or write st" in capsys.readouterr().err
+    assert "format hf cannot hold the pooling: omit --pooling, or use format st" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_one_length_for_two_is_said(tmp_path, capsys):
+def test_sentence_transformers_export_notes_its_single_length(tmp_path, capsys):
     loaded = model_dir.load(f"st:{GOLDEN / 'roberta'}", query_max_length=8)
     model_dir.save(tmp_path / "ours", loaded.model, loaded.tokenizer, loaded.settings)
     flags = [f"--model={tmp_path / 'ours'}", "--format=sentence_transformers", f"--output={tmp_path / 'out'}"]
@@ -197,23 +196,21 @@ def test_one_length_for_two_is_said(tmp_path, capsys):
     assert model_dir.load(f"st:{tmp_path / 'out'}").settings.query_max_length == 24
 
 
-BOTH = "put 'query: ' before queries and 'passage: ' before passages; those named 's2s' are left out\n"
+BOTH = "'query: ' before queries and 'passage: ' before passages; the prompts named 's2s' are lost\n"
 
 
 @pytest.mark.parametrize(
     ("source", "format", "said"),
     [
-        ("hf:{golden}/cross_bert", "st", "put 'passage: ' before passages\n"),
+        ("hf:{golden}/cross_bert", "st", "'passage: ' before passages\n"),
         ("hf:{golden}/cross_bert", "hf", BOTH),
-        ("hf:{golden}/seq2seq_1_1", "hf", BOTH),
         ("st:{golden}/roberta", "hf", BOTH),
         ("st:{golden}/roberta", "st", ""),
     ],
 )
-def test_prompts_that_a_folder_cannot_hold_are_said(source, format, said, tmp_path, capsys):
-    """A reranker whose encoder was E5 has the prompts of E5, and without them it gives other scores."""
-    kind = "seq2seq" if "seq2seq" in source else None
-    loaded = model_dir.load(source.format(golden=GOLDEN), kind=kind)
+def test_export_notes_prompts_that_a_folder_cannot_hold(source, format, said, tmp_path, capsys):
+    """A reranker made from E5 has E5's prompts, and without them other scores."""
+    loaded = model_dir.load(source.format(golden=GOLDEN), kind=None)
     settings = dataclasses.replace(
         loaded.settings,
         query_prompt="query: ",
@@ -223,14 +220,14 @@ def test_prompts_that_a_folder_cannot_hold_are_said(source, format, said, tmp_pa
     model_dir.save(tmp_path / "ours", loaded.model, loaded.tokenizer, settings)
     flags = [f"--model={tmp_path / 'ours'}", f"--format={format}", f"--output={tmp_path / 'out'}"]
     assert cli.main("jaxir.export:export", flags) == 0
-    note = f"note: the folder does not say this model's prompts: where it is used, {said}"
+    note = f"note: the folder does not store this model's prompts: use it with {said}"
     assert capsys.readouterr().err == (note if said else "")
-    there = model_dir.read(f"{format}:{tmp_path / 'out'}", kind=kind or kinds.name_of(loaded.model.config))
+    there = model_dir.read(f"{format}:{tmp_path / 'out'}", kind=kinds.name_of(loaded.model.config))
     kept = there[0].settings.query_prompt, there[0].settings.passage_prompt
     assert kept == ("query: " if format == "st" else "", "passage: " if not said else "")
 
 
-# Prints what of torch and transformers reading has imported, then where torch would have come from.
+# Prints which of torch and transformers are imported, then where they would have come from.
 READ = """
 import sys
 from pathlib import Path
@@ -239,7 +236,7 @@ from jaxir.interop.huggingface import hf
 from jaxir.interop.model import kinds
 from jaxir.interop import model_dir
 for folder in sys.argv[1:-1]:
-    model_dir.load(f"st:{folder}").model
+    assert all(np.asarray(x).size for x in model_dir.read(f"st:{folder}")[0].params.values())
 assert any(np.asarray(x).any() for x in hf.read_tensors(Path(sys.argv[-1])).values())
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "transformers"}))
 import torch, transformers
@@ -263,10 +260,25 @@ def test_reading_a_model_imports_neither_torch_nor_transformers(tmp_path):
     assert places == f"{tmp_path}/torch.py {tmp_path}/transformers.py", "they would have been seen"
 
 
-def test_settings_survive_a_model_directory(tmp_path):
-    loaded = model_dir.load(f"st:{GOLDEN / 'bert'}", query_max_length=7, scan_layers=True, dtype="bfloat16")
-    model_dir.save(tmp_path / "m", loaded.model, loaded.tokenizer, loaded.settings)
-    again = model_dir.load(str(tmp_path / "m"))
-    assert again.settings == loaded.settings and again.model.config == loaded.model.config
-    assert dataclasses.asdict(again.settings)["query_max_length"] == 7
-    assert again.fingerprint == model_dir.load(f"st:{GOLDEN / 'bert'}").fingerprint
+@pytest.mark.parametrize(
+    ("to", "weights"),
+    [
+        ("hf", "model.safetensors"),
+        ("st", "model.safetensors"),
+        ("t5x", "checkpoint_0/target.encoder.layers_1.mlp.wo.kernel/0.0"),
+    ],
+)
+def test_flipped_bit_in_an_export_is_refused(to, weights, tmp_path):
+    out = tmp_path / "out"
+    formats.convert(f"st:{GOLDEN / ('roberta' if to == 'hf' else 't5_1_1')}", out, to)
+    (out / "NOTES").write_text("mine")
+    source = model_dir.load(f"{to}:{out}")
+    path = out / weights
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"is damaged: .* is not what was written"):
+        model_dir.load(f"{to}:{out}")
+    content[-100] ^= 1
+    path.write_bytes(content)
+    assert model_dir.load(f"{to}:{out}").fingerprint == source.fingerprint

@@ -1,4 +1,4 @@
-"""SavedModels, used where there is neither JAX nor jaxir, answer as the encoders and `Searcher`."""
+"""SavedModels, loaded without JAX and jaxir, answer as the encoders and `Searcher`."""
 
 import json
 import os
@@ -12,17 +12,12 @@ import numpy as np
 import pytest
 from flax import nnx
 from tokenizers import Tokenizer as Library
-from tokenizers import normalizers, processors
 
 from jaxir import CrossEncoder, DualEncoder, cli
-from jaxir.core.errors import UserError
-from jaxir.data.text.pair_tokenizer import PairTokenizer
 from jaxir.data.text.tokenizer import Tokenizer
-from jaxir.interop.exports import onnx_readme, saved_model_readme
+from jaxir.interop.exports import onnx_readme
 from jaxir.interop.exports.exported import Source
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer
-from jaxir.interop.exports.graph_wordpiece import check
-from jaxir.interop.exports.signatures import Signature
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
@@ -31,6 +26,7 @@ from jaxir.retrieval.indexes.base_index import load_index, normalize
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.saved_search import SavedSearch
 from jaxir.retrieval.indexes.scann_index import ScannIndex
+from jaxir.storage import checksums
 
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("tensorflow_text")
@@ -47,102 +43,6 @@ QUERIES = [
 ]
 
 
-def varied_texts(vocabulary: list[str], count: int) -> list[str]:
-    """Texts of everything that tokenizers trip over; `count` of them and some more."""
-    rng = np.random.default_rng(0)
-    everything = np.array([chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000])
-    # Marks that Unicode sorts, that stop the sorting, and characters that combine with them.
-    marks = np.array(list("\u0300\u0301\u0334\u0345\u08db\u08ca\u0903\u093e\u093c\u094d\u302e\u1bf2"))
-    marks = np.concatenate([marks, list("\U0001d165\U0001d16d\U0001e94a\u200d\x00 aàé\uac00İ")])
-    special = np.array(
-        [
-            "[MASK]",
-            "[SEP]",
-            "[PAD]",
-            "[",
-            "]",
-            "[mask]",
-            "</s>",
-            "<unk>",
-            "##",
-            "##ing",
-            "\u2581",
-            "\n",
-            "\x00",
-        ]
-    )
-    emoji = np.array([*"🙂👩‍👧🏽🇩🇪☃️", "\u200d", "\ufe0f", " ", "ok"])
-    alphabets = [
-        everything,
-        everything[:0x3000],
-        everything[0x4E00:0xAC00],
-        marks,
-        np.concatenate([special, ["a", "日", " "]]),
-        emoji,
-        np.array(vocabulary),
-        np.array(list("ΟΔΣΑςİIıǅﬁß \t'-.,")),
-    ]
-    texts = []
-    for i in range(count):
-        alphabet = alphabets[i % len(alphabets)]
-        texts.append("".join(alphabet[rng.integers(0, len(alphabet), rng.integers(1, 60))]))
-    unassigned = [chr(c) for c in (0x0378, 0x2FE0, 0x1FBFF, 0xE0080, 0xFFFF, 0x10FFFF)]
-    return [
-        *texts,
-        "",
-        " ",
-        "\n\t\r",
-        "\x00",
-        "\x7f\x80\x9f",
-        "ΟΔΟΣ ΣΑΣ",
-        "İstanbul",
-        "x" * 100,
-        "x" * 101,
-        "é" * 101,
-        "日" * 3000,
-        "word " * 20_000,
-        "y" * 100_000,
-        "e" + "\u0301" * 500,
-        *unassigned,
-        "".join(unassigned),
-    ]
-
-
-def assert_same_ids(tokenizer: Tokenizer, texts: list[str], max_length: int) -> None:
-    graph = GraphTokenizer(tokenizer)
-    function = tf.function(
-        lambda x: graph([x], max_length)[0],
-        input_signature=[tf.TensorSpec([None], tf.string)],
-        autograph=False,
-    )
-    found = function(tf.constant(texts)).to_list()
-    expected = tokenizer.encode_batch(texts, max_length=max_length)
-    lengths = {len(row) for row in expected}
-    assert max_length in lengths and len(lengths) > max_length / 2
-    wrong = [
-        (text, a, b.tolist()) for text, a, b in zip(texts, found, expected, strict=True) if a != b.tolist()
-    ]
-    assert not wrong, f"{len(wrong)} of {len(texts)}, such as {wrong[0]!r:.300}"
-    assert function(tf.constant([], tf.string)).nrows() == 0
-    for bad in (b"\xff", b"ab\xed\xa0\x80", b"abc\xe2\x82"):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="Invalid formatting"):
-            function(tf.constant([b"good", bad]))
-
-
-@pytest.mark.slow
-def test_ten_thousand_texts_have_the_ids_of_wordpiece(minilm_folder):
-    library = Library.from_file(str(minilm_folder / "tokenizer.json"))
-    texts = varied_texts(sorted(library.get_vocab()), 10_000)
-    assert len(texts) > 10_000
-    assert_same_ids(Tokenizer.load(minilm_folder), texts, 48)
-
-
-def test_ten_thousand_texts_have_the_ids_of_sentencepiece(sentencepiece_folder):
-    tokenizer = Tokenizer.load(sentencepiece_folder)
-    pieces = [tokenizer.decode([i]) or " " for i in range(tokenizer.vocab_size)]
-    assert_same_ids(tokenizer, varied_texts(pieces, 10_000), 48)
-
-
 def test_onnx_readme_names_the_sentencepiece_model_that_is_read(sentencepiece_folder, tmp_path):
     folder = Path(shutil.copytree(sentencepiece_folder, tmp_path / "folder"))
     (folder / "tokenizer.model").write_bytes(b"none of T5's")
@@ -155,70 +55,6 @@ def test_onnx_readme_names_the_sentencepiece_model_that_is_read(sentencepiece_fo
     tokenizer.save(tmp_path)
     onnx_readme.write(tmp_path, source, opset=1, versions={"onnxruntime": "1", "jax2onnx": "1", "jax": "1"})
     assert 'SentencePieceProcessor(model_file="spiece.model")' in (tmp_path / "README.md").read_text()
-
-
-def test_readme_names_prompts_and_lengths_for_clients_that_tokenize(tmp_path):
-    tokenizer = Tokenizer.load(GOLDEN / "roberta")
-    backbone = BertConfig(vocab_size=100, embed_dim=8, num_layers=1, num_heads=2, mlp_dim=8)
-    model = DualEncoderModel(DualEncoderConfig(backbone=backbone), rngs=nnx.Rngs(0))
-    settings = EncoderSettings(query_max_length=8, passage_max_length=16, query_prompt="query: ")
-    source = Source(name="m", model=model, tokenizer=tokenizer, settings=settings, fingerprint="0")
-    signatures = {"query_ids": Signature(None, {"ids": "int32 [B, L]"}, {"vectors": "float32 [B, 8]"})}
-    given = {"default": "query_ids", "versions": {"tensorflow": "1", "jax": "1"}, "index": None}
-    saved_model_readme.write(tmp_path, source, signatures=signatures, **given)
-    readme = (tmp_path / "README.md").read_text()
-    told = (
-        "Before they are ids, queries are cut at 8 tokens and begin with the prompt 'query: ', passages at 16"
-    )
-    assert told in readme
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "normalizer",
-    [
-        None,
-        normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=False, lowercase=False),
-        normalizers.BertNormalizer(strip_accents=False),
-        normalizers.BertNormalizer(clean_text=False, strip_accents=True, lowercase=False),
-        normalizers.Sequence([normalizers.Lowercase(), normalizers.BertNormalizer()]),
-        normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]),
-    ],
-)
-def test_ten_thousand_texts_with_other_normalisers(normalizer, minilm_folder, tmp_path):
-    library = Library.from_file(str(minilm_folder / "tokenizer.json"))
-    library.normalizer = normalizer
-    # Padding that is not 0, two tokens before a text, and one added token that begins another.
-    library.add_special_tokens(["[MASK]!", "<q>"])
-    library.post_processor = processors.TemplateProcessing(
-        single="[CLS] <q> $A [SEP]", special_tokens=[("[CLS]", 101), ("<q>", 30523), ("[SEP]", 102)]
-    )
-    library.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "[UNK]"}')
-    tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.pad_swap == 100
-    assert_same_ids(tokenizer, [*varied_texts(sorted(library.get_vocab()), 10_000), "[MASK]!a[MASK]"], 48)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"model": {"type": "BPE"}}, "its model is BPE"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "its pre-tokenizer is Whitespace"),
-        ({"pre_tokenizer": None}, "its pre-tokenizer is None"),
-        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}}, "its normaliser NFC"),
-        (
-            {"added_tokens": [{"content": "x", "normalized": True, "single_word": False}]},
-            "after normalisation",
-        ),
-    ],
-)
-def test_tokenizers_that_no_graph_can_follow(change, reason):
-    spec = json.loads((GOLDEN / "bert" / "tokenizer.json").read_text())
-    check(spec)
-    with pytest.raises(UserError, match=f"{reason}.*export with --signatures=ids") as raised:
-        check(spec | change)
-    assert "\n" not in str(raised.value)
 
 
 def export(*flags: str) -> int:
@@ -260,7 +96,7 @@ def library_tokens(
 
 @pytest.mark.slow
 def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
-    """All kinds of exports through one process, for each costs the import of TensorFlow."""
+    """In one process, because each process imports TensorFlow."""
     bert = BertConfig(vocab_size=100, embed_dim=32, num_layers=1, num_heads=2, mlp_dim=64, max_positions=40)
     words = save_model(
         tmp_path / "words",
@@ -314,7 +150,7 @@ def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
     queries, passages = encoder.encode_queries(QUERIES), encoder.encode_passages(QUERIES)
     assert np.abs(queries - passages).max() > 0.01  # the towers differ, and so do the prompts
     np.testing.assert_allclose(answers["1.vectors"], passages, atol=1e-5)
-    # Not by a Searcher, which refuses a question without text; a served model answers it.
+    # Unlike a Searcher, a served model accepts a question without text.
     scores, found = load_index(tmp_path / "index").search(queries, 60)
     np.testing.assert_allclose(answers["2.scores"], scores, atol=1e-5)
     for row, expected in zip(answers["2.ids"].tolist(), found, strict=True):
@@ -322,7 +158,7 @@ def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
         assert row.index("twin") + 1 == row.index("d7")  # of equal scores the larger id comes first
     assert "ids has more columns than the 40 tokens" in str(answers["3.error"])
     assert "Invalid formatting on input string" in str(answers["4.error"])
-    # bfloat16: XLA rounds where it does not fuse, which is not at the same places in both programs.
+    # In bfloat16 XLA rounds between fused operations, which differ between the programs.
     half, whole = DualEncoder.load(pieces, dtype="bfloat16"), DualEncoder.load(pieces)
     halves = half.encode_queries(QUERIES, show_progress=False)
     assert np.abs(halves[:1] - whole.encode_queries(QUERIES[:1], show_progress=False)).max() > 1e-3
@@ -332,13 +168,7 @@ def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
     assert answers["peak"] < 4e9  # TensorFlow alone takes 1 GB; [rows, longest row] of characters would be 10
 
     readme = (out["words"] / "README.md").read_text()
-    for said in (
-        "| `search` | `texts`",
-        "float32 [B, 51]",
-        "'ask: '",
-        encoder.fingerprint,
-        "import tensorflow_text",
-    ):
+    for said in ("| `search` | `texts`", "float32 [B, 51]", "'ask: '", "import tensorflow_text"):
         assert said in readme
     about = json.loads((out["words"] / "jaxir_export.json").read_text())
     assert about["versions"].keys() == {"tensorflow", "tensorflow-text", "scann", "jax"}
@@ -347,49 +177,6 @@ def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
     assert "tensorflow-text" not in readme and "with its padding, 1, on the right" in readme
     graph = (out["words"] / "saved_model.pb").read_bytes()
     assert all(platform in graph for platform in (b"CPU", b"CUDA", b"TPU"))
-
-
-def pairs_of(count: int, vocabulary: list[str]) -> list[tuple[str, str]]:
-    """Pairs of everything that tokenizers trip over, and of which either text is short, long, empty."""
-    texts = varied_texts(vocabulary, count)
-    counts = [(m, n) for m in (0, 1, 7, 8, 9, 10, 30) for n in (0, 1, 7, 8, 9, 10, 30)]
-    return [*zip(texts, reversed(texts), strict=True), *(("the " * m, "cat " * n) for m, n in counts)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("max_length", "count"), [(5, 1_000), (20, 10_000), (21, 10_000)])
-def test_thousands_of_pairs_have_the_ids_of_wordpiece(max_length, count, minilm_folder):
-    """The fewer where little is kept: the library holds on to all that it cuts off, in pieces."""
-    library = Library.from_file(str(minilm_folder / "tokenizer.json"))
-    pairs = pairs_of(count, sorted(library.get_vocab()))
-    tokenizer = Tokenizer.load(minilm_folder)
-    graph = GraphTokenizer(tokenizer, num_texts=2)
-    ids, types = (
-        rows.to_list() for rows in graph([tf.constant(t) for t in zip(*pairs, strict=True)], max_length)
-    )
-    expected = PairTokenizer(tokenizer).encode(pairs, max_length=max_length)
-    wrong = [
-        (pair, a, b)
-        for pair, a, t, b in zip(pairs, ids, types, expected, strict=True)
-        if (a, t) != (b.ids.tolist(), b.types.tolist())
-    ]
-    assert not wrong, f"{len(wrong)} of {len(pairs)}, such as {wrong[0]!r:.300}"
-    assert {len(row) for row in ids} == set(range(min(3, max_length), max_length + 1)) and any(
-        map(sum, types)
-    )
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Invalid formatting"):
-        graph([tf.constant([b"good"]), tf.constant([b"\xff"])], max_length)
-
-
-@pytest.mark.slow
-def test_pairs_have_the_ids_of_a_lone_sentencepiece_model(sentencepiece_folder):
-    tokenizer = Tokenizer.load(sentencepiece_folder)
-    pairs = pairs_of(300, ["the", "cat", "sat"])
-    graph = GraphTokenizer(tokenizer, num_texts=2)
-    ids, types = (rows.to_list() for rows in graph([tf.constant(t) for t in zip(*pairs, strict=True)], 20))
-    expected = PairTokenizer(tokenizer).encode(pairs, max_length=20)
-    assert (ids, types) == ([e.ids.tolist() for e in expected], [e.types.tolist() for e in expected])
-    assert max(map(len, ids)) == 20
 
 
 @pytest.mark.slow
@@ -453,40 +240,31 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
     assert "8.error" in answers
     np.testing.assert_array_equal(answers["9.scores"], answers["1.scores"])
     readme = (tmp_path / "bert-out" / "README.md").read_text()
-    for said in (
-        "A cross-encoder",
-        "| `score` | `queries`: string [B], `passages`: string [B] |",
-        "'tell: '",
-    ):
-        assert said in readme
-    about = json.loads((tmp_path / "bert-out" / "jaxir_export.json").read_text())
-    assert about["default"] == "score" and about["fingerprint"] == scorers["bert"].fingerprint
+    assert "| `score` | `queries`: string [B], `passages`: string [B] |" in readme and "'tell: '" in readme
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_minilm_served_without_jax(dtype, minilm_folder, tmp_path):
-    """Exported by a command that says nothing but that it is done: no line of TensorFlow's log."""
+def test_minilm_served_without_jax(minilm_folder, tmp_path):
+    """The command prints one line, and no log of TensorFlow."""
     model, out = f"st:{minilm_folder}", tmp_path / "out"
     command = [sys.executable, "-m", "jaxir.export", "--format=saved_model"]
     keep = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     done = subprocess.run(
-        [*command, f"--model={model}", f"--output={out}", f"--dtype={dtype}"],
+        [*command, f"--model={model}", f"--output={out}"],
         capture_output=True,
         text=True,
         timeout=250,
         env=keep,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"wrote {out}\n", "")
-    expected = DualEncoder.load(model, dtype=dtype).encode_queries(QUERIES, show_progress=False)
+    assert checksums.read(out).keys() >= {"saved_model.pb", "variables/variables.index", "README.md"}
+    expected = DualEncoder.load(model).encode_queries(QUERIES, show_progress=False)
     (found,) = (v for n, v in answers_of(tmp_path, [request(out, "query", QUERIES)]).items() if n != "peak")
-    np.testing.assert_allclose(found, expected, atol=1e-5 if dtype == "float32" else 0.02)
-    exact = DualEncoder.load(model).encode_queries(QUERIES, show_progress=False)
-    assert (found * exact).sum(1).min() > 0.9999
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("storage", ["float32", "int8"])
 def test_tree_of_scann_in_a_graph(storage, tmp_path):
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(21_000, 32)).astype(np.float32)
@@ -504,13 +282,11 @@ def test_tree_of_scann_in_a_graph(storage, tmp_path):
         ids, scores = SavedSearch(tmp_path / name, k=k, fingerprint="f", name="m")(tf.constant(queries))
         found = [[i.decode() for i in row] for row in ids.numpy()]
         true = [unit[[int(i[1:]) for i in row]] @ q for row, q in zip(found, normalize(queries), strict=True)]
-        np.testing.assert_allclose(
-            scores.numpy(), true, atol={"float32": 1e-5, "bfloat16": 5e-3, "int8": 0.02}[storage]
-        )
+        np.testing.assert_allclose(scores.numpy(), true, atol={"float32": 1e-5, "int8": 0.02}[storage])
         assert (np.diff(scores) <= 0).all()
         expected = exact.search(queries, k)[1]
         recalls[name, k] = np.mean([len(set(a) & set(b)) / k for a, b in zip(found, expected, strict=True)])
-    # One that was tuned to look less far finds as much as it did, not what its few leaves would hold.
+    # An index tuned to search fewer leaves keeps its recall.
     own = load_index(tmp_path / "narrow").search(queries, 10)[1]
     narrow = np.mean(
         [len(set(a) & set(b)) / 10 for a, b in zip(own, exact.search(queries, 10)[1], strict=True)]
@@ -530,12 +306,10 @@ def test_tree_of_scann_in_a_graph(storage, tmp_path):
         ),
         (
             ["--model=hf:{golden}/cross_bert", "--index={index}"],
-            "is a cross-encoder, and no index is searched by its scores",
+            "is a cross-encoder, which cannot search an index",
         ),
-        (["--model=hf:{golden}/cross_modernbert"], "its model is BPE, not WordPiece"),
+        (["--model=hf:{golden}/seq2seq_1_1", "--format=onnx"], "which cannot become a graph"),
         (["--model=st:{golden}/bert", "--k=3"], "--k is for --index"),
-        (["--model=st:{golden}/bert", "--optimizer_state"], "can be written to t5x only"),
-        (["--model=st:{golden}/bert", "--dtype=bfloat16", "--format=hf"], "are for --format=saved_model"),
         (["--model=st:{golden}/bert", "--dtype=bfloat16", "--format=onnx"], "are for --format=saved_model"),
         (["--model=st:{golden}/bert", "--optimizer_state", "--format=onnx"], "to t5x only, not to onnx"),
     ],
@@ -551,7 +325,7 @@ def test_export_refuses_unsupported_models_indexes_and_flags(flags, message, tmp
 
 
 @pytest.mark.slow
-def test_a_disk_that_takes_no_more_costs_a_sentence(tmp_path, capsys):
+def test_saved_model_export_reports_a_full_disk(tmp_path, capsys):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     flags = [f"--model=hf:{GOLDEN / 'bert'}", "--format=saved_model", "--signatures=ids"]

@@ -1,4 +1,4 @@
-"""Models at rest are written array by array: a host's memory need not hold one whole."""
+"""Models are written array by array, so that they may exceed a host's memory."""
 
 import resource
 import weakref
@@ -26,7 +26,7 @@ TOKENIZER = Path(__file__).parent.parent / "golden" / "bert"
 
 @pytest.fixture
 def at_rest():
-    """A model at rest, and the most bytes of its arrays that were in memory at one time."""
+    """An unread model, and the most bytes of its arrays that were in memory at one time."""
     most, alive = [0], []
 
     def lazy(value: np.ndarray) -> LazyArray:
@@ -65,8 +65,8 @@ def test_few_arrays_are_in_memory_at_a_time(tmp_path, at_rest, write, spec, capf
     write(tmp_path / "out", model)
     sizes = [4 * value.size for value in model.params.values()]
     assert max(sizes) <= most[0] <= 2 * max(sizes) < sum(sizes) / 4
-    told = capfd.readouterr()
-    assert told.err == told.out == ""
+    output = capfd.readouterr()
+    assert output.err == output.out == ""
     written, fingerprint = model_dir.read(spec.format(tmp_path / "out"))
     for name, value in model.params.items():
         np.testing.assert_array_equal(written.params[name], np.asarray(value), err_msg=name)
@@ -86,8 +86,7 @@ def test_a_file_of_tensors_is_the_one_that_the_library_writes(tmp_path):
 
 
 @pytest.mark.parametrize("to", ["jaxir", "t5x"])
-def test_a_disk_that_takes_no_more_is_told_in_the_systems_words(tmp_path, at_rest, to):
-    """TensorStore names its drivers and files first, each in the other: a limit has cut off what matters."""
+def test_full_disk_is_reported_in_the_systems_words(tmp_path, at_rest, to):
     model, _ = at_rest
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))

@@ -2,15 +2,11 @@
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
-import tokenizers
 from flax import nnx, serialization
 
 from jaxir import cli
@@ -51,7 +47,7 @@ def test_logits_and_tokens_are_those_of_the_reference_implementation(name, versi
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_reader_finds_what_t5x_would_and_it_comes_back(name, tmp_path):
+def test_exported_generator_is_read_without_jaxir_and_by_jaxir(name, tmp_path):
     assert convert(f"hf:{GOLDEN / name}", tmp_path / "out", "--to=t5x", "--kind=seq2seq") == 0
     checkpoint = tmp_path / "out/checkpoint_0"
     found, expected = t5x_reader.load(checkpoint), t5x_writer.golden_generator(GOLDEN / name)
@@ -71,17 +67,7 @@ def test_another_reader_finds_what_t5x_would_and_it_comes_back(name, tmp_path):
     assert config["architectures"] == ["T5ForConditionalGeneration"]
 
 
-def test_bits_of_bfloat16_come_through(tmp_path):
-    params = t5x_writer.golden_generator(GOLDEN / "seq2seq_1_1")
-    brain = {path: value.astype(ml_dtypes.bfloat16) for path, value in params.items()}
-    t5x_writer.write(tmp_path, brain, version=2, inlined=INLINED)
-    found = model_dir.read(f"t5x:{tmp_path}", tokenizer=TOKENIZER, kind="seq2seq")[0]
-    head = brain["decoder/logits_dense/kernel"].astype(np.float32).T
-    np.testing.assert_array_equal(np.asarray(found.params["head.embedding"]), head)
-    np.testing.assert_array_equal(found.params["head.embedding"][3:5, 2:9], head[3:5, 2:9])  # a part of it
-
-
-def test_the_state_of_the_optimizer_is_turned_with_its_parameter(tmp_path):
+def test_optimizer_state_is_transposed_with_its_parameter(tmp_path):
     model = model_dir.read(f"hf:{GOLDEN / 'seq2seq_1_1'}", kind="seq2seq")[0]
     slots = {name: {"v": np.asarray(value) ** 2} for name, value in model.params.items()}
     t5x.write(tmp_path / "out", model, step=3, slots=slots)
@@ -107,7 +93,7 @@ def without(beginning: str):
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (without("decoder/"), "it has no decoder, only encoder, token_embedder: it is no generator"),
+        (without("decoder/"), "it has no decoder, only encoder, token_embedder"),
         (without("decoder/layers_"), "it lacks decoder/layers_0"),
         (
             without("decoder/layers_1/encoder_decoder_attention/key"),
@@ -135,19 +121,3 @@ def test_t5x_export_refuses_generators_that_t5x_computes_differently(tmp_path):
         with pytest.raises(UserError, match=sentence):
             t5x.write(tmp_path / "out", other)
     assert not (tmp_path / "out").exists()
-
-
-def test_bin_in_and_everything_out_again(tmp_path):
-    """pytorch_model.bin, as torch wrote it, to T5X, to a folder: the same bits."""
-    words = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, 30)}
-    weights, folder = GOLDEN / "weights/t5", tmp_path / "bin"
-    shutil.copytree(weights / "torch", folder)
-    shutil.copy(weights / "config.json", folder)
-    word_level = tokenizers.models.WordLevel(words, unk_token="<unk>")
-    tokenizers.Tokenizer(word_level).save(str(folder / "tokenizer.json"))
-    assert convert(f"hf:{folder}", tmp_path / "t5x", "--to=t5x", "--kind=seq2seq") == 0
-    assert convert(f"t5x:{tmp_path}/t5x", tmp_path / "hf", "--to=hf", "--kind=seq2seq") == 0
-    before, after = (safetensors.numpy.load_file(f / "model.safetensors") for f in (weights, tmp_path / "hf"))
-    assert len(after) > 30 and after.keys() <= before.keys()
-    for key, value in after.items():
-        np.testing.assert_array_equal(value, before[key], err_msg=key)

@@ -1,4 +1,4 @@
-"""T5X checkpoints of all versions, written byte by byte by `t5x_writer`, and what a damaged one costs."""
+"""T5X checkpoints of all versions, written byte by byte by `t5x_writer`, and damaged ones."""
 
 import json
 import os
@@ -15,7 +15,6 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir, t5x
 from jaxir.interop.model import stored
@@ -32,12 +31,6 @@ TOKENIZER = str(GOLDEN / "t5_1_1")
 @pytest.fixture(scope="module")
 def encoder() -> dict[str, np.ndarray]:
     return t5x_writer.golden_t5(GOLDEN / "t5_1_1")
-
-
-def outputs(spec: str, case: str) -> np.ndarray:
-    loaded = model_dir.load(spec, tokenizer=TOKENIZER)
-    ids = np.load(GOLDEN / "t5_1_1" / "golden.npz")[f"{case}_ids"].astype(np.int32)
-    return np.asarray(nnx.jit(lambda m, x: m(x))(loaded.model.encoder, jnp.asarray(ids)))
 
 
 @pytest.mark.parametrize(("name", "version"), [("t5_1_0", 2), ("t5_1_1", 3)])
@@ -69,8 +62,9 @@ VERSIONS = {
 }
 
 
-@pytest.mark.parametrize("brain", [False, True], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("version", "brain"), [*((version, True) for version in VERSIONS), ("2", False)], ids=str
+)
 def test_every_version_and_type_gives_the_same_bits(version, brain, encoder, tmp_path):
     kernel = encoder["encoder/layers_0/mlp/wo/kernel"]
     assert kernel.shape[0] % 29 and kernel.shape[1] % 23, "chunks at the edges must be padded"
@@ -91,110 +85,14 @@ def test_the_decoder_is_left_out_and_named(encoder, tmp_path, capsys):
     decoder = {"decoder/decoder_norm/scale": np.ones(32, np.float32)}
     decoder["decoder/logits_dense/kernel"] = np.ones((32, 100), np.float32)
     checkpoint = t5x_writer.write(tmp_path, {**encoder, **decoder})
-    flags = [f"--source=t5x:{tmp_path}", f"--output={tmp_path / 'm'}", f"--tokenizer={TOKENIZER}"]
-    assert cli.main("jaxir.convert:convert", flags) == 0
+    loaded = model_dir.load(f"t5x:{tmp_path}", tokenizer=TOKENIZER)
     assert capsys.readouterr().err == f"note: {checkpoint}: the decoder (2 arrays) is left out\n"
-    assert model_dir.load(str(tmp_path / "m")).fingerprint == (
-        model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
-    )
+    assert loaded.fingerprint == model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
 
 
-def seq2seq(*, vocab, width, heads, head_dim, mlp, layers, decoder_layers) -> dict[str, np.ndarray]:
-    """All of an mT5 or ByT5: T5 1.1's layers, a decoder, and a head of its own for the vocabulary."""
-    rng = np.random.default_rng(0)
-    shapes = {"token_embedder/embedding": (vocab, width), "decoder/logits_dense/kernel": (width, vocab)}
-    for part, count in (("encoder", layers), ("decoder", decoder_layers)):
-        shapes[f"{part}/{part}_norm/scale"] = (width,)
-        shapes[f"{part}/relpos_bias/rel_embedding"] = (heads, 32)
-        attentions = (
-            {"attention": "attention"}
-            if part == "encoder"
-            else dict.fromkeys(("self_attention", "encoder_decoder_attention"))
-        )
-        for layer in (f"{part}/layers_{i}" for i in range(count)):
-            for attention in attentions:
-                shapes |= {
-                    f"{layer}/{attention}/{n}/kernel": (width, heads * head_dim)
-                    for n in ("query", "key", "value")
-                }
-                shapes[f"{layer}/{attention}/out/kernel"] = (heads * head_dim, width)
-                shapes[f"{layer}/pre_{attention}_layer_norm/scale"] = (width,)
-            shapes |= {f"{layer}/mlp/{n}/kernel": (width, mlp) for n in ("wi_0", "wi_1")}
-            shapes[f"{layer}/mlp/wo/kernel"] = (mlp, width)
-            shapes[f"{layer}/pre_mlp_layer_norm/scale"] = (width,)
-    return {path: rng.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
-
-
-# mT5-small and ByT5-small, narrower. Heads times their width is not the model's; ByT5's decoder is shallow.
-PUBLISHED = {
-    "mt5": {
-        "vocab": 2501,
-        "width": 16,
-        "heads": 6,
-        "head_dim": 4,
-        "mlp": 32,
-        "layers": 8,
-        "decoder_layers": 8,
-    },
-    "byt5": {
-        "vocab": 384,
-        "width": 24,
-        "heads": 6,
-        "head_dim": 2,
-        "mlp": 56,
-        "layers": 12,
-        "decoder_layers": 4,
-    },
-}
-
-
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_mt5_and_byt5(name, version, tmp_path, capsys):
-    sizes = PUBLISHED[name]
-    params = {p: v.astype(ml_dtypes.bfloat16) for p, v in seq2seq(**sizes).items()}
-    checkpoint = t5x_writer.write(tmp_path, params, version=version, inlined=("scale", "rel_embedding"))
-    found = model_dir.read(f"t5x:{tmp_path}", tokenizer=TOKENIZER)[0]
-    backbone = found.config.backbone
-    assert (backbone.vocab_size, backbone.embed_dim, backbone.mlp_dim) == (
-        sizes["vocab"],
-        sizes["width"],
-        sizes["mlp"],
-    )
-    assert (backbone.num_layers, backbone.num_heads, backbone.head_dim) == (
-        sizes["layers"],
-        sizes["heads"],
-        sizes["head_dim"],
-    )
-    assert backbone.gated and found.config.projection is None
-    encoder = {p: v for p, v in params.items() if not p.startswith("decoder/")}
-    assert len(found.params) == len(encoder)
-    for ours, theirs in {
-        "token.embedding": "token_embedder/embedding",
-        "relative_bias.embedding": "encoder/relpos_bias/rel_embedding",
-        **{
-            f"layers.{i}.{ours}": f"encoder/layers_{i}/{theirs}"
-            for i in range(sizes["layers"])
-            for ours, theirs in (
-                ("attention.out.kernel", "attention/out/kernel"),
-                ("mlp.wi_1.kernel", "mlp/wi_1/kernel"),
-            )
-        },
-    }.items():
-        np.testing.assert_array_equal(
-            found.params[f"encoder.{ours}"], params[theirs].astype(np.float32), err_msg=ours
-        )
-    said = capsys.readouterr().err.splitlines()
-    ids = f"this tokenizer has {found.tokenizer.vocab_size} ids, the model {sizes['vocab']:,}"
-    assert said == [
-        f"warning: {checkpoint}: {ids}: is it that of its training?",
-        f"note: {checkpoint}: the decoder ({len(params) - len(encoder)} arrays) is left out",
-    ]
-
-
-@pytest.mark.parametrize(("ids", "rows", "told"), [(321, 322, False), (259, 384, False), (320, 2501, True)])
-def test_a_tokenizer_much_smaller_than_the_vocabulary(ids, rows, told, encoder, tmp_path, capsys):
-    """As T5's and ByT5's are for their tables, and as T5's is for mT5's."""
+@pytest.mark.parametrize(("ids", "rows", "warned"), [(259, 384, False), (320, 2501, True)])
+def test_a_tokenizer_much_smaller_than_the_vocabulary(ids, rows, warned, encoder, tmp_path, capsys):
+    """ByT5's tokenizer with ByT5's table is right; T5's with mT5's is not."""
     content = json.loads((GOLDEN / "t5_1_1" / "tokenizer.json").read_text())
     vocabulary = content["model"]["vocab"]
     vocabulary += [[f"piece{i}", -20.0] for i in range(len(vocabulary), ids)]
@@ -203,12 +101,12 @@ def test_a_tokenizer_much_smaller_than_the_vocabulary(ids, rows, told, encoder, 
     table = np.zeros((rows, encoder["token_embedder/embedding"].shape[1]), np.float32)
     checkpoint = t5x_writer.write(tmp_path / "run", encoder | {"token_embedder/embedding": table})
     model_dir.read(f"t5x:{tmp_path}/run", tokenizer=str(tmp_path / "tokenizer"))
-    warning = f"this tokenizer has {ids} ids, the model {rows:,}: is it that of its training?"
-    warning = f"warning: {checkpoint}: {warning}"
-    assert capsys.readouterr().err.splitlines() == ([warning] if told else [])
+    warning = f"warning: {checkpoint}: this tokenizer has {ids} ids, the model {rows:,}: "
+    said = capsys.readouterr().err
+    assert said.startswith(warning) if warned else said == ""
 
 
-def test_the_newest_of_a_run_is_taken_and_any_can_be_named(encoder, tmp_path):
+def test_newest_checkpoint_of_a_run_is_read_unless_one_is_named(encoder, tmp_path):
     for step, factor in ((900, 1.0), (1000, 2.0)):
         params = {path: value * np.float32(factor) for path, value in encoder.items()}
         t5x_writer.write(tmp_path, params, step=step)
@@ -317,13 +215,11 @@ MATRIX = t5x_writer.inline(np.ones((4, 33), np.float32))
 DAMAGES = {
     "half an index": (
         lambda c: os.truncate(c / "checkpoint", 3000),
-        r"checkpoint_1000/checkpoint: truncated or not msgpack",
+        r"checkpoint_1000/checkpoint: truncated, or not msgpack",
     ),
-    "another file": (_bytes("checkpoint", b"\x93abc"), "truncated or not msgpack|not an index of T5X"),
-    "TensorFlow": (_bytes("checkpoint", b"model_checkpoint_path: 'x'"), "a TensorFlow checkpoint; T5X's"),
+    "TensorFlow": (_bytes("checkpoint", b"model_checkpoint_path: 'x'"), "a TensorFlow checkpoint; convert"),
     "no index": (lambda c: (c / "checkpoint").unlink(), "no T5X checkpoint in it"),
-    "version": (_index(lambda t: t.update(version=1)), r"of version 2 or 3 \(its version: 1\)"),
-    "no version": (_index(lambda t: t.pop("version")), r"\(its version: none\)"),
+    "version": (_index(lambda t: t.update(version=1)), r"of version 2 or 3 \(but 1\)"),
     "no model": (_index(lambda t: t["optimizer"].pop("target")), "it holds no model"),
     "decoder only": (
         _index(lambda t: t["optimizer"].update(target={"decoder": {"x": VECTOR}})),
@@ -343,17 +239,15 @@ DAMAGES = {
         "it lacks encoder/layers_1/mlp/wi_1/kernel",
     ),
     "missing layer": (_target("encoder/layers_1"), r"it lacks encoder/layers_1/.* and has unknown"),
-    "no table": (_target("token_embedder/embedding"), "it lacks token_embedder/embedding"),
     "shape": (
         _target("encoder/layers_1/pre_mlp_layer_norm/scale", VECTOR),
         r"pre_mlp_layer_norm/scale has shape \(5,\), the configuration says \(32,\)",
     ),
-    "rank": (_target("token_embedder/embedding", VECTOR), r"has shape \(5,\), not 2 dimensions"),
     "heads": (
         _target("encoder/relpos_bias/rel_embedding", t5x_writer.inline(np.ones((5, 32), np.float32))),
         "has 48 columns, which 5 heads .* do not divide",
     ),
-    "odd leaf": (_target("encoder/encoder_norm/scale", "1.0"), "neither an array nor what T5X writes"),
+    "odd leaf": (_target("encoder/encoder_norm/scale", "1.0"), "is not an array of T5X"),
     "outside": (
         _target("encoder/layers_1/mlp/wo/kernel", {"driver": "zarr", "kvstore": {"path": "../x"}}),
         r"checkpoint_1000/checkpoint: '../x' lies outside of",
@@ -375,7 +269,7 @@ DAMAGES = {
         lambda c: (c / KERNEL / ".zarray").write_text(
             json.dumps(json.loads((c / KERNEL / ".zarray").read_text()) | {"shape": [48, 31]})
         ),
-        r"mlp/wo/kernel has shape \(48, 31\), the index says \(48, 32\)",
+        r"mlp/wo/kernel has shape \(48, 31\), not \(48, 32\)",
     ),
 }
 
@@ -388,7 +282,7 @@ def whole(encoder, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_wrong_checkpoint_costs_one_sentence(damage, whole, tmp_path, capsys):
+def test_damaged_t5x_checkpoint_is_refused(damage, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     edit, message = DAMAGES[damage]
     edit(tmp_path / "run" / "checkpoint_1000")
@@ -396,20 +290,13 @@ def test_a_wrong_checkpoint_costs_one_sentence(damage, whole, tmp_path, capsys):
     with pytest.raises(UserError, match=message) as caught:
         model_dir.load(spec, tokenizer=TOKENIZER)
     assert "\n" not in str(caught.value) and str(tmp_path / "run") in str(caught.value)
-    if damage == "half a chunk":
-        flags = [f"--source={spec}", f"--output={tmp_path / 'out'}", f"--tokenizer={TOKENIZER}"]
-        assert cli.main("jaxir.convert:convert", flags) == 1
-        assert capsys.readouterr().err.startswith("error: ")
-        assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
-def test_directories_that_lead_nowhere(tmp_path):
+def test_missing_t5x_directories_are_refused(tmp_path):
     for spec, message in (
         ("t5x:nowhere", "nowhere: no such directory"),
         ("t5x:s3://bucket/run", "only local paths and gs://"),
-        ("t5x:gs://", "a directory in a bucket is written gs://BUCKET/PATH"),
         (f"t5x:{tmp_path}", r"no T5X checkpoint in it"),
-        (f"t5x:{GOLDEN / 't5_1_1'}", r"no T5X checkpoint in it"),
     ):
         with pytest.raises(UserError, match=message):
             model_dir.load(spec, tokenizer=TOKENIZER)
@@ -444,7 +331,7 @@ def test_t5x_tokenizer_comes_from_argument_or_config_and_must_fit(whole, tmp_pat
         model_dir.load(spec, tokenizer=str(tmp_path / "words.txt"))
     with pytest.raises(UserError, match="this tokenizer pads with id 1"):
         model_dir.load(spec, tokenizer=str(GOLDEN / "roberta"))
-    with pytest.raises(UserError, match=r"bert has a tokenizer of its own"):
+    with pytest.raises(UserError, match=r"bert has its own tokenizer"):
         model_dir.load(f"hf:{GOLDEN / 'bert'}", tokenizer=str(model))
     big = {**t5x_writer.golden_t5(GOLDEN / "t5_1_1")}
     big["token_embedder/embedding"] = big["token_embedder/embedding"][:50]

@@ -14,10 +14,8 @@ import safetensors.numpy
 from flax import nnx, serialization
 
 from jaxir.core.errors import UserError
-from jaxir.interop import model_dir
 from jaxir.interop.huggingface import hf
 from jaxir.interop.model import stored
-from jaxir.interop.weights import torch_zip
 from jaxir.interop.weights.weights import read_tensors
 from jaxir.models.dual_encoder import DualEncoderConfig
 
@@ -25,7 +23,7 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WEIGHTS = GOLDEN / "weights"
 BIN, MSGPACK, SAFE = "pytorch_model.bin", "flax_model.msgpack", "model.safetensors"
 MODELS = ["bert", "distilbert", "roberta", "t5"]
-# What torch's files hold beside: names of what is tied, and buffers.
+# Names of tied tensors in torch's files.
 ALIASES = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
 
 
@@ -34,7 +32,7 @@ def expected_of(model: str) -> dict[str, np.ndarray]:
 
 
 def folder_of(tmp_path: Path, model: str, form: str) -> Path:
-    """A folder as a user has it: the weights in one format alone."""
+    """A folder with the weights in one format."""
     folder = tmp_path / f"{model}-{form}"
     shutil.copytree(WEIGHTS / model / form, folder)
     shutil.copy(WEIGHTS / model / "config.json", folder)
@@ -80,26 +78,8 @@ def test_an_encoder_computes_what_torch_does(tmp_path, model, form):
     assert np.abs(np.where(where, output - golden["output"], 0.0)).max() < 5e-6
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_encoders_are_read_in_every_format(tmp_path, model):
-    expected = hf.read_encoder(WEIGHTS / model)
-    for form in ("torch", "flax"):
-        found = hf.read_encoder(folder_of(tmp_path, model, form))
-        assert found.config == expected.config and found.params.keys() == expected.params.keys()
-        for name, value in expected.params.items():
-            np.testing.assert_array_equal(found.params[name], np.asarray(value), err_msg=f"{form} {name}")
-
-
-def test_a_dense_module_in_torchs_format(tmp_path):
-    shutil.copytree(GOLDEN / "bert", tmp_path / "model")
-    (tmp_path / "model" / "2_Dense" / SAFE).unlink()
-    shutil.copy(WEIGHTS / "dense" / BIN, tmp_path / "model" / "2_Dense")
-    found, expected = (model_dir.read(f"st:{d}")[0] for d in (tmp_path / "model", GOLDEN / "bert"))
-    assert stored.fingerprint(found) == stored.fingerprint(expected)
-
-
 @pytest.mark.parametrize("kept", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
-def test_t5s_table_is_found_by_each_of_its_names_but_never_taken_from_lm_head(tmp_path, kept):
+def test_t5_table_has_several_names_but_is_never_lm_head(tmp_path, kept):
     shutil.copy(WEIGHTS / "t5" / "config.json", tmp_path)
     tensors = expected_of("t5")
     table = tensors.pop("shared.weight")
@@ -126,7 +106,7 @@ WHOLE = {"position_ids": "int64", "mask": "bool", "bytes": "uint8"}
 
 
 def test_views_of_one_storage_are_read_by_any_slice():
-    """But none of whole numbers, which are ids, or weights whose scale lies elsewhere."""
+    """Except whole numbers, which are ids, or weights without their scale."""
     expected, found = np.load(WEIGHTS / "odd" / "tensors.npz"), read_tensors(WEIGHTS / "odd")
     assert set(found) == set(expected.files)
     rng = np.random.default_rng(0)
@@ -147,7 +127,7 @@ def test_views_of_one_storage_are_read_by_any_slice():
             assert part.dtype == np.float32 and part.flags.writeable
 
 
-def test_a_file_of_many_gigabytes_is_read_by_slices(tmp_path):
+def test_six_gigabyte_file_is_read_by_slices(tmp_path):
     numbers, size = 3 << 29, 6 << 30
     pickled = (
         b"\x80\x02}(X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storage"
@@ -157,7 +137,7 @@ def test_a_file_of_many_gigabytes_is_read_by_slices(tmp_path):
         + struct.pack("<i", numbers // 1024)
         + b"M\x00\x04\x86M\x00\x04K\x01\x86\x89ccollections\nOrderedDict\n)RtRu."
     )
-    # As torch lays it out, a hole in the place of the numbers.
+    # As torch lays it out, with a hole instead of the numbers.
     with zipfile.ZipFile(tmp_path / BIN, "w") as archive:
         archive.writestr("pytorch_model/data.pkl", pickled)
         with archive.open("pytorch_model/data/0", "w", force_zip64=True) as member:
@@ -167,7 +147,7 @@ def test_a_file_of_many_gigabytes_is_read_by_slices(tmp_path):
             raw.write(struct.pack("<2f", 1.5, -2.0))
             member._file_size = member._compress_size = size
         archive.writestr("pytorch_model/version", "3\n")
-        archive.writestr("pytorch_model/byteorder", "little")  # as torch where it is told to write no sums
+        archive.writestr("pytorch_model/byteorder", "little")  # as torch without checksums
         archive.getinfo("pytorch_model/byteorder").CRC ^= 1
     assert (tmp_path / BIN).stat().st_size > size > (tmp_path / BIN).stat().st_blocks * 512
     with zipfile.ZipFile(tmp_path / BIN) as archive:
@@ -201,7 +181,7 @@ def sharded(tmp_path: Path) -> Path:
     return Path(shutil.copytree(WEIGHTS / "t5" / "torch_sharded", tmp_path / "sharded"))
 
 
-@pytest.mark.parametrize("name", ["../secret.bin", "/etc/passwd", "a/b.bin", "", 3])
+@pytest.mark.parametrize("name", ["../secret.bin", "a/b.bin", 3])
 def test_an_index_names_only_files_beside_it(tmp_path, name):
     folder = sharded(tmp_path)
     index = folder / f"{BIN}.index.json"
@@ -210,23 +190,6 @@ def test_an_index_names_only_files_beside_it(tmp_path, name):
     index.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"index\.json: .* (is no name|lies outside)|a/b\.bin: no such file"):
         read_tensors(folder)
-
-
-def test_an_index_names_no_link_to_elsewhere_but_in_the_cache_of_the_hub(tmp_path):
-    folder = sharded(tmp_path)
-    shard = next(iter(folder.glob("*00002*")))
-    shard.rename(tmp_path / "elsewhere")
-    shard.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"00002-of-00004\.bin' is a link that leads out of"):
-        read_tensors(folder)
-    cached = tmp_path / "models--owner--name" / "snapshots" / "0123"
-    (cached.parent.parent / "blobs").mkdir(parents=True)
-    cached.parent.mkdir()
-    folder.rename(cached)
-    (tmp_path / "elsewhere").rename(cached.parent.parent / "blobs" / "etag")
-    (cached / shard.name).unlink()
-    (cached / shard.name).symlink_to("../../blobs/etag")
-    assert len(read_tensors(cached)) == len(read_tensors(WEIGHTS / "t5" / "torch_sharded"))
 
 
 def test_weight_index_refuses_missing_files_and_tensors(tmp_path):
@@ -246,7 +209,7 @@ def test_weight_index_refuses_missing_files_and_tensors(tmp_path):
 
 
 def repack(change):
-    """Returns what packs a good file again after `change` of its members, by the names behind the root."""
+    """Returns a function that packs a file again after `change` of its members."""
 
     def spoil(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
@@ -279,33 +242,19 @@ def flip_in_numbers(path: Path) -> None:
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 990345061\n"
 SPOILT = {
-    "torch before 1.6": ("t5/legacy", None, "torch's format of before 1.6, which is not read here: in torch"),
+    "torch before 1.6": ("t5/legacy", None, "torch's format from before 1.6, which is not supported"),
     "TorchScript": ("script", None, "is a TorchScript program, not weights"),
-    "training": ("t5/training", None, "not weights alone: in torch, save what stands under 'state_dict'"),
+    "training": ("t5/training", None, "is a training checkpoint, not weights alone"),
     "float8": ("float8", None, "would run torch._utils._rebuild_tensor_v3, which weights in float32"),
-    "git": ("t5/torch", overwrite(POINTER), "only says where git keeps the file: `git lfs pull`"),
-    "page": ("t5/torch", overwrite(b"<!doctype html>"), "truncated or not a file that torch.save wrote"),
-    "empty": ("t5/torch", overwrite(b""), "truncated or not a file that torch.save wrote"),
+    "git": ("t5/torch", overwrite(POINTER), "is a pointer of Git LFS"),
+    "page": ("t5/torch", overwrite(b"<!doctype html>"), "truncated, or not a file of torch.save"),
     "cut": ("t5/torch", lambda p: p.write_bytes(p.read_bytes()[:9000]), "truncated or damaged"),
     "compressed": ("t5/torch", repack(lambda m: zipfile.ZIP_DEFLATED), "is compressed or encrypted"),
-    "another zip": (
-        "t5/torch",
-        repack(lambda m: m.pop("data.pkl") and None),
-        "not one that torch.save wrote",
-    ),
-    "big-endian": (
-        "t5/torch",
-        repack(lambda m: m.update(byteorder=b"big")),
-        "written on a big-endian machine",
-    ),
+    "another zip": ("t5/torch", repack(lambda m: m.pop("data.pkl") and None), "but not one of torch.save"),
+    "big-endian": ("t5/torch", repack(lambda m: m.update(byteorder=b"big")), "on a big-endian machine"),
     "no storage": ("t5/torch", repack(lambda m: m.pop("data/3") and None), "its part data/3 is missing"),
-    "short storage": (
-        "t5/torch",
-        repack(lambda m: m.update({"data/3": m["data/3"][:-4]})),
-        "numbers where",
-    ),
-    "damaged numbers": ("t5/torch", flip_in_numbers, "its part data/3 is damaged (its check sum is another)"),
-    "damaged list": ("t5/torch", flip_in_list, "its list of tensors is damaged (its check sum is another)"),
+    "damaged numbers": ("t5/torch", flip_in_numbers, "its part data/3 is damaged (wrong checksum)"),
+    "damaged list": ("t5/torch", flip_in_list, "its list of tensors is damaged (wrong checksum)"),
 }
 
 
@@ -317,12 +266,8 @@ def test_damaged_and_foreign_torch_files_are_refused(tmp_path, how):
         spoil(path)
     with pytest.raises(UserError) as caught:
         read_tensors(tmp_path)
-    told = str(caught.value)
-    assert sentence in told and told.startswith(str(path)) and "\n" not in told
-
-
-def test_a_file_without_check_sums_is_read():
-    np.testing.assert_array_equal(torch_zip.open_file(WEIGHTS / "no_sums" / BIN)["weight"], np.ones(3))
+    message = str(caught.value)
+    assert sentence in message and message.startswith(str(path)) and "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -330,15 +275,11 @@ def test_a_file_without_check_sums_is_read():
     [
         b"",
         b"\x81\xa1a\x01",
-        b"\x81\x81\xa1a\x01\x01",
         b"\x81\xa1a\xc7\x0b\x01\x93\x91\x00\xa6object\xc4\x00",
-        b"\x81\xa1a\xc6\xff\xff\xff\xff",
-        b"\x81\xa2a\n\xc0",
-        b"\x81\xa1a\xd6\x02\x00\x00\x00\x00",
     ],
 )
 def test_damaged_msgpack_costs_one_sentence(tmp_path, content):
     (tmp_path / MSGPACK).write_bytes(content)
-    with pytest.raises(UserError, match=r"truncated or not what Flax writes") as caught:
+    with pytest.raises(UserError, match=r"truncated, or not Flax's file of parameters") as caught:
         read_tensors(tmp_path)
     assert "\n" not in str(caught.value)

@@ -75,8 +75,7 @@ def test_a_checkpoint_with_another_number_than_was_saved_is_set_aside(tmp_path, 
         for step in (1, 2):
             checkpoints.save(step, state(step), None)
             checkpoints.settle()
-    where = str(tmp_path / "run" / "checkpoints" / "2" / item)
-    (spec,) = stores.orbax_specs(where, stores.read(where, stores.ORBAX_INDEX)).values()
+    (spec,) = stores.orbax_specs(tmp_path / "run" / "checkpoints" / "2" / item).values()
     tensorstore.open(spec, open=True).result()[1] = 7.0
     with opened(tmp_path / "run", None) as (checkpoints, resumed):
         assert resumed.step == 1 and checkpoints.steps() == [1]

@@ -194,7 +194,7 @@ def test_query_reranker_is_refused_for_inputs_of_another_kind(folder, models, tm
         ("expand:rerank", [pairs, candidates, *out], "reads pairs of a query and a passage"),
         ("expand:rerank", [ri, *out], "give --candidates, or --queries and --expansions"),
         ("rerank:rerank", [ri, *run, f"--output={tmp_path}/x.trec"], "it is for python -m jaxir.expand"),
-        ("export:export", onnx, "a reranker of queries is not exported as a graph"),
+        ("export:export", onnx, "a reranker of queries cannot become a graph"),
     ):
         assert cli.main(f"jaxir.{command}", flags) == 1
         assert sentence in capsys.readouterr().err.splitlines()[-1], (command, flags)

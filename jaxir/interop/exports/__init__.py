@@ -1,1 +1,1 @@
-"""Models for others to serve: SavedModel and ONNX."""
+"""Models exported to SavedModel and ONNX."""

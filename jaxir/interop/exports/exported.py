@@ -1,10 +1,12 @@
-"""What is exported, whatever the format: a model's programs, README.md and jaxir_export.json."""
+"""Parts of every export: a model's programs, README.md and jaxir_export.json."""
+
+from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +19,13 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import LoadedModel
 from jaxir.models import any_length
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """What is exported.
-
-    Attributes:
-      name: the model as it was named.
-      model: the model, of any kind.
-      tokenizer: its tokenizer.
-      settings: lengths and prompts.
-      fingerprint: of the model.
-    """
+    """A model to export, and its name as the user gave it."""
 
     name: str
     model: Any
@@ -37,12 +34,8 @@ class Source:
     fingerprint: str
 
     @classmethod
-    def of(cls, name: str, loaded: LoadedModel) -> "Source":
-        """Returns the source of a loaded model.
-
-        Raises:
-          UserError: no graph for texts of any number and length can be made of its encoder.
-        """
+    def of(cls, name: str, loaded: LoadedModel) -> Source:
+        """Returns the source of a loaded model; its encoder must accept texts of any number and length."""
         if fault := any_length.export_error(loaded.model):
             raise UserError(fault)
         return cls(
@@ -56,17 +49,17 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A function of a model: from the tokens of one text, or of a pair of texts, to numbers.
+    """A function of a model, from the tokens of one text or of a pair of texts to numbers.
 
     Attributes:
-      name: what it is called.
-      compute: (model, one int32 [B, L] for each of `inputs`) -> float32 [B, D] or [B]; where two programs
-        compute the same, it is one object.
-      inputs: "ids", whose padding is 0, and "token_types" where the model reads them.
-      output: what `compute` gives: "vectors" or "scores".
-      shape: of it, in words.
-      texts: the names of the texts that are tokenised, and the prompt of each.
-      max_length: tokens, special ones included, that are kept.
+      name: its name.
+      compute: (model, one int32 [B, L] for each of `inputs`) -> float32 [B, D] or [B]; equal programs share
+        it.
+      inputs: "ids", whose padding is 0, and "token_types" if the model reads them.
+      output: "vectors" or "scores".
+      shape: the output's shape, as text.
+      texts: the names of the tokenised texts, and the prompt of each.
+      max_length: tokens kept, special tokens included.
     """
 
     name: str
@@ -80,33 +73,48 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """How models of a kind are exported.
-
-    Attributes:
-      what: the kind, with its article.
-      gives: a sentence about its numbers, which goes on.
-      cut: the part of a sentence that says how long texts may be and which prompts they get.
-      facts: of jaxir_export.json.
-      programs: the functions.
-    """
+    """How a kind is exported; `output_note` and `limits_note` are parts of sentences in a README."""
 
     what: str
-    gives: str
-    cut: str
+    output_note: str
+    limits_note: str
     facts: Mapping[str, Any]
     programs: tuple[Program, ...]
 
 
-def form_of(source: Source) -> Form:
-    """Returns how a model is exported.
+class Signature(NamedTuple):
+    """A signature: its function, and descriptions of its inputs and outputs by name."""
 
-    Raises:
-      UserError: it is of a kind that is not, or reads its texts in a way that is not.
+    function: Any
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+class GraphSearch(Protocol):
+    """An index in a graph (see `retrieval.saved_search`).
+
+    Attributes:
+      state: what a SavedModel must hold.
+      packages: the packages whose operations it uses.
+      about: a sentence about it for the README.
+      k: documents for each query.
     """
+
+    state: Any
+    packages: tuple[str, ...]
+    about: str
+    k: int
+
+    def __call__(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns (document ids, string [B, K], scores, float32 [B, K]) of vectors [B, D]."""
+
+
+def form_of(source: Source) -> Form:
+    """Returns how a model is exported; refuses kinds that cannot be."""
     form = _FORMS.get(kinds.name_of(source.model.config))
     if form is None:
         what = kinds.of(source.model.config).what
-        raise UserError(f"{source.name} is {what}: no graph is made of it, but formats hf and t5x hold it")
+        raise UserError(f"{source.name} is {what}, which cannot become a graph; use --format=hf or t5x")
     return form(source)
 
 
@@ -136,8 +144,8 @@ def _of_towers(source: Source) -> Form:
     )
     return Form(
         what="A dual encoder",
-        gives=f"Vectors have {config.dimension} dimensions and are compared by {config.similarity}",
-        cut=f"queries are cut at {settings.query_max_length} tokens"
+        output_note=f"Vectors have {config.dimension} dimensions and are compared by {config.similarity}",
+        limits_note=f"queries are cut at {settings.query_max_length} tokens"
         + (f" and begin with the prompt {settings.query_prompt!r}" if settings.query_prompt else "")
         + f", passages at {settings.passage_max_length}"
         + (f" and begin with {settings.passage_prompt!r}" if settings.passage_prompt else ""),
@@ -149,7 +157,7 @@ def _of_towers(source: Source) -> Form:
 def _of_pairs(source: Source) -> Form:
     config, settings = source.model.config, source.settings
     if settings.reads != "pair":
-        raise UserError("a reranker of queries is not exported as a graph: jaxir.expand rerank runs it")
+        raise UserError("a reranker of queries cannot become a graph; run it by jaxir.expand rerank")
 
     def score(model: nnx.Module, ids: jax.Array, token_types: jax.Array | None = None) -> jax.Array:
         return model.score(ids, jnp.zeros_like(ids) if token_types is None else token_types)
@@ -166,8 +174,8 @@ def _of_pairs(source: Source) -> Form:
     )
     return Form(
         what="A cross-encoder",
-        gives="Scores of a query and a passage are logits, the greater the more relevant",
-        cut=f"a query and its passage have {program.max_length} tokens at the most, the longer is cut first"
+        output_note="Scores of a query and a passage are logits, the greater the more relevant",
+        limits_note=f"a query and its passage have at most {program.max_length} tokens, cut from the longer"
         + "".join(f"; {name} begin with the prompt {prompt!r}" for name, prompt in prompts.items() if prompt),
         facts={},
         programs=(program,),
@@ -178,22 +186,22 @@ _FORMS = {"dual_encoder": _of_towers, "cross_encoder": _of_pairs}
 
 
 def check_backend(what: str) -> None:
-    """Raises a UserError where JAX runs on an accelerator, whose own kernels exported graphs lack."""
+    """Refuses accelerators: exported graphs would need their kernels."""
     if jax.default_backend() != "cpu":
         raise UserError(
-            f"{what} written by JAX on the CPU, not on {jax.default_backend()}, whose own kernels other"
+            f"{what} must be written by JAX on the CPU, not on {jax.default_backend()}, whose kernels other"
             " platforms lack: set JAX_PLATFORMS=cpu"
         )
 
 
 def describe(source: Source, format: str) -> list[str]:
-    """Returns the first lines of a README: what was exported, as which `format` of model."""
+    """Returns the first lines of a README: which model was exported, in which `format`."""
     form = form_of(source)
     return [
         f"# {source.name}",
         "",
         f"{form.what}, written by jaxir as {format}. Fingerprint: `{source.fingerprint}`.",
-        f"{form.gives}; matrix products are {source.model.config.backbone.dtype}.",
+        f"{form.output_note}; matrix products are {source.model.config.backbone.dtype}.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers as TensorFlow operations, for models that are served: texts in, the ids of `Tokenizer` out."""
+"""Tokenizers as TensorFlow operations for served models: texts in, the ids of `Tokenizer` out."""
 
 from __future__ import annotations
 
@@ -22,27 +22,15 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-_PROBE = 32  # characters or pieces in a text that is compared
+_PROBE = 32  # characters or pieces in a compared text
 
 
 class GraphTokenizer:
-    """`tokenizer` in a graph, for texts or for pairs of them.
+    """`tokenizer` in a graph, for texts or (with two `num_texts`) for pairs of them.
 
-    Text that is not valid UTF-8 is refused with an InvalidArgumentError.
-
-    When made it is compared with `Tokenizer` (`PairTokenizer`) on every piece of the vocabulary, every
-    character of Unicode's first two planes and many of the others, and on pairs that are cut.
-
-    Args:
-      tokenizer: the tokenizer.
-      num_texts: of a sequence: 1, or 2 for pairs.
-
-    Attributes:
-      state: the `tf.Module` that a SavedModel must hold.
-
-    Raises:
-      UserError: the tokenizer is of a kind that no TensorFlow operation can follow, or tensorflow_text is
-        not installed.
+    Text that is not valid UTF-8 raises an InvalidArgumentError. The constructor compares the graph with
+    `Tokenizer` (`PairTokenizer`) on every piece of the vocabulary, every character of Unicode's first two
+    planes and many others, and on truncated pairs. A SavedModel must hold its `state`.
     """
 
     def __init__(self, tokenizer: Tokenizer, num_texts: int = 1):
@@ -66,11 +54,9 @@ class GraphTokenizer:
     def __call__(
         self, texts: Sequence[tf.Tensor], max_length: int
     ) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
-        """Returns ids and token types, int32 [B, None], special tokens in, no padding.
+        """Returns ids and token types, int32 [B, None], with special tokens, without padding.
 
-        Args:
-          texts: UTF-8 [B], or two of them: the first and the second text of each pair.
-          max_length: tokens, special ones included, that are kept; of a pair as `PairTokenizer.encode` says.
+        `texts` is UTF-8 [B], or two of them: the first and the second text of each pair.
         """
         import tensorflow as tf
 
@@ -103,7 +89,7 @@ class GraphTokenizer:
         self._check([first, second], list(zip(*pairs, strict=True)), length)
 
     def _check(self, texts: list[list[str]], expected: list[Sequence[np.ndarray]], length: int) -> None:
-        """Compares the ids, and where they are given the token types, of sequences of so many texts."""
+        """Compares the ids, and token types if given, of sequences of these texts."""
         import tensorflow as tf
 
         found = self([tf.constant(column) for column in texts], length)
@@ -111,13 +97,13 @@ class GraphTokenizer:
             for text, row, numbers in zip(texts[0], rows.to_list(), right, strict=True):
                 if row != numbers.tolist():
                     raise UserError(
-                        f"TensorFlow's operations tokenise {text[:40]!r} otherwise than this tokenizer:"
+                        f"TensorFlow's operations tokenise {text[:40]!r} differently from this tokenizer:"
                         " export with --signatures=ids and tokenise before the request"
                     )
 
 
 def renumbered(tokens: tf.Tensor, pad_swap: int | None) -> tf.Tensor:
-    """Returns tokens without padding as models read them (`Tokenizer.own_ids`), from the tokenizer's ids."""
+    """Returns unpadded tokens as models read them (`Tokenizer.own_ids`), from the tokenizer's ids."""
     import tensorflow as tf
 
     swapped = tokens if pad_swap is None else tf.where(tokens == 0, pad_swap, tokens)
@@ -125,10 +111,7 @@ def renumbered(tokens: tf.Tensor, pad_swap: int | None) -> tf.Tensor:
 
 
 def _cut(texts: list[tf.RaggedTensor], room: int) -> list[tf.RaggedTensor]:
-    """Returns the first tokens of each text [B, None], together at most `room`.
-
-    Of two texts the longer is cut first, and both once they are equally long; the second has the odd one.
-    """
+    """Returns the first tokens of each text [B, None], at most `room`; the longer of two is cut first."""
     import tensorflow as tf
 
     lengths = [text.row_lengths() for text in texts]
@@ -145,8 +128,6 @@ def _cut(texts: list[tf.RaggedTensor], room: int) -> list[tf.RaggedTensor]:
 
 
 class _SentencePiece:
-    """A SentencePiece model in T5's convention, by tensorflow_text's own operation."""
-
     def __init__(self, content: bytes):
         import tensorflow as tf
         import tensorflow_text
@@ -159,14 +140,10 @@ class _SentencePiece:
 
 
 def require_tensorflow_text() -> None:
-    """Imports TensorFlow Text, whose operations stand in the graph.
-
-    Raises:
-      UserError: it is not installed, or not for the TensorFlow that is.
-    """
+    """Imports TensorFlow Text, whose operations the graph contains."""
     try:
         import tensorflow_text  # noqa: F401
-    except Exception as error:  # an operation library for another TensorFlow raises NotFoundError
+    except Exception as error:  # NotFoundError if built for another TensorFlow
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
             f"text signatures need tensorflow-text ({reason}): {how_to_install('seqio')};"
@@ -175,14 +152,14 @@ def require_tensorflow_text() -> None:
 
 
 class _Part(NamedTuple):
-    """A part of a sequence: a text, or a special token, with the token type of it."""
+    """A part of a sequence: a text, or a special token; with its token type."""
 
     type: int
     special: int | None = None
 
 
 def _template(text: str, num_texts: int) -> list[_Part]:
-    """Returns what a sequence of so many texts is made of, as the tokenizer itself says."""
+    """Returns the parts of a sequence of `num_texts` texts, by asking the tokenizer."""
     tokenizer = tokenizers.Tokenizer.from_str(text)
     tokenizer.no_padding()
     tokenizer.no_truncation()

@@ -1,8 +1,8 @@
 """BERT's WordPiece as TensorFlow operations that give the ids of the `tokenizers` library.
 
-That library normalises text with Unicode tables of its own (and of several ages), which no TensorFlow
-operation has. So it is asked, when a model is exported, what it does to each character; the graph holds
-the answers. TensorFlow Text then splits the words into pieces.
+That library normalises text with its own Unicode tables (of several versions), which no TensorFlow operation
+has. The export therefore asks the library what it does to each character, and the graph holds the answers.
+TensorFlow Text then splits the words into pieces.
 """
 
 from __future__ import annotations
@@ -22,30 +22,20 @@ from jaxir.core.errors import UserError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Normalisers that change each character by itself. Some also sort combining marks, see `_mark_orders`.
+# Normalisers that change characters independently, except that some sort combining marks (`_mark_orders`).
 _LOCAL = {"BertNormalizer", "Lowercase", "NFD", "NFKD", "StripAccents"}
 _NUM_CHARACTERS = 0x110000
 _CHARACTERS = [chr(c) for c in range(_NUM_CHARACTERS) if not 0xD800 <= c < 0xE000]
-_STOP = chr(0xD800)  # no character
+_STOP = chr(0xD800)  # not a character
 _BLOCK = 256
-_NO_LIMIT = 1 << 20  # bytes of a word; longer ones are taken out before
-# What becomes of a character in a text is a list of items: order * _ORDER + kind * _KIND + code point, int32.
+_NO_LIMIT = 1 << 20  # bytes of a word; longer words are replaced beforehand
+# Each character becomes a list of items, int32: order * _ORDER + kind * _KIND + code point.
 _KIND, _ORDER = 1 << 21, 1 << 23
 _IN_WORD, _ALONE, _BOUNDARY, _DROPPED = range(4)
 
 
 class WordPiece:
-    """A tokenizer.json of BERT's kind in a graph: texts -> ids, without the special tokens around them.
-
-    Args:
-      spec: the parsed tokenizer.json.
-
-    Attributes:
-      state: the `tf.Module` that a SavedModel must hold.
-
-    Raises:
-      UserError: it is another kind of tokenizer, or has settings that the graph cannot follow.
-    """
+    """A tokenizer.json of BERT's kind in a graph: texts -> ids; a SavedModel must hold its `state`."""
 
     def __init__(self, spec: dict[str, Any]):
         import tensorflow as tf
@@ -56,7 +46,7 @@ class WordPiece:
         splits, items = character_table(*(json.dumps(spec[name]) for name in ("normalizer", "pre_tokenizer")))
         pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
         self._max_characters = model["max_input_chars_per_word"]
-        self._unknown = _not_in(model["vocab"])
+        self._unknown = next(c for c in map(chr, range(0x4E00, 0x10000)) if c not in model["vocab"])
         self.state = tf.Module()
         self.state.table_splits = tf.Variable(splits, trainable=False)
         self.state.table_items = tf.Variable(items, trainable=False)
@@ -76,16 +66,13 @@ class WordPiece:
         return parts.with_flat_values(found).merge_dims(1, 2)
 
     def _split_added(self, texts: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor | None]:
-        """Returns the texts [B, None] between added tokens, and the ids [parts, 0 or 1] of those tokens.
-
-        A part that is an added token has become an empty text.
-        """
+        """Returns texts [B, None], empty at added tokens, and the ids [parts, 0 or 1] of those."""
         import tensorflow as tf
 
         if not self._added:
             return tf.RaggedTensor.from_tensor(texts[:, None]), None
-        names = sorted(self._added, key=len, reverse=True)  # the longest of several that begin at one place
-        # tensorflow_text.regex_split ends a text at its first NUL. The byte 0xFF is in no valid text.
+        names = sorted(self._added, key=len, reverse=True)  # prefer the longest of several at one place
+        # tensorflow_text.regex_split stops at NUL. Valid text never contains the byte 0xFF.
         marked = tf.strings.regex_replace(texts, "|".join(map(re.escape, names)), b"\xff\\0\xff")
         parts = tf.strings.split(marked, b"\xff")
         flat = parts.flat_values
@@ -97,7 +84,7 @@ class WordPiece:
         return parts.with_flat_values(tf.where(is_added, "", flat)), added
 
     def _encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Returns the ids [S, None] of texts [S] in which nothing is an added token."""
+        """Returns the ids [S, None] of texts [S] without added tokens."""
         import tensorflow as tf
         import tensorflow_text
 
@@ -120,11 +107,7 @@ class WordPiece:
 
 
 def check(spec: dict[str, Any]) -> None:
-    """Checks that a tokenizer.json is one that `WordPiece` can follow.
-
-    Raises:
-      UserError: it is not; the sentence says what is not supported.
-    """
+    """Refuses a tokenizer.json that `WordPiece` cannot reproduce."""
     model, normalizer, pre_tokenizer = spec["model"], spec["normalizer"], spec["pre_tokenizer"]
     if model["type"] != "WordPiece":
         raise _refusal(f"its model is {model['type']}, not WordPiece")
@@ -153,12 +136,7 @@ def _refusal(reason: str) -> UserError:
 def character_table(normalizer: str, pre_tokenizer: str) -> tuple[np.ndarray, np.ndarray]:
     """Asks the `tokenizers` library what becomes of each of the 1,114,112 code points.
 
-    Args:
-      normalizer: of a tokenizer.json that `check` accepts, as JSON.
-      pre_tokenizer: likewise.
-
-    Returns:
-      (row splits int32 [1,114,113], items int32): code point c becomes items[splits[c]:splits[c + 1]].
+    Returns (row splits int32 [1,114,113], items int32): code point c becomes items[splits[c]:splits[c + 1]].
     """
     parts = {"normalizer": json.loads(normalizer), "pre_tokenizer": json.loads(pre_tokenizer)}
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
@@ -190,10 +168,7 @@ def character_table(normalizer: str, pre_tokenizer: str) -> tuple[np.ndarray, np
 
 
 def _changed_characters(normalize: Callable[[str], str]) -> dict[str, str]:
-    """Returns what becomes of the characters that do not stay as they are, in their order.
-
-    Many go in one call, with bars between that keep them apart.
-    """
+    """Returns the normalised form of each character that changes, in order."""
     changed = {}
     for block in _blocks(_CHARACTERS):
         joined = "|".join(block)
@@ -201,14 +176,14 @@ def _changed_characters(normalize: Callable[[str], str]) -> dict[str, str]:
         if normalized == joined:
             continue
         results = normalized.split("|")
-        if len(results) != len(block):  # bars among them
+        if len(results) != len(block):  # the block contains a bar
             results = [normalize(c) for c in block]
         changed |= {c: result for c, result in zip(block, results, strict=True) if c != result}
     return changed
 
 
 def _kinds(pre_tokenize: Callable[[str], list[tuple[str, Any]]], characters: list[str]) -> dict[str, int]:
-    """Returns the kinds of the characters that are words of their own or stand between words."""
+    """Returns the kinds of the characters that are words by themselves or separate words."""
     kinds = {}
     for block in _blocks(characters):
         if len(pre_tokenize(f"a{''.join(block)}a")) == 1:
@@ -223,10 +198,9 @@ def _kinds(pre_tokenize: Callable[[str], list[tuple[str, Any]]], characters: lis
 def _mark_orders(
     normalize: Callable[[str], str], changed: dict[str, str], characters: list[str]
 ) -> dict[str, int]:
-    """Returns the place, from 1 on, of each combining mark in the order that the normaliser sorts them into.
+    """Returns the rank, from 1 on, of each combining mark in the order that the normaliser sorts them into.
 
-    Decomposing normalisers sort marks that follow each other by their canonical combining class. There are
-    none to sort in the answer where the normaliser does not decompose, or drops all of them.
+    Decomposing normalisers sort consecutive marks by their canonical combining class; others need no ranks.
     """
     classes = {unicodedata.combining(c): c for c in characters if unicodedata.combining(c)}
     known = [classes[i] for i in sorted(classes)]
@@ -257,7 +231,7 @@ def _blocks(items: list[str]) -> Iterator[list[str]]:
 
 
 def _sorted_marks(items: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Sorts the combining marks that follow each other, as Unicode's canonical ordering does."""
+    """Sorts consecutive combining marks, as Unicode's canonical ordering does."""
     import tensorflow as tf
 
     flat = items.flat_values
@@ -271,7 +245,7 @@ def _sorted_marks(items: tf.RaggedTensor) -> tf.RaggedTensor:
 
 
 def _rows(ragged: tf.RaggedTensor) -> tf.Tensor:
-    """Returns the row of each value of `ragged`; its own `value_rowids` allocates rows x the longest row."""
+    """Returns the row of each value; `ragged.value_rowids` would allocate rows x the longest row."""
     import tensorflow as tf
 
     values = tf.range(tf.size(ragged.flat_values, tf.int64))
@@ -279,7 +253,7 @@ def _rows(ragged: tf.RaggedTensor) -> tf.Tensor:
 
 
 def _words(items: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.Tensor]:
-    """Returns the words, code points [W, None], of items [S, None], and how many each of the S texts has."""
+    """Returns the words, code points [W, None], of items [S, None], and the number of words of each text."""
     import tensorflow as tf
 
     kinds = items.flat_values % _ORDER // _KIND
@@ -300,13 +274,8 @@ def _words(items: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.Tensor]:
     return words, tf.math.unsorted_segment_sum(tf.cast(starts, tf.int64), texts, items.nrows())
 
 
-def _not_in(vocabulary: dict[str, int]) -> str:
-    """Returns a character that is an unknown word."""
-    return next(c for c in map(chr, range(0x4E00, 0x10000)) if c not in vocabulary)
-
-
 def _fast_wordpiece(pieces: list[str], prefix: str, unknown: str) -> bytes:
-    """Returns the model of tensorflow_text.FastWordpieceTokenizer for words that stand alone."""
+    """Returns the model of tensorflow_text.FastWordpieceTokenizer for single words."""
     from tensorflow_text.core.pybinds import pywrap_fast_wordpiece_tokenizer_model_builder as builder
 
     try:

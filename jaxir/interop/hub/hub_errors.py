@@ -1,4 +1,4 @@
-"""What the hub refuses and why, in one sentence that says what to do."""
+"""Errors of the hub as sentences that say what to do."""
 
 import contextlib
 import errno
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxir.core.errors import UserError, suggest
 from jaxir.models import backbones
 
-# Suggestions for a misspelt name.
+# Names to suggest for a misspelt one.
 _KNOWN = (
     *backbones.PUBLISHED,
     *(f"google/mt5-{size}" for size in ("small", "base", "large", "xl", "xxl")),
@@ -24,16 +24,8 @@ _KNOWN = (
 )
 
 
-class Wish(NamedTuple):
-    """A model that is wanted from the hub.
-
-    Attributes:
-      name: OWNER/NAME.
-      revision: a branch, tag, commit or refs/pr/N.
-      kind: "hf" or "st", as it is written before the name.
-      modules: whether it is read as a sentence-transformers folder.
-      weights: whether its weights are read.
-    """
+class Request(NamedTuple):
+    """A requested model: OWNER/NAME, a revision, its prefix (hf or st), and how it is to be read."""
 
     name: str
     revision: str
@@ -42,69 +34,69 @@ class Wish(NamedTuple):
     weights: bool
 
 
-class NotGivenNowError(UserError):
-    """The hub does not give the model now, or not to this user. A copy in the cache may do."""
+class UnavailableError(UserError):
+    """The hub does not provide the model now, or not to this user. A copy in the cache may do."""
 
 
 @contextlib.contextmanager
-def in_a_sentence(wish: Wish) -> Iterator[None]:
-    """Turns whatever huggingface_hub, its HTTP library and the file system raise into a UserError."""
+def as_user_error(request: Request) -> Iterator[None]:
+    """Turns errors of huggingface_hub, its HTTP library and the file system into a UserError."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        raise _explained(error, wish) from error
+        raise _explained(error, request) from error
 
 
-def _explained(error: Exception, wish: Wish) -> UserError:
+def _explained(error: Exception, request: Request) -> UserError:
     import huggingface_hub
     from huggingface_hub import constants, errors
 
-    name, page, cache = wish.name, f"{constants.ENDPOINT}/{wish.name}", constants.HF_HUB_CACHE
-    locally = f"or give a local copy of it, {wish.kind}:DIR (in a recipe --model={wish.kind}:DIR)"
+    name, page, cache = request.name, f"{constants.ENDPOINT}/{request.name}", constants.HF_HUB_CACHE
+    locally = f"or give a local copy of it, {request.kind}:DIR (in a recipe --model={request.kind}:DIR)"
     log_in = "run `hf auth login` or set HF_TOKEN"
     if isinstance(error, errors.HFValidationError):
-        return UserError(f"{name}: there is no such directory, and names on the hub are written OWNER/NAME")
+        return UserError(f"{name}: no such directory, and names on the hub have the form OWNER/NAME")
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(
-            f"{name} has no revision {wish.revision!r}: after @ comes a branch, a tag, a commit or refs/pr/N;"
-            f" {page}/tree/main lists them"
+            f"{name} has no revision {request.revision!r}: write a branch, a tag, a commit or refs/pr/N after"
+            f" @; {page}/tree/main lists them"
         )
     if isinstance(error, errors.GatedRepoError):
-        return NotGivenNowError(f"{name} is gated: accept its terms on {page}, then {log_in}, {locally}")
+        return UnavailableError(f"{name} is gated: accept its terms on {page}, then {log_in}, {locally}")
     if isinstance(error, errors.RepositoryNotFoundError):
         who = "or not with this token" if huggingface_hub.get_token() else f"or is private: {log_in}"
         near = suggest(name, _KNOWN) or "; is the name right?"
-        return NotGivenNowError(f"{name}: neither a local directory nor a model on the hub, {who}{near}")
+        return UnavailableError(f"{name}: neither a local directory nor a model on the hub, {who}{near}")
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return NotGivenNowError(
-            f"{name} is not in the cache ({cache}), and HF_HUB_OFFLINE forbids to ask the hub: unset it,"
+        return UnavailableError(
+            f"{name} is not in the cache ({cache}), and HF_HUB_OFFLINE forbids a download: unset it,"
             f" {locally}"
         )
     if isinstance(error, errors.HfHubHTTPError) and getattr(error, "response", None) is not None:
         status = error.response.status_code
         refusals = {
-            401: f"the hub does not accept the token: {log_in} anew",
+            401: f"the hub does not accept the token: {log_in} again",
             403: f"the hub forbids it to this user; look at {page}",
-            429: f"the hub has had too many requests from here: wait, or {log_in}",
+            429: f"too many requests from here: wait, or {log_in}",
         }
         otherwise = f"the hub answers with status {status}: try again later, {locally}"
-        return NotGivenNowError(f"{name}: {refusals.get(status, otherwise)}")
+        return UnavailableError(f"{name}: {refusals.get(status, otherwise)}")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return UserError(
-            f"{name}: the disk of {cache} is full; the files that are whole stay: make room and run the same"
+            f"{name}: the disk of {cache} is full; complete files are kept: free some space and run the same"
             " command again, or set HF_HOME to a directory on another disk"
         )
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return UserError(f"{name}: {cache} cannot be written to: set HF_HOME to another directory")
-    return NotGivenNowError(
+    return UnavailableError(
         f"{name}: the hub ({constants.ENDPOINT}) cannot be reached ({_reason(error)}): try again, {locally}"
     )
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the system's own words for the root of an error, or its first line."""
+    """Returns the system's description of the root of an error, or its first line."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     if isinstance(error, OSError) and error.strerror:

@@ -1,4 +1,4 @@
-"""Which files of a repository on the hub are read here: one copy of the weights and what describes them."""
+"""Which files of a repository on the hub are needed: one copy of the weights and what describes them."""
 
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -8,11 +8,10 @@ from jaxir.data.text import tokenizer
 from jaxir.interop.weights.weights import FILES
 
 CONFIG = "config.json"
-# Files of sentence-transformers.
 ST_MODULES = "modules.json"
 ST_CONFIG = "config_sentence_transformers.json"
-# A Transformer module's settings, by what it held before all were named as BERT's. The first that is not
-# empty is read.
+# Settings of a Transformer module; old folders name the file after the architecture. The first non-empty file
+# is read.
 _ARCHITECTURES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ST_TRANSFORMER = tuple(f"sentence_{name}_config.json" for name in _ARCHITECTURES)
 
@@ -20,12 +19,7 @@ _OTHER_WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx", ".g
 
 
 class Wanted(NamedTuple):
-    """Paths in a repository.
-
-    Attributes:
-      small: configurations, tokenizer, and indices of weights.
-      weights: one copy of the weights, module by module.
-    """
+    """Paths in a repository: configurations, tokenizer, indices of weights; and a copy of the weights."""
 
     small: list[str]
     weights: list[str]
@@ -39,55 +33,47 @@ def wanted(
     modules: bool = False,
     weights: bool = True,
 ) -> Wanted:
-    """Chooses the files of a repository that are read.
+    """Chooses the files of a repository to download, given the paths of all its files.
 
     Safetensors are preferred to torch's `.bin`, and `.bin` to Flax's msgpack. Variants in another precision,
-    other frameworks' weights and second copies are left out.
-
-    Args:
-      names: the paths of all its files.
-      read: returns the content of a JSON file: an index of weights, or modules.json.
-      what: the repository, for messages.
-      modules: whether it is read as a sentence-transformers folder, whose modules may have weights too.
-      weights: whether weights are wanted.
-
-    Raises:
-      UserError: it is no model of that kind, or has no weights that can be read here.
+    other frameworks' weights and second copies are left out. `read` returns the content of a JSON file; with
+    `modules`, a sentence-transformers folder's modules may have weights.
     """
     folders = _folders(names, read, what) if modules else {"": True}
     root = next(iter(folders))
     if root + CONFIG not in names:
-        raise UserError(f"{what}: it has no {CONFIG}, so it is no model of transformers")
+        raise UserError(f"{what}: it has no {CONFIG}, so it is not a model of transformers")
     # A cross-encoder without its modules.json has no prompts.
-    listed = modules or (ST_CONFIG in names and _says_cross_encoder(read(ST_CONFIG)))
+    listed = modules
+    if ST_CONFIG in names and not modules:
+        about = read(ST_CONFIG)
+        listed = isinstance(about, dict) and about.get("model_type") == "CrossEncoder"
     small = [*([ST_MODULES] if listed else []), ST_CONFIG, root + CONFIG]
     small += [root + name for name in ST_TRANSFORMER]
-    small += sorted(n for n in names if n.startswith(root) and _is_of_tokenizer(n.removeprefix(root)))
+    in_root = {name: name.removeprefix(root) for name in names if name.startswith(root)}
+    small += sorted(
+        path
+        for path, name in in_root.items()
+        if name in tokenizer.FILES or ("/" not in name and name.endswith(".model"))
+    )
     small += [f"{folder}{CONFIG}" for folder in list(folders)[1:]]
     chosen = Wanted([name for name in small if name in names], [])
     for folder, needed in folders.items() if weights else ():
         index, parts = _weights(folder, names, read, what)
         if needed and not parts:
-            raise UserError(f"{what}: {_no_weights(folder, names)}")
+            others = sorted(n for n in names if n.startswith(folder) and n.endswith(_OTHER_WEIGHTS))
+            found = f"; it has {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}" if others else ""
+            known = ", ".join(single for single, _ in FILES)
+            raise UserError(f"{what}: it has no weights that jaxir reads ({known}){found}")
         chosen.small.extend(index)
         chosen.weights.extend(parts)
     return chosen
 
 
-def _says_cross_encoder(content: Any) -> bool:
-    return isinstance(content, dict) and content.get("model_type") == "CrossEncoder"
-
-
-def _is_of_tokenizer(name: str) -> bool:
-    return name in tokenizer.FILES or ("/" not in name and name.endswith(".model"))
-
-
 def _folders(names: Collection[str], read: Callable[[str], Any], what: str) -> dict[str, bool]:
     """Returns the folder of each module ("" or with a slash at its end), and whether it must have weights."""
     if ST_MODULES not in names:
-        raise UserError(
-            f"{what}: it is no sentence-transformers model (no {ST_MODULES}); for its encoder alone write hf:"
-        )
+        raise UserError(f"{what}: not of sentence-transformers (no {ST_MODULES}); for its encoder write hf:")
     try:
         listed = [(m["path"].strip("/"), m["type"].rpartition(".")[2]) for m in read(ST_MODULES)]
     except (TypeError, KeyError, AttributeError) as error:
@@ -99,7 +85,7 @@ def _folders(names: Collection[str], read: Callable[[str], Any], what: str) -> d
 def _weights(
     folder: str, names: Collection[str], read: Callable[[str], Any], what: str
 ) -> tuple[list[str], list[str]]:
-    """Returns the index of the weights in a folder, if there is one, and the files that hold them."""
+    """Returns the index of the weights in a folder, if any, and the files of weights."""
     for single, index in FILES:
         if folder + single in names:
             return [], [folder + single]
@@ -107,17 +93,10 @@ def _weights(
             content = read(folder + index)
             weight_map = content.get("weight_map") if isinstance(content, dict) else None
             if not isinstance(weight_map, dict):
-                raise UserError(f"{what}: its {folder}{index} names no files")
+                raise UserError(f"{what}: its {folder}{index} has no weight_map")
             parts = sorted({folder + str(name) for name in weight_map.values()})
             missing = [name for name in parts if name not in names]
             if missing:
                 raise UserError(f"{what}: it lacks {missing[0]}, which its {folder}{index} names")
             return [folder + index], parts
     return [], []
-
-
-def _no_weights(folder: str, names: Collection[str]) -> str:
-    others = sorted(n for n in names if n.startswith(folder) and n.endswith(_OTHER_WEIGHTS))
-    *known, last = [single for single, _ in FILES]
-    found = f"; there are {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}" if others else ""
-    return f"it has no weights that can be read here ({', '.join(known)} or {last}){found}"

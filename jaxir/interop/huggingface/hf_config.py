@@ -1,4 +1,4 @@
-"""Hugging Face's config.json to the configuration of a backbone, and back, by the backbone's own table."""
+"""Converts Hugging Face's config.json to a backbone's configuration and back, by the backbone's table."""
 
 import dataclasses
 from collections.abc import Hashable, Mapping
@@ -15,11 +15,7 @@ from jaxir.models.codec import Entry, HuggingFace
 
 
 def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
-    """Returns the configuration that `content`, read from `path`, describes, and the padding id there.
-
-    Raises:
-      UserError: the architecture is of no backbone that is known, or a value is missing or impossible.
-    """
+    """Returns the configuration that `content`, read from `path`, describes, and its padding id."""
     kind, codec = backbones.of_model_type(require(content, "model_type", path), where=path)
     pad_id = content.get("pad_token_id")
     if pad_id is None:
@@ -28,13 +24,13 @@ def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
         if (found := content.get(entry)) not in (None, value):
             raise UserError(f"{path}: {entry} {found!r} is not supported, only {value!r}")
     if not fits(pad_id, Natural):
-        raise UserError(f"{path}: pad_token_id is {pad_id!r:.40}, which is no id")
+        raise UserError(f"{path}: pad_token_id is {pad_id!r:.40}, not an id")
     hints, fields = hints_of(kind), {}
     hints |= {name: hint for name, hint in backbones.SIZES.items() if hints.get(name, int) is int}
     for ours, theirs in codec.entries.items():
         entry = _entry(theirs)
         fields[ours] = _read(content, entry, path)
-        if entry.name in content:  # a size that cannot be would take long to find out
+        if entry.name in content:  # an absurd size would take long to fail
             check_value(f"{path}: {entry.name}", fields[ours], hints.get(ours, Any))
     try:
         config = kind(**codec.implied | fields | codec.read_more(content, pad_id))
@@ -56,34 +52,24 @@ def _read(content: Mapping[str, Any], entry: Entry, path: Path) -> Any:
     if entry.values is None:
         return value
     if not isinstance(value, Hashable) or value not in entry.values:
-        raise UserError(
-            f"{path}: {entry.name} {value!r} is not supported; there are {', '.join(entry.values)}"
-        )
+        raise UserError(f"{path}: {entry.name} {value!r} is not supported, only {', '.join(entry.values)}")
     return entry.values[value]
 
 
 def codec_of(config: BackboneConfig) -> HuggingFace:
-    """Returns the tables of the folder that `config` becomes.
-
-    Raises:
-      UserError: there is none.
-    """
+    """Returns the tables of the folder that `config` becomes."""
     if config.model_type is None:
         raise UserError(f"Hugging Face has no architecture of this kind ({config.summary})")
     return backbones.of_model_type(config.model_type, where=config.summary)[1]
 
 
 def describe(config: BackboneConfig, pad_id: int) -> dict[str, Any]:
-    """Returns the content of config.json; the inverse of `parse`.
-
-    Raises:
-      UserError: Hugging Face has no architecture of this shape, or the backbone's table does not say all.
-    """
+    """Returns the content of config.json; the inverse of `parse`."""
     codec = codec_of(config)
     for ours, value in codec.implied.items():
         if (found := getattr(config, ours)) != value:
             raise UserError(
-                f"Hugging Face's {codec.architecture} has {ours} {value!r}, and this model {found!r}"
+                f"Hugging Face's {codec.architecture} has {ours} {value!r}, but this model {found!r}"
             )
     entries = {}
     for ours, theirs in codec.entries.items():
@@ -108,14 +94,14 @@ def describe(config: BackboneConfig, pad_id: int) -> dict[str, Any]:
 
 
 def _check_whole(config: BackboneConfig, read: BackboneConfig) -> None:
-    """Checks that `read` is what was written, which a table in a user's file may say in part only."""
+    """Checks that `read` equals what was written; a user's table may omit fields."""
     for field in dataclasses.fields(config):
         name = field.name
         computed = name in stored.EXECUTION or name.endswith(stored.DROPOUT)
         if computed or getattr(config, name) == getattr(read, name):
             continue
         raise UserError(
-            f"a folder of Hugging Face's would not hold {name} {getattr(config, name)!r} of this model: it is"
+            f"a Hugging Face folder would lose this model's {name} {getattr(config, name)!r}: it would be"
             f" read as {getattr(read, name)!r}. Add it to `entries` or `implied` of {type(config).__name__}'s"
             " table (docs/adding_a_backbone.md)"
         )

@@ -1,4 +1,4 @@
-"""Cross-encoders from Hugging Face folders for sequence classification, sentence-transformers' ones too."""
+"""Cross-encoders in Hugging Face folders for sequence classification, including sentence-transformers'."""
 
 import dataclasses
 from pathlib import Path
@@ -27,18 +27,17 @@ from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import HuggingFace, ScoreHead
 from jaxir.models.cross_encoder import CrossEncoderConfig
 
-# Scores of any other function of the logit would mean something else than they do here.
+# Other functions of the logit would give scores of another meaning.
 _OUTPUTS = ("Identity", "Sigmoid")
 _LOGIT = "torch.nn.modules.linear.Identity"
 _TYPES, _TYPE_TABLE = "token_type_ids", "embeddings.token_type.embedding"
-# Tokenizer classes of transformers 5.24 for these models that give token types by default: those that have
-# "token_type_ids" in their `model_input_names`.
+# Tokenizer classes of transformers 5.24 with "token_type_ids" in their default `model_input_names`.
 _TYPED_TOKENIZERS = ("BertTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer", "ElectraTokenizer")
-_READS = "jaxir_reads"  # of config.json, where it does not read pairs: ours alone
+_READS = "jaxir_reads"  # jaxir's own entry of config.json, for models that do not read pairs
 
 
 def head_of(config: BackboneConfig) -> dict[str, Any]:
-    """Returns the fields of a `CrossEncoderConfig` that say what a new head over such an encoder is."""
+    """Returns the fields of a `CrossEncoderConfig` that describe a new head over such an encoder."""
     codec = hf_config.codec_of(config) if config.model_type else None
     if codec is None or codec.score_head is None:
         pooling = "cls" if codec is None or codec.begins else "mean"
@@ -48,11 +47,7 @@ def head_of(config: BackboneConfig) -> dict[str, Any]:
 
 
 def is_one(directory: Path) -> bool:
-    """Whether a folder holds a model for sequence classification with one label, and no dual encoder.
-
-    Raises:
-      UserError: its config.json is damaged.
-    """
+    """Whether a folder holds a model for sequence classification with one label, and no dual encoder."""
     path = directory / "config.json"
     if not path.is_file():
         return False
@@ -61,31 +56,27 @@ def is_one(directory: Path) -> bool:
     content = read_json(path, dict[str, Any])
     architectures, labels = content.get("architectures") or [""], content.get("id2label")
     if not fits(architectures, list[str]) or not fits(labels, dict[str, Any] | None):
-        raise UserError(f"{path}: architectures is no list of names, or id2label no object of labels")
-    # transformers writes the labels but where there are two.
+        raise UserError(f"{path}: architectures is not a list of names, or id2label not an object of labels")
+    # transformers writes no labels if there are two.
     count = content.get("num_labels", 2) if labels is None else len(labels)
     return architectures[0].endswith("ForSequenceClassification") and count == 1
 
 
 def read(directory: Path) -> StoredModel:
-    """Reads a folder with config.json, weights and a tokenizer: a model with a `ScoreHead` of one label.
-
-    Raises:
-      UserError: a file is missing or damaged, or the model has not one label or another architecture.
-    """
+    """Reads a folder with config.json, weights and a tokenizer: a model with a `ScoreHead` of one label."""
     encoder = hf.read_encoder(directory)
     content = read_json(directory / "config.json")
     codec = backbones.of_model_type(content["model_type"], where=directory)[1]
     if not codec.begins:
         raise UserError(
-            f"{directory}: the head of {codec.model_type!r} reads its decoder; what is trained here"
-            " (gin/reranker.gin) is a head over the encoder alone: start from a folder without that head"
+            f"{directory}: the head of {codec.model_type!r} reads its decoder, but gin/reranker.gin trains a"
+            " head over the encoder alone: start from a folder without that head"
         )
     head = codec.score_head
     if head is None:
-        raise UserError(f"{directory}: no cross-encoder of model_type {codec.model_type!r} is known")
+        raise UserError(f"{directory}: cross-encoders of model_type {codec.model_type!r} are not supported")
     if not _has_token_types(directory, content, codec):
-        encoder = _of_one_type(encoder)
+        encoder = _without_token_types(encoder)
     config = CrossEncoderConfig(
         backbone=encoder.config,
         normed=head.norm is not None,
@@ -94,7 +85,13 @@ def read(directory: Path) -> StoredModel:
     params = encoder.in_model | _read_head(directory, head, config)
     about = st_files.read_config(directory, "cross_encoder")
     _check_output(directory, content, about)
-    _check_use(directory)
+    path = directory / hub_files.ST_MODULES
+    modules = st_files.modules(directory) if path.exists() else []
+    if modules not in ([], [("Transformer", directory)]):
+        raise UserError(
+            f"{path}: the modules {', '.join(kind for kind, _ in modules)} are not supported: a cross-encoder"
+            " has only a Transformer, in the folder itself"
+        )
     transformer = st_files.read_transformer(directory, encoder, "cross_encoder")
     tokenizer = hf.read_tokenizer(directory, encoder, lower_case=transformer.lower_case)
     settings = _settings(directory, content, about, transformer.max_length)
@@ -104,7 +101,7 @@ def read(directory: Path) -> StoredModel:
 def _head_fields(
     content: dict[str, Any], head: ScoreHead, directory: Path, encoder: hf.Encoder
 ) -> dict[str, Any]:
-    """Returns what the head reads and what is between its layers."""
+    """Returns what the head reads and the activation between its layers."""
     known = {"pooling": head.poolings, "activation": head.activations}
     found = {name: content.get(head.entries.get(name), values[0]) for name, values in known.items()}
     allowed = {head.entries[name]: values for name, values in known.items() if name in head.entries}
@@ -113,69 +110,52 @@ def _head_fields(
     for name, values in allowed.items():
         if name in content and content[name] not in values:
             supported = ", ".join(str(value) for value in values if value is not None)
-            raise UserError(
-                f"{directory}: a head with {name} {content[name]!r:.40} is not supported, only {supported}"
-            )
+            raise UserError(f"{directory}: {name} {content[name]!r:.40} is not supported, only {supported}")
     return found
 
 
 def _has_token_types(directory: Path, content: dict[str, Any], codec: HuggingFace) -> bool:
-    """Whether transformers' tokenizer of a folder with this config.json gives its model token types.
-
-    The folder's `model_input_names` decides, else the class of the tokenizer.
-    """
+    """Whether transformers' tokenizer of this folder gives its model token types."""
     path = directory / tokenizer_files.CONFIG
     about = read_optional_json(path)
     names = about.get("model_input_names")
     if not fits(names, list[str] | None):
-        raise UserError(f"{path}: model_input_names is no list of names")
+        raise UserError(f"{path}: model_input_names is not a list of names")
     if names is not None:
         return _TYPES in names
     named = about.get("tokenizer_class") or content.get("tokenizer_class")
     if not fits(named, str | None):
-        raise UserError(f"{path}: tokenizer_class is {named!r:.40}, and must be a name")
+        raise UserError(f"{path}: tokenizer_class is {named!r:.40}, not a name")
     return (named or codec.tokenizer_class).removesuffix("Fast") in _TYPED_TOKENIZERS
 
 
-def _of_one_type(encoder: hf.Encoder) -> hf.Encoder:
-    """Returns an encoder that is told no token types: all tokens are of the first, and no other is kept."""
+def _without_token_types(encoder: hf.Encoder) -> hf.Encoder:
+    """Returns an encoder without token types: all tokens have the first type."""
     if encoder.config.num_token_types < 2:
         return encoder
     config = dataclasses.replace(encoder.config, num_token_types=1)
-    return encoder._replace(
-        config=config, params=encoder.params | {_TYPE_TABLE: encoder.params[_TYPE_TABLE][:1]}
-    )
+    table = encoder.params[_TYPE_TABLE][:1]
+    return encoder._replace(config=config, params=encoder.params | {_TYPE_TABLE: table})
 
 
 def _settings(
     directory: Path, content: dict[str, Any], about: dict[str, Any], length: int
 ) -> EncoderSettings:
-    """Returns the settings of a model that reads sequences of at most `length` tokens.
-
-    sentence-transformers puts the default prompt before the first text of a pair, which is the query.
-    """
+    """Returns the settings; sentence-transformers puts the default prompt before the query."""
     found, reads = EncoderSettings.of_pairs(length), content.get(_READS, "pair")
     if not fits(reads, Reads):
         raise UserError(f"{directory / 'config.json'}: {_READS} is {reads!r:.40}")
     if reads == "expanded_query":
         found = dataclasses.replace(found, query_max_length=length)
-    if (directory / hub_files.ST_MODULES).exists():  # without this file it reads no prompts
+    if (directory / hub_files.ST_MODULES).exists():  # sentence-transformers reads prompts only with this file
         named, default = about["prompts"], about.get("default_prompt_name")
-        found = dataclasses.replace(
-            found,
-            query_prompt=named.get(default, ""),
-            named_prompts=named,
-            default_prompt_name=default,
-        )
+        prompts = {"query_prompt": named.get(default, ""), "named_prompts": named}
+        found = dataclasses.replace(found, **prompts, default_prompt_name=default)
     return dataclasses.replace(found, reads=reads)
 
 
 def write(directory: Path, model: StoredModel) -> None:
-    """Writes a folder that transformers and sentence-transformers' CrossEncoder read; the inverse of `read`.
-
-    Raises:
-      UserError: Hugging Face has no architecture of this shape.
-    """
+    """Writes a folder that transformers and sentence-transformers read; the inverse of `read`."""
     config, settings, pad_id = model.config, model.settings, model.tokenizer.pad_swap or 0
     head = hf_config.codec_of(config.backbone).score_head
     if (
@@ -195,7 +175,7 @@ def write(directory: Path, model: StoredModel) -> None:
     content |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     if settings.reads != "pair":
         content[_READS] = settings.reads
-    # The scores are logits, as they are here.
+    # Scores are logits.
     content["sentence_transformers"] = {"activation_fn": _LOGIT}
     tensors = hf.tensors_of(config.backbone, hf.encoder_of(model.params), pad_id=pad_id)
     tensors = {f"{head.prefix}{name}": value for name, value in tensors.items()}
@@ -211,10 +191,7 @@ def write(directory: Path, model: StoredModel) -> None:
 
 
 def write_prompts(directory: Path, settings: EncoderSettings) -> None:
-    """Writes beside what `write` wrote the files by which sentence-transformers puts prompts before queries.
-
-    It has no prompt for the second text of a pair. A model without prompts needs none of these files.
-    """
+    """Writes the files by which sentence-transformers puts prompts before queries, if there are any."""
     named, default = settings.named_prompts, settings.default_prompt_name
     if named.get(default, "") != settings.query_prompt:
         named, default = {**named, "query": settings.query_prompt}, "query"
@@ -228,7 +205,7 @@ def write_prompts(directory: Path, settings: EncoderSettings) -> None:
 
 
 def _tensors_of_head(head: ScoreHead) -> dict[str, str]:
-    """Returns the end of each tensor's name by our name of the parameter."""
+    """Returns the end of each tensor's name by the name of our parameter."""
     found = {"pooler.kernel": f"{head.pooler}.weight", "classifier.kernel": f"{head.classifier}.weight"}
     found["classifier.bias"] = f"{head.classifier}.bias"
     if head.norm is None:
@@ -238,40 +215,27 @@ def _tensors_of_head(head: ScoreHead) -> dict[str, str]:
 
 def _read_head(directory: Path, head: ScoreHead, config: CrossEncoderConfig) -> dict[str, np.ndarray]:
     tensors, params = read_tensors(directory), {}
-    missing = ", so it is no cross-encoder (a model for sequence classification with one label)"
+    missing = ", so it is not a cross-encoder (a model for sequence classification with one label)"
     for ours, end in _tensors_of_head(head).items():
         value = hf.read_ending(directory, tensors, end, missing)
         if ours.startswith("classifier") and value.shape[0] != 1:
-            raise UserError(f"{directory}: it has {value.shape[0]} labels, where a cross-encoder has one")
+            raise UserError(f"{directory}: it has {value.shape[0]} labels, but a cross-encoder has one")
         params[ours] = value.T
     shapes = {name: shape for name, shape in stored.model_shapes(config).items() if name in params}
     stored.check_params(params, shapes, str(directory))
     return params
 
 
-def _check_use(directory: Path) -> None:
-    """Refuses what sentence-transformers would do beside the model."""
-    path = directory / hub_files.ST_MODULES
-    modules = st_files.modules(directory) if path.exists() else []
-    if modules not in ([], [("Transformer", directory)]):
-        raise UserError(
-            f"{path}: the modules {', '.join(kind for kind, _ in modules)} are not supported: a cross-encoder"
-            " has one Transformer, in the folder itself"
-        )
-
-
 def _check_output(directory: Path, content: dict[str, Any], about: dict[str, Any]) -> None:
-    """Refuses a folder whose scores sentence-transformers makes otherwise than by a logit or its sigmoid."""
-    told = content.get("sentence_transformers") or {}
-    if not fits(told, dict[str, Any]):
-        raise UserError(f"{directory / 'config.json'}: sentence_transformers is no JSON object")
+    """Refuses scores that sentence-transformers computes otherwise than by a logit or its sigmoid."""
+    own = content.get("sentence_transformers") or {}
+    if not fits(own, dict[str, Any]):
+        raise UserError(f"{directory / 'config.json'}: sentence_transformers is not a JSON object")
     named = (
         about.get("activation_fn"),
-        told.get("activation_fn"),
+        own.get("activation_fn"),
         content.get("sbert_ce_default_activation_function"),
     )
     name = next((name for name in named if name), None)
     if name is not None and str(name).rpartition(".")[2] not in _OUTPUTS:
-        raise UserError(
-            f"{directory}: its scores are made by {name}, only {' and '.join(_OUTPUTS)} are known"
-        )
+        raise UserError(f"{directory}: scores by {name} are not supported, only {' and '.join(_OUTPUTS)}")

@@ -1,4 +1,4 @@
-"""Masked language models from Hugging Face folders: BERT, DistilBERT, RoBERTa, with the head of each."""
+"""Masked language models in Hugging Face folders: BERT, DistilBERT and RoBERTa, with their heads."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,34 +17,24 @@ from jaxir.models.masked_lm import MaskedLMConfig
 
 
 def outline(config_file: Path) -> MaskedLMConfig:
-    """Returns what a folder's config.json says of its masked language model; no weight is read.
-
-    Raises:
-      UserError: its architecture is not one of which such models are known.
-    """
+    """Returns the configuration of a folder's masked language model from config.json; no weight is read."""
     content = read_json(config_file)
     backbone, _ = hf_config.parse(content, config_file)
     codec = hf_config.codec_of(backbone)
     if not codec.masked_lm:
-        raise UserError(
-            f"{config_file}: no masked language model of model_type {content['model_type']!r} is known"
-        )
+        raise UserError(f"{config_file}: no masked language model has model_type {content['model_type']!r}")
     if not content.get("tie_word_embeddings", True):
-        raise UserError(f"{config_file}: a head with token vectors of its own is not supported")
+        raise UserError(f"{config_file}: a head with its own token vectors is not supported")
     activation = codec.masked_lm_activation or backbone.activation
     return MaskedLMConfig(backbone=backbone, activation=activation, norm_epsilon=backbone.layer_norm_epsilon)
 
 
 def read(directory: Path) -> StoredModel:
-    """Reads a folder with config.json, weights and a tokenizer.
-
-    Raises:
-      UserError: a file is missing or damaged, there is no such head, or it has token vectors of its own.
-    """
+    """Reads a folder with config.json, weights and a tokenizer."""
     config = outline(directory / "config.json")
     encoder = hf.read_encoder(directory)
     params = encoder.in_model | _read_head(directory, config, encoder.pad_id)
-    for name, value in params.items():  # the words of a frozen generator would show none
+    for name, value in params.items():  # a frozen generator's words would not show it
         if not np.isfinite(np.asarray(value)).all():
             raise UserError(f"{directory} is damaged: {name} has a number that is not finite")
     length = config.backbone.max_positions
@@ -57,11 +47,7 @@ def read(directory: Path) -> StoredModel:
 
 
 def read_pooler(directory: Path) -> dict[str, np.ndarray]:
-    """Reads BERT's pooler of a folder: `kernel` [D, D] and `bias` [D], float32.
-
-    Raises:
-      UserError: a file is missing or damaged, or the folder has no pooler.
-    """
+    """Reads BERT's pooler of a folder: `kernel` [D, D] and `bias` [D], float32."""
     tensors, end = read_tensors(directory), "pooler.dense"
     kernel, bias = (
         hf.read_ending(directory, tensors, f"{end}.{leaf}", ": it has no pooler")
@@ -72,7 +58,7 @@ def read_pooler(directory: Path) -> dict[str, np.ndarray]:
 
 def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str, np.ndarray]:
     codec = backbones.of_model_type(config.backbone.model_type, where=directory)[1]
-    found = {hf.modern(name): value for name, value in read_tensors(directory).items()}
+    found = {hf.current_name(name): value for name, value in read_tensors(directory).items()}
     _check_tied(directory, found, codec.masked_lm["bias"])
     params = {}
     for ours in ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "bias"):
@@ -88,12 +74,12 @@ def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str
 
 
 def _check_tied(directory: Path, tensors: Mapping[str, Any], module: str) -> None:
-    """Raises a UserError where what a file repeats, since the head shares it, is not the same there."""
+    """Checks that tensors which the head shares, and a file repeats, are equal."""
     table = next((name for name in tensors if name.endswith("embeddings.word_embeddings.weight")), "")
     for name, tied in (("decoder.weight", table), ("weight", table), ("decoder.bias", f"{module}.bias")):
         name = f"{module}.{name}"
         if name in tensors and tied in tensors and not np.array_equal(tensors[name], tensors[tied]):
             raise UserError(
-                f"{directory}: {name} is not {tied}, which it shares by config.json: a head with vectors"
-                " or a bias of its own is not supported"
+                f"{directory}: {name} differs from {tied}, although config.json says that they are shared;"
+                " a head with its own vectors or bias is not supported"
             )

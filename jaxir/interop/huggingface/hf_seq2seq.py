@@ -1,11 +1,9 @@
-"""Generators from Hugging Face's folders of T5 with its decoder (T5ForConditionalGeneration), and back."""
+"""Generators: Hugging Face's folders of T5 with its decoder (T5ForConditionalGeneration), and back."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
@@ -13,6 +11,7 @@ from jaxir.interop.huggingface import hf, hf_config
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
+from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import SINGLE, read_json, read_tensors, write_json, write_tensors
 from jaxir.models import t5_decoder
 from jaxir.models.backbones import BackboneConfig
@@ -21,39 +20,33 @@ from jaxir.models.seq2seq import START, Seq2SeqConfig
 from jaxir.models.t5 import T5Config
 
 _HEAD, _TABLE = "lm_head.weight", "shared.weight"
-_ROWS_AT_ONCE = 4096  # of two tables that are compared
-# Fusion-in-Decoder's code adds it to the scores of cross-attention, in every block.
+_ROWS_AT_ONCE = 4096  # rows of two tables compared at a time
+# Fusion-in-Decoder's code adds this bias to the scores of cross-attention in every block.
 _CROSS_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
 def read(directory: Path) -> StoredModel:
-    """Reads a folder with config.json, weights and a tokenizer.
-
-    Raises:
-      UserError: a file is missing or damaged, it is no T5, or it has no decoder.
-    """
+    """Reads a folder with config.json, weights and a tokenizer."""
     encoder, path = hf.read_encoder(directory), directory / "config.json"
     content = read_json(path)
     _check(directory, content, encoder.config, encoder.pad_id)
     found = read_tensors(directory)
     names = found.keys()
     if not any(name.startswith("decoder.block.") for name in names):
-        raise UserError(f"{directory}: no decoder among its weights, only an encoder")
+        raise UserError(f"{directory}: its weights have no decoder, only an encoder")
     # Folders may hold the token table under a second name.
     has_head = _HEAD in names and not _are_equal(found[_HEAD], encoder.params["token.embedding"])
     config = _config(path, content, encoder.config, has_head=has_head)
-    if has_head and config.tied and jax.process_index() == 0:
-        print(
-            f"warning: {directory}: {_HEAD} is left out: it is another table than {_TABLE}, and config.json"
-            " says that they are one; if they are two, set tie_word_embeddings to false there",
-            file=sys.stderr,
+    if has_head and config.tied:
+        note(
+            f"warning: {directory}: {_HEAD} is left out: it differs from {_TABLE}, but config.json says that"
+            " they are one table; if they are two, set tie_word_embeddings to false there"
         )
-    # T5's own folders may hold it too, where it means nothing.
-    if _CROSS_BIAS in names and any(map(hf.is_wrapped, names)) and jax.process_index() == 0:
-        print(
-            f"warning: {directory}: {_CROSS_BIAS}, a bias of cross-attention that its authors' code adds, is"
-            " left out: answers may differ a little from theirs",
-            file=sys.stderr,
+    # T5's own folders may hold it, too, unused.
+    if _CROSS_BIAS in names and any(map(hf.is_wrapped, names)):
+        note(
+            f"warning: {directory}: {_CROSS_BIAS}, a bias of cross-attention in its authors' code, is"
+            " left out: answers may differ slightly from theirs"
         )
     return StoredModel(
         config=config,
@@ -64,20 +57,16 @@ def read(directory: Path) -> StoredModel:
 
 
 def outline(path: Path) -> Seq2SeqConfig:
-    """Returns what a folder's config.json says that it holds; no weight is read.
-
-    Raises:
-      UserError: the file is damaged, or it is no T5.
-    """
+    """Returns the configuration in a folder's config.json; no weight is read."""
     content = read_json(path)
     backbone, pad_id = hf_config.parse(content, path)
     _check(path.parent, content, backbone, pad_id)
-    return _config(path, content, backbone, has_head=True)  # unless it is scaled, as all published ones
+    return _config(path, content, backbone, has_head=True)  # unused if outputs are scaled
 
 
 def _check(directory: Path, content: Mapping[str, Any], backbone: BackboneConfig, pad_id: int) -> None:
     if not isinstance(backbone, T5Config):
-        raise UserError(f"{directory}: model_type {content['model_type']!r} is no generator of text: T5 is")
+        raise UserError(f"{directory}: model_type {content['model_type']!r} is not a generator; T5 is")
     start = content.get("decoder_start_token_id", START)
     if (pad_id, start) != (0, START):
         raise UserError(
@@ -87,7 +76,9 @@ def _check(directory: Path, content: Mapping[str, Any], backbone: BackboneConfig
 
 
 def _config(path: Path, content: Mapping[str, Any], backbone: T5Config, *, has_head: bool) -> Seq2SeqConfig:
-    scaled = _is_scaled(content)
+    # T5's entries for scaled outputs have misleading names; mT5 has none.
+    untied = content.get("tie_word_embeddings", True) is False
+    scaled = content["model_type"] == "t5" and bool(content.get("scale_decoder_outputs", not untied))
     try:
         return Seq2SeqConfig(
             backbone=backbone,
@@ -101,11 +92,7 @@ def _config(path: Path, content: Mapping[str, Any], backbone: T5Config, *, has_h
 
 
 def write(directory: Path, model: StoredModel) -> None:
-    """Writes a folder that transformers reads; the inverse of `read`.
-
-    Raises:
-      UserError: Hugging Face has no architecture of this shape.
-    """
+    """Writes a folder that transformers reads; the inverse of `read`."""
     config, params = model.config, model.params
     content = hf_config.describe(config.backbone, 0) | {
         "architectures": ["T5ForConditionalGeneration"],
@@ -114,26 +101,19 @@ def write(directory: Path, model: StoredModel) -> None:
         "num_decoder_layers": config.num_decoder_layers,
         "decoder_start_token_id": START,
         "eos_token_id": config.eos_id,
-        "tie_word_embeddings": config.scaled,  # of which transformers makes whether to scale
+        "tie_word_embeddings": config.scaled,  # by it transformers decides whether to scale
     }
     tensors: dict[str, Any] = hf.tensors_of(config.backbone, hf.encoder_of(params), pad_id=0)
     tensors |= hf.tensors_of_part(_weights(config), _shapes(config), params)
     if config.tied and not config.scaled:
-        tensors[_HEAD] = tensors[_TABLE]  # transformers 4 draws one at random where it is missing
+        tensors[_HEAD] = tensors[_TABLE]  # without it transformers 4 draws one at random
     write_json(directory / "config.json", content)
     write_tensors(directory / SINGLE, tensors)
     hf.save_tokenizer(directory, model, model.settings.passage_max_length)
 
 
-def _is_scaled(content: Mapping[str, Any]) -> bool:
-    """Whether outputs are scaled before they meet the table: T5 says so in words that mean something else."""
-    if content["model_type"] != "t5":
-        return False
-    return bool(content.get("scale_decoder_outputs", content.get("tie_word_embeddings", True) is not False))
-
-
 def _are_equal(one: Any, other: Any) -> bool:
-    """Whether two arrays, which may be at rest, are the same; what differs early is not read on."""
+    """Whether two arrays, which may be unread, are equal; stops reading at the first difference."""
     if one.shape != other.shape:
         return False
     starts = range(0, one.shape[0], _ROWS_AT_ONCE)

@@ -1,4 +1,4 @@
-"""sentence-transformers folders (modules.json and what it names) to models and back."""
+"""sentence-transformers folders (modules.json and the modules that it names) to models and back."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -24,7 +24,7 @@ from jaxir.interop.weights.weights import (
 from jaxir.models.dual_encoder import DualEncoderConfig, Pooling, Projection
 
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
-_VECTOR = "sentence_embedding"  # what sentence-transformers calls the vector of a text
+_VECTOR = "sentence_embedding"  # sentence-transformers' name for the vector of a text
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -41,11 +41,7 @@ _DENSE_ACTIVATIONS = {
 
 
 def check(directory: Path) -> None:
-    """Checks, before there are weights, that a folder's modules are some that a dual encoder here has.
-
-    Raises:
-      UserError: they are not.
-    """
+    """Checks, before weights are downloaded, that a dual encoder supports a folder's modules."""
     st_files.read_config(directory, "dual_encoder")
     modules = _modules(directory)
     hf.read_architecture(modules["Transformer"])
@@ -53,19 +49,14 @@ def check(directory: Path) -> None:
 
 
 def read(directory: Path) -> StoredModel:
-    """Reads a folder of one Transformer, a Pooling, and maybe a Dense and a Normalize.
+    """Reads a folder with one Transformer, a Pooling, and optionally a Dense and a Normalize.
 
-    Vectors are normalised where the folder normalises them or compares them by cosine.
-
-    Raises:
-      UserError: a file is missing or damaged, or the folder does something that a dual encoder here cannot.
+    Vectors are normalised if the folder normalises them or compares them by cosine.
     """
     about = st_files.read_config(directory, "dual_encoder")
     if (dimension := about.get("truncate_dim")) is not None:
         path = directory / hub_files.ST_CONFIG
-        raise UserError(
-            f"{path}: truncate_dim {dimension!r:.40} is not supported: without it vectors are whole"
-        )
+        raise UserError(f"{path}: truncate_dim {dimension!r:.40} is not supported: remove it")
     modules = _modules(directory)
     root = modules["Transformer"]
     encoder = hf.read_encoder(root)
@@ -112,15 +103,11 @@ def read(directory: Path) -> StoredModel:
 
 
 def write(directory: Path, model: StoredModel, *, tower: str) -> None:
-    """Writes one tower of `model` (an SDE's only one under either name) as a folder.
-
-    Raises:
-      UserError: the backbone has no Hugging Face architecture, or the pooling no module.
-    """
+    """Writes one tower of `model` (an SDE's only one under either name) as a folder."""
     config, settings = model.config, model.settings
     if config.pooling not in _POOLINGS:
         raise UserError(
-            f"sentence-transformers has no {config.pooling} pooling: --format=onnx and saved_model have it"
+            f"sentence-transformers has no {config.pooling} pooling: export to onnx or saved_model"
         )
     hf.write_tower(directory, model, tower=tower)
     length = hf.length_of(model, tower)
@@ -131,11 +118,19 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
         {"prompts": named, "default_prompt_name": default, "similarity_fn_name": config.similarity},
     )
     modules = ["Transformer", "Pooling"]
-    _write_pooling(directory / "1_Pooling", config, include_prompt=settings.pools_prompts)
+    (directory / "1_Pooling").mkdir()
+    flags = {flag: name == config.pooling for flag, name in _POOLING_FLAGS.items()}
+    pooling = {"word_embedding_dimension": config.backbone.embed_dim, **flags}
+    write_json(directory / "1_Pooling" / "config.json", pooling | {"include_prompt": settings.pools_prompts})
     if config.projection is not None:
         name = f"{tower}_projection" if config.sharing == "ade" else "projection"
         kernel, bias = model.params[f"{name}.kernel"], model.params.get(f"{name}.bias")
-        _write_dense(directory / "2_Dense", config.projection, kernel, bias)
+        (directory / "2_Dense").mkdir()
+        dense = {"in_features": kernel.shape[0], "out_features": kernel.shape[1], "bias": bias is not None}
+        dense["activation_function"] = _DENSE_ACTIVATIONS[config.projection.activation]
+        write_json(directory / "2_Dense" / "config.json", dense)
+        tensors = {"linear.weight": np.asarray(kernel).T} | ({} if bias is None else {"linear.bias": bias})
+        write_tensors(directory / "2_Dense" / SINGLE, tensors)
         modules.append("Dense")
     if config.similarity == "cosine":
         modules.append("Normalize")
@@ -160,38 +155,27 @@ def _modules(directory: Path) -> dict[str, Path]:
     if kinds != wanted or kinds[:2] != ["Transformer", "Pooling"]:
         raise UserError(
             f"{directory / hub_files.ST_MODULES}: the modules {', '.join(kinds)} are not supported;"
-            f" there may be {', '.join(_ORDER)}, in this order, the last two or not"
+            f" expected {', '.join(_ORDER)} in this order, of which the last two are optional"
         )
     return dict(found)
 
 
 def _read_pooling(path: Path, *, has_prompts: bool) -> tuple[str, bool]:
-    """Returns (pooling, whether it includes the tokens of prompts).
-
-    Raises:
-      UserError: the pooling is not supported here, or excludes the prompts that texts get.
-    """
+    """Returns (pooling, whether it includes the tokens of prompts)."""
     content = read_json(path, dict[str, Any])
     mode = content.get("pooling_mode")
     if mode is None:
         mode = [name for flag, name in _POOLING_FLAGS.items() if content.get(flag)] or ["mean"]
     modes = [mode] if isinstance(mode, str) else mode
     if not fits(modes, list[str]):
-        raise UserError(f"{path}: pooling_mode {mode!r:.40} is no name of a pooling")
+        raise UserError(f"{path}: pooling_mode {mode!r:.40} is not the name of a pooling")
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         known = ", ".join(_POOLINGS)
         raise UserError(f"{path}: pooling {' + '.join(modes)} is not supported, only {known}")
     include_prompt = bool(content.get("include_prompt", True))
     if has_prompts and not include_prompt:
-        raise UserError(f"{path}: leaving the prompt out of the pooling is not supported")
+        raise UserError(f"{path}: include_prompt false is not supported for a model with prompts")
     return modes[0], include_prompt
-
-
-def _write_pooling(directory: Path, config: DualEncoderConfig, *, include_prompt: bool) -> None:
-    directory.mkdir()
-    flags = {flag: name == config.pooling for flag, name in _POOLING_FLAGS.items()}
-    content = {"word_embedding_dimension": config.backbone.embed_dim, **flags}
-    write_json(directory / "config.json", content | {"include_prompt": include_prompt})
 
 
 def _read_dense(directory: Path) -> tuple[Projection, dict[str, np.ndarray]]:
@@ -211,32 +195,17 @@ def _read_dense(directory: Path) -> tuple[Projection, dict[str, np.ndarray]]:
     if content.get("bias", True):
         params["projection.bias"] = require(tensors, "linear.bias", directory)
     elif "linear.bias" in tensors:
-        raise UserError(f"{path}: bias is false, but the weights beside it have a linear.bias")
+        raise UserError(f"{path}: bias is false, but its weights have a linear.bias")
     dimension = require(content, "out_features", path)
     if not fits(dimension, Count):
-        raise UserError(f"{path}: out_features is {dimension!r:.40}, which is no number of dimensions")
+        raise UserError(f"{path}: out_features is {dimension!r:.40}, not a number of dimensions")
     return Projection(
         dimension=dimension, use_bias="projection.bias" in params, activation=activation
     ), params
 
 
 def _check_names(content: dict[str, Any], path: Path) -> None:
-    """Refuses a module that reads or makes something else than the vectors of texts."""
+    """Refuses a module that reads or makes something other than the vectors of texts."""
     for entry in ("module_input_name", "module_output_name"):
         if content.get(entry) not in (None, _VECTOR):
             raise UserError(f"{path}: {entry} {content[entry]!r:.40} is not supported, only {_VECTOR}")
-
-
-def _write_dense(
-    directory: Path, projection: Projection, kernel: np.ndarray, bias: np.ndarray | None
-) -> None:
-    directory.mkdir()
-    content = {
-        "in_features": kernel.shape[0],
-        "out_features": kernel.shape[1],
-        "bias": bias is not None,
-        "activation_function": _DENSE_ACTIVATIONS[projection.activation],
-    }
-    write_json(directory / "config.json", content)
-    tensors = {"linear.weight": np.asarray(kernel).T} | ({} if bias is None else {"linear.bias": bias})
-    write_tensors(directory / SINGLE, tensors)

@@ -1,11 +1,8 @@
-"""What sentence-transformers writes beside a model, of either kind: its modules, prompts and lengths."""
+"""Files that sentence-transformers writes beside a model of either kind: modules, prompts and lengths."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, fits
@@ -13,35 +10,29 @@ from jaxir.interop.hub.hub_files import ST_CONFIG, ST_MODULES, ST_TRANSFORMER
 from jaxir.interop.huggingface import hf
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.kinds import KINDS
+from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import read_json, read_optional_json, require
 from jaxir.storage.files import inside
 
 _CLASSES = {"SentenceTransformer": "dual_encoder", "CrossEncoder": "cross_encoder"}
 _TASKS = {"dual_encoder": "feature-extraction", "cross_encoder": "sequence-classification"}
-# Arguments of from_pretrained that a folder may give.
-_OF_TOKENIZER = ("tokenizer_args", "processor_kwargs")
-_ARGUMENTS = (*_OF_TOKENIZER, "model_args", "model_kwargs", "config_args", "config_kwargs")
-# Those that change nothing but how a model is fetched and computed: here it is computed in float32 anyway.
-_IDLE = {
+# Arguments of from_pretrained that a folder may set.
+_TOKENIZER_ARGUMENTS = ("tokenizer_args", "processor_kwargs")
+_ARGUMENTS = (*_TOKENIZER_ARGUMENTS, "model_args", "model_kwargs", "config_args", "config_kwargs")
+# Arguments that only change how a model is fetched and computed; jaxir computes in float32 by default.
+_IGNORED = {
     *("torch_dtype", "dtype", "attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache"),
     *("add_pooling_layer", "use_safetensors", "use_fast", "clean_up_tokenization_spaces"),
     *("trust_remote_code", "local_files_only", "cache_dir", "revision", "token"),
 }
-# Whose texts a prompt is for, by its name; the first that a folder has is taken.
-_OF_QUERIES = ("query",)
-_OF_PASSAGES = ("document", "passage", "corpus")
-_AS_HERE = {"padding_side": "right", "truncation_side": "right", "truncation": True, "padding": True}
+# Names of the prompts of a side, in order of preference.
+_QUERY_PROMPTS = ("query",)
+_PASSAGE_PROMPTS = ("document", "passage", "corpus")
+_SUPPORTED = {"padding_side": "right", "truncation_side": "right", "truncation": True, "padding": True}
 
 
 class Transformer(NamedTuple):
-    """How a Transformer reads texts.
-
-    Attributes:
-      max_length: tokens at which texts are cut.
-      query_max_length: likewise, of queries.
-      passage_max_length: likewise, of documents.
-      lower_case: whether texts are lower-cased before the tokenizer has them.
-    """
+    """How a Transformer reads texts: limits in tokens, and whether texts are lower-cased first."""
 
     max_length: int
     query_max_length: int
@@ -50,69 +41,58 @@ class Transformer(NamedTuple):
 
 
 def kind_of(directory: Path) -> str | None:
-    """Returns the kind of model in a folder with modules.json, as `kinds.KINDS` has it, or None."""
+    """Returns the kind of model in a folder with modules.json, as in `kinds.KINDS`, or None."""
     return _CLASSES.get(read_optional_json(directory / ST_CONFIG).get("model_type") or "SentenceTransformer")
 
 
 def read_config(directory: Path, kind: str) -> dict[str, Any]:
-    """Reads config_sentence_transformers.json, of which there need be none.
-
-    Raises:
-      UserError: it is damaged, or says that the folder holds another kind of model.
-    """
+    """Reads config_sentence_transformers.json, which is optional, for a model of this kind."""
     path = directory / ST_CONFIG
     content = read_optional_json(path)
     model_type = content.get("model_type")
     if model_type is not None and (found := _CLASSES.get(str(model_type))) != kind:
         what = KINDS[found].what if found else f"a {model_type!s:.40}"
-        raise UserError(f"{path}: the folder holds {what}; {KINDS[kind].what} is wanted")
+        raise UserError(f"{path}: the folder holds {what}; expected {KINDS[kind].what}")
     prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
     if not fits(prompts, dict[str, str | None]) or not fits(default, str | None):
-        raise UserError(f"{path}: its prompts are no texts by their names")
+        raise UserError(f"{path}: its prompts are not texts by names")
     if default is not None and default not in prompts:
-        raise UserError(f"{path}: default_prompt_name {default!r:.40} is the name of no prompt")
+        raise UserError(f"{path}: default_prompt_name {default!r:.40} is not the name of a prompt")
     return content | {"prompts": {name: text or "" for name, text in prompts.items()}}
 
 
 def prompts_of_sides(named: Mapping[str, str], default_name: str | None) -> tuple[str, str]:
     """Returns the prompts that a dual encoder's queries and passages get.
 
-    An empty prompt counts as none: `save` of sentence-transformers 5 and later adds an empty `query` and
-    `document` to every folder. The default prompt, unless it is named for one side, goes before the texts of
-    each side that has no prompt of its own, as `encode` does in every version of sentence-transformers.
+    Empty prompts do not count: since version 5, sentence-transformers adds an empty `query` and `document` to
+    every folder it saves. The default prompt, unless it is named for one side, is used for each side without
+    its own prompt, as `encode` does in every version of sentence-transformers.
     """
     given = {name: text for name, text in named.items() if text}
-    default = "" if default_name in (None, *_OF_QUERIES, *_OF_PASSAGES) else given.get(default_name, "")
-    query, passage = (
-        next((given[name] for name in names if name in given), default)
-        for names in (_OF_QUERIES, _OF_PASSAGES)
-    )
+    sides = (_QUERY_PROMPTS, _PASSAGE_PROMPTS)
+    default = "" if any(default_name in side for side in sides) else given.get(default_name, "")
+    query, passage = (next((given[name] for name in side if name in given), default) for side in sides)
     return query, passage
 
 
 def folder_prompts(settings: EncoderSettings) -> tuple[dict[str, str], str | None]:
-    """Returns (prompts by name, name of the default one) for a dual encoder's folder.
-
-    They are those of the folder that the model came from, unless the prompts of its texts have changed since.
-    """
+    """Returns (prompts by name, default's name) of a written folder: the original ones if unchanged."""
     sides = (settings.query_prompt, settings.passage_prompt)
     if prompts_of_sides(settings.named_prompts, settings.default_prompt_name) == sides:
         return dict(settings.named_prompts), settings.default_prompt_name
-    others = {n: t for n, t in settings.named_prompts.items() if n not in (*_OF_QUERIES, *_OF_PASSAGES)}
-    of_sides = zip((_OF_QUERIES[0], _OF_PASSAGES[0]), sides, strict=True)
+    others = {
+        n: t for n, t in settings.named_prompts.items() if n not in (*_QUERY_PROMPTS, *_PASSAGE_PROMPTS)
+    }
+    of_sides = zip((_QUERY_PROMPTS[0], _PASSAGE_PROMPTS[0]), sides, strict=True)
     return {name: text for name, text in of_sides if text} | others, None
 
 
 def modules(directory: Path) -> list[tuple[str, Path]]:
-    """Returns the kind and the folder of each module that modules.json lists.
-
-    Raises:
-      UserError: there is no such file, it is damaged, or it names a module of somebody else's.
-    """
+    """Returns the kind and the folder of each module that modules.json lists."""
     path = directory / ST_MODULES
     if not path.is_file():
-        hint = "; for a plain Hugging Face folder write hf:" if (directory / "config.json").is_file() else ""
-        raise UserError(f"{path}: no such file, so this is no sentence-transformers folder{hint}")
+        hint = "; for a Hugging Face folder write hf:" if (directory / "config.json").is_file() else ""
+        raise UserError(f"{path}: no such file, so this is not a sentence-transformers folder{hint}")
     content = read_json(path)
     if not isinstance(content, list):
         raise UserError(f"{path}: not a list of modules")
@@ -127,20 +107,11 @@ def modules(directory: Path) -> list[tuple[str, Path]]:
 
 
 def read_transformer(directory: Path, encoder: hf.Encoder, kind: str) -> Transformer:
-    """Reads how the Transformer in a folder reads texts.
-
-    Args:
-      directory: the module's folder; with no such file in it its tokenizer says the length.
-      encoder: the one that it holds: no text is longer than its positions.
-      kind: of the model that the module is part of, as `kinds.KINDS` has it.
-
-    Raises:
-      UserError: the file is damaged, or says something that is not done here.
-    """
+    """Returns how the Transformer in `directory`, which holds `encoder`, reads texts."""
     files = ((directory / name, read_optional_json(directory / name)) for name in ST_TRANSFORMER)
     path, content = next((found for found in files if found[1]), (directory / ST_TRANSFORMER[0], {}))
     _check_use(content, path, kind)
-    given, called = _of_arguments(content, path), _of_calls(content, path)
+    given, called = _created_length(content, path), _called_length(content, path)
 
     def length(name: str) -> int | None:
         return _length(content.get(name), name, path)
@@ -148,11 +119,10 @@ def read_transformer(directory: Path, encoder: hf.Encoder, kind: str) -> Transfo
     whole = called or given or length("max_seq_length") or hf.max_length(directory, encoder)
     query, passage = (called or length(name) or whole for name in ("query_length", "document_length"))
     limit = encoder.config.max_positions or max(whole, query, passage)
-    if max(whole, query, passage) > limit and jax.process_index() == 0:
-        print(
+    if max(whole, query, passage) > limit:
+        note(
             f"note: {path} says {max(whole, query, passage)} tokens, but the model has {limit} positions:"
-            " texts are cut there",
-            file=sys.stderr,
+            " texts are cut there"
         )
     lengths = (min(length, limit) for length in (whole, query, passage))
     return Transformer(*lengths, lower_case=bool(content.get("do_lower_case")))
@@ -171,43 +141,43 @@ def _check_use(content: dict[str, Any], path: Path, kind: str) -> None:
         )
 
 
-def _of_arguments(content: dict[str, Any], path: Path) -> int | None:
-    """Returns the length that the tokenizer is made with."""
+def _created_length(content: dict[str, Any], path: Path) -> int | None:
+    """Returns the length that the tokenizer is created with."""
     found = None
     for group in _ARGUMENTS:
         for name, value in _object(content, group, path).items():
-            if name == "model_max_length" and group in _OF_TOKENIZER:
+            if name == "model_max_length" and group in _TOKENIZER_ARGUMENTS:
                 found = _length(value, f"{group}.{name}", path)
-            elif name not in _IDLE:
-                _check_as_here(group, name, value, path)
+            elif name not in _IGNORED:
+                _check_supported(group, name, value, path)
     return found
 
 
-def _of_calls(content: dict[str, Any], path: Path) -> int | None:
+def _called_length(content: dict[str, Any], path: Path) -> int | None:
     """Returns the length that the tokenizer is called with."""
     found, calls = None, _object(content, "processing_kwargs", path)
-    for group in ("common", "text"):  # others are of images and chats
+    for group in ("common", "text"):  # the other groups are of images and chats
         for name, value in _object(calls, group, path).items():
             if name == "max_length":
                 found = _length(value, f"processing_kwargs.{group}.{name}", path)
             else:
-                _check_as_here(f"processing_kwargs.{group}", name, value, path)
+                _check_supported(f"processing_kwargs.{group}", name, value, path)
     return found
 
 
-def _check_as_here(group: str, name: str, value: Any, path: Path) -> None:
-    if name not in _AS_HERE or _AS_HERE[name] != value:
+def _check_supported(group: str, name: str, value: Any, path: Path) -> None:
+    if name not in _SUPPORTED or _SUPPORTED[name] != value:
         raise UserError(f"{path}: {group} sets {name} to {value!r:.40}, which is not supported")
 
 
 def _object(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
     value = content.get(name) or {}
     if not isinstance(value, dict):
-        raise UserError(f"{path}: {name} is no JSON object")
+        raise UserError(f"{path}: {name} is not a JSON object")
     return value
 
 
 def _length(value: Any, name: str, path: Path) -> int | None:
     if not fits(value, Count | None):
-        raise UserError(f"{path}: {name} is {value!r:.40}, which is no number of tokens")
+        raise UserError(f"{path}: {name} is {value!r:.40}, not a number of tokens")
     return value

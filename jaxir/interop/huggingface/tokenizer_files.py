@@ -1,8 +1,8 @@
-"""Tokenizers of Hugging Face's folders, read as transformers reads them and written so that it reads ours.
+"""Tokenizers of Hugging Face's folders, read as transformers reads them, and written for transformers.
 
-Of a tokenizer.json some classes of transformers, BERT's and RoBERTa's, take the vocabulary alone: how a text
-is normalised, or whether a space goes before it, tokenizer_config.json says, and where that names no class
-the model's type decides which it is.
+Some classes of transformers, BERT's and RoBERTa's, read only the vocabulary of a tokenizer.json. How a text
+is normalised, or whether a space goes before it, is decided by tokenizer_config.json; if that names no class,
+the model's type decides the class.
 """
 
 import re
@@ -22,18 +22,18 @@ CONFIG = "tokenizer_config.json"
 _JSON = "tokenizer.json"
 _MAP, _ADDED = "special_tokens_map.json", "added_tokens.json"
 _MORE, _BY_ID = ("additional_special_tokens", "extra_special_tokens"), "added_tokens_decoder"
-_SENTINEL = re.compile("\u2581?<extra_id_[0-9]+>")  # T5's, which no text holds
-_AS_IT_IS = "PreTrainedTokenizerFast"  # the class that takes all from tokenizer.json
+_SENTINEL = re.compile("\u2581?<extra_id_[0-9]+>")  # T5's, which occur in no text
+_GENERIC_CLASS = "PreTrainedTokenizerFast"  # the class that reads all of tokenizer.json
 
 
-class _Remade(NamedTuple):
-    """A part of a tokenizer.json that some classes make anew, by tokenizer_config.json.
+class _Replaced(NamedTuple):
+    """A part of a tokenizer.json that some classes create by tokenizer_config.json instead.
 
     Attributes:
       part: its name.
-      type: what it must be there.
-      classes: theirs, or with "Fast".
-      entries: of tokenizer_config.json -> that of the part, and what the classes do where it is missing.
+      type: its required type in tokenizer.json.
+      classes: those classes, without "Fast".
+      entries: entry of tokenizer_config.json -> (entry of the part, the classes' default).
     """
 
     part: str
@@ -42,8 +42,8 @@ class _Remade(NamedTuple):
     entries: Mapping[str, tuple[str, Any]]
 
 
-_REMADE = (
-    _Remade(
+_REPLACED = (
+    _Replaced(
         "normalizer",
         "BertNormalizer",
         classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"),
@@ -53,7 +53,7 @@ _REMADE = (
             "tokenize_chinese_chars": ("handle_chinese_chars", True),
         },
     ),
-    _Remade(
+    _Replaced(
         "pre_tokenizer",
         "ByteLevel",
         classes=("RobertaTokenizer",),
@@ -63,58 +63,49 @@ _REMADE = (
 
 
 def load(directory: Path) -> Tokenizer:
-    """Reads the tokenizer of a folder with config.json as transformers does.
-
-    Raises:
-      UserError: there is none, it is damaged, cuts texts on the left, lacks tokens that the files beside it
-        name, or says not enough of what it does.
-    """
+    """Reads the tokenizer of a folder with config.json as transformers does, or refuses it."""
     tokenizer, config = Tokenizer.load(directory), read_optional_json(directory / CONFIG)
     for name, token in _named(directory, in_json=tokenizer.model_file is None):
         if not (tokenizer.knows(token) or _SENTINEL.fullmatch(token)):
             raise UserError(
                 f"{directory}: {name} names the token {token!r:.40}, which {tokenizer.model_file or _JSON}"
-                " lacks and transformers adds to it; its"
-                " AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json that has it"
+                " lacks; write a tokenizer.json that has it by transformers'"
+                " AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
             )
-    # Where there is none, transformers itself makes one, by the settings.
+    # Without a tokenizer.json transformers makes one by the settings.
     content = read_optional_json(directory / _JSON)
     side = config.get("truncation_side", (content.get("truncation") or {}).get("direction", "right"))
     if str(side).lower() != "right":
-        raise UserError(f"{directory}: its tokenizer cuts texts on the {side}, where only right is supported")
+        raise UserError(f"{directory}: its tokenizer cuts texts on the {side}; only right is supported")
     model = read_optional_json(directory / "config.json")
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     codec = backbones.of_model_type(model.get("model_type"), where=directory / "config.json")[1]
     if not codec.heeds_tokenizer_class:
         return tokenizer
     by_type = named is None
-    for remade in _REMADE:
-        part = content.get(remade.part) or {}
-        if str(named or codec.tokenizer_class).removesuffix("Fast") not in remade.classes:
+    for replaced in _REPLACED:
+        part = content.get(replaced.part) or {}
+        if str(named or codec.tokenizer_class).removesuffix("Fast") not in replaced.classes:
             continue
         _check_ends(directory, content, config)
-        if part.get("type") != remade.type:
+        if part.get("type") != replaced.type:
             continue
-        said = {ours: config[entry] for entry, (ours, _) in remade.entries.items() if entry in config}
-        made = dict(remade.entries.values()) | said
+        settings = {ours: config[entry] for entry, (ours, _) in replaced.entries.items() if entry in config}
+        made = dict(replaced.entries.values()) | settings
         if _effect(made) == _effect(part):
             continue
-        if by_type and _effect(made) != _effect(part | said):
+        if by_type and _effect(made) != _effect(part | settings):
             raise UserError(
-                f"{directory}: transformers makes the {remade.part} otherwise than {_JSON} says, for {CONFIG}"
-                f" names no tokenizer_class: write {_AS_IT_IS} there for what {_JSON} says, else"
-                f" {', '.join(remade.entries)}"
+                f"{directory}: transformers ignores the {replaced.part} of {_JSON}, because {CONFIG} names no"
+                f" tokenizer_class: set tokenizer_class there to {_GENERIC_CLASS} to use {_JSON}, or set"
+                f" {', '.join(replaced.entries)}"
             )
-        tokenizer = _changed(tokenizer, remade.part, lambda part, made=made: part | made, directory)
+        tokenizer = _changed(tokenizer, replaced.part, lambda part, made=made: part | made, directory)
     return tokenizer
 
 
 def lower_cased(tokenizer: Tokenizer, where: Path) -> Tokenizer:
-    """Returns the tokenizer of a folder with lower-casing put before what it does to a text.
-
-    Raises:
-      UserError: it has no tokenizer.json.
-    """
+    """Returns the tokenizer of a folder with lower-casing put before its normaliser."""
 
     def lower(normalizer: dict[str, Any] | None) -> dict[str, Any]:
         return {
@@ -126,30 +117,20 @@ def lower_cased(tokenizer: Tokenizer, where: Path) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, directory: Path, *, max_length: int, token_types: bool) -> None:
-    """Writes a tokenizer into a folder with config.json, where transformers does what it does here.
-
-    Args:
-      tokenizer: it.
-      directory: the folder.
-      max_length: tokens at which texts are cut, for readers that are told no other number.
-      token_types: whether the model reads the types of tokens.
-    """
+    """Writes a tokenizer, and the settings by which transformers tokenises as it does."""
     tokenizer.save(directory)
     config = {k: v for k, v in read_optional_json(directory / CONFIG).items() if v is not None}
     if "tokenizer_class" in config or not (directory / _JSON).is_file():
         return
     pad = tokenizers.Tokenizer.from_file(str(directory / _JSON)).id_to_token(tokenizer.pad_swap or 0)
     inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
-    about = {"tokenizer_class": _AS_IT_IS, "pad_token": pad}
+    about = {"tokenizer_class": _GENERIC_CLASS, "pad_token": pad}
     about |= {"model_max_length": max_length, "model_input_names": inputs}
     write_json(directory / CONFIG, about | config)
 
 
 def _named(directory: Path, *, in_json: bool) -> Iterator[tuple[str, str]]:
-    """Yields what the files beside a tokenizer name as tokens of it: the file's name and the token.
-
-    special_tokens_map.json counts beside a tokenizer.json, where no other file has the tokens by their ids.
-    """
+    """Yields the tokens that files beside a tokenizer name, each with the name of the file."""
     config = read_optional_json(directory / CONFIG)
     found = {CONFIG: [config.get(entry) for entry in (*_MORE, _BY_ID)]}
     if in_json and not config.get(_BY_ID):
@@ -166,10 +147,7 @@ def _named(directory: Path, *, in_json: bool) -> Iterator[tuple[str, str]]:
 
 
 def _check_ends(directory: Path, content: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raises a UserError where the settings name other tokens than tokenizer.json puts round a text.
-
-    transformers' classes of BERT and RoBERTa take those of the settings, since its version 5.
-    """
+    """Refuses settings whose special tokens differ from those that tokenizer.json puts around a text."""
     part = content.get("post_processor") or {"type": "TemplateProcessing", "single": []}
     if part["type"] == "TemplateProcessing":
         put = [piece["SpecialToken"]["id"] for piece in part["single"] if "SpecialToken" in piece]
@@ -182,14 +160,14 @@ def _check_ends(directory: Path, content: Mapping[str, Any], config: Mapping[str
         token = token.get("content") if isinstance(token, dict) else token
         if token is not None and token not in put:
             raise UserError(
-                f"{directory}: {CONFIG} names {token!r:.40} as its {entry}, and {_JSON} puts"
-                f" {' and '.join(map(repr, put)) or 'nothing'} round a text: which the model was trained with"
-                " cannot be told; mend the one that is wrong"
+                f"{directory}: {CONFIG} names {token!r:.40} as its {entry}, but {_JSON} puts"
+                f" {' and '.join(map(repr, put)) or 'nothing'} around a text: correct the file that differs"
+                " from the model's training"
             )
 
 
 def _effect(part: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns what such a part does: of a BertNormalizer accents go with upper case where it does not say."""
+    """Returns what such a part does; a BertNormalizer strips accents with upper case by default."""
     lower, accents = part.get("lowercase"), part.get("strip_accents")
     accents = lower if accents is None else accents
     return lower, accents, part.get("handle_chinese_chars"), part.get("add_prefix_space")
@@ -205,7 +183,7 @@ def _changed(
             raise UserError(f"{where}: do_lower_case needs a {_JSON}")
         content = read_json(directory / _JSON)
         write_json(directory / _JSON, content | {part: change(content.get(part))})
-        # Such a class would make the part anew again, of the folder that this is written to.
+        # Named in a written folder, such a class would replace the part again.
         config = read_optional_json(directory / CONFIG)
         if config.pop("tokenizer_class", None):
             write_json(directory / CONFIG, config)

@@ -10,8 +10,8 @@ from jaxir.core.features import Reads, TextFormat
 from jaxir.core.values import Count, checked
 from jaxir.data.text.tokenizer import Tokenizer
 
-_QUERY_OF_A_PAIR = 64  # tokens of a pair that are for the query, where nobody says it
-_OF_A_TARGET = 64  # tokens of what a generator learns to write, likewise
+_QUERY_OF_A_PAIR = 64  # default tokens of the query in a pair
+_OF_A_TARGET = 64  # default tokens of a generator's target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,18 +19,20 @@ _OF_A_TARGET = 64  # tokens of what a generator learns to write, likewise
 class EncoderSettings:
     """How texts become a model's inputs.
 
-    What a generator reads, its source, is a passage to it, and what it learns to write, its target, a query.
+    A generator's source, which it reads, counts as a passage, and its target, which it learns to write, as a
+    query.
 
     Attributes:
-      query_max_length: tokens, special ones included, that are kept of a query.
-      passage_max_length: likewise of a passage.
+      query_max_length: tokens kept of a query, special tokens included.
+      passage_max_length: tokens kept of a passage, likewise.
       query_prompt: put before each query.
       passage_prompt: put before each passage.
-      reads: of a cross-encoder (`features.Reads`).
+      reads: what a cross-encoder reads (`features.Reads`).
       named_prompts: the prompts by name of the sentence-transformers folder that the model came from. Texts
-        get `query_prompt` and `passage_prompt`. This and the next two let the folder be written again.
-      default_prompt_name: of that folder, a key of `named_prompts`.
-      pools_prompts: whether the pooling of that folder includes the tokens of prompts (`include_prompt`).
+        get `query_prompt` and `passage_prompt`. This field and the next two are kept to write the folder
+        again.
+      default_prompt_name: that folder's default prompt, a key of `named_prompts`.
+      pools_prompts: whether that folder's pooling includes the tokens of prompts (`include_prompt`).
     """
 
     query_max_length: Count
@@ -50,11 +52,11 @@ class EncoderSettings:
 
     @classmethod
     def of_generator(cls, source_length: int) -> EncoderSettings:
-        """Returns the settings of a generator of which only the length of its sources is known."""
+        """Returns the settings of a generator of which only the length of sources is known."""
         return cls(query_max_length=_OF_A_TARGET, passage_max_length=source_length)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the fields as JSON values, without those of a folder's prompts that have their defaults."""
+        """Returns the fields as JSON values, without a folder's prompts if they have their defaults."""
         fields = dataclasses.asdict(self)
         of_folder = {"named_prompts": {}, "default_prompt_name": None, "pools_prompts": True}
         return {n: v for n, v in fields.items() if n not in of_folder or v != of_folder[n]}
@@ -67,7 +69,7 @@ class EncoderSettings:
 
     @property
     def pair_max_length(self) -> int:
-        """Tokens of what a cross-encoder reads as one sequence."""
+        """The number of tokens that a cross-encoder reads as one sequence."""
         if self.reads == "expanded_query":
             return self.query_max_length
         return self.query_max_length + self.passage_max_length
@@ -75,7 +77,7 @@ class EncoderSettings:
     def text_format(
         self, num_negatives: int = 0, *, mask_id: int | None = None, vocabulary: str | None = None
     ) -> TextFormat:
-        """Returns how texts become token arrays for this model, by a tokenizer with these attributes."""
+        """Returns how texts become token arrays, for a tokenizer with these attributes."""
         return TextFormat(
             query_length=self.query_max_length,
             passage_length=self.passage_max_length,

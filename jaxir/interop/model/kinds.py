@@ -1,4 +1,4 @@
-"""The kinds of models: what is particular to one while it is read, checked, identified and written."""
+"""The kinds of models: what differs between them when a model is read, checked, identified and written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLMConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
 
-# The last is no kind: objectives borrow it, and none is stored.
+# MaskedLMConfig is not a storable kind: only objectives load it.
 ModelConfig = DualEncoderConfig | CrossEncoderConfig | Seq2SeqConfig | MaskedLMConfig
 
 
@@ -21,11 +21,11 @@ class Kind:
     """A kind of model.
 
     Attributes:
-      config: the class that says what one is made of.
-      what: what it is, for messages.
-      lengths: settings -> the tokens of each of its inputs, by what sets them.
-      of_tokenizer: fields of the configuration that the tokenizer decides: no part of a fingerprint.
-      since: fields that came later, with what all models had before: with it no part of a fingerprint.
+      config: the class of its configurations.
+      what: its description in messages.
+      lengths: settings -> the tokens of each input, by the settings that decide them.
+      of_tokenizer: fields of the configuration that the tokenizer decides, excluded from fingerprints.
+      since: fields added later, excluded from fingerprints at the value of all earlier models.
     """
 
     config: type[Any]
@@ -69,5 +69,4 @@ def name_of(config: ModelConfig) -> str:
 
 
 def of(config: ModelConfig) -> Kind:
-    """Returns a model's kind."""
     return KINDS[name_of(config)]

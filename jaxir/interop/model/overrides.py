@@ -1,4 +1,4 @@
-"""What a user may change of a model while it is loaded."""
+"""Changes that a user may make to a model while it is loaded."""
 
 import dataclasses
 from typing import Any, Literal
@@ -14,23 +14,23 @@ from jaxir.interop.model.stored import ModelConfig, StoredModel
 from jaxir.models import layers
 from jaxir.models.dual_encoder import Pooling, Projection, Sharing
 
-PLAIN_LENGTH = 512  # tokens: a step with texts of the 8,192 that a ModernBERT can read would fit no device
+PLAIN_LENGTH = 512  # tokens; a training step on the 8,192 tokens that a ModernBERT can read fits no device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class CommonOverrides:
-    """Changes to a model of any kind; None leaves as it is.
+    """Changes to a model of any kind; None changes nothing.
 
     Attributes:
       dtype: type of matrix products.
-      remat: what the backward pass computes anew of blocks: nothing (False or "none"), all but matrix
-        products ("products"), all but these and gathered weights ("weights") or all (True or "all"); "auto":
-        the quickest with which a step fits.
+      remat: what the backward pass recomputes in blocks: nothing (False or "none"), all but matrix products
+        ("products"), all but products and gathered weights ("weights") or all (True or "all"); "auto": the
+        fastest with which a step fits into memory.
       scan_layers: whether to scan over the blocks.
-      dropout_rate: of every dropout.
+      dropout_rate: rate of every dropout.
       query_max_length: tokens kept of a query. By default as many as the model keeps, but at most
-        `PLAIN_LENGTH` from an `hf:` folder, which says what a model can read and not what it was trained for.
+        `PLAIN_LENGTH` from an `hf:` folder, which says what a model can read and not how it was trained.
       passage_max_length: tokens kept of a passage, likewise.
     """
 
@@ -58,20 +58,11 @@ class CommonOverrides:
         return stored.replace_backbone(config, **given)
 
     def change_outputs(self) -> bool:
-        """Whether one of them makes it another model."""
+        """Whether a change makes it another model."""
         return False
 
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
-        """Returns `model` with the changes.
-
-        Args:
-          model: what was read.
-          seed: of the weights of what is added.
-          where: what the model is called in messages.
-
-        Raises:
-          UserError: a change does not fit the model.
-        """
+        """Returns `model` with the changes. New weights are drawn from `seed`; errors begin with `where`."""
         config, settings = self.executed(model.config), self.cut(model.settings)
         stored.check_lengths(settings, config, where)
         return dataclasses.replace(model, config=config, settings=settings)
@@ -80,14 +71,14 @@ class CommonOverrides:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Overrides(CommonOverrides):
-    """Changes to a dual encoder, those of `CommonOverrides` too; None leaves as it is.
+    """Changes to a dual encoder, including those of `CommonOverrides`; None changes nothing.
 
     Attributes:
-      sharing: of the towers. An SDE can become any other; its tower is copied into both.
-      pooling: how tokens become one vector.
+      sharing: how the towers share weights. An SDE can become any other; its tower is copied into both.
+      pooling: how token vectors become one vector.
       projection: dimension of a linear map to add.
       similarity: how vectors are compared.
-      tokenizer: a directory with a tokenizer, or a SentencePiece model: for a `t5x:` checkpoint, which has
+      tokenizer: a directory with a tokenizer, or a SentencePiece model; for a `t5x:` checkpoint, which has
         none.
     """
 
@@ -98,11 +89,9 @@ class Overrides(CommonOverrides):
     tokenizer: str | None = None
 
     def change_outputs(self) -> bool:
-        """See `CommonOverrides.change_outputs`."""
         return any(v is not None for v in (self.sharing, self.pooling, self.projection, self.similarity))
 
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
-        """See `CommonOverrides.apply`; what may be added is a projection."""
         if self.projection is not None:
             model = _add_projection(model, self.projection, seed=seed, where=where)
         if self.sharing is not None and self.sharing != model.config.sharing:
@@ -124,12 +113,9 @@ def _add_projection(model: StoredModel, dimension: int, *, seed: int, where: str
     if present is not None:
         if present.dimension == dimension:
             return model
-        raise UserError(
-            f"{where}: has a projection to {present.dimension} already, {dimension} was asked for"
-        )
+        raise UserError(f"{where}: it already has a projection to {present.dimension}, not to {dimension}")
     width = model.config.backbone.embed_dim
-    init = layers.normal(width**-0.5)
-    kernel = np.asarray(init(jax.random.key(seed), (width, dimension)))
+    kernel = np.asarray(layers.normal(width**-0.5)(jax.random.key(seed), (width, dimension)))
     names = ("query_projection", "passage_projection") if model.config.sharing == "ade" else ("projection",)
     return dataclasses.replace(
         model,
@@ -141,7 +127,7 @@ def _add_projection(model: StoredModel, dimension: int, *, seed: int, where: str
 def _share(model: StoredModel, sharing: Sharing, *, where: str) -> StoredModel:
     before = model.config.sharing
     if sharing == "ade_spl" and model.config.projection is None:
-        raise UserError(f"{where}: sharing='ade_spl' shares a projection, which this model lacks: give one")
+        raise UserError(f"{where}: sharing='ade_spl' needs a projection: set one")
     if before != "sde":
         raise UserError(f"{where}: its towers are {before!r} and cannot become {sharing!r}; only 'sde' can")
     params: dict[str, np.ndarray] = {}

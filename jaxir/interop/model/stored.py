@@ -1,4 +1,4 @@
-"""A model at rest: its configuration, its parameters by name, its tokenizer and settings.
+"""A stored model: configuration, parameters by name, tokenizer and settings.
 
 Every format is read into this and written from it. A parameter's canonical name is its path in an unscanned
 model, joined by dots: "encoder.layers.0.attention.query.kernel".
@@ -29,23 +29,23 @@ from jaxir.models import any_length, layers
 from jaxir.models.backbones import BackboneConfig, check_padding
 from jaxir.runtime.partitioning import Partitioner
 
-# Fields of a backbone that say how it is computed, not what: they are no part of a model's identity.
+# Fields of a backbone that say how it is computed, excluded from fingerprints.
 EXECUTION = ("dtype", "remat", "scan_layers")
-DROPOUT = "dropout_rate"  # the end of the names of others
+DROPOUT = "dropout_rate"  # suffix of more such fields
 
-_HASHED_AT_ONCE = 1 << 24  # numbers
+_HASHED_AT_ONCE = 1 << 24  # numbers read at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredModel:
-    """A model at rest.
+    """A model on disk.
 
     Attributes:
-      config: what it is made of.
-      params: float32 arrays by canonical name, on the host or at rest (see `lazy`).
+      config: its configuration.
+      params: float32 arrays by canonical name, on the host or unread (see `lazy`).
       tokenizer: its tokenizer.
       settings: lengths and prompts.
-      checkpoint: of a run, which its trainer may remove while it is read; None of other models.
+      checkpoint: a run's checkpoint, which its trainer may remove while it is read; None for other models.
     """
 
     config: ModelConfig
@@ -59,11 +59,11 @@ class LoadedModel(NamedTuple):
     """A model ready for use.
 
     Attributes:
-      model: a dual encoder, a cross-encoder, or a generator.
+      model: a dual encoder, a cross-encoder or a generator.
       tokenizer: its tokenizer.
       settings: lengths and prompts.
       fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
-      step: the step of the checkpoint that was loaded, of a training run; None of other models.
+      step: the step of the run's checkpoint that was loaded; None for other models.
     """
 
     model: Any
@@ -77,10 +77,7 @@ class LoadedModel(NamedTuple):
 
 
 def canonical(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns float32 arrays by canonical name, the stacked layers of a scanned model taken apart.
-
-    What is on disk stays there, the rest comes to the host.
-    """
+    """Returns float32 arrays by canonical name, with stacked layers split; unread arrays stay unread."""
     found: dict[str, Any] = {}
     for name, value in params.items():
         at_rest = isinstance(value, LazyArray)
@@ -105,18 +102,6 @@ def params_of(model: nnx.Module) -> dict[str, np.ndarray]:
     return flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
 
-def nest(flat: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
-    """Turns names joined by a separator into nested dicts; the inverse of `flatten`."""
-    tree: dict[str, Any] = {}
-    for name, value in flat.items():
-        *parents, leaf = name.split(separator)
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
-    return tree
-
-
 def encoder_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter of an encoder by canonical name."""
     return _shapes(dataclasses.replace(config, scan_layers=False))
@@ -128,14 +113,14 @@ def model_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def shapes_alone(config: ModelConfig) -> dict[str, np.ndarray]:
-    """Returns parameters whose values do not count: views of one zero, which training can change."""
+    """Returns placeholder parameters, views of one zero, for uses that ignore the values."""
     zero = np.zeros((), np.float32)
     return {name: np.broadcast_to(zero, shape) for name, shape in model_shapes(config).items()}
 
 
 @functools.lru_cache(maxsize=32)
 def _outline(config: BackboneConfig | ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """Returns a model without its numbers; of a small model it takes longer to make than they to read."""
+    """Returns an abstract model. For small models making it takes longer than reading the numbers."""
     return nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
 
 
@@ -146,16 +131,11 @@ def _shapes(config: BackboneConfig | ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_params(params: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
-    """Compares parameters with what a configuration asks for.
-
-    Raises:
-      UserError: one is missing, unexpected or of another shape. The sentence begins with `where`.
-    """
+    """Checks that parameters have the names and shapes of a configuration; errors begin with `where`."""
     missing, extra = sorted(shapes.keys() - params.keys()), sorted(params.keys() - shapes.keys())
     if missing or extra:
-        parts = [
-            f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has unknown", extra)) if names
-        ]
+        parts = [f"lacks {_some(missing)}"] if missing else []
+        parts += [f"has unknown {_some(extra)}"] if extra else []
         raise UserError(f"{where}: does not fit its configuration: it {' and '.join(parts)}")
     for name, shape in shapes.items():
         if params[name].shape != shape:
@@ -167,11 +147,7 @@ def _some(names: list[str]) -> str:
 
 
 def check_lengths(settings: EncoderSettings, config: ModelConfig, where: str) -> None:
-    """Checks that the model can read inputs of the lengths in `settings`.
-
-    Raises:
-      UserError: one is more than the model has positions. The sentence begins with `where`.
-    """
+    """Checks that the model has enough positions for `settings`; errors begin with `where`."""
     limit = config.backbone.max_positions
     for name, length in kinds.of(config).lengths(settings).items():
         if limit is not None and length > limit:
@@ -186,11 +162,8 @@ def replace_backbone(config: ModelConfig, **changes: Any) -> ModelConfig:
 def build(stored: StoredModel, partitioner: Partitioner | None = None) -> nnx.Module:
     """Makes the model that `stored` describes.
 
-    With a partitioner each parameter goes straight to the devices that hold its parts, and is never whole on
-    one of them; without, all go to the default device.
-
-    Raises:
-      UserError: its encoder is one outside jaxir and looks at padding.
+    With a partitioner each parameter goes straight to the devices that hold its parts and is never whole on
+    one device; without, all go to the default device.
     """
     graphdef, state = _outline(stored.config)
     scan = stored.config.backbone.scan_layers
@@ -220,12 +193,9 @@ def _stacked(params: Mapping[str, Any], names: list[str], scan: bool) -> Any:
 
 
 def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | None = None) -> nnx.Module:
-    """Makes a model with random parameters, the same for the same seed whatever the mesh.
+    """Makes a model with random parameters, which depend on the seed and not on the mesh.
 
     With a partitioner the parameters are computed where they live: none is ever whole on one device.
-
-    Raises:
-      UserError: as `build`.
     """
 
     def make() -> nnx.State:
@@ -241,36 +211,35 @@ def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | Non
 
 
 def _check_memory(config: ModelConfig, abstract: nnx.State, devices: int) -> None:
-    """Raises a UserError where devices would not hold random parameters, however these are split."""
     size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(abstract))
     memory = memory_of(jax.local_devices()[0])
     if memory is not None and size > memory * devices:
         raise UserError(
             f"the parameters of {config.summary} would take {size / 2**30:,.1f} GiB, and the memory is"
-            f" {memory * devices / 2**30:,.1f} GiB: give the model smaller sizes (vocab_size is"
+            f" {memory * devices / 2**30:,.1f} GiB: use smaller sizes (vocab_size is"
             f" {config.backbone.vocab_size:,}, embed_dim {config.backbone.embed_dim:,})"
         )
 
 
 def describe_config(config: ModelConfig) -> dict[str, Any]:
-    """Returns `config` as JSON values; `model_json` reads it back."""
+    """Returns `config` as JSON values; `model_json` reads them."""
     described, kind = dataclasses.asdict(config), {"kind": config.backbone.kind}
     module = type(config.backbone).__module__
     if not module.startswith("jaxir."):
-        kind["module"] = module  # which who reads it must have imported
+        kind["module"] = module  # readers must have imported it
     return described | {"backbone": kind | described["backbone"]}
 
 
 def fingerprint(stored: StoredModel) -> str:
     """Returns the SHA-256 (hex) of what decides the outputs: parameters, architecture and tokenizer.
 
-    How the model is computed (types, rematerialisation, scanning, dropout) and the settings are left out.
+    Settings and the way of computing (types, rematerialisation, scanning, dropout) are excluded.
     """
     digest = _identity(stored.config, stored.tokenizer)
     for name in sorted(stored.params):
         value = stored.params[name]
         digest.update(f"{name} {tuple(value.shape)}".encode())
-        # In parts, for what is at rest may be large; the digest is that of the whole.
+        # In parts, because unread arrays may be large.
         rows = max(1, _HASHED_AT_ONCE * value.shape[0] // max(1, math.prod(value.shape)))
         for start in range(0, value.shape[0], rows):
             digest.update(np.ascontiguousarray(value[start : start + rows], np.float32).data)

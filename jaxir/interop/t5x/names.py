@@ -1,4 +1,4 @@
-"""T5X's parameter names, in T5 and in the dual encoders of T5X Retrieval, and what shapes say.
+"""T5X's parameter names, in T5 and in the dual encoders of T5X Retrieval, and what shapes tell about a model.
 
 | here | one encoder for both towers (SDE) | two encoders (ADE, ADE-SPL) |
 |---|---|---|
@@ -7,11 +7,11 @@
 | projection | projection_layer | left_projection_layer, right_projection_layer |
 
 The query tower is T5X Retrieval's left one, the passage tower its right one. It has no name for a projection
-that two encoders share: ADE-SPL is written with the shared one as `projection_layer` and a copy of it under
-both names of ADE, which is what T5X Retrieval restores.
+that two encoders share: ADE-SPL is written with the shared one as `projection_layer` and copies under both
+names of ADE, which T5X Retrieval restores.
 
 A generator has the encoder of SDE and a decoder. Its logits come from the token table (1.0) or from
-decoder/logits_dense, which is `head` transposed. All other arrays have the same orientation in both.
+decoder/logits_dense, which is `head` transposed. Other arrays have the same orientation.
 """
 
 import re
@@ -24,7 +24,7 @@ from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.models.t5 import T5Config
 
-# Within one encoder; "*" is the layer's number.
+# Names within one encoder; "*" is the layer's number.
 _ENCODER = {
     "relative_bias.embedding": "relpos_bias/rel_embedding",
     "layers.*.attention_norm.scale": "layers_*/pre_attention_layer_norm/scale",
@@ -60,24 +60,19 @@ _COPIES = tuple(f"{side}_projection_layer/" for side in _SIDES.values())
 
 
 def paths_of(config: DualEncoderConfig | Seq2SeqConfig) -> dict[str, str]:
-    """Returns T5X's path of each parameter of a model, by canonical name.
-
-    Raises:
-      UserError: T5X has no model of this kind.
-    """
+    """Returns T5X's path of each parameter of a model, by canonical name."""
     check_kind(config)
     gated = config.backbone.gated
     return {name: _path(name, gated) for name in stored.model_shapes(config)}
 
 
 def check_kind(config: DualEncoderConfig | Seq2SeqConfig) -> None:
-    """Raises a UserError where the encoders are not T5's."""
     if config.backbone.kind != T5Config.kind:
-        raise UserError(f"T5X holds T5 encoders only, and this model's is {config.backbone.summary}")
+        raise UserError(f"T5X holds T5 encoders only, but this model has {config.backbone.summary}")
 
 
 def copies_of(config: DualEncoderConfig | Seq2SeqConfig) -> dict[str, str]:
-    """Returns what is written a second time, under which path and by canonical name."""
+    """Returns the canonical names of parameters that are written a second time, by path."""
     if isinstance(config, Seq2SeqConfig) or config.sharing != "ade_spl":
         return {}
     leaves = ("kernel", "bias") if config.projection.use_bias else ("kernel",)
@@ -85,27 +80,18 @@ def copies_of(config: DualEncoderConfig | Seq2SeqConfig) -> dict[str, str]:
 
 
 def in_zarr(path: str) -> bool:
-    """Whether an array is stored beside the index: the large ones, which T5X splits over devices, are."""
+    """Whether an array is stored outside the index, as T5X stores large arrays."""
     large = path.endswith("/embedding") or path == _HEAD_PATH
     return large or ("layers_" in path and path.endswith("/kernel"))
 
 
-def turned(name: str, value: Any) -> Any:
-    """Returns a parameter, canonically named, as T5X has it; or one of T5X's as it is here."""
+def oriented(name: str, value: Any) -> Any:
+    """Converts a parameter, canonically named, between T5X's orientation and ours."""
     return value.T if name == _HEAD else value
 
 
 def wanted(paths: Collection[str], where: str, *, generator: bool = False) -> tuple[list[str], list[str]]:
-    """Splits the paths of a checkpoint into those of a model, and those that are left out.
-
-    Args:
-      paths: all of them.
-      where: the checkpoint.
-      generator: whether the model is a generator; of dual encoders a decoder is left out.
-
-    Raises:
-      UserError: there is no encoder, only one of two, or one whose layers are scanned; no decoder.
-    """
+    """Splits the paths of a checkpoint into those of a model and a dual encoder's unused decoder."""
     tops = {path.partition("/")[0] for path in paths}
     sides = {f"{side}_encoder" for side in _SIDES.values()} & tops
     if len(sides) == 1:
@@ -115,12 +101,12 @@ def wanted(paths: Collection[str], where: str, *, generator: bool = False) -> tu
     scanned = [path for path in paths if re.match(r"(\w+_)?encoder/(encoder|layers)/", path)]
     if scanned:
         raise UserError(
-            f"{where}: its layers are stacked ({scanned[0]}), as scalable_t5 writes them: there each layer"
-            " has relative position biases of its own, which T5 here has not"
+            f"{where}: its layers are stacked ({scanned[0]}), as in scalable_t5, whose layers have separate"
+            " relative position biases; this is not supported"
         )
     if generator:
         if sides or "decoder" not in tops:
-            raise UserError(f"{where}: it has no decoder, only {', '.join(sorted(tops))}: it is no generator")
+            raise UserError(f"{where}: not a generator: it has no decoder, only {', '.join(sorted(tops))}")
         return sorted(paths), []
     left_out = [path for path in paths if path.startswith(_OF_DECODER)]
     shared = bool(sides) and any(path.startswith("projection_layer/") for path in paths)
@@ -129,13 +115,10 @@ def wanted(paths: Collection[str], where: str, *, generator: bool = False) -> tu
 
 
 def interpret(arrays: Mapping[str, Any], where: str) -> tuple[DualEncoderConfig, dict[str, Any]]:
-    """Infers the dual encoder whose parameters have these shapes, and gives them their canonical names.
+    """Infers the dual encoder whose parameters have these shapes, and names them canonically.
 
-    Shapes do not say everything: a gated feed-forward layer is taken for 1.1's (gelu), another for 1.0's
+    Shapes do not tell everything: gated feed-forward layers are taken as 1.1's (gelu), others as 1.0's
     (relu); distances share the last bucket from 128 on; pooling is the mean, the similarity cosine.
-
-    Raises:
-      UserError: an array is missing, unknown or of a shape that does not fit the others.
     """
     two = any(path.startswith("left_encoder/") for path in arrays)
     arrays = _with_tables(arrays, [f"{side}_encoder" for side in _SIDES.values()] if two else ["encoder"])
@@ -156,12 +139,9 @@ def interpret(arrays: Mapping[str, Any], where: str) -> tuple[DualEncoderConfig,
 
 
 def interpret_generator(arrays: Mapping[str, Any], where: str) -> tuple[Seq2SeqConfig, dict[str, Any]]:
-    """Infers the generator whose parameters have these shapes, and gives them their canonical names.
+    """Infers the generator whose parameters have these shapes, and names them canonically.
 
-    Without logits_dense the token table gives the logits, of scaled outputs, as in 1.0; else as `interpret`.
-
-    Raises:
-      UserError: an array is missing, unknown or of a shape that does not fit the others.
+    Without logits_dense the token table gives the logits, from scaled outputs as in 1.0; else as `interpret`.
     """
     arrays = _with_tables(arrays, ["encoder"])
     tied = _HEAD_PATH not in arrays
@@ -177,12 +157,11 @@ def interpret_generator(arrays: Mapping[str, Any], where: str) -> tuple[Seq2SeqC
 def _named(
     config: DualEncoderConfig | Seq2SeqConfig, arrays: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    """Returns the arrays by canonical name; raises a UserError where they do not fit `config`."""
     paths = paths_of(config)
     shapes = stored.model_shapes(config)
     theirs = {p: shapes[n][::-1] if n == _HEAD else shapes[n] for n, p in paths.items()}
     stored.check_params(arrays, theirs, where)
-    return {name: turned(name, arrays[path]) for name, path in paths.items()}
+    return {name: oriented(name, arrays[path]) for name, path in paths.items()}
 
 
 def _path(name: str, gated: bool) -> str:
@@ -203,7 +182,7 @@ def _path(name: str, gated: bool) -> str:
 
 
 def _with_tables(arrays: Mapping[str, Any], encoders: list[str]) -> dict[str, Any]:
-    """Puts the token table where `_path` has it: it can lie in the encoder or be shared by several."""
+    """Moves the token table to `_path`'s place: it can be in the encoder, or shared by encoders."""
     found = dict(arrays)
     if encoders == ["encoder"]:
         inner = f"encoder/{_TOKEN_PATH}"

@@ -1,8 +1,8 @@
-"""The state of Adafactor in a training run, as T5X keeps it: slots m, v, v_row and v_col of each parameter.
+"""A run's Adafactor state as T5X keeps it: slots m, v, v_row and v_col of each parameter.
 
-optax's and T5X's second moments follow the same equations and have the same shapes, so T5X can go on with
-them: `v_row` leaves out the largest dimension, `v_col` the second largest, and `v` is for a parameter that is
-not factored. `m` stays unused: neither has momentum here.
+optax's and T5X's second moments follow the same equations and have the same shapes, so T5X can continue with
+them: `v_row` omits the largest dimension, `v_col` the second largest; `v` is for unfactored parameters. `m`
+is unused, because there is no momentum.
 """
 
 from collections.abc import Mapping
@@ -13,41 +13,31 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.interop.model import stored
-from jaxir.interop.model.run_dir import read_record
+from jaxir.interop.model.run_dir import sums_of
 from jaxir.interop.weights import stores
 
-# T5X factors where both of the two largest dimensions are at least this long.
+# T5X factors second moments if the two largest dimensions are at least this long.
 FACTORED_FROM = 128
 _SLOTS = ("v", "v_row", "v_col")
 
 
 def read(checkpoint: Path, params: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """Reads the slots in use of each parameter, by its canonical name.
-
-    Args:
-      checkpoint: RUN/checkpoints/STEP.
-      params: the parameters of the same checkpoint, by canonical name.
-
-    Raises:
-      UserError: the run's optimizer is not Adafactor with T5X's settings, or its state is damaged.
-    """
-    directory = str(checkpoint / "opt_state")
-    content = stores.read(directory, stores.ORBAX_INDEX)
-    if content is None:
-        raise UserError(f"{directory}: no state of an optimizer in it")
-    specs = stores.orbax_specs(directory, content)
-    # The optimizer is a chain: numbers, the name of a slot, the name of the parameter.
+    """Reads the used slots of each parameter of RUN/checkpoints/STEP, by its canonical name."""
+    directory = checkpoint / "opt_state"
+    specs = stores.orbax_specs(directory)
+    if specs is None:
+        raise UserError(f"{directory}: no optimizer state in it")
+    # Keys are positions in the optimizer's chain, the name of a slot, then the name of the parameter.
     places = {keys: i for keys in specs for i, key in enumerate(keys) if key in _SLOTS and i + 1 < len(keys)}
     if not places:
-        raise UserError(f"{checkpoint}: its optimizer is not Adafactor, and T5X has the state of no other")
-    sums = (read_record(checkpoint).get("checksums") or {}).get("opt_state")
+        raise UserError(f"{checkpoint}: its optimizer is not Adafactor; T5X holds no other's state")
     by_name = {".".join(keys): spec for keys, spec in specs.items()}
-    opened = stores.open_arrays(directory, by_name, sums)
+    opened = stores.open_arrays(str(directory), by_name, sums_of(checkpoint, "opt_state"))
     slots: dict[str, dict[str, np.ndarray]] = {name: {} for name in params}
     for slot in _SLOTS:
         found = {".".join(k[i + 1 :]): opened[".".join(k)] for k, i in places.items() if k[i] == slot}
         for name, value in stored.canonical({name: np.asarray(x) for name, x in found.items()}).items():
-            if value.shape != (1,):  # of what is not in use, one number a parameter (and layer)
+            if value.shape != (1,):  # an unused slot has one number
                 slots.setdefault(name, {})[slot] = value
     for name, value in params.items():
         _check(str(checkpoint), name, tuple(value.shape), {s: v.shape for s, v in slots[name].items()})
@@ -61,6 +51,6 @@ def _check(where: str, name: str, shape: tuple[int, ...], found: dict[str, tuple
         expected = {"v_row": (shape[1 - largest],), "v_col": (shape[1 - second],)}
     if found != expected:
         raise UserError(
-            f"{where}: Adafactor's state of {name} {shape} is {found}, where T5X has {expected}: it factors"
-            f" from {FACTORED_FROM} on, and has no momentum here"
+            f"{where}: Adafactor's state of {name} {shape} is {found}, but T5X needs {expected}: it factors"
+            f" dimensions from {FACTORED_FROM} on, and has no momentum here"
         )

@@ -1,15 +1,15 @@
-"""A checksum of each array at rest, to which the checksums of its parts add up.
+"""A checksum of each stored array, to which the checksums of its parts add up.
 
-An array's checksum is the sum, modulo 2^32, of a number for each of its elements: a mix of the element's bits
-and its place. The change of one element always changes it; so does any other damage, but for one in 2^32. It
-is the same however the array is cut, sharded or read. Against intent it is no protection.
+An array's checksum is the sum, modulo 2^32, of a hash of each element's bits and position. The change of one
+element always changes the sum; other damage goes unnoticed once in 2^32. The sum does not depend on how the
+array is cut, sharded or read. It does not protect against deliberate changes.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,12 +18,12 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 
-_STEP, _FACTOR = 0x9E3779B1, 0x7FEB352D  # odd: each maps 32 bits to 32 bits one to one
-_BLOCK = 1 << 15  # elements at a time: they stay in the processor's cache
+_STEP, _FACTOR = 0x9E3779B1, 0x7FEB352D  # odd, so multiplication maps 32 bits to 32 bits one to one
+_BLOCK = 1 << 15  # elements hashed at a time, few enough for the processor's cache
 
 
 def name_of(path: Sequence[Any]) -> str:
-    """Returns the name that Orbax gives a leaf of a tree: its keys, joined by dots."""
+    """Returns Orbax's name of a leaf of a tree: its keys, joined by dots."""
     keys = (next(getattr(key, a) for a in ("key", "idx", "name") if hasattr(key, a)) for key in path)
     return ".".join(map(str, keys))
 
@@ -46,13 +46,7 @@ def of_tree(tree: Any) -> dict[str, jax.Array]:
 
 
 def of_part(part: np.ndarray, starts: Sequence[int], shape: Sequence[int]) -> int:
-    """Returns what a part of an array adds to its checksum.
-
-    Args:
-      part: the part, of numbers of at most 4 bytes.
-      starts: where it begins along each dimension.
-      shape: of the whole array.
-    """
+    """Returns what the part of an array of `shape` that begins at `starts` adds to its checksum."""
     if not part.size:
         return 0
     bits = np.ascontiguousarray(part).view(f"uint{8 * part.dtype.itemsize}")
@@ -80,14 +74,9 @@ def of_part(part: np.ndarray, starts: Sequence[int], shape: Sequence[int]) -> in
 
 
 class Reading:
-    """Adds up the parts of an array that are read, and compares the sum once all of it has been read.
+    """Adds up the parts of an array that are read, and compares the sum once all of the array has been read.
 
-    Parts that overlap begin the count anew. A process that reads some of the parts only compares nothing.
-
-    Args:
-      where: what messages call the array.
-      shape: its shape.
-      expected: its checksum.
+    Overlapping parts restart the count. A process that reads only some parts compares nothing.
     """
 
     def __init__(self, where: str, shape: Sequence[int], expected: int):
@@ -100,15 +89,13 @@ class Reading:
         self._count = self._total = 0
 
     def add(self, index: tuple[slice, ...], part: np.ndarray) -> None:
-        """Counts `part`, which is what stands at `index` (a start and a stop for each dimension).
-
-        Raises:
-          UserError: all has been read, and it is not what was written.
-        """
+        """Counts `part`, which is at `index`; raises a UserError if all parts are read and are damaged."""
         total = of_part(part, [s.start for s in index], self._shape)
         with self._lock:
-            if any(_overlap(index, other) for other in self._parts):
-                self._begin()
+            for other in self._parts:
+                if all(a.start < b.stop and b.start < a.stop for a, b in zip(index, other, strict=True)):
+                    self._begin()
+                    break
             self._parts.append(index)
             self._count += part.size
             self._total += total
@@ -118,18 +105,3 @@ class Reading:
             self._begin()
         if found != self._expected:
             raise UserError(f"{self._where} is damaged: its numbers are not those that were written")
-
-
-def _overlap(one: tuple[slice, ...], other: tuple[slice, ...]) -> bool:
-    return all(a.start < b.stop and b.start < a.stop for a, b in zip(one, other, strict=True))
-
-
-def check_names(where: str, expected: Mapping[str, int], found: Any) -> None:
-    """Compares the names of arrays with those of the checksums.
-
-    Raises:
-      UserError: they are not the same.
-    """
-    differing = sorted({*expected} ^ {*found})
-    if differing:
-        raise UserError(f"{where} is damaged: it was written with other arrays ({', '.join(differing[:3])})")

@@ -1,6 +1,5 @@
-"""Arrays at rest that are read part by part, so that no model need ever be whole in a host's memory."""
+"""Arrays on disk that are read part by part, so that a model may exceed a host's memory."""
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ Index = tuple[slice, ...]
 
 
 class LazyArray:
-    """An array at rest. Indexing it by slices reads that part, as float32; numpy functions read all of it.
+    """An unread array. Indexing by slices reads that part as float32; numpy functions read all of it.
 
-    Args:
-      shape: its shape.
-      read: returns a part, given one slice with whole bounds for each dimension.
+    `read` returns a part, given one slice with start and stop for each dimension.
     """
 
     dtype = np.dtype(np.float32)
@@ -28,57 +25,42 @@ class LazyArray:
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Reads a part."""
         given = index if isinstance(index, tuple) else () if index is ... else (index,)
         whole = (*given, *[slice(None)] * (self.ndim - len(given)))
         bounds = tuple(slice(*s.indices(n)[:2]) for s, n in zip(whole, self.shape, strict=True))
         return np.asarray(self._read(bounds), np.float32)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Reads all of it."""
         return self[...].astype(dtype or self.dtype, copy=False)
 
     def copy(self) -> np.ndarray:
-        """Reads all of it."""
         return np.array(self[...])
 
     def transpose(self, axes: None = None) -> "LazyArray":
-        """Returns the array with its dimensions in reverse order, at rest like this one."""
+        """Returns the unread array with its dimensions in reverse order."""
         return LazyArray(self.shape[::-1], lambda index: self._read(index[::-1]).T)
 
     T = property(transpose)
 
     def layer(self, i: int) -> "LazyArray":
-        """Returns element `i` of the first dimension, at rest like this one."""
+        """Returns element `i` of the first dimension, unread."""
         return LazyArray(self.shape[1:], lambda index: self._read((slice(i, i + 1), *index))[0])
 
 
 def in_file(
-    path: Path, dtype: np.dtype, offset: int, shape: Sequence[int], strides: Sequence[int] | None = None
+    path: Path, dtype: np.dtype, offset: int, shape: Sequence[int], strides: Sequence[int]
 ) -> LazyArray:
-    """Returns an array whose numbers stand in a file as they are; a part is read by mapping the file.
+    """Returns an array whose numbers are plain bytes of a file; a part is read by mapping the file.
 
-    Args:
-      path: the file.
-      dtype: the type of its numbers.
-      offset: bytes before the first element.
-      shape: the array's shape.
-      strides: numbers from one element to the next along each dimension, none negative; by default the last
-        dimension is the densest.
-
-    Reading one of other numbers than floating-point ones costs a UserError.
+    `offset` counts bytes; `strides` counts numbers from one element to the next along each dimension.
     """
-    if strides is None:
-        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     steps = [stride * dtype.itemsize for stride in strides]
     extent = sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) + dtype.itemsize
 
@@ -93,26 +75,26 @@ def in_file(
 
 
 def in_memory(path: Path, array: np.ndarray) -> LazyArray:
-    """Returns an array that was read of a file, with the checks of one that lies `in_file`."""
+    """Returns an array that was read from a file, with the checks of `in_file`."""
 
     def read(index: Index) -> np.ndarray:
         _check_floating(path, array.dtype, array.shape)
-        return np.array(array[index], np.float32)  # a copy, which the reader may write to
+        return np.array(array[index], np.float32)  # a copy, which the caller may write to
 
     return LazyArray(array.shape, read)
 
 
 def _check_floating(path: Path, dtype: np.dtype, shape: Sequence[int]) -> None:
-    """Raises a UserError for integers, which are ids, or weights without their scale."""
+    """Refuses integers: they are ids, or weights without their scale."""
     if not jax.dtypes.issubdtype(dtype, np.floating):
         raise UserError(
-            f"{path}: an array {list(shape)} in it holds numbers of type {dtype}; weights are read of"
+            f"{path}: an array {list(shape)} in it holds numbers of type {dtype}; weights must be"
             " floating-point numbers"
         )
 
 
 def stack(parts: Sequence[Any]) -> LazyArray:
-    """Returns equal arrays along a new first dimension, put together only where they are asked for."""
+    """Returns arrays of one shape along a new first dimension, joined on demand."""
     return LazyArray(
         (len(parts), *parts[0].shape),
         lambda index: np.stack([np.asarray(part[index[1:]]) for part in parts[index[0]]]),
@@ -122,8 +104,7 @@ def stack(parts: Sequence[Any]) -> LazyArray:
 def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     """Returns `value` laid out as `sharding` says.
 
-    A process reads only the parts that its own devices hold, and each part once, however many devices hold
-    it.
+    A process reads only the parts of its own devices, and each part once.
     """
     read: dict[Any, np.ndarray] = {}
 

@@ -1,4 +1,4 @@
-"""One sentence for a user instead of a library's tracebacks."""
+"""Keeps Orbax from printing tracebacks."""
 
 import contextlib
 import gc
@@ -14,13 +14,13 @@ from typing import Any
 
 @contextlib.contextmanager
 def quiet_orbax() -> Iterator[None]:
-    """Keeps Orbax from printing the tracebacks of errors that are reported in one sentence.
+    """Keeps Orbax from printing the tracebacks of errors that jaxir reports in one sentence.
 
-    It logs them, lets them end its threads, and abandons coroutines and tasks that complain when they are
-    collected. An error that leaves the block holds none of them any more.
+    Orbax logs errors, lets them end its threads, and abandons coroutines and tasks, which complain when
+    collected. An error that leaves this block holds no references to them.
     """
-    if not isinstance(sys.unraisablehook, _WithoutLateAnswers):
-        sys.unraisablehook = _WithoutLateAnswers(sys.unraisablehook)
+    if not isinstance(sys.unraisablehook, _WithoutLateReads):
+        sys.unraisablehook = _WithoutLateReads(sys.unraisablehook)
 
     def logged(record: logging.LogRecord) -> bool:
         return "orbax" not in Path(record.pathname).parts
@@ -47,7 +47,7 @@ def quiet_orbax() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _forget_frames(error)
+        _clear_frames(error)
         raise
     finally:
         with warnings.catch_warnings():
@@ -58,8 +58,8 @@ def quiet_orbax() -> Iterator[None]:
             logging.getLogger(name).removeFilter(filter)
 
 
-def _forget_frames(error: BaseException | None) -> None:
-    """Lets go of what the functions that an error and its causes have left knew."""
+def _clear_frames(error: BaseException | None) -> None:
+    """Clears the local variables of the frames of an error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -67,11 +67,11 @@ def _forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-class _WithoutLateAnswers:
-    """A hook without the answers to reads that Orbax has given up; it stays for the life of the process.
+class _WithoutLateReads:
+    """Ignores the results of reads that Orbax has abandoned; installed for the life of the process.
 
-    Where one array of a checkpoint is broken, Orbax closes its event loop while TensorStore is still reading
-    others. Their answers come when they will: after the run, if it ends for it.
+    If one array of a checkpoint is broken, Orbax closes its event loop while TensorStore still reads others.
+    Their results may come as late as the end of the process.
     """
 
     def __init__(self, hook: Callable[[Any], None]):

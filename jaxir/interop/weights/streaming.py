@@ -1,4 +1,4 @@
-"""Parameters written one at a time, so that what is at rest need not fit into the host's memory."""
+"""Writes parameters one at a time, so that unread arrays need not fit into the host's memory."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,24 +15,16 @@ from jaxir.interop.weights.lazy import LazyArray
 from jaxir.interop.weights.quiet import quiet_orbax
 from jaxir.storage.files import is_bucket
 
-# Who reads a part of an array fetches and decompresses whole chunks. These are so small that both dimensions
-# of a large kernel are cut: a host of a pod reads little more than its own part.
+# A reader fetches and decompresses whole chunks. Chunks of this size cut both dimensions of a large kernel,
+# so a host of a pod reads little more than its own part.
 _CHUNK_BYTES = 1 << 23
-_LARGE_BYTES = 1_000_000_000  # what takes so long that one wants to see how far it is
+_LARGE_BYTES = 1_000_000_000  # show a progress bar from here on
 
 
 def write_params(directory: Path, tree: Mapping[str, Any]) -> dict[str, int]:
-    """Writes nested dicts of float32 arrays, on the host or at rest, as Orbax writes those on the host.
+    """Writes nested dicts of float32 arrays, unread or on the host, as Orbax writes those on the host.
 
-    Args:
-      directory: a new one, local or in a bucket (see `files.path_of`).
-      tree: the arrays.
-
-    Returns:
-      The checksum of each array (see `array_checksums`) by its name.
-
-    Raises:
-      UserError: they cannot be written (a full disk, say).
+    Returns the checksum of each array (see `array_checksums`) by its name.
     """
     size = 4 * sum(x.size for x in jax.tree.leaves(tree))
     bar = progress(total=size, what="writing", unit="B", hidden=size < _LARGE_BYTES)
@@ -40,7 +32,7 @@ def write_params(directory: Path, tree: Mapping[str, Any]) -> dict[str, int]:
     types = ocp.type_handlers.create_type_handler_registry(
         (LazyArray, handler),
         (np.ndarray, handler),
-        (jax.Array, ocp.type_handlers.ArrayHandler()),  # of which there is none; Orbax warns without
+        (jax.Array, ocp.type_handlers.ArrayHandler()),  # unused; Orbax warns without it
     )
     place = directory if is_bucket(directory) else directory.resolve()
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
@@ -55,7 +47,7 @@ def write_params(directory: Path, tree: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
-    """Reads an array when its turn comes, and the next one when it is written; a bar shows how far it is."""
+    """Reads an array only after the previous one is written, and advances a progress bar."""
 
     def __init__(self, bar: tqdm):
         super().__init__(deepcopy_host_arrays=False)

@@ -1,4 +1,4 @@
-"""The weights of a folder, whatever their format; writing safetensors; and the JSON files beside them."""
+"""Weights of a folder in any format, written safetensors, and JSON files beside them."""
 
 import contextlib
 import json
@@ -17,12 +17,12 @@ from jaxir.storage.files import inside
 from jaxir.storage.json_files import read_json
 
 SINGLE = "model.safetensors"
-_FLOATS = ("F64", "F32", "F16", "BF16")  # of safetensors; integers are ids, or weights without their scale
+_FLOATS = ("F64", "F32", "F16", "BF16")  # integers are ids, or weights without their scale
 _GIT_LFS = b"version https://git-lfs"
 
 
 class _Format(NamedTuple):
-    """A format of weights: the file that holds all, or the index of several, and how one is opened."""
+    """A format: the names of a single file and of an index of several, and how to open one."""
 
     single: str
     index: str
@@ -33,21 +33,15 @@ class _Format(NamedTuple):
 def read_tensors(directory: Path) -> dict[str, LazyArray]:
     """Opens the weights of `directory`: safetensors, else torch's zip files, else Flax's msgpack.
 
-    Each is one file, or several named by an index. Nothing but their names and shapes is read until they are
-    used, and nothing that a file may name is run.
-
-    Returns:
-      Arrays by the names that they have in torch, laid out as there.
-
-    Raises:
-      UserError: there are none, or a file is missing, damaged or something else.
+    They are one file, or several that an index names. Only names, which are torch's, and shapes are read
+    until a tensor is used. No code in a file is run.
     """
     for form in _FORMATS:
         if (directory / form.single).is_file():
             return form.to_torch(_open(form, directory / form.single))
         if (directory / form.index).is_file():
             return form.to_torch(_open_several(form, directory))
-    raise UserError(f"{directory}: no weights in it ({', '.join(single for single, _ in FILES)})")
+    raise UserError(f"{directory}: no weights in it (expected {', '.join(single for single, _ in FILES)})")
 
 
 def _open_several(form: _Format, directory: Path) -> dict[str, LazyArray]:
@@ -60,7 +54,7 @@ def _open_several(form: _Format, directory: Path) -> dict[str, LazyArray]:
     tensors: dict[str, LazyArray] = {}
     for file in sorted(set(files)):
         held = _open(form, directory / file)
-        # Another file may hold a tensor of that name too, one that was trained on or left behind.
+        # Another file may hold an outdated tensor of the same name.
         tensors |= {name: value for name, value in held.items() if weight_map.get(name) == file}
     missing = sorted(set(weight_map) - set(tensors))
     if missing:
@@ -72,7 +66,7 @@ def _open(form: _Format, path: Path) -> dict[str, LazyArray]:
     try:
         with path.open("rb") as file:
             if file.read(len(_GIT_LFS)) == _GIT_LFS:
-                raise UserError(f"{path} only says where git keeps the file: `git lfs pull` fetches it")
+                raise UserError(f"{path} is a pointer of Git LFS: fetch the file with `git lfs pull`")
         return form.open(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -84,7 +78,7 @@ def _open_safetensors(path: Path) -> dict[str, LazyArray]:
             with _opened(path) as file:
                 if (kind := file.get_slice(name).get_dtype()) not in _FLOATS:
                     raise UserError(
-                        f"{path}: {name:.100} holds numbers of type {kind}; weights are read of"
+                        f"{path}: {name:.100} holds numbers of type {kind}; weights must be of type"
                         f" {', '.join(_FLOATS)}"
                     )
                 return file.get_slice(name)[index] if index else file.get_tensor(name)
@@ -104,7 +98,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except safetensors.SafetensorError as error:
-        raise UserError(f"{path}: truncated or not a safetensors file ({error})") from error
+        raise UserError(f"{path}: truncated, or not a safetensors file ({error})") from error
 
 
 _FORMATS = (
@@ -114,21 +108,14 @@ _FORMATS = (
         "flax_model.msgpack", "flax_model.msgpack.index.json", flax_msgpack.open_file, flax_msgpack.to_torch
     ),
 )
-# The best first: the file that holds all weights, and the index of several.
+# In order of preference: the name of a single file, and of an index of several.
 FILES = tuple((form.single, form.index) for form in _FORMATS)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Writes one safetensors file that torch and transformers read.
+    """Writes one safetensors file of float32 arrays, which may be unread.
 
-    The library's own function wants all tensors in memory; here each is read, written and forgotten.
-
-    Args:
-      path: the file.
-      tensors: float32 arrays by name, on the host or at rest.
-
-    Raises:
-      UserError: it cannot be written (a full disk, say).
+    The library's function needs all tensors in memory; this one reads and writes one at a time.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -147,28 +134,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; an empty one where there is no such file.
-
-    Raises:
-      UserError: the file is malformed, or holds something else.
-    """
+    """Reads a JSON object; returns an empty one if there is no such file."""
     content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
-        raise UserError(f"{path}: not a JSON object")
+        raise UserError(f"{path}: expected a JSON object")
     return content
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def require(content: Any, key: str, path: Path) -> Any:
-    """Returns content[key].
-
-    Raises:
-      UserError: `content`, read from `path`, is not an object or has no such key.
-    """
+    """Returns content[key]; `content` was read from `path`."""
     if not isinstance(content, dict) or key not in content:
         raise UserError(f"{path}: {key!r} is missing")
     return content[key]
