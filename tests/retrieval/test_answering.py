@@ -165,7 +165,7 @@ def test_one_run_over_all_questions_is_split_as_they_are_judged(folder, data, ca
     assert read_of(None) == ["q0", "q1", "q2"]
     with pytest.raises(UserError, match="no split 'tran'"):
         read_of("tran")
-    with pytest.raises(UserError, match="passages of other questions only"):
+    with pytest.raises(UserError, match="has passages for no question of the split"):
         read_of("test")
     dev = dev_questions(data.run, data.directory, data.answers, "dev")
     assert dev.build(tokenizer, features).questions.ids == ["q1"]
@@ -223,7 +223,7 @@ def test_evaluators_of_equal_data_share_what_is_read(data, monkeypatch):
 
 
 BAD = {
-    "unknown question": (without("queries.jsonl", "q2"), "queries.jsonl: it lacks 'q2', a query of the run"),
+    "unknown question": (without("queries.jsonl", "q2"), "queries.jsonl lacks 'q2', a query of the run"),
     "unknown document": (without("corpus.jsonl", "d2"), r"lacks 'd2', which .* \(1 of 4 .*of this corpus"),
     "another corpus": (
         lambda f: jsonl(f / "corpus.jsonl", [{"_id": "x", "text": "y"}]),
@@ -233,7 +233,7 @@ BAD = {
         line_of("corpus.jsonl", {"_id": "d1", "text": "another"}),
         "corpus.jsonl: duplicate id 'd1'",
     ),
-    "no answers": (without("answers.jsonl", "q1"), r"no answers of 'q1', a question of .* \(1 of 3\)"),
+    "no answers": (without("answers.jsonl", "q1"), r"has no answers of 'q1', a question of .* \(1 of 3\)"),
     "an answer that is empty": (
         line_of("answers.jsonl", {"_id": "q7", "answers": []}),
         "answers.jsonl:5: 'answers' is empty",
@@ -241,11 +241,11 @@ BAD = {
     "no run": (lambda f: (f / "run.trec").unlink(), "run.trec: no such run file"),
     "lines apart": (
         lambda f: (f / "run.trec").write_text((f / "run.trec").read_text() + "q2 Q0 d3 0 1 t\n"),
-        "the lines of query 'q2' do not stand together",
+        "the lines of query 'q2' do not follow each other",
     ),
     "a shallow run": (
         lambda f: write_run(f / "run.trec", {q: some[:1] for q, some in RUN.items()}),
-        "has at most 1 passages of a question, and 2 are to be read: give fewer, or a deeper run",
+        "has at most 1 passages for a question, and 2 are to be read",
     ),
 }
 
@@ -262,7 +262,7 @@ def test_files_that_do_not_go_together_cost_a_sentence(folder, data, how):
 def test_questions_leave_room(folder):
     with pytest.raises(UserError, match="no room for passages in 8 tokens"):
         read(folder, Tokenizer.load(GOLDEN), length=8)
-    with pytest.raises(UserError, match="puts 2 special tokens around a text"):
+    with pytest.raises(UserError, match="adds 2 special tokens to a text"):
         read(folder, Tokenizer.load(GOLDEN.parent / "bert"))
 
 

@@ -166,7 +166,7 @@ def test_a_directory_with_a_colon_in_its_name_is_found_from_anywhere(tmp_path, m
 
 @pytest.mark.parametrize("spec", ["hf:google/bert", "st:a@main", "t5x:gs://bucket/run", "gs://bucket/run"])
 def test_model_names_that_are_no_directories_are_kept(spec):
-    assert text_encoder.lasting(spec) == spec
+    assert text_encoder.absolute_spec(spec) == spec
 
 
 def test_the_public_names():

@@ -144,11 +144,13 @@ def test_a_failed_model_leaves_the_output_to_the_right_one(tmp_path, toy, encode
     earlier, later = (named(encoder.tokenizer, step, str(step) * 32) for step in (10, 21))
     encode_corpus(earlier, corpus, output, shard_size=5)
     with pytest.raises(
-        UserError, match=r"another model \(RUN has trained on since \(step 10 to 21\)\): give"
+        UserError, match=r"another model \(RUN was trained further since then \(step 10 to 21\)\): give"
     ):
         encode_corpus(later, corpus, output, shard_size=5)
     index = build_index(open_embeddings(output), backend="exact")
-    with pytest.raises(UserError, match=r": RUN has trained on since \(step 10 to 21\); encode and index"):
+    with pytest.raises(
+        UserError, match=r": RUN was trained further since then \(step 10 to 21\); encode and index"
+    ):
         index.require_model(later.fingerprint, *later.made_by)
     with pytest.raises(UserError, match="made with RUN, not with a model without a name; encode"):
         open_embeddings(output).require_model(

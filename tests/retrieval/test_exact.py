@@ -392,7 +392,7 @@ def test_recall_is_not_measured_on_queries_of_a_model_that_was_trained_on(tmp_pa
     flags = ["--backend=exact", f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index"]
     assert cli.main("jaxir.index:index", [*flags, "--storage=int8", f"--queries={queries}"]) == 1
     assert re.search(
-        "the embeddings do not fit the model: .*/model has changed since; encode the corpus again",
+        "the embeddings do not fit the model: .*/model has changed since then; encode the corpus again",
         capsys.readouterr().err,
     )
     assert not (tmp_path / "index").exists()

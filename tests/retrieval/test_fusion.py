@@ -216,9 +216,9 @@ def test_fusion_warns_of_incomplete_and_foreign_runs(tmp_path, capsys):
         return capsys.readouterr().err
 
     assert told("cut.trec") == (
-        f"warning: {tmp_path}/cut.trec has no answers to 4 of 9 queries ('q5' is one): is it whole?\n"
+        f"warning: {tmp_path}/cut.trec has no answers to 4 of 9 queries ('q5' is one): is it complete?\n"
     )
-    assert "foreign.trec has no document in common with the others: are the runs of one corpus?" in told(
+    assert "foreign.trec has no document in common with the others: do the runs search one corpus?" in told(
         "foreign.trec"
     )
     write_run(tmp_path / "b.trec", whole)

@@ -243,7 +243,9 @@ def test_queries_that_do_not_fit():
     with pytest.raises(UserError, match="it was made with st:one, not with st:two; give the model it"):
         index.require_model("b" * 64, "st:two")
     index.info = dataclasses.replace(index.info, model="run", step=10)
-    with pytest.raises(UserError, match=r"run has trained on since \(step 10 to 21\); encode and index"):
+    with pytest.raises(
+        UserError, match=r"run was trained further since then \(step 10 to 21\); encode and index"
+    ):
         index.require_model("b" * 64, "run", 21)
 
 

@@ -165,14 +165,14 @@ def test_a_file_of_ones_own(tmp_path, vectors, ids, monkeypatch):
     MilvusIndex.build(vectors[:50], ids[:50], uri=database, collection="one").save(tmp_path / "one")
     MilvusIndex.build(vectors[50:90], ids[50:90], uri=database, collection="two").save(tmp_path / "two")
     assert not (tmp_path / "one" / INSIDE).exists()
-    with pytest.raises(UserError, match=r"only where you name it: set MILVUS_URI=/.*/elsewhere/all.milvus"):
+    with pytest.raises(UserError, match=r"only if you name it: set MILVUS_URI=/.*/elsewhere/all.milvus"):
         load_index(tmp_path / "one")
     monkeypatch.setenv("MILVUS_URI", f"{database}/")
     for name, row in (("one", 3), ("two", 53)):
         index = load_index(tmp_path / name)
         assert index.search(vectors[[row]], 1)[1] == [[ids[row]]]
         index.close()
-    with pytest.raises(UserError, match=r"there is a collection one in .*all.milvus already"):
+    with pytest.raises(UserError, match=r"all.milvus already has a collection one"):
         MilvusIndex.build(vectors[:50], ids[:50], uri=database, collection="one")
 
 
@@ -188,7 +188,7 @@ def test_a_collection_that_another_index_has_made_anew_is_told(tmp_path, vectors
             collection = MilvusCollection(database, "passages")
             collection.drop()
             collection.close()
-    with pytest.raises(UserError, match=r"passages in .* is not this index's: it was dropped, and another"):
+    with pytest.raises(UserError, match=r"passages in .* was made by another index"):
         load_index(tmp_path / "old")
     index = load_index(tmp_path / "new")
     assert index.search(vectors[[53]], 1)[1] == [[ids[3]]]
@@ -204,8 +204,8 @@ def test_unreachable_milvus_is_reported_soon(tmp_path, vectors, ids, monkeypatch
             (f"http://127.0.0.1:{free_port()}", "cannot be reached: Fail connecting to server"),
             (f"http://127.0.0.1:{silent.getsockname()[1]}", "cannot be reached"),
             ("ftp://127.0.0.1", "cannot be reached: uri: ftp://127.0.0.1 is illegal"),
-            ("http://me:secret@127.0.0.1", "holds no password here"),
-            ("localhost:19530", "is written http://localhost:19530"),
+            ("http://me:secret@127.0.0.1", "must not hold a password"),
+            ("localhost:19530", "as http://localhost:19530"),
         ):
             started = time.monotonic()
             with pytest.raises(UserError, match=sentence) as told:
@@ -273,9 +273,9 @@ def test_the_token_goes_where_its_user_says(tmp_path, vectors, ids, recorder, ca
         ):
             assert command(name, *flags) == 1
             told = capsys.readouterr().err
-            assert f"are in {uri}, which is opened only where you name it: set MILVUS_URI={uri}" in told
+            assert f"are in {uri}, which jaxir opens only if you name it: set MILVUS_URI={uri}" in told
             assert told.count("\n") == 1 + (name == "serve")
-        with pytest.raises(UserError, match="opened only where you name it"):
+        with pytest.raises(UserError, match="opens only if you name it"):
             load_index(foreign)
     assert heard == []
 
@@ -286,13 +286,13 @@ def test_the_token_goes_where_its_user_says(tmp_path, vectors, ids, recorder, ca
     heard.clear()
 
     # Built where MILVUS_URI does not point: the token is not for that.
-    with pytest.raises(UserError, match=f"MILVUS_URI is {uri}/, the place that MILVUS_TOKEN is for"):
+    with pytest.raises(UserError, match=f"MILVUS_URI is {uri}/, where MILVUS_TOKEN is sent"):
         MilvusIndex.build(vectors, ids, uri=f"http://localhost:{port}")
     # Not a loopback address by what is written, though it leads here.
     uri = lies_at(f"http://0.0.0.0:{port}")
     monkeypatch.setenv("MILVUS_URI", uri)
     for connect in (lambda: load_index(foreign), lambda: MilvusIndex.build(vectors, ids, uri=uri)):
-        with pytest.raises(UserError, match=f"MILVUS_TOKEN would go to {uri} in clear text: write https://"):
+        with pytest.raises(UserError, match=f"MILVUS_TOKEN would go to {uri} in clear text: use https://"):
             connect()
     assert heard == []
     monkeypatch.setenv("MILVUS_CLEARTEXT", "1")
@@ -342,7 +342,7 @@ def test_a_server_by_commands(tmp_path, toy, small_model, encoder, server, capsy
     }  # fmt: skip
     assert names(server) == {"docs"}
     assert command("index", *flags[:2], f"--output={tmp_path}/again", *flags[3:]) == 1
-    assert "there is a collection docs" in capsys.readouterr().err and not (tmp_path / "again").exists()
+    assert "already has a collection docs" in capsys.readouterr().err and not (tmp_path / "again").exists()
 
     queries = toy.random_texts(7, seed=7)
     records = [{"_id": f"q{i}", "text": t} for i, t in enumerate(queries)]
@@ -381,7 +381,7 @@ def test_a_server_by_commands(tmp_path, toy, small_model, encoder, server, capsy
 
     other.drop()
     assert command("search", *asked, f"--output={tmp_path}/run3") == 1
-    assert "has no collection docs (any more)" in capsys.readouterr().err
+    assert "has no collection docs" in capsys.readouterr().err
     other.create([np.ones([3, 7], np.float32)], "FLAT", cosine=True, mark=None)
     assert command("search", *asked, f"--output={tmp_path}/run3") == 1
     assert "not row and vector of 32 dimensions" in capsys.readouterr().err

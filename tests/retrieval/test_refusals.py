@@ -31,7 +31,7 @@ def index(tmp_path, toy):
         ({"similarity": "zz"}, "similarity must be 'cosine' or 'dot' or 'bm25' or 'impact', not 'zz'"),
         ({"count": "5"}, "count must be a whole number of at least 1, not '5'"),
         ({"dimension": 32.5}, "dimension must be a whole number of at least 0, not 32.5"),
-        ({"engine": "exakt"}, "another version than this jaxir, which knows format 1 and the engines exact,"),
+        ({"engine": "exakt"}, "another version of jaxir; this one knows format 1 and the engines exact,"),
         ({"coutn": 5}, "'coutn' is unknown; did you mean 'count'?"),
         ({"dimension": 5}, r"embeddings.npy is float32 (3, 4), not float32 (3, 5)"),
     ],
@@ -67,7 +67,7 @@ def test_damaged_document_is_refused_and_others_are_read(index, line):
     path.write_text("\n".join([*lines[:2], line]) + "\n")  # the others stay where they are
     documents = load_index(index).documents
     assert documents["d0"].text == "one"
-    with pytest.raises(DamagedError, match="the document 'd2' is not there as it was stored; index again"):
+    with pytest.raises(DamagedError, match="the document 'd2' is not as it was stored"):
         documents["d2"]
 
 
@@ -145,7 +145,7 @@ REFUSED = [
     ("index", "--output=x --embeddings=e --fields=flat", "--fields is for --backend=lucene, not for"),
     ("index", "--output=x --backend=lucene --model=m", "--model is for --backend=scann and"),
     ("index", "--output=x --backend=lucene_impact", "--backend=lucene_impact needs --vectors"),
-    ("index", "--output=x --embeddings=e --queries=q", "--queries are what --target_recall is tuned and"),
+    ("index", "--output=x --embeddings=e --queries=q", "--queries needs --target_recall"),
     ("index", "--output=x --embeddings=e --target_recall=90", "--target_recall must be a number"),
     ("index", "--update=x --output=y --embeddings=e", "--output and --backend are for a new index"),
     ("index", "--update=x --delete=d --backend=exact", "--output and --backend are for a new index"),
@@ -175,8 +175,8 @@ REFUSED = [
     ("mine", f"{MINING}--negatives=0", "negatives must be a whole number of at least 1, not 0"),
     ("mine", f"{MINING}--margin=-1", "margin must be a number of at least 0, not -1.0"),
     ("mine", f"{MINING}--dataset=bier:x", "--dataset must be beir:DIR"),
-    ("mine", f"{MINING}--max_relevance=0.1", "are of what a --cross_encoder says"),
-    ("mine", f"{MINING}--cross_encoder=hf:x", "needs max_relevance, relevance_margin or both"),
+    ("mine", f"{MINING}--max_relevance=0.1", "need --cross_encoder"),
+    ("mine", f"{MINING}--cross_encoder=hf:x", "needs --max_relevance, --relevance_margin or both"),
     ("mine", f"{MINING}--cross_encoder=hf:./x --max_relevance=0.1", "./x: no such directory"),
     ("mine", f"{MINING}--cross_encoder=hf:x --max_relevance=7", "must be a number of at least 0 and below 1"),
 ]

@@ -148,7 +148,7 @@ def test_the_command_records_and_says_what_was_dropped(folder, judge, relevance,
         recorded["false_negatives"]["max_relevance"],
         recorded["false_negatives"]["relevance_margin"],
     )
-    assert f"of {recorded['judged']} candidates the cross-encoder took {above + near} for relevant" in said
+    assert f"of {recorded['judged']} candidates the cross-encoder found {above + near} relevant" in said
     assert f"({above} above the maximum, {near} too near to a positive)" in said
     assert f"dropped: {recorded['dropped']['positive']} known positives" in said
     assert recorded["cross_encoder"] == {
@@ -160,7 +160,7 @@ def test_the_command_records_and_says_what_was_dropped(folder, judge, relevance,
 
 
 def test_nothing_that_passes_is_an_error(folder):
-    with pytest.raises(UserError, match="10 without one that the cross-encoder lets pass"):
+    with pytest.raises(UserError, match="10 whose candidates the cross-encoder all dropped"):
         mine(folder, CountedWords(0), max_relevance=0.5)
     assert not (folder / "out").exists()
 

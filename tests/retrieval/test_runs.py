@@ -66,7 +66,7 @@ def test_a_query_without_answers_is_not_in_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        ({"q": [("a b", 1.0)]}, "'a b' cannot stand in a run file"),
+        ({"q": [("a b", 1.0)]}, "'a b' cannot be written to a run file"),
         ({"q 1": [("a", 1.0)]}, "query id 'q 1'"),
         ({"": [("a", 1.0)]}, "query id ''"),
         ({"q": [("a\u2003b", 1.0)]}, r"it has U\+2003 EM SPACE"),
@@ -87,7 +87,7 @@ def test_write_run_refuses_malformed_ids_scores_and_duplicates(tmp_path, run, me
     ("content", "message"),
     [
         (b"q Q0 a 1 0.5 t\nq Q0 b 2 0.4\n", r"run:2: a run line has 6 columns .* this one 5"),
-        (b"q Q0 a 1 0.5 t\nq Q0 b 2", r"run:2: .* this one 4: the file is cut off here"),
+        (b"q Q0 a 1 0.5 t\nq Q0 b 2", r"run:2: .* this one 4: the file ends in the middle of this line"),
         (b"q Q0 a 1 high t\n", r"run:1: the score 'high' is not a finite number"),
         (b"q Q0 a 1 nan t\n", r"run:1: the score 'nan'"),
         (b"q Q0 a 1 -Infinity t\n", r"run:1: the score '-Infinity'"),
@@ -97,7 +97,7 @@ def test_write_run_refuses_malformed_ids_scores_and_duplicates(tmp_path, run, me
         ("q Q0 a 1 ١٢ t\n".encode(), r"run:1: the score '١٢'"),
         (b"", r"run: the file is empty"),
         (b"\n \n", r"run: the file is empty"),
-        (b"q Q0 a 1 0.5 t\nq Q0 a 2 0.4 t\n", r"run:2: document 'a' comes twice"),
+        (b"q Q0 a 1 0.5 t\nq Q0 a 2 0.4 t\n", r"run:2: document 'a' occurs twice"),
         (b"q Q0 \xff 1 0.5 t\n", r"run:1: not UTF-8"),
     ],
 )

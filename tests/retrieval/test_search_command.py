@@ -162,7 +162,7 @@ def test_one_question(index, capsys, texts):
 def test_an_empty_question_is_refused_wherever_it_comes_from(index, toy, tmp_path, capsys):
     from jaxir.retrieval.searcher import Searcher
 
-    with pytest.raises(UserError, match="there is no text in the question ' '"):
+    with pytest.raises(UserError, match="the question ' ' has no text"):
         Searcher.open(index).search(["w1", " "], 2)
     queries = toy.write_jsonl(
         tmp_path / "q.jsonl", [{"_id": "q1", "text": "w1"}, {"_id": "q2", "text": "\u200b"}]

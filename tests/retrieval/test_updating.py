@@ -115,7 +115,7 @@ def test_refused_update_changes_nothing(root, tmp_path, toy, backend, capsys):
         ([f"--embeddings={tmp_path}/other", corpus], "the embeddings cannot be searched together with"),
         ([new], "stores its documents for display: give the corpus of the new ones"),
         ([new, f"--corpus={partial}"], "lacks 7 of the 8 documents that were encoded"),
-        ([corpus], "a corpus is of documents to add: give their embeddings too"),
+        ([corpus], "--corpus needs --embeddings of the documents to add"),
     ):
         assert index_command(f"--update={directory}", *change) == 1, change
         error = capsys.readouterr().err
@@ -212,7 +212,7 @@ def test_words_are_added_and_deleted(root, tmp_path, toy, capsys):
     assert changed.documents["c"].text == "cats and cats" and changed.documents["a"].title == "A"
     for more, sentence in (
         (flags[1:], "document 'c' is in the index already"),
-        ([f"--embeddings={root}/new"], "is an index of words: it takes a corpus, not embeddings"),
+        ([f"--embeddings={root}/new"], "is an index of words: give --corpus, not --embeddings"),
         ([f"--delete={tmp_path}/gone.txt"], "there is no document 'b' to delete"),
     ):
         assert index_command(f"--update={directory}", *more) == 1

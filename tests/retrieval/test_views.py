@@ -168,11 +168,11 @@ def test_an_index_of_entries_is_whole_or_says_so(index, collection, capsys, tmp_
     (tmp_path / "gone").write_text("d1\n")
     flags = [f"--update={index}/index", f"--delete={tmp_path}/gone"]
     assert cli.main("jaxir.index:index", flags) == 1
-    assert "an index of engine entries is not changed in place: build it anew" in capsys.readouterr().err
+    assert "an index of engine entries cannot be changed in place" in capsys.readouterr().err
     assert len(load_index(index / "index").ids) == COUNT
     flags = [f"--embeddings={index}/emb", "--backend=milvus", f"--output={tmp_path}/milvus"]
     if cli.main("jaxir.index:index", flags) == 1:
-        assert "milvus engine has one entry of each document" in capsys.readouterr().err
+        assert "milvus engine takes one entry for each document" in capsys.readouterr().err
     assert not (tmp_path / "milvus").exists()
 
 

@@ -118,10 +118,20 @@ def test_whitening_refuses_unsuitable_models_texts_and_dimensions(model, texts, 
     model_dir.save(tmp_path / "two", *model_dir.load(model, sharing="ade")[:3])
     for given, path, flags, said in (
         (model, few, [], "9 texts are too few to whiten 32 dimensions: give more of them"),
-        (model, few, ["--dimensions=9"], "the vectors of 9 texts span 8 of 32 dimensions, and 9 were asked"),
-        (model, file, ["--dimensions=33"], "the vectors of 200 texts span 31 of 32 dimensions, and 33 were"),
-        (f"st:{GOLDEN / 'bert'}", file, [], "a tanh follows its projection"),
-        (tmp_path / "two", file, [], "a whitening is of one tower, and this model has two"),
+        (
+            model,
+            few,
+            ["--dimensions=9"],
+            "the vectors of 9 texts span 8 of 32 dimensions, fewer than --dimensions=9",
+        ),
+        (
+            model,
+            file,
+            ["--dimensions=33"],
+            "the vectors of 200 texts span 31 of 32 dimensions, fewer than --dimensions=33",
+        ),
+        (f"st:{GOLDEN / 'bert'}", file, [], "needs a linear projection, and this model's has a tanh"),
+        (tmp_path / "two", file, [], "whitening needs one tower, and this model has two"),
         (model, tmp_path / "absent.txt", [], "absent.txt"),
     ):
         flags = [f"--model={given}", f"--input={path}", f"--output={tmp_path / 'out'}", *flags]

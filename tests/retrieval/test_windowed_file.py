@@ -8,7 +8,7 @@ import pytest
 from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding import windowed_file
 from jaxir.retrieval.encoding.unfinished import MADE
-from jaxir.retrieval.encoding.windowed_file import OutputsReport, told, write_windows
+from jaxir.retrieval.encoding.windowed_file import OutputsReport, summary, write_windows
 
 TEXTS = [SimpleNamespace(id=f"t{i}") for i in range(5)]
 
@@ -60,7 +60,7 @@ def test_complete_output_is_made_again_only_if_changed(tmp_path):
     assert write(output, "first") == [] and output.stat() == before
     report = written(output, "first")
     assert report == OutputsReport(was_complete=True)
-    assert told(output, report) == f"{output} is complete, nothing to do"
+    assert summary(output, report) == f"{output} is complete, nothing to do"
     # Something else, what was changed since, and what lost its description are made anew.
     assert write(output, "second") == every
     assert write(output, "first") == every

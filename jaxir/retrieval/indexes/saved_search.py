@@ -1,4 +1,4 @@
-"""A ScaNN index as a part of a TensorFlow graph, for `interop.saved_model`."""
+"""A ScaNN index in a TensorFlow graph, for `interop.saved_model`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 K = 10
-MOST = 0.999  # recall that an index in one leaf is tuned for
+MOST = 0.999  # the highest recall that an index without SOAR is tuned for
 
 
 class SavedSearch:
-    """What `jaxir.search` answers, by ScaNN's TensorFlow operations; a `interop.saved_model.GraphSearch`.
+    """Answers as `jaxir.search`, by ScaNN's TensorFlow operations; a `interop.saved_model.GraphSearch`.
 
     Args:
       directory: an index of the scann engine.
       k: documents for each query; K = min(k, N) are found.
       fingerprint: of the model that encodes queries.
-
-    Raises:
-      UserError: it is no such index, or another model's.
     """
 
     packages = ("scann",)
@@ -49,8 +46,8 @@ class SavedSearch:
         index.require_model(fingerprint, name)
         self.k = min(k, index.info.count)
         self.about = (
-            f"`search` looks through {index.info.count:,} documents. Where ScaNN finds fewer than {self.k},"
-            " an id is empty and its score -inf."
+            f"`search` searches {index.info.count:,} documents. If ScaNN finds fewer than {self.k},"
+            " the missing ids are empty and their scores -inf."
         )
         self._cosine = index.info.similarity == "cosine"
         self.state = tf.Module()
@@ -61,7 +58,7 @@ class SavedSearch:
                 self.state.scann = _state(place / ASSETS)
         else:
             self.state.scann = _state(Path(directory) / ASSETS)
-        # ScaNN may find the outliers' rows of zeros, which `_with_outliers` drops, before it finds k others.
+        # `_with_outliers` drops the outliers' rows of zeros, so ScaNN must find as many more rows.
         self._found = min(self.k + len(index.outliers), index.info.count)
         self._candidates = index.candidates(self._found)
         self._has_outliers = len(index.outliers) > 0
@@ -93,7 +90,7 @@ class SavedSearch:
             at, scores = self._with_outliers(vectors, at, scores)
             real = tf.math.is_finite(scores)
         ids = tf.where(real, tf.gather(self.state.ids, at), "")
-        # Documents of equal score stand in descending order of id.
+        # Documents of equal score are in descending order of id.
         by_id = tf.argsort(tf.gather(self.state.ranks, at), stable=True)
         ids, scores = (tf.gather(x, by_id, batch_dims=1) for x in (ids, scores))
         by_score = tf.argsort(scores, direction="DESCENDING", stable=True)
@@ -102,7 +99,7 @@ class SavedSearch:
     def _with_outliers(
         self, vectors: tf.Tensor, at: tf.Tensor, scores: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Does what `Outliers.merge` does."""
+        """As `Outliers.merge`."""
         import tensorflow as tf
 
         scores = tf.where(tf.gather(self.state.is_outlier, at), -np.inf, scores)
@@ -112,9 +109,9 @@ class SavedSearch:
 
 
 def _in_one_leaf(index: ScannIndex) -> ScannIndex:
-    """Returns an index that ScaNN's TensorFlow operations can search: they know no vector in two leaves.
+    """Returns an index of the same vectors without SOAR, which ScaNN's TensorFlow operations do not support.
 
-    It has the same vectors, and looks as far as it must for the same recall where that was tuned.
+    If the index was tuned, the new one is tuned for the same recall.
     """
     plain = index.without_soar()
     if not index.tuned:
@@ -126,9 +123,9 @@ def _in_one_leaf(index: ScannIndex) -> ScannIndex:
 
 
 def _state(directory: Path) -> Any:
-    """Reads the files of a ScaNN index into the module that its TensorFlow operations keep it in.
+    """Reads the files of a ScaNN index into the module that its TensorFlow operations need.
 
-    They know no vectors in bfloat16, which become the same numbers in float32.
+    They do not support bfloat16 vectors, which become float32.
     """
     from scann.proto.scann_pb2 import ScannConfig
     from scann.scann_ops.py import scann_ops

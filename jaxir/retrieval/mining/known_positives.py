@@ -1,4 +1,4 @@
-"""What must not be mined: documents that are known to be relevant, others of the same text, and the query."""
+"""Documents that must not be mined: known positives, documents with their text, and the query's own text."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from jaxir.data.formats.sources import BeirFolder
 
 
 class KnownPositives(NamedTuple):
-    """The judgements that mining has to heed.
+    """The judgements of a collection, for mining.
 
     Attributes:
-      asked: the positives that a split judges and that have a text, by query.
-      every: the positives of those queries in any split, and of all other queries of the same text.
-      twins: the documents that have the text of a positive, itself among them, by its id.
-      own: the documents that have the text of a query, by its id.
+      asked: by query, the positives of the split that have a text.
+      every: by query, the positives in any split of all queries of the same text.
+      twins: by id of a positive, the documents that have its text, itself among them.
+      own: by id of a query, the documents that have its text.
       empty: the documents without text.
-      lacking: how many positives of the split were left out, because the collection lacks the query, the
-        document or its text.
+      lacking: positives of the split whose query, document or text the collection lacks.
     """
 
     asked: dict[str, list[str]]
@@ -33,15 +32,7 @@ class KnownPositives(NamedTuple):
 
     @classmethod
     def read(cls, folder: BeirFolder, split: str, *, strict: bool = False) -> KnownPositives:
-        """Reads judgements and queries, and the corpus twice.
-
-        Args:
-          strict: whether a positive that the collection lacks is refused. By default it is left out and
-            counted.
-
-        Raises:
-          UserError: no such split, or no relevant judgement in it that can be used.
-        """
+        """Reads judgements and queries, and the corpus twice; `strict` refuses positives that it lacks."""
         asked, every, queries = _read_positives(folder, split, strict=strict)
         documents = _read_documents(folder, set().union(*every.values()), strict=strict)
         usable = {
@@ -51,8 +42,8 @@ class KnownPositives(NamedTuple):
         }
         if not usable:
             raise UserError(
-                f"{folder.qrels_path(split)}: the collection lacks the query, the document or its text of"
-                " every relevant judgement: is it its file?"
+                f"{folder.qrels_path(split)}: the collection lacks the query, document or text of every"
+                " relevant judgement: is this file of that collection?"
             )
         lacking = sum(map(len, asked.values())) - sum(map(len, usable.values()))
         queries = {query_id: queries[query_id] for query_id in usable}
@@ -63,11 +54,7 @@ class KnownPositives(NamedTuple):
 def _read_positives(
     folder: BeirFolder, split: str, *, strict: bool
 ) -> tuple[dict[str, list[str]], dict[str, set[str]], dict[str, bytes]]:
-    """Returns the positives that `split` judges, those of queries of the same text in any split, and digests.
-
-    The digests are of the texts of the queries that `split` judges. A query is known by its words, so two ids
-    of one text share their positives.
-    """
+    """Returns `asked`, `every` (see `KnownPositives`), and digests of the texts of `asked` queries."""
     asked: dict[str, list[str]] = {}
     for qrel in folder.qrels(split):
         if qrel.score > 0:
@@ -81,7 +68,7 @@ def _read_positives(
                 every.setdefault(qrel.query_id, set()).add(qrel.document_id)
     texts = {query.id: _digest(query.text) for query in folder.queries() if query.id in every}
     if strict and (lacking := asked.keys() - texts.keys()):
-        raise UserError(f"{folder.queries_path}: it lacks {min(lacking)!r}, which is judged")
+        raise UserError(f"{folder.queries_path} lacks {min(lacking)!r}, which is judged")
     of_text: dict[bytes | str, set[str]] = {}
     for query_id, doc_ids in every.items():
         of_text.setdefault(texts.get(query_id, query_id), set()).update(doc_ids)
@@ -90,10 +77,10 @@ def _read_positives(
 
 
 def _read_documents(folder: BeirFolder, wanted: set[str], *, strict: bool) -> dict[str, bytes]:
-    """Returns the digests of those wanted documents that are there and have a text."""
+    """Returns the digests of the wanted documents that exist and have a text."""
     found = {d.id: _digest(d.contents) for d in folder.documents_again("reading positives") if d.id in wanted}
     if strict and (lacking := wanted - found.keys()):
-        raise UserError(f"{folder.corpus_path}: it lacks {min(lacking)!r}, which is judged relevant")
+        raise UserError(f"{folder.corpus_path} lacks {min(lacking)!r}, which is judged relevant")
     textless = [doc_id for doc_id, digest in found.items() if digest == _digest("")]
     if strict and textless:
         raise UserError(f"{folder.corpus_path}: {textless[0]!r} is judged relevant and has no text")
@@ -103,7 +90,7 @@ def _read_documents(folder: BeirFolder, wanted: set[str], *, strict: bool) -> di
 def _read_copies(
     folder: BeirFolder, texts: Mapping[str, bytes], queries: Mapping[str, bytes]
 ) -> tuple[dict[str, list[str]], dict[str, list[str]], set[str]]:
-    """Returns the documents of the text of a positive, of a query, by their ids, and those without text."""
+    """Returns `twins`, `own` and `empty` (see `KnownPositives`)."""
     nothing = _digest("")
     of_text: dict[bytes, list[str]] = {d: [] for d in (*texts.values(), *queries.values(), nothing)}
     for document in folder.documents_again("looking for duplicates"):
