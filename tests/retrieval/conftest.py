@@ -13,6 +13,7 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+from jaxir.retrieval.encoding.stored_embeddings import EmbeddingsInfo, StoredEmbeddings
 
 WORDS = [f"w{i}" for i in range(200)]
 MAX_LENGTH = 40
@@ -33,13 +34,22 @@ def write_corpus(path, texts, *, title="") -> str:
 
 
 def nearest(vectors, ids, queries, k, *, similarity="cosine"):
-    """The k nearest by sorting everything: (scores [Q, k], ids)."""
+    """The reference: sorts all documents by (score, id); returns (scores [Q, k], ids)."""
     if similarity == "cosine":
         queries, vectors = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, vectors))
-    # Not by a matrix product: on some CPUs its sums for equal vectors at different places differ.
+    # einsum, because on some CPUs a matrix product gives equal vectors at different places different sums.
     scores = np.einsum("qd,vd->qv", queries, vectors)
     ranked = [sorted(zip(row.tolist(), ids, strict=True), reverse=True)[:k] for row in scores]
     return np.array([[s for s, _ in row] for row in ranked]), [[i for _, i in row] for row in ranked]
+
+
+def stored(vectors, ids, shard_size, similarity="dot") -> StoredEmbeddings:
+    info = EmbeddingsInfo(
+        complete=True, count=len(ids), shard_size=shard_size, tower="passage", fingerprint="f" * 64,
+        model=None, dimension=vectors.shape[1], similarity=similarity, dtype="float32", max_length=8,
+        prompt="", text="text", input_name="corpus.jsonl", input_bytes=1, input_sha256="0" * 64,
+    )  # fmt: skip
+    return StoredEmbeddings(info, ids, [vectors[i : i + shard_size] for i in range(0, len(ids), shard_size)])
 
 
 def save_model(directory, *, seed: int) -> str:
@@ -64,13 +74,14 @@ def save_model(directory, *, seed: int) -> str:
 
 @pytest.fixture(scope="session")
 def toy() -> types.SimpleNamespace:
-    """The functions above, for test files cannot import this one."""
+    """The functions above, because test files cannot import this one."""
     return types.SimpleNamespace(
         random_texts=random_texts,
         write_jsonl=write_jsonl,
         write_corpus=write_corpus,
         save_model=save_model,
         nearest=nearest,
+        stored=stored,
         max_length=MAX_LENGTH,
     )
 
