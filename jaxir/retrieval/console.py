@@ -122,6 +122,5 @@ def _units(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _columns(text: str) -> int:
-    """Returns the width of a text on a terminal."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(unicodedata.category(c) in ("Mn", "Me", "Cf") for c in text)

@@ -1,6 +1,10 @@
 """A small random model on disk, and texts for it."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -9,6 +13,7 @@ import tokenizers
 from flax import nnx
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from jaxir import cli
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.models.bert import BertConfig
@@ -31,6 +36,39 @@ def write_jsonl(path, records) -> str:
 
 def write_corpus(path, texts, *, title="") -> str:
     return write_jsonl(path, [{"_id": f"d{i}", "title": title, "text": t} for i, t in enumerate(texts)])
+
+
+def write_queries(path, texts) -> str:
+    return write_jsonl(path, [{"_id": f"q{i}", "text": t} for i, t in enumerate(texts)])
+
+
+def encode(model, corpus, output, *flags: str) -> str:
+    flags = [f"--model={model}", f"--input={corpus}", f"--output={output}", *flags]
+    assert cli.main("jaxir.encode:encode", flags) == 0
+    return str(output)
+
+
+def run_processes(command: str, *flags: str, folders, **environment: str) -> list[tuple[int, str, str]]:
+    """Runs a command in each folder, as the processes of one run; returns their (status, stdout, stderr)."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    env = os.environ | {"XLA_FLAGS": ""} | environment
+    if len(folders) > 1:
+        env |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(len(folders))}
+    ids = [{"JAX_PROCESS_ID": str(number)} if len(folders) > 1 else {} for number in range(len(folders))]
+    started = [sys.executable, "-m", f"jaxir.{command}", *flags]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [
+        subprocess.Popen(started, cwd=folder, env=env | own, **pipes)
+        for folder, own in zip(folders, ids, strict=True)
+    ]
+    try:
+        outputs = [process.communicate(timeout=200) for process in processes]
+        return [(process.returncode, *texts) for process, texts in zip(processes, outputs, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def nearest(vectors, ids, queries, k, *, similarity="cosine"):
@@ -79,6 +117,9 @@ def toy() -> types.SimpleNamespace:
         random_texts=random_texts,
         write_jsonl=write_jsonl,
         write_corpus=write_corpus,
+        write_queries=write_queries,
+        encode=encode,
+        run_processes=run_processes,
         save_model=save_model,
         nearest=nearest,
         stored=stored,

@@ -6,7 +6,7 @@ import pytest
 from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
-from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.entries_index import EntriesIndex
 from jaxir.retrieval.ranking import fusion
 from jaxir.retrieval.ranking.rescoring import score_candidates
 from jaxir.retrieval.ranking.runs import read_run, write_run
@@ -117,11 +117,8 @@ def test_rescoring_by_a_model_scores_every_candidate(tmp_path, toy, small_model)
 
     texts = toy.random_texts(50, seed=3)
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts)
-    queries = toy.write_jsonl(
-        tmp_path / "queries.jsonl", [{"_id": f"q{i}", "text": texts[i]} for i in range(3)]
-    )
-    encode = [f"--model={small_model}", f"--input={corpus}", "--shard_size=16", f"--output={tmp_path}/emb"]
-    assert cli.main("jaxir.encode:encode", encode) == 0
+    queries = toy.write_queries(tmp_path / "queries.jsonl", texts[:3])
+    toy.encode(small_model, corpus, tmp_path / "emb", "--shard_size=16")
     rng = np.random.default_rng(0)
     first = {f"q{i}": {f"d{d}": float(rng.normal()) for d in rng.permutation(50)[:40]} for i in range(3)}
     write_run(tmp_path / "bm25.trec", first)
@@ -158,19 +155,20 @@ class Doubles:
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_candidates_are_scored_as_by_exact_search(toy, similarity):
-    vectors = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    vectors *= np.arange(1, 7, dtype=np.float32)[:, None]
-    ids = [f"d{i}" for i in range(6)]
+def test_candidates_are_scored_as_by_search(toy, similarity):
+    """Documents with several vectors (corpus expansion) have the score of the best one."""
+    vectors = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    vectors *= np.arange(1, 10, dtype=np.float32)[:, None]
+    ids = ["d0", "d0", "d1", "d2", "d3", "d3", "d3", "d4", "d5"]
     stored = toy.stored(vectors, ids, 4, similarity)
     candidates = {"q1": {"d5": 3.0, "d0": 2.0, "d3": 1.0, "d1": 0.5}, "q2": {"d4": 1.0}}
     encoder, texts = Doubles(vectors), {"q1": "2", "q2": "0"}
     found = score_candidates(candidates, queries=texts, embeddings=stored, encoder=encoder, depth=3)
-    scores, near = ExactIndex.build(vectors, ids, similarity=similarity).search(2 * vectors[[2, 0]], 6)
+    scores, near = EntriesIndex.build(vectors, ids, similarity=similarity).search(2 * vectors[[2, 0]], 6)
     exact = [dict(zip(*row, strict=True)) for row in zip(near, scores.tolist(), strict=True)]
     assert found["q1"] == pytest.approx({d: exact[0][d] for d in ("d5", "d0", "d3")}, rel=1e-5)
     assert found["q2"] == pytest.approx({"d4": exact[1]["d4"]}, rel=1e-5)
-    vectors[3] = 3e38
+    vectors[5] = 3e38
     with pytest.raises(UserError, match=r"^the vector of 'd3' is 6e\+38 long"):
         score_candidates(candidates, queries=texts, embeddings=stored, encoder=encoder, depth=3)
 

@@ -323,8 +323,7 @@ def test_commands_use_a_server(tmp_path, toy, small_model, encoder, server, caps
     more = [{"_id": f"n{i}", "text": t} for i, t in enumerate(toy.random_texts(5, seed=6))]
     more = toy.write_jsonl(tmp_path / "more.jsonl", more)
     for name, source in (("emb", corpus), ("more", more)):
-        flags = [f"--model={small_model}", f"--input={source}", f"--output={tmp_path}/{name}"]
-        assert command("encode", *flags) == 0
+        toy.encode(small_model, source, tmp_path / name)
     flags = [f"--embeddings={tmp_path}/emb", "--backend=milvus", f"--output={tmp_path}/index"]
     flags += [f"--uri={server}", "--collection=docs"]
     assert command("index", *flags, f"--corpus={short}") == 1
@@ -343,8 +342,7 @@ def test_commands_use_a_server(tmp_path, toy, small_model, encoder, server, caps
     assert "already has a collection docs" in capsys.readouterr().err and not (tmp_path / "again").exists()
 
     queries = toy.random_texts(7, seed=7)
-    records = [{"_id": f"q{i}", "text": t} for i, t in enumerate(queries)]
-    asked = [f"--index={tmp_path}/index", f"--queries={toy.write_jsonl(tmp_path / 'q.jsonl', records)}"]
+    asked = [f"--index={tmp_path}/index", f"--queries={toy.write_queries(tmp_path / 'q.jsonl', queries)}"]
     assert command("search", *asked, f"--output={tmp_path}/run", "--k=9") == 0
     passages, asking = encoder.encode_passages(texts), encoder.encode_queries(queries)
     scores, found = toy.nearest(passages, [f"d{i}" for i in range(60)], asking, 9)

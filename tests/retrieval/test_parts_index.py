@@ -2,10 +2,6 @@
 
 import dataclasses
 import itertools
-import os
-import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -45,43 +41,20 @@ def test_parts_answer_as_one_index(many, tmp_path):
         assert len(set(expected[0].tolist())) < min(k, 30) or k == 1, "guard: ties"
 
 
-def test_interrupted_parts_index_keeps_finished_parts(many, tmp_path):
+def test_resume_keeps_finished_parts_and_refuses_other_embeddings_and_settings(many, tmp_path):
     passages, queries = many
-    built = []
-
-    def dying(some):
-        if len(built) == 2:
-            raise KeyboardInterrupt
-        built.append(some.ids)
-        return exactly(some)
+    built, how = [], {"backend": "exact", "model": None}
 
     def build(some):
+        if len(built) == 2:
+            built.append([])
+            raise KeyboardInterrupt
         built.append(some.ids)
         return exactly(some)
 
     with pytest.raises(KeyboardInterrupt):
-        build_in_parts(passages, tmp_path / "index", 3, dying, how={"backend": "exact"})
+        build_in_parts(passages, tmp_path / "index", 3, build, how=how)
     assert not (tmp_path / "index").exists()
-    with pytest.raises(UserError, match=r"was begun with another backend \('exact', now 'scann'\)"):
-        build_in_parts(passages, tmp_path / "index", 3, build, how={"backend": "scann"})
-    build_in_parts(passages, tmp_path / "index", 3, build, how={"backend": "exact"})
-    assert [len(ids) for ids in built] == [34, 34, 35] and [*itertools.chain(*built)] == passages.ids
-    assert [path.name for path in tmp_path.iterdir()] == ["index"]
-    assert len(load_index(tmp_path / "index").search(queries, 5)[1]) == 300
-
-
-def test_resume_refuses_parts_of_other_embeddings(many, tmp_path):
-    passages, _ = many
-    how = {"backend": "exact", "model": None}
-    remaining = [exactly, exactly]
-
-    def killed(some):
-        if not remaining:
-            raise KeyboardInterrupt
-        return remaining.pop()(some)
-
-    with pytest.raises(KeyboardInterrupt):
-        build_in_parts(passages, tmp_path / "index", 3, killed, how=how)
     for name, value in {
         "input_sha256": "1" * 64,
         "fingerprint": "e" * 64,
@@ -97,10 +70,13 @@ def test_resume_refuses_parts_of_other_embeddings(many, tmp_path):
         others = dataclasses.replace(passages, info=dataclasses.replace(passages.info, **{name: value}))
         field = parts_index.CALLED.get(name, rf"{name} \(.*, now {value!r:.40}\)")
         with pytest.raises(UserError, match=f"was begun with another {field}"):
-            build_in_parts(others, tmp_path / "index", 3, exactly, how=how)
-    assert not (tmp_path / "index").exists()
-    build_in_parts(passages, tmp_path / "index", 3, exactly, how=how)
-    assert load_index(tmp_path / "index").info.count == 103
+            build_in_parts(others, tmp_path / "index", 3, build, how=how)
+    with pytest.raises(UserError, match=r"was begun with another backend \('exact', now 'scann'\)"):
+        build_in_parts(passages, tmp_path / "index", 3, build, how=how | {"backend": "scann"})
+    build_in_parts(passages, tmp_path / "index", 3, build, how=how)
+    assert [len(ids) for ids in built] == [34, 34, 0, 35] and [*itertools.chain(*built)] == passages.ids
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    assert len(load_index(tmp_path / "index").search(queries, 5)[1]) == 300
 
 
 def test_command_builds_in_an_empty_directory_by_any_name(
@@ -109,8 +85,7 @@ def test_command_builds_in_an_empty_directory_by_any_name(
     """The output is the working directory or a link; parts of another model there are refused."""
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(9))
     for name, model in (("ours", small_model), ("other", other_model)):
-        flags = [f"--model={model}", f"--input={corpus}", f"--output={tmp_path}/{name}"]
-        assert cli.main("jaxir.encode:encode", flags) == 0
+        toy.encode(model, corpus, tmp_path / name)
     build = [f"--embeddings={tmp_path}/ours", "--backend=exact", "--parts=2"]
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
@@ -171,44 +146,22 @@ def test_parts_index_refuses_bad_parts_ids_and_changes(many, tmp_path):
 @pytest.mark.timeout(400)
 def test_two_processes_build_and_search_as_one(tmp_path, toy, small_model):
     toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(90))
-    toy.write_jsonl(
-        tmp_path / "queries.jsonl",
-        [{"_id": f"q{i}", "text": text} for i, text in enumerate(toy.random_texts(7, seed=1))],
-    )
-    flags = [f"--model={small_model}", "--input=corpus.jsonl", "--output=embeddings"]
-    run(tmp_path, ["encode", *flags])
-    build = ["index", "--embeddings=embeddings", "--backend=exact", "--corpus=corpus.jsonl"]
-    find = ["search", "--queries=queries.jsonl", "--k=30"]
-    run(tmp_path, [*build, "--output=whole"])
-    run(tmp_path, [*find, "--index=whole", "--output=whole.trec"])
-    run(tmp_path, [*build, "--parts=3", "--output=parts"], processes=2)
+    toy.write_queries(tmp_path / "queries.jsonl", toy.random_texts(7, seed=1))
+    toy.encode(small_model, tmp_path / "corpus.jsonl", tmp_path / "embeddings")
+    build = ["--embeddings=embeddings", "--backend=exact", "--corpus=corpus.jsonl"]
+    for name, flags, processes in (("whole", [], 1), ("parts", ["--parts=3"], 2)):
+        folders = [tmp_path] * processes
+        find = ["--queries=queries.jsonl", "--k=30", f"--index={name}", f"--output={name}.trec"]
+        for command in (["index", *build, *flags, f"--output={name}"], ["search", *find]):
+            done = toy.run_processes(*command, folders=folders)
+            assert [status for status, *_ in done] == [0] * processes, done
     assert load_index(tmp_path / "parts").documents is not None
-    run(tmp_path, [*find, "--index=parts", "--output=parts.trec"], processes=2)
     expected, found = (read_run(tmp_path / f"{name}.trec") for name in ("whole", "parts"))
     assert {query: list(answers) for query, answers in found.items()} == {
         query: list(answers) for query, answers in expected.items()
     }
     for query, answers in expected.items():
         assert list(found[query].values()) == pytest.approx(list(answers.values()), abs=1e-6)
-
-
-def run(folder, command, processes=1) -> None:
-    env = os.environ | {"XLA_FLAGS": ""}
-    if processes > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            env["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{free.getsockname()[1]}"
-        env["JAX_NUM_PROCESSES"] = str(processes)
-    module, *flags = command
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", f"jaxir.{module}", *flags],
-            cwd=folder,
-            env=env | ({"JAX_PROCESS_ID": str(number)} if processes > 1 else {}),
-        )
-        for number in range(processes)
-    ]
-    assert [process.wait(150) for process in started] == [0] * processes
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def index(tmp_path_factory, toy, small_model, texts) -> str:
     root = tmp_path_factory.mktemp("search")
     records = [{"_id": f"d{i}", "title": f"Title {i}", "text": t} for i, t in enumerate(texts)]
     corpus = toy.write_jsonl(root / "corpus.jsonl", records)
-    assert command("encode", f"--model={small_model}", f"--input={corpus}", f"--output={root}/emb") == 0
+    toy.encode(small_model, corpus, root / "emb")
     flags = [f"--embeddings={root}/emb", f"--corpus={corpus}", "--backend=exact", f"--output={root}/index"]
     assert command("index", *flags) == 0
     return f"{root}/index"
@@ -74,8 +74,7 @@ def search_process(index: str, *flags: str, **options) -> Iterator[subprocess.Po
 
 def test_search_writes_a_run(tmp_path, index, toy, encoder, texts, capsys):
     questions = toy.random_texts(7, seed=5)
-    records = [{"_id": f"q{i}", "text": t} for i, t in enumerate(questions)]
-    queries = toy.write_jsonl(tmp_path / "queries.jsonl", records)
+    queries = toy.write_queries(tmp_path / "queries.jsonl", questions)
     flags = [f"--index={index}", f"--queries={queries}", f"--output={tmp_path}/run", "--k=9"]
     assert command("search", *flags) == 0
     assert "7 queries, 63 answers" in capsys.readouterr().out
@@ -87,10 +86,10 @@ def test_search_writes_a_run(tmp_path, index, toy, encoder, texts, capsys):
         assert list(run[f"q{i}"].values()) == pytest.approx(scores[i].tolist(), abs=1e-5)
 
 
-def test_texts_on_lines_are_shown_as_they_were_encoded(tmp_path, small_model, capsys):
+def test_texts_on_lines_are_shown_as_they_were_encoded(tmp_path, toy, small_model, capsys):
     lines = tmp_path / "lines.txt"
     lines.write_text("w1 w2 w3\n\nw7 w8 é\n", encoding="utf-8")
-    assert command("encode", f"--model={small_model}", f"--input={lines}", f"--output={tmp_path}/emb") == 0
+    toy.encode(small_model, lines, tmp_path / "emb")
     flags = [f"--embeddings={tmp_path}/emb", "--backend=exact", f"--output={tmp_path}/index"]
     assert command("index", *flags, f"--corpus={lines}") == 0
     capsys.readouterr()
@@ -100,11 +99,11 @@ def test_texts_on_lines_are_shown_as_they_were_encoded(tmp_path, small_model, ca
     assert found == {"1": ["w1", "w2", "w3"], "3": ["w7", "w8", "é"]}
 
 
-def test_text_file_that_was_not_encoded_is_refused_as_corpus(tmp_path, small_model, capsys):
+def test_text_file_that_was_not_encoded_is_refused_as_corpus(tmp_path, toy, small_model, capsys):
     lines, others = tmp_path / "lines.txt", tmp_path / "others.txt"
     lines.write_text("w1 w2 w3\nw7 w8\n", encoding="utf-8")
     others.write_text("w4\nw5\nw6\n", encoding="utf-8")
-    assert command("encode", f"--model={small_model}", f"--input={lines}", f"--output={tmp_path}/emb") == 0
+    toy.encode(small_model, lines, tmp_path / "emb")
     flags = [f"--embeddings={tmp_path}/emb", "--backend=exact", f"--output={tmp_path}/index"]
     capsys.readouterr()
     assert command("index", *flags, f"--corpus={others}") == 1
@@ -119,7 +118,7 @@ def test_corpus_that_lacks_documents_is_refused_before_an_index_is_built(
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts[:6])
     partial = toy.write_corpus(tmp_path / "partial.jsonl", texts[:5])
     more = toy.write_corpus(tmp_path / "more.jsonl", texts[:7])
-    assert command("encode", f"--model={small_model}", f"--input={corpus}", f"--output={tmp_path}/emb") == 0
+    toy.encode(small_model, corpus, tmp_path / "emb")
     flags = [f"--embeddings={tmp_path}/emb", "--backend=exact", f"--output={tmp_path}/new/index", *parts]
     built = []
     build = ExactIndex.build.__func__
@@ -205,7 +204,7 @@ def test_answers_are_wrapped_between_words_at_any_width(tmp_path, toy, small_mod
     """The width of the terminal changes between answers."""
     records = [{"_id": i, "title": title, "text": text} for i, (title, text) in DOCUMENTS.items()]
     corpus = toy.write_jsonl(tmp_path / "corpus.jsonl", records)
-    assert command("encode", f"--model={small_model}", f"--input={corpus}", f"--output={tmp_path}/emb") == 0
+    toy.encode(small_model, corpus, tmp_path / "emb")
     flags = [f"--embeddings={tmp_path}/emb", f"--corpus={corpus}", "--backend=exact"]
     assert command("index", *flags, f"--output={tmp_path}/index") == 0
     monkeypatch.delenv("COLUMNS", raising=False)

@@ -16,7 +16,7 @@ import pytest
 from jaxir import DualEncoder, cli
 from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding import cluster
-from jaxir.retrieval.encoding.cluster import Cluster, Worker
+from jaxir.retrieval.encoding.cluster import Cluster, start_worker
 from jaxir.retrieval.encoding.embeddings import encode_corpus
 from jaxir.retrieval.encoding.shards import Shard, encode_shard
 from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
@@ -132,11 +132,11 @@ def test_worker_refuses_another_model(toy, small_model, other_model, encoder):
     facts = {"load": DualEncoder.load, "options": {}, "fingerprint": encoder.fingerprint}
     facts |= {"work": encode_shard, "how": how}
     shard = Shard(3, ["a", "b"], toy.random_texts(2))
-    encoded, report = Worker(spec=small_model, **facts).start()(shard)
+    encoded, report = start_worker(spec=small_model, **facts)(shard)
     assert (encoded.number, encoded.ids, report.texts) == (3, ["a", "b"], 2)
     assert encoded.vectors.tolist() == encoder.encode_passages(shard.texts).tolist()
     with pytest.raises(UserError, match="a machine of the cluster has another model under the name"):
-        Worker(spec=other_model, **facts).start()
+        start_worker(spec=other_model, **facts)
 
 
 def test_user_errors_of_workers_are_returned():
@@ -157,7 +157,7 @@ class Failing(NamedTuple):
 
     where: str
 
-    def start(self):
+    def __call__(self):
         if self.where == "start":
             raise UserError("no model")
 

@@ -112,17 +112,6 @@ def test_more_answers_get_more_candidates_and_leaves(index):
     assert everything["pre_reorder_num_neighbors"] >= COUNT
 
 
-def test_tuning_takes_given_queries(index, vectors, ids):
-    queries = normalize(vectors[:300] + 0.1).astype(np.float32)
-    trial = Trial(vectors, ids, similarity="cosine", queries=queries)
-    tuned, recall = tune(index, trial, target=0.9)
-    own = queries[1::2]
-    near, found = (i.search(own, 11)[1] for i in (ExactIndex.build(vectors, ids), tuned))
-    hits = [len({*a[:10]} & {*b[:10]}) for a, b in zip(near, found, strict=True)]
-    assert recall.value == pytest.approx(np.mean(hits) / 10)
-    assert recall.queries == 150 and not recall.of_passages and "150 held-out queries" in str(recall)
-
-
 @pytest.mark.parametrize(("storage", "least", "share"), [("bfloat16", 0.97, 0.55), ("int8", 0.9, 0.3)])
 def test_smaller_storage_costs_measured_recall(tmp_path, vectors, ids, index, trial, storage, least, share):
     small = ScannIndex.build(vectors, ids, storage=storage)
@@ -270,10 +259,8 @@ def test_changed_tree_holds_each_vector_under_its_id(tmp_path, vectors, ids):
 def test_command_prints_the_recall(tmp_path, toy, small_model, encoder, capsys):
     texts, asked = toy.random_texts(300, seed=9, max_words=10), toy.random_texts(20, seed=8, max_words=10)
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts)
-    queries = [{"_id": f"q{i}", "text": t} for i, t in enumerate(asked)]
-    queries = toy.write_jsonl(tmp_path / "queries.jsonl", queries)
-    encode = [f"--model={small_model}", f"--input={corpus}", f"--output={tmp_path}/emb"]
-    assert cli.main("jaxir.encode:encode", encode) == 0
+    queries = toy.write_queries(tmp_path / "queries.jsonl", asked)
+    toy.encode(small_model, corpus, tmp_path / "emb")
     flags = [f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index", f"--queries={queries}"]
     assert cli.main("jaxir.index:index", [*flags, "--target_recall=0.9", "--storage=int8"]) == 0
     index, held_out = load_index(tmp_path / "index"), encoder.encode_queries(asked)[1::2]

@@ -16,8 +16,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
-from jaxir.retrieval.indexes.base_index import build_index, load_index, normalize
-from jaxir.retrieval.indexes.scann_files import stored_vectors
+from jaxir.retrieval.indexes.base_index import build_index, load_index
 from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 from jaxir.retrieval.indexes.updating import update_index
 from jaxir.sidecar import environment
@@ -39,8 +38,7 @@ def root(tmp_path_factory, toy, small_model) -> Path:
     for name, numbers in (("old", range(40)), ("new", range(40, 48))):
         records = [{"_id": f"d{i}", "title": f"title {i}", "text": f"{texts[i]} é {i}"} for i in numbers]
         corpus = toy.write_jsonl(root / f"{name}.jsonl", records)
-        flags = [f"--model={small_model}", f"--input={corpus}", f"--output={root}/{name}"]
-        assert cli.main("jaxir.encode:encode", flags) == 0
+        toy.encode(small_model, corpus, root / name)
     (root / "gone.txt").write_text("".join(f"{doc_id}\n" for doc_id in GONE))
     return root
 
@@ -79,7 +77,7 @@ def test_documents_are_deleted_added_and_replaced(root, tmp_path, toy, backend, 
     index.close()
 
     replaced = tmp_path / "replaced.txt"
-    replaced.write_text("d41\r\n\nd47\r\nd40\nd42\nd43\nd44\nd45\nd46\n")
+    replaced.write_text("\ufeffd41\r\n\nd47\r\nd40\nd42\nd43\nd44\nd45\nd46\n")
     corpus = tmp_path / "again.jsonl"
     corpus.write_text((root / "new.jsonl").read_text().replace('"title 4', '"newer 4'))
     flags = [f"--update={directory}", f"--embeddings={root}/new", f"--corpus={corpus}"]
@@ -126,11 +124,10 @@ def test_refused_update_changes_nothing(root, tmp_path, toy, capsys):
     assert not [p for p in tmp_path.iterdir() if p.name.endswith(".part")]
 
 
-def test_update_refuses_vectors_of_the_other_tower(root, tmp_path, small_model, capsys):
+def test_update_refuses_vectors_of_the_other_tower(root, tmp_path, toy, small_model, capsys):
     directory = built(root, tmp_path, "exact")
     before = fingerprint(directory)
-    flags = [f"--model={small_model}", f"--input={root}/new.jsonl", f"--output={tmp_path}/queries"]
-    assert cli.main("jaxir.encode:encode", [*flags, "--tower=query"]) == 0
+    toy.encode(small_model, root / "new.jsonl", tmp_path / "queries", "--tower=query")
     update = [f"--update={directory}", f"--embeddings={tmp_path}/queries", f"--corpus={root}/new.jsonl"]
     assert index_command(*update) == 1
     error = capsys.readouterr().err
@@ -170,18 +167,6 @@ def test_update_measures_the_recall_of_a_tuned_index(root, tmp_path):
     assert 0.2 < change.recall.value < 0.95 and f"recall@10 {change.recall.value:.4f}" in str(change)
 
 
-@pytest.mark.parametrize(("storage", "error"), [("float32", 1e-6), ("bfloat16", 2e-3), ("int8", 0.06)])
-def test_stored_vectors_are_read_in_the_order_of_ids(tmp_path, storage, error):
-    vectors = normalize(np.random.default_rng(0).normal(size=(300, 32))).astype(np.float32)
-    index = ScannIndex.build(vectors[:290], [str(i) for i in range(290)], storage=storage)
-    index.delete(["3", "5"])
-    index.add(vectors[290:], [str(i) for i in range(290, 300)])
-    index.save(tmp_path / "index")
-    with stored_vectors(tmp_path / "index", storage) as stored:
-        assert stored.dtype == np.float32
-        np.testing.assert_allclose(stored, vectors[[int(i) for i in index.ids]], atol=error)
-
-
 def test_lucene_documents_are_added_and_deleted(root, tmp_path, toy, capsys):
     if environment.installed() is None:
         pytest.skip(f"no environment in {environment.directory()} (`make sidecar` installs it)")
@@ -212,14 +197,6 @@ def test_lucene_documents_are_added_and_deleted(root, tmp_path, toy, capsys):
     ):
         assert index_command(f"--update={directory}", *more) == 1
         assert sentence in capsys.readouterr().err
-
-
-def test_file_of_ids_may_have_a_byte_order_mark(root, tmp_path, capsys):
-    directory = built(root, tmp_path, "exact")
-    text = "".join(f"{doc_id}\r\n" for doc_id in GONE)
-    (tmp_path / "gone.txt").write_text(text, encoding="utf-8-sig", newline="")
-    assert index_command(f"--update={directory}", f"--delete={tmp_path}/gone.txt") == 0
-    assert "exact index of 37 passages (0 added, 3 deleted)" in capsys.readouterr().out
 
 
 def test_a_killed_update_leaves_the_old_index_whole(root, tmp_path):

@@ -19,7 +19,6 @@ from jaxir.retrieval.encoding.text_encoder import EMBED
 from jaxir.retrieval.encoding.views import Expansion
 from jaxir.retrieval.indexes.base_index import build_index, load_index
 from jaxir.retrieval.indexes.updating import update_index
-from jaxir.retrieval.ranking.rescoring import score_candidates
 from jaxir.retrieval.ranking.runs import read_run
 
 COUNT, SEP = 30, 3
@@ -37,8 +36,7 @@ def collection(tmp_path_factory, toy):
     records = [{"_id": f"d{i}", "outputs": queries} for i, queries in enumerate(outputs)]
     toy.write_jsonl(folder / "queries.jsonl", records)
     toy.write_jsonl(folder / "shuffled.jsonl", records[::-1])
-    questions = [{"_id": f"q{i}", "text": text} for i, text in enumerate(toy.random_texts(9, seed=2))]
-    toy.write_jsonl(folder / "questions.jsonl", questions)
+    toy.write_queries(folder / "questions.jsonl", toy.random_texts(9, seed=2))
     return folder, texts, [list(dict.fromkeys(queries)) for queries in outputs]
 
 
@@ -122,12 +120,11 @@ def test_mean_is_not_normalised_for_dot_products(collection, encoder, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def index(collection, small_model, tmp_path_factory):
+def index(collection, toy, small_model, tmp_path_factory):
     """An index of corpus expansion by the commands, with at most four entries of a document."""
     folder, root = collection[0], tmp_path_factory.mktemp("entries")
-    flags = [f"--model={small_model}", f"--input={folder}/corpus.jsonl", f"--output={root}/emb"]
-    flags += [f"--expansions={folder}/queries.jsonl", "--expansion=corpus", "--views=4", "--shard_size=8"]
-    assert cli.main("jaxir.encode:encode", flags) == 0
+    flags = [f"--expansions={folder}/queries.jsonl", "--expansion=corpus", "--views=4", "--shard_size=8"]
+    toy.encode(small_model, folder / "corpus.jsonl", root / "emb", *flags)
     flags = [f"--embeddings={root}/emb", f"--corpus={folder}/corpus.jsonl", f"--output={root}/index"]
     assert cli.main("jaxir.index:index", [*flags, "--backend=exact"]) == 0
     return root
@@ -174,25 +171,6 @@ def test_index_of_entries_refuses_updates_and_milvus(index, collection, capsys, 
     if cli.main("jaxir.index:index", flags) == 1:
         assert "milvus engine takes one entry for each document" in capsys.readouterr().err
     assert not (tmp_path / "milvus").exists()
-
-
-def test_rescoring_takes_the_best_entry(index, collection, small_model, tmp_path):
-    folder = collection[0]
-    flags = [f"--index={index}/index", f"--queries={folder}/questions.jsonl", "--k=12"]
-    assert cli.main("jaxir.search:search", [*flags, f"--output={tmp_path}/run"]) == 0
-    run = read_run(tmp_path / "run")
-    questions = [json.loads(line) for line in (folder / "questions.jsonl").read_text().splitlines()]
-    scored = score_candidates(
-        run,
-        queries={q["_id"]: q["text"] for q in questions},
-        embeddings=open_embeddings(index / "emb"),
-        encoder=DualEncoder.load(small_model),
-        depth=12,
-    )
-    for query, answers in run.items():
-        assert scored[query].keys() == answers.keys()
-        for name, score in answers.items():
-            assert scored[query][name] == pytest.approx(score, abs=1e-5)
 
 
 def test_resume_refuses_another_expansion(collection, encoder, tmp_path, monkeypatch):
@@ -247,7 +225,7 @@ def test_unsuitable_queries_are_refused_before_any_work(collection, encoder, tmp
 
 
 def test_model_without_room_for_queries_is_refused_before_any_work(
-    collection, encoder, small_model, tmp_path, capsys
+    collection, encoder, toy, small_model, tmp_path, capsys
 ):
     folder, lengths = collection[0], encoder.settings
     shutil.copytree(small_model, narrow := tmp_path / "narrow")
@@ -255,12 +233,10 @@ def test_model_without_room_for_queries_is_refused_before_any_work(
     described["settings"]["query_max_length"] = lengths.passage_max_length
     del described["sha256"]
     (narrow / "jaxir.json").write_text(json.dumps(described))
-    flags = [f"--input={folder}/corpus.jsonl", f"--expansions={folder}/queries.jsonl"]
-    flags.append(f"--output={tmp_path}/out")
-    assert cli.main("jaxir.encode:encode", [f"--model={narrow}", *flags]) == 1
+    corpus, queries = folder / "corpus.jsonl", f"--expansions={folder}/queries.jsonl"
+    flags = [f"--model={narrow}", f"--input={corpus}", queries, f"--output={tmp_path}/out"]
+    assert cli.main("jaxir.encode:encode", flags) == 1
     assert "have no room for a query of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    wider = [f"--max_length={3 * lengths.passage_max_length // 2}", f"--output={tmp_path}/wider"]
-    assert cli.main("jaxir.encode:encode", [f"--model={narrow}", *flags, *wider]) == 0
-    capsys.readouterr()
-    assert cli.main("jaxir.encode:encode", [f"--model={small_model}", *flags]) == 0
+    wider = f"--max_length={3 * lengths.passage_max_length // 2}"
+    toy.encode(narrow, corpus, tmp_path / "out", queries, wider)

@@ -114,7 +114,7 @@ def test_whitening_refuses_unsuitable_models_texts_and_dimensions(model, texts, 
     few = tmp_path / "few.txt"
     few.write_text("".join(f"{text}\n" for text in texts[:9]))
     model_dir.save(tmp_path / "two", *model_dir.load(model, sharing="ade")[:3])
-    for given, path, flags, said in (
+    for given, path, flags, message in (
         (model, few, [], "9 texts are too few to whiten 32 dimensions: give more of them"),
         (
             model,
@@ -133,6 +133,6 @@ def test_whitening_refuses_unsuitable_models_texts_and_dimensions(model, texts, 
         (model, tmp_path / "absent.txt", [], "absent.txt"),
     ):
         flags = [f"--model={given}", f"--input={path}", f"--output={tmp_path / 'out'}", *flags]
-        status, told = whiten(capsys, *flags)
-        assert (status, told.count("\n")) == (1, 1) and said in told, told
+        status, error = whiten(capsys, *flags)
+        assert (status, error.count("\n")) == (1, 1) and message in error, error
         assert not (tmp_path / "out").exists()

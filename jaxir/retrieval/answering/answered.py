@@ -131,7 +131,6 @@ class AnsweredDataset(Dataset):
         return map(batch, Plan(self.num_examples, how))
 
     def once(self, count: int | None = None) -> Batch:
-        """As `Dataset.once`, each with its first answer."""
         examples = in_one_order(self.num_examples, count)
         return self._batch(examples, np.zeros(len(examples)))
 

@@ -179,7 +179,6 @@ def _tokenised(
 
 
 def _end_of(tokenizer: Tokenizer) -> int:
-    """Returns the end token, which must be the tokenizer's only special token around a text."""
     special = tokenizer.encode_batch([""], max_length=8)[0]
     if len(special) != 1:
         raise UserError(

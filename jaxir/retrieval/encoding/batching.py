@@ -83,7 +83,6 @@ def choose_lengths(token_counts: np.ndarray, shape_cost: int) -> np.ndarray:
 
 
 def fill(tokens: Sequence[np.ndarray], batch: Batch) -> np.ndarray:
-    """Returns the int32 ids [rows, length] of `batch`, padded with 0."""
     ids = pad_batch([tokens[text] for text in batch.texts], batch.length)
     return np.pad(ids, [(0, batch.rows - len(ids)), (0, 0)])
 
@@ -106,7 +105,6 @@ class EncodingReport:
     seconds: float = 0.0
 
     def add(self, batch: Batch, token_counts: np.ndarray) -> None:
-        """Counts one batch of texts with `token_counts` [N] tokens."""
         self.texts += len(batch.texts)
         self.real_tokens += int(token_counts[batch.texts].sum())
         self.padded_tokens += batch.rows * batch.length

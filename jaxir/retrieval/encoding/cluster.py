@@ -28,34 +28,30 @@ CONNECT_SECONDS = 10.0  # timeout for the head of a cluster
 W = TypeVar("W")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Worker:
-    """The task of each process of the cluster.
+def start_worker(
+    *,
+    load: Callable[..., Any],
+    spec: str,
+    fingerprint: str,
+    options: dict[str, Any],
+    work: Callable[..., Any],
+    how: dict[str, Any],
+) -> Callable[[Any], Any]:
+    """Loads a model on a machine of the cluster; returns the function that is called with each window.
 
-    Attributes:
-      load: loads the model; a function that pickle can name.
-      spec: the model, as the other machine finds it.
-      fingerprint: of the model on this machine.
-      options: other arguments of `load`.
-      work: (model, window, **how) -> result of the window.
+    Args:
+      load: (spec, **options) -> the model.
+      spec: the model, as that machine finds it.
+      fingerprint: of the model on the machine of the command.
+      work: (model, window, **how) -> result of the window; called from several threads.
     """
-
-    load: Callable[..., Any]
-    spec: str
-    fingerprint: str
-    options: dict[str, Any]
-    work: Callable[..., Any]
-    how: dict[str, Any]
-
-    def start(self) -> Callable[[Any], Any]:
-        """Loads the model; returns the function that is called with each window, from several threads."""
-        model = self.load(self.spec, **self.options)
-        if model.fingerprint != self.fingerprint:
-            raise UserError(
-                f"a machine of the cluster has another model under the name {self.spec} than this machine:"
-                " copy this machine's model there"
-            )
-        return functools.partial(self.work, model, **self.how)
+    model = load(spec, **options)
+    if model.fingerprint != fingerprint:
+        raise UserError(
+            f"a machine of the cluster has another model under the name {spec} than this machine:"
+            " copy this machine's model there"
+        )
+    return functools.partial(work, model, **how)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,14 +93,14 @@ class Cluster:
             ) from None
         return cls(batch_tokens=batch_tokens)
 
-    def map(self, worker: Worker, windows: Callable[[], Iterable[W]]) -> Iterator[Any]:
+    def map(
+        self, start: Callable[[], Callable[[W], Any]], windows: Callable[[], Iterable[W]]
+    ) -> Iterator[Any]:
         """Yields the result of each window, in the order in which they are finished.
 
         Args:
+          start: called once in each process (see `start_worker`); pickled.
           windows: makes the windows, in another process on this machine, and again if that process dies.
-
-        Raises:
-          UserError: one that a worker or `windows` raised, or no machine has a processor to offer.
         """
         import ray
         from ray.data import ActorPoolStrategy, DataContext, read_datasource
@@ -123,7 +119,7 @@ class Cluster:
         )
         results = read_datasource(_source(windows), override_num_blocks=1, num_cpus=0).map_batches(
             _WorkerProcess,
-            fn_constructor_args=(pickle.dumps(worker),),
+            fn_constructor_args=(pickle.dumps(start),),
             batch_size=1,
             batch_format="pyarrow",
             compute=pool,
@@ -139,9 +135,9 @@ class Cluster:
 class _WorkerProcess:
     """The actor in each process of the cluster; it returns a UserError instead of raising it."""
 
-    def __init__(self, worker: bytes):
+    def __init__(self, start: bytes):
         keep_compiled_programs()  # must precede the import of JAX, which the worker does
-        started = _or_error(lambda: pickle.loads(worker).start())
+        started = _or_error(lambda: pickle.loads(start)())
         self._call = (lambda _: started) if isinstance(started, UserError) else started
 
     def __call__(self, table: pa.Table) -> pa.Table:

@@ -11,7 +11,7 @@ from typing import Any
 from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.formats.sources import Document, read_corpus
 from jaxir.models.decoding import Decoding
-from jaxir.retrieval.encoding.cluster import Cluster, Worker
+from jaxir.retrieval.encoding.cluster import Cluster, start_worker
 from jaxir.retrieval.encoding.generator import Generator
 from jaxir.retrieval.encoding.text_encoder import absolute_spec
 from jaxir.retrieval.encoding.windowed_file import WINDOW, OutputsReport, lines_of, write_windows
@@ -44,7 +44,8 @@ def write_outputs(
     remote = None
     if cluster is not None:
         made["batch_tokens"] = cluster.batch_tokens
-        worker = Worker(
+        start = functools.partial(
+            start_worker,
             load=Generator.load,
             spec=absolute_spec(generator.spec),
             fingerprint=generator.fingerprint,
@@ -52,7 +53,7 @@ def write_outputs(
             work=write_window,
             how={"how": how, "num_windows": num_windows},
         )
-        remote = functools.partial(cluster.map, worker)
+        remote = functools.partial(cluster.map, start)
     return write_windows(
         output,
         made,
@@ -68,7 +69,6 @@ def write_outputs(
 def write_window(
     generator: Generator, window: tuple[int, list[Document]], *, how: Decoding, num_windows: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Returns the number of a window, and its lines."""
     number, batch = window
     return number, list(lines_of(batch, write(generator, batch, how, num_windows=num_windows)))
 

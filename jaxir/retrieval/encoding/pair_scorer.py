@@ -26,7 +26,6 @@ _IN_WORDS: dict[Reads, str] = {
 
 
 def score_pairs(model: CrossEncoderModel, ids: jax.Array, types: jax.Array) -> jax.Array:
-    """Returns the logits [B] of pairs with ids and token types [B, L]."""
     return model.score(ids, types)
 
 

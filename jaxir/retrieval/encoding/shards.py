@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.batching import EncodingReport
-from jaxir.retrieval.encoding.cluster import Cluster, Worker
+from jaxir.retrieval.encoding.cluster import Cluster, start_worker
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
@@ -92,7 +93,8 @@ def encode_by_cluster(
     """
     if encoder.spec is None:
         raise UserError("a model that was never saved cannot be loaded by the machines of a cluster: save it")
-    worker = Worker(
+    start = functools.partial(
+        start_worker,
         load=DualEncoder.load,
         spec=encoder.spec,
         fingerprint=encoder.fingerprint,
@@ -106,7 +108,7 @@ def encode_by_cluster(
         how=how,
     )
     started = time.perf_counter()
-    for encoded, done in cluster.map(worker, shards):
+    for encoded, done in cluster.map(start, shards):
         report.texts += done.texts
         report.real_tokens += done.real_tokens
         report.padded_tokens += done.padded_tokens
@@ -117,7 +119,6 @@ def encode_by_cluster(
 
 
 def encode_shard(encoder: DualEncoder, shard: Shard, **how: Any) -> tuple[Encoded, EncodingReport]:
-    """Returns one encoded shard and its counts."""
     report = EncodingReport()
     (encoded,) = encode_shards(encoder, [shard], **how, report=report)
     return encoded, report

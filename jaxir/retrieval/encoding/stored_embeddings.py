@@ -70,7 +70,6 @@ class EmbeddingsInfo:
 
     @property
     def made_by(self) -> MadeBy:
-        """The model's name and step, for messages."""
         return MadeBy(self.model, self.step)
 
     @property
@@ -102,7 +101,6 @@ class StoredEmbeddings:
     shards: list[np.ndarray]
 
     def require_model(self, encoder: DualEncoder) -> None:
-        """Raises a UserError if another model made these vectors."""
         if encoder.fingerprint != self.info.fingerprint:
             why = self.info.made_by.difference_from(encoder.made_by)
             raise UserError(f"the embeddings do not fit the model: {why}; encode the corpus again")

@@ -250,7 +250,6 @@ class DualEncoder:
 
     @property
     def made_by(self) -> MadeBy:
-        """The model as messages name it."""
         return MadeBy(self.spec, self.step)
 
     def checked(self, vectors: np.ndarray) -> np.ndarray:

@@ -75,7 +75,6 @@ class Expansion:
 
 
 def joiner_of(encoder: DualEncoder) -> Joiner:
-    """Returns the joiner for a model's maximum lengths; refuses lengths without room for documents."""
     settings = encoder.settings
     return Joiner(encoder.tokenizer, settings.passage_max_length, settings.query_max_length)
 

@@ -57,7 +57,6 @@ class OutputsReport:
     was_complete: bool = False
 
     def add(self, outputs: Sequence[Any]) -> None:
-        """Counts a text with its outputs."""
         self.texts += 1
         self.outputs += len(outputs)
         self.without += not outputs
@@ -156,7 +155,6 @@ def _is_complete(output: Path, made: Mapping[str, Any]) -> bool:
 
 
 def _note_of(output: Path) -> Path:
-    """Returns the file of the user's cache that describes a complete output."""
     place = hashlib.sha256(os.fsencode(os.path.realpath(output))).hexdigest()[:32]
     return cache_directory() / "outputs" / f"{place}.json"
 

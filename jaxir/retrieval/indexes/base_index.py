@@ -131,7 +131,6 @@ class Index(abc.ABC):
             self.write_into(temporary)
 
     def write_into(self, directory: Path) -> None:
-        """Writes all files except the documents for display."""
         self._save_engine(directory)
         describe(directory, self.info, self.ids)
 
@@ -224,11 +223,9 @@ class VectorIndex(Index):
         self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
-        """Adds checked vectors and updates `self.ids`."""
         raise not_changed(self)
 
     def _delete(self, ids: set[str]) -> None:
-        """Deletes known ids and updates `self.ids`."""
         raise not_changed(self)
 
 

@@ -51,14 +51,12 @@ class Documents:
 
     @classmethod
     def open(cls, directory: Path, ids: Sequence[str]) -> Documents | None:
-        """Returns the documents stored in an index directory; None if it has none."""
         if not (directory / _TEXTS).is_file():
             return None
         offsets = np.array(read_npy(directory / _OFFSETS, np.int64, (len(ids),)))
         return cls(directory / _TEXTS, offsets, ids)
 
     def lines(self, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        """Yields ids and their stored lines."""
         rows = sorted((int(self._offsets[self._row_of[doc_id]]), doc_id) for doc_id in ids)
         for offset, doc_id in rows:
             yield doc_id, self._line(offset)

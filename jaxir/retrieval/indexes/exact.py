@@ -188,7 +188,6 @@ class ExactIndex(VectorIndex):
         return scores, ranks
 
     def _block_sizes(self, mesh: Mesh, k: int) -> tuple[int, int]:
-        """Returns the numbers of vectors per device and of queries that are compared at a time."""
         most = min(BLOCK, _padded(self._rows_of_a_device(mesh)))
         if not self._partitioner.on_cpu:
             return most, QUERY_BLOCK
@@ -270,7 +269,6 @@ def _memory(devices: Sequence[jax.Device]) -> int:
 
 
 def _place(x: np.ndarray, mesh: Mesh) -> jax.Array:
-    """Replicates an array over a mesh."""
     return jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda _: x)
 
 
@@ -289,5 +287,4 @@ def _join(mesh: Mesh, arrays: Sequence[jax.Array]) -> jax.Array:
 
 
 def _padded(count: int) -> int:
-    """Returns the next power of two, at least 8."""
     return max(8, 1 << (count - 1).bit_length())

@@ -92,7 +92,6 @@ class Rows:
         return vectors, self._multipliers[rows]
 
     def with_added(self, shards: Sequence[np.ndarray]) -> Rows:
-        """Returns these rows followed by float32 shards [n, D]."""
         unknown = np.zeros(sum(map(len, shards)), np.float32)
         known = np.concatenate([self._multipliers, unknown])
         return Rows([*self._shards, *shards], self.storage, cosine=self._cosine, multipliers=known)
@@ -120,7 +119,6 @@ class Rows:
 
     @classmethod
     def load(cls, directory: Path, storage: Storage, *, shape: tuple[int, int], cosine: bool) -> Rows:
-        """Opens what `save` wrote, memory-mapped."""
         kept, written = DTYPES[storage]
         vectors = read_npy(directory / VECTORS, written, shape)
         scaled = storage == "int8" and not cosine

@@ -50,12 +50,10 @@ class IndexInfo:
 
     @property
     def made_by(self) -> MadeBy:
-        """The model's name and step, for messages."""
         return MadeBy(self.model, self.step)
 
 
 def describe(directory: Path, info: IndexInfo, ids: Sequence[str]) -> None:
-    """Writes ids.json and index.json."""
     (directory / "ids.json").write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
     content = {"format": FORMAT, **dataclasses.asdict(info)}
     (directory / "index.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

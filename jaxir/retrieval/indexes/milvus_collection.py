@@ -73,7 +73,6 @@ class MilvusCollection:
         self._finalizer = weakref.finalize(self, self._client.close)
 
     def close(self) -> None:
-        """Ends the connection, and an embedded Milvus that nothing else in this process uses."""
         self._finalizer()
         self._embedded = None
 
@@ -160,7 +159,6 @@ class MilvusCollection:
             self._client.flush(self.name)
 
     def delete(self, rows: Sequence[int]) -> None:
-        """Removes rows; unknown rows are ignored."""
         with self._errors():
             for at in range(0, len(rows), DELETED_AT_ONCE):
                 part = [int(row) for row in rows[at : at + DELETED_AT_ONCE]]
@@ -209,7 +207,6 @@ class MilvusCollection:
         return found
 
     def drop(self) -> None:
-        """Removes the collection if possible."""
         with contextlib.suppress(Exception):
             self._client.drop_collection(self.name, timeout=ANSWER_SECONDS)
 

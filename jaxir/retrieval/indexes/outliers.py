@@ -71,7 +71,6 @@ class Outliers:
 
 
 def load_outliers(directory: Path, count: int, *, dimension: int) -> Outliers:
-    """Reads the `count` outliers of D dimensions that `Outliers.save` wrote."""
     if not count:
         return no_outliers(dimension)
     rows = np.array(read_npy(directory / ROWS, np.int64, (count,)))

@@ -78,7 +78,6 @@ class PartsIndex(VectorIndex):
 
     @classmethod
     def build(cls, embeddings: Embeddings, ids: Sequence[str], **facts: Any) -> PartsIndex:
-        """Refuses: parts are built on disk, by `build_in_parts`."""
         raise UserError("an index in parts is built on disk: call build_in_parts")
 
     def _save_engine(self, directory: Path) -> None:
@@ -187,24 +186,18 @@ def build_in_parts(
                 print(f"part {n + 1} of {parts}: {recall}")
     wait_for_all("parts are built")
     if first:
-        of_part = read_json(places[0] / "index.json", dict[str, Any])
-        whole = IndexInfo(
-            engine=PartsIndex.engine,
-            similarity=info.similarity,
-            dimension=info.dimension,
-            count=info.count,
-            fingerprint=info.fingerprint,
-            model=of_part["model"],
-            read_with=info.read_with,
-            tower=info.tower,
-            max_length=info.max_length,
-            cut=info.cut,
-            step=of_part.get("step"),
-            settings={"parts": parts, "backend": of_part["engine"]},
-        )
+        description = read_json(places[0] / "index.json", dict[str, Any])
+        settings = {"parts": parts, "backend": description["engine"]}
+        del description["format"]
+        description |= {
+            "engine": PartsIndex.engine,
+            "count": info.count,
+            "cut": info.cut,
+            "settings": settings,
+        }
         if corpus is not None:
             Documents.write(unfinished, corpus, stored.ids)
-        describe(unfinished, whole, stored.ids)
+        describe(unfinished, IndexInfo(**description), stored.ids)
         checksums.write_all(unfinished, without=PartsIndex.growing)
         unfinished.rename(output)
     wait_for_all("the index is complete")
@@ -215,7 +208,6 @@ def _places(directory: Path, parts: int) -> list[Path]:
 
 
 def _rows(stored: StoredEmbeddings, start: int, stop: int) -> StoredEmbeddings:
-    """Returns some of the passages, without copying vectors."""
     shards, at = [], 0
     for shard in stored.shards:
         if at < stop and at + len(shard) > start:

@@ -58,7 +58,6 @@ def lengths_program(mesh: Mesh) -> Callable[..., Any]:
 
 
 def with_more(k: int) -> int:
-    """Returns how many answers are kept for k requested ones."""
     return k + k // MORE_SHARE + MORE
 
 

@@ -99,7 +99,6 @@ class SavedSearch:
     def _with_outliers(
         self, vectors: tf.Tensor, at: tf.Tensor, scores: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `Outliers.merge`."""
         import tensorflow as tf
 
         scores = tf.where(tf.gather(self.state.is_outlier, at), -np.inf, scores)

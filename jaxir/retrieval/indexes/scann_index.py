@@ -124,14 +124,12 @@ class ScannIndex(VectorIndex):
 
     @property
     def tuned(self) -> bool:
-        """Whether its settings differ from those of `settings_for`."""
         settings = self.info.settings
         if "leaves" not in settings:
             return False
         return (settings["leaves_to_search"], settings["reorder"]) != _width(settings["leaves"])
 
     def with_settings(self, **changes: Any) -> "ScannIndex":
-        """Returns an index over the same searcher with other settings (see `settings_for`)."""
         other = copy.copy(self)
         other.info = dataclasses.replace(self.info, settings=self.info.settings | changes)
         return other
@@ -270,7 +268,6 @@ class ScannIndex(VectorIndex):
         return scores, ids
 
     def _nearest(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ScaNN's (rows [Q, K], scores [Q, K])."""
         # For one query, waking other threads costs more than they save.
         one = len(queries) == 1
         search = self._searcher.search_batched if one else self._searcher.search_batched_parallel
@@ -338,7 +335,6 @@ def _build(
 
 
 def _width(leaves: int) -> tuple[int, int]:
-    """Returns the untuned numbers of leaves to search and of candidates to reorder."""
     return max(100, leaves // 8), 200
 
 

@@ -77,11 +77,9 @@ class Trial:
         self._true = [set(self._without_own(i, answers)) for i, answers in enumerate(found)]
 
     def tuning(self) -> np.ndarray:
-        """Returns the queries to tune on, every other one."""
         return np.arange(0, len(self.queries), 2)
 
     def recall(self, index: VectorIndex, which: np.ndarray) -> float:
-        """Returns an index's recall@10 on some of the queries."""
         _, found = index.search(self.queries[which], K + 1)
         hits = [
             len(self._true[i].intersection(self._without_own(i, answers))) / len(self._true[i])
@@ -90,7 +88,6 @@ class Trial:
         return statistics.fmean(hits)
 
     def measure(self, index: VectorIndex) -> Recall:
-        """Returns an index's recall@10 on the queries that are not tuned on."""
         which = np.arange(1, len(self.queries), 2)
         return Recall(value=self.recall(index, which), queries=len(which), of_passages=self.of_passages)
 
@@ -127,7 +124,6 @@ def tune(index: ScannIndex, trial: Trial, *, target: float) -> tuple[ScannIndex,
 
 
 def _narrowest(index: ScannIndex, trial: Trial, *, target: float, near: int) -> ScannIndex | None:
-    """Returns an index with the fewest leaves that reach the target, searched from `near` on."""
     which, leaves = trial.tuning(), index.info.settings["leaves"]
     fewest = _fewest(
         lambda number: trial.recall(index.with_settings(leaves_to_search=number), which) >= target,

@@ -114,7 +114,6 @@ def _update_vectors(
 
 
 def _number_cut(before: IndexInfo, added: EmbeddingsInfo) -> int | None:
-    """Returns how many documents of the index and of the new ones are cut; None: unknown."""
     if before.cut is None or added.cut is None or before.max_length != added.max_length:
         return None
     return before.cut + added.cut

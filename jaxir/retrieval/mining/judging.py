@@ -46,7 +46,6 @@ class RelevanceFilter:
 
     @property
     def description(self) -> dict[str, object]:
-        """The cross-encoder and settings, for mining.json."""
         named = {"name": self._judge.spec, "fingerprint": self._judge.fingerprint}
         return named | dataclasses.asdict(self._settings)
 

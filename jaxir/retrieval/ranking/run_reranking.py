@@ -39,7 +39,6 @@ def texts_of_queries(folder: BeirFolder, wanted: Collection[str], why: str) -> d
 
 
 def rerank(candidates: Candidates, scorer: CrossEncoder) -> Run:
-    """Returns a run over the candidates, scored by a cross-encoder."""
     found, queries, documents = candidates
     pairs = [(queries[query_id], documents[d]) for query_id, some in found.items() for d in some]
     scores = iter(scorer.score(pairs))
