@@ -97,7 +97,7 @@ def test_two_fields(sidecar, tmp_path, write_corpus):
     _, ids = load_index(tmp_path / "index").search(["milk", "cat"], 3)
     assert sorted(ids[0]) == ["cat", "title-only"]
     assert ids[1] == ["cat"]
-    with pytest.raises(UserError, match="feedback expands queries of a flat index"):
+    with pytest.raises(UserError, match="feedback needs an index with --fields=flat"):
         built.ranked_by(feedback=Rm3())
 
 
@@ -225,8 +225,8 @@ def test_from_learned_sparse_vectors_to_a_run_by_commands(sidecar, tmp_path, wri
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ('search --query={"milk":1} --model=m', "token weights: leave out --model"),
-        ("search --query=milk", 'searched with token weights, typed as {"token": 12, ...}: not valid JSON'),
+        ('search --query={"milk":1} --model=m', "token weights: no model belongs to it"),
+        ("search --query=milk", 'queries of token weights, written as {"token": 12, ...}: not valid JSON'),
         ('search --query={"milk":0.3}', "a weight is not a whole number above 0"),
         ("search --queries=DIR/texts.jsonl --output=DIR/run", "texts.jsonl:1: no field 'vector' of {token:"),
         ("search --queries=DIR/twice.jsonl --output=DIR/run", "twice.jsonl:2: duplicate id 'a'"),

@@ -74,7 +74,7 @@ def longest_of(sources: np.ndarray) -> np.ndarray:
     return (sources != 0).sum(-1).max(-1)
 
 
-class _Asked(NamedTuple):
+class _Question(NamedTuple):
     id: str
     number: int
 
@@ -85,7 +85,7 @@ def write_answers(
     """Writes {"_id", "outputs"} for each question, in their order (see `write_windows`)."""
     count = len(questions)
 
-    def make(batch: Sequence[_Asked], done: Callable[[int], None]) -> Iterator[dict[str, Any]]:
+    def make(batch: Sequence[_Question], done: Callable[[int], None]) -> Iterator[dict[str, Any]]:
         examples = np.array([one.number for one in batch], np.int64)
         found = reader.answer(questions, examples, how, num_windows=-(-count // window), on_batch=done)
         return ({"outputs": outputs} for outputs in found)
@@ -98,7 +98,7 @@ def write_answers(
             "input": questions.fingerprint,
             "window": window,
         },
-        (_Asked(query_id, number) for number, query_id in enumerate(questions.ids)),
+        (_Question(query_id, number) for number, query_id in enumerate(questions.ids)),
         make,
         count=count,
         what="answering questions",

@@ -134,11 +134,11 @@ def read_questions(
             f"{run} has at most {deepest} passages for a question, and {passages} are to be read: read fewer,"
             " or give a deeper run"
         )
-    asked = TableBuilder(tokenizer, length, prompt, what="questions")
+    builder = TableBuilder(tokenizer, length, prompt, what="questions")
     ids, others = [], 0
     for query in read_queries(queries, collector):
         if query.id in best:
-            asked.row(query.id, f"question: {query.text}")
+            builder.row(query.id, f"question: {query.text}")
             ids.append(query.id)
         elif of is None or query.id in of:
             others += 1
@@ -150,7 +150,7 @@ def read_questions(
             " left out",
             file=sys.stderr,
         )
-    questions = asked.table()
+    questions = builder.table()
     if (_places(questions, np.arange(len(ids)))[1] >= length - 1).all():
         raise UserError(
             f"questions leave no room for passages in {length} tokens: give a larger passage length"

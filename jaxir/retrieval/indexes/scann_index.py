@@ -20,15 +20,14 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
-from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, describe_vectors, normalize
+from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, describe_vectors
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.index_info import IndexInfo, Similarity
 from jaxir.retrieval.indexes.outliers import Outliers, find_outliers, load_outliers, no_outliers
-from jaxir.retrieval.indexes.rows import BLOCK, contiguous, main_directions, without
+from jaxir.retrieval.indexes.rows import contiguous, main_directions, without
 from jaxir.retrieval.indexes.scann_files import ASSETS, Storage, check_assets, stored_vectors
 from jaxir.runtime.lean_tensorflow import import_tensorflow
-from jaxir.storage.npy import pieces
 from jaxir.storage.temporary_outputs import temporary_directory
 
 BRUTE_FORCE_UP_TO = 20_000  # vectors up to which comparing all is as fast as a tree, and exact
@@ -52,9 +51,9 @@ class ScannIndex(VectorIndex):
     An eighth of the leaves are searched and 200 candidates compared again, unless `tuning.tune` chooses other
     numbers. Up to 20,000 vectors are all compared, without a tree.
 
-    ScaNN cannot change an index with vectors in two leaves, and codes new int8 vectors by the greatest
-    numbers of the old ones. So changes of either wait for the next search or `save`, which builds the index
-    again. If fewer vectors are left than leaves, all are compared from then on.
+    ScaNN cannot change an index with vectors in two leaves, and would clip new int8 vectors. So changes wait
+    for the next search or `save`, which builds the index again. If fewer vectors are left than leaves, all
+    are compared from then on.
 
     Attributes:
       outliers: rows that ScaNN holds as zeros; `search` compares them with every query.
@@ -85,8 +84,7 @@ class ScannIndex(VectorIndex):
     def build(
         cls, embeddings: Embeddings, ids: Sequence[str], *, storage: Storage = "float32", **facts: Any
     ) -> "ScannIndex":
-        """Makes an index of vectors. Memory-mapped shards are copied only by ScaNN, with 4, 2 or 1 bytes a
-        number.
+        """Makes an index of vectors; ScaNN copies them into memory, with 4, 2 or 1 bytes a number.
 
         Args:
           embeddings: float32 vectors [N, D], an array or its shards.
@@ -153,37 +151,18 @@ class ScannIndex(VectorIndex):
             with stored_vectors(place, self.info.settings["storage"], self.outliers) as vectors:
                 return [vectors]  # a mapping outlives its file
 
-    @property
-    def _built_anew(self) -> bool:
-        """Whether a change builds the index again; ScaNN cannot change SOAR, and would clip int8."""
-        return "soar" in self.info.settings or self.info.settings["storage"] == "int8"
-
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
-        if self._built_anew:
-            # Copy what the caller may still change; read-only memory-mapped shards stay on disk.
-            own = [shard.copy() if shard.flags.writeable else shard for shard in shards]
-            self._wait([*self.vectors(), *own], self.ids + ids, self.info.settings)
-            return
-        new = list(ids)
-        with self._changing():
-            for piece in pieces(shards, BLOCK):
-                vectors = np.array(piece)
-                if self.info.similarity == "cosine":
-                    vectors = normalize(vectors)
-                self._searcher.upsert(new[: len(vectors)], vectors)
-                new = new[len(vectors) :]
+        # Copy what the caller may still change; read-only memory-mapped shards stay on disk.
+        own = [shard.copy() if shard.flags.writeable else shard for shard in shards]
+        self._wait([*self.vectors(), *own], self.ids + ids, self.info.settings)
 
     def _delete(self, ids: set[str]) -> None:
-        if self._built_anew:
-            gone = np.array([doc_id in ids for doc_id in self.ids])
-            left = [doc_id for doc_id in self.ids if doc_id not in ids]
-            settings = self.info.settings
-            if len(left) < settings.get("leaves", 0):
-                settings = {"storage": settings["storage"]}
-            self._wait(without(self.vectors(), np.flatnonzero(gone)), left, settings)
-            return
-        with self._changing():
-            self._searcher.delete(sorted(ids))
+        gone = np.flatnonzero([doc_id in ids for doc_id in self.ids])
+        left = [doc_id for doc_id in self.ids if doc_id not in ids]
+        settings = self.info.settings
+        if len(left) < settings.get("leaves", 0):
+            settings = {"storage": settings["storage"]}
+        self._wait(without(self.vectors(), gone), left, settings)
 
     def _wait(self, vectors: list[np.ndarray], ids: list[str], settings: Mapping[str, Any]) -> None:
         """Replaces the vectors; the next search or `save` builds a searcher."""
@@ -195,17 +174,6 @@ class ScannIndex(VectorIndex):
         self.info = dataclasses.replace(self.info, settings=settings)
         self._waiting, self.outliers = vectors, outliers
         self._hold(ids)
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Gives ScaNN's wrapper the ids while it changes rows; it would otherwise pickle them."""
-        self._searcher.docids = list(self.ids)
-        self._searcher.docid_to_id = {doc_id: row for row, doc_id in enumerate(self.ids)}
-        try:
-            yield
-        finally:
-            changed, self._searcher.docids = self._searcher.docids, None
-            self._hold(changed)
 
     def without_soar(self) -> "ScannIndex":
         """Returns an index of the same vectors, each in one leaf, with codes of all dimensions.

@@ -38,11 +38,11 @@ LEFT_OUT = {
     RELEVANT: "whose candidates the cross-encoder all dropped",
 }
 # Reasons why an answer in the range of ranks is no candidate.
-POSITIVE, TWIN, OWN, EMPTY, NEAR = "positive", "duplicate", "query", "empty", "margin"
+POSITIVE, DUPLICATE, QUERY_TEXT, EMPTY, NEAR = "positive", "duplicate", "query", "empty", "margin"
 DROPPED = {
     POSITIVE: "known positives",
-    TWIN: "duplicates of known positives",
-    OWN: "with the query's text",
+    DUPLICATE: "duplicates of known positives",
+    QUERY_TEXT: "with the query's text",
     EMPTY: "without text",
     NEAR: "within the margin",
 }
@@ -108,7 +108,7 @@ def mine(
     collector.report()
     check = None
     if judge is not None:
-        check = RelevanceFilter(judge, relevance, folder, known.asked)
+        check = RelevanceFilter(judge, relevance, folder, known.split_positives)
     chosen, left_out, dropped = _choose(run, known, settings, check)
     if not chosen:
         raise UserError(
@@ -117,7 +117,7 @@ def mine(
     report = MiningReport(
         queries=len(chosen),
         negatives=sum(map(len, chosen.values())),
-        duplicates=len(set().union(*known.twins.values()) - set().union(*known.every.values())),
+        duplicates=len(set().union(*known.duplicates.values()) - set().union(*known.all_positives.values())),
         lacking=known.lacking,
         left_out={reason: count for reason, count in left_out.items() if count},
         dropped=dict(dropped),
@@ -125,7 +125,7 @@ def mine(
         false_negatives=dict(check.dropped) if check else {},
     )
     with atomic_directory(output) as temporary:
-        _write_pairs(temporary / PAIRS, folder, chosen, known.asked, teacher)
+        _write_pairs(temporary / PAIRS, folder, chosen, known.split_positives, teacher)
         content = {
             "settings": dataclasses.asdict(settings),
             "cross_encoder": check.description if check else None,
@@ -173,11 +173,11 @@ def _choose(
     With a cross-encoder candidates are drawn and judged in rounds, until enough have passed. The run is read
     again in each round, so that few candidates are held in memory.
     """
-    left_out: collections.Counter[str] = collections.Counter({UNANSWERED: len(known.asked)})
+    left_out: collections.Counter[str] = collections.Counter({UNANSWERED: len(known.split_positives)})
     dropped: collections.Counter[str] = collections.Counter()
     taken: dict[str, Drawn] = {}
     # The number of drawn candidates of each query that needs more, and the size of the next draw.
-    wanting, size = dict.fromkeys(known.asked, 0), settings.negatives
+    wanting, size = dict.fromkeys(known.split_positives, 0), settings.negatives
     while wanting:
         counts = (collections.Counter(), collections.Counter()) if taken else (left_out, dropped)
         drawn: dict[str, Drawn] = {}
@@ -192,7 +192,7 @@ def _choose(
             for query_id, some in drawn.items()
             if check is not None and len(some) == size and len(taken[query_id]) < settings.negatives
         }
-        size = min(2 * size, settings.negatives * len(known.asked) // max(1, len(wanting)))
+        size = min(2 * size, settings.negatives * len(known.split_positives) // max(1, len(wanting)))
     chosen = {q: [doc_id for _, doc_id in sorted(some[: settings.negatives])] for q, some in taken.items()}
     left_out[RELEVANT] = sum(not some for some in chosen.values())
     return {query_id: found for query_id, found in chosen.items() if found}, left_out, dropped
@@ -211,20 +211,20 @@ def _candidates(
         if query_id not in wanting:
             continue
         left_out[UNANSWERED] -= 1
-        positives = known.every[query_id]
-        there, ceiling = positives & answers.keys(), math.inf
+        positives = known.all_positives[query_id]
+        ranked, ceiling = positives & answers.keys(), math.inf
         if settings.margin is not None:
-            if not there:
+            if not ranked:
                 left_out[MISSED] += 1
                 continue
-            ceiling = min(answers[doc_id] for doc_id in there) - settings.margin
-        twins = set().union(*(known.twins.get(doc_id, ()) for doc_id in positives))
-        own, found = known.own.get(query_id, ()), []
+            ceiling = min(answers[doc_id] for doc_id in ranked) - settings.margin
+        duplicates = set().union(*(known.duplicates.get(doc_id, ()) for doc_id in positives))
+        own, found = known.query_copies.get(query_id, ()), []
         for doc_id in rank(answers)[settings.first - 1 : settings.last]:
             reasons = (
                 (POSITIVE, doc_id in positives),
-                (TWIN, doc_id in twins),
-                (OWN, doc_id in own),
+                (DUPLICATE, doc_id in duplicates),
+                (QUERY_TEXT, doc_id in own),
                 (EMPTY, doc_id in known.empty),
                 (NEAR, answers[doc_id] > ceiling),
             )
@@ -242,13 +242,13 @@ def _write_pairs(
     path: Path,
     folder: BeirFolder,
     chosen: Mapping[str, Sequence[str]],
-    asked: Mapping[str, Sequence[str]],
+    positives: Mapping[str, Sequence[str]],
     teacher: CrossEncoder | None,
 ) -> None:
-    wanted = {doc_id for query_id, found in chosen.items() for doc_id in (*found, *asked[query_id])}
+    wanted = {doc_id for query_id, found in chosen.items() for doc_id in (*found, *positives[query_id])}
     documents = {d.id: d for d in read_wanted(folder.corpus_path, wanted, named_by="the run has found")}
     queries = texts_of_queries(folder, chosen, "is judged")
-    pairs = [(q, d) for q, found in chosen.items() for d in (*asked[q], *found)]
+    pairs = [(q, d) for q, found in chosen.items() for d in (*positives[q], *found)]
     scores: dict[tuple[str, str], float] = {}
     if teacher is not None:
         texts = [(queries[query_id], documents[doc_id].contents) for query_id, doc_id in pairs]
@@ -264,7 +264,7 @@ def _write_pairs(
             record = {
                 "query_id": query_id,
                 "query": queries[query_id],
-                "positive_passages": passages(query_id, asked[query_id]),
+                "positive_passages": passages(query_id, positives[query_id]),
                 "negative_passages": passages(query_id, doc_ids),
             }
             file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -37,11 +37,11 @@ class RelevanceFilter:
         judge: CrossEncoder,
         settings: RelevanceSettings,
         folder: BeirFolder,
-        asked: Mapping[str, list[str]],
+        positives: Mapping[str, list[str]],
     ):
         self.judged, self.dropped = 0, collections.Counter()
-        self._judge, self._settings, self._folder, self._asked = judge, settings, folder, asked
-        self._queries = texts_of_queries(folder, asked, "is judged")
+        self._judge, self._settings, self._folder, self._positives = judge, settings, folder, positives
+        self._queries = texts_of_queries(folder, positives, "is judged")
         self._ceilings: dict[str, float] = {}
 
     @property
@@ -53,7 +53,7 @@ class RelevanceFilter:
         """Returns the candidates that are not dropped; holds their texts, and those of new positives."""
         margin, ceiling = self._settings.relevance_margin, self._settings.max_relevance
         new = [q for q in drawn if q not in self._ceilings] if margin is not None else []
-        positives = [(query_id, doc_id) for query_id in new for doc_id in self._asked[query_id]]
+        positives = [(query_id, doc_id) for query_id in new for doc_id in self._positives[query_id]]
         candidates = [(query_id, doc_id) for query_id, some in drawn.items() for _, doc_id in some]
         relevance = self._relevance(positives + candidates)
         for (query_id, _), value in zip(positives, relevance, strict=False):
