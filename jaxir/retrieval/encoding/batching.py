@@ -89,14 +89,7 @@ def fill(tokens: Sequence[np.ndarray], batch: Batch) -> np.ndarray:
 
 @dataclasses.dataclass
 class EncodingReport:
-    """Counts of what was encoded, added up over calls.
-
-    Attributes:
-      real_tokens: tokens of the texts.
-      padded_tokens: tokens computed, padding included.
-      shapes: the distinct batch shapes, one compiled program each.
-      seconds: wall time.
-    """
+    """Counts of encoded texts, tokens without and with padding, batch shapes, and seconds of wall time."""
 
     texts: int = 0
     real_tokens: int = 0

@@ -37,12 +37,6 @@ class Generator:
     Texts are sorted by tokens and batched to a token budget. Batches are split over all devices of this
     process.
 
-    Args:
-      loaded: the model, from `jaxir.interop.model_dir.load`.
-      spec: the name of the model.
-      batch_tokens: tokens of the texts of a batch on one device; None uses the platform's default.
-      devices: devices that share each batch; None: all of this process.
-
     Attributes:
       fingerprint: identifies weights and tokenizer.
       spec: the name of the model.

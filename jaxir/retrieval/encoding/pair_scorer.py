@@ -35,20 +35,11 @@ class CrossEncoder:
     Pairs are sorted by tokens and batched to a token budget. Batches are split over all devices of this
     process. The same pairs give the same scores.
 
-    Args:
-      loaded: the model, from `jaxir.interop.model_dir.load`.
-      spec: the name of the model.
-      batch_tokens: tokens of a batch on one device; None uses the platform's default.
-      devices: devices that share each batch; None: all of this process.
-
     Attributes:
       fingerprint: identifies weights and tokenizer.
       spec: the name of the model.
       max_length: most tokens of a pair.
       training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
-
-    Raises:
-      UserError: the model was trained to read something else than pairs.
     """
 
     training: Any = None

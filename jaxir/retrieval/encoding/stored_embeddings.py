@@ -30,10 +30,7 @@ class EmbeddingsInfo:
     """The content of embeddings.json.
 
     Attributes:
-      format: version of the format.
       complete: whether all `count` vectors are written.
-      shard_size: texts in a shard; the last one may have fewer.
-      fingerprint: of the model.
       model: the model as it was named.
       dtype: of the matrix products; vectors are float32.
       step: of a training run, the step of its checkpoint; None: unknown.

@@ -44,12 +44,7 @@ Remote = Callable[[Callable[[], Iterator[tuple[int, list[R]]]]], Iterator[tuple[
 
 @dataclasses.dataclass
 class OutputsReport:
-    """Counts of what is in the file.
-
-    Attributes:
-      without: texts without outputs.
-      was_complete: whether the file was complete already, made with the same settings.
-    """
+    """Counts of texts, of their outputs, and of texts without; whether the file was complete already."""
 
     texts: int = 0
     outputs: int = 0

@@ -100,13 +100,7 @@ class Index(abc.ABC):
         """Reads what `_save_engine` wrote."""
 
     def require_model(self, fingerprint: str, name: str | None = None, step: int | None = None) -> None:
-        """Raises a UserError if another model made the index.
-
-        Args:
-          fingerprint: of the given model.
-          name: its name in messages.
-          step: of a training run, the step of its checkpoint.
-        """
+        """Raises a UserError if the index was not made by the model of this fingerprint, name and step."""
         if self.info.fingerprint is not None and fingerprint != self.info.fingerprint:
             why = self.info.made_by.difference_from(MadeBy(name, step)).replace("they were", "it was")
             other = "" if name == self.info.model else "give the model it was made with, or "

@@ -21,10 +21,7 @@ class IndexInfo:
     """The content of index.json.
 
     Attributes:
-      engine: a key of `ENGINES`.
-      similarity: "cosine" or "dot" for vectors; "bm25" or "impact" for terms.
       dimension: D; 0 without vectors.
-      count: N.
       fingerprint: of the model that made the vectors; None if unknown.
       model: the model as it was named to `encode`; None if unknown.
       read_with: the flags that read documents with generated queries; None: without queries.
