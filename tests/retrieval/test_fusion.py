@@ -126,10 +126,10 @@ def test_rescoring_by_a_model_scores_every_candidate(tmp_path, toy, small_model)
     assert fuse(f"--runs={tmp_path}/bm25.trec", "--method=rescore", "--alpha=2.5", *dense, "--depth=30") == 0
     found = read_run(tmp_path / "hybrid.trec")
     vectors = np.concatenate(open_embeddings(tmp_path / "emb").shards)
-    asked = DualEncoder.load(small_model).encode_queries(texts[:3])
+    query_vectors = DualEncoder.load(small_model).encode_queries(texts[:3])
     for i in range(3):
         best = sorted(first[f"q{i}"], key=first[f"q{i}"].get, reverse=True)[:30]
-        expected = {d: first[f"q{i}"][d] + 2.5 * float(vectors[int(d[1:])] @ asked[i]) for d in best}
+        expected = {d: first[f"q{i}"][d] + 2.5 * float(vectors[int(d[1:])] @ query_vectors[i]) for d in best}
         assert found[f"q{i}"] == pytest.approx(expected, abs=1e-5)
     other = DualEncoder.load(toy.save_model(tmp_path / "other", seed=7))
     with pytest.raises(UserError, match=r"made with .*, not with .*encode the corpus again"):

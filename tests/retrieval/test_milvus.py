@@ -342,8 +342,11 @@ def test_commands_use_a_server(tmp_path, toy, small_model, encoder, server, caps
     assert "already has a collection docs" in capsys.readouterr().err and not (tmp_path / "again").exists()
 
     queries = toy.random_texts(7, seed=7)
-    asked = [f"--index={tmp_path}/index", f"--queries={toy.write_queries(tmp_path / 'q.jsonl', queries)}"]
-    assert command("search", *asked, f"--output={tmp_path}/run", "--k=9") == 0
+    search_flags = [
+        f"--index={tmp_path}/index",
+        f"--queries={toy.write_queries(tmp_path / 'q.jsonl', queries)}",
+    ]
+    assert command("search", *search_flags, f"--output={tmp_path}/run", "--k=9") == 0
     passages, asking = encoder.encode_passages(texts), encoder.encode_queries(queries)
     scores, found = toy.nearest(passages, [f"d{i}" for i in range(60)], asking, 9)
     run = read_run(tmp_path / "run")
@@ -376,10 +379,10 @@ def test_commands_use_a_server(tmp_path, toy, small_model, encoder, server, caps
     assert not secret, "the token is not on disk"
 
     other.drop()
-    assert command("search", *asked, f"--output={tmp_path}/run3") == 1
+    assert command("search", *search_flags, f"--output={tmp_path}/run3") == 1
     assert "has no collection docs" in capsys.readouterr().err
     other.create([np.ones([3, 7], np.float32)], "FLAT", cosine=True, mark=None)
-    assert command("search", *asked, f"--output={tmp_path}/run3") == 1
+    assert command("search", *search_flags, f"--output={tmp_path}/run3") == 1
     assert "not row and vector of 32 dimensions" in capsys.readouterr().err
     other.close()
 

@@ -120,18 +120,18 @@ class CountedWords:
     spec, fingerprint = "words", "0"
 
     def __init__(self, limit: int):
-        self.limit, self.asked = limit, []
+        self.limit, self.calls = limit, []
 
     def relevance(self, pairs):
-        self.asked.append(len(pairs))
+        self.calls.append(len(pairs))
         return np.array([0.9 if len(passage.split()) > self.limit else 0.1 for _, passage in pairs])
 
 
 def test_candidates_are_judged_in_small_rounds(folder):
     judge = CountedWords(5)
     found, report = mine(folder, judge, max_relevance=0.5, negatives=2, last=41)
-    assert len(judge.asked) > 2 and max(judge.asked) <= 2 * len(QUERIES)
-    assert report.judged == sum(judge.asked) and found
+    assert len(judge.calls) > 2 and max(judge.calls) <= 2 * len(QUERIES)
+    assert report.judged == sum(judge.calls) and found
     words = {d: len(text.split()) for d, text in DOCUMENTS.items()}
     for query, some in found.items():
         assert len(some) == min(2, sum(words[d] <= 5 for d in candidates(query)))

@@ -246,13 +246,13 @@ def test_changed_tree_holds_each_vector_under_its_id(tmp_path, vectors, ids):
 
 
 def test_command_prints_the_recall(tmp_path, toy, small_model, encoder, capsys):
-    texts, asked = toy.random_texts(300, seed=9, max_words=10), toy.random_texts(20, seed=8, max_words=10)
+    texts, questions = toy.random_texts(300, seed=9, max_words=10), toy.random_texts(20, seed=8, max_words=10)
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts)
-    queries = toy.write_queries(tmp_path / "queries.jsonl", asked)
+    queries = toy.write_queries(tmp_path / "queries.jsonl", questions)
     toy.encode(small_model, corpus, tmp_path / "emb")
     flags = [f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index", f"--queries={queries}"]
     assert cli.main("jaxir.index:index", [*flags, "--target_recall=0.9", "--storage=int8"]) == 0
-    index, held_out = load_index(tmp_path / "index"), encoder.encode_queries(asked)[1::2]
+    index, held_out = load_index(tmp_path / "index"), encoder.encode_queries(questions)[1::2]
     assert index.info.settings["storage"] == "int8"
     _, near = toy.nearest(encoder.encode_passages(texts), index.ids, held_out, 10)
     hits = [len({*a} & {*b}) for a, b in zip(near, index.search(held_out, 10)[1], strict=True)]

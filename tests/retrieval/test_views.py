@@ -195,10 +195,10 @@ def test_resume_refuses_another_expansion(collection, encoder, tmp_path, monkeyp
             encoded(encoder, folder, tmp_path / "broken", **other)
     # The same number of queries, with other texts.
     records = [json.loads(line) for line in (folder / "queries.jsonl").read_text().splitlines()]
-    anew = [{**record, "outputs": [f"{text} w1" for text in record["outputs"]]} for record in records]
-    (folder / "anew.jsonl").write_text("".join(json.dumps(record) + "\n" for record in anew))
+    changed = [{**record, "outputs": [f"{text} w1" for text in record["outputs"]]} for record in records]
+    (folder / "changed.jsonl").write_text("".join(json.dumps(record) + "\n" for record in changed))
     with pytest.raises(UserError, match="begun with another --expansions"):
-        encoded(encoder, folder, tmp_path / "broken", name="anew.jsonl", kind="corpus", views=3)
+        encoded(encoder, folder, tmp_path / "broken", name="changed.jsonl", kind="corpus", views=3)
     again, resumed = encoded(encoder, folder, tmp_path / "broken", kind="corpus", views=3)
     assert again.ids == stored.ids and np.array_equal(vectors, resumed)
 

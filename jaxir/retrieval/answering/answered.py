@@ -89,7 +89,7 @@ def dev_questions(
 class AnsweredDataset(Dataset):
     """Questions, their passages and one answer each. Made by `AnsweredQuestions`.
 
-    Each step draws the target anew from the question's answers, as Fusion-in-Decoder does.
+    Each step draws a target from the question's answers, as Fusion-in-Decoder does.
     """
 
     def __init__(

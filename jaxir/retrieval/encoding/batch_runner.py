@@ -30,8 +30,8 @@ ACCELERATOR_BATCH_TOKENS = 32_768
 # to compute. The cost is lower than that, because `jaxir.runtime.compile_cache` keeps compiled programs.
 SHAPE_COST = {"cpu": 0.5}
 ACCELERATOR_SHAPE_COST = 8
-# Graphs need so many operations that no CUDA graph is made. Recording one while another thread runs or loads
-# a program fails with "operation not permitted when stream is capturing" (H200, JAX 0.11.2).
+# The minimum size of a CUDA graph, set so high that none is made. Recording one while another thread runs or
+# loads a program fails with "operation not permitted when stream is capturing" (H200, JAX 0.11.2).
 COMPILER_OPTIONS = {"gpu": {"xla_gpu_graph_min_graph_size": 2**30}}
 
 # (model, int32 arrays [B, L]) -> [B, ...], without dropout. Programs are cached by this object.

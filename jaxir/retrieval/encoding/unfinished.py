@@ -25,7 +25,7 @@ def start_or_resume(
 
     Args:
       made: all inputs and settings that the parts depend on, as JSON can hold them.
-      parts: a glob pattern of the parts. Without any part the directory is started anew.
+      parts: a glob pattern of the parts. Without any part the directory is made again.
       called: names in messages for keys of `made`, where they differ.
     """
     unfinished = unfinished_of(output)

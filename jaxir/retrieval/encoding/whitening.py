@@ -43,7 +43,7 @@ def whiten(found: StoredModel, texts: Iterable[str], *, dimensions: int | None, 
 
     Args:
       found: a model of one tower. Its projection, if any, is merged into the map.
-      dimensions: K, of the whitened vectors, those with the most variance; None: as many as they span. A
+      dimensions: K, of the whitened vectors, those with the most variance; None: all that they span. A
         model that ends in a LayerNorm spans one less than its dimension.
       where: the name of the model in messages.
     """
@@ -75,7 +75,7 @@ def whitening(
     U L U^T is the covariance, L diagonal and descending: (x - mean) W has mean 0 and covariance 1.
 
     Args:
-      dimensions: K; None for as many as the vectors span.
+      dimensions: K; None: all that the vectors span.
     """
     if dimensions is None and count <= len(mean):
         raise UserError(f"{count:,} texts are too few to whiten {len(mean)} dimensions: give more of them")

@@ -229,7 +229,7 @@ def check_k(k: int) -> None:
 
 
 def not_changed(index: Index) -> UserError:
-    return UserError(f"an index of engine {index.engine} cannot be changed in place: build it anew")
+    return UserError(f"an index of engine {index.engine} cannot be changed in place: build it again")
 
 
 def load_index(directory: str | Path) -> Index:

@@ -31,7 +31,7 @@ FEW = 100  # queries that are searched without a progress bar, as a server's are
 BLANK = "".join(
     map(chr, range(33))
 )  # removed by Java's String.trim; Anserini skips documents of nothing else
-# A stop word, of which Lucene indexes nothing: Anserini skips documents with empty contents, whatever their
+# A stop word, which Lucene does not index: Anserini skips documents with empty contents, whatever their
 # title.
 NOTHING = "the"
 

@@ -38,8 +38,9 @@ SOAR_LAMBDA, SOAR_OVERRETRIEVE = 1.5, 2.0
 # Codes are of the main directions (PCA) that hold this share of the variance, and of at least half of all, as
 # small ones may separate neighbours. If they are nearly all directions, codes are of the dimensions instead.
 ENERGY, NEARLY_ALL = 0.9, 0.75
-# Leaves and candidates, untuned or tuned, are for TUNED_FOR answers. Each further answer needs so many more
-# candidates, and so many more documents in the searched leaves; with fewer even a perfect tree misses some.
+# Leaves and candidates, untuned or tuned, are for TUNED_FOR answers. Each further answer needs
+# CANDIDATES_PER_ANSWER more candidates and LEAF_DOCUMENTS_PER_ANSWER more documents in the searched leaves.
+# With fewer even a perfect tree misses some.
 TUNED_FOR, CANDIDATES_PER_ANSWER, LEAF_DOCUMENTS_PER_ANSWER = 10, 4, 40
 
 

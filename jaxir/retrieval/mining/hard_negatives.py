@@ -90,7 +90,7 @@ def mine(
     """Writes OUTPUT/train.jsonl, pairs with negatives in Tevatron's format, and OUTPUT/mining.json.
 
     A document is no negative of a query if any split judges it relevant to a query of that text, or if it has
-    the text of such a document, or of the query (white space and case aside).
+    the text of such a document, or of the query (ignoring white space and case).
 
     Args:
       run: the run of a retriever for the queries of `split`; a query's lines must follow each other.
