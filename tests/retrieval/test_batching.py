@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxir.retrieval.encoding import batch_runner
-from jaxir.retrieval.encoding.batching import Batch, choose_lengths, fill, plan_batches
+from jaxir.retrieval.encoding.batching import Batch, choose_lengths, plan_batches
 
 
 def real_lengths(count: int, seed: int = 0) -> np.ndarray:
@@ -75,13 +75,6 @@ def test_chosen_lengths_cost_least():
                     costs[lengths] = 8 * sum(held) + shape_cost * len(lengths)
         chosen = tuple(choose_lengths(counts, shape_cost) // 8)
         assert costs[chosen] == min(costs.values())
-
-
-def test_fill_pads_ids_with_zeros():
-    tokens = [np.array([5, 6], np.int32), np.array([7], np.int32), np.array([1, 2, 3], np.int32)]
-    ids = fill(tokens, Batch(np.array([2, 1]), rows=3, length=4))
-    assert ids.dtype == np.int32
-    np.testing.assert_array_equal(ids, [[1, 2, 3, 0], [7, 0, 0, 0], [0, 0, 0, 0]])
 
 
 @pytest.mark.parametrize("options", batch_runner.COMPILER_OPTIONS.values(), ids=batch_runner.COMPILER_OPTIONS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.retrieval.indexes.base_index import load_index
+from jaxir.retrieval.indexes.base_index import check_k, load_index
 from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.scann_files import ASSETS
 from jaxir.retrieval.indexes.scann_index import ScannIndex
@@ -35,8 +35,7 @@ class SavedSearch:
     def __init__(self, directory: str | Path, *, k: int, fingerprint: str, name: str):
         import tensorflow as tf
 
-        if k < 1:
-            raise UserError(f"k must be at least 1, not {k}")
+        check_k(k)
         index = load_index(directory)
         if not isinstance(index, ScannIndex):
             raise UserError(

@@ -102,7 +102,8 @@ def tune(index: ScannIndex, trial: Trial, *, target: float) -> tuple[ScannIndex,
     target is searched, near the previous one. Of these settings the one with the least CPU time is taken. An
     index without a tree is returned as it is; if no setting reaches the target, the widest one is taken.
     """
-    check_target(target)
+    if not 0 < target < 1:
+        raise UserError(f"target_recall must be between 0 and 1, not {target}")
     if "leaves" not in index.info.settings:
         return index, trial.measure(index)
     which, leaves = trial.tuning(), index.info.settings["leaves"]
@@ -171,8 +172,6 @@ def build_tuned(
       queries: queries.jsonl[.gz]; None: passages serve as queries.
       model: encodes queries, if it is not the model that encoded the passages.
     """
-    if target is not None:
-        check_target(target)
     if stored.info.expansion == "corpus":
         apart = dataclasses.replace(
             stored, info=dataclasses.replace(stored.info, expansion=None), ids=entry_ids(stored.ids)
@@ -201,11 +200,6 @@ def build_tuned(
     if backend == "scann" and target is not None:
         return tune(index, trial, target=target)
     return index, trial.measure(index)
-
-
-def check_target(target: float) -> None:
-    if not 0 < target < 1:
-        raise UserError(f"target_recall must be between 0 and 1, not {target}")
 
 
 def _seconds(index: VectorIndex, queries: np.ndarray) -> float:
