@@ -19,10 +19,7 @@ INDENT = 13  # column at which names and snippets begin
 
 
 def answer(searcher: Searcher | WeightsSearcher, question: str, k: int) -> str:
-    """Returns the best `k` documents as lines: rank, score, name and id, with a snippet below.
-
-    On a terminal lines are wrapped between words at its width.
-    """
+    """Returns the best `k` documents as lines (rank, score, name, id, snippet), wrapped on a terminal."""
     scores, ids = searcher.search([question], k)
     documents = searcher.index.documents
     lines = []
@@ -39,10 +36,7 @@ def answer(searcher: Searcher | WeightsSearcher, question: str, k: int) -> str:
 
 
 def converse(searcher: Searcher | WeightsSearcher, k: int) -> None:
-    """Answers each line of standard input until its end or an interrupt; prompts on a terminal.
-
-    A question that cannot be searched raises a UserError, except on a terminal.
-    """
+    """Answers lines of standard input until its end or an interrupt; errors do not end it on a terminal."""
     prompt = ""
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives `input` line editing and history)

@@ -41,13 +41,7 @@ class Searcher:
         model: str | None = None,
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> Searcher:
-        """Reads an index directory (unless it is read already) and the model of its queries.
-
-        Args:
-          index: the directory, or the result of `load_index`.
-          model: the model that encodes queries; None: the model named in the index.
-          dtype: type of the model's matrix products.
-        """
+        """Opens an index (a directory, or a loaded one) and the model of its queries (None: as it names)."""
         name = str(index) if isinstance(index, (str, Path)) else "the index"
         loaded = load_index(index) if isinstance(index, (str, Path)) else index
         if loaded.query_kind != "vectors":

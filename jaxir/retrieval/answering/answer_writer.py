@@ -46,13 +46,7 @@ class Reader(Generator):
         num_windows: int = 1,
         on_batch: Callable[[int], Any] | None = None,
     ) -> list[list[str]]:
-        """Returns the outputs for questions, the best first, without empty ones.
-
-        Args:
-          examples: [N] indices of the questions.
-          num_windows: the approximate number of such calls (see `Runner.run`).
-          on_batch: called with the number of questions of each finished batch.
-        """
+        """Returns the outputs for the questions `examples` [N], the best first, without empty ones."""
         # A row interleaves the passages: all first tokens, then all second ones. So padding at its end pads
         # each passage.
         sources = questions.sources(examples)

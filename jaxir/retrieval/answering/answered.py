@@ -87,10 +87,7 @@ def dev_questions(
 
 
 class AnsweredDataset(Dataset):
-    """Questions, their passages and one answer each. Made by `AnsweredQuestions`.
-
-    Each step draws a target from the question's answers, as Fusion-in-Decoder does.
-    """
+    """Questions, their passages, and an answer that each step draws, as in Fusion-in-Decoder."""
 
     def __init__(
         self,

@@ -31,12 +31,7 @@ NONE = -1  # marks a missing passage
 
 
 class Questions:
-    """Questions in the order of their file, each with its best passages; made by `read_questions`.
-
-    Attributes:
-      passages: P, the most passages of a question.
-      length: most tokens of a question with a passage.
-    """
+    """Questions in the order of their file, each with at most P passages; made by `read_questions`."""
 
     def __init__(
         self,

@@ -41,12 +41,7 @@ _program_lock = threading.Lock()
 
 
 class Runner:
-    """Runs functions of a model whose arrays stay on the devices.
-
-    Args:
-      partitioner: the devices, of this process, that share each batch.
-      batch_tokens: tokens of a batch on one device; None uses the platform's default.
-    """
+    """Runs functions of a model over batches that the partitioner's devices share; its arrays stay there."""
 
     def __init__(self, model: nnx.Module, partitioner: Partitioner, *, batch_tokens: int | None = None):
         if batch_tokens is not None and batch_tokens < 1:

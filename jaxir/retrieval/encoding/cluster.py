@@ -37,14 +37,7 @@ def start_worker(
     work: Callable[..., Any],
     how: dict[str, Any],
 ) -> Callable[[Any], Any]:
-    """Loads a model on a machine of the cluster; returns the function that is called with each window.
-
-    Args:
-      load: (spec, **options) -> the model.
-      spec: the model, as that machine finds it.
-      fingerprint: of the model on the machine of the command.
-      work: (model, window, **how) -> result of the window; called from several threads.
-    """
+    """Loads a model on a machine of the cluster; returns (window) -> work(model, window, **how)."""
     model = load(spec, **options)
     if model.fingerprint != fingerprint:
         raise UserError(
@@ -69,11 +62,7 @@ class Cluster:
 
     @classmethod
     def connect(cls, address: str, *, batch_tokens: int | None = None) -> Cluster:
-        """Connects this process. It uses no accelerator from then on: cluster processes may need them.
-
-        Args:
-          address: HOST:PORT of the cluster's head, or "auto" for the cluster of this machine.
-        """
+        """Connects to HOST:PORT or "auto"; this process leaves accelerators to the cluster's processes."""
         require("ray", "ray", "pandas", "pyarrow")
         try:
             if address != "auto":  # Ray itself would retry for minutes
@@ -96,12 +85,7 @@ class Cluster:
     def map(
         self, start: Callable[[], Callable[[W], Any]], windows: Callable[[], Iterable[W]]
     ) -> Iterator[Any]:
-        """Yields the result of each window, in the order in which they are finished.
-
-        Args:
-          start: called once in each process (see `start_worker`); pickled.
-          windows: makes the windows, in another process on this machine, and again if that process dies.
-        """
+        """Yields the result of each window when it is finished; calls `windows` again if its process dies."""
         import ray
         from ray.data import ActorPoolStrategy, DataContext, read_datasource
 

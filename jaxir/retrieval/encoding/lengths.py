@@ -10,13 +10,7 @@ LONGEST = 1e19  # the inner product of two vectors of this length is 1e38; float
 
 
 class UnusableVectorError(UserError):
-    """A vector that cannot be compared with others.
-
-    Args:
-      subject: names the vector; the sentence starts with it.
-      row: its index among the checked vectors.
-      reason: the rest of the sentence.
-    """
+    """Row `row` of the checked vectors cannot be compared; the message is `subject` and `reason`."""
 
     def __init__(self, subject: str, row: int, reason: str):
         self.subject, self.row, self.reason = subject, row, reason

@@ -6,12 +6,7 @@ from typing import NamedTuple
 
 
 class MadeBy(NamedTuple):
-    """A model as messages name it.
-
-    Attributes:
-      name: what was loaded; None: unknown.
-      step: of a training run, the step of its checkpoint; None: unknown, or no run.
-    """
+    """A model's name and, for a training run, the step of its checkpoint; None: unknown."""
 
     name: str | None
     step: int | None = None

@@ -29,14 +29,7 @@ def write_outputs(
     on_bad_input: Policy = "stop",
     cluster: Cluster | None = None,
 ) -> OutputsReport | None:
-    """Writes {"_id", "outputs"} for each text of a file, in its order (see `write_windows`).
-
-    Args:
-      generator: the model, on devices of this process.
-      input: .jsonl[.gz] of `_id`, `text` and maybe `title`.
-      on_bad_input: "stop" at the first malformed line, before anything is generated, or "skip" them.
-      cluster: machines that generate instead of this process; None: this process generates.
-    """
+    """Writes {"_id", "outputs"} for each text of a .jsonl[.gz], in its order (see `write_windows`)."""
     input, output = local_path(input), local_path(output, "written to")
     count = sum(1 for _ in read_corpus(input, on_bad_input))
     num_windows = -(-count // window)

@@ -50,12 +50,7 @@ def encode_shards(
     report: EncodingReport | None = None,
     on_batch: Callable[[int], Any] | None = None,
 ) -> Iterator[Encoded]:
-    """Encodes shards one after another; a thread reads and tokenises the next shard.
-
-    Args:
-      num_windows: how many shards the corpus has in all processes; batches depend on it.
-      on_batch: called with the number of texts of each finished batch.
-    """
+    """Encodes shards one by one. Batches depend on `num_windows`, the number of shards of the corpus."""
     drawn: collections.deque[tuple[Shard, Truncation]] = collections.deque()
     _, max_length = encoder.text_settings(tower)
 
@@ -87,10 +82,7 @@ def encode_by_cluster(
     on_batch: Callable[[int], Any],
     **how: Any,
 ) -> Iterator[Encoded]:
-    """As `encode_shards`, on other machines, in the order in which shards finish.
-
-    `shards` may be called more than once; `on_batch` is called with the number of texts of each shard.
-    """
+    """As `encode_shards`, on other machines, in order of completion; `shards` may be called again."""
     if encoder.spec is None:
         raise UserError("a model that was never saved cannot be loaded by the machines of a cluster: save it")
     start = functools.partial(

@@ -86,12 +86,7 @@ class EmbeddingsInfo:
 
 @dataclasses.dataclass(frozen=True)
 class StoredEmbeddings:
-    """A complete EMB_DIR.
-
-    Attributes:
-      ids: all ids, in the order of the input.
-      shards: the memory-mapped vectors, float32 [n, D] each, in the order of the ids.
-    """
+    """A complete EMB_DIR: ids in the order of the input, and their memory-mapped float32 shards [n, D]."""
 
     info: EmbeddingsInfo
     ids: list[str]

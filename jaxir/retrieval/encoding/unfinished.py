@@ -21,13 +21,7 @@ def unfinished_of(output: Path) -> Path:
 def start_or_resume(
     output: Path, made: Mapping[str, Any], parts: str, *, called: Mapping[str, str] | None = None
 ) -> None:
-    """Makes the directory, or checks that its parts were made with the same inputs and settings.
-
-    Args:
-      made: all inputs and settings that the parts depend on, as JSON can hold them.
-      parts: a glob pattern of the parts. Without any part the directory is made again.
-      called: names in messages for keys of `made`, where they differ.
-    """
+    """Makes the directory, or checks that its parts (a glob pattern) were made with the same `made`."""
     unfinished = unfinished_of(output)
     if (unfinished / MADE).exists():
         before = read_json(unfinished / MADE, dict[str, Any])

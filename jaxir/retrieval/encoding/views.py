@@ -82,12 +82,7 @@ def joiner_of(encoder: DualEncoder) -> Joiner:
 def encode_views(
     encoder: DualEncoder, windows: Iterable[tuple[Sequence[Sequence[View]], Truncation]], **how: object
 ) -> Iterator[np.ndarray]:
-    """Yields float32 [n, D], the means over the views, for each list of n documents.
-
-    Args:
-      windows: lists of documents, each document a list of views, with the `Truncation` that counts cut ones.
-      **how: other arguments of `DualEncoder.encode_tokens`.
-    """
+    """Yields float32 [n, D], the means over the views, for each window of n documents."""
     joiner, sizes = joiner_of(encoder), []
 
     def tokens() -> Iterator[list[np.ndarray]]:

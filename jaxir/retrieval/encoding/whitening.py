@@ -26,12 +26,7 @@ _RESOLVED = 1e-9
 
 
 class Whitened(NamedTuple):
-    """A whitened model.
-
-    Attributes:
-      texts: how many texts it was fitted to.
-      kept: the share of the variance in the kept dimensions.
-    """
+    """A whitened model, its number of texts, and the share of the variance in its dimensions."""
 
     model: StoredModel
     texts: int
@@ -39,14 +34,7 @@ class Whitened(NamedTuple):
 
 
 def whiten(found: StoredModel, texts: Iterable[str], *, dimensions: int | None, where: str) -> Whitened:
-    """Fits a whitening to texts, encoded as passages, and applies it to a model.
-
-    Args:
-      found: a model of one tower. Its projection, if any, is merged into the map.
-      dimensions: K, of the whitened vectors, those with the most variance; None: all that they span. A
-        model that ends in a LayerNorm spans one less than its dimension.
-      where: the name of the model in messages.
-    """
+    """Fits a whitening to texts, encoded as passages, and merges it into the projection of a model."""
     config = found.config
     if config.sharing != "sde":
         raise UserError(f"{where}: whitening needs one tower, and this model has two ({config.sharing})")

@@ -260,13 +260,7 @@ def load_index(directory: str | Path) -> Index:
 def build_index(
     stored: "StoredEmbeddings", *, backend: str, model: str | None = None, **options: Any
 ) -> VectorIndex:
-    """Builds an index of what `encode` wrote.
-
-    Args:
-      backend: a key of `ENGINES` whose index takes vectors; for corpus expansion, the engine of the entries.
-      model: the model for queries, if it is not the model that encoded the passages.
-      **options: the engine's own options.
-    """
+    """Builds an index of what `encode` wrote; `model` encodes queries (None: the one of the passages)."""
     if not issubclass(index_class := engine(backend), VectorIndex):
         raise UserError(f"the {backend} engine takes a corpus, not embeddings")
     if stored.info.expansion == "corpus":

@@ -27,10 +27,7 @@ _OFFSETS = "documents-offsets.npy"
 
 
 class Documents:
-    """The documents of an index by id, read from disk one at a time. Use `Documents.open`.
-
-    The file stays open: after an update replaced it, the offsets still belong to the open file.
-    """
+    """The documents of an index by id, read from a file that stays open when an update replaces it."""
 
     def __init__(self, path: Path, offsets: np.ndarray, ids: Sequence[str]):
         self._path, self._offsets = path, offsets
@@ -76,13 +73,7 @@ class Documents:
         kept: Documents | None = None,
         new: Collection[str] | None = None,
     ) -> None:
-        """Copies the documents named by `ids`, in the order of the index, into an index directory.
-
-        Args:
-          corpus: a corpus file, as `read_documents` takes it; None if `kept` has all documents.
-          kept: documents that are stored already.
-          new: the ids that are taken from the corpus; None: all.
-        """
+        """Copies documents into an index directory: `new` (None: all) from the corpus, others from `kept`."""
         row_of = {doc_id: row for row, doc_id in enumerate(ids)}
         wanted = row_of.keys() if new is None else set(new)
         offsets = np.full(len(ids), -1, np.int64)
@@ -104,11 +95,7 @@ class Documents:
 
 
 def check_corpus(corpus: str | Path, stored: StoredEmbeddings) -> None:
-    """Checks, before an index is built, that a corpus has the documents that were encoded.
-
-    A file with the encoded file's hash is not parsed. A pipe is not checked, because it can be read only
-    once.
-    """
+    """Refuses a corpus that lacks an encoded document; a pipe, which can be read once, is not checked."""
     path = local_path(corpus)
     check_readable(path)
     if stat.S_ISFIFO(path.stat().st_mode) or sha256_of(path) == stored.info.input_sha256:

@@ -52,14 +52,7 @@ class EntriesIndex(VectorIndex):
     def build(
         cls, embeddings: Embeddings, ids: Sequence[str], *, backend: str = "exact", **options: Any
     ) -> EntriesIndex:
-        """Makes an index of vectors [M, D] (an array or its shards).
-
-        Args:
-          embeddings: the entries; those of a document follow each other.
-          ids: the document id of each entry.
-          backend: the engine of the entries, exact or scann.
-          **options: other arguments of its `build`.
-        """
+        """Makes an index of vectors [M, D] (an array or shards) under document ids, equal ids adjacent."""
         return cls(base_index.engine(backend).build(embeddings, entry_ids(ids), **options))
 
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:

@@ -38,24 +38,14 @@ class Rows:
         cosine: bool,
         multipliers: np.ndarray | None = None,
     ):
-        """Takes shards [n, D] of float32 or of the storage type.
-
-        Args:
-          cosine: whether vectors are compared by cosine, so that scales do not matter.
-          multipliers: [N], see `read`; 0 means unknown, and is allowed for int8 shards only with `cosine`.
-            None: all are unknown.
-        """
+        """Takes float32 or stored shards [n, D]; `multipliers` [N] (see `read`) are 0 where unknown."""
         self.storage, self._cosine, self._shards = storage, cosine, list(shards)
         self._starts = np.cumsum([0, *map(len, shards)])
         self.count, self.dimension = int(self._starts[-1]), shards[0].shape[1]
         self._multipliers = np.zeros(self.count, np.float32) if multipliers is None else multipliers
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns vectors [M, D] as they are stored, and the multipliers of their inner products, float32
-        [M].
-
-        The multipliers undo the scales of int8, and for cosine the lengths.
-        """
+        """Returns stored vectors [M, D], and multipliers [M] that undo int8 scales and cosine lengths."""
         if start >= stop:
             return np.zeros((0, self.dimension), DTYPES[self.storage][0]), np.zeros(0, np.float32)
         parts, scales = [], []
@@ -76,10 +66,7 @@ class Rows:
         return vectors, known
 
     def at(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the vectors of some rows as they are stored, [*rows.shape, D], and their multipliers.
-
-        `read` must have read the rows before.
-        """
+        """As `read`, for any rows that it has read before: vectors [*rows.shape, D], and multipliers."""
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         shards = np.unique(shard_of)
         if len(shards) == 1:

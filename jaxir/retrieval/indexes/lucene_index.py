@@ -162,10 +162,7 @@ def update_lucene_index(
     corpus: str | Path | None = None,
     on_bad_input: Policy = "stop",
 ) -> int:
-    """Replaces an index by a new one of its stored documents and those of a corpus; returns their number.
-
-    Lucene itself would still count the words of deleted documents in its statistics.
-    """
+    """Builds the index again, as Lucene would count deleted documents' words; returns its size."""
     stored, collector = index.documents, OnBadInput(on_bad_input)
     if stored is None:
         raise UserError(f"{directory} is a damaged index: it has no documents")

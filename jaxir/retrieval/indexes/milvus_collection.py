@@ -51,12 +51,7 @@ MARK = "jaxir.mark"
 
 
 class MilvusCollection:
-    """A connection to a collection, which need not exist yet.
-
-    Args:
-      where: a URI with "://" (a server), or the path of an embedded Milvus.
-      new: whether to make an embedded Milvus that does not exist.
-    """
+    """A connection to a collection of a server (a URI with ://) or of an embedded Milvus (a path)."""
 
     def __init__(self, where: str | Path, name: str, *, new: bool = False):
         pymilvus = _pymilvus()
@@ -85,10 +80,7 @@ class MilvusCollection:
             raise UserError(f"{self._where} already has a collection {self.name}: choose another name")
 
     def open(self, dimension: int, mark: str | None) -> None:
-        """Loads an existing collection, once its dimension and mark match the index's.
-
-        Indexes and collections from before there were marks have none; then the mark is not compared.
-        """
+        """Loads the collection if its dimension and mark are the index's; older ones have no mark."""
         if not self.exists():
             raise UserError(f"{self._where} has no collection {self.name}: build the index again")
         with self._errors():
@@ -111,11 +103,7 @@ class MilvusCollection:
     def create(
         self, vectors: Sequence[np.ndarray], index_type: IndexType, *, cosine: bool, mark: str | None
     ) -> None:
-        """Makes a collection of vectors (shards [n, D]) under the rows 0, 1, ...; removed on any error.
-
-        `mark` identifies it to `open`. It is stored as the description and, for milvus-lite, which forgets
-        descriptions, as a property.
-        """
+        """Makes a collection of vectors (shards [n, D]) in the rows 0, 1, ...; removes it on any error."""
         pymilvus = _pymilvus()
         self.require_new()
         count, dimension = sum(map(len, vectors)), vectors[0].shape[1]
@@ -127,6 +115,7 @@ class MilvusCollection:
             VECTOR, index_type=index_type, metric_type="IP", params=BUILD_PARAMETERS.get(index_type, {})
         )
         with self._errors():
+            # milvus-lite forgets the description, and keeps properties.
             kept = {} if self._embedded is None or mark is None else {"properties": {MARK: mark}}
             self._client.create_collection(self.name, schema=schema, timeout=ANSWER_SECONDS, **kept)
         try:

@@ -29,12 +29,7 @@ ROWS, VECTORS = "outlier_rows.npy", "outliers.npy"
 
 @dataclasses.dataclass(frozen=True)
 class Outliers:
-    """Rows that ScaNN holds as zeros, and that `merge` compares with every query.
-
-    Attributes:
-      rows: ascending row numbers, int64 [A].
-      vectors: float32 [A, D], of length 1 for cosine.
-    """
+    """Rows, ascending [A], that ScaNN holds as zeros, and their vectors [A, D], of length 1 for cosine."""
 
     rows: np.ndarray
     vectors: np.ndarray
@@ -45,11 +40,7 @@ class Outliers:
     def merge(
         self, queries: np.ndarray, found: np.ndarray, scores: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Adds the outliers to the rows and scores [Q, K] that ScaNN found for queries [Q, D].
-
-        Returns:
-          (rows, scores) [Q, K + A], unordered. An outlier that was found as a row of zeros scores -inf there.
-        """
+        """Adds the outliers to found rows and scores [Q, K]; returns both as [Q, K + A], unordered."""
         scores = np.where(np.isin(found, self.rows), -np.inf, scores)
         # einsum sums each row in the same order, so equal vectors have equal scores; BLAS does not.
         own = np.einsum("qd,ad->qa", queries, self.vectors)

@@ -55,10 +55,7 @@ class PartsIndex(VectorIndex):
         self._share: tuple[int, int] = (0, 1)
 
     def shared(self) -> PartsIndex:
-        """Returns the same index, whose parts are shared by the processes of the run.
-
-        All processes call `search` with the same queries, and get the same answers.
-        """
+        """Returns the same index with its parts divided over processes, which search the same queries."""
         other = copy.copy(self)
         other._share = jax.process_index(), jax.process_count()
         other.__dict__.pop("_opened", None)
@@ -97,11 +94,7 @@ class PartsIndex(VectorIndex):
 def merge(
     answers: Sequence[tuple[np.ndarray, list[list[str]]]], count: int, k: int
 ) -> tuple[np.ndarray, list[list[str]]]:
-    """Returns the k best of `count` queries' answers, ordered as by `VectorIndex.search`.
-
-    Args:
-      answers: of each part: scores [Q, K], -inf if there are fewer answers, and the ids.
-    """
+    """Returns the k best of the parts' answers, each (scores [Q, K], ids), in the order of any index."""
     scores = np.full((count, k), -np.inf, np.float32)
     ids: list[list[str]] = []
     for start in range(0, count, QUERIES):

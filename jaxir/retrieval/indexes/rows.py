@@ -22,10 +22,7 @@ NO_ROWS = np.empty(0, np.int64)
 def main_directions(
     shards: Sequence[np.ndarray], similarity: Similarity, *, energy: float, zeros: np.ndarray = NO_ROWS
 ) -> int:
-    """Returns how many of the D directions of PCA hold the share `energy` of the vectors' variance.
-
-    The rows `zeros`, ascending, count as zero vectors.
-    """
+    """Returns how many PCA directions hold the share `energy` of the variance, with the rows `zeros` zero."""
     step, dimension = -(-sum(map(len, shards)) // SAMPLE), shards[0].shape[1]
     total, products, seen = np.zeros(dimension), np.zeros([dimension] * 2), 0
     for piece in zeroed(shards, zeros, BLOCK):
@@ -55,11 +52,7 @@ def without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
 def contiguous(
     shards: Sequence[np.ndarray], similarity: Similarity, *, zeros: np.ndarray = NO_ROWS
 ) -> Iterator[np.ndarray]:
-    """Yields the vectors [N, D] as one array, of length 1 for cosine.
-
-    A single shard that needs no change is not copied; otherwise the vectors go through an unnamed file. The
-    rows `zeros`, ascending, become zero vectors.
-    """
+    """Yields the vectors as one array, normalised for cosine, in a temporary file unless they are ready."""
     ready = similarity == "dot" or all(
         np.abs(np.linalg.norm(piece, axis=1) - 1).max() < 1e-5 for piece in pieces(shards, BLOCK)
     )

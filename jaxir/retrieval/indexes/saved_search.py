@@ -22,13 +22,7 @@ MOST = 0.999  # the highest recall that an index without SOAR is tuned for
 
 
 class SavedSearch:
-    """Answers as `jaxir.search`, by ScaNN's TensorFlow operations; a `interop.saved_model.GraphSearch`.
-
-    Args:
-      directory: an index of the scann engine.
-      k: documents for each query; K = min(k, N) are found.
-      fingerprint: of the model that encodes queries.
-    """
+    """Answers as `jaxir.search`, by TensorFlow operations; a `interop.saved_model.GraphSearch`."""
 
     packages = ("scann",)
 
@@ -107,10 +101,7 @@ class SavedSearch:
 
 
 def _in_one_leaf(index: ScannIndex) -> ScannIndex:
-    """Returns an index of the same vectors without SOAR, which ScaNN's TensorFlow operations do not support.
-
-    If the index was tuned, the new one is tuned for the same recall.
-    """
+    """Returns the index without SOAR, which TensorFlow operations lack, tuned for the same recall."""
     plain = index.without_soar()
     if not index.tuned:
         return plain
@@ -121,10 +112,7 @@ def _in_one_leaf(index: ScannIndex) -> ScannIndex:
 
 
 def _state(directory: Path) -> Any:
-    """Reads the files of a ScaNN index into the module that its TensorFlow operations need.
-
-    They do not support bfloat16 vectors, which become float32.
-    """
+    """Reads ScaNN's files into the module of its TensorFlow operations, which lack bfloat16."""
     from scann.proto.scann_pb2 import ScannConfig
     from scann.scann_ops.py import scann_ops
 

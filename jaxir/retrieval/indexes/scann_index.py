@@ -177,10 +177,7 @@ class ScannIndex(VectorIndex):
         self._hold(ids)
 
     def without_soar(self) -> "ScannIndex":
-        """Returns an index of the same vectors, each in one leaf, with codes of all dimensions.
-
-        It must search more leaves, but ScaNN's TensorFlow operations support it.
-        """
+        """Returns an index of one leaf for each vector, as TensorFlow operations need; it searches more."""
         left_out = ("soar", "directions")
         settings = {name: value for name, value in self.info.settings.items() if name not in left_out}
         other = copy.copy(self)

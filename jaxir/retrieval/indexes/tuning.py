@@ -32,11 +32,7 @@ REPEATS = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recall:
-    """Recall@10 of an index against exact search, on queries that nothing was tuned on.
-
-    Attributes:
-      of_passages: whether passages serve as queries (each excluded from its own answers).
-    """
+    """Recall@10 against exact search on queries (or passages as queries) that were not tuned on."""
 
     value: float
     queries: int
@@ -48,11 +44,7 @@ class Recall:
 
 
 class Trial:
-    """Queries and their true neighbours among vectors [N, D] (an array or its shards).
-
-    Args:
-      queries: vectors [Q, D], at least two; None: passages serve as queries.
-    """
+    """Queries [Q, D] (None: passages of the index) and their true neighbours among its vectors [N, D]."""
 
     def __init__(
         self,

@@ -168,11 +168,7 @@ def _counts(counts: Mapping[str, int], reasons: Mapping[str, str]) -> str:
 def _choose(
     run: str | Path, known: KnownPositives, settings: MiningSettings, check: RelevanceFilter | None
 ) -> tuple[dict[str, list[str]], collections.Counter[str], collections.Counter[str]]:
-    """Returns each query's negatives, and the reasons of queries and answers without.
-
-    With a cross-encoder candidates are drawn and judged in rounds, until enough have passed. The run is read
-    again in each round, so that few candidates are held in memory.
-    """
+    """Returns negatives by query, and counts of exclusions; rereads the run for each judged draw."""
     left_out: collections.Counter[str] = collections.Counter({UNANSWERED: len(known.split_positives)})
     dropped: collections.Counter[str] = collections.Counter()
     taken: dict[str, Drawn] = {}

@@ -23,12 +23,7 @@ Drawn = list[tuple[int, str]]
 
 
 class RelevanceFilter:
-    """Drops candidates that a cross-encoder finds relevant.
-
-    Attributes:
-      judged: candidates read so far.
-      dropped: dropped candidates by reason; one above the maximum is not counted as near a positive.
-    """
+    """Drops candidates that a cross-encoder finds relevant, and counts them by reason."""
 
     ABOVE, NEAR = "max_relevance", "relevance_margin"
 

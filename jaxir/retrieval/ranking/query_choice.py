@@ -31,13 +31,7 @@ def write_reranked(
     keep: int | None = None,
     window: int = WINDOW,
 ) -> OutputsReport | None:
-    """Writes the candidates of questions, best first, with `scores` and the best query as `text`.
-
-    Args:
-      corpus: the corpus of the passages, if the reranker reads them.
-      keep: most candidates of a question; None: all.
-      window: questions that are scored together.
-    """
+    """Writes each question's candidates, the best `keep` first, with `scores` and the best as `text`."""
     check_corpus(corpus, reads=reranker.reads_passages)
     texts: dict[str, str] = {}
     if corpus is not None:
