@@ -65,7 +65,7 @@ def generate(
     from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.generator import Generator
     from jaxir.retrieval.encoding.outputs_file import write_outputs
-    from jaxir.retrieval.encoding.windowed_file import told
+    from jaxir.retrieval.encoding.windowed_file import summary
     from jaxir.runtime import distributed
     from jaxir.storage.files import local_path
 
@@ -78,7 +78,7 @@ def generate(
     with distributed.together():
         generator = Generator.load(model, dtype=dtype, batch_tokens=batch_tokens)
         report = write_outputs(generator, input, output, how, on_bad_input=on_bad_input, cluster=cluster)
-        distributed.say(told(output, report, f", by {model}"))
+        distributed.say(summary(output, report, f", by {model}"))
 
 
 @cli.takes(Decoding, only=[name for name in hints_of(Decoding) if name != "seed"])
@@ -160,7 +160,7 @@ def retrieve(
     from jaxir.data.expanded.candidates import read_questions
     from jaxir.data.formats.answers import read_answers
     from jaxir.evaluation.query_candidates import Retriever, check_answers, write_found
-    from jaxir.retrieval.encoding.windowed_file import told
+    from jaxir.retrieval.encoding.windowed_file import summary
     from jaxir.runtime import distributed
 
     if answers is None:
@@ -180,7 +180,7 @@ def retrieve(
             check_answers(questions, known, answers)
         retriever = Retriever(index, depth=depth, answers=known, answers_in=answers_in)
         report = write_found(retriever, questions, output)
-        distributed.say(told(output, report, f", searched in {index}"))
+        distributed.say(summary(output, report, f", searched in {index}"))
 
 
 @writes(output="shared outputs file")
@@ -218,7 +218,7 @@ def rerank(
         platform).
     """
     from jaxir.retrieval.encoding.query_reranker import QueryReranker
-    from jaxir.retrieval.encoding.windowed_file import told
+    from jaxir.retrieval.encoding.windowed_file import summary
     from jaxir.retrieval.ranking.query_choice import write_reranked
     from jaxir.runtime import distributed
 
@@ -227,7 +227,7 @@ def rerank(
         questions = _questions(rerank, candidates, queries, expansions, lines_each, num_candidates)
         reranker = QueryReranker.load(model, batch_tokens=batch_tokens)
         report = write_reranked(reranker, questions, output, corpus=corpus, keep=keep)
-        distributed.say(told(output, report, f", by {model}"))
+        distributed.say(summary(output, report, f", by {model}"))
 
 
 @writes(output="shared outputs file")
@@ -256,13 +256,13 @@ def choose(
       num_candidates: expansions of a question that are looked at, the first ones (default: all).
       lines_each: with --expansions, as `retrieve` has it.
     """
-    from jaxir.retrieval.encoding.windowed_file import told
+    from jaxir.retrieval.encoding.windowed_file import summary
     from jaxir.retrieval.ranking.query_choice import write_chosen
 
     if by != "place":
         check_idle(choose, "--by=place", place=place)
     questions = _questions(choose, candidates, queries, expansions, lines_each, num_candidates)
-    print(told(output, write_chosen(questions, output, by=by, place=place)))
+    print(summary(output, write_chosen(questions, output, by=by, place=place)))
 
 
 def _questions(

@@ -48,7 +48,7 @@ def read(
     from jaxir.models.decoding import Decoding
     from jaxir.retrieval.answering.answer_writer import Reader, write_answers
     from jaxir.retrieval.answering.questions import read_questions
-    from jaxir.retrieval.encoding.windowed_file import told
+    from jaxir.retrieval.encoding.windowed_file import summary
     from jaxir.runtime import distributed
     from jaxir.storage.files import local_path
 
@@ -69,7 +69,7 @@ def read(
             prompt=settings.passage_prompt,
         )
         report = write_answers(reader, questions, output, how)
-        distributed.say(told(output, report, f", by {model}"))
+        distributed.say(summary(output, report, f", by {model}"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Answers to questions typed by a person."""
+"""Shows answers to typed questions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from jaxir.data.formats.lines import has_text
 from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
 SNIPPET = 160  # columns
-INDENT = 13  # columns: where names and snippets begin
+INDENT = 13  # column at which names and snippets begin
 
 
 def answer(searcher: Searcher | WeightsSearcher, question: str, k: int) -> str:
-    """Returns the best `k` documents as lines of text: rank, score, name; id and snippet below.
-
-    On a terminal the lines are as long as it is wide, and broken between words.
-    """
+    """Returns the best `k` documents as lines (rank, score, name, id, snippet), wrapped on a terminal."""
     scores, ids = searcher.search([question], k)
     documents = searcher.index.documents
     lines = []
@@ -39,14 +36,10 @@ def answer(searcher: Searcher | WeightsSearcher, question: str, k: int) -> str:
 
 
 def converse(searcher: Searcher | WeightsSearcher, k: int) -> None:
-    """Answers each line of standard input until it ends or the user interrupts; prompts on a terminal.
-
-    Raises:
-      UserError: a question that cannot be asked, unless a person may type another one.
-    """
+    """Answers lines of standard input until its end or an interrupt; errors do not end it on a terminal."""
     prompt = ""
     if sys.stdin.isatty():
-        import readline  # noqa: F401  (its import gives `input` line editing and history)
+        import readline  # noqa: F401  (gives `input` line editing and history)
 
         print(_fit(f"{searcher.index.info.count:,} documents; type a question, or Ctrl-D to leave"))
         prompt = "question> "
@@ -70,7 +63,7 @@ def converse(searcher: Searcher | WeightsSearcher, k: int) -> None:
 
 
 def _fit(text: str) -> str:
-    """Returns the lines of `text` without control characters, on a terminal broken at its width."""
+    """Returns `text` without control characters, wrapped at the width of a terminal."""
     lines = ["".join(c for c in line if unicodedata.category(c) != "Cc") for line in text.split("\n")]
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
@@ -80,14 +73,14 @@ def _fit(text: str) -> str:
 
 
 def _wrap(line: str, width: int, indent: str) -> Iterator[str]:
-    """Yields a line in parts of at most `width` columns, all but the first of them behind `indent`."""
+    """Yields a line in parts of at most `width` columns; all but the first start with `indent`."""
     part = line[: len(line) - len(line.lstrip())]
     if len(part) >= INDENT:
         part = indent
-    empty = True  # of words
+    empty = True  # whether `part` has no word yet
     for space, unit in _units(line.strip()):
         pieces = [unit]
-        if _columns(indent + unit) > width:  # longer than a line of its own: cut anywhere
+        if _columns(indent + unit) > width:  # longer than a line: cut anywhere
             pieces = list(unit)
         for piece in pieces:
             if not empty and _columns(part + space + piece) > width:
@@ -99,7 +92,7 @@ def _wrap(line: str, width: int, indent: str) -> Iterator[str]:
 
 
 def _shorten(text: str) -> str:
-    """Returns the beginning of a text in one line, cut between words."""
+    """Returns the beginning of a text as one line, cut between words."""
     found, used = "", 0
     for space, unit in _units(text[: 4 * SNIPPET].strip()):
         space = " " * bool(space)
@@ -111,7 +104,7 @@ def _shorten(text: str) -> str:
 
 
 def _units(text: str) -> Iterator[tuple[str, str]]:
-    """Yields (white space before it, what is not broken): words; of those of wide characters, each one."""
+    """Yields (white space before it, unbreakable unit): words, or the single wide characters of a word."""
     for space, word in re.findall(r"(\s*)(\S+)", text):
         start = 0
         for at in range(1, len(word)):
@@ -123,6 +116,5 @@ def _units(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _columns(text: str) -> int:
-    """Returns how many columns of a terminal a text takes."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(unicodedata.category(c) in ("Mn", "Me", "Cf") for c in text)

@@ -1,4 +1,4 @@
-"""Texts in, documents out, whatever kind of index lies behind."""
+"""Searches any kind of index with texts."""
 
 from __future__ import annotations
 
@@ -18,23 +18,18 @@ if TYPE_CHECKING:
 
 
 class Searcher:
-    """An index together with what its queries need. Use `Searcher.open`.
-
-    Attributes:
-      index: the index.
-      encoder: the model that encodes queries; None where the index takes texts as they are.
-    """
+    """An index with the model that encodes its queries (None if it takes texts). Use `Searcher.open`."""
 
     def __init__(self, index: Index, encoder: DualEncoder | None = None):
         if (index.query_kind == "vectors") != (encoder is not None):
             raise UserError(
                 f"an index of engine {index.info.engine} takes {index.query_kind}:"
-                f" {'it needs a model for queries' if encoder is None else 'no model belongs to it'}"
+                f" {'it needs a model for queries' if encoder is None else 'it needs no model'}"
             )
         if index.query_kind == "weights":
             raise UserError(
-                "an impact index is searched with the token weights of a learned sparse model, not with texts"
-                " (python -m jaxir.search takes them)"
+                "an impact index needs queries with the token weights of a learned sparse model, not texts:"
+                " use python -m jaxir.search"
             )
         self.index, self.encoder = index, encoder
 
@@ -46,27 +41,17 @@ class Searcher:
         model: str | None = None,
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> Searcher:
-        """Reads an index directory (unless it is read already) and, where it takes vectors, its model.
-
-        Args:
-          index: the directory, or what `load_index` returned.
-          model: the model that encodes queries; None takes the one recorded in the index.
-          dtype: type of the model's matrix products.
-
-        Raises:
-          UserError: it is no index, its model is unknown or another than `model`, or a model is given to an
-            index that takes texts.
-        """
+        """Opens an index (a directory, or a loaded one) and the model of its queries (None: as it names)."""
         name = str(index) if isinstance(index, (str, Path)) else "the index"
         loaded = load_index(index) if isinstance(index, (str, Path)) else index
         if loaded.query_kind != "vectors":
             if model is not None:
-                raise UserError(f"{name} is searched by {loaded.info.similarity}: no model belongs to it")
+                raise UserError(f"{name} is searched by {loaded.info.similarity}: leave out --model")
             return cls(loaded)
         model = model or loaded.info.model
         if model is None:
-            raise UserError(f"{name} does not say which model made it: give --model")
-        from jaxir.retrieval.encoding.text_encoder import DualEncoder  # imports JAX, which words do not need
+            raise UserError(f"{name} does not name the model that made it: give --model")
+        from jaxir.retrieval.encoding.text_encoder import DualEncoder  # imports JAX
 
         encoder = DualEncoder.load(model, dtype=dtype)
         loaded.require_model(encoder.fingerprint, *encoder.made_by)
@@ -75,47 +60,27 @@ class Searcher:
     def search(
         self, texts: Sequence[str], k: int, *, show_progress: bool = False
     ) -> tuple[np.ndarray, list[list[str]]]:
-        """Returns the nearest documents of each text, best first.
-
-        Args:
-          texts: Q queries.
-          k: how many documents for each.
-          show_progress: whether the encoding of queries shows a bar.
-
-        Returns:
-          (float32 scores [Q, K], for each query at most K ids), as `Index.search`.
-
-        Raises:
-          UserError: there is nothing but white space and control characters in a text.
-        """
+        """As `Index.search`, for texts; refuses a text of white space and control characters."""
         for text in texts:
             if not has_text(text):
-                raise UserError(f"there is no text in the question {text!r:.40}")
+                raise UserError(f"the question {text!r:.40} has no text")
         if self.encoder is None:
             return self.index.search(list(texts), k)
         return self.index.search(self.encoder.encode_queries(list(texts), show_progress=show_progress), k)
 
 
 class WeightsSearcher:
-    """An impact index and queries that are typed as token weights: {"token": 12, ...}, in JSON.
-
-    Attributes:
-      index: the index.
-    """
+    """An impact index, searched with token weights in JSON: {"token": 12, ...}."""
 
     def __init__(self, index: Index):
         self.index = index
 
     def search(self, texts: Sequence[str], k: int) -> tuple[np.ndarray, list[list[str]]]:
-        """Returns the documents of the greatest inner product with each query, as `Index.search`.
-
-        Raises:
-          UserError: a text is not a JSON object of whole numbers.
-        """
+        """As `Index.search`, for JSON objects of whole numbers."""
         try:
             return self.index.search([parse_weights(text) for text in texts], k)
         except MalformedRecord as fault:
             raise UserError(
-                'an impact index is searched with token weights, typed as {"token": 12, ...}:'
+                'an impact index needs queries of token weights, written as {"token": 12, ...}:'
                 f" {fault.kind} {fault.detail}"
             ) from None

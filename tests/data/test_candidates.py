@@ -101,7 +101,7 @@ def test_unsuitable_candidates_and_flags_are_refused(folder, capsys):
     with pytest.raises(UserError, match=r"has no ranks, .* --answers=FILE"):
         list(QueryCandidates(path=str(path)).questions())
     for flags, sentence in (
-        (["--by=oracle"], "the best query is told by ranks"),
+        (["--by=oracle"], "choosing the best query needs ranks"),
         (["--place=4"], "no question has 4 candidates"),
         (["--by=concat", "--place=2"], "--place is for --by=place"),
         (["--lines_each=2"], "--lines_each is for --expansions"),

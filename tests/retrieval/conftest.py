@@ -1,6 +1,10 @@
 """A small random model on disk, and texts for it."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -9,10 +13,12 @@ import tokenizers
 from flax import nnx
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from jaxir import cli
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+from jaxir.retrieval.encoding.stored_embeddings import EmbeddingsInfo, StoredEmbeddings
 
 WORDS = [f"w{i}" for i in range(200)]
 MAX_LENGTH = 40
@@ -32,14 +38,56 @@ def write_corpus(path, texts, *, title="") -> str:
     return write_jsonl(path, [{"_id": f"d{i}", "title": title, "text": t} for i, t in enumerate(texts)])
 
 
+def write_queries(path, texts) -> str:
+    return write_jsonl(path, [{"_id": f"q{i}", "text": t} for i, t in enumerate(texts)])
+
+
+def encode(model, corpus, output, *flags: str) -> str:
+    flags = [f"--model={model}", f"--input={corpus}", f"--output={output}", *flags]
+    assert cli.main("jaxir.encode:encode", flags) == 0
+    return str(output)
+
+
+def run_processes(command: str, *flags: str, folders, **environment: str) -> list[tuple[int, str, str]]:
+    """Runs a command in each folder, as the processes of one run; returns their (status, stdout, stderr)."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    env = os.environ | {"XLA_FLAGS": ""} | environment
+    if len(folders) > 1:
+        env |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(len(folders))}
+    ids = [{"JAX_PROCESS_ID": str(number)} if len(folders) > 1 else {} for number in range(len(folders))]
+    started = [sys.executable, "-m", f"jaxir.{command}", *flags]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [
+        subprocess.Popen(started, cwd=folder, env=env | own, **pipes)
+        for folder, own in zip(folders, ids, strict=True)
+    ]
+    try:
+        outputs = [process.communicate(timeout=200) for process in processes]
+        return [(process.returncode, *texts) for process, texts in zip(processes, outputs, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+
+
 def nearest(vectors, ids, queries, k, *, similarity="cosine"):
-    """The k nearest by sorting everything: (scores [Q, k], ids)."""
+    """The reference: sorts all documents by (score, id); returns (scores [Q, k], ids)."""
     if similarity == "cosine":
         queries, vectors = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, vectors))
-    # Not by a matrix product: on some CPUs its sums for equal vectors at different places differ.
+    # einsum, because on some CPUs a matrix product gives equal vectors at different places different sums.
     scores = np.einsum("qd,vd->qv", queries, vectors)
     ranked = [sorted(zip(row.tolist(), ids, strict=True), reverse=True)[:k] for row in scores]
     return np.array([[s for s, _ in row] for row in ranked]), [[i for _, i in row] for row in ranked]
+
+
+def stored(vectors, ids, shard_size, similarity="dot") -> StoredEmbeddings:
+    info = EmbeddingsInfo(
+        complete=True, count=len(ids), shard_size=shard_size, tower="passage", fingerprint="f" * 64,
+        model=None, dimension=vectors.shape[1], similarity=similarity, dtype="float32", max_length=8,
+        prompt="", text="text", input_name="corpus.jsonl", input_bytes=1, input_sha256="0" * 64,
+    )  # fmt: skip
+    return StoredEmbeddings(info, ids, [vectors[i : i + shard_size] for i in range(0, len(ids), shard_size)])
 
 
 def save_model(directory, *, seed: int) -> str:
@@ -64,13 +112,17 @@ def save_model(directory, *, seed: int) -> str:
 
 @pytest.fixture(scope="session")
 def toy() -> types.SimpleNamespace:
-    """The functions above, for test files cannot import this one."""
+    """The functions above, because test files cannot import this one."""
     return types.SimpleNamespace(
         random_texts=random_texts,
         write_jsonl=write_jsonl,
         write_corpus=write_corpus,
+        write_queries=write_queries,
+        encode=encode,
+        run_processes=run_processes,
         save_model=save_model,
         nearest=nearest,
+        stored=stored,
         max_length=MAX_LENGTH,
     )
 

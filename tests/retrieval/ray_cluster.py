@@ -1,7 +1,7 @@
 """A Ray cluster of two nodes of one CPU each on this machine; started by tests, in a process of its own.
 
-Prints its address. Of lines on standard input "kill" kills a process that works for Ray Data, "lose" the
-second node with all its processes; each is answered. The end of standard input ends the cluster.
+Prints its address. The line "kill" on standard input kills a worker process of Ray Data, "lose" the second
+node; both are answered by "done". The end of standard input ends the cluster.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ find_node = services.get_node
 
 
 def find_node_patiently(*of):
-    """Ray itself gives a node 30 seconds to start, of which other tests may leave too few."""
+    """Ray waits 30 seconds for a node to start, which is too short beside other tests."""
     end = time.monotonic() + 200
     while time.monotonic() < end:
         with contextlib.suppress(RuntimeError):

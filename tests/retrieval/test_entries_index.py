@@ -1,4 +1,4 @@
-"""Several vectors of a document, the best one counts: against a slow transcription, ties included."""
+"""Several vectors of a document, compared with a slow reference, ties included."""
 
 import collections
 
@@ -11,7 +11,7 @@ from jaxir.retrieval.indexes.entries_index import EntriesIndex, document_of, ent
 
 
 def slowly(vectors, ids, queries, k):
-    """Every entry of every document, one after the other."""
+    """The reference: the best entry of every document, in a loop."""
     found = []
     for query in queries:
         best = collections.defaultdict(lambda: -np.inf)
@@ -26,7 +26,7 @@ def slowly(vectors, ids, queries, k):
 def entries():
     """Up to 7 entries of 60 documents; small whole numbers, so that many scores are equal."""
     rng = np.random.default_rng(0)
-    names = [f"d{'x' * (i % 3)}{i // 3}" for i in range(60)]  # some are the beginnings of others
+    names = [f"d{'x' * (i % 3)}{i // 3}" for i in range(60)]  # some are prefixes of others
     ids = [name for name, count in zip(names, rng.integers(1, 8, 60), strict=True) for _ in range(count)]
     vectors = rng.integers(-2, 3, (len(ids), 8)).astype(np.float32)
     queries = rng.integers(-2, 3, (11, 8)).astype(np.float32)
@@ -34,7 +34,7 @@ def entries():
 
 
 @pytest.mark.parametrize("backend", ["exact", pytest.param("scann", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("k", [1, 5, 60, 100])
+@pytest.mark.parametrize("k", [1, 5, 100])
 def test_the_best_entry_counts(entries, backend, k, tmp_path):
     vectors, ids, queries = entries
     index = EntriesIndex.build([vectors[:50], vectors[50:]], ids, backend=backend, similarity="dot")
@@ -53,11 +53,11 @@ def test_the_best_entry_counts(entries, backend, k, tmp_path):
         assert scores.shape == (11, min(k, 60)) and one.info.count == 60
         for row, names, best in zip(scores, found, expected, strict=True):
             assert row.tolist() == [score for score, _ in best]
-            if backend == "exact":  # ScaNN cuts ties at the end of what it looks at as they come
+            if backend == "exact":  # ScaNN decides which tied entries it finds
                 assert names == [document for _, document in best]
 
 
-def test_one_document_with_all_the_best_entries_leaves_room_for_others():
+def test_document_with_all_the_best_entries_does_not_hide_others():
     ids = ["a"] * 50 + ["b", "c"]
     vectors = np.linspace(1, 0.5, 52, dtype=np.float32)[:, None] * np.ones((1, 4), np.float32)
     index = EntriesIndex.build(vectors, ids, similarity="dot")
@@ -80,5 +80,5 @@ def test_entries_index_refuses_mismatched_ids_and_changes_in_place(entries):
         EntriesIndex.build(vectors, ["a"], similarity="dot")
     index = EntriesIndex.build(vectors, ids, similarity="dot")
     for change in (lambda: index.add(vectors[:1], ["new"]), lambda: index.delete([ids[0]])):
-        with pytest.raises(UserError, match="not changed in place: build it anew"):
+        with pytest.raises(UserError, match="cannot be changed in place"):
             change()

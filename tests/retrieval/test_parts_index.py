@@ -1,18 +1,13 @@
-"""An index in parts: what one of all vectors answers, built again from where it was killed."""
+"""An index in parts answers as one index, and resumes its build."""
 
 import dataclasses
 import itertools
-import os
-import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.retrieval.encoding.stored_embeddings import EmbeddingsInfo, StoredEmbeddings
 from jaxir.retrieval.indexes import parts_index
 from jaxir.retrieval.indexes.base_index import build_index, load_index
 from jaxir.retrieval.indexes.exact import ExactIndex
@@ -20,34 +15,13 @@ from jaxir.retrieval.indexes.parts_index import PartsIndex, build_in_parts, merg
 from jaxir.retrieval.ranking.runs import read_run
 
 
-def stored(vectors, ids, cut, similarity="dot") -> StoredEmbeddings:
-    info = EmbeddingsInfo(
-        complete=True,
-        count=len(ids),
-        shard_size=cut,
-        tower="passage",
-        fingerprint="f" * 64,
-        model=None,
-        dimension=vectors.shape[1],
-        similarity=similarity,
-        dtype="float32",
-        max_length=8,
-        prompt="",
-        text="text",
-        input_name="corpus.jsonl",
-        input_bytes=1,
-        input_sha256="0" * 64,
-    )
-    return StoredEmbeddings(info, ids, [vectors[at : at + cut] for at in range(0, len(ids), cut)])
-
-
 @pytest.fixture(scope="module")
-def many():
+def many(toy):
     """Small whole numbers, so that many scores are equal, also of passages in different parts."""
     rng = np.random.default_rng(0)
     vectors = rng.integers(-2, 3, (103, 6)).astype(np.float32)
     ids = [f"d{i}{'é' * (i % 2)}" for i in rng.permutation(103)]
-    return stored(vectors, ids, 20), rng.integers(-2, 3, (300, 6)).astype(np.float32)
+    return toy.stored(vectors, ids, 20), rng.integers(-2, 3, (300, 6)).astype(np.float32)
 
 
 def exactly(some):
@@ -67,83 +41,51 @@ def test_parts_answer_as_one_index(many, tmp_path):
         assert len(set(expected[0].tolist())) < min(k, 30) or k == 1, "guard: ties"
 
 
-def test_interrupted_parts_index_keeps_finished_parts(many, tmp_path):
+def test_resume_keeps_finished_parts_and_refuses_other_embeddings_and_settings(many, tmp_path):
     passages, queries = many
-    built = []
+    built, how = [], {"backend": "exact", "model": None}
 
-    def dying(some):
+    def build(some):
         if len(built) == 2:
+            built.append([])
             raise KeyboardInterrupt
         built.append(some.ids)
         return exactly(some)
 
-    def build(some):
-        built.append(some.ids)
-        return exactly(some)
-
     with pytest.raises(KeyboardInterrupt):
-        build_in_parts(passages, tmp_path / "index", 3, dying, how={"backend": "exact"})
+        build_in_parts(passages, tmp_path / "index", 3, build, how=how)
     assert not (tmp_path / "index").exists()
+    for name, value in {
+        "input_sha256": "1" * 64,
+        "fingerprint": "e" * 64,
+        "tower": "query",
+        "dtype": "bfloat16",
+        "max_length": 9,
+        "prompt": "passage: ",
+        "text": "title",
+        "expansion": "typical",
+        "views": 10,
+        "expansions_hash": "abc",
+    }.items():
+        others = dataclasses.replace(passages, info=dataclasses.replace(passages.info, **{name: value}))
+        field = parts_index.CALLED.get(name, rf"{name} \(.*, now {value!r:.40}\)")
+        with pytest.raises(UserError, match=f"was begun with another {field}"):
+            build_in_parts(others, tmp_path / "index", 3, build, how=how)
     with pytest.raises(UserError, match=r"was begun with another backend \('exact', now 'scann'\)"):
-        build_in_parts(passages, tmp_path / "index", 3, build, how={"backend": "scann"})
-    build_in_parts(passages, tmp_path / "index", 3, build, how={"backend": "exact"})
-    assert [len(ids) for ids in built] == [34, 34, 35] and [*itertools.chain(*built)] == passages.ids
+        build_in_parts(passages, tmp_path / "index", 3, build, how=how | {"backend": "scann"})
+    build_in_parts(passages, tmp_path / "index", 3, build, how=how)
+    assert [len(ids) for ids in built] == [34, 34, 0, 35] and [*itertools.chain(*built)] == passages.ids
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
     assert len(load_index(tmp_path / "index").search(queries, 5)[1]) == 300
 
 
-# As jaxir.index gives them.
-OPTIONS = {"backend": "exact", "model": None, "storage": None, "target_recall": None, "queries": None}
-
-
-def half_built(tmp_path, passages) -> None:
-    """What a kill after two of three parts leaves."""
-    remaining = [exactly, exactly]
-
-    def dying(some):
-        if not remaining:
-            raise KeyboardInterrupt
-        return remaining.pop()(some)
-
-    with pytest.raises(KeyboardInterrupt):
-        build_in_parts(passages, tmp_path / "index", 3, dying, how=OPTIONS)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("input_sha256", "1" * 64),
-        ("fingerprint", "e" * 64),
-        ("tower", "query"),
-        ("dtype", "bfloat16"),
-        ("max_length", 9),
-        ("prompt", "passage: "),
-        ("text", "title"),
-        ("expansion", "typical"),
-        ("views", 10),
-        ("expansions_hash", "abc"),
-    ],
-)
-def test_parts_of_other_embeddings_are_not_taken_up(many, tmp_path, name, value):
-    passages, _ = many
-    half_built(tmp_path, passages)
-    others = dataclasses.replace(passages, info=dataclasses.replace(passages.info, **{name: value}))
-    told = parts_index.CALLED.get(name, rf"{name} \(.*, now {value!r:.40}\)")
-    with pytest.raises(UserError, match=f"was begun with another {told}"):
-        build_in_parts(others, tmp_path / "index", 3, exactly, how=OPTIONS)
-    assert not (tmp_path / "index").exists()
-    build_in_parts(passages, tmp_path / "index", 3, exactly, how=OPTIONS)
-    assert load_index(tmp_path / "index").info.count == 103
-
-
-def test_the_command_builds_in_an_empty_directory_by_any_name(
+def test_command_builds_in_an_empty_directory_by_any_name(
     tmp_path, toy, small_model, other_model, monkeypatch, capsys
 ):
-    """The one it stands in, or a link's; and takes up no parts of another model there."""
+    """The output is the working directory or a link; parts of another model there are refused."""
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(9))
     for name, model in (("ours", small_model), ("other", other_model)):
-        flags = [f"--model={model}", f"--input={corpus}", f"--output={tmp_path}/{name}"]
-        assert cli.main("jaxir.encode:encode", flags) == 0
+        toy.encode(model, corpus, tmp_path / name)
     build = [f"--embeddings={tmp_path}/ours", "--backend=exact", "--parts=2"]
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
@@ -159,12 +101,10 @@ def test_the_command_builds_in_an_empty_directory_by_any_name(
     build[0] = f"--embeddings={tmp_path}/other"
     capsys.readouterr()
     assert cli.main("jaxir.index:index", [*build, "--output=here"]) == 1
-    assert (
-        "error: " in (err := capsys.readouterr().err) and "was begun with another model: give the same" in err
-    )
+    assert "was begun with another model: give the same" in capsys.readouterr().err
 
 
-def test_a_part_with_fewer_answers_than_were_asked_for():
+def test_merge_takes_parts_with_fewer_than_k_answers():
     found = [
         (np.array([[3, 1, -np.inf]], np.float32), [["a", "b"]]),
         (np.array([[3, 2]], np.float32), [["c", "d"]]),
@@ -175,8 +115,8 @@ def test_a_part_with_fewer_answers_than_were_asked_for():
     assert ids == [["c", "a", "d", "b"]] and scores[0, 4:].tolist() == [-np.inf] * 2
 
 
-def test_answers_of_other_processes_come_whole(monkeypatch):
-    """Ids of other lengths, beyond ASCII, or missing."""
+def test_answers_of_all_processes_keep_their_ids(monkeypatch):
+    """Ids of different lengths, beyond ASCII, or missing."""
     sent = []
 
     def gather(x):
@@ -190,15 +130,15 @@ def test_answers_of_other_processes_come_whole(monkeypatch):
     assert sent[2].shape == (2, 2, 8)
 
 
-def test_damage_and_mistakes_are_told(many, tmp_path):
+def test_parts_index_refuses_bad_parts_ids_and_changes(many, tmp_path):
     passages, _ = many
     with pytest.raises(UserError, match="103 passages cannot be indexed in 104 parts"):
         build_in_parts(passages, tmp_path / "index", 104, exactly, how={})
-    with pytest.raises(UserError, match="some ids come twice"):
+    with pytest.raises(UserError, match="some ids occur twice"):
         twice = dataclasses.replace(passages, ids=[*passages.ids[1:], passages.ids[1]])
         build_in_parts(twice, tmp_path / "index", 2, exactly, how={})
     build_in_parts(passages, tmp_path / "index", 2, exactly, how={})
-    with pytest.raises(UserError, match="not changed in place: build it anew"):
+    with pytest.raises(UserError, match="cannot be changed in place"):
         load_index(tmp_path / "index").delete(passages.ids[:1])
 
 
@@ -206,19 +146,16 @@ def test_damage_and_mistakes_are_told(many, tmp_path):
 @pytest.mark.timeout(400)
 def test_two_processes_build_and_search_as_one(tmp_path, toy, small_model):
     toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(90))
-    toy.write_jsonl(
-        tmp_path / "queries.jsonl",
-        [{"_id": f"q{i}", "text": text} for i, text in enumerate(toy.random_texts(7, seed=1))],
-    )
-    flags = [f"--model={small_model}", "--input=corpus.jsonl", "--output=embeddings"]
-    run(tmp_path, ["encode", *flags])
-    build = ["index", "--embeddings=embeddings", "--backend=exact", "--corpus=corpus.jsonl"]
-    find = ["search", "--queries=queries.jsonl", "--k=30"]
-    run(tmp_path, [*build, "--output=whole"])
-    run(tmp_path, [*find, "--index=whole", "--output=whole.trec"])
-    run(tmp_path, [*build, "--parts=3", "--output=parts"], processes=2)
+    toy.write_queries(tmp_path / "queries.jsonl", toy.random_texts(7, seed=1))
+    toy.encode(small_model, tmp_path / "corpus.jsonl", tmp_path / "embeddings")
+    build = ["--embeddings=embeddings", "--backend=exact", "--corpus=corpus.jsonl"]
+    for name, flags, processes in (("whole", [], 1), ("parts", ["--parts=3"], 2)):
+        folders = [tmp_path] * processes
+        find = ["--queries=queries.jsonl", "--k=30", f"--index={name}", f"--output={name}.trec"]
+        for command in (["index", *build, *flags, f"--output={name}"], ["search", *find]):
+            done = toy.run_processes(*command, folders=folders)
+            assert [status for status, *_ in done] == [0] * processes, done
     assert load_index(tmp_path / "parts").documents is not None
-    run(tmp_path, [*find, "--index=parts", "--output=parts.trec"], processes=2)
     expected, found = (read_run(tmp_path / f"{name}.trec") for name in ("whole", "parts"))
     assert {query: list(answers) for query, answers in found.items()} == {
         query: list(answers) for query, answers in expected.items()
@@ -227,33 +164,14 @@ def test_two_processes_build_and_search_as_one(tmp_path, toy, small_model):
         assert list(found[query].values()) == pytest.approx(list(answers.values()), abs=1e-6)
 
 
-def run(folder, command, processes=1) -> None:
-    env = os.environ | {"XLA_FLAGS": ""}
-    if processes > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            env["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{free.getsockname()[1]}"
-        env["JAX_NUM_PROCESSES"] = str(processes)
-    module, *flags = command
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", f"jaxir.{module}", *flags],
-            cwd=folder,
-            env=env | ({"JAX_PROCESS_ID": str(number)} if processes > 1 else {}),
-        )
-        for number in range(processes)
-    ]
-    assert [process.wait(150) for process in started] == [0] * processes
-
-
 @pytest.mark.slow
-def test_scann_in_parts_finds_no_less(tmp_path):
-    """Either part has more vectors than it would compare all of, and looks as far as it does alone."""
+def test_scann_in_parts_has_no_lower_recall(toy, tmp_path):
+    """Each part has a tree, and searches as far as alone."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(500, 16))
     vectors = (centres[rng.integers(0, 500, 45_000)] + 0.7 * rng.normal(size=(45_000, 16))).astype(np.float32)
     queries = (vectors[::150] + 0.3 * rng.normal(size=(300, 16))).astype(np.float32)
-    passages = stored(vectors, [f"d{i}" for i in range(len(vectors))], 20_000, "cosine")
+    passages = toy.stored(vectors, [f"d{i}" for i in range(len(vectors))], 20_000, "cosine")
 
     def build(some):
         return build_index(some, backend="scann"), None

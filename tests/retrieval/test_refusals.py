@@ -1,4 +1,4 @@
-"""Bad input of the retrieval room, and the one sentence that each costs."""
+"""Refusals of retrieval, each reported in one sentence."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from jaxir.retrieval.indexes.exact import ExactIndex
 
 @pytest.fixture
 def index(tmp_path, toy):
-    """The directory of an index with documents and without checksums, as jaxir once wrote them."""
+    """The directory of an index with documents and without checksums, as older jaxir versions wrote it."""
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", ["one", "two", "three"])
     ExactIndex.build(np.eye(3, 4, dtype=np.float32), ["d0", "d1", "d2"]).save(
         tmp_path / "index", corpus=corpus
@@ -31,7 +31,7 @@ def index(tmp_path, toy):
         ({"similarity": "zz"}, "similarity must be 'cosine' or 'dot' or 'bm25' or 'impact', not 'zz'"),
         ({"count": "5"}, "count must be a whole number of at least 1, not '5'"),
         ({"dimension": 32.5}, "dimension must be a whole number of at least 0, not 32.5"),
-        ({"engine": "exakt"}, "another version than this jaxir, which knows format 1 and the engines exact,"),
+        ({"engine": "exakt"}, "another version of jaxir; this one knows format 1 and the engines exact,"),
         ({"coutn": 5}, "'coutn' is unknown; did you mean 'count'?"),
         ({"dimension": 5}, r"embeddings.npy is float32 (3, 4), not float32 (3, 5)"),
     ],
@@ -64,10 +64,10 @@ def test_index_with_a_damaged_file_is_refused(index, name, content, sentence):
 def test_damaged_document_is_refused_and_others_are_read(index, line):
     path = index / "documents.jsonl"
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:2], line]) + "\n")  # the others stay where they are
+    path.write_text("\n".join([*lines[:2], line]) + "\n")  # offsets of the others stay valid
     documents = load_index(index).documents
     assert documents["d0"].text == "one"
-    with pytest.raises(DamagedError, match="the document 'd2' is not there as it was stored; index again"):
+    with pytest.raises(DamagedError, match="the document 'd2' is not as it was stored"):
         documents["d2"]
 
 
@@ -104,7 +104,7 @@ def test_exact_index_refuses_unknown_options(option, sentence):
 def test_damaged_embeddings_are_refused(tmp_path, toy, encoder, name, content, sentence, capsys):
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(4))
     encode_corpus(encoder, corpus, tmp_path / "out", shard_size=2)
-    (tmp_path / "out" / "SHA256SUMS").unlink()  # as jaxir once wrote them
+    (tmp_path / "out" / "SHA256SUMS").unlink()  # as older jaxir versions wrote it
     path = tmp_path / "out" / name
     if content is None:
         path.unlink()
@@ -114,7 +114,7 @@ def test_damaged_embeddings_are_refused(tmp_path, toy, encoder, name, content, s
         path.write_text(content)
     flags = [f"--embeddings={tmp_path}/out", f"--output={tmp_path}/index"]
     assert cli.main("jaxir.index:index", flags) == 1
-    assert re.search(sentence, told := capsys.readouterr().err) and told.count("\n") == 1
+    assert re.search(sentence, error := capsys.readouterr().err) and error.count("\n") == 1
     assert not (tmp_path / "index").exists()
 
 
@@ -122,73 +122,43 @@ RUNS = "--runs=a.trec,b.trec --output=x.trec --method="
 MINING = "--run=r.trec --dataset=beir:absent --output=out "
 REFUSED = [
     ("index", "--embeddings=e", "--output must be given"),
-    (
-        "index",
-        "--output=x --embeddings=e --delete=ids.txt",
-        "--delete is for --update, not for",
-    ),
+    ("index", "--output=x --embeddings=e --delete=ids.txt", "--delete is for --update, not for"),
     ("index", "--output=x --embeddings=e --uri=http://h:1", "--uri is for --backend=milvus, not for"),
-    ("index", "--output=x --backend=milvus --storage=int8", "--storage is for --backend=scann and"),
-    (
-        "index",
-        "--output=x --backend=milvus --parts=2",
-        "--parts is for --backend=scann and --backend=exact",
-    ),
-    (
-        "index",
-        "--output=x --backend=milvus --queries=q",
-        "--queries is for --backend=scann and --backend=exact",
-    ),
     ("index", "--output=x --backend=milvus", "--backend=milvus needs --embeddings"),
-    ("index", "--output=x --backend=exact", "--backend=exact needs --embeddings"),
-    ("index", "--output=x --backend=lucene", "--backend=lucene needs --corpus"),
-    ("index", "--output=x --embeddings=e --fields=flat", "--fields is for --backend=lucene, not for"),
     ("index", "--output=x --backend=lucene --model=m", "--model is for --backend=scann and"),
-    ("index", "--output=x --backend=lucene_impact", "--backend=lucene_impact needs --vectors"),
-    ("index", "--output=x --embeddings=e --queries=q", "--queries are what --target_recall is tuned and"),
+    ("index", "--output=x --embeddings=e --queries=q", "--queries needs --target_recall"),
     ("index", "--output=x --embeddings=e --target_recall=90", "--target_recall must be a number"),
     ("index", "--update=x --output=y --embeddings=e", "--output and --backend are for a new index"),
-    ("index", "--update=x --delete=d --backend=exact", "--output and --backend are for a new index"),
-    ("index", "--update=x --delete=d --storage=int8", "--storage is for --backend=scann and"),
     ("index", "--update=x", "--update needs --embeddings, --corpus or --delete"),
     ("search", "--index=i --queries=q.jsonl", "--queries and --output go together"),
-    ("search", "--index=i --output=run", "--queries and --output go together"),
     ("search", "--index=i --queries=q.jsonl --output=run --query=x", "give --query or --queries, not both"),
     ("search", "--index=i --query=\u200b", "--query is empty"),
     ("search", "--index=i --query=x --k=0", "--k must be a whole number of at least 1, not 0"),
     ("encode", "--model=m --input=i --output=out --views=3", "--expansion and --views are for --expansions"),
     ("fuse", f"{RUNS}rrf --alpha=1", "--alpha is for --method=interpolate and --method=rescore, not for"),
-    ("fuse", f"{RUNS}rrf --embeddings=E --queries=Q", "--embeddings is for --method=rescore, not for"),
     ("fuse", f"{RUNS}rrf --constant=-1", "--constant must be a whole number of at least 0, not -1"),
-    ("fuse", f"{RUNS}rrf --depth=0", "--depth must be a whole number of at least 1, not 0"),
     ("fuse", f"{RUNS}interpolate --weights=1,x", "--weights must be numbers separated by commas, not 1,x"),
-    ("fuse", f"{RUNS}interpolate --weights=1,1_0", "numbers separated by commas, not 1,1_0"),
     ("fuse", f"{RUNS}interpolate --weights=0,0", "--weights are all 0 (0,0)"),
     ("fuse", f"{RUNS}interpolate --alpha=.5 --weights=1,2", "give one of --alpha, --sweep and --weights"),
     ("fuse", f"{RUNS}interpolate --sweep=0,1", "--sweep and --qrels go together"),
     ("fuse", f"{RUNS}rescore", "rescore needs --alpha, or --sweep and --qrels"),
     ("fuse", f"{RUNS}rescore --alpha=1 --metric=RR", "--metric is for --sweep"),
     ("fuse", f"{RUNS}rescore --alpha=1 --model=m", "--model is for --embeddings"),
-    ("fuse", f"{RUNS}rescore --alpha=inf", "--alpha must be a number, not inf"),
-    ("fuse", f"{RUNS}rescore --sweep=0,nan --qrels=Q", "--sweep must be numbers separated by commas"),
     ("fuse", f"{RUNS}rescore --alpha=1 --embeddings=E --queries=Q", "there are 2 runs"),
     ("mine", f"{MINING}--negatives=0", "negatives must be a whole number of at least 1, not 0"),
-    ("mine", f"{MINING}--margin=-1", "margin must be a number of at least 0, not -1.0"),
     ("mine", f"{MINING}--dataset=bier:x", "--dataset must be beir:DIR"),
-    ("mine", f"{MINING}--max_relevance=0.1", "are of what a --cross_encoder says"),
-    ("mine", f"{MINING}--cross_encoder=hf:x", "needs max_relevance, relevance_margin or both"),
+    ("mine", f"{MINING}--max_relevance=0.1", "need --cross_encoder"),
+    ("mine", f"{MINING}--cross_encoder=hf:x", "needs --max_relevance, --relevance_margin or both"),
     ("mine", f"{MINING}--cross_encoder=hf:./x --max_relevance=0.1", "./x: no such directory"),
     ("mine", f"{MINING}--cross_encoder=hf:x --max_relevance=7", "must be a number of at least 0 and below 1"),
 ]
 
 
 @pytest.mark.parametrize(("command", "flags", "sentence"), REFUSED)
-def test_flags_that_do_not_go_together_cost_one_sentence(
-    command, flags, sentence, tmp_path, monkeypatch, capsys
-):
+def test_inconsistent_flags_are_refused(command, flags, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     status = cli.main(f"jaxir.{command}:{command}", flags.split(" "))
     assert status == (2 if "must be a " in sentence else 1)
-    told = capsys.readouterr().err
-    assert told.startswith("error: ") and sentence in told and told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())

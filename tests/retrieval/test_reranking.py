@@ -1,4 +1,4 @@
-"""A cross-encoder over pairs of texts, and mining that drops what it takes for relevant."""
+"""A cross-encoder's scores, and mining that drops what it finds relevant."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ WORDS = ["cat", "dog", "mat", "mice", "cheese", "table", "night", "sat", "chase"
 QUERIES = {f"q{i}": f"a {word} and the {WORDS[i - 3]}" for i, word in enumerate(WORDS)}
 rng = np.random.default_rng(0)
 DOCUMENTS = {f"d{i}": " ".join(rng.choice(WORDS, rng.integers(1, 40))) for i in range(80)}
-# d0 is right for q0, d1 for q1, ...; d10 is right for q0 too.
+# d0 is relevant to q0, d1 to q1, ...; d10 is also relevant to q0.
 QRELS = [(f"q{i}", f"d{i}") for i in range(10)] + [("q0", "d10")]
 # Every query finds 40 documents, and its own among them.
 RUN = {q: [f"d{(7 * i + n) % 80}" for n in range(40)] + [f"d{i}"] for i, q in enumerate(QUERIES)}
@@ -53,7 +53,7 @@ def folder(tmp_path, toy):
 
 
 def candidates(query: str) -> list[str]:
-    """What is in the run and not right, best first."""
+    """The run's documents that are not judged relevant, best first."""
     return [d for d in dict.fromkeys(RUN[query]) if (query, d) not in QRELS]
 
 
@@ -71,7 +71,7 @@ def mine(folder, judge, name="out", *, max_relevance=None, relevance_margin=None
     return {pair.query_id: [d for d, _ in pair.negatives] for pair in pairs}, report
 
 
-def test_scores_do_not_hang_on_the_batch(judge):
+def test_scores_do_not_depend_on_the_batch(judge):
     pairs = [(q, d) for q in list(QUERIES.values())[:2] for d in [*DOCUMENTS.values(), "", "cheese " * 200]]
     scores = judge.score(pairs)
     assert scores.dtype == np.float32 and np.ptp(scores) > 0.1
@@ -86,7 +86,7 @@ def test_scores_do_not_hang_on_the_batch(judge):
 
 
 @pytest.mark.parametrize("sampling", ["top", "random"])
-def test_negatives_are_those_that_the_cross_encoder_lets_pass(folder, judge, relevance, sampling):
+def test_negatives_are_at_most_max_relevance(folder, judge, relevance, sampling):
     limit = float(np.quantile(list(relevance.values()), 0.4))
     passing = {q: [d for d in candidates(q) if relevance[q, d] <= limit] for q in QUERIES}
     found, report = mine(folder, judge, max_relevance=limit, sampling=sampling, negatives=5, last=41)
@@ -103,7 +103,7 @@ def test_negatives_are_those_that_the_cross_encoder_lets_pass(folder, judge, rel
 
 
 @pytest.mark.parametrize("judged", [QRELS, QRELS[::-1]], ids=["in order", "reversed"])
-def test_the_margin_is_below_the_least_relevant_positive(folder, judge, relevance, judged):
+def test_relevance_margin_is_below_the_least_relevant_positive(folder, judge, relevance, judged):
     lines = [f"{q}\t{d}\t1\n" for q, d in judged]
     (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
     ceilings = {q: min(relevance[p] for p in QRELS if p[0] == q) - 0.01 for q in QUERIES}
@@ -115,42 +115,39 @@ def test_the_margin_is_below_the_least_relevant_positive(folder, judge, relevanc
 
 
 class CountedWords:
-    """A judge that needs no model: relevant is what has more than `limit` words."""
+    """A judge without a model: passages of more than `limit` words are relevant."""
 
     spec, fingerprint = "words", "0"
 
     def __init__(self, limit: int):
-        self.limit, self.asked = limit, []
+        self.limit, self.calls = limit, []
 
     def relevance(self, pairs):
-        self.asked.append(len(pairs))
+        self.calls.append(len(pairs))
         return np.array([0.9 if len(passage.split()) > self.limit else 0.1 for _, passage in pairs])
 
 
-def test_no_more_candidates_are_held_than_may_be_written(folder):
+def test_candidates_are_judged_in_small_rounds(folder):
     judge = CountedWords(5)
     found, report = mine(folder, judge, max_relevance=0.5, negatives=2, last=41)
-    assert len(judge.asked) > 2 and max(judge.asked) <= 2 * len(QUERIES)
-    assert report.judged == sum(judge.asked) and found
+    assert len(judge.calls) > 2 and max(judge.calls) <= 2 * len(QUERIES)
+    assert report.judged == sum(judge.calls) and found
     words = {d: len(text.split()) for d, text in DOCUMENTS.items()}
     for query, some in found.items():
         assert len(some) == min(2, sum(words[d] <= 5 for d in candidates(query)))
         assert all(words[d] <= 5 for d in some)
 
 
-def test_the_command_records_and_says_what_was_dropped(folder, judge, relevance, capsys):
+def test_command_records_and_prints_what_was_dropped(folder, judge, relevance, capsys):
     limit = round(float(np.median(list(relevance.values()))), 4)
     flags = [f"--run={folder}/run.trec", f"--dataset=beir:{folder}", f"--cross_encoder={judge.spec}"]
     flags += [f"--output={folder}/out", "--negatives=3", f"--max_relevance={limit}", "--relevance_margin=0"]
     assert cli.main("jaxir.mine:mine", flags) == 0
-    said, recorded = capsys.readouterr().out, json.loads((folder / "out" / "mining.json").read_text())
-    above, near = (
-        recorded["false_negatives"]["max_relevance"],
-        recorded["false_negatives"]["relevance_margin"],
-    )
-    assert f"of {recorded['judged']} candidates the cross-encoder took {above + near} for relevant" in said
-    assert f"({above} above the maximum, {near} too near to a positive)" in said
-    assert f"dropped: {recorded['dropped']['positive']} known positives" in said
+    printed, recorded = capsys.readouterr().out, json.loads((folder / "out" / "mining.json").read_text())
+    above, near = (recorded["false_negatives"][name] for name in ("max_relevance", "relevance_margin"))
+    assert f"of {recorded['judged']} candidates the cross-encoder found {above + near} relevant" in printed
+    assert f"({above} above the maximum, {near} too near to a positive)" in printed
+    assert f"dropped: {recorded['dropped']['positive']} known positives" in printed
     assert recorded["cross_encoder"] == {
         "name": judge.spec,
         "fingerprint": judge.fingerprint,
@@ -159,14 +156,14 @@ def test_the_command_records_and_says_what_was_dropped(folder, judge, relevance,
     }
 
 
-def test_nothing_that_passes_is_an_error(folder):
-    with pytest.raises(UserError, match="10 without one that the cross-encoder lets pass"):
+def test_mining_refuses_if_no_candidate_passes(folder):
+    with pytest.raises(UserError, match="10 whose candidates the cross-encoder all dropped"):
         mine(folder, CountedWords(0), max_relevance=0.5)
     assert not (folder / "out").exists()
 
 
 def test_mining_writes_a_teachers_scores(folder, judge):
-    """What is distilled: of each positive and negative what the cross-encoder says of it with its query."""
+    """For distillation: the cross-encoder's score of each positive and negative with its query."""
     flags = [f"--run={folder / 'run.trec'}", f"--dataset=beir:{folder}", f"--output={folder / 'out'}"]
     flags += ["--negatives=3", f"--teacher=hf:{GOLDEN / 'cross_bert'}"]
     assert cli.main("jaxir.mine:mine", flags) == 0

@@ -1,4 +1,4 @@
-"""A corpus encoded by processes of a run or of a Ray cluster: any may be killed, the files are the same."""
+"""Encoding by several processes or a Ray cluster, which may be killed, gives the same files."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ import pytest
 from jaxir import DualEncoder, cli
 from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding import cluster
-from jaxir.retrieval.encoding.cluster import Cluster, Worker
+from jaxir.retrieval.encoding.cluster import Cluster, start_worker
 from jaxir.retrieval.encoding.embeddings import encode_corpus
 from jaxir.retrieval.encoding.shards import Shard, encode_shard
 from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
@@ -26,7 +26,7 @@ SHARD, COUNT = 8, 1201
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, toy, small_model):
-    """A corpus, and `whole`, what one process makes of it."""
+    """A corpus, and `whole`, its embeddings by one process."""
     folder = tmp_path_factory.mktemp("shared")
     toy.write_corpus(folder / "corpus.jsonl", toy.random_texts(COUNT))
     process = encode(folder, small_model, "whole")
@@ -63,18 +63,18 @@ def contents(directory) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def ray_cluster():
-    """Yields the address of a cluster, and what tells it to do something and waits until it has."""
+    """Yields the address of a cluster, and a function that sends it a command and waits for the answer."""
     command = [sys.executable, Path(__file__).with_name("ray_cluster.py")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    # Beside other tests, processes of Ray's own niceness, 15, would get nothing.
+    # With Ray's default niceness, 15, the processes would starve beside other tests.
     env = one_device() | {"RAY_worker_niceness": "0"}
     with subprocess.Popen(command, env=env, text=True, **pipes) as process:
 
-        def tell(what: str) -> None:
+        def send(what: str) -> None:
             print(what, file=process.stdin, flush=True)
             assert process.stdout.readline() == "done\n"
 
-        yield process.stdout.readline().strip(), tell
+        yield process.stdout.readline().strip(), send
         process.stdin.close()
         process.wait(60)
 
@@ -84,20 +84,20 @@ def ray_cluster():
 @pytest.mark.timeout(900)
 def test_processes_and_machines_of_a_ray_cluster_may_be_killed(folder, small_model):
     output = folder / "by_ray"
-    with ray_cluster() as (address, tell):
+    with ray_cluster() as (address, send):
         first = encode(folder, small_model, output.name, f"--ray={address}")
         wait_for_shards(first, output, 3)
-        tell("kill")
+        send("kill")
         wait_for_shards(first, output, 30)
         first.kill()
         assert first.wait() == -signal.SIGKILL
         with pytest.raises(UserError, match="unfinished: run the same encode command again"):
             open_embeddings(output)
         made = len(shards(output))
-        assert made < COUNT // SHARD, "guard: there is something left to do"
+        assert made < COUNT // SHARD, "guard: some shards are missing"
         second = encode(folder, small_model, output.name, f"--ray={address}")
         wait_for_shards(second, output, made + 3)
-        tell("lose")
+        send("lose")
         assert second.wait(300) == 0, output.with_suffix(".err").read_text()
     assert contents(output) == contents(folder / "whole")
 
@@ -121,43 +121,43 @@ def test_two_processes_of_a_run_share_the_shards_and_one_may_be_killed(folder, s
     second.wait()
     assert first.wait(200) == 75
     assert "run the same command again to resume" in output.with_suffix(".err").read_text()
-    assert len(shards(output)) < COUNT // SHARD, "guard: there is something left to do"
+    assert len(shards(output)) < COUNT // SHARD, "guard: some shards are missing"
     for process in start():
         assert process.wait(200) == 0, output.with_suffix(".err").read_text()
     assert contents(output) == contents(folder / "whole")
 
 
-def test_a_machine_with_another_model_is_refused(toy, small_model, other_model, encoder):
+def test_worker_refuses_another_model(toy, small_model, other_model, encoder):
     how = {"tower": "passage", "num_windows": 1, "expanded": False}
     facts = {"load": DualEncoder.load, "options": {}, "fingerprint": encoder.fingerprint}
     facts |= {"work": encode_shard, "how": how}
     shard = Shard(3, ["a", "b"], toy.random_texts(2))
-    encoded, report = Worker(spec=small_model, **facts).start()(shard)
+    encoded, report = start_worker(spec=small_model, **facts)(shard)
     assert (encoded.number, encoded.ids, report.texts) == (3, ["a", "b"], 2)
     assert encoded.vectors.tolist() == encoder.encode_passages(shard.texts).tolist()
     with pytest.raises(UserError, match="a machine of the cluster has another model under the name"):
-        Worker(spec=other_model, **facts).start()
+        start_worker(spec=other_model, **facts)
 
 
-def test_mistakes_come_back_as_they_are():
-    """Of a start, of a call, and of what reads the windows."""
+def test_user_errors_of_workers_are_returned():
+    """Errors of the start, of a call, and of the reader of windows."""
 
-    def told(worker, window) -> str:
-        started = cluster._Started(pickle.dumps(worker))
+    def result(worker, window) -> str:
+        started = cluster._WorkerProcess(pickle.dumps(worker))
         return str(cluster._unpacked(started(cluster._packed(window))))
 
-    assert told(Failing("start"), 1) == "no model"
-    assert told(Failing("call"), 1) == "not finite"
-    assert told(Failing(""), 1) == "2"
-    assert told(Failing(""), UserError("line 3")) == "line 3"
+    assert result(Failing("start"), 1) == "no model"
+    assert result(Failing("call"), 1) == "not finite"
+    assert result(Failing(""), 1) == "2"
+    assert result(Failing(""), UserError("line 3")) == "line 3"
 
 
 class Failing(NamedTuple):
-    """Adds one, but for what is wrong with it."""
+    """A worker that adds one, unless it fails at `where`."""
 
     where: str
 
-    def start(self):
+    def __call__(self):
         if self.where == "start":
             raise UserError("no model")
 
@@ -169,7 +169,7 @@ class Failing(NamedTuple):
         return call
 
 
-def test_a_model_without_a_name_stays_here(tmp_path, toy, encoder):
+def test_cluster_refuses_a_model_without_a_name(tmp_path, toy, encoder):
     unnamed = DualEncoder(encoder.model, encoder.tokenizer, encoder.settings)
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(2))
     with pytest.raises(UserError, match="cannot be loaded by the machines of a cluster: save it"):
@@ -186,21 +186,18 @@ def test_a_model_without_a_name_stays_here(tmp_path, toy, encoder):
 )
 def test_ray_process_needs_and_count_follow_the_machines(machines, needs, count):
     assert cluster._share(machines) == (needs, count)
-
-
-def test_a_cluster_that_nobody_can_work_in_is_told():
     with pytest.raises(UserError, match="start Ray with --num-cpus"):
         cluster._share([{"memory": 1e9}])
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999999"])
-def test_an_address_without_a_cluster_is_told_at_once(address):
+def test_address_without_a_cluster_is_reported_at_once(address):
     with pytest.raises(UserError, match=f"there is no Ray cluster at {address} .*start one with `ray start"):
         Cluster.connect(address)
     assert "ray" not in sys.modules
 
 
-def test_without_ray_it_says_how_to_install_it(tmp_path, monkeypatch, capsys):
+def test_missing_ray_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     flags = ["--model=absent", "--input=absent", f"--output={tmp_path}/out", "--ray=auto"]

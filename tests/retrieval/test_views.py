@@ -1,4 +1,4 @@
-"""Documents read with generated queries: typical representation, corpus and document expansion."""
+"""Documents encoded with generated queries: typical, corpus and document expansion."""
 
 import dataclasses
 import json
@@ -19,7 +19,6 @@ from jaxir.retrieval.encoding.text_encoder import EMBED
 from jaxir.retrieval.encoding.views import Expansion
 from jaxir.retrieval.indexes.base_index import build_index, load_index
 from jaxir.retrieval.indexes.updating import update_index
-from jaxir.retrieval.ranking.rescoring import score_candidates
 from jaxir.retrieval.ranking.runs import read_run
 
 COUNT, SEP = 30, 3
@@ -32,18 +31,17 @@ def collection(tmp_path_factory, toy):
     texts, generated = toy.random_texts(COUNT), toy.random_texts(220, seed=1, max_words=6)
     texts[3] = "w7 " * 100
     outputs = [generated[7 * i : 7 * i + i % 8] for i in range(COUNT)]
-    outputs[9] = ["w1", "w2", "w1"]  # what is repeated counts once
+    outputs[9] = ["w1", "w2", "w1"]  # duplicates count once
     toy.write_corpus(folder / "corpus.jsonl", texts)
     records = [{"_id": f"d{i}", "outputs": queries} for i, queries in enumerate(outputs)]
     toy.write_jsonl(folder / "queries.jsonl", records)
     toy.write_jsonl(folder / "shuffled.jsonl", records[::-1])
-    questions = [{"_id": f"q{i}", "text": text} for i, text in enumerate(toy.random_texts(9, seed=2))]
-    toy.write_jsonl(folder / "questions.jsonl", questions)
+    toy.write_queries(folder / "questions.jsonl", toy.random_texts(9, seed=2))
     return folder, texts, [list(dict.fromkeys(queries)) for queries in outputs]
 
 
 def read_alone(encoder, document: str, *queries: str) -> np.ndarray:
-    """The vector of one view, its tokens laid out by hand: [CLS] document [SEP] query [SEP] ..."""
+    """The vector of one view, from tokens joined by hand: [CLS] document [SEP] query [SEP] ..."""
     words = encoder.tokens([document], "passage")[0].tolist()
     appended = [encoder.tokenizer.encode_batch([q], max_length=16)[0][1:].tolist() for q in queries]
     if appended:
@@ -64,7 +62,7 @@ def encoded(encoder, folder, output, **expansion):
     return stored, np.concatenate(stored.shards)
 
 
-def test_the_typical_representation_is_the_mean_of_the_views(collection, encoder, tmp_path):
+def test_typical_vector_is_the_mean_of_the_views(collection, encoder, tmp_path):
     folder, texts, outputs = collection
     stored, vectors = encoded(encoder, folder, tmp_path / "typical", views=5)
     assert stored.ids == [f"d{i}" for i in range(COUNT)]
@@ -73,7 +71,7 @@ def test_the_typical_representation_is_the_mean_of_the_views(collection, encoder
         views = [read_alone(encoder, text, q) for q in queries[:5]] or [read_alone(encoder, text)]
         mean = np.mean(views, axis=0)
         np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=2e-5)
-    # Guard: the queries change vectors, that of the long document too.
+    # Guard: the queries change the vectors, also of the long document.
     plain = encoder.encode_passages(texts)
     moved = np.abs(vectors - plain).max(axis=1)
     assert moved[0] < 1e-5 and moved[3] > 1e-3 and np.sum(moved > 1e-3) == COUNT - 4
@@ -81,7 +79,7 @@ def test_the_typical_representation_is_the_mean_of_the_views(collection, encoder
     assert np.array_equal(vectors, again)
 
 
-def test_an_index_takes_documents_that_were_read_in_its_way_alone(collection, encoder, tmp_path):
+def test_update_refuses_documents_read_with_other_queries(collection, encoder, tmp_path):
     folder, _, _ = collection
     stored, _ = encoded(encoder, folder, tmp_path / "typical", views=5)
     build_index(stored, backend="exact").save(tmp_path / "index")
@@ -108,7 +106,7 @@ def test_document_expansion_appends_what_fits(collection, encoder, tmp_path):
     np.testing.assert_allclose(vectors, expected, atol=2e-5)
 
 
-def test_dot_products_have_the_mean_as_it_is(collection, encoder, tmp_path):
+def test_mean_is_not_normalised_for_dot_products(collection, encoder, tmp_path):
     model = encoder.model
     config = dataclasses.replace(model.config, similarity="dot")
     dot = DualEncoderModel(config, rngs=nnx.Rngs(0))
@@ -122,12 +120,11 @@ def test_dot_products_have_the_mean_as_it_is(collection, encoder, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def index(collection, small_model, tmp_path_factory):
-    """By the commands: corpus expansion, four entries of a document at most."""
+def index(collection, toy, small_model, tmp_path_factory):
+    """An index of corpus expansion by the commands, with at most four entries of a document."""
     folder, root = collection[0], tmp_path_factory.mktemp("entries")
-    flags = [f"--model={small_model}", f"--input={folder}/corpus.jsonl", f"--output={root}/emb"]
-    flags += [f"--expansions={folder}/queries.jsonl", "--expansion=corpus", "--views=4", "--shard_size=8"]
-    assert cli.main("jaxir.encode:encode", flags) == 0
+    flags = [f"--expansions={folder}/queries.jsonl", "--expansion=corpus", "--views=4", "--shard_size=8"]
+    toy.encode(small_model, folder / "corpus.jsonl", root / "emb", *flags)
     flags = [f"--embeddings={root}/emb", f"--corpus={folder}/corpus.jsonl", f"--output={root}/index"]
     assert cli.main("jaxir.index:index", [*flags, "--backend=exact"]) == 0
     return root
@@ -161,41 +158,22 @@ def test_corpus_expansion_finds_the_best_entry(collection, encoder, index, capsy
     assert "  1  " in shown and re.search(r" d\d+\n", shown)
 
 
-def test_an_index_of_entries_is_whole_or_says_so(index, collection, capsys, tmp_path):
+def test_index_of_entries_refuses_updates_and_milvus(index, collection, capsys, tmp_path):
     loaded = load_index(index / "index")
     assert (loaded.info.engine, loaded.info.count, loaded.info.settings["most"]) == ("entries", COUNT, 4)
     assert loaded.documents["d3"].text.startswith("w7")
     (tmp_path / "gone").write_text("d1\n")
     flags = [f"--update={index}/index", f"--delete={tmp_path}/gone"]
     assert cli.main("jaxir.index:index", flags) == 1
-    assert "an index of engine entries is not changed in place: build it anew" in capsys.readouterr().err
+    assert "an index of engine entries cannot be changed in place" in capsys.readouterr().err
     assert len(load_index(index / "index").ids) == COUNT
     flags = [f"--embeddings={index}/emb", "--backend=milvus", f"--output={tmp_path}/milvus"]
     if cli.main("jaxir.index:index", flags) == 1:
-        assert "milvus engine has one entry of each document" in capsys.readouterr().err
+        assert "milvus engine takes one entry for each document" in capsys.readouterr().err
     assert not (tmp_path / "milvus").exists()
 
 
-def test_a_run_is_rescored_by_the_best_entry(index, collection, small_model, tmp_path):
-    folder = collection[0]
-    flags = [f"--index={index}/index", f"--queries={folder}/questions.jsonl", "--k=12"]
-    assert cli.main("jaxir.search:search", [*flags, f"--output={tmp_path}/run"]) == 0
-    run = read_run(tmp_path / "run")
-    questions = [json.loads(line) for line in (folder / "questions.jsonl").read_text().splitlines()]
-    scored = score_candidates(
-        run,
-        queries={q["_id"]: q["text"] for q in questions},
-        embeddings=open_embeddings(index / "emb"),
-        encoder=DualEncoder.load(small_model),
-        depth=12,
-    )
-    for query, answers in run.items():
-        assert scored[query].keys() == answers.keys()
-        for name, score in answers.items():
-            assert scored[query][name] == pytest.approx(score, abs=1e-5)
-
-
-def test_interrupted_it_goes_on_and_another_expansion_is_refused(collection, encoder, tmp_path, monkeypatch):
+def test_resume_refuses_another_expansion(collection, encoder, tmp_path, monkeypatch):
     folder = collection[0]
     stored, vectors = encoded(encoder, folder, tmp_path / "whole", kind="corpus", views=3)
     assert stored.info.count == len(vectors) > 60
@@ -215,31 +193,29 @@ def test_interrupted_it_goes_on_and_another_expansion_is_refused(collection, enc
     for other in ({"kind": "corpus", "views": 2}, {"kind": "typical", "views": 3}):
         with pytest.raises(UserError, match="begun with another"):
             encoded(encoder, folder, tmp_path / "broken", **other)
-    # As many queries, written anew.
+    # The same number of queries, with other texts.
     records = [json.loads(line) for line in (folder / "queries.jsonl").read_text().splitlines()]
-    anew = [{**record, "outputs": [f"{text} w1" for text in record["outputs"]]} for record in records]
-    (folder / "anew.jsonl").write_text("".join(json.dumps(record) + "\n" for record in anew))
+    changed = [{**record, "outputs": [f"{text} w1" for text in record["outputs"]]} for record in records]
+    (folder / "changed.jsonl").write_text("".join(json.dumps(record) + "\n" for record in changed))
     with pytest.raises(UserError, match="begun with another --expansions"):
-        encoded(encoder, folder, tmp_path / "broken", name="anew.jsonl", kind="corpus", views=3)
+        encoded(encoder, folder, tmp_path / "broken", name="changed.jsonl", kind="corpus", views=3)
     again, resumed = encoded(encoder, folder, tmp_path / "broken", kind="corpus", views=3)
     assert again.ids == stored.ids and np.array_equal(vectors, resumed)
 
 
-def test_bad_input_costs_a_sentence_before_any_work(collection, encoder, tmp_path, toy):
+def test_unsuitable_queries_are_refused_before_any_work(collection, encoder, tmp_path, toy):
     folder = collection[0]
     lines = (folder / "queries.jsonl").read_text().splitlines()
     (tmp_path / "short.jsonl").write_text("\n".join(lines[:-1]))
     (tmp_path / "short.txt").write_text("w1\n" * (COUNT - 1))
-    (tmp_path / "long.txt").write_text("w1\n" * (COUNT + 1))
     none = [{"_id": f"d{i}", "outputs": []} for i in range(COUNT)]
     toy.write_jsonl(tmp_path / "none.jsonl", none)
-    for name, told in {
+    for name, message in {
         "short.jsonl": "no outputs for 1 of 30 texts",
-        "short.txt": "it has 29 lines",
-        "long.txt": "it has 31 lines",
-        "none.jsonl": "has no query for any document",
+        "short.txt": "has 29 lines",
+        "none.jsonl": "there is no query for any document",
     }.items():
-        with pytest.raises((BadInputError, UserError), match=told):
+        with pytest.raises((BadInputError, UserError), match=message):
             how = Expansion(path=str(tmp_path / name))
             encode_corpus(encoder, folder / "corpus.jsonl", tmp_path / "out", expansion=how)
         assert not (tmp_path / "out").exists()
@@ -248,8 +224,8 @@ def test_bad_input_costs_a_sentence_before_any_work(collection, encoder, tmp_pat
         encode_corpus(encoder, folder / "questions.jsonl", tmp_path / "out", tower="query", expansion=how)
 
 
-def test_a_model_with_no_room_for_queries_is_refused_and_nothing_is_begun(
-    collection, encoder, small_model, tmp_path, capsys
+def test_model_without_room_for_queries_is_refused_before_any_work(
+    collection, encoder, toy, small_model, tmp_path, capsys
 ):
     folder, lengths = collection[0], encoder.settings
     shutil.copytree(small_model, narrow := tmp_path / "narrow")
@@ -257,12 +233,10 @@ def test_a_model_with_no_room_for_queries_is_refused_and_nothing_is_begun(
     described["settings"]["query_max_length"] = lengths.passage_max_length
     del described["sha256"]
     (narrow / "jaxir.json").write_text(json.dumps(described))
-    flags = [f"--input={folder}/corpus.jsonl", f"--expansions={folder}/queries.jsonl"]
-    flags.append(f"--output={tmp_path}/out")
-    assert cli.main("jaxir.encode:encode", [f"--model={narrow}", *flags]) == 1
+    corpus, queries = folder / "corpus.jsonl", f"--expansions={folder}/queries.jsonl"
+    flags = [f"--model={narrow}", f"--input={corpus}", queries, f"--output={tmp_path}/out"]
+    assert cli.main("jaxir.encode:encode", flags) == 1
     assert "leave no room for a query of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    wider = [f"--max_length={3 * lengths.passage_max_length // 2}", f"--output={tmp_path}/wider"]
-    assert cli.main("jaxir.encode:encode", [f"--model={narrow}", *flags, *wider]) == 0
-    capsys.readouterr()
-    assert cli.main("jaxir.encode:encode", [f"--model={small_model}", *flags]) == 0
+    wider = f"--max_length={3 * lengths.passage_max_length // 2}"
+    toy.encode(narrow, corpus, tmp_path / "out", queries, wider)

@@ -1,4 +1,4 @@
-"""Whitened models: the map of Su et al. 2021, in the place of a projection."""
+"""Whitened models, compared with Su et al. 2021."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
-LETTERS = list("abcdefghilmnoprstuwxy")  # that the tokenizer has, within words too
+LETTERS = list("abcdefghilmnoprstuwxy")  # in the tokenizer's vocabulary, also within words
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def whiten(capsys, *flags) -> tuple[int, str]:
 
 
 def raw_vectors(model: str, texts: list[str]) -> np.ndarray:
-    """A model's vectors before they are made of length 1, by float64."""
+    """A model's vectors before they are scaled to length 1, in float64."""
     loaded = model_dir.load(model, similarity="dot")
     encoder = DualEncoder(loaded.model, loaded.tokenizer, loaded.settings, loaded.fingerprint)
     return encoder.encode_passages(texts, show_progress=False).astype(np.float64)
@@ -57,20 +57,20 @@ def before(model, texts):
     return raw_vectors(model, texts)
 
 
-@pytest.mark.parametrize("k", [31, 8])  # a LayerNorm's outputs span a dimension less than they have
-def test_a_corpus_is_white_and_every_pair_has_the_paper_s_similarity(
+@pytest.mark.parametrize("k", [31, 8])  # the outputs of a LayerNorm span one dimension less
+def test_whitened_vectors_are_white_and_have_the_papers_similarities(
     k, model, texts, before, file, tmp_path, capsys
 ):
     flags = [f"--model={model}", f"--input={file}", f"--output={tmp_path / 'out'}"]
     flags += [] if k == 31 else [f"--dimensions={k}"]
-    status, said = whiten(capsys, *flags)
-    assert status == 0, said
+    status, output = whiten(capsys, *flags)
+    assert status == 0, output
     after = raw_vectors(str(tmp_path / "out"), texts)
     assert np.abs(np.cov(before.T, bias=True) - np.eye(32)).max() > 0.1
     np.testing.assert_allclose(after.mean(0), 0, atol=1e-3)
     np.testing.assert_allclose(np.cov(after.T, bias=True), np.eye(k), atol=1e-3)
     mean, matrix = by_the_paper(before, k)
-    expected = (before - mean) @ matrix  # columns of U have either sign, which products do not see
+    expected = (before - mean) @ matrix  # products do not depend on the signs of U's columns
     np.testing.assert_allclose(after @ after.T, expected @ expected.T, atol=1e-2)
     encoder = DualEncoder.load(str(tmp_path / "out"))
     assert (encoder.dimension, encoder.similarity) == (k, "cosine")
@@ -81,13 +81,13 @@ def test_a_corpus_is_white_and_every_pair_has_the_paper_s_similarity(
     np.testing.assert_allclose(found @ found.T, white @ white.T, atol=1e-4)
 
 
-def test_a_model_that_was_trained_in_bfloat16_is_whitened_as_it_is_used(model, texts, file, tmp_path, capsys):
+def test_model_trained_in_bfloat16_is_whitened_in_float32(model, texts, file, tmp_path, capsys):
     loaded = model_dir.load(model, dtype="bfloat16")
     model_dir.save(tmp_path / "model", loaded.model, loaded.tokenizer, loaded.settings)
-    status, said = whiten(
+    status, output = whiten(
         capsys, f"--model={tmp_path / 'model'}", f"--input={file}", f"--output={tmp_path / 'out'}"
     )
-    assert status == 0, said
+    assert status == 0, output
     whole = model_dir.load(str(tmp_path / "out"), similarity="dot", dtype="float32")
     encoder = DualEncoder(whole.model, whole.tokenizer, whole.settings, whole.fingerprint)
     after = encoder.encode_passages(texts, show_progress=False).astype(np.float64)
@@ -95,17 +95,15 @@ def test_a_model_that_was_trained_in_bfloat16_is_whitened_as_it_is_used(model, t
     np.testing.assert_allclose(np.cov(after.T, bias=True), np.eye(31), atol=1e-3)
 
 
-def test_a_projection_becomes_part_of_the_map_and_leaves_by_sentence_transformers(
-    texts, file, tmp_path, capsys
-):
+def test_projection_is_merged_into_the_map_and_exported(texts, file, tmp_path, capsys):
     flags = f"--model=st:{GOLDEN / 't5_1_1'}", f"--input={file}"  # 32 dimensions, projected to 16
     assert whiten(capsys, *flags, "--dimensions=4", f"--output={tmp_path / 'once'}")[0] == 0
     assert whiten(capsys, *flags, f"--output={tmp_path / 'all'}")[0] == 0
     once = f"--model={tmp_path / 'once'}"
-    status, said = whiten(capsys, once, f"--input={file}", f"--output={tmp_path / 'twice'}")
-    assert status == 0 and "100.0% of the variance of 200 texts" in said, said
+    status, output = whiten(capsys, once, f"--input={file}", f"--output={tmp_path / 'twice'}")
+    assert status == 0 and "100.0% of the variance of 200 texts" in output, output
     before, again = (raw_vectors(str(tmp_path / name), texts) for name in ("once", "twice"))
-    np.testing.assert_allclose(before @ before.T, again @ again.T, atol=1e-2)  # what is white stays so
+    np.testing.assert_allclose(before @ before.T, again @ again.T, atol=1e-2)
     assert raw_vectors(str(tmp_path / "all"), texts).shape == (200, 16)
     export = [f"--model={tmp_path / 'once'}", "--format=st", f"--output={tmp_path / 'folder'}"]
     assert cli.main("jaxir.export:export", export) == 0
@@ -116,15 +114,25 @@ def test_whitening_refuses_unsuitable_models_texts_and_dimensions(model, texts, 
     few = tmp_path / "few.txt"
     few.write_text("".join(f"{text}\n" for text in texts[:9]))
     model_dir.save(tmp_path / "two", *model_dir.load(model, sharing="ade")[:3])
-    for given, path, flags, said in (
+    for given, path, flags, message in (
         (model, few, [], "9 texts are too few to whiten 32 dimensions: give more of them"),
-        (model, few, ["--dimensions=9"], "the vectors of 9 texts span 8 of 32 dimensions, and 9 were asked"),
-        (model, file, ["--dimensions=33"], "the vectors of 200 texts span 31 of 32 dimensions, and 33 were"),
-        (f"st:{GOLDEN / 'bert'}", file, [], "a tanh follows its projection"),
-        (tmp_path / "two", file, [], "a whitening is of one tower, and this model has two"),
+        (
+            model,
+            few,
+            ["--dimensions=9"],
+            "the vectors of 9 texts span 8 of 32 dimensions, fewer than --dimensions=9",
+        ),
+        (
+            model,
+            file,
+            ["--dimensions=33"],
+            "the vectors of 200 texts span 31 of 32 dimensions, fewer than --dimensions=33",
+        ),
+        (f"st:{GOLDEN / 'bert'}", file, [], "needs a linear projection, and this model's has a tanh"),
+        (tmp_path / "two", file, [], "whitening needs one tower, and this model has two"),
         (model, tmp_path / "absent.txt", [], "absent.txt"),
     ):
         flags = [f"--model={given}", f"--input={path}", f"--output={tmp_path / 'out'}", *flags]
-        status, told = whiten(capsys, *flags)
-        assert (status, told.count("\n")) == (1, 1) and said in told, told
+        status, error = whiten(capsys, *flags)
+        assert (status, error.count("\n")) == (1, 1) and message in error, error
         assert not (tmp_path / "out").exists()

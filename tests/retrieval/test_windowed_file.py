@@ -1,4 +1,4 @@
-"""What lies beside an output until it is whole is taken up only where it says what it is made of."""
+"""Incomplete outputs are resumed only with the same inputs and settings."""
 
 import json
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pytest
 from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding import windowed_file
 from jaxir.retrieval.encoding.unfinished import MADE
-from jaxir.retrieval.encoding.windowed_file import OutputsReport, told, write_windows
+from jaxir.retrieval.encoding.windowed_file import OutputsReport, summary, write_windows
 
 TEXTS = [SimpleNamespace(id=f"t{i}") for i in range(5)]
 
@@ -22,7 +22,7 @@ def written(output, model: str, made: list[str] | None = None) -> OutputsReport:
 
 
 def write(output, model: str) -> list[str]:
-    """Writes the file and returns the texts for which something was made."""
+    """Writes the file and returns the texts for which outputs were made."""
     made = []
     written(output, model, made)
     assert not list(output.parent.glob(".*.unfinished"))
@@ -33,7 +33,7 @@ def write(output, model: str) -> list[str]:
 
 
 @pytest.mark.parametrize("order", ["its description first", "a window first"])
-def test_a_run_killed_while_it_tidies_up_leaves_nothing_to_another(tmp_path, monkeypatch, order):
+def test_windows_left_by_a_killed_run_are_not_used_for_other_settings(tmp_path, monkeypatch, order):
     output = tmp_path / "out.jsonl"
 
     def killed(directory):
@@ -60,8 +60,8 @@ def test_complete_output_is_made_again_only_if_changed(tmp_path):
     assert write(output, "first") == [] and output.stat() == before
     report = written(output, "first")
     assert report == OutputsReport(was_complete=True)
-    assert told(output, report) == f"{output} is complete, nothing to do"
-    # Something else, what was changed since, and what lost its description are made anew.
+    assert summary(output, report) == f"{output} is complete, nothing to do"
+    # Other settings, a changed file and a damaged description are all made again.
     assert write(output, "second") == every
     assert write(output, "first") == every
     output.write_text(output.read_text().replace("first", "other"))
@@ -70,10 +70,10 @@ def test_complete_output_is_made_again_only_if_changed(tmp_path):
     assert write(output, "first") == every
     output.unlink()
     assert write(output, "first") == every
-    assert [p.name for p in tmp_path.iterdir()] == ["out.jsonl"], "nothing lies beside it"
+    assert [p.name for p in tmp_path.iterdir()] == ["out.jsonl"], "no other files"
 
 
-def test_output_without_a_window_is_begun_anew(tmp_path):
+def test_output_without_a_window_may_change_settings(tmp_path):
     output = tmp_path / "out.jsonl"
 
     def fail(batch, done):
@@ -84,7 +84,7 @@ def test_output_without_a_window_is_begun_anew(tmp_path):
     assert write(output, "second") == [text.id for text in TEXTS]
 
 
-def test_a_run_killed_before_it_tells_what_it_made_only_puts_it_together_again(tmp_path, monkeypatch):
+def test_run_killed_before_its_description_only_joins_windows_again(tmp_path, monkeypatch):
     output = tmp_path / "out.jsonl"
     assert len(write(output, "first")) == 5
     real = windowed_file.atomic_file
@@ -98,6 +98,6 @@ def test_a_run_killed_before_it_tells_what_it_made_only_puts_it_together_again(t
         patched.setattr(windowed_file, "atomic_file", killed)
         with pytest.raises(KeyboardInterrupt):
             write(output, "second")
-    assert "second" in output.read_text(), "it stands there, under the description of the first"
+    assert "second" in output.read_text(), "written, but still with the description of the first"
     assert write(output, "second") == []
     assert written(output, "second").was_complete

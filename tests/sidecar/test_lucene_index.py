@@ -91,7 +91,7 @@ def test_two_fields(sidecar, tmp_path, write_corpus):
     _, ids = load_index(tmp_path / "index").search(["milk", "cat"], 3)
     assert sorted(ids[0]) == ["cat", "title-only"]
     assert ids[1] == ["cat"]
-    with pytest.raises(UserError, match="feedback expands queries of a flat index"):
+    with pytest.raises(UserError, match="feedback needs an index with --fields=flat"):
         built.ranked_by(feedback=Rm3())
 
 
@@ -172,7 +172,7 @@ def test_impacts(sidecar, tmp_path):
     scores, ids = loaded.search([{"cat": 2, "dog": 1}], 5)
     assert ids == [["a", "b"]]
     np.testing.assert_allclose(scores, [[6, 6]], atol=1e-5)
-    with pytest.raises(UserError, match="token weights of a learned sparse model, not with texts"):
+    with pytest.raises(UserError, match="token weights of a learned sparse model, not texts"):
         Searcher.open(tmp_path / "index")
     scores, ids = loaded.search([{"cat": 0}, {}, {"dog": 1}], 1)  # weights of 0 are dropped
     assert ids == [[], [], ["b"]] and scores[:2].tolist() == [[-np.inf]] * 2
@@ -213,12 +213,12 @@ def test_from_learned_sparse_vectors_to_a_run_by_commands(sidecar, tmp_path, wri
     ("asked", "message"),
     [
         ('search --query={"milk":1} --model=m', "token weights: no model belongs to it"),
-        ("search --query=milk", 'searched with token weights, typed as {"token": 12, ...}: not valid JSON'),
+        ("search --query=milk", 'queries of token weights, written as {"token": 12, ...}: not valid JSON'),
         ('search --query={"milk":0.3}', "a weight is not a whole number above 0"),
         ("search --queries=DIR/texts.jsonl --output=DIR/run", "texts.jsonl:1: no field 'vector' of {token:"),
         ("search --queries=DIR/twice.jsonl --output=DIR/run", "twice.jsonl:2: duplicate id 'a'"),
-        ("serve", "is searched with the token weights of a learned sparse model, not with texts"),
-        ("index --update=DIR/index --delete=DIR/ids", "lucene_impact is not changed in place: build it anew"),
+        ("serve", "needs queries with the token weights of a learned sparse model, not texts"),
+        ("index --update=DIR/index --delete=DIR/ids", "lucene_impact cannot be changed in place"),
         ("index --output=DIR/o --backend=lucene_impact", "--backend=lucene_impact needs --vectors"),
         (
             "index --output=DIR/o --vectors=DIR/texts.jsonl",

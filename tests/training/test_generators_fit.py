@@ -15,7 +15,7 @@ from jaxir.cli import gin_config
 from jaxir.core.errors import UserError
 from jaxir.data.sets.texts import SourcesAndTargets
 from jaxir.interop import model_dir
-from jaxir.retrieval.encoding.generator import _writes
+from jaxir.retrieval.encoding.generator import _generate_function
 from jaxir.train import train
 from jaxir.training import fit as fit_module
 from jaxir.training.evaluators.generation import Generation
@@ -124,7 +124,7 @@ def test_texts_are_the_same_on_all_devices_and_a_shape_is_compiled_once(how):
     assert all_.runner.partitioner.mesh.size == jax.device_count() > 1
     assert all_.generate(texts, how) == one.generate(texts, how)
     # Settings that are equal share a program.
-    program, again = (all_.runner.program(_writes(x)) for x in (how, dataclasses.replace(how)))
+    program, again = (all_.runner.program(_generate_function(x)) for x in (how, dataclasses.replace(how)))
     assert program is again
     shapes = set(program.executables)
     assert shapes and all(rows % jax.device_count() == 0 for rows, _ in shapes)

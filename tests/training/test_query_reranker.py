@@ -193,13 +193,15 @@ def test_query_reranker_is_refused_for_inputs_of_another_kind(folder, models, tm
         ("expand:rerank", [rd, bare, corpus, *out], "jaxir.expand retrieve finds it"),
         ("expand:rerank", [pairs, candidates, *out], "reads pairs of a query and a passage"),
         ("expand:rerank", [ri, *out], "give --candidates, or --queries and --expansions"),
-        ("rerank:rerank", [ri, *run, f"--output={tmp_path}/x.trec"], "it is for python -m jaxir.expand"),
+        ("rerank:rerank", [ri, *run, f"--output={tmp_path}/x.trec"], "use it with python -m jaxir.expand"),
         ("export:export", onnx, "a reranker of queries cannot become a graph"),
     ):
         assert cli.main(f"jaxir.{command}", flags) == 1
         assert sentence in capsys.readouterr().err.splitlines()[-1], (command, flags)
     for spec in models.values():
-        with pytest.raises(UserError, match=r"reads expanded queries .*: it is for python -m jaxir.expand"):
+        with pytest.raises(
+            UserError, match=r"was trained to read expanded queries .*: use it with python -m jaxir.expand"
+        ):
             CrossEncoder.load(spec)
     assert not list(tmp_path.glob("*.jsonl.unfinished")) and not (tmp_path / "out.jsonl").exists()
     assert train(folder, "ri", tmp_path / "run", "--steps=1", "--gin.READS=pair") == 1

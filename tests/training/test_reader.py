@@ -98,7 +98,7 @@ def test_answers_that_are_written_in_another_way_tell_no_best_checkpoint(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--passages=3"], "has at most 2 passages of a question, and 3 are to be read"),
+        (["--passages=3"], "has at most 2 passages for a question, and 3 are to be read"),
         (["--passages=2", "--passage_length=4"], "leave no room for passages in 4 tokens"),
         (["--passages=2", "--run=nowhere.trec"], "nowhere.trec: no such run file"),
         (["--passages=2", f"--model=hf:{GOLDEN / 'bert'}"], "model_type 'bert' is no generator"),

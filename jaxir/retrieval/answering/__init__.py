@@ -1,1 +1,1 @@
-"""Questions answered from what was retrieved for them: their passages, tokens and answers."""
+"""Questions answered from retrieved passages: their passages, tokens and answers."""

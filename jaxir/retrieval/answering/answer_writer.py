@@ -19,14 +19,12 @@ from jaxir.retrieval.encoding.outputs_file import made_by
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
 from jaxir.storage.files import local_path
 
-_MULTIPLE = 8  # of tokens that a question's passages are padded to, so that few programs are compiled
-WINDOW = 128  # questions that are batched together, and lost at most by an interruption
+_MULTIPLE = 8  # tokens; passages are padded to a multiple of it, so that few programs are compiled
+WINDOW = 128  # questions batched together; an interruption loses at most one window
 
 
-@functools.lru_cache(maxsize=16)
-def _answers(how: Decoding, passages: int) -> Callable[[Seq2SeqModel, jax.Array], jax.Array]:
-    """Returns the function that answers so: the same for the same settings, as programs are kept by it."""
-
+@functools.lru_cache(maxsize=16)  # programs are cached by the function, so equal settings must share one
+def _answer_function(how: Decoding, passages: int) -> Callable[[Seq2SeqModel, jax.Array], jax.Array]:
     def outputs(model: Seq2SeqModel, ids: jax.Array) -> jax.Array:
         rows, columns = ids.shape
         length = -(-columns // passages)
@@ -48,28 +46,16 @@ class Reader(Generator):
         num_windows: int = 1,
         on_batch: Callable[[int], Any] | None = None,
     ) -> list[list[str]]:
-        """Answers questions.
-
-        Args:
-          examples: [N], which are answered.
-          num_windows: how many such calls there will be about (see `Runner.run`).
-          on_batch: called with the number of questions of each batch when it is done.
-
-        Returns:
-          The outputs of each, the best first; there is none where nothing is said.
-
-        Raises:
-          UserError: the model gives logits that are not finite.
-        """
-        # A row has the first tokens of all passages, then their second ones, and so on: what pads it at the
-        # end pads each passage, so that a question is as long as its longest one in any batch.
+        """Returns the outputs for the questions `examples` [N], the best first, without empty ones."""
+        # A row interleaves the passages: all first tokens, then all second ones. So padding at its end pads
+        # each passage.
         sources = questions.sources(examples)
         longest = longest_of(sources)
         longest = np.minimum(-(-longest // _MULTIPLE) * _MULTIPLE, questions.length)
         tokens = self.runner.run(
-            _answers(how, questions.passages),
+            _answer_function(how, questions.passages),
             [ids[:, :length].T.reshape(-1) for ids, length in zip(sources, longest, strict=True)],
-            of=(how.num_outputs, how.max_new_tokens),
+            row_shape=(how.num_outputs, how.max_new_tokens),
             dtype=np.int32,
             num_windows=num_windows,
             on_batch=on_batch,
@@ -82,9 +68,7 @@ def longest_of(sources: np.ndarray) -> np.ndarray:
     return (sources != 0).sum(-1).max(-1)
 
 
-class _Asked(NamedTuple):
-    """A question by its id and its number."""
-
+class _Question(NamedTuple):
     id: str
     number: int
 
@@ -92,23 +76,10 @@ class _Asked(NamedTuple):
 def write_answers(
     reader: Reader, questions: Questions, output: str | Path, how: Decoding, *, window: int = WINDOW
 ) -> OutputsReport | None:
-    """Writes {"_id", "outputs"} for each question, in their order; the file appears only when whole.
-
-    Run again after an interruption it continues; several processes of one run share the work.
-
-    Args:
-      reader: the model, on devices of this process.
-      window: questions that are batched together.
-
-    Returns:
-      What is in the file, in the first process; None in the others.
-
-    Raises:
-      UserError: what was begun there is something else or damaged, or another run is writing it.
-    """
+    """Writes {"_id", "outputs"} for each question, in their order (see `write_windows`)."""
     count = len(questions)
 
-    def make(batch: Sequence[_Asked], done: Callable[[int], None]) -> Iterator[dict[str, Any]]:
+    def make(batch: Sequence[_Question], done: Callable[[int], None]) -> Iterator[dict[str, Any]]:
         examples = np.array([one.number for one in batch], np.int64)
         found = reader.answer(questions, examples, how, num_windows=-(-count // window), on_batch=done)
         return ({"outputs": outputs} for outputs in found)
@@ -121,7 +92,7 @@ def write_answers(
             "input": questions.fingerprint,
             "window": window,
         },
-        (_Asked(query_id, number) for number, query_id in enumerate(questions.ids)),
+        (_Question(query_id, number) for number, query_id in enumerate(questions.ids)),
         make,
         count=count,
         what="answering questions",

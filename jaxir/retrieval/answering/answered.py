@@ -1,4 +1,4 @@
-"""Questions with passages and answers: what a reader is trained and evaluated on."""
+"""Questions with passages and answers, the data of a reader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.retrieval.answering.questions import Questions, read_questions
 from jaxir.storage import fingerprints
 
-PASSAGES, ANSWER = "passages", "answer"  # what a reader's objective reads
+PASSAGES, ANSWER = "passages", "answer"  # the fields of a reader's objective
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,11 @@ class AnsweredQuestions(TextData):
     """The questions of a run, with the passages that it found and their answers.
 
     Attributes:
-      run: TREC run file over queries of the folder, of any retriever.
+      run: TREC run file, of any retriever, over queries of the folder.
       directory: a BEIR folder, which has the queries and the corpus.
-      answers: lines of {"_id", "answers"}, for all questions that are read; others are passed over.
-      split: those of the run are read that the folder's qrels/SPLIT.tsv judges, all where the folder has no
-        judgements; None: all.
+      answers: lines of {"_id", "answers"}, at least for all questions that are read.
+      split: read only the run's questions that the folder's qrels/SPLIT.tsv judges; None, or a folder without
+        judgements: all.
     """
 
     run: str
@@ -43,18 +43,12 @@ class AnsweredQuestions(TextData):
     split: str | None = None
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> AnsweredDataset:
-        """Reads and tokenises all files.
-
-        Raises:
-          BadInputError: a malformed line.
-          UserError: as `read_questions`, there is no such split, a question has no answers, or the objective
-            reads something else.
-        """
+        """Reads and tokenises all files."""
         fields = {f.field: f for f in features.values() if isinstance(f, Tokens)}
         if len(features) != 2 or fields.keys() != {PASSAGES, ANSWER} or fields[PASSAGES].count is None:
             wanted = ", ".join(f.field for f in features.values())
             raise UserError(
-                f"questions with passages are for FusionInDecoder, and the objective reads {wanted}"
+                f"AnsweredQuestions is data for FusionInDecoder, and the objective reads {wanted}"
             )
         source, target = fields[PASSAGES], fields[ANSWER]
         folder = BeirFolder(self.directory, on_bad_input)
@@ -73,7 +67,7 @@ class AnsweredQuestions(TextData):
         )
         if lacking := [query_id for query_id in questions.ids if query_id not in answers]:
             raise UserError(
-                f"{self.answers}: it has no answers of {lacking[0]!r}, a question of {self.run}"
+                f"{self.answers} has no answers of {lacking[0]!r}, a question of {self.run}"
                 f" ({len(lacking):,} of {len(questions):,})"
             )
         texts = [answers[query_id] for query_id in questions.ids]
@@ -86,18 +80,14 @@ class AnsweredQuestions(TextData):
 def dev_questions(
     run: str | None, directory: str, answers: str, split: str | None = None
 ) -> AnsweredQuestions | None:
-    """Returns what a reader is evaluated on while it trains; without a run None, for nothing."""
+    """Returns the data that a reader is evaluated on during training; None without a run."""
     if run is None:
         return None
     return AnsweredQuestions(run=run, directory=directory, answers=answers, split=split)
 
 
 class AnsweredDataset(Dataset):
-    """Questions, their passages and one of the answers of each. Made by `AnsweredQuestions`.
-
-    The target is drawn from the answers of a question anew at each step, as Fusion-in-Decoder's is; with one
-    answer it is that.
-    """
+    """Questions, their passages, and an answer that each step draws, as in Fusion-in-Decoder."""
 
     def __init__(
         self,
@@ -108,7 +98,7 @@ class AnsweredDataset(Dataset):
         rows: np.ndarray,
         offsets: np.ndarray,
     ):
-        """Takes all as it is; question q has the answers rows[offsets[q]:offsets[q + 1]] of `targets`."""
+        """Question q has the answers rows[offsets[q]:offsets[q + 1]] of `targets`."""
         self.features, self.num_examples = dict(features), len(questions)
         self.questions, self.answers = questions, answers
         self._targets, self._rows, self._offsets = targets, rows, offsets
@@ -122,17 +112,15 @@ class AnsweredDataset(Dataset):
 
     @property
     def fingerprint(self) -> str:
-        """Tells these examples from others: all questions, passages and answers."""
+        """A hash of all questions, passages and answers."""
         arrays = {"rows": self._rows, "offsets": self._offsets, **self._targets._asdict()}
-        told = fingerprints.of_values(self.questions.fingerprint, fingerprints.of_arrays(arrays))
+        digest = fingerprints.of_values(self.questions.fingerprint, fingerprints.of_arrays(arrays))
         return (
             f"{self.num_examples:,} questions of {self.questions.passages} passages,"
-            f" hash {told[: fingerprints.DIGITS]}"
+            f" hash {digest[: fingerprints.DIGITS]}"
         )
 
     def batched(self, how: Batching) -> Iterator[Batch]:
-        """Yields batches; see `Dataset.batches`."""
-
         def batch(one: StepExamples) -> Batch:
             places = one.first + np.arange(len(one.examples))
             return self._batch(one.examples, uniforms(how.seed, np.array([one.step]), places))
@@ -140,12 +128,11 @@ class AnsweredDataset(Dataset):
         return map(batch, Plan(self.num_examples, how))
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns examples as `Dataset.once`, each with its first answer."""
         examples = in_one_order(self.num_examples, count)
         return self._batch(examples, np.zeros(len(examples)))
 
     def _batch(self, examples: np.ndarray, luck: np.ndarray) -> Batch:
-        """Returns a batch; `luck`, in [0, 1), says which of its answers is an example's target."""
+        """Returns a batch; `luck`, in [0, 1), chooses the target among an example's answers."""
         starts = self._offsets[examples]
         chosen = starts + (luck * (self._offsets[examples + 1] - starts)).astype(np.int64)
         target = self._names[ANSWER]

@@ -1,11 +1,12 @@
-"""Questions with the passages that a run has found for them, as tokens: what a reader reads.
+"""Questions with the passages that a run found for them, as tokens.
 
-A passage is read in the form of Fusion-in-Decoder's authors, cut at the end:
+A reader's input for a passage is that of Fusion-in-Decoder's authors, cut at the end, without `title:` if the
+document has none:
 
     question: QUESTION title: TITLE context: TEXT
 
-without `title:` where a document has none. Every question and every passage is tokenised once, and they are
-joined as they are needed; to a tokenizer that splits words at spaces, as T5's, that is the same.
+Each question and passage is tokenised once, and they are joined when they are needed. For a tokenizer that
+splits at spaces, as T5's, the result is the same.
 """
 
 from __future__ import annotations
@@ -26,17 +27,11 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.retrieval.ranking.runs import rank, read_run_by_query
 from jaxir.storage import fingerprints
 
-NONE = -1  # in place of a passage
+NONE = -1  # marks a missing passage
 
 
 class Questions:
-    """Questions in the order of their file, each with its best passages; made by `read_questions`.
-
-    Attributes:
-      ids: of the questions.
-      passages: P, as many as each has at most.
-      length: most tokens of a question with a passage.
-    """
+    """Questions in the order of their file, each with at most P passages; made by `read_questions`."""
 
     def __init__(
         self,
@@ -48,15 +43,7 @@ class Questions:
         length: int,
         end: int,
     ):
-        """Takes tokens as they are.
-
-        Args:
-          questions: their tokens, in this order; the last of each is its end.
-          passages: those of all passages, likewise.
-          found: int32 [N, P], rows of the passages of each question, best first, then NONE.
-          length: most tokens of both joined.
-          end: the token at the end.
-        """
+        """Rows of both tables end with `end`; `found` [N, P] has rows of `passages`, best first, or NONE."""
         self.ids, self.passages, self.length = ids, found.shape[1], length
         self._questions, self._passages, self._found, self._end = questions, passages, found, end
 
@@ -65,21 +52,20 @@ class Questions:
 
     @property
     def fingerprint(self) -> str:
-        """Tells these from others: a hash of every question and passage, in order."""
+        """A hash of every question and passage, in order."""
         arrays = {"found": self._found}
         for name, table in (("questions", self._questions), ("passages", self._passages)):
             arrays |= {f"{name}_{part}": array for part, array in table._asdict().items()}
         return fingerprints.of_values(*self.ids, self.length, self._end, fingerprints.of_arrays(arrays))
 
     def sources(self, examples: np.ndarray) -> np.ndarray:
-        """Returns the ids of questions [B] joined with their passages, int32 [B, P, length], 0 is padding."""
+        """Returns the token ids of questions [B] joined with their passages, int32 [B, P, length]."""
         sources = np.empty((len(examples), self.passages, self.length), np.int32)
-        for source, example in zip(sources, examples, strict=True):  # one by one: places are int64
+        for source, example in zip(sources, examples, strict=True):  # a loop bounds int64 index arrays
             source[:] = self._source(example)
         return sources
 
     def _source(self, example: int) -> np.ndarray:
-        """Returns those of one question, [P, length]."""
         rows, columns = self._found[example][:, None], np.arange(self.length)
         start, size = _places(self._questions, example)
         passage_starts, passage_sizes = _places(self._passages, np.maximum(rows, 0))
@@ -95,12 +81,11 @@ class Questions:
 
 
 def _places(table: TextTable, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where texts begin and how many tokens they have, without their end."""
+    """Returns the starts of texts and their numbers of tokens without the end token."""
     return table.offsets[rows], table.offsets[rows + 1] - table.offsets[rows] - 1
 
 
 def passage_text(document: Document) -> str:
-    """Returns what is read of a document, behind the question."""
     title = f"title: {document.title} " if document.title else ""
     return f"{title}context: {document.text}"
 
@@ -117,23 +102,17 @@ def read_questions(
     of: Collection[str] | None = None,
     on_bad_input: OnBadInput | None = None,
 ) -> Questions:
-    """Reads the questions of a run with the best passages of each; of the texts none is kept.
+    """Reads the questions of a run with the best passages of each; keeps tokens only.
 
-    A question of the file that the run lacks is left out, which is told on standard error. One with fewer
-    passages than others is read with those that it has.
+    Questions that the run lacks are left out and counted on standard error. A question with fewer passages is
+    read with those that it has.
 
     Args:
-      run: TREC run file, in which the lines of a query stand together.
-      queries: queries.jsonl[.gz].
-      corpus: corpus.jsonl[.gz].
-      passages: P, of a question.
+      run: TREC run file, in which the lines of a query follow each other.
+      passages: P, most passages of a question.
       length: most tokens of a question with a passage.
-      of: ids of the questions that count; the others of both files are passed over. None: all count.
-      on_bad_input: what to do with malformed lines of the last two files; None: stop.
-
-    Raises:
-      UserError: a file is missing or lacks a query or document of the run, none counts, none has so many
-        passages, or questions leave no room for passages.
+      of: ids of the questions to read; None: all.
+      on_bad_input: for malformed lines of queries and corpus; None: stop.
     """
     collector = on_bad_input or OnBadInput("stop")
     end = _end_of(tokenizer)
@@ -143,30 +122,30 @@ def read_questions(
         if of is None or query_id in of
     }
     if not best:
-        raise UserError(f"{run} has passages of other questions only: none is of the split")
+        raise UserError(f"{run} has passages for no question of the split")
     deepest = max(map(len, best.values()))
     if deepest < passages:
         raise UserError(
-            f"{run} has at most {deepest} passages of a question, and {passages} are to be read: give fewer,"
-            " or a deeper run"
+            f"{run} has at most {deepest} passages for a question, and {passages} are to be read: read fewer,"
+            " or give a deeper run"
         )
-    asked = TableBuilder(tokenizer, length, prompt, what="questions")
+    builder = TableBuilder(tokenizer, length, prompt, what="questions")
     ids, others = [], 0
     for query in read_queries(queries, collector):
         if query.id in best:
-            asked.row(query.id, f"question: {query.text}")
+            builder.row(query.id, f"question: {query.text}")
             ids.append(query.id)
         elif of is None or query.id in of:
             others += 1
     if lacking := best.keys() - set(ids):
-        raise UserError(f"{queries}: it lacks {min(lacking)!r}, a query of the run {run}")
+        raise UserError(f"{queries} lacks {min(lacking)!r}, a query of the run {run}")
     if others and jax.process_index() == 0:
         print(
-            f"{others:,} of {others + len(ids):,} questions of {queries} have no passages in {run}: they are"
-            " not read",
+            f"{others:,} of {others + len(ids):,} questions of {queries} have no passages in {run} and are"
+            " left out",
             file=sys.stderr,
         )
-    questions = asked.table()
+    questions = builder.table()
     if (_places(questions, np.arange(len(ids)))[1] >= length - 1).all():
         raise UserError(
             f"questions leave no room for passages in {length} tokens: give a larger passage length"
@@ -187,7 +166,6 @@ def _tokenised(
     collector: OnBadInput,
     run: str | Path,
 ) -> tuple[TextTable, dict[str, int]]:
-    """Returns the tokens of the documents that were found, and their rows by id."""
     wanted = set().union(*best.values())
     builder, row_of = TableBuilder(tokenizer, length, "", what="passages"), {}
     for document in read_wanted(corpus, wanted, collector, named_by=f"the run {run} has found"):
@@ -196,10 +174,10 @@ def _tokenised(
 
 
 def _end_of(tokenizer: Tokenizer) -> int:
-    """Returns the token at the end of every text, the only special one, as generators have it."""
     special = tokenizer.encode_batch([""], max_length=8)[0]
     if len(special) != 1:
         raise UserError(
-            f"the tokenizer puts {len(special)} special tokens around a text, where T5's puts one at its end"
+            f"the tokenizer adds {len(special)} special tokens to a text; a reader needs one that adds only"
+            " an end token, as T5's"
         )
     return int(special[0])

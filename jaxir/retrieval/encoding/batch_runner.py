@@ -1,4 +1,4 @@
-"""From rows of tokens to what a model makes of them: the loop of encoders, rerankers and servers."""
+"""Runs functions of a model over rows of tokens; encoders, rerankers and servers use it."""
 
 from __future__ import annotations
 
@@ -20,40 +20,28 @@ from jaxir.models.layers import param_shardings
 from jaxir.retrieval.encoding.batching import Batch, EncodingReport, fill, plan_batches
 from jaxir.runtime.partitioning import Partitioner
 
-# Rows that are tokenised, sorted and batched together: enough for full batches, little enough to hold in
-# memory.
-WINDOW = 16_384
-# Threads that each run a batch: while one fills a batch or fetches results the other computes, and on a CPU
-# the parts of a program that use one core overlap.
+WINDOW = 16_384  # rows tokenised, sorted and batched together: enough to fill batches, few enough for memory
+# Threads that each run a batch. One fills a batch or fetches results while the other computes. On a CPU,
+# single-core parts of two programs overlap.
 RUNNERS = 2
-# Tokens of a batch on one device, and how many such batches one more shape must save. On a CPU the first is
-# measured; a shape costs as much CPU time to compile as 3 batches of MiniLM to compute, but commands compile
-# it only once (`jaxir.runtime.compile_cache`), so the many later passes count for more than the first.
-BATCH_TOKENS = {"cpu": 1024}
+BATCH_TOKENS = {"cpu": 1024}  # tokens of a batch on one device, measured
 ACCELERATOR_BATCH_TOKENS = 32_768
+# Batches that one more shape must save. On a CPU a shape takes as long to compile as 3 batches of MiniLM take
+# to compute. The cost is lower than that, because `jaxir.runtime.compile_cache` keeps compiled programs.
 SHAPE_COST = {"cpu": 0.5}
-# No CUDA graphs: one that a thread records while others run batches, or load what they have compiled, ends
-# with "operation not permitted when stream is capturing" (seen on an H200 with JAX 0.11.2). A graph is to
-# have at least so many operations.
-COMPILER_OPTIONS = {"gpu": {"xla_gpu_graph_min_graph_size": 2**30}}
 ACCELERATOR_SHAPE_COST = 8
+# The minimum size of a CUDA graph, set so high that none is made. Recording one while another thread runs or
+# loads a program fails with "operation not permitted when stream is capturing" (H200, JAX 0.11.2).
+COMPILER_OPTIONS = {"gpu": {"xla_gpu_graph_min_graph_size": 2**30}}
 
-# (model, int32 arrays [B, L]) -> [B, ...], without dropout; one function, not a new one for each call.
+# (model, int32 arrays [B, L]) -> [B, ...], without dropout. Programs are cached by this object.
 Function = Callable[..., jax.Array]
 
-_finding = threading.Lock()
+_program_lock = threading.Lock()
 
 
 class Runner:
-    """Runs functions of a model over rows of tokens; the model's arrays lie on the devices once for all.
-
-    Args:
-      partitioner: the devices, of this process, that share each batch.
-      batch_tokens: tokens of a batch on one device; None suits the platform.
-
-    Raises:
-      UserError: `batch_tokens` is below 1.
-    """
+    """Runs functions of a model over batches that the partitioner's devices share; its arrays stay there."""
 
     def __init__(self, model: nnx.Module, partitioner: Partitioner, *, batch_tokens: int | None = None):
         if batch_tokens is not None and batch_tokens < 1:
@@ -62,8 +50,8 @@ class Runner:
         self.partitioner = partitioner
         self.batch_tokens = batch_tokens or BATCH_TOKENS.get(platform, ACCELERATOR_BATCH_TOKENS)
         self._shape_cost = int(SHAPE_COST.get(platform, ACCELERATOR_SHAPE_COST) * self.batch_tokens)
-        # Programs that speak to other devices must reach all devices in one order, or they wait forever.
-        self._dispatching = threading.Lock() if partitioner.mesh.size > 1 else contextlib.nullcontext()
+        # Programs with collectives must reach all devices in one order, or they deadlock.
+        self._dispatch_lock = threading.Lock() if partitioner.mesh.size > 1 else contextlib.nullcontext()
         graph, state = nnx.split(model)
         leaves, tree = jax.tree.flatten(state)
         shardings = jax.tree.leaves(param_shardings(state, partitioner))
@@ -71,8 +59,8 @@ class Runner:
         self.parameters = jax.device_put(leaves, shardings)
 
     def program(self, function: Function) -> Program:
-        """Returns the program of a function; models of one architecture share it and all that is compiled."""
-        with _finding:  # of two that threads make at once, the one that is not kept has compiled in vain
+        """Returns the program of a function; models of one architecture share compiled programs."""
+        with _program_lock:  # otherwise two threads could make the same program and compile it twice
             return _program(*self._structure, function)
 
     def call(self, function: Function, *arrays: np.ndarray) -> np.ndarray:
@@ -85,7 +73,7 @@ class Runner:
         self,
         function: Function,
         *columns: Sequence[np.ndarray],
-        of: tuple[int, ...] = (),
+        row_shape: tuple[int, ...] = (),
         dtype: type[np.number] = np.float32,
         num_windows: int = 1,
         report: EncodingReport | None = None,
@@ -94,23 +82,23 @@ class Runner:
         """Runs N rows of any lengths in batches of few shapes (see `batching`).
 
         Args:
-          *columns: its arrays, each N rows of tokens; row i has one length in all of them.
-          of: the shape of what it makes of a row.
-          num_windows: how many such calls there will be about. They share compiled shapes: the more, the
-            finer.
-          on_batch: called with the number of rows of each batch when it is done.
+          *columns: the function's arrays, each N rows of tokens; row i has one length in all of them.
+          row_shape: the shape of the result for a row.
+          num_windows: the approximate number of such calls. They share compiled shapes, so more calls justify
+            more shapes.
+          on_batch: called with the number of rows of each finished batch.
 
         Returns:
-          [N, *of], in the order of the rows.
+          [N, *row_shape], in the order of the rows.
         """
         counts = np.array([len(row) for row in columns[0]], np.int64)
-        results = np.empty([len(counts), *of], dtype)
-        program, mesh = self.program(function), self.partitioner.mesh
+        results = np.empty([len(counts), *row_shape], dtype)
+        program = self.program(function)
         in_flight: collections.deque[tuple[Batch, Future[np.ndarray]]] = collections.deque()
 
         def compute(batch: Batch) -> np.ndarray:
             arrays = [fill(rows, batch) for rows in columns]
-            with self._dispatching:
+            with self._dispatch_lock:
                 output = program(self.parameters, *arrays)
             return np.asarray(output)
 
@@ -124,7 +112,7 @@ class Runner:
             counts,
             batch_tokens=self.batch_tokens,
             shape_cost=self._shape_cost // num_windows,
-            row_multiple=mesh.size,
+            row_multiple=self.partitioner.mesh.size,
         )
         with (
             program.compiling(self.parameters, [batch.shape for batch in plan], len(columns)),
@@ -142,11 +130,7 @@ class Runner:
 
 
 class Program:
-    """(parameters, arrays [B, L]) -> [B, ...], with one executable for each shape of the arrays.
-
-    Attributes:
-      executables: by shape; a future where it is still being compiled.
-    """
+    """(parameters, arrays [B, L]) -> [B, ...], with one executable for each shape of the arrays."""
 
     def __init__(self, jitted: Any):
         self.jitted = jitted
@@ -156,12 +140,12 @@ class Program:
     def compiling(
         self, parameters: list[jax.Array], shapes: Iterable[tuple[int, ...]], num_arrays: int
     ) -> Iterator[None]:
-        """Compiles what is missing in threads, in the order of `shapes`, while the first ones already run."""
+        """Compiles missing shapes in threads, in the given order, while the first shapes already run."""
         missing = [shape for shape in dict.fromkeys(shapes) if shape not in self.executables]
         if not missing:
             yield
             return
-        pool = ThreadPoolExecutor(max(1, os.cpu_count() or 1), thread_name_prefix="compiler")
+        pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="compiler")
         try:
             for shape in missing:
                 self.executables[shape] = pool.submit(self._compile, parameters, shape, num_arrays)

@@ -1,12 +1,9 @@
-"""Which texts go into which batch: few shapes, little padding, every batch full but the last.
+"""Plans batches of few shapes with little padding.
 
-Texts are sorted by their number of tokens. From the longest on, a batch takes the length of its longest
-text, rounded up to a multiple of 8, and as many rows as the token budget holds at that length; shorter
-texts complete it. So every batch of one length has the same number of rows, one compiled program serves
-them all, and only the last batch, of the shortest texts, is partial.
-
-A program costs time to compile, which on few texts is more than its padding would cost. `choose_lengths`
-weighs the two: it finds the lengths that minimise padded tokens + `shape_cost` for each length used.
+Texts are sorted by their number of tokens, the longest first. A batch has the length of its longest text,
+rounded up to a multiple of 8, and as many rows as the token budget allows at that length. So batches of one
+length share one compiled program, and only the last batch, of the shortest texts, is partial. For few texts
+a program costs more to compile than padding would cost; `choose_lengths` minimises the sum of both.
 """
 
 from __future__ import annotations
@@ -26,8 +23,8 @@ class Batch:
     """One batch of a plan.
 
     Attributes:
-      texts: [n] which texts are in it, longest first.
-      rows: rows of the array, n or more: those beyond n are padding.
+      texts: [n] indices of its texts, longest first.
+      rows: rows of the array, at least n; the others are padding.
     """
 
     texts: np.ndarray
@@ -42,17 +39,14 @@ class Batch:
 def plan_batches(
     token_counts: Sequence[int] | np.ndarray, *, batch_tokens: int, shape_cost: int = 0, row_multiple: int = 1
 ) -> list[Batch]:
-    """Lays texts out in batches, longest first.
+    """Returns batches that hold each text once, longest first; deterministic.
 
     Args:
       token_counts: [N] tokens of each text.
-      batch_tokens: the largest size, rows x length, of a batch on one device; a longer text has a batch of
+      batch_tokens: the largest size, rows x length, of a batch on one device; a longer text gets a batch of
         one row.
-      shape_cost: how many padded tokens it is worth to save one length (0: every multiple of 8 may be used).
+      shape_cost: how many padded tokens one more length must save (0: every multiple of 8 may be used).
       row_multiple: the number of devices that share a batch; its rows are a multiple of it.
-
-    Returns:
-      Batches that hold each of the N texts once. The plan depends on nothing but the arguments.
     """
     counts = np.asarray(token_counts, np.int64)
     order = np.argsort(-counts, kind="stable")
@@ -73,16 +67,15 @@ def choose_lengths(token_counts: np.ndarray, shape_cost: int) -> np.ndarray:
     if not len(token_counts):
         return np.zeros([0], np.int64)
     steps = np.maximum(1, -(-np.asarray(token_counts) // LENGTH_STEP))
-    texts_of = np.bincount(steps)
-    texts_up_to = np.cumsum(texts_of)
+    texts_up_to = np.cumsum(np.bincount(steps))
     # best[i]: least cost of holding all texts of at most i steps, with i the longest length used.
-    best = np.zeros(len(texts_of))
-    previous = np.zeros(len(texts_of), np.int64)
-    for i in range(1, len(texts_of)):
+    best = np.zeros(len(texts_up_to))
+    previous = np.zeros(len(texts_up_to), np.int64)
+    for i in range(1, len(texts_up_to)):
         costs = best[:i] + (texts_up_to[i] - texts_up_to[:i]) * i * LENGTH_STEP + shape_cost
         previous[i] = int(np.argmin(costs))
         best[i] = costs[previous[i]]
-    chosen, i = [], len(texts_of) - 1
+    chosen, i = [], len(texts_up_to) - 1
     while i > 0:
         chosen.append(i * LENGTH_STEP)
         i = int(previous[i])
@@ -90,22 +83,13 @@ def choose_lengths(token_counts: np.ndarray, shape_cost: int) -> np.ndarray:
 
 
 def fill(tokens: Sequence[np.ndarray], batch: Batch) -> np.ndarray:
-    """Returns the int32 ids [rows, length] of `batch`, 0 where there is no token."""
     ids = pad_batch([tokens[text] for text in batch.texts], batch.length)
     return np.pad(ids, [(0, batch.rows - len(ids)), (0, 0)])
 
 
 @dataclasses.dataclass
 class EncodingReport:
-    """What an encoding run did: counts that add up over calls.
-
-    Attributes:
-      texts: texts encoded.
-      real_tokens: their tokens.
-      padded_tokens: tokens computed, padding included.
-      shapes: the distinct batch shapes, one compiled program each.
-      seconds: wall time.
-    """
+    """Counts of encoded texts, tokens without and with padding, batch shapes, and seconds of wall time."""
 
     texts: int = 0
     real_tokens: int = 0
@@ -114,7 +98,6 @@ class EncodingReport:
     seconds: float = 0.0
 
     def add(self, batch: Batch, token_counts: np.ndarray) -> None:
-        """Counts one batch of texts with `token_counts` [N] tokens."""
         self.texts += len(batch.texts)
         self.real_tokens += int(token_counts[batch.texts].sum())
         self.padded_tokens += batch.rows * batch.length
@@ -122,7 +105,7 @@ class EncodingReport:
 
     @property
     def padding_ratio(self) -> float:
-        """Padded tokens over real ones, 1 at best."""
+        """Padded tokens over real ones; 1 is the best value."""
         return self.padded_tokens / max(1, self.real_tokens)
 
     def __str__(self) -> str:
@@ -134,7 +117,7 @@ class EncodingReport:
 
 
 def _partial_rows(count: int, full: int, row_multiple: int) -> int:
-    """Rows of a batch of `count` texts: a power of two x `row_multiple`, to have few shapes for any rest."""
+    """Returns a power of two x `row_multiple`, so that partial batches have few shapes."""
     rows = row_multiple
     while rows < count:
         rows *= 2

@@ -1,14 +1,13 @@
-"""EMB_DIR: the vectors of a corpus on disk, written shard by shard and taken up again where they stopped.
+"""Writes EMB_DIR, the vectors of a corpus on disk, shard by shard; an interrupted run resumes.
 
     embeddings-00000.npy   float32 [n, D], memory-mappable
     ids-00000.json         its n ids
-    .shard-00000.json      its `shards.Note`: how many of its texts were cut, the hashes of both files
-    embeddings.json        `EmbeddingsInfo`: model, input, number of texts, and whether all are there
-    SHA256SUMS             the hashes of all of them but hidden ones
+    .cut-00000.json        how many of its texts were cut
+    embeddings.json        `EmbeddingsInfo`: model, input, number of texts, and whether all are encoded
+    SHA256SUMS             the hashes of all files that are not hidden, written last
 
-A shard is there if both files are: the ids are written first, and either appears only when whole. SHA256SUMS
-is written when all shards are there. Texts are batched within their shard, so its vectors do not depend on
-where a run was interrupted, nor on which of several processes made it.
+A shard is complete when both its ids and its vectors exist; the ids are written first. Texts are batched
+within their shard, so vectors do not depend on interruptions or on the number of processes.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
 from jaxir.retrieval.encoding.shards import (
     Shard,
-    count_of,
+    cut_file,
     encode_by_cluster,
     encode_shards,
-    files_of,
-    is_there,
+    is_written,
+    shard_files,
     write_shard,
 )
 from jaxir.retrieval.encoding.stored_embeddings import MANIFEST, EmbeddingsInfo, read_info
@@ -52,9 +51,7 @@ from jaxir.storage.open_files import sha256_of
 from jaxir.storage.outputs import check_work_directory
 
 SHARD_SIZE = 16_384
-
-
-# What must be the same for a run to be continued, and how it is called.
+# Fields that a resumed run must repeat, and their names in messages.
 _SAME = {
     "input_sha256": "input",
     "fingerprint": "model",
@@ -82,10 +79,9 @@ def encode_corpus(
 ) -> EncodingReport:
     """Encodes a corpus (tower "passage") or queries (tower "query") into an EMB_DIR.
 
-    Run again after an interruption it makes the shards that are missing; the result is the same, bit for bit
-    on machines of one kind, as that of an uninterrupted run, in whatever processes it was made. A complete
-    directory is left as it is. Several processes of one run, which see the same files, each make their part
-    of the shards; the machines of a Ray cluster see none of them.
+    After an interruption the same call encodes the missing shards. The result is the same, bit for bit on
+    machines of one kind, as without the interruption. A complete directory is left as it is. The processes of
+    one run, which see the same files, share the shards; machines of a Ray cluster need no common files.
 
     Args:
       encoder: the model.
@@ -93,27 +89,26 @@ def encode_corpus(
         the id.
       output: EMB_DIR.
       tower: which tower reads the texts.
-      shard_size: texts in a shard. At most one shard of work of each process is lost by an interruption, of a
-        machine of a cluster four.
+      shard_size: texts in a shard. An interruption loses at most one shard for each process, or four for each
+        machine of a cluster.
       expansion: reads documents with generated queries; None: without.
       on_bad_input: "stop" at the first malformed line, before anything is encoded, or "skip" them.
-      cluster: machines that encode in the place of this process, which only reads and writes; None: it does.
+      cluster: machines that encode instead of this process; None: this process encodes.
 
     Returns:
-      What was done by this call, in this process or by the cluster.
+      Counts of what this call encoded, here or on the cluster.
 
     Raises:
       BadInputError: a malformed line, also of the queries.
-      UserError: the directory is another run's, or another run is writing it, or queries are to expand
-        queries or leave no room for documents, or a machine of the cluster has another model under the
-        encoder's name.
+      UserError: the directory belongs to another run, another process is writing it, generated queries leave
+        no room for documents, or a machine of the cluster has another model of that name.
     """
     if shard_size < 1:
         raise UserError(f"shard_size must be at least 1, not {shard_size}")
     if expansion is not None and tower != "passage":
-        raise UserError("generated queries expand documents: with --tower=passage only")
+        raise UserError("generated queries expand documents: --expansions needs --tower=passage")
     if expansion is not None:
-        joiner_of(encoder)  # while nothing is written yet
+        joiner_of(encoder)  # refuse a model without room for queries before anything is written
     input, output = local_path(input), local_path(output, "written to")
     check_work_directory(output, "embeddings directory")
     source = _Source(input, tower, expansion)
@@ -124,7 +119,7 @@ def encode_corpus(
         if read_info(output).complete:
             return report
         own = range(jax.process_index(), info.shards, jax.process_count())
-        missing = [number for number in own if not is_there(output, number)]
+        missing = [number for number in own if not is_written(output, number)]
         with _progress(info, own, missing) as bar:
             how = {"tower": tower, "num_windows": info.shards, "expanded": expansion is not None}
             how |= {"report": report, "on_batch": bar.update}
@@ -146,18 +141,16 @@ def encode_corpus(
 
 
 class _Source(NamedTuple):
-    """What is encoded."""
-
     input: Path
     tower: Tower
     expansion: Expansion | None
 
     def records(self, on_bad_input: OnBadInput | Policy) -> Iterator[tuple[str, Any]]:
-        """Yields (id, text), or of documents that are expanded (id, views)."""
+        """Yields (id, text), or (id, views) for expanded documents."""
         texts = self._texts(on_bad_input)
         if self.expansion is None:
             return texts
-        # `_texts` below reports malformed lines when the texts are encoded.
+        # The other call of `_texts` reports malformed lines.
         ids = [identifier for identifier, _ in self._texts(OnBadInput("skip"))]
         return self.expansion.records(texts, ids, on_bad_input)
 
@@ -169,8 +162,7 @@ class _Source(NamedTuple):
         return ((document.id, document.contents) for document in read_corpus(self.input, on_bad_input))
 
     def shards(self, numbers: Sequence[int], size: int, on_bad_input: Policy) -> Iterator[Shard]:
-        """Yields shards by number. Malformed lines were reported when the texts were counted."""
-        records = self.records(OnBadInput(on_bad_input))
+        records = self.records(OnBadInput(on_bad_input))  # malformed lines were reported by `_describe`
         for number in range(max(numbers, default=-1) + 1):
             shard = list(itertools.islice(records, size))
             if number in numbers:
@@ -178,7 +170,7 @@ class _Source(NamedTuple):
 
 
 def _progress(info: EmbeddingsInfo, own: Sequence[int], missing: Sequence[int]) -> Any:
-    """Returns the bar of a process that makes the `missing` ones of its `own` shards."""
+    """Returns the progress bar of a process that encodes the `missing` ones of its `own` shards."""
     each = info.views if info.expansion == "typical" else 1
     all_, left = (
         sum(each * min(info.shard_size, info.count - number * info.shard_size) for number in numbers)
@@ -190,16 +182,16 @@ def _progress(info: EmbeddingsInfo, own: Sequence[int], missing: Sequence[int]) 
 
 
 def _describe(encoder: DualEncoder, source: _Source, shard_size: int, on_bad_input: Policy) -> EmbeddingsInfo:
-    """Reads the whole input once, so that a fault in it is told before any work, and describes the run."""
+    """Describes the run. Reads the whole input, so that malformed lines are reported before any work."""
     input, tower, expansion = source
-    of_queries = fingerprints.ValuesHash()
+    queries_hash = fingerprints.ValuesHash()
     count = queries = 0
     for _, item in source.records(on_bad_input):
         count += 1
         if expansion is not None:
             found = [view.queries for view in item]
             queries += sum(map(len, found))
-            of_queries.add(found)
+            queries_hash.add(found)
     if expansion is not None and not queries:
         raise UserError(f"{expansion.path}: there is no query for any document")
     prompt, max_length = encoder.text_settings(tower)
@@ -222,24 +214,25 @@ def _describe(encoder: DualEncoder, source: _Source, shard_size: int, on_bad_inp
         input_sha256=sha256_of(input),
         expansion=expansion and expansion.kind,
         views=expansion.views if expansion else 0,
-        expansions_hash=of_queries.hex() if expansion else "",
+        expansions_hash=queries_hash.hex() if expansion else "",
     )
 
 
 @contextlib.contextmanager
 def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
-    """Locks `output` for this process, and sees that its manifest says whether all shards are there."""
+    """Locks `output` and writes its manifest, unless it is complete or another run's."""
     with locked(output, f"another process is writing {output}") as lock:
         stored = read_info(output) if (output / MANIFEST).exists() else info
         changed = next((n for n in _SAME if getattr(stored, n) != getattr(info, n)), None)
-        if changed is not None and any(output.glob(files_of("*")[1])):
+        if changed is not None and any(output.glob(shard_files("*")[1])):
             how = _change(changed, stored, info)
             raise UserError(
-                f"{output} was begun with another {_SAME[changed]} ({how}): give the same, or another output"
+                f"{output} was begun with another {_SAME[changed]} ({how}):"
+                " give the same value, or another output"
             )
-        if not (stored.complete and all(is_there(output, n) for n in range(info.shards))):
-            # Without vectors nothing is lost, but what belongs to others would stay.
-            others = () if changed is None else (files_of("*")[0], count_of("*"))
+        if not (stored.complete and all(is_written(output, n) for n in range(info.shards))):
+            # Another run left no vectors, but maybe ids and counts.
+            others = () if changed is None else (shard_files("*")[0], cut_file("*"))
             for leftover in itertools.chain.from_iterable(map(output.glob, (".*.part", *others))):
                 leftover.unlink()
             _write_manifest(output, info)
@@ -247,11 +240,11 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
 
 
 def _change(name: str, before: EmbeddingsInfo, now: EmbeddingsInfo) -> str:
-    """Returns in words how a field of two descriptions differs; hashes say nothing to a reader."""
+    """Returns how a field differs, in words instead of hashes."""
     if name == "fingerprint":
-        return before.made_by.unlike(now.made_by).removeprefix("they were ")
+        return before.made_by.difference_from(now.made_by).removeprefix("they were ")
     if name == "input_sha256" and before.input_name == now.input_name:
-        return f"{now.input_name} has changed since"
+        return f"{now.input_name} has changed since then"
     if name == "input_sha256":
         return f"{before.input_name}, now {now.input_name}"
     if name == "expansions_hash":
@@ -260,10 +253,10 @@ def _change(name: str, before: EmbeddingsInfo, now: EmbeddingsInfo) -> str:
 
 
 def _finish(output: Path, info: EmbeddingsInfo) -> None:
-    """Writes SHA256SUMS and the manifest, which says that all shards are there."""
-    names = [name for number in range(info.shards) for name in files_of(number)]
+    """Writes SHA256SUMS and the manifest of a complete directory."""
+    names = [name for number in range(info.shards) for name in shard_files(number)]
     if gone := next((name for name in names if not (output / name).exists()), None):
-        raise UserError(f"{output / gone} was removed meanwhile; run the same command again to make it anew")
+        raise UserError(f"{output / gone} was removed while texts were encoded; run the same command again")
     sums = checksums.take_up(output, names)
     info = dataclasses.replace(info, complete=True, cut=_number_cut(output, info.shards))
     sums[MANIFEST] = hashlib.sha256(_described(info).encode()).hexdigest()
@@ -272,8 +265,8 @@ def _finish(output: Path, info: EmbeddingsInfo) -> None:
 
 
 def _number_cut(output: Path, shards: int) -> int | None:
-    """Returns how many texts of all shards were cut; None if an earlier jaxir made one of them."""
-    paths = [output / count_of(number) for number in range(shards)]
+    """Returns how many texts were cut; None if an earlier jaxir wrote a shard without its count."""
+    paths = [output / cut_file(number) for number in range(shards)]
     try:
         return sum(read_json(path, int) for path in paths)
     except (UserError, FileNotFoundError):

@@ -19,15 +19,12 @@ from jaxir.models.seq2seq import Seq2SeqModel
 from jaxir.retrieval.encoding.batch_runner import Runner
 from jaxir.runtime.partitioning import MeshConfig
 
-# Tokens of the sources of a batch: their outputs are computed a token at a time, so it takes many to fill a
-# machine.
+# Source tokens of a batch. Outputs are computed one token at a time, so only large batches keep a CPU busy.
 BATCH_TOKENS = {"cpu": 4096}
 
 
-@functools.lru_cache(maxsize=16)
-def _writes(how: Decoding) -> Callable[[Seq2SeqModel, jax.Array], jax.Array]:
-    """Returns the function that generates so: the same for the same settings, as programs are kept by it."""
-
+@functools.lru_cache(maxsize=16)  # programs are cached by the function, so equal settings must share one
+def _generate_function(how: Decoding) -> Callable[[Seq2SeqModel, jax.Array], jax.Array]:
     def outputs(model: Seq2SeqModel, ids: jax.Array) -> jax.Array:
         return model.generate(ids, how)
 
@@ -37,18 +34,12 @@ def _writes(how: Decoding) -> Callable[[Seq2SeqModel, jax.Array], jax.Array]:
 class Generator:
     """Writes texts for texts: queries for documents, contexts for questions.
 
-    Texts are sorted by tokens and batched to a token budget in few shapes (see `encoding.batching`), and
-    batches are split over all devices of this process.
-
-    Args:
-      loaded: the model, from `jaxir.interop.model_dir.load`.
-      spec: what it is called.
-      batch_tokens: tokens of the texts of a batch on one device; None suits the platform.
-      devices: that share each batch; None: all of this process.
+    Texts are sorted by tokens and batched to a token budget. Batches are split over all devices of this
+    process.
 
     Attributes:
       fingerprint: identifies weights and tokenizer.
-      spec: what was loaded.
+      spec: the name of the model.
       training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
     """
 
@@ -85,18 +76,18 @@ class Generator:
 
         Args:
           spec: a jaxir model directory or run; `hf:` and a local directory or hub name.
-          dtype: type of matrix products; None leaves it.
-          batch_tokens: tokens of the texts of a batch on one device; None suits the platform.
-          devices: that share each batch; None: all of this process.
+          dtype: type of matrix products; None keeps the model's.
+          batch_tokens: tokens of the texts of a batch on one device; None uses the platform's default.
+          devices: devices that share each batch; None: all of this process.
 
         Raises:
-          UserError: there is no such model, it is damaged, or it is no generator.
+          UserError: the model does not exist, is damaged, or is no generator.
         """
         loaded = model_dir.load(spec, kind="seq2seq", dtype=dtype)
         return cls(loaded, spec=spec, batch_tokens=batch_tokens, devices=devices)
 
     def save(self, directory: str | Path) -> None:
-        """Writes a model directory, which `load` and every command take; it appears only when whole.
+        """Writes a model directory, which `load` and every command take; it appears only when complete.
 
         Raises:
           UserError: `directory` exists and is not empty.
@@ -114,25 +105,23 @@ class Generator:
         """Writes outputs for texts.
 
         Args:
-          texts: N texts; they are cut where the model's settings say.
+          texts: N texts; each is cut at the model's maximum length.
           how: see `Decoding`; None: greedily.
-          num_windows: how many such calls there will be about (see `Runner.run`).
-          on_batch: called with the number of texts of each batch when it is done.
+          num_windows: the approximate number of such calls (see `Runner.run`).
+          on_batch: called with the number of texts of each finished batch.
 
         Returns:
-          The outputs of each text, the best first, those that say the same and those that say nothing left
-          out.
+          The outputs of each text, the best first, without empty and repeated ones.
 
         Raises:
           UserError: the model gives logits that are not finite.
         """
         how = how or Decoding()
-        settings, to = self.settings, self.settings.passage_max_length
-        prompted = [settings.passage_prompt + text for text in texts]
+        prompted = [self.settings.passage_prompt + text for text in texts]
         tokens = self.runner.run(
-            _writes(how),
-            self.tokenizer.encode_batch(prompted, max_length=to),
-            of=(how.num_outputs, how.max_new_tokens),
+            _generate_function(how),
+            self.tokenizer.encode_batch(prompted, max_length=self.settings.passage_max_length),
+            row_shape=(how.num_outputs, how.max_new_tokens),
             dtype=np.int32,
             num_windows=num_windows,
             on_batch=on_batch,
@@ -140,7 +129,7 @@ class Generator:
         return self.written(tokens)
 
     def written(self, tokens: np.ndarray) -> list[list[str]]:
-        """Returns the outputs of texts, of tokens [N, K, T]; raises a UserError as `check_tokens`."""
+        """Returns the outputs of texts from tokens [N, K, T]; raises a UserError as `check_tokens`."""
         check_tokens(tokens, f"model {self.spec}")
         return [self._texts(outputs) for outputs in tokens]
 
@@ -151,15 +140,11 @@ class Generator:
 
 
 def check_tokens(tokens: np.ndarray, model: str) -> None:
-    """Checks tokens that a model wrote.
-
-    Raises:
-      UserError: there are none, for its logits were not finite.
-    """
+    """Raises a UserError if decoding met logits that are not finite."""
     if (tokens == FAULT).any():
         raise UserError(f"{model} gives logits that are not finite")
 
 
 def text_of(ids: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Returns the text of tokens [T]; padding and special tokens are no part of it."""
+    """Returns the text of tokens [T], without padding and special tokens."""
     return tokenizer.decode(ids[ids != 0]).strip()

@@ -1,4 +1,4 @@
-"""Vectors that can be compared: finite, and so short that their inner products fit into float32."""
+"""Which vectors can be compared: finite ones whose inner products fit into float32."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 
-# The inner product of two vectors of this length is 1e38. float32 ends at 3.4e38.
-LONGEST = 1e19
+LONGEST = 1e19  # the inner product of two vectors of this length is 1e38; float32 ends at 3.4e38
 
 
 class UnusableVectorError(UserError):
-    """A vector that cannot be compared with others.
-
-    Args:
-      subject: what it is, for the sentence.
-      row: its number among the vectors that were checked, from 0.
-      reason: what is wrong with it, as the rest of the sentence.
-    """
+    """Row `row` of the checked vectors cannot be compared; the message is `subject` and `reason`."""
 
     def __init__(self, subject: str, row: int, reason: str):
         self.subject, self.row, self.reason = subject, row, reason
@@ -28,7 +21,7 @@ def first_unusable(vectors: np.ndarray) -> tuple[int, str] | None:
     """Returns the first row of vectors [N, D] that cannot be compared, and why; None if all can."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.einsum("nd,nd->n", vectors, vectors)
-    unusable = ~(squares <= LONGEST**2)  # NaN is not less
+    unusable = ~(squares <= LONGEST**2)  # also true for NaN
     if not unusable.any():
         return None
     row = int(np.argmax(unusable))

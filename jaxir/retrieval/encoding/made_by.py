@@ -1,4 +1,4 @@
-"""Which model made vectors, and in which words another one is refused."""
+"""The name and step of the model that made vectors, as messages report them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from typing import NamedTuple
 
 
 class MadeBy(NamedTuple):
-    """A model as messages name it.
-
-    Attributes:
-      name: what was loaded; None: unknown.
-      step: the step of the checkpoint, of a training run; None: unknown, or no run.
-    """
+    """A model's name and, for a training run, the step of its checkpoint; None: unknown."""
 
     name: str | None
     step: int | None = None
@@ -19,10 +14,10 @@ class MadeBy(NamedTuple):
     def __str__(self) -> str:
         return self.name or "a model without a name"
 
-    def unlike(self, other: MadeBy) -> str:
-        """Returns a clause on two models that differ: this one made vectors, the other one is given."""
+    def difference_from(self, other: MadeBy) -> str:
+        """Returns a clause on how this model, which made vectors, differs from the given model `other`."""
         if self.name is None or self.name != other.name:
             return f"they were made with {self}, not with {other}"
         if self.step != other.step and None not in (self.step, other.step):
-            return f"{self} has trained on since (step {self.step} to {other.step})"
-        return f"{self} has changed since"
+            return f"{self} was trained further since then (step {self.step} to {other.step})"
+        return f"{self} has changed since then"

@@ -1,4 +1,4 @@
-"""What a generator writes for the texts of a file (windowed_file.py)."""
+"""Writes a generator's outputs for the texts of a file (see `windowed_file`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.formats.sources import Document, read_corpus
 from jaxir.models.decoding import Decoding
-from jaxir.retrieval.encoding.cluster import Cluster, Worker
+from jaxir.retrieval.encoding.cluster import Cluster, start_worker
 from jaxir.retrieval.encoding.generator import Generator
-from jaxir.retrieval.encoding.text_encoder import lasting
+from jaxir.retrieval.encoding.text_encoder import absolute_spec
 from jaxir.retrieval.encoding.windowed_file import WINDOW, OutputsReport, lines_of, write_windows
 from jaxir.storage.files import local_path
 from jaxir.storage.open_files import sha256_of
@@ -29,39 +29,24 @@ def write_outputs(
     on_bad_input: Policy = "stop",
     cluster: Cluster | None = None,
 ) -> OutputsReport | None:
-    """Writes {"_id", "outputs"} for each text of a file, in its order; the file appears only when whole.
-
-    Run again after an interruption it continues; several processes of one run share the work, or the machines
-    of a Ray cluster do it.
-
-    Args:
-      generator: the model, on devices of this process.
-      input: .jsonl[.gz] of `_id`, `text` and maybe `title`.
-      on_bad_input: "stop" at the first malformed line, before anything is generated, or "skip" them.
-      cluster: machines that generate in the place of this process; None: it does.
-
-    Returns:
-      What is in the file, in the first process; None in the others.
-
-    Raises:
-      UserError: what was begun there is something else or damaged, or another run is writing it.
-    """
+    """Writes {"_id", "outputs"} for each text of a .jsonl[.gz], in its order (see `write_windows`)."""
     input, output = local_path(input), local_path(output, "written to")
     count = sum(1 for _ in read_corpus(input, on_bad_input))
     num_windows = -(-count // window)
     made = {"input": sha256_of(input), "window": window, **made_by(generator, how)}
-    elsewhere = None
+    remote = None
     if cluster is not None:
         made["batch_tokens"] = cluster.batch_tokens
-        worker = Worker(
+        start = functools.partial(
+            start_worker,
             load=Generator.load,
-            spec=lasting(generator.spec),
+            spec=absolute_spec(generator.spec),
             fingerprint=generator.fingerprint,
             options={"dtype": made["dtype"], "batch_tokens": cluster.batch_tokens},
             work=write_window,
             how={"how": how, "num_windows": num_windows},
         )
-        elsewhere = functools.partial(cluster.map, worker)
+        remote = functools.partial(cluster.map, start)
     return write_windows(
         output,
         made,
@@ -70,14 +55,13 @@ def write_outputs(
         count=count,
         what=f"generating for {input.name}",
         window=window,
-        elsewhere=elsewhere,
+        remote=remote,
     )
 
 
 def write_window(
     generator: Generator, window: tuple[int, list[Document]], *, how: Decoding, num_windows: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Returns the number of a window, and its lines."""
     number, batch = window
     return number, list(lines_of(batch, write(generator, batch, how, num_windows=num_windows)))
 
@@ -85,14 +69,14 @@ def write_window(
 def write(
     generator: Generator, batch: Sequence[Document], how: Decoding, **more: Any
 ) -> Iterator[dict[str, list[str]]]:
-    """Yields the outputs of each document; `more` is what `Generator.generate` takes."""
+    """Yields the outputs of each document; `more` is passed to `Generator.generate`."""
     texts = [document.contents for document in batch]
     return ({"outputs": outputs} for outputs in generator.generate(texts, how, **more))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Corpus:
-    """Documents that are read anew wherever they are gone through. Faults have been told."""
+    """An iterable of documents that can be pickled. Malformed lines were reported before."""
 
     path: Path
     on_bad_input: Policy
@@ -102,7 +86,7 @@ class _Corpus:
 
 
 def made_by(generator: Generator, how: Decoding) -> dict[str, Any]:
-    """Returns all of a generator, and of how it writes, that its outputs depend on."""
+    """Returns all settings of a generator and of decoding that outputs depend on."""
     return {
         "model": generator.fingerprint,
         "dtype": generator.model.config.backbone.dtype,

@@ -26,36 +26,25 @@ _IN_WORDS: dict[Reads, str] = {
 
 
 def score_pairs(model: CrossEncoderModel, ids: jax.Array, types: jax.Array) -> jax.Array:
-    """Returns the logits [B] of pairs, ids and token types [B, L]."""
     return model.score(ids, types)
 
 
 class CrossEncoder:
     """Scores pairs of a query and a passage, in float32 (products as precise as the platform's default).
 
-    Pairs are sorted by tokens and batched to a token budget in few shapes (see `encoding.batching`), and
-    batches are split over all devices of this process. The same pairs give the same scores.
-
-    Args:
-      loaded: the model, from `jaxir.interop.model_dir.load`.
-      spec: what it is called.
-      batch_tokens: tokens of a batch on one device; None suits the platform.
-      devices: that share each batch; None: all of this process.
+    Pairs are sorted by tokens and batched to a token budget. Batches are split over all devices of this
+    process. The same pairs give the same scores.
 
     Attributes:
       fingerprint: identifies weights and tokenizer.
-      spec: what was loaded.
-      max_length: tokens of a pair, at most.
-      kinds: what a model may have been trained to read, to be one.
+      spec: the name of the model.
+      max_length: most tokens of a pair.
       training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
-
-    Raises:
-      UserError: the model was trained to read something else.
     """
 
     training: Any = None
     kinds: ClassVar[tuple[Reads, ...]] = ("pair",)
-    others_use: ClassVar[str] = "it is for python -m jaxir.expand rerank"
+    others_use: ClassVar[str] = "use it with python -m jaxir.expand rerank"
 
     def __init__(
         self,
@@ -66,7 +55,8 @@ class CrossEncoder:
         devices: Sequence[jax.Device] | None = None,
     ):
         if loaded.settings.reads not in self.kinds:
-            raise UserError(f"{spec} reads {_IN_WORDS[loaded.settings.reads]}: {self.others_use}")
+            reads = _IN_WORDS[loaded.settings.reads]
+            raise UserError(f"{spec} was trained to read {reads}: {self.others_use}")
         self.model, self.fingerprint, self.spec = loaded.model, loaded.fingerprint, spec
         self.texts, self.tokenizer = loaded.tokenizer, PairTokenizer(loaded.tokenizer)
         self.settings = loaded.settings
@@ -81,28 +71,27 @@ class CrossEncoder:
     def load(
         cls, spec: str, *, batch_tokens: int | None = None, devices: Sequence[jax.Device] | None = None
     ) -> "CrossEncoder":
-        """Loads a cross-encoder, to compute in float32 whatever it was trained in.
+        """Loads a cross-encoder. It computes in float32, whatever type it was trained in.
 
         Args:
           spec: a jaxir model directory or run; `hf:` or `st:` and a local directory or hub name.
-          batch_tokens: tokens of a batch on one device; None suits the platform.
-          devices: that share each batch; None: all of this process.
+          batch_tokens: tokens of a batch on one device; None uses the platform's default.
+          devices: devices that share each batch; None: all of this process.
 
         Raises:
-          UserError: there is no such model, it is damaged, or it is no cross-encoder.
+          UserError: the model does not exist, is damaged, or is no cross-encoder.
         """
-        # A run's model remembers in which type its products were when it was trained.
         loaded = model_dir.load(spec, kind="cross_encoder", dtype="float32")
         return cls(loaded, spec=spec, batch_tokens=batch_tokens, devices=devices)
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " N"]:
-        """Scores pairs, under a progress bar.
+        """Scores pairs, with a progress bar.
 
         Args:
-          pairs: N (query, passage) pairs; where one is too long, its longer text is cut.
+          pairs: N (query, passage) pairs; the longer text of a pair that is too long is cut.
 
         Returns:
-          float32 logits [N], in the order of the pairs: the greater, the more relevant.
+          float32 logits [N], in the order of the pairs; a greater logit means more relevant.
 
         Raises:
           UserError: the model gives scores that are not finite.
@@ -117,19 +106,19 @@ class CrossEncoder:
         return self.checked(scores)
 
     def checked(self, scores: np.ndarray) -> np.ndarray:
-        """Returns scores; raises a UserError where one is not finite."""
+        """Returns scores; raises a UserError if one is not finite."""
         if not np.isfinite(scores).all():
             raise UserError(f"model {self.spec} gives scores that are not finite")
         return scores
 
     def tokens(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:
-        """Returns the tokens of pairs, with the prompts and cut as the model wants them."""
-        before = self.settings
-        texts = [(before.query_prompt + query, before.passage_prompt + passage) for query, passage in pairs]
+        """Returns the tokens of pairs, with the model's prompts and cut at its maximum length."""
+        settings = self.settings
+        texts = [(settings.query_prompt + q, settings.passage_prompt + passage) for q, passage in pairs]
         return self.tokenizer.encode(texts, max_length=self.max_length)
 
     def relevance(self, pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " N"]:
-        """Returns the probabilities [N] of being relevant that the logits of N pairs stand for."""
+        """Returns the probabilities [N] of N pairs: the sigmoid of their logits."""
         import scipy.special
 
         return scipy.special.expit(self.score(pairs))

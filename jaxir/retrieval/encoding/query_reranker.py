@@ -1,4 +1,4 @@
-"""`QueryReranker`: expanded queries in, scores of how well they will retrieve out (EAR)."""
+"""`QueryReranker`: predicts how well expanded queries will retrieve (EAR)."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -13,12 +13,13 @@ from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 class QueryReranker(CrossEncoder):
     """Scores expanded queries (Chuang 2024, section 3.3), as `CrossEncoder` scores pairs.
 
-    The retrieval-independent one reads [CLS] question ? expansion [SEP], the retrieval-dependent one that and
-    the first passage that the query finds: pairs (query, passage), of which the former reads the query alone.
+    The retrieval-independent reranker reads [CLS] question ? expansion [SEP]. The retrieval-dependent one
+    also reads the first passage that the query finds. Both take pairs (query, passage); the former ignores
+    the passage.
     """
 
     kinds: ClassVar[tuple[Reads, ...]] = ("expanded_query", "expanded_query_and_passage")
-    others_use: ClassVar[str] = "it is for python -m jaxir.rerank, and no reranker of queries"
+    others_use: ClassVar[str] = "use it with python -m jaxir.rerank; it cannot rerank queries"
 
     @property
     def reads_passages(self) -> bool:
@@ -26,7 +27,6 @@ class QueryReranker(CrossEncoder):
         return self.settings.reads == "expanded_query_and_passage"
 
     def tokens(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:
-        """Returns the tokens of what it reads of pairs, with the prompts and cut as the model wants them."""
         if self.reads_passages:
             return super().tokens(pairs)
         texts = [self.settings.query_prompt + query for query, _ in pairs]

@@ -1,8 +1,9 @@
-"""Shards of a corpus, each encoded by itself: in this process, or by one of many on machines of a cluster."""
+"""Shards of a corpus, each encoded by itself, in this process or on machines of a cluster."""
 
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.batching import EncodingReport
-from jaxir.retrieval.encoding.cluster import Cluster, Worker
+from jaxir.retrieval.encoding.cluster import Cluster, start_worker
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
@@ -23,13 +24,7 @@ from jaxir.storage.npy import write_npy
 
 
 class Shard(NamedTuple):
-    """Texts that are batched together.
-
-    Attributes:
-      number: which shard of the corpus it is.
-      ids: of its n texts.
-      texts: these, or for documents that are read with generated queries the views of each.
-    """
+    """The n texts of one shard, or for documents with generated queries the views of each."""
 
     number: int
     ids: list[str]
@@ -37,14 +32,7 @@ class Shard(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """What became of a shard.
-
-    Attributes:
-      number: which shard of the corpus it is.
-      ids: of its n texts.
-      vectors: float32 [n, D].
-      cut: how many texts had more tokens than the model keeps.
-    """
+    """An encoded shard: float32 vectors [n, D], and how many texts were cut."""
 
     number: int
     ids: list[str]
@@ -62,13 +50,7 @@ def encode_shards(
     report: EncodingReport | None = None,
     on_batch: Callable[[int], Any] | None = None,
 ) -> Iterator[Encoded]:
-    """Encodes shards one after another; the next one is read and tokenised meanwhile.
-
-    Args:
-      tower: "query" or "passage".
-      num_windows: how many the corpus has, wherever they are encoded: batches hang on it.
-      on_batch: called with the number of texts of each batch when it is done.
-    """
+    """Encodes shards one by one. Batches depend on `num_windows`, the number of shards of the corpus."""
     drawn: collections.deque[tuple[Shard, Truncation]] = collections.deque()
     _, max_length = encoder.text_settings(tower)
 
@@ -100,16 +82,11 @@ def encode_by_cluster(
     on_batch: Callable[[int], Any],
     **how: Any,
 ) -> Iterator[Encoded]:
-    """As `encode_shards`, on other machines, in whatever order shards are done.
-
-    `shards` reads them, maybe more than once; `on_batch` is called with the number of texts of each.
-
-    Raises:
-      UserError: the model has no name, or another one has it there.
-    """
+    """As `encode_shards`, on other machines, in order of completion; `shards` may be called again."""
     if encoder.spec is None:
         raise UserError("a model that was never saved cannot be loaded by the machines of a cluster: save it")
-    worker = Worker(
+    start = functools.partial(
+        start_worker,
         load=DualEncoder.load,
         spec=encoder.spec,
         fingerprint=encoder.fingerprint,
@@ -123,7 +100,7 @@ def encode_by_cluster(
         how=how,
     )
     started = time.perf_counter()
-    for encoded, done in cluster.map(worker, shards):
+    for encoded, done in cluster.map(start, shards):
         report.texts += done.texts
         report.real_tokens += done.real_tokens
         report.padded_tokens += done.padded_tokens
@@ -134,32 +111,30 @@ def encode_by_cluster(
 
 
 def encode_shard(encoder: DualEncoder, shard: Shard, **how: Any) -> tuple[Encoded, EncodingReport]:
-    """Returns what `encode_shards` makes of one shard, and what it did."""
     report = EncodingReport()
     (encoded,) = encode_shards(encoder, [shard], **how, report=report)
     return encoded, report
 
 
-def files_of(number: int | Literal["*"]) -> tuple[str, str]:
-    """Returns the names of a shard's files, the ids and the vectors; of "*" patterns of all names."""
+def shard_files(number: int | Literal["*"]) -> tuple[str, str]:
+    """Returns the names of a shard's files, ids and vectors; for "*" glob patterns of all names."""
     digits = number if number == "*" else f"{number:05d}"
     return f"ids-{digits}.json", f"embeddings-{digits}.npy"
 
 
-def count_of(number: int | Literal["*"]) -> str:
-    """Returns the name of the hidden file that holds how many texts of a shard were cut."""
+def cut_file(number: int | Literal["*"]) -> str:
+    """Returns the name of the hidden file with the number of texts of a shard that were cut."""
     return f".cut-{number if number == '*' else f'{number:05d}'}.json"
 
 
-def is_there(directory: Path, number: int) -> bool:
-    """Whether a shard was written."""
-    return all((directory / name).exists() for name in files_of(number))
+def is_written(directory: Path, number: int) -> bool:
+    return all((directory / name).exists() for name in shard_files(number))
 
 
 def write_shard(directory: Path, encoded: Encoded) -> None:
-    """Writes a shard's files, each of which appears only when whole, the vectors last."""
-    ids_name, vectors_name = files_of(encoded.number)
-    with atomic_file(directory / count_of(encoded.number)) as file:
+    """Writes a shard's files; each appears only when complete, the vectors last."""
+    ids_name, vectors_name = shard_files(encoded.number)
+    with atomic_file(directory / cut_file(encoded.number)) as file:
         file.write(f"{encoded.cut}\n")
     with atomic_file(directory / ids_name, "wb") as file:
         file.write(json.dumps(encoded.ids, ensure_ascii=False).encode())

@@ -1,4 +1,4 @@
-"""EMB_DIR as its readers see it; `embeddings` writes one."""
+"""Reads EMB_DIR, which `embeddings` writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.values import Count, Natural, checked
 from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.made_by import MadeBy
-from jaxir.retrieval.encoding.shards import files_of
+from jaxir.retrieval.encoding.shards import shard_files
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import Kind
 from jaxir.storage import checksums
@@ -27,30 +27,19 @@ MANIFEST = "embeddings.json"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class EmbeddingsInfo:
-    """What embeddings.json says.
+    """The content of embeddings.json.
 
     Attributes:
-      format: version of the format.
-      complete: whether all `count` vectors are there.
-      count: number of texts of the input.
-      shard_size: texts in a shard; the last one may have fewer.
-      tower: "query" or "passage".
-      fingerprint: of the model.
+      complete: whether all `count` vectors are written.
       model: the model as it was named.
-      dimension: D.
-      similarity: "cosine" or "dot".
       dtype: of the matrix products; vectors are float32.
-      step: of a model that is a training run, the step of its checkpoint; None: unknown.
-      max_length: tokens beyond which a text is cut.
+      step: of a training run, the step of its checkpoint; None: unknown.
+      max_length: tokens at which a text is cut.
       cut: number of texts that were cut; None: unknown.
-      prompt: what stood before each text.
       text: how a record becomes a text.
-      input_name: name of the input file.
-      input_bytes: its size.
-      input_sha256: its hash.
-      expansion: how documents were read with generated queries (`views.Expansion.kind`); None: without. By
-        "corpus" texts are entries, of which those of a document follow each other under its one id.
-      views: S, at most so many queries of a document.
+      expansion: how documents were read with generated queries (`views.Expansion.kind`); None: without. With
+        "corpus" the texts are entries; entries of a document follow each other under its one id.
+      views: most queries of a document.
       expansions_hash: of these queries.
     """
 
@@ -78,56 +67,39 @@ class EmbeddingsInfo:
 
     @property
     def made_by(self) -> MadeBy:
-        """The model as messages name it."""
         return MadeBy(self.model, self.step)
 
     @property
     def truncation(self) -> Truncation | None:
-        """The counts of texts, and of those that were cut; None: unknown."""
+        """The counts of texts and of cut texts; None: unknown."""
         return None if self.cut is None else Truncation(self.max_length, self.count, self.cut)
 
     @property
     def shards(self) -> int:
-        """How many there are."""
         return -(-self.count // self.shard_size)
 
     @property
     def read_with(self) -> str | None:
-        """How documents were read with generated queries, in words; None: alone."""
+        """The flags that read documents with generated queries; None: without queries."""
         return None if self.expansion is None else f"--expansion={self.expansion} --views={self.views}"
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredEmbeddings:
-    """A complete EMB_DIR.
-
-    Attributes:
-      info: what embeddings.json says.
-      ids: all ids, in the order of the input.
-      shards: the memory-mapped vectors, float32 [n, D] each, in the order of the ids.
-    """
+    """A complete EMB_DIR: ids in the order of the input, and their memory-mapped float32 shards [n, D]."""
 
     info: EmbeddingsInfo
     ids: list[str]
     shards: list[np.ndarray]
 
     def require_model(self, encoder: DualEncoder) -> None:
-        """Checks that a model's queries may be compared with these vectors.
-
-        Raises:
-          UserError: another model made them.
-        """
         if encoder.fingerprint != self.info.fingerprint:
-            why = self.info.made_by.unlike(encoder.made_by)
+            why = self.info.made_by.difference_from(encoder.made_by)
             raise UserError(f"the embeddings do not fit the model: {why}; encode the corpus again")
 
 
 def open_embeddings(directory: str | Path) -> StoredEmbeddings:
-    """Opens a complete EMB_DIR; vectors are memory-mapped.
-
-    Raises:
-      UserError: it is none, it is unfinished, or it is damaged.
-    """
+    """Opens a complete EMB_DIR; vectors are memory-mapped."""
     directory = local_path(directory)
     info = read_info(directory)
     if not info.complete:
@@ -136,7 +108,7 @@ def open_embeddings(directory: str | Path) -> StoredEmbeddings:
     ids: list[str] = []
     shards: list[np.ndarray] = []
     for number in range(info.shards):
-        ids_name, vectors_name = files_of(number)
+        ids_name, vectors_name = shard_files(number)
         shard_ids = read_json(directory / ids_name, list[str])
         shards.append(read_npy(directory / vectors_name, np.float32, (len(shard_ids), info.dimension)))
         ids += shard_ids
@@ -144,11 +116,6 @@ def open_embeddings(directory: str | Path) -> StoredEmbeddings:
 
 
 def read_info(directory: Path) -> EmbeddingsInfo:
-    """Returns what embeddings.json says.
-
-    Raises:
-      UserError: it is missing, damaged or of another format.
-    """
     path = directory / MANIFEST
     if not path.is_file():
         raise UserError(f"{directory} holds no embeddings: it has no {MANIFEST}")

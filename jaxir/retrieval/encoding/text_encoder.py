@@ -1,4 +1,4 @@
-"""`DualEncoder`: a trained model as its users see it, texts in and vectors out."""
+"""`DualEncoder`: texts in, vectors out."""
 
 import dataclasses
 import time
@@ -43,18 +43,17 @@ EMBED = {"query": _embed_query, "passage": _embed_passage}
 class DualEncoder:
     """Encodes queries and passages.
 
-    Texts are sorted by tokens and batched to a token budget (see `encoding.batching`), batches are split
-    over all devices of this process, and the next texts are tokenised while the present ones are computed.
-    Vectors come back in the order of the texts.
+    Texts are sorted by tokens and batched to a token budget. Batches are split over all devices of this
+    process, and the next texts are tokenised meanwhile. Vectors are in the order of the texts.
 
     Attributes:
       model: the `DualEncoderModel`.
       tokenizer: its tokenizer.
       settings: maximum lengths and prompts of the two towers.
       fingerprint: identifies the weights and the tokenizer; vectors of two fingerprints must not be compared.
-        It is computed where it is not given.
-      spec: what was loaded, None for a model that never had a name.
-      step: of a training run, the step of the checkpoint that was loaded; None of other models.
+        Computed unless given.
+      spec: the name of the model; None for a model that was never saved.
+      step: of a training run, the step of the loaded checkpoint; else None.
       dimension: D.
       similarity: "cosine" (vectors have length 1) or "dot".
       training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
@@ -78,7 +77,7 @@ class DualEncoder:
         self.spec, self.step = spec, step
         self.fingerprint: str = fingerprint or model_dir.fingerprint_of(model, tokenizer, settings)
         self.similarity: str = model.config.similarity
-        # Of several processes each encodes for itself: they have no batch in common.
+        # Each process encodes its own batches on its own devices.
         partitioner = partitioner or MeshConfig().build(local_devices())
         self.runner = Runner(model, partitioner, batch_tokens=batch_tokens)
         self.dimension: int = model.config.dimension
@@ -97,13 +96,13 @@ class DualEncoder:
 
         Args:
           spec: a jaxir model or run directory, or `st:` or `hf:` and a local directory or hub name.
-          dtype: of the matrix products; vectors are float32 all the same.
-          batch_tokens: tokens of a batch on one device; None suits the platform.
-          query_max_length: tokens that are kept of a query; None: as many as the model says.
-          passage_max_length: tokens that are kept of a passage; None: as many as the model says.
+          dtype: of the matrix products; vectors are always float32.
+          batch_tokens: tokens of a batch on one device; None uses the platform's default.
+          query_max_length: tokens at which a query is cut; None: the model's setting.
+          passage_max_length: tokens at which a passage is cut; None: the model's setting.
 
         Raises:
-          UserError: there is no such model, it cannot be read, or it has fewer positions than a length.
+          UserError: the model does not exist, cannot be read, or has fewer positions than a length.
         """
         loaded = model_dir.load(spec, dtype=dtype)
         lengths = {"query_max_length": query_max_length, "passage_max_length": passage_max_length}
@@ -116,13 +115,13 @@ class DualEncoder:
             loaded.tokenizer,
             settings,
             loaded.fingerprint,
-            spec=lasting(spec),
+            spec=absolute_spec(spec),
             step=loaded.step,
             batch_tokens=batch_tokens,
         )
 
     def save(self, directory: str | Path) -> None:
-        """Writes a model directory, which `load` and every command take; it appears only when whole.
+        """Writes a model directory, which `load` and every command take; it appears only when complete.
 
         Raises:
           UserError: `directory` exists and is not empty.
@@ -158,10 +157,10 @@ class DualEncoder:
         """Encodes texts by one tower.
 
         Args:
-          texts: N texts; one beyond the tower's maximum length is cut, an empty one is allowed.
+          texts: N texts, which may be empty; each is cut at the tower's maximum length.
           tower: "query" or "passage".
           show_progress: whether to show a bar (on a terminal only).
-          report: adds what was done to this.
+          report: receives the counts of this call.
 
         Returns:
           float32 vectors [N, D] in the order of the texts.
@@ -203,21 +202,17 @@ class DualEncoder:
         report: EncodingReport | None = None,
         on_batch: Callable[[int], Any] | None = None,
     ) -> Iterator[np.ndarray]:
-        """Encodes a stream of lists of token ids, each sorted and batched by itself.
+        """Encodes lists of token ids, each sorted and batched by itself, and yields float32 [n, D] for each.
 
-        The vectors of a list depend on nothing but the list (and the model and the machine), so that a
-        stream can be taken up again at any of them. Lists are drawn from `windows`, and so made, in a thread,
-        one list ahead.
+        The vectors of a list depend only on the list, the model and the machine, so a stream can resume at
+        any list. A thread draws from `windows`, one list ahead.
 
         Args:
-          windows: lists of what `tokens` returns.
+          windows: lists of token ids, from `tokens`.
           tower: "query" or "passage".
-          num_windows: how many lists there will be about. They share compiled shapes: the more, the finer.
-          report: adds what was done to this.
-          on_batch: called with the number of texts of each batch when it is done.
-
-        Yields:
-          For each list of n texts its float32 vectors [n, D].
+          num_windows: the approximate number of lists (see `Runner.run`).
+          report: receives the counts of this call.
+          on_batch: called with the number of texts of each finished batch.
         """
         report = EncodingReport() if report is None else report
         for tokens in _one_ahead(iter(windows)):
@@ -225,7 +220,7 @@ class DualEncoder:
             vectors = self.runner.run(
                 EMBED[tower],
                 tokens,
-                of=(self.dimension,),
+                row_shape=(self.dimension,),
                 num_windows=num_windows,
                 report=report,
                 on_batch=on_batch,
@@ -237,9 +232,9 @@ class DualEncoder:
     def tokens(
         self, texts: Sequence[str], tower: Tower, truncation: Truncation | None = None
     ) -> list[np.ndarray]:
-        """Returns the token ids of texts, with the tower's prompt and cut at its maximum length.
+        """Returns the token ids of texts with the tower's prompt, cut at its maximum length.
 
-        The counts of texts, and of texts that were cut, are added to `truncation`.
+        `truncation` counts the texts and the cut texts.
         """
         prompt, max_length = self.text_settings(tower)
         return self.tokenizer.encode_batch(
@@ -255,26 +250,25 @@ class DualEncoder:
 
     @property
     def made_by(self) -> MadeBy:
-        """The model as messages name it."""
         return MadeBy(self.spec, self.step)
 
     def checked(self, vectors: np.ndarray) -> np.ndarray:
-        """Returns vectors; raises an UnusableVectorError where one is not finite or longer than `LONGEST`."""
+        """Returns vectors; raises an UnusableVectorError if one is not finite or longer than `LONGEST`."""
         if (found := first_unusable(vectors)) is not None:
             raise UnusableVectorError(f"{self.made_by} gives a vector that", *found)
         return vectors
 
 
-def lasting(spec: str) -> str:
+def absolute_spec(spec: str) -> str:
     """Returns `spec` with a local directory made absolute, so that it can be loaded from anywhere."""
     kind, colon, place = spec.partition(":")
-    if kind not in model_dir.FORMS:  # a colon of the path
+    if kind not in model_dir.FORMS:  # the colon is part of the path
         kind, colon, place = "", "", spec
     return f"{kind}{colon}{Path(place).resolve()}" if Path(place).exists() else spec
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yields `items`, drawing the next one in a thread while the consumer works on the present one."""
+    """Yields `items`; a thread draws the next one while the consumer uses the present one."""
     end = object()
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
         future: Future[Any] = pool.submit(next, items, end)

@@ -1,4 +1,4 @@
-"""Documents read with generated queries: S views of each (He et al. 2022, section 3.3 and figure 5)."""
+"""Documents encoded with generated queries, S views of each (He et al. 2022, section 3.3 and figure 5)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal["typical", "corpus", "document"]
 
 
 class View(NamedTuple):
-    """What the passage tower reads at once: a document, and the queries that are appended to it."""
+    """One input of the passage tower: a document, and the queries appended to it."""
 
     document: str
     queries: tuple[str, ...] = ()
@@ -29,15 +29,15 @@ class View(NamedTuple):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Expansion:
-    """What becomes of the first S different queries of each document.
+    """How the first S different queries of each document are used.
 
-    - typical: a view with each of them, and the mean of the views' vectors, E(d) = 1/S sum_j E(d + q_j), with
-      length 1 again where vectors are compared by cosine;
-    - corpus: an entry of the index for each view, of which the best one counts;
-    - document: a single view with all of them. (After training with one query at a time that is figure 5's
+    - typical: a view for each query; the vector is the mean over the views, E(d) = 1/S sum_j E(d + q_j),
+      scaled to length 1 for cosine;
+    - corpus: an entry of the index for each view; the best entry counts;
+    - document: a single view with all queries. (After training with one query at a time this is figure 5's
       asymmetric expansion.)
 
-    A document with fewer queries has fewer views, one without any is read alone.
+    A document with fewer queries has fewer views; without queries it is read alone.
 
     Attributes:
       path: the queries, as `data.expansions.read_expansions` reads them.
@@ -52,11 +52,7 @@ class Expansion:
     def records(
         self, texts: Iterable[tuple[str, str]], ids: Sequence[str], on_bad_input: OnBadInput | Policy
     ) -> Iterator[tuple[str, list[View]]]:
-        """Yields (id, views) of each document; by "corpus", of each of its entries.
-
-        Args:
-          texts: (id, text) of the documents.
-        """
+        """Yields (id, views) of each document, or, for "corpus", of each entry, from (id, text) `texts`."""
         for (identifier, text), queries in zip(texts, self._in_order(ids, on_bad_input), strict=True):
             views = [View(text, (query,)) for query in queries] or [View(text)]
             if self.kind == "corpus":
@@ -67,23 +63,18 @@ class Expansion:
                 yield identifier, views
 
     def _in_order(self, ids: Sequence[str], on_bad_input: OnBadInput | Policy) -> Iterator[list[str]]:
-        """Yields the queries of each document, in whatever order they come; those that come early wait."""
+        """Yields the queries of each document of `ids`; the file may have another order."""
         read = read_expansions(self.path, ids, on_bad_input=on_bad_input)
         early: dict[str, list[str]] = {}
         for wanted in ids:
             while wanted not in early and (found := next(read, None)):
                 early[found[0]] = list(dict.fromkeys(found[1]))[: self.views]
             yield early.pop(wanted, [])
-        for _ in read:  # to its end, where its length is checked
+        for _ in read:  # the end of the reader checks the number of lines
             pass
 
 
 def joiner_of(encoder: DualEncoder) -> Joiner:
-    """Returns what appends queries to documents within a model's maximum lengths.
-
-    Raises:
-      UserError: queries leave no room for documents in them.
-    """
     settings = encoder.settings
     return Joiner(encoder.tokenizer, settings.passage_max_length, settings.query_max_length)
 
@@ -91,18 +82,7 @@ def joiner_of(encoder: DualEncoder) -> Joiner:
 def encode_views(
     encoder: DualEncoder, windows: Iterable[tuple[Sequence[Sequence[View]], Truncation]], **how: object
 ) -> Iterator[np.ndarray]:
-    """Encodes a stream of lists of documents, each of some views; see `DualEncoder.encode_tokens`.
-
-    Args:
-      windows: lists of documents, each with what the counts of its cut documents are added to.
-      **how: what else `DualEncoder.encode_tokens` takes.
-
-    Yields:
-      For each list of n documents float32 [n, D], the means over the views.
-
-    Raises:
-      UserError: queries leave no room for documents in the model's maximum lengths.
-    """
+    """Yields float32 [n, D], the means over the views, for each window of n documents."""
     joiner, sizes = joiner_of(encoder), []
 
     def tokens() -> Iterator[list[np.ndarray]]:
@@ -122,7 +102,7 @@ def encode_views(
 
 
 def _by_document(encoded: Iterator[np.ndarray], sizes: Sequence[list[int]]) -> Iterator[np.ndarray]:
-    """Yields what is encoded; the row of an error counts documents, not their views."""
+    """Yields `encoded`, and converts the row of an error from views to documents."""
     try:
         yield from encoded
     except UnusableVectorError as error:

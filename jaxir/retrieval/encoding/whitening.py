@@ -1,6 +1,6 @@
 """Whitening (Su et al. 2021, arXiv:2103.15316): a linear map, fitted to texts, that decorrelates vectors.
 
-It takes the place of the model's projection, with a bias: a whitened model is a model like any other.
+The map becomes the model's projection, with a bias, so a whitened model is used like any other.
 """
 
 from __future__ import annotations
@@ -20,19 +20,13 @@ from jaxir.models.dual_encoder import Projection
 from jaxir.retrieval.encoding.batch_runner import WINDOW
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
-# Below this share of the vectors' mean square a variance is lost in the rounding of float32 vectors: the
-# square of 3e-5, where these are good to 1e-6 or so.
+# Variances below this share of the vectors' mean square are rounding errors: (3e-5)^2, and float32 vectors
+# are accurate to about 1e-6.
 _RESOLVED = 1e-9
 
 
 class Whitened(NamedTuple):
-    """A whitened model.
-
-    Attributes:
-      model: at rest.
-      texts: how many it was fitted to.
-      kept: the share of the variance that the dimensions kept have.
-    """
+    """A whitened model, its number of texts, and the share of the variance in its dimensions."""
 
     model: StoredModel
     texts: int
@@ -40,26 +34,15 @@ class Whitened(NamedTuple):
 
 
 def whiten(found: StoredModel, texts: Iterable[str], *, dimensions: int | None, where: str) -> Whitened:
-    """Fits a whitening to texts, encoded as passages, and puts it behind a model.
-
-    Args:
-      found: a model of one tower. A projection that it has becomes part of the map.
-      texts: N texts, read once.
-      dimensions: K, of the whitened vectors, those with the most variance; None: as many as they span. That
-        is one less than the model has where it ends in a LayerNorm.
-      where: what the model is called in messages.
-
-    Raises:
-      UserError: the model has two towers or a projection that is not linear, or the texts are too few or span
-        fewer than K dimensions.
-    """
+    """Fits a whitening to texts, encoded as passages, and merges it into the projection of a model."""
     config = found.config
     if config.sharing != "sde":
-        raise UserError(f"{where}: a whitening is of one tower, and this model has two ({config.sharing})")
+        raise UserError(f"{where}: whitening needs one tower, and this model has two ({config.sharing})")
     if config.projection is not None and config.projection.activation != "identity":
-        raise UserError(f"{where}: a {config.projection.activation} follows its projection: no linear map")
-    # As they are before they are made of length 1, which is done behind the map; and in float32, as the model
-    # will be used: a run's remembers in which type its products were when it was trained.
+        activation = config.projection.activation
+        raise UserError(f"{where}: whitening needs a linear projection, and this model's has a {activation}")
+    # "dot" leaves out the scaling to length 1, which follows the map. float32 is what the model is used in,
+    # whatever type it was trained in.
     config = stored.replace_backbone(dataclasses.replace(config, similarity="dot"), dtype="float32")
     raw = dataclasses.replace(found, config=config)
     encoder = DualEncoder(stored.build(raw), found.tokenizer, found.settings, "unnamed", spec=where)
@@ -80,11 +63,7 @@ def whitening(
     U L U^T is the covariance, L diagonal and descending: (x - mean) W has mean 0 and covariance 1.
 
     Args:
-      dimensions: K; None for as many as the vectors span.
-
-    Raises:
-      UserError: K is more than the dimensions that the vectors span, or there are no more texts than
-        dimensions and K is not given.
+      dimensions: K; None: all that the vectors span.
     """
     if dimensions is None and count <= len(mean):
         raise UserError(f"{count:,} texts are too few to whiten {len(mean)} dimensions: give more of them")
@@ -93,8 +72,8 @@ def whitening(
     wanted = dimensions or spanned
     if wanted > spanned:
         raise UserError(
-            f"the vectors of {count:,} texts span {spanned} of {len(mean)} dimensions, and {wanted} were"
-            " asked for"
+            f"the vectors of {count:,} texts span {spanned} of {len(mean)} dimensions, fewer than"
+            f" --dimensions={wanted}"
         )
     kept = values[:wanted].sum() / np.trace(covariance)
     return columns[:, :wanted] / np.sqrt(values[:wanted]), float(kept)
@@ -115,7 +94,7 @@ def _moments(encoder: DualEncoder, texts: Iterable[str]) -> tuple[int, np.ndarra
 
 
 def _behind(found: StoredModel, mean: np.ndarray, matrix: np.ndarray) -> StoredModel:
-    """Returns the model with x -> (x - mean) `matrix` behind its projection: one projection with a bias."""
+    """Returns the model with x -> (x - mean) `matrix` merged into its projection."""
     kernel, bias = (found.params.get(f"projection.{name}") for name in ("kernel", "bias"))
     before = 0.0 if bias is None else np.asarray(bias, np.float64)
     made = {

@@ -1,15 +1,13 @@
-"""A JSON line for each text of a file, made window by window, taken up again where a run stopped.
+"""Writes a JSON line for each text of a file, window by window; an interrupted run resumes.
 
-Until all are there they lie beside the output, in the directory `.NAME.unfinished`:
+Until all windows are complete they are kept beside the output, in the directory `.NAME.unfinished`:
 
-    made.json             what is made: the input, the model, the settings
+    made.json             the input, the model and the settings
     outputs-00000.jsonl   the lines of a window of texts
 
-Texts are batched within their window, so that outputs do not depend on where a run was interrupted, nor on
-how many processes share the windows.
-
-The user's cache notes what a whole output is made of, as in `made.json`, and its SHA-256, by which the same
-command knows that there is nothing to do.
+Texts are batched within their window, so outputs do not depend on interruptions or on the number of
+processes. The user's cache holds `made.json` and the SHA-256 of a complete output, so that the same command
+has nothing to do.
 """
 
 from __future__ import annotations
@@ -22,48 +20,31 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import cache_directory
 from jaxir.core.progress import progress
-from jaxir.retrieval.encoding.unfinished import take_up, unfinished_of
+from jaxir.retrieval.encoding.unfinished import start_or_resume, unfinished_of
 from jaxir.runtime.distributed import as_first, wait_for_all
 from jaxir.storage.files import atomic_file, remove_tree
 from jaxir.storage.json_files import read_json
 from jaxir.storage.open_files import open_to_read, sha256_of
 from jaxir.storage.outputs import alone
 
-WINDOW = 1024  # texts, at most which a process loses by an interruption
+WINDOW = 1024  # texts; an interruption loses at most one window of each process
 WINDOWS = "outputs-*.jsonl"
 
-
-class HasId(Protocol):
-    """What a line is made for."""
-
-    @property
-    def id(self) -> str: ...
-
-
-R = TypeVar("R", bound=HasId)
-# Takes what reads the windows with their numbers; yields those with the lines of each.
-Elsewhere = Callable[
-    [Callable[[], Iterator[tuple[int, list[R]]]]], Iterator[tuple[int, list[dict[str, Any]]]]
-]
+R = TypeVar("R")  # a record with an `id`
+# (function that yields numbered windows) -> numbered lines of each window
+Remote = Callable[[Callable[[], Iterator[tuple[int, list[R]]]]], Iterator[tuple[int, list[dict[str, Any]]]]]
 
 
 @dataclasses.dataclass
 class OutputsReport:
-    """What is in the file: counts.
-
-    Attributes:
-      texts: texts of the input.
-      outputs: what was written for them.
-      without: texts for which nothing was.
-      was_complete: whether it was there already, made of the same.
-    """
+    """Counts of texts, of their outputs, and of texts without; whether the file was complete already."""
 
     texts: int = 0
     outputs: int = 0
@@ -71,21 +52,20 @@ class OutputsReport:
     was_complete: bool = False
 
     def add(self, outputs: Sequence[Any]) -> None:
-        """Counts a text with its outputs."""
         self.texts += 1
         self.outputs += len(outputs)
         self.without += not outputs
 
     def __str__(self) -> str:
-        said = f"{self.texts:,} texts, {self.outputs:,} outputs"
-        return said + (f"; nothing was written for {self.without:,} texts" if self.without else "")
+        counts = f"{self.texts:,} texts, {self.outputs:,} outputs"
+        return counts + (f"; nothing was written for {self.without:,} texts" if self.without else "")
 
 
-def told(output: str | Path, report: OutputsReport | None, how: str = "") -> str:
-    """Returns what a command says at its end; `how` follows the counts."""
+def summary(output: str | Path, report: OutputsReport | None, more: str = "") -> str:
+    """Returns the last line that a command prints; `more` follows the counts."""
     if report is not None and report.was_complete:
         return f"{output} is complete, nothing to do"
-    return f"{output}: {report}{how}"
+    return f"{output}: {report}{more}"
 
 
 def write_windows(
@@ -97,25 +77,23 @@ def write_windows(
     count: int,
     what: str,
     window: int = WINDOW,
-    elsewhere: Elsewhere[R] | None = None,
+    remote: Remote[R] | None = None,
 ) -> OutputsReport | None:
-    """Writes a line {"_id", "outputs", ...} for each record, in order; the file appears only when whole.
+    """Writes a line {"_id", "outputs", ...} for each record, in order; the file appears only when complete.
 
-    Run again after an interruption it continues; the result is the same. One that is whole and made of the
-    same is left as it is. Several processes of one run, which see the same files, each make their part of the
-    windows; the first one puts them together.
+    After an interruption the same call resumes, with the same result. A complete output of the same settings
+    is left as it is. The processes of one run, which see the same files, share the windows; the first one
+    joins them.
 
     Args:
-      made: what is made: all that the lines depend on, so that nothing else is taken up again.
-      make: the fields of each of a window's lines, `outputs` (a list) among them; it tells how many are done.
-      elsewhere: makes the lines in the place of `make`, in other processes, in whatever order; `records` are
-        then read there, more than once.
+      made: all inputs and settings that the lines depend on; a resumed run must repeat them.
+      make: returns the fields of each of a window's lines, `outputs` (a list) among them; calls its second
+        argument with the number of finished records.
+      remote: makes the lines in other processes instead of `make`, in any order; they may read `records`
+        more than once.
 
     Returns:
-      What is in the file, in the first process; None in the others.
-
-    Raises:
-      UserError: what was begun there is something else, or another run is writing it.
+      The counts, in the first process; None in the others.
     """
     part, parts = jax.process_index(), jax.process_count()
     unfinished = unfinished_of(output)
@@ -123,63 +101,61 @@ def write_windows(
     with alone(output) if part == 0 else contextlib.nullcontext():
         complete = part == 0 and _is_complete(output, made)
         if part == 0 and not complete:
-            take_up(output, made, WINDOWS)
+            start_or_resume(output, made, WINDOWS)
         if as_first({"complete": complete})["complete"]:
-            remove_tree(unfinished)  # of a run that was killed while it removed it
+            remove_tree(unfinished)  # left by a run that was killed while it removed it
             return OutputsReport(was_complete=True) if part == 0 else None
         own = set(windows[part::parts])
-        there = {place for place in own if place.exists()}
-        texts = {place: min(window, count - n * window) for n, place in enumerate(windows)}
+        written = {path for path in own if path.exists()}
+        texts = {path: min(window, count - n * window) for n, path in enumerate(windows)}
         with progress(
-            total=sum(texts[place] for place in own),
-            initial=sum(texts[place] for place in there),
+            total=sum(texts[path] for path in own),
+            initial=sum(texts[path] for path in written),
             what=what + (f", part {part + 1} of {parts}" if parts > 1 else ""),
             unit="texts",
         ) as bar:
 
             def missing() -> Iterator[tuple[int, list[R]]]:
                 remaining = iter(records)
-                for number, place in enumerate(windows):
+                for number, path in enumerate(windows):
                     batch = list(itertools.islice(remaining, window))
-                    if place in own - there:
+                    if path in own - written:
                         yield number, batch
 
             def made_here() -> Iterator[tuple[int, Iterable[Mapping[str, Any]]]]:
                 for number, batch in missing():
                     yield number, lines_of(batch, make(batch, bar.update))
 
-            for number, lines in made_here() if elsewhere is None else elsewhere(missing):
+            for number, lines in made_here() if remote is None else remote(missing):
                 with atomic_file(windows[number]) as file:
                     for line in lines:
                         file.write(_line(line))
-                if elsewhere is not None:
+                if remote is not None:
                     bar.update(len(lines))
         wait_for_all("outputs are made")
         return _finish(windows, made, output) if part == 0 else None
 
 
-def lines_of(records: Sequence[HasId], found: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields what stands in the line of each record."""
+def lines_of(records: Sequence[Any], found: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for record, fields in zip(records, found, strict=True):
         yield {"_id": record.id, **fields}
 
 
 def _is_complete(output: Path, made: Mapping[str, Any]) -> bool:
-    """Tells whether the output is there, as it was written, and made of the same."""
-    with contextlib.suppress(UserError, FileNotFoundError):  # one of the two is missing, or damaged
+    """Returns whether the output is as it was written, made with the same settings."""
+    with contextlib.suppress(UserError, FileNotFoundError):  # either file is missing or damaged
         noted = read_json(_note_of(output), dict[str, Any])
         return noted.get("made") == dict(made) and noted.get("sha256") == sha256_of(output)
     return False
 
 
 def _note_of(output: Path) -> Path:
-    """Returns the file of the user's cache that notes what a whole output is made of."""
     place = hashlib.sha256(os.fsencode(os.path.realpath(output))).hexdigest()[:32]
     return cache_directory() / "outputs" / f"{place}.json"
 
 
 def _finish(windows: list[Path], made: Mapping[str, Any], output: Path) -> OutputsReport:
-    """Puts the windows together, and notes what they are made of."""
+    """Joins the windows, and describes the output in the cache."""
     report, digest = OutputsReport(), hashlib.sha256()
     with atomic_file(output, "wb") as file:
         for window in windows:

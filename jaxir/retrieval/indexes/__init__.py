@@ -1,1 +1,1 @@
-"""Every kind of index, and what is done to them: opening, tuning, updating."""
+"""Every kind of index, and how indexes are opened, tuned and updated."""

@@ -1,9 +1,7 @@
-"""What every index can do, and the directory it is saved in.
+"""The interface of every index, and the directory that an index is saved in.
 
-Some engines search vectors (`VectorIndex`), some the words of a question; `Index.query_kind` says which, and
-`retrieval.searcher.Searcher` asks either with texts. An index directory holds `index.json` (`IndexInfo`),
-`ids.json` (ids, in the order of the rows), the engine's own files and, where a corpus was given, the
-documents for display.
+An index directory holds `index.json` (`IndexInfo`), `ids.json` (ids, in the order of the rows), the engine's
+own files and, if a corpus was given, the documents for display.
 """
 
 import abc
@@ -21,7 +19,7 @@ from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding.lengths import UnusableVectorError, first_unusable
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.indexes.documents import Documents
-from jaxir.retrieval.indexes.ids import check_new, check_there
+from jaxir.retrieval.indexes.ids import check_known, check_new
 from jaxir.retrieval.indexes.index_info import FORMAT, IndexInfo, Similarity, describe
 from jaxir.storage.checksums import check, directory_with_checksums
 from jaxir.storage.files import local_path
@@ -31,9 +29,9 @@ from jaxir.storage.npy import pieces
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 
-# What a query is: a row of a matrix [Q, D], a text, or a dict of a learned sparse model's token weights.
+# A query is a row of a matrix [Q, D], a text, or a dict of a learned sparse model's token weights.
 QueryKind = Literal["vectors", "texts", "weights"]
-# A matrix [N, D], or several that follow each other, for example the memory-mapped shards of an EMB_DIR.
+# A matrix [N, D] or its shards, for example those of an EMB_DIR.
 Embeddings = np.ndarray | Sequence[np.ndarray]
 
 ENGINES = {
@@ -53,9 +51,9 @@ class Index(abc.ABC):
     Attributes:
       engine: its name, a key of `ENGINES`.
       query_kind: what `search` takes.
-      changing: files in its directory that the engine changes when it is opened, which have no checksum.
-      growing: directories in it in which there may be more files than have a checksum.
-      info: what index.json says.
+      changing: files in its directory without checksum, because the engine changes them when it opens them.
+      growing: directories in its directory that may hold files without checksum.
+      info: the content of index.json.
       ids: the N ids, in the order of the rows.
       documents: titles and texts by id, or None.
     """
@@ -79,12 +77,12 @@ class Index(abc.ABC):
         """Returns the nearest documents of each query, best first.
 
         Args:
-          queries: Q of what `query_kind` says: an array [Q, D], a list of texts, or a list of dicts.
-          k: how many.
+          queries: Q queries of `query_kind`: an array [Q, D], a list of texts, or a list of dicts.
+          k: how many documents.
 
         Returns:
           (float32 scores [Q, K], for each query at most K ids), K = min(k, N). An engine that finds fewer
-          for a query gives fewer ids and fills up its scores with -inf.
+          returns fewer ids and fills its scores with -inf.
 
         Raises:
           UserError: k < 1, or the queries do not fit the index.
@@ -102,18 +100,9 @@ class Index(abc.ABC):
         """Reads what `_save_engine` wrote."""
 
     def require_model(self, fingerprint: str, name: str | None = None, step: int | None = None) -> None:
-        """Checks that queries encoded by a model may be searched here.
-
-        Args:
-          fingerprint: of the model.
-          name: what messages call it.
-          step: of a training run, the step of its checkpoint.
-
-        Raises:
-          UserError: the index was made by another model.
-        """
+        """Raises a UserError if the index was not made by the model of this fingerprint, name and step."""
         if self.info.fingerprint is not None and fingerprint != self.info.fingerprint:
-            why = self.info.made_by.unlike(MadeBy(name, step)).replace("they were", "it was")
+            why = self.info.made_by.difference_from(MadeBy(name, step)).replace("they were", "it was")
             other = "" if name == self.info.model else "give the model it was made with, or "
             raise UserError(
                 f"the index cannot be searched with this model: {why}; {other}encode and index the corpus"
@@ -121,27 +110,26 @@ class Index(abc.ABC):
             )
 
     def save(self, directory: str | Path, *, corpus: str | Path | None = None) -> None:
-        """Writes the index to a new directory, which appears only when whole.
+        """Writes the index to a new directory, which appears only when complete.
 
         Args:
-          directory: where to.
-          corpus: a corpus file whose titles and texts are stored beside the vectors, for display.
+          directory: the new directory.
+          corpus: a corpus file, whose titles and texts are stored for display.
 
         Raises:
           UserError: the directory exists, or the corpus lacks a document of the index.
         """
-        with directory_with_checksums(directory, without=self.changing) as aside:
+        with directory_with_checksums(directory, without=self.changing) as temporary:
             if corpus is not None:
-                Documents.write(aside, corpus, self.ids)
-            self.write_into(aside)
+                Documents.write(temporary, corpus, self.ids)
+            self.write_into(temporary)
 
     def write_into(self, directory: Path) -> None:
-        """Writes all but the documents for display into a directory."""
         self._save_engine(directory)
         describe(directory, self.info, self.ids)
 
     def close(self) -> None:  # noqa: B027  (most engines hold nothing)
-        """Lets go of what the index holds outside this process's memory; it may still be searched."""
+        """Releases what the index holds outside this process's memory. It can still be searched."""
 
 
 class VectorIndex(Index):
@@ -155,36 +143,30 @@ class VectorIndex(Index):
     @classmethod
     @abc.abstractmethod
     def build(cls, embeddings: Embeddings, ids: Sequence[str], **facts: Any) -> Self:
-        """Makes an index of vectors.
+        """Makes an index of float32 vectors [N, D] (an array or its shards) under N distinct ids.
 
-        Args:
-          embeddings: float32 vectors [N, D], one array, or shards of it.
-          ids: N distinct ids.
-          **facts: of `describe_vectors`; an engine takes its own options besides.
-
-        Raises:
-          UserError: as `describe_vectors`, or the engine cannot take the vectors.
+        `**facts` are the keywords of `describe_vectors`; an engine has other options, too.
         """
 
     @abc.abstractmethod
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
-        """`search` with k <= N and queries as they are compared (normalised for cosine)."""
+        """Searches with k <= N and queries that are normalised for cosine."""
 
     def search(
         self, queries: Float[np.ndarray, "Q D"], k: int
     ) -> tuple[Float[np.ndarray, "Q K"], list[list[str]]]:
-        """As `Index.search`, of vectors [Q, D] from the query tower of the model that made the index.
+        """As `Index.search`, for vectors [Q, D] from the query tower of the index's model.
 
-        Documents of equal score stand in descending order of id, as trec_eval ranks them. Which of them are
-        found where there are more than k is for the engine to say; "exact" finds the first in that order.
+        Documents of equal score are in descending order of id, as trec_eval ranks them. If more than k tie,
+        the engine decides which are found; "exact" finds the first in that order.
 
         Raises:
-          UserError: the vectors have another dimension than the index, they are not finite or longer than
-            `lengths.LONGEST`, or k < 1.
-          TypeError: they are no floating-point numbers [Q, D].
+          UserError: k < 1, the vectors have another dimension than the index, are not finite, or are longer
+            than `lengths.LONGEST`.
+          TypeError: the queries are no floating-point numbers [Q, D].
         """
         check_k(k)
-        # Not by jaxtyping, which takes as long as ScaNN does to answer one query.
+        # jaxtyping would take as long as ScaNN takes for one query.
         dtype = getattr(queries, "dtype", None)
         if dtype is None or queries.ndim != 2 or dtype.kind not in "fV":  # V: bfloat16
             found = f"a {type(queries).__name__}" if dtype is None else f"{dtype} {list(queries.shape)}"
@@ -203,13 +185,13 @@ class VectorIndex(Index):
         return self._search(queries, min(k, self.info.count))
 
     def add(self, embeddings: Embeddings, ids: Sequence[str]) -> None:
-        """Adds vectors [M, D] (one array, or shards of it) under new ids.
+        """Adds vectors [M, D] (an array or its shards) under new ids.
 
-        What lies on disk stays as it is until `save` (in a Milvus that others use too: it changes at once).
-        Documents for display, which the new ones lack, are let go; `updating.update_index` keeps them.
+        Files change at `save` only, but a Milvus outside the index directory changes at once. Documents for
+        display are dropped; `updating.update_index` keeps them.
 
         Raises:
-          UserError: as `build`, vectors of another dimension, or ids that are there already.
+          UserError: the vectors are unusable or of another dimension, or an id is not new.
         """
         shards, new = checked(embeddings, ids, self.info.similarity), list(ids)
         if shards[0].shape[1] != self.info.dimension:
@@ -222,12 +204,12 @@ class VectorIndex(Index):
         self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Removes documents. What lies on disk stays as it is, as with `add`.
+        """Removes documents. Files change as with `add`.
 
         Raises:
-          UserError: ids that are not there, or no document would be left.
+          UserError: an id is unknown, or no document would be left.
         """
-        check_there(ids, self.ids)
+        check_known(ids, self.ids)
         gone = set(ids)
         if len(gone) == len(self.ids):
             raise UserError("no document would be left")
@@ -235,27 +217,23 @@ class VectorIndex(Index):
         self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
-        """`add` of what is known to fit; it sees to `self.ids`."""
         raise not_changed(self)
 
     def _delete(self, ids: set[str]) -> None:
-        """`delete` of ids that are there; it sees to `self.ids`."""
         raise not_changed(self)
 
 
 def check_k(k: int) -> None:
-    """Raises a UserError where `k` documents cannot be asked for."""
     if k < 1:
         raise UserError(f"k must be at least 1, not {k}")
 
 
 def not_changed(index: Index) -> UserError:
-    """Returns the error of an engine that has no `add` and no `delete`."""
-    return UserError(f"an index of engine {index.engine} is not changed in place: build it anew")
+    return UserError(f"an index of engine {index.engine} cannot be changed in place: build it again")
 
 
 def load_index(directory: str | Path) -> Index:
-    """Reads an index saved by `Index.save`. Its files are read whole, once, to compare their checksums.
+    """Reads an index saved by `Index.save`, and verifies its checksums.
 
     Raises:
       UserError: the directory is not an index, is damaged, or its engine is not installed.
@@ -267,7 +245,7 @@ def load_index(directory: str | Path) -> Index:
         content = read_json(path, dict[str, Any])
         if content.pop("format", FORMAT) != FORMAT or content.get("engine") not in list(ENGINES):
             known = f"format {FORMAT} and the engines {', '.join(ENGINES)}"
-            raise UserError(f"index.json is of another version than this jaxir, which knows {known}")
+            raise UserError(f"index.json was written by another version of jaxir; this one knows {known}")
         info = made(IndexInfo, content, path)
         index_class = engine(info.engine)
         check(directory, without=(*index_class.changing, *index_class.growing))
@@ -282,17 +260,7 @@ def load_index(directory: str | Path) -> Index:
 def build_index(
     stored: "StoredEmbeddings", *, backend: str, model: str | None = None, **options: Any
 ) -> VectorIndex:
-    """Builds an index of what `encode` wrote.
-
-    Args:
-      stored: from `open_embeddings`.
-      backend: a key of `ENGINES` whose index takes vectors; of corpus expansion, of the entries.
-      model: the model for queries, where it is not the one that encoded the passages.
-      **options: what else the engine's `build` takes.
-
-    Raises:
-      UserError: there is no such backend, or it is not installed.
-    """
+    """Builds an index of what `encode` wrote; `model` encodes queries (None: the one of the passages)."""
     if not issubclass(index_class := engine(backend), VectorIndex):
         raise UserError(f"the {backend} engine takes a corpus, not embeddings")
     if stored.info.expansion == "corpus":
@@ -305,20 +273,15 @@ def build_index(
         model=model or stored.info.model,
         **options,
     )
-    if stored.info.expansion != "corpus":  # entries say themselves how they are read, and are of passages
+    if stored.info.expansion != "corpus":
         read = {name: getattr(stored.info, name) for name in ("read_with", "tower", "max_length", "cut")}
-        # The queries' model may be another one, of the same fingerprint.
+        # `model` may be another name for the same weights, with other steps.
         read["step"] = stored.info.step if model in (None, stored.info.model) else None
         index.info = dataclasses.replace(index.info, **read)
     return index
 
 
 def engine(name: str) -> type[Index]:
-    """Returns the class of an engine.
-
-    Raises:
-      UserError: there is no engine of that name.
-    """
     if name not in ENGINES:
         raise UserError(f"there is no index engine {name!r}; there are {', '.join(ENGINES)}")
     module, cls = ENGINES[name].split(":")
@@ -334,19 +297,7 @@ def describe_vectors(
     fingerprint: str | None = None,
     model: str | None = None,
 ) -> tuple[IndexInfo, list[np.ndarray]]:
-    """Returns what index.json says of vectors (without settings of the engine), and the vectors as shards.
-
-    Args:
-      engine: of the index.
-      embeddings: float32 vectors [N, D], one array, or shards of it.
-      ids: N distinct ids.
-      similarity: how vectors are compared.
-      fingerprint: of the model that made them.
-      model: its name.
-
-    Raises:
-      UserError: as `checked`.
-    """
+    """Returns the content of index.json for vectors (without the engine's settings), and the shards."""
     shards = checked(embeddings, ids, similarity)
     info = IndexInfo(
         engine=engine,
@@ -360,12 +311,7 @@ def describe_vectors(
 
 
 def checked(embeddings: Embeddings, ids: Sequence[str], similarity: Similarity) -> list[np.ndarray]:
-    """Returns vectors as shards.
-
-    Raises:
-      UserError: no vectors, ids that are not distinct or not N, or vectors that are not finite or longer
-        than `lengths.LONGEST`.
-    """
+    """Returns vectors as shards; refuses unusable vectors, and ids that are not N distinct ones."""
     shards = [embeddings] if isinstance(embeddings, np.ndarray) else list(embeddings)
     if similarity not in ("cosine", "dot"):
         raise UserError(f"similarity must be cosine or dot, not {similarity!r}")
@@ -380,7 +326,7 @@ def checked(embeddings: Embeddings, ids: Sequence[str], similarity: Similarity) 
         twice = next(i for i, other in itertools.pairwise(sorted(ids)) if i == other)
         raise UserError(f"the id {twice!r} comes twice")
     start = 0
-    for piece in pieces(shards, 16_384):  # no mask of a whole shard
+    for piece in pieces(shards, 16_384):  # bounds the memory for masks
         if (found := first_unusable(piece)) is not None:
             row, reason = found
             raise UnusableVectorError(f"the vector of {ids[start + row]!r}", start + row, reason)
@@ -390,6 +336,6 @@ def checked(embeddings: Embeddings, ids: Sequence[str], similarity: Similarity) 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:
     """Returns vectors [N, D] of length 1; a zero vector stays zero."""
-    norms = np.sqrt(np.add.reduce(vectors * vectors, axis=1, keepdims=True))  # np.linalg.norm's bits, sooner
+    norms = np.sqrt(np.add.reduce(vectors * vectors, axis=1, keepdims=True))  # as np.linalg.norm, faster
     norms[norms == 0] = 1
     return vectors / norms

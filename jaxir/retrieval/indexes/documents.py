@@ -1,7 +1,4 @@
-"""Titles, texts and metadata stored beside an index, read from disk one at a time.
-
-A line is [title, text], or [title, text, metadata] where the corpus has metadata.
-"""
+"""Titles, texts and metadata stored beside an index, as lines [title, text] or [title, text, metadata]."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ _OFFSETS = "documents-offsets.npy"
 
 
 class Documents:
-    """The documents of an index by id. Use `Documents.open`.
-
-    The file is held open: where an update puts another one in its place, the offsets stay those of this one.
-    """
+    """The documents of an index by id, read from a file that stays open when an update replaces it."""
 
     def __init__(self, path: Path, offsets: np.ndarray, ids: Sequence[str]):
         self._path, self._offsets = path, offsets
@@ -42,31 +36,24 @@ class Documents:
         weakref.finalize(self, os.close, self._descriptor)
 
     def __getitem__(self, doc_id: str) -> Document:
-        """Returns a document, read from disk.
-
-        Raises:
-          KeyError: there is none of that id.
-          DamagedError: the file is not what it was.
-        """
+        """Returns a document; raises a KeyError for an unknown id, a DamagedError for a changed file."""
         try:
             line = self._line(int(self._offsets[self._row_of[doc_id]]))
-            # NaN and the infinities, which Python's reader takes, are no JSON.
+            # Python's parser accepts NaN and infinities, which are not JSON.
             title, text, *metadata = json.loads(line, parse_constant=lambda _: None)
         except (TypeError, ValueError):
-            what = f"the document {doc_id!r} is not there as it was stored; index again"
+            what = f"the document {doc_id!r} is not as it was stored; build the index again"
             raise DamagedError(self._path, what) from None
         return Document(doc_id, title, text, *metadata)
 
     @classmethod
     def open(cls, directory: Path, ids: Sequence[str]) -> Documents | None:
-        """Returns the documents stored in an index directory, None where there are none."""
         if not (directory / _TEXTS).is_file():
             return None
         offsets = np.array(read_npy(directory / _OFFSETS, np.int64, (len(ids),)))
         return cls(directory / _TEXTS, offsets, ids)
 
     def lines(self, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        """Yields ids and what is stored of them in JSON, as it lies on disk."""
         rows = sorted((int(self._offsets[self._row_of[doc_id]]), doc_id) for doc_id in ids)
         for offset, doc_id in rows:
             yield doc_id, self._line(offset)
@@ -86,16 +73,7 @@ class Documents:
         kept: Documents | None = None,
         new: Collection[str] | None = None,
     ) -> None:
-        """Copies the documents named by `ids` into an index directory.
-
-        Args:
-          corpus: a corpus file, as `read_documents` takes it; None where all are in `kept`.
-          ids: of the documents, in the order of the index.
-          new: the ids that are taken from the corpus; None takes all from there.
-
-        Raises:
-          UserError: the corpus lacks one of them (a malformed line is no document), or cannot be read.
-        """
+        """Copies documents into an index directory: `new` (None: all) from the corpus, others from `kept`."""
         row_of = {doc_id: row for row, doc_id in enumerate(ids)}
         wanted = row_of.keys() if new is None else set(new)
         offsets = np.full(len(ids), -1, np.int64)
@@ -110,33 +88,26 @@ class Documents:
                     stored = [document.title, document.text]
                     stored += [document.metadata] if document.metadata is not None else []
                     line = json.dumps(stored, ensure_ascii=False)
-                    file.write(line.encode(errors="replace") + b"\n")  # metadata may be no Unicode text
+                    file.write(line.encode(errors="replace") + b"\n")  # metadata may hold surrogates
         _check_none([ids[row] for row in np.flatnonzero(offsets < 0)], corpus, len(wanted))
         with (directory / _OFFSETS).open("wb") as file:
             write_npy(file, [offsets])
 
 
 def check_corpus(corpus: str | Path, stored: StoredEmbeddings) -> None:
-    """Checks that a corpus has the documents that were encoded, before an index is built to hold them.
-
-    A file with the bytes of the one that was encoded is not looked into, nor is a pipe, which is read once.
-
-    Raises:
-      OSError: it cannot be read.
-      UserError: it lacks a document; or it has a text on each line and is another file than was encoded.
-    """
+    """Refuses a corpus that lacks an encoded document; a pipe, which can be read once, is not checked."""
     path = local_path(corpus)
     check_readable(path)
     if stat.S_ISFIFO(path.stat().st_mode) or sha256_of(path) == stored.info.input_sha256:
         return
-    if has_lines(path):  # any other text has lines of these numbers, too
+    if has_lines(path):  # ids are line numbers, which any other text has, too
         raise UserError(
-            f"{corpus} is not the file that was encoded ({stored.info.input_name}), and its documents are"
-            " known by the numbers of their lines only: give that one"
+            f"{corpus} is not the file that was encoded ({stored.info.input_name}), whose line numbers are"
+            " the ids: give that file"
         )
-    there = {document.id for document in read_documents(path, OnBadInput("skip"))}
+    found = {document.id for document in read_documents(path, OnBadInput("skip"))}
     ids = dict.fromkeys(stored.ids)
-    _check_none([doc_id for doc_id in ids if doc_id not in there], corpus, len(ids))
+    _check_none([doc_id for doc_id in ids if doc_id not in found], corpus, len(ids))
 
 
 def _check_none(missing: Sequence[str], corpus: str | Path | None, count: int) -> None:

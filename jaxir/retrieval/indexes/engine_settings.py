@@ -1,4 +1,4 @@
-"""What each engine is built with: the flags of `jaxir.index`, a dataclass an engine."""
+"""The settings of each engine, which are flags of `jaxir.index`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class NearestSettings:
     """Settings of the engines scann and exact.
 
     Attributes:
-      embeddings: for scann, exact and milvus, what jaxir.encode wrote; with --update, passages to add.
-      corpus: the corpus, a .jsonl[.gz] or a .txt[.gz] with a text on each line, whose number is the id; its
-        titles and texts are stored, for jaxir.search to show. With --embeddings, the one that was encoded;
-        for lucene, what is indexed.
-      model: for scann, exact and milvus, the model that jaxir.search should load for queries (default: the
-        one that encoded the passages).
+      embeddings: for scann, exact and milvus, the output of jaxir.encode; with --update, passages to add.
+      corpus: the corpus, a .jsonl[.gz] or a .txt[.gz] with a text on each line, whose number is the id. With
+        --embeddings, the corpus that was encoded, whose titles and texts jaxir.search then shows. For lucene,
+        the corpus to index.
+      model: for scann, exact and milvus, the model that jaxir.search loads for queries (default: the model
+        that encoded the passages).
       storage: for scann and exact, the type of the vectors that decide the order of answers (default:
-        float32); a smaller one costs recall, which is measured and told.
-      target_recall: for scann, search no further than this recall@10 needs, tuned and measured against exact
-        search; without it 200 candidates of an eighth of the leaves are compared. For exact, what TPUs'
-        approximate top-k shall find; on other devices an exact index finds all the same.
+        float32); a smaller type costs recall, which is measured and printed.
+      target_recall: for scann, search only as far as this recall@10 needs, tuned and measured against exact
+        search; without it 200 candidates of an eighth of the leaves are compared. For exact, the recall of
+        TPUs' approximate top-k; on other devices an exact index is always exact.
       queries: queries.jsonl[.gz] for --target_recall and --storage, half to tune on and half to measure on
-        (default: passages are taken for queries).
-      parts: for scann and exact, build so many indexes, each of its part of the passages, which are searched
-        together (docs/big_corpora.md). Run again after an interruption, the same command builds those that
-        are missing; several machines that see the same files, started as for training, each build some.
+        (default: passages serve as queries).
+      parts: for scann and exact, build this many indexes, each of its part of the passages, which are
+        searched together (docs/big_corpora.md). After an interruption the same command builds the missing
+        parts; several machines that see the same files, started as for training, share the parts.
     """
 
     embeddings: str
@@ -43,7 +43,7 @@ class NearestSettings:
 
     def __post_init__(self) -> None:
         if self.queries is not None and self.storage is None and self.target_recall is None:
-            raise UserError("--queries are what --target_recall is tuned and --storage is measured on")
+            raise UserError("--queries needs --target_recall (tuned on them) or --storage (measured on them)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ class MilvusSettings:
     """Settings of the engine milvus.
 
     Attributes:
-      uri: for milvus, a server (https://host:19530, its token in the variable MILVUS_TOKEN) or the path of an
-        embedded Milvus (default: one in the index directory). Whatever opens the index later wants the same
-        in the variable MILVUS_URI.
+      uri: for milvus, a server (https://host:19530, with its token in the variable MILVUS_TOKEN) or the path
+        of an embedded Milvus (default: one in the index directory). Commands that open the index later need
+        the same value in the variable MILVUS_URI.
       collection: for milvus, the name of the collection to make.
       index_type: for milvus, FLAT is exact, HNSW and AUTOINDEX (Milvus's choice) are not.
     """
@@ -73,7 +73,7 @@ class LuceneSettings:
     """Settings of the engine lucene.
 
     Attributes:
-      fields: for lucene, whether title and text are one field (flat) or two of equal weight.
+      fields: for lucene, index title and text as one field (flat) or as two of equal weight (multifield).
       on_bad_input: for lucene, stop at the first malformed line of --corpus, or skip and count them; likewise
         for lucene_impact and --vectors.
     """
@@ -90,7 +90,7 @@ class ImpactSettings:
 
     Attributes:
       vectors: for lucene_impact, .jsonl[.gz] lines of {"id": ..., "vector": {token: weight}}, the weights
-        whole numbers, as Anserini's collections of SPLADE, uniCOIL and DeepImpact have them.
+        whole numbers, as in Anserini's collections of SPLADE, uniCOIL and DeepImpact.
     """
 
     vectors: str
@@ -104,7 +104,7 @@ class UpdateSettings:
     """Settings of `index --update`.
 
     Attributes:
-      delete: for --update, a file with the ids of passages to take out first, one on a line.
+      delete: for --update, a file with the ids of passages to delete first, one on each line.
     """
 
     embeddings: str | None = None

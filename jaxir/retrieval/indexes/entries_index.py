@@ -1,4 +1,4 @@
-"""Several vectors of each document, searched by an engine for vectors: of a document the best one counts."""
+"""An index with several vectors of each document, whose score is that of its best vector."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, load_ind
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.index_info import IndexInfo
 
-INNER = "entries"  # the engine's index, in a directory of its own
+INNER = "entries"  # directory of the index of the entries
 
 
 class EntriesIndex(VectorIndex):
-    """N documents, of each one or more of the vectors in `entries`.
+    """N documents, each with one or more of the vectors in `entries`.
 
-    The score of a document is that of its entry with the highest: s(q, d) = max_j s(q, d_j). Where a document
-    has S entries at most, the best (k - 1) S + 1 entries hold those of the best k documents; 2 k of them
-    mostly do, which are looked at first. Documents of equal score stand as in any index, for ids of entries
-    rank as those of their documents.
+    The score of a document is that of its best entry: s(q, d) = max_j s(q, d_j). If a document has at most S
+    entries, the best (k - 1) S + 1 entries contain those of the best k documents. 2 k entries usually do, so
+    they are searched first. Ids of entries sort as those of their documents, so ties are ordered as usual.
 
     Attributes:
       entries: an index of the entries, with ids of `entry_ids`.
@@ -36,7 +35,7 @@ class EntriesIndex(VectorIndex):
     def __init__(self, entries: VectorIndex, documents: Documents | None = None):
         if entries.changing or entries.growing:
             raise UserError(
-                f"the {entries.engine} engine has one entry of each document: take exact or scann"
+                f"the {entries.engine} engine takes one entry for each document: use exact or scann"
             )
         names = [document_of(entry) for entry in entries.ids]
         counts = collections.Counter(names)  # in the order of the entries
@@ -53,17 +52,7 @@ class EntriesIndex(VectorIndex):
     def build(
         cls, embeddings: Embeddings, ids: Sequence[str], *, backend: str = "exact", **options: Any
     ) -> EntriesIndex:
-        """Makes an index of vectors [M, D] (one array, or shards of it) under ids of N documents, repeated.
-
-        Args:
-          embeddings: the entries; those of a document follow each other.
-          ids: the id of the document of each.
-          backend: the engine of the entries, exact or scann.
-          **options: what else its `build` takes.
-
-        Raises:
-          UserError: as `VectorIndex.build`, or another engine.
-        """
+        """Makes an index of vectors [M, D] (an array or shards) under document ids, equal ids adjacent."""
         return cls(base_index.engine(backend).build(embeddings, entry_ids(ids), **options))
 
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
@@ -95,15 +84,14 @@ class EntriesIndex(VectorIndex):
         return cls(load_index(directory / INNER), documents)
 
     def close(self) -> None:
-        """Lets go of what the engine holds; see `Index.close`."""
         self.entries.close()
 
 
 def entry_ids(ids: Sequence[str]) -> list[str]:
-    """Returns an id for each entry: its document's, a space, and its number among those of the document.
+    """Returns an id for each entry: its document's id, a space, and its number within the document.
 
-    No id has a space in it (run files could not hold it), and none of its characters sorts before one, so
-    entries are ordered as their documents.
+    Ids contain no space (run files could not hold it) and no character that sorts before it, so entries sort
+    as their documents.
     """
     counts: collections.Counter[str] = collections.Counter()
     found = []
@@ -114,5 +102,4 @@ def entry_ids(ids: Sequence[str]) -> list[str]:
 
 
 def document_of(entry: str) -> str:
-    """Returns the id of the document of an entry."""
     return entry.rpartition(" ")[0]

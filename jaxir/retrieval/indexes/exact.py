@@ -1,4 +1,4 @@
-"""Exact search: every query against every vector, block by block, on whatever devices there are."""
+"""Exact search: every query against every vector, block by block, on all devices."""
 
 from __future__ import annotations
 
@@ -30,19 +30,17 @@ from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
 BLOCK = 16_384  # vectors that a device compares at a time
 QUERY_BLOCK = 1024  # queries compared at a time: at most [1024, 16384] scores are in a device's memory
-# On a CPU 8 MB of scores: they are still in its cache when the best are looked for, and their memory is used
-# again, while the system takes back and clears what is larger. The more answers, the fewer blocks.
+# On a CPU 8 MB of scores: they stay in the cache, and malloc reuses their memory. More answers need larger
+# blocks.
 CPU_SCORES = 1 << 21
 CPU_BLOCK, CPU_BLOCK_PER_ANSWER = 4096, 64
 RESCORED = 1 << 18  # numbers of vectors that are compared again at a time, for the same reason
-# Parts of the rows begin at multiples of this, for JAX reads aligned memory in place and copies other.
-ALIGNMENT = 64
-# What devices send each other must be begun on all of them in one order, whichever threads search.
-_MERGING = threading.Lock()
+ALIGNMENT = 64  # parts of the rows begin at multiples of this: JAX reads aligned memory without a copy
+_merge_lock = threading.Lock()  # collectives must start in one order on all devices, whichever threads search
 
 
 class Block(NamedTuple):
-    """M vectors of each of n devices, as `topk.block_program` takes them; padding has the rank NO_RANK."""
+    """M vectors on each of n devices, as `topk.block_program` takes them; padding has the rank NO_RANK."""
 
     vectors: jax.Array
     multipliers: jax.Array
@@ -50,11 +48,11 @@ class Block(NamedTuple):
 
 
 class ExactIndex(VectorIndex):
-    """All inner products: the answers are exact and so are their ties.
+    """Compares all inner products: the answers are exact, and so is the order of ties.
 
-    The rows are split over devices: those of this process, or those of a mesh that `on` names. Vectors stay
-    where they are (in memory, or in memory-mapped files) and are read block by block; on accelerators that
-    have room for them they stay after the first search.
+    The rows are split over the devices of this process, or of the mesh that `on` names. Vectors stay in
+    memory or in memory-mapped files and are read block by block. Accelerators with enough memory keep them
+    after the first search.
     """
 
     engine = "exact"
@@ -85,15 +83,14 @@ class ExactIndex(VectorIndex):
         """Makes an index of vectors.
 
         Args:
-          embeddings: float32 vectors [N, D], one array, or shards of it.
+          embeddings: float32 vectors [N, D], an array or its shards.
           ids: N distinct ids.
-          storage: the type in which vectors are kept and compared. bfloat16 and int8 cost some recall.
-          target_recall: what share of the true answers `jax.lax.approx_max_k` shall find, on TPUs; elsewhere
-            all are found. None: all.
+          storage: the type in which vectors are stored and compared; bfloat16 and int8 cost some recall.
+          target_recall: the recall of `jax.lax.approx_max_k` on TPUs; None, and other devices: exact.
           **facts: `similarity` ("cosine", the default, or "dot"), and the `model` and its `fingerprint`.
 
         Raises:
-          UserError: vectors and ids do not fit each other, or vectors are not finite or too long.
+          UserError: ids and vectors do not match, or vectors are not finite or too long.
         """
         info, shards = describe_vectors(cls.engine, embeddings, ids, **facts)
         if storage not in DTYPES:
@@ -107,10 +104,10 @@ class ExactIndex(VectorIndex):
         return cls(info, list(ids), None, Rows(shards, storage, cosine=info.similarity == "cosine"))
 
     def on(self, partitioner: Partitioner) -> ExactIndex:
-        """Returns an index of the same vectors whose rows are split over all devices of a mesh.
+        """Returns an index of the same vectors, whose rows are split over all devices of a mesh.
 
-        Where these are of several processes, each of them makes the index, reads only the rows of its own
-        devices, and calls `search` with the same queries; all have the same answers.
+        With several processes each makes the index, reads the rows of its own devices, and calls `search`
+        with the same queries; all get the same answers.
         """
         other = copy.copy(self)
         other._partitioner, other._on_devices = partitioner, []
@@ -125,25 +122,25 @@ class ExactIndex(VectorIndex):
         if quick and self._may_round(k):
             scores, ranks = self._best_by_rounding(queries, k)
         else:
-            # Vectors of smaller types are compared with bfloat16 queries anyway.
+            # Vectors of smaller types are always compared with bfloat16 queries.
             scores, ranks = self._best(queries, k, columns=quick and self._rows.storage != "float32")
         rows = self._rows_by_rank[ranks].tolist()
         return scores, [[self.ids[row] for row in answers] for answers in rows]
 
     def _may_round(self, k: int) -> bool:
-        """Says whether rounded products may spare work: never where rows are not all at hand."""
+        """Returns whether rounded products may save work; this process must have all rows."""
         own = all(d.process_index == jax.process_index() for d in self._partitioner.mesh.devices.flat)
         few = k <= rounding.MOST_ANSWERS and rounding.with_more(k) < self.info.count
         return self._rows.storage == "float32" and own and few and not self._rounds_badly
 
     def _best_by_rounding(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `_best`, by bfloat16 products and float32 ones of what they find; see `rounding`."""
+        """As `_best`, with bfloat16 products, and float32 products for the vectors that they find."""
         rough, ranks = self._best(queries, rounding.with_more(k), columns=True)
         scores = np.empty(rough.shape, np.float32)
         step = max(1, RESCORED // (rough.shape[1] * self.info.dimension))
         for at in range(0, len(queries), step):
             vectors, multipliers = self._rows.at(self._rows_by_rank[ranks[at : at + step]])
-            # Not by a matrix product, whose sums for equal vectors at different places may differ.
+            # A matrix product could give equal vectors at different places different sums.
             products = np.einsum("qd,qkd->qk", queries[at : at + step], vectors)
             scores[at : at + step] = products * multipliers + 0.0
         order = np.lexsort((ranks, -scores))[:, :k]
@@ -156,24 +153,20 @@ class ExactIndex(VectorIndex):
         return scores, ranks
 
     def _best(self, queries: np.ndarray, k: int, *, columns: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Compares queries [Q, D] with all vectors, if `columns` in bfloat16 as `rounding` does.
-
-        Returns:
-          (scores [Q, K], ranks [Q, K]).
-        """
+        """Returns the best (scores [Q, K], ranks [Q, K]); `columns` compares in bfloat16 (see `rounding`)."""
         mesh = self._partitioner.mesh
         recall = self.info.settings.get("target_recall")
-        # Exact programs are the same for indexes of any size.
+        # 0: exact programs are shared by indexes of any size.
         total = self.info.count if recall is not None else 0
         take = block_program(mesh, recall, total, columns=columns)
         size, step = self._block_sizes(mesh, k)
         parts = [queries[at : at + step] for at in range(0, len(queries), step)]
-        # A last part of its own size would have its own program: one of few sizes serves all. It is filled
-        # with a query that is there: to zeros all vectors would be as near, and selecting among ties is slow.
+        # The last part is padded, so that few programs are compiled, with a copy of a query: all vectors
+        # would tie for a zero query, and selecting among ties is slow.
         padded = [np.pad(p, [(0, _padded(len(p)) - len(p)), (0, 0)], mode="edge") for p in parts]
         placed = [_place(part, mesh) for part in padded]
         before = best = [_nothing(mesh, len(part), k) for part in padded]
-        # A CPU does not spread the selection of the best over its cores: so each has a part of the queries.
+        # XLA selects the best on one core of a CPU, so each core gets a part of the queries.
         cpu = self._partitioner.on_cpu
         with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
 
@@ -182,20 +175,19 @@ class ExactIndex(VectorIndex):
                 return jax.block_until_ready(found) if cpu else found
 
             for block in self._columns(mesh, size) if columns else self._blocks(mesh, size):
-                jax.block_until_ready(before)  # so that no more than two blocks are under way
+                jax.block_until_ready(before)  # at most two blocks are in flight
                 before = best
                 in_turn = pool.map if cpu else map
                 best = list(in_turn(functools.partial(compare, block), placed, best))
         found = []
         for part, so_far in zip(parts, best, strict=True):
-            with _MERGING:
+            with _merge_lock:
                 merged = jax.block_until_ready(merge_program(mesh)(*so_far))
             found.append([np.asarray(x.addressable_data(0))[: len(part)] for x in merged])
         scores, ranks = (np.concatenate(x) for x in zip(*found, strict=True))
         return scores, ranks
 
     def _block_sizes(self, mesh: Mesh, k: int) -> tuple[int, int]:
-        """Returns how many vectors of a device, and how many queries, are compared at a time."""
         most = min(BLOCK, _padded(self._rows_of_a_device(mesh)))
         if not self._partitioner.on_cpu:
             return most, QUERY_BLOCK
@@ -211,7 +203,7 @@ class ExactIndex(VectorIndex):
             yield from self._on_devices
             return
         own = [(n, d) for n, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
-        # A device has one range of rows; a process reads those of its own devices.
+        # Each device has a range of rows; a process reads those of its own devices.
         rows = self._rows_of_a_device(mesh)
         needed = rows * self._rows.dimension * DTYPES[self._rows.storage][0].itemsize
         keep = needed < _memory([device for _, device in own]) / 2
@@ -228,7 +220,7 @@ class ExactIndex(VectorIndex):
         self._on_devices = kept
 
     def _columns(self, mesh: Mesh, size: int) -> Iterator[Block]:
-        """As `_blocks`, the vectors as `rounding.columns_program` makes them; sees to `self._lengths`."""
+        """As `_blocks`, with vectors from `rounding.columns_program`; also sets `self._lengths`."""
         lengths = []
         for block in self._blocks(mesh, size):
             if self._lengths is None and self._rows.storage == "float32":
@@ -264,7 +256,7 @@ class ExactIndex(VectorIndex):
     ) -> ExactIndex:
         rows = Rows.load(
             directory,
-            info.settings.get("storage", "float32"),  # which older indexes do not tell
+            info.settings.get("storage", "float32"),  # older indexes do not have it
             shape=(info.count, info.dimension),
             cosine=info.similarity == "cosine",
         )
@@ -272,29 +264,27 @@ class ExactIndex(VectorIndex):
 
 
 def _memory(devices: Sequence[jax.Device]) -> int:
-    """Returns the bytes that each of the devices has; 0 where that is not known, or not memory of its own."""
+    """Returns the bytes of memory of each device; 0 if unknown or shared with the host."""
     return min((device.memory_stats() or {}).get("bytes_limit", 0) for device in devices)
 
 
 def _place(x: np.ndarray, mesh: Mesh) -> jax.Array:
-    """Gives every device of a mesh all of an array."""
     return jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda _: x)
 
 
 def _nothing(mesh: Mesh, queries: int, k: int) -> tuple[jax.Array, jax.Array]:
-    """Returns no answers: scores and ranks [n, Q, K], each device's its own."""
+    """Returns empty answers: scores and ranks [n, Q, K], one row for each device."""
     sharding, shape = NamedSharding(mesh, PartitionSpec(mesh.axis_names)), (mesh.size, queries, k)
     none = np.full((1, queries, k), -np.inf, np.float32), np.full((1, queries, k), NO_RANK, np.int32)
     return tuple(jax.make_array_from_callback(shape, sharding, lambda _, x=x: x) for x in none)
 
 
 def _join(mesh: Mesh, arrays: Sequence[jax.Array]) -> jax.Array:
-    """Returns the arrays [M, ...] of this process's devices as their part of [n M, ...]."""
+    """Returns the arrays [M, ...] of this process's devices as one global array [n M, ...]."""
     size, *rest = arrays[0].shape
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.make_array_from_single_device_arrays((mesh.size * size, *rest), sharding, list(arrays))
 
 
 def _padded(count: int) -> int:
-    """The next power of two, 8 or more."""
     return max(8, 1 << (count - 1).bit_length())

@@ -1,4 +1,4 @@
-"""The vectors of an exact index: in which type they are kept, and read piece by piece."""
+"""The stored vectors of an exact index, read and converted piece by piece."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxir.retrieval.indexes.rows import without
 from jaxir.storage.npy import read_npy, stream_npy
 
 Storage = Literal["float32", "bfloat16", "int8"]
-# The type of a number, and what it is in a .npy file, which knows no bfloat16.
+# The type of a number, and its type in a .npy file, which has no bfloat16.
 DTYPES = {
     "float32": (np.dtype(np.float32), np.dtype(np.float32)),
     "bfloat16": (np.dtype(ml_dtypes.bfloat16), np.dtype(np.uint16)),
@@ -25,15 +25,9 @@ INT8_MAX = 127
 
 
 class Rows:
-    """N vectors [N, D] in float32, bfloat16 or int8.
+    """N vectors [N, D] in float32, bfloat16 or int8, in memory or memory-mapped.
 
-    They stay where they are, in memory or in memory-mapped files, and are read and converted piece by piece.
-    An int8 vector has a scale of its own: 1/127 of its largest number. So it depends on no other vector.
-
-    Attributes:
-      storage: their type.
-      count: N.
-      dimension: D.
+    Each int8 vector has its own scale, 1/127 of its largest number, so it depends on no other vector.
     """
 
     def __init__(
@@ -44,24 +38,14 @@ class Rows:
         cosine: bool,
         multipliers: np.ndarray | None = None,
     ):
-        """Takes shards [n, D] of float32 or of the type of `storage`.
-
-        Args:
-          storage: their type when they are read.
-          cosine: whether lengths do not count.
-          multipliers: [N], see `read`; 0 where they are not known, which they must be of int8 shards unless
-            `cosine`. None: of none.
-        """
+        """Takes float32 or stored shards [n, D]; `multipliers` [N] (see `read`) are 0 where unknown."""
         self.storage, self._cosine, self._shards = storage, cosine, list(shards)
         self._starts = np.cumsum([0, *map(len, shards)])
         self.count, self.dimension = int(self._starts[-1]), shards[0].shape[1]
         self._multipliers = np.zeros(self.count, np.float32) if multipliers is None else multipliers
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns vectors [M, D] as they are stored, and what inner products with them are multiplied by.
-
-        The multipliers, float32 [M], undo the scales of int8, and for cosine the lengths.
-        """
+        """Returns stored vectors [M, D], and multipliers [M] that undo int8 scales and cosine lengths."""
         if start >= stop:
             return np.zeros((0, self.dimension), DTYPES[self.storage][0]), np.zeros(0, np.float32)
         parts, scales = [], []
@@ -82,34 +66,29 @@ class Rows:
         return vectors, known
 
     def at(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the vectors of some rows as they are stored, [*rows.shape, D], and their multipliers.
-
-        The multipliers are those of rows that `read` has read before.
-        """
-        of = np.searchsorted(self._starts, rows, side="right") - 1
-        shards = np.unique(of)
+        """As `read`, for any rows that it has read before: vectors [*rows.shape, D], and multipliers."""
+        shard_of = np.searchsorted(self._starts, rows, side="right") - 1
+        shards = np.unique(shard_of)
         if len(shards) == 1:
             vectors = np.take(self._shards[shards[0]], rows - self._starts[shards[0]], axis=0)
             return self._converted(vectors)[0], self._multipliers[rows]
         vectors = np.empty([*rows.shape, self.dimension], DTYPES[self.storage][0])
         for shard in shards:
-            here = of == shard
+            here = shard_of == shard
             vectors[here] = self._converted(self._shards[shard][rows[here] - self._starts[shard]])[0]
         return vectors, self._multipliers[rows]
 
     def with_added(self, shards: Sequence[np.ndarray]) -> Rows:
-        """Returns these rows and, after them, float32 shards [n, D]."""
         unknown = np.zeros(sum(map(len, shards)), np.float32)
         known = np.concatenate([self._multipliers, unknown])
         return Rows([*self._shards, *shards], self.storage, cosine=self._cosine, multipliers=known)
 
     def without(self, rows: np.ndarray) -> Rows:
-        """Returns what stands between some rows (ascending numbers), which is not copied."""
+        """Returns all but some rows (ascending), without copying vectors."""
         known = np.delete(self._multipliers, rows)
         return Rows(without(self._shards, rows), self.storage, cosine=self._cosine, multipliers=known)
 
     def save(self, directory: Path) -> None:
-        """Writes the vectors as they are stored."""
         written = DTYPES[self.storage][1]
         scales = np.empty(self.count if self.storage == "int8" and not self._cosine else 0, np.float32)
 
@@ -127,11 +106,6 @@ class Rows:
 
     @classmethod
     def load(cls, directory: Path, storage: Storage, *, shape: tuple[int, int], cosine: bool) -> Rows:
-        """Opens what `save` wrote; vectors are memory-mapped.
-
-        Raises:
-          UserError: a file is missing or damaged, or its vectors are others than they must be.
-        """
         kept, written = DTYPES[storage]
         vectors = read_npy(directory / VECTORS, written, shape)
         scaled = storage == "int8" and not cosine
@@ -139,7 +113,7 @@ class Rows:
         return cls([vectors.view(kept)], storage, cosine=cosine, multipliers=scales)
 
     def _converted(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns vectors [n, D] in the type of the storage, and their scales [n]."""
+        """Returns vectors [n, D] in the storage type, and their scales [n]."""
         kept, _ = DTYPES[self.storage]
         ones = np.ones(len(vectors), np.float32)
         if vectors.dtype == kept:

@@ -1,4 +1,4 @@
-"""The order of ids, and what is said of those that are there already, or are not."""
+"""The order of ids, and checks of new and of known ids."""
 
 from collections.abc import Sequence
 
@@ -7,18 +7,16 @@ import numpy as np
 from jaxir.core.errors import UserError
 
 
-def check_new(new: Sequence[str], there: Sequence[str]) -> None:
-    """Raises a UserError that names the first of the `new` ids that are `there`."""
-    if twice := set(new).intersection(there):
-        one = len(twice) == 1
-        raise UserError(f"{_documents(twice)} {'is' if one else 'are'} in the index already: delete first")
+def check_new(new: Sequence[str], known: Sequence[str]) -> None:
+    if twice := set(new).intersection(known):
+        verb = "is" if len(twice) == 1 else "are"
+        raise UserError(f"{_documents(twice)} {verb} in the index already: delete first")
 
 
-def check_there(ids: Sequence[str], there: Sequence[str]) -> None:
-    """Raises a UserError that names the first of the `ids` that are not `there`."""
-    if unknown := set(ids).difference(there):
-        one = len(unknown) == 1
-        raise UserError(f"there {'is' if one else 'are'} no {_documents(unknown)} to delete")
+def check_known(ids: Sequence[str], known: Sequence[str]) -> None:
+    if unknown := set(ids).difference(known):
+        verb = "is" if len(unknown) == 1 else "are"
+        raise UserError(f"there {verb} no {_documents(unknown)} to delete")
 
 
 def _documents(ids: set[str]) -> str:
@@ -27,7 +25,7 @@ def _documents(ids: set[str]) -> str:
 
 
 def descending_ranks(ids: Sequence[str]) -> np.ndarray:
-    """Returns [N] int32: the place of each id in descending order, which is how ties are broken."""
+    """Returns the place of each id in descending order, int32 [N]; ties are broken by it."""
     ranks = np.empty(len(ids), np.int32)
     ranks[sorted(range(len(ids)), key=ids.__getitem__, reverse=True)] = np.arange(len(ids), dtype=np.int32)
     return ranks

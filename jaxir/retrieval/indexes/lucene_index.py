@@ -1,4 +1,4 @@
-"""BM25 and impact search with Lucene, in the Pyserini sidecar, behind the interface of every index."""
+"""BM25 and impact search with Lucene, which runs in the Pyserini sidecar."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ from jaxir.storage.checksums import directory_with_checksums
 
 Fields = Literal["flat", "multifield"]
 FILES = "lucene"
-FEW = 100
-# Java's String.trim takes these for nothing, and Anserini leaves out a document that is nothing else.
-BLANK = "".join(map(chr, range(33)))
-# Anserini also leaves out a document without contents whatever its other fields hold; of this word, which is
-# a stop word, Lucene indexes nothing.
+FEW = 100  # queries that are searched without a progress bar, as a server's are
+BLANK = "".join(
+    map(chr, range(33))
+)  # removed by Java's String.trim; Anserini skips documents of nothing else
+# A stop word, which Lucene does not index: Anserini skips documents with empty contents, whatever their
+# title.
 NOTHING = "the"
 
 
 class _LuceneIndex(Index):
-    """What the two Lucene engines have in common: files that Lucene searches where they lie."""
-
     def __init__(
         self,
         info: IndexInfo,
@@ -65,13 +64,10 @@ class _LuceneIndex(Index):
 class LuceneIndex(_LuceneIndex):
     """BM25 over a corpus, as Pyserini does it: Porter stemming, Lucene's 33 English stop words.
 
-    "flat" indexes title and text as one field, "multifield" as two whose scores are added with equal weights
-    (the two BM25 baselines of BEIR). Scores are those of Pyserini's `LuceneSearcher`: rounded to 1e-4, ties
-    apart by 1e-6 in ascending order of document id. Above 16 float32 cannot tell that of all ties; what stays
-    equal stands in descending order of id, as trec_eval ranks it. (Pyserini's run files, of six decimals,
-    make ties of a few more.)
-
-    Build one with `build_lucene_index`.
+    "flat" indexes title and text as one field, "multifield" as two fields whose scores are added: the two
+    BM25 baselines of BEIR. Scores are those of Pyserini's `LuceneSearcher`: rounded to 1e-4, ties separated
+    by 1e-6 in ascending order of document id. Above 16 float32 cannot represent all of these differences;
+    scores that stay equal are in descending order of id, as trec_eval ranks them.
     """
 
     engine = "lucene"
@@ -80,33 +76,20 @@ class LuceneIndex(_LuceneIndex):
     _feedback: Rm3 | Rocchio | None = None
 
     def ranked_by(self, bm25: Bm25 = PYSERINI_BM25, feedback: Rm3 | Rocchio | None = None) -> LuceneIndex:
-        """Returns this index as searched with other parameters than BM25's default ones.
-
-        Raises:
-          UserError: feedback on a multifield index.
-        """
+        """Returns this index with other BM25 parameters, or with feedback (flat indexes only)."""
         if feedback is not None and self.info.settings["fields"] != "flat":
-            raise UserError("feedback expands queries of a flat index; this one is multifield")
+            raise UserError("feedback needs an index with --fields=flat; this index is multifield")
         other = LuceneIndex(self.info, self.ids, self.documents, self._directory, self.sidecar)
         other._bm25, other._feedback = bm25, feedback
         other._opened = self._opened
         return other
 
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, list[list[str]]]:
-        """Returns the documents that share a word with each query, best first.
-
-        Args:
-          queries: Q texts, taken as bags of words.
-          k: how many documents for each.
-
-        Returns:
-          (float32 scores [Q, K], for each query at most K ids), K = min(k, N). Missing
-          documents of a query have scores of -inf.
-        """
+        """As `Index.search`, for texts as bags of words; found documents share a word with the query."""
         check_k(k)
         k = min(k, self.info.count)
         fields = {"contents": 1.0, "title": 1.0} if self.info.settings["fields"] == "multifield" else None
-        few = len(queries) <= FEW  # a server asks for so many at a time, over and over
+        few = len(queries) <= FEW
         with progress(total=len(queries), what="searching", unit="queries", hidden=few) as bar:
             hits = self.sidecar.search(
                 self._directory,
@@ -122,32 +105,23 @@ class LuceneIndex(_LuceneIndex):
 
 
 class LuceneImpactIndex(_LuceneIndex):
-    """Inner products of learned sparse vectors (DeepImpact, uniCOIL, SPLADE) with whole-number weights.
-
-    Build one with `build_impact_index`.
-    """
+    """Inner products of learned sparse vectors (DeepImpact, uniCOIL, SPLADE) with whole-number weights."""
 
     engine = "lucene_impact"
     query_kind = "weights"
 
     def search(self, queries: Sequence[Mapping[str, int]], k: int) -> tuple[np.ndarray, list[list[str]]]:
-        """Returns the documents of the greatest inner product with each query's {token: weight}.
-
-        Returns:
-          As `LuceneIndex.search`.
-
-        Raises:
-          UserError: a weight is not a whole number.
-        """
+        """As `Index.search`, for {token: weight} of whole numbers."""
         check_k(k)
         checked = [_checked(f"query {number}", query) for number, query in enumerate(queries)]
         k = min(k, self.info.count)
-        asked = [number for number, query in enumerate(checked) if query]
+        given = [number for number, query in enumerate(checked) if query]
         hits: list[Hits] = [[] for _ in checked]
-        given = [checked[n] for n in asked]
-        found = self.sidecar.search_impact(self._directory, given, k, opened=self._opened) if asked else []
-        for number, of_query in zip(asked, found, strict=True):
-            hits[number] = of_query
+        if given:
+            weights = [checked[number] for number in given]
+            found = self.sidecar.search_impact(self._directory, weights, k, opened=self._opened)
+            for number, of_query in zip(given, found, strict=True):
+                hits[number] = of_query
         return _as_arrays(hits, k)
 
 
@@ -165,21 +139,18 @@ def build_lucene_index(
 
     Args:
       corpus: the corpus file, as `read_documents` takes it.
-      output: the index directory; it appears only when whole.
+      output: the index directory, which appears only when complete.
       fields: "flat" (title, a space and text in one field) or "multifield".
       on_bad_input: stop at the first malformed line, or skip and count them.
-      sidecar: the sidecar that does it; None takes the one of this process.
-
-    Raises:
-      UserError: the output exists, the corpus is malformed or empty, or the sidecar cannot be used.
+      sidecar: None uses the sidecar of this process.
     """
     collector = OnBadInput(on_bad_input)
     sidecar = sidecar or shared()
-    with directory_with_checksums(output) as aside:
-        info, ids = _index(aside, lambda: read_documents(corpus, collector), fields, sidecar)
+    with directory_with_checksums(output) as temporary:
+        info, ids = _index(temporary, lambda: read_documents(corpus, collector), fields, sidecar)
         collector.report(noted="left out")
-        Documents.write(aside, corpus, ids)
-        describe(aside, info, ids)
+        Documents.write(temporary, corpus, ids)
+        describe(temporary, info, ids)
     return LuceneIndex(info, ids, Documents.open(Path(output), ids), Path(output) / FILES, sidecar)
 
 
@@ -191,16 +162,7 @@ def update_lucene_index(
     corpus: str | Path | None = None,
     on_bad_input: Policy = "stop",
 ) -> int:
-    """Writes an index anew in its place, from the documents it has stored and those of a corpus.
-
-    Lucene would go on counting the words of deleted documents; a new index does not.
-
-    Returns:
-      How many documents it has now.
-
-    Raises:
-      UserError: ids of the corpus are there already, or as `build_lucene_index`.
-    """
+    """Builds the index again, as Lucene would count deleted documents' words; returns its size."""
     stored, collector = index.documents, OnBadInput(on_bad_input)
     if stored is None:
         raise UserError(f"{directory} is a damaged index: it has no documents")
@@ -217,20 +179,20 @@ def update_lucene_index(
         if corpus is not None:
             yield from read_documents(corpus, OnBadInput("skip"))
 
-    with directory_with_checksums(directory, overwrite=True) as aside:
-        info, ids = _index(aside, documents, fields, index.sidecar)
-        Documents.write(aside, corpus, ids, kept=stored, new=set(new).intersection(ids))
-        describe(aside, info, ids)
+    with directory_with_checksums(directory, overwrite=True) as temporary:
+        info, ids = _index(temporary, documents, fields, index.sidecar)
+        Documents.write(temporary, corpus, ids, kept=stored, new=set(new).intersection(ids))
+        describe(temporary, info, ids)
     return info.count
 
 
 def _index(
     directory: Path, documents: Callable[[], Iterator[Document]], fields: Fields, sidecar: Sidecar
 ) -> tuple[IndexInfo, list[str]]:
-    """Writes Lucene's files of documents into an index directory; returns what describes them."""
+    """Writes Lucene's files into an index directory; returns its description and ids."""
     ids: list[str] = []
 
-    def of_lucene() -> Iterator[LuceneDocument]:
+    def records() -> Iterator[LuceneDocument]:
         ids.clear()
         for document in documents():
             if not document.contents.strip(BLANK):
@@ -245,7 +207,7 @@ def _index(
     extra = ("title",) if fields == "multifield" else ()
     with progress(what="indexing", unit="documents") as bar:
         sidecar.index(
-            directory / FILES, of_lucene, fields=extra, on_progress=lambda count: bar.update(count - bar.n)
+            directory / FILES, records, fields=extra, on_progress=lambda count: bar.update(count - bar.n)
         )
     return _info(LuceneIndex, "bm25", ids, {"fields": fields}), ids
 
@@ -261,22 +223,18 @@ def build_impact_index(
     """Indexes learned sparse vectors in a new directory. Documents without any weight are left out.
 
     Args:
-      vectors: for each id {token: weight}, weights whole numbers (quantised), tokens without white space; or
-        a file of them (see `read_sparse_vectors`), which is not held in memory.
-      output: the index directory; it appears only when whole.
+      vectors: {id: {token: weight}}, weights whole numbers (quantised), tokens without white space; or a file
+        of them (see `read_sparse_vectors`), which is streamed.
+      output: the index directory, which appears only when complete.
       corpus: corpus.jsonl[.gz] with the documents, stored for display.
       on_bad_input: stop at the first malformed line of a file of vectors, or skip and count them.
-      sidecar: the sidecar that does it; None takes the one of this process.
-
-    Raises:
-      UserError: the output exists, a vector is malformed, there is none, a document of one is not in the
-        corpus, or the sidecar cannot be used.
+      sidecar: None uses the sidecar of this process.
     """
     collector, ids = OnBadInput(on_bad_input), []
-    if isinstance(vectors, Mapping):  # all are checked before Java starts
+    if isinstance(vectors, Mapping):  # check them before Java starts
         checked = [SparseVector(i, _checked(f"document {i!r}", v)) for i, v in vectors.items()]
 
-    def of_lucene() -> Iterator[tuple[str, Mapping[str, int]]]:
+    def records() -> Iterator[tuple[str, Mapping[str, int]]]:
         ids.clear()
         for vector in checked if isinstance(vectors, Mapping) else read_sparse_vectors(vectors, collector):
             if vector.weights:
@@ -284,16 +242,16 @@ def build_impact_index(
                 yield vector
 
     sidecar = sidecar or shared()
-    with directory_with_checksums(output) as aside:
+    with directory_with_checksums(output) as temporary:
         with progress(what="indexing", unit="documents") as bar:
             sidecar.index_impact(
-                aside / FILES, of_lucene, on_progress=lambda count: bar.update(count - bar.n)
+                temporary / FILES, records, on_progress=lambda count: bar.update(count - bar.n)
             )
         collector.report()
         info = _info(LuceneImpactIndex, "impact", ids, {})
         if corpus is not None:
-            Documents.write(aside, corpus, ids)
-        describe(aside, info, ids)
+            Documents.write(temporary, corpus, ids)
+        describe(temporary, info, ids)
     return LuceneImpactIndex(info, ids, Documents.open(Path(output), ids), Path(output) / FILES, sidecar)
 
 

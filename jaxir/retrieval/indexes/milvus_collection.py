@@ -1,11 +1,11 @@
-"""One collection of a Milvus: of a server that is reached by a URI, or of an embedded milvus-lite.
+"""One collection of a Milvus server, or of an embedded milvus-lite.
 
-A collection holds the vectors under whole numbers, `row`; what the numbers stand for, the index directory
-knows. An embedded Milvus runs on threads of this process and listens on a Unix socket that only its user can
-reach, so it ends with the process however that ends. Its files can be open in one process at a time.
+A collection holds vectors under row numbers; the index directory maps rows to ids. An embedded Milvus runs on
+threads of this process, so it ends with the process, and listens on a Unix socket that only its user can
+reach. Its files can be open in one process at a time.
 
-An index directory that another made may name any server. So nothing is opened that the user has not named,
-in `MILVUS_URI` or in the call that builds an index; and the token goes there only, and not in clear text.
+An index directory from elsewhere may name any server. So only a place that the user named, in `MILVUS_URI` or
+in the call that builds an index, is opened; the token is sent there only, and encrypted.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from jaxir.storage.npy import pieces
 from jaxir.storage.temporary_outputs import temporary_directory
 
 IndexType = Literal["FLAT", "HNSW", "AUTOINDEX"]
-TOKEN = "MILVUS_TOKEN"  # the variable that holds "user:password" or an API key
-PLACE = "MILVUS_URI"  # the variable that names the server (or embedded Milvus) which indexes may be opened in
-CLEARTEXT = "MILVUS_CLEARTEXT"  # the variable that, at 1, lets the token cross a network unencrypted
+TOKEN = "MILVUS_TOKEN"  # variable with "user:password" or an API key
+PLACE = "MILVUS_URI"  # variable with the server (or embedded Milvus) in which indexes may be opened
+CLEARTEXT = "MILVUS_CLEARTEXT"  # variable that, at 1, allows to send the token unencrypted
 CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 60.0  # for one request; only building and loading may take as long as they take
-REQUEST_BYTES = 8 << 20  # of vectors sent at a time; servers take 64 MB
+ANSWER_SECONDS = 60.0  # timeout of a request; building and loading have none
+REQUEST_BYTES = 8 << 20  # of vectors sent at a time; servers accept 64 MB
 DELETED_AT_ONCE = 10_000
-QUERIES_AT_ONCE = 512  # an embedded Milvus holds the scores of all vectors of a segment, some 100,000
+QUERIES_AT_ONCE = 512  # an embedded Milvus holds the scores of all vectors of a segment, about 100,000
 ANSWERS_AT_ONCE = 100_000  # of all queries of a request
-FEW = 256  # queries that are searched without a bar: a server asks for so many over and over
+FEW = 256  # queries that are searched without a progress bar, as a server's are
 THREADS = 4
 BUILD_PARAMETERS = {"HNSW": {"M": 16, "efConstruction": 200}}
 ROW, VECTOR = "row", "vector"
@@ -51,17 +51,7 @@ MARK = "jaxir.mark"
 
 
 class MilvusCollection:
-    """A connection to a collection, which need not exist yet.
-
-    Args:
-      where: a URI with "://" (a server), or the path of an embedded Milvus.
-      name: of the collection.
-      new: whether an embedded Milvus that is not there is made.
-
-    Raises:
-      UserError: pymilvus is not installed, Milvus cannot be reached or opened, or the token would have to
-        cross a network in clear text.
-    """
+    """A connection to a collection of a server (a URI with ://) or of an embedded Milvus (a path)."""
 
     def __init__(self, where: str | Path, name: str, *, new: bool = False):
         pymilvus = _pymilvus()
@@ -69,43 +59,31 @@ class MilvusCollection:
             raise UserError(f"a Milvus collection is named by letters, digits and _, not {name!r}")
         self.name, self._where = name, where
         if isinstance(where, Path) and not new and not where.is_dir():
-            raise UserError(f"{where} is not there (any more): build the index again")
+            raise UserError(f"{where} does not exist: build the index again")
         token = "" if isinstance(where, Path) else _token(where)
         self._embedded = _embedded(where) if isinstance(where, Path) else None
         uri = where if self._embedded is None else self._embedded.uri
-        with self._telling("cannot be reached"):
+        with self._errors("cannot be reached"):
             self._client = pymilvus.MilvusClient(uri, token=token, timeout=CONNECT_SECONDS, dedicated=True)
         self._finalizer = weakref.finalize(self, self._client.close)
 
     def close(self) -> None:
-        """Ends the connection, and an embedded Milvus that nobody else in this process uses."""
         self._finalizer()
         self._embedded = None
 
     def exists(self) -> bool:
-        """Whether there is a collection of this name."""
-        with self._telling():
+        with self._errors():
             return self._client.has_collection(self.name, timeout=CONNECT_SECONDS)
 
     def require_new(self) -> None:
-        """Raises a UserError where there is a collection of this name already."""
         if self.exists():
-            raise UserError(f"there is a collection {self.name} in {self._where} already: name another one")
+            raise UserError(f"{self._where} already has a collection {self.name}: choose another name")
 
     def open(self, dimension: int, mark: str | None) -> None:
-        """Makes a collection that exists ready to be searched.
-
-        Args:
-          dimension: of its vectors.
-          mark: what it was made with; None of an index of before there were marks. Where either has none it
-            is not looked at.
-
-        Raises:
-          UserError: it does not exist, its vectors have another dimension, or another index made it.
-        """
+        """Loads the collection if its dimension and mark are the index's; older ones have no mark."""
         if not self.exists():
-            raise UserError(f"{self._where} has no collection {self.name} (any more): build the index again")
-        with self._telling():
+            raise UserError(f"{self._where} has no collection {self.name}: build the index again")
+        with self._errors():
             described = self._client.describe_collection(self.name, timeout=CONNECT_SECONDS)
             fields = described["fields"]
             found = {field["name"]: field["params"].get("dim") for field in fields}
@@ -117,21 +95,15 @@ class MilvusCollection:
             there = described.get("description") or described.get("properties", {}).get(MARK)
             if mark is not None and there and there != mark:
                 raise UserError(
-                    f"the collection {self.name} in {self._where} is not this index's: it was dropped, and"
-                    " another one made under its name; build the index again"
+                    f"the collection {self.name} in {self._where} was made by another index: this"
+                    " index's was dropped, and its name used again; build the index again"
                 )
             self._client.load_collection(self.name)
 
     def create(
         self, vectors: Sequence[np.ndarray], index_type: IndexType, *, cosine: bool, mark: str | None
     ) -> None:
-        """Makes a collection of vectors (shards [n, D]) under the rows 0, 1, ...; removed on any error.
-
-        By `mark` `open` knows it: its description, which milvus-lite forgets, while it keeps properties.
-
-        Raises:
-          UserError: there is one of this name, or Milvus cannot take it.
-        """
+        """Makes a collection of vectors (shards [n, D]) in the rows 0, 1, ...; removes it on any error."""
         pymilvus = _pymilvus()
         self.require_new()
         count, dimension = sum(map(len, vectors)), vectors[0].shape[1]
@@ -142,13 +114,14 @@ class MilvusCollection:
         index.add_index(
             VECTOR, index_type=index_type, metric_type="IP", params=BUILD_PARAMETERS.get(index_type, {})
         )
-        with self._telling():
+        with self._errors():
+            # milvus-lite forgets the description, and keeps properties.
             kept = {} if self._embedded is None or mark is None else {"properties": {MARK: mark}}
             self._client.create_collection(self.name, schema=schema, timeout=ANSWER_SECONDS, **kept)
         try:
             self.insert(vectors, 0, cosine=cosine)
-            with self._telling():
-                # An embedded Milvus has built it when it answers; pymilvus would wait for another answer.
+            with self._errors():
+                # An embedded Milvus answers when the index is built; pymilvus would wait for a second answer.
                 self._client.create_index(self.name, index, sync=self._embedded is None)
                 self._client.load_collection(self.name)
             self.require_count(count)
@@ -157,7 +130,7 @@ class MilvusCollection:
             raise
 
     def insert(self, vectors: Sequence[np.ndarray], first_row: int, *, cosine: bool) -> None:
-        """Sends vectors (shards [n, D], a part at a time) under the rows that begin at `first_row`."""
+        """Sends vectors (shards [n, D]) under the rows from `first_row` on."""
         step = max(1, REQUEST_BYTES // (4 * vectors[0].shape[1]))
         row = first_row
         with progress(total=sum(map(len, vectors)), what="inserting", unit="passages") as bar:
@@ -167,28 +140,25 @@ class MilvusCollection:
                     norms = np.linalg.norm(part, axis=1, keepdims=True)
                     part = part / np.where(norms == 0, np.float32(1), norms)
                 rows = [{ROW: row + i, VECTOR: vector} for i, vector in enumerate(part)]
-                with self._telling():
+                with self._errors():
                     self._client.insert(self.name, rows, timeout=ANSWER_SECONDS)
                 row += len(rows)
                 bar.update(len(rows))
-        with self._telling():
+        with self._errors():
             self._client.flush(self.name)
 
     def delete(self, rows: Sequence[int]) -> None:
-        """Removes rows; one that is not there is no error."""
-        with self._telling():
+        with self._errors():
             for at in range(0, len(rows), DELETED_AT_ONCE):
                 part = [int(row) for row in rows[at : at + DELETED_AT_ONCE]]
                 self._client.delete(self.name, ids=part, timeout=ANSWER_SECONDS)
 
     def delete_from(self, row: int) -> None:
-        """Removes this row and all above it."""
-        with self._telling():
+        with self._errors():
             self._client.delete(self.name, filter=f"{ROW} >= {row}", timeout=ANSWER_SECONDS)
 
     def require_count(self, count: int) -> None:
-        """Raises a UserError unless there are so many vectors, all of what was written counted."""
-        with self._telling():
+        with self._errors():
             answer = self._client.query(
                 self.name, output_fields=["count(*)"], consistency_level="Strong", timeout=ANSWER_SECONDS
             )
@@ -209,7 +179,7 @@ class MilvusCollection:
         with progress(total=len(queries), what="searching", unit="queries", hidden=few) as bar:
             for at in range(0, len(queries), step):
                 part = list(queries[at : at + step])
-                with self._telling():
+                with self._errors():
                     answer = self._client.search(
                         self.name,
                         part,
@@ -226,13 +196,12 @@ class MilvusCollection:
         return found
 
     def drop(self) -> None:
-        """Removes the collection, as far as that is possible."""
         with contextlib.suppress(Exception):
             self._client.drop_collection(self.name, timeout=ANSWER_SECONDS)
 
     @contextlib.contextmanager
-    def _telling(self, what: str = "failed") -> Iterator[None]:
-        """Makes one sentence of what pymilvus raises."""
+    def _errors(self, what: str = "failed") -> Iterator[None]:
+        """Converts pymilvus' exceptions to a UserError of one sentence."""
         from grpc import RpcError
         from pymilvus.exceptions import MilvusException
 
@@ -244,29 +213,23 @@ class MilvusCollection:
 
 
 def is_named(place: str) -> bool | None:
-    """Says whether `MILVUS_URI` names this place; None where it is not set."""
+    """Returns whether `MILVUS_URI` names this place; None if it is not set."""
     named = os.environ.get(PLACE, "").strip()
-    return _same(named) == _same(place) if named else None
+    return _normalised(named) == _normalised(place) if named else None
 
 
-def _same(place: str) -> str:
-    """Returns what two ways of writing a place have in common."""
+def _normalised(place: str) -> str:
     return place.rstrip("/") if "://" in place else str(Path(place).absolute())
 
 
 def _token(uri: str) -> str:
-    """Returns the token for a server.
-
-    Raises:
-      UserError: it would go over a network in clear text.
-    """
+    """Returns the token for a server; refuses to send it over a network in clear text."""
     token = os.environ.get(TOKEN, "")
     if token and os.environ.get(CLEARTEXT) != "1":
         parts = urllib.parse.urlsplit(uri)
         if parts.scheme not in ("https", "unix") and not _is_loopback(parts.hostname or ""):
             raise UserError(
-                f"{TOKEN} would go to {uri} in clear text: write https://, or set {CLEARTEXT}=1 where the"
-                " network may read it"
+                f"{TOKEN} would go to {uri} in clear text: use https://, or set {CLEARTEXT}=1 to allow it"
             )
     return token
 
@@ -295,12 +258,12 @@ class _Embedded:
             database = MilvusLite(str(path))
         except DataDirLockedError:
             raise UserError(
-                f"{path} is open in another process: an embedded Milvus serves one at a time (a server has no"
-                " such limit)"
+                f"{path} is open in another process: an embedded Milvus serves one process at a time;"
+                " stop the other process, or use a server"
             ) from None
         except OSError as error:
             raise UserError(f"{path} cannot be opened: {(error.strerror or str(error)).lower()}") from None
-        except Exception as error:  # of milvus_lite, json, pyarrow
+        except Exception as error:  # milvus_lite's, json's or pyarrow's
             raise UserError(f"{path} is damaged: {error}") from None
         closing = contextlib.ExitStack()
         sockets = closing.enter_context(temporary_directory())
@@ -308,7 +271,7 @@ class _Embedded:
             closing.close()
             sockets = closing.enter_context(temporary_directory(Path("/tmp")))
         self.uri = f"unix:{sockets}/socket"
-        # milvus-lite's own server listens on TCP, where everybody on the machine could speak to it.
+        # milvus-lite's own server listens on TCP, which every user of the machine could reach.
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="milvus")
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         server = grpc.server(pool, options=unlimited)
@@ -323,7 +286,7 @@ _starting = threading.Lock()
 
 
 def _embedded(path: Path) -> _Embedded:
-    """Returns the embedded Milvus over a directory, the same for all who ask while one of them uses it."""
+    """Returns the embedded Milvus over a directory, shared by all its users in this process."""
     with _starting:
         path.mkdir(parents=True, exist_ok=True)
         identity = path.stat().st_dev, path.stat().st_ino
@@ -342,11 +305,11 @@ def _stop(server: Any, pool: ThreadPoolExecutor, database: Any, closing: context
 
 @functools.cache
 def _pymilvus() -> ModuleType:
-    """Imports pymilvus (seconds), without what its import does to the rest of the process."""
+    """Imports pymilvus (seconds) without its side effects on the rest of the process."""
     configure, environment = logging.config.dictConfig, dict(os.environ)
-    logging.config.dictConfig = lambda config: None  # it would close all handlers there are
-    os.environ["PYTHON_DOTENV_DISABLED"] = "1"  # a file .env would be read into the environment
-    os.environ.pop(PLACE, None)  # one that pymilvus cannot read would be a traceback
+    logging.config.dictConfig = lambda config: None  # it would close all logging handlers
+    os.environ["PYTHON_DOTENV_DISABLED"] = "1"  # otherwise it reads a file .env into the environment
+    os.environ.pop(PLACE, None)  # pymilvus fails on a URI that it cannot parse
     try:
         import pymilvus
     except ImportError as error:
@@ -355,7 +318,7 @@ def _pymilvus() -> ModuleType:
         logging.config.dictConfig = configure
         os.environ.pop("PYTHON_DOTENV_DISABLED")
         os.environ.update(environment)
-    for name in ("pymilvus", "milvus_lite"):  # what they log is said by the error that follows
+    for name in ("pymilvus", "milvus_lite"):  # the error that follows reports what they log
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return pymilvus
 

@@ -1,4 +1,4 @@
-"""Search by Milvus: embedded in this process (milvus-lite), or a server for more than one machine holds."""
+"""Search by Milvus, embedded in this process (milvus-lite) or on a server."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from jaxir.retrieval.indexes.milvus_collection import PLACE, TOKEN, IndexType, M
 from jaxir.storage.npy import read_npy, write_npy
 from jaxir.storage.temporary_outputs import temporary_directory
 
-INSIDE = "milvus.db"  # an embedded Milvus that lies in the index directory, as its `uri` in index.json
+INSIDE = "milvus.db"  # the `uri` in index.json of an embedded Milvus in the index directory
 ROWS = "rows.npy"
 COLLECTION = "passages"
 
 
 class MilvusIndex(VectorIndex):
-    """Vectors in a collection of a Milvus, compared by inner product (of vectors of length 1 for cosine).
+    """Vectors in a Milvus collection, compared by inner product (of vectors of length 1 for cosine).
 
-    Without `uri` the collection is in files of the index directory (of a temporary one, until it is saved).
-    With one it is where that says; `add` and `delete` then change it at once, for all who use it. Such an
-    index is loaded only where the variable MILVUS_URI names that place: a directory may come from others.
+    Without `uri` the collection is in the index directory (in a temporary one until it is saved). With `uri`
+    it is there, and `add` and `delete` change it at once for all its users. Such an index is loaded only if
+    the variable MILVUS_URI names that place, because the index directory may come from someone else.
 
-    Ties stand in descending order of id, among the k that Milvus returns: which of the documents that tie
-    for the last place are among them, Milvus decides.
+    Ties are in descending order of id among the k documents that Milvus returns; Milvus decides which
+    documents tied for the last place it returns.
     """
 
     engine = "milvus"
-    # Searches change nothing else; what a killed one leaves, and indexes of before, may have more files.
+    # Killed searches and older indexes may have more files.
     changing = (f"{INSIDE}/LOCK",)
     growing = (INSIDE,)
 
@@ -57,9 +57,9 @@ class MilvusIndex(VectorIndex):
     ):
         super().__init__(info, ids, documents)
         self._rows, self._ranks = rows, descending_ranks(ids)
-        self._directory = directory  # of the collection, where it is inside
-        self._own = False  # whether that is a temporary one of this object's
-        self._shards = shards  # what is not in any collection yet
+        self._directory = directory  # holds an embedded collection
+        self._own = False  # whether `_directory` is temporary
+        self._shards = shards  # vectors that are not in a collection yet
         self._collection: MilvusCollection | None = None
         self._counted = False
 
@@ -74,34 +74,34 @@ class MilvusIndex(VectorIndex):
         index_type: IndexType = "FLAT",
         **facts: Any,
     ) -> MilvusIndex:
-        """Makes an index of vectors, which are sent to Milvus when it is saved, or first searched.
+        """Makes an index of vectors, which are sent to Milvus at `save` or at the first search.
 
         Args:
-          embeddings: float32 vectors [N, D], one array, or shards of it.
+          embeddings: float32 vectors [N, D], an array or its shards.
           ids: N distinct ids.
-          uri: of a server (https://host:19530; a token is taken from the variable MILVUS_TOKEN), or the file
-            of an embedded Milvus; None makes one in the index directory.
+          uri: a server (https://host:19530, with its token in the variable MILVUS_TOKEN) or the file of an
+            embedded Milvus; None makes one in the index directory.
           collection: the name of the collection to make.
-          index_type: FLAT compares all vectors and is exact; HNSW and Milvus's own choice (AUTOINDEX) do not.
+          index_type: FLAT compares all vectors and is exact; HNSW and AUTOINDEX (Milvus's choice) are not.
           **facts: `similarity` ("cosine", the default, or "dot"), and the `model` and its `fingerprint`.
 
         Raises:
-          UserError: vectors and ids do not fit each other, or vectors are not finite or too long. Or Milvus
-            cannot be reached, there is a collection of that name, MILVUS_URI names another place, or the
-            token would go over a network in clear text (unless MILVUS_CLEARTEXT=1).
+          UserError: ids and vectors do not match, vectors are not finite or too long, Milvus cannot be
+            reached, the collection exists, MILVUS_URI names another place, or the token would cross a network
+            in clear text (unless MILVUS_CLEARTEXT=1).
         """
         info, shards = describe_vectors(cls.engine, embeddings, ids, **facts)
         place = INSIDE if uri is None else str(uri)
         if uri is not None and "://" not in place:
             if re.fullmatch(r"[\w.-]+:\d+", place):
-                raise UserError(f"a Milvus server is written http://{place} or https://{place}")
+                raise UserError(f"write the Milvus server {place} as http://{place} or https://{place}")
             place = str(Path(place).absolute())
         elif "@" in place:
-            raise UserError("a Milvus URI holds no password here, for it is written down: set MILVUS_TOKEN")
+            raise UserError("the Milvus URI, which is stored, must not hold a password: set MILVUS_TOKEN")
         if uri is not None and is_named(place) is False:
             raise UserError(
-                f"{PLACE} is {os.environ[PLACE]}, the place that {TOKEN} is for, and this index's is to be"
-                f" {place}: name one"
+                f"{PLACE} is {os.environ[PLACE]}, where {TOKEN} is sent, and --uri is {place}: give the same"
+                " place"
             )
         settings = {
             "uri": place,
@@ -144,11 +144,10 @@ class MilvusIndex(VectorIndex):
         return uri if "://" in uri else Path(uri)
 
     def _new(self, where: str | Path) -> contextlib.closing[MilvusCollection]:
-        """Returns the collection that is to be made."""
         return contextlib.closing(MilvusCollection(where, self.info.settings["collection"], new=True))
 
     def _opened(self) -> MilvusCollection:
-        """Returns the collection, filled and open."""
+        """Returns the collection; fills and opens it at the first call."""
         if self._collection is None:
             if self._shards is not None:
                 if self._inside:
@@ -161,7 +160,6 @@ class MilvusIndex(VectorIndex):
         return self._collection
 
     def _fill(self, where: str | Path) -> None:
-        """Makes the collection of the vectors that wait for it."""
         settings, cosine = self.info.settings, self.info.similarity == "cosine"
         with self._new(where) as collection:
             collection.create(self._shards, settings["index_type"], cosine=cosine, mark=settings.get("mark"))
@@ -177,7 +175,7 @@ class MilvusIndex(VectorIndex):
         if not len(queries):
             return scores, ids
         collection = self._opened()
-        if not self._counted:  # not when it is opened: an interrupted update must be able to go on
+        if not self._counted:  # not in `_opened`, which a repeated update needs after an interruption
             collection.require_count(self.info.count)
             self._counted = True
         found = collection.search(queries, k, self.info.settings["index_type"])
@@ -192,7 +190,7 @@ class MilvusIndex(VectorIndex):
 
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
         collection, first = self._changeable(), self.info.settings["next_row"]
-        collection.delete_from(first)  # what an interrupted `add` left
+        collection.delete_from(first)  # rows of an interrupted `add`
         collection.insert(shards, first, cosine=self.info.similarity == "cosine")
         collection.require_count(len(self.ids) + len(ids))
         rows = np.concatenate([self._rows, np.arange(first, first + len(ids))])
@@ -213,7 +211,7 @@ class MilvusIndex(VectorIndex):
         self.info = dataclasses.replace(self.info, settings=settings)
 
     def _changeable(self) -> MilvusCollection:
-        """Returns the collection, copied where it belongs to a directory that does not change with it."""
+        """Returns the collection; one in a saved index directory is copied first."""
         if self._inside and self._shards is None and not self._own:
             self.close()
             source = self._where()
@@ -240,7 +238,7 @@ class MilvusIndex(VectorIndex):
         index = cls(info, ids, documents, rows, directory=directory)
         if not index._inside and not is_named(uri := info.settings["uri"]):
             raise UserError(
-                f"the vectors of {directory} are in {uri}, which is opened only where you name it: set"
+                f"the vectors of {directory} are in {uri}, which jaxir opens only if you name it: set"
                 f" {PLACE}={uri} if you trust it"
             )
         index._opened()

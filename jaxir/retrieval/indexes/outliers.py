@@ -1,8 +1,8 @@
-"""Rows far greater than the others, which ScaNN's codes cannot hold beside them; they are compared exactly.
+"""Rows far greater than the others, which are compared exactly beside ScaNN.
 
 ScaNN has one int8 scale for each dimension, and one codebook for all rows of a tree. One vector that is 100
-times as long as the others makes both too coarse for all of them: recall@10 of 30,000 vectors fell from .99
-to .75 (int8) and .97 (float32).
+times as long makes both too coarse for all: recall@10 of 30,000 vectors fell from .99 to .75 (int8) and .97
+(float32).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from jaxir.retrieval.indexes.base_index import normalize
 from jaxir.retrieval.indexes.index_info import Similarity
 from jaxir.storage.npy import gather, pieces, read_npy, write_npy
 
-# A row this many times as great as the median row is an outlier. One row that is 3 times as long as the
-# others costs .003 of int8's recall, one of 6 times .02, one of 10 times .04.
+# Sizes as multiples of the median row's. One row 3 times as long as the others costs .003 of int8's recall, 6
+# times .02, 10 times .04.
 OUTLIER, TOO_GREAT = 3.0, 6.0
-# The most outliers: every query is compared with all of them. 1/50 of the rows, but 16 to 1000.
+# The most outliers, as every query is compared with all of them: 1/50 of the rows, between 16 and 1000.
 SHARE, LEAST, MOST = 50, 16, 1000
 BLOCK = 16_384  # vectors measured at a time
 ROWS, VECTORS = "outlier_rows.npy", "outliers.npy"
@@ -29,12 +29,7 @@ ROWS, VECTORS = "outlier_rows.npy", "outliers.npy"
 
 @dataclasses.dataclass(frozen=True)
 class Outliers:
-    """Rows that an approximate index holds as zeros, and that `merge` compares with every query.
-
-    Attributes:
-      rows: their ascending numbers, int64 [A].
-      vectors: float32 [A, D], of length 1 for cosine.
-    """
+    """Rows, ascending [A], that ScaNN holds as zeros, and their vectors [A, D], of length 1 for cosine."""
 
     rows: np.ndarray
     vectors: np.ndarray
@@ -45,31 +40,21 @@ class Outliers:
     def merge(
         self, queries: np.ndarray, found: np.ndarray, scores: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Adds the outliers to what was found among the other rows.
-
-        Args:
-          queries: [Q, D].
-          found: rows [Q, K] of the index.
-          scores: theirs, [Q, K]; -inf where nothing was found.
-
-        Returns:
-          (rows, scores) [Q, K + A] in no order. An outlier that was found as a row of zeros has -inf there.
-        """
+        """Adds the outliers to found rows and scores [Q, K]; returns both as [Q, K + A], unordered."""
         scores = np.where(np.isin(found, self.rows), -np.inf, scores)
-        # einsum sums each row in the same order, so that equal vectors have equal scores. BLAS does not.
+        # einsum sums each row in the same order, so equal vectors have equal scores; BLAS does not.
         own = np.einsum("qd,ad->qa", queries, self.vectors)
         rows = np.broadcast_to(self.rows, own.shape)
         return np.concatenate([found, rows], axis=1), np.concatenate([scores, own], axis=1)
 
     def restored(self, vectors: np.ndarray, start: int) -> np.ndarray:
-        """Returns rows of the index from `start` on, [n, D], with the outliers in place of their zeros."""
+        """Returns the rows [n, D] from `start` on with the outliers instead of zeros."""
         first, last = np.searchsorted(self.rows, [start, start + len(vectors)])
         restored = np.array(vectors, np.float32)
         restored[self.rows[first:last] - start] = self.vectors[first:last]
         return restored
 
     def save(self, directory: Path) -> None:
-        """Writes two files, or none if there are no outliers."""
         if len(self):
             for name, array in ((ROWS, self.rows), (VECTORS, self.vectors)):
                 with (directory / name).open("wb") as file:
@@ -77,11 +62,6 @@ class Outliers:
 
 
 def load_outliers(directory: Path, count: int, *, dimension: int) -> Outliers:
-    """Reads what `Outliers.save` wrote of `count` outliers of D dimensions.
-
-    Raises:
-      UserError: a file is missing or damaged.
-    """
     if not count:
         return no_outliers(dimension)
     rows = np.array(read_npy(directory / ROWS, np.int64, (count,)))
@@ -89,7 +69,6 @@ def load_outliers(directory: Path, count: int, *, dimension: int) -> Outliers:
 
 
 def no_outliers(dimension: int) -> Outliers:
-    """Returns the outliers of an index that has none."""
     return Outliers(np.empty(0, np.int64), np.empty((0, dimension), np.float32))
 
 
@@ -98,15 +77,12 @@ def find_outliers(
 ) -> Outliers:
     """Returns the rows of vectors [N, D] that are more than `OUTLIER` times as great as the median row.
 
-    A row is as great as its length (for cosine, all are). For int8 it is also as great as its largest
-    number, because the largest number in a dimension sets the scale of all numbers there.
+    The size of a row is its length (equal for cosine), or for int8 its largest number if that is relatively
+    greater, because the largest number in a dimension sets the scale of the dimension. For int8 a UserError
+    is raised if a remaining row is more than `TOO_GREAT` times as great as the median row.
 
     Args:
-      tree: whether they are coded, and not only compared.
-      int8: whether they are stored in int8.
-
-    Raises:
-      UserError: for int8, if one that is left is more than `TOO_GREAT` times as great as the median row.
+      tree: whether rows are coded, not only compared.
     """
     count, dimension = sum(map(len, shards)), shards[0].shape[1]
     if not int8 and (similarity == "cosine" or not tree):
@@ -119,7 +95,7 @@ def find_outliers(
         raise UserError(
             "the vectors differ too much in size for scann with --storage=int8, which has one scale for a"
             f" dimension: besides the {most:,} greatest, which are compared in float32, one is {left:.1f}"
-            f" times as great as the median (at most {TOO_GREAT:g}). Take --storage=bfloat16, or"
+            f" times as great as the median (at most {TOO_GREAT:g}). Use --storage=bfloat16, or"
             " --backend=exact --storage=int8, which scales each vector"
         )
     vectors = gather(shards, rows)
@@ -139,7 +115,7 @@ def zeroed(shards: Sequence[np.ndarray], rows: np.ndarray, size: int) -> Iterato
 
 
 def _relative_sizes(shards: Sequence[np.ndarray], similarity: Similarity, *, int8: bool) -> np.ndarray:
-    """Returns how great each row is, as a multiple of the median of the rows that are not zero, [N]."""
+    """Returns the size of each row as a multiple of the median of the rows that are not zero, [N]."""
     measured = []
     for piece in pieces(shards, BLOCK):
         piece = normalize(piece) if similarity == "cosine" else piece

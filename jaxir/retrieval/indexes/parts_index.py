@@ -1,4 +1,4 @@
-"""A corpus in parts, each with an index of its own: built one after another or by many, searched together."""
+"""An index in parts: each part is built by itself, and all are searched together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
 from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
-from jaxir.retrieval.encoding.unfinished import take_up, unfinished_of
+from jaxir.retrieval.encoding.unfinished import start_or_resume, unfinished_of
 from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, load_index, not_changed
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.index_info import IndexInfo, describe
@@ -28,8 +28,8 @@ from jaxir.storage.files import local_path
 from jaxir.storage.json_files import read_json
 
 PARTS = "parts"  # a directory of index directories
-QUERIES = 256  # whose answers are merged at once
-# What the vectors depend on: parts made of others are not taken up again.
+QUERIES = 256  # queries whose answers are merged at a time
+# Facts that the vectors depend on; a resumed build must repeat them.
 OF_EMBEDDINGS = (
     *("input_sha256", "count", "fingerprint", "tower", "dtype", "max_length", "prompt", "text"),
     *("expansion", "views", "expansions_hash"),
@@ -38,13 +38,10 @@ CALLED = {"input_sha256": "input", "fingerprint": "model", "expansions_hash": "s
 
 
 class PartsIndex(VectorIndex):
-    """N vectors, each in one of P indexes; of a query's answers by all of them the best count.
+    """N vectors, each in one of P indexes; a query gets the best answers of all.
 
-    Where the parts are exact so is the whole, ties included. Where they are not, each looks as far as it
-    would alone: together at more candidates than one index of all vectors would.
-
-    Attributes:
-      parts: the directories of all of them.
+    If the parts are exact so is the whole, ties included. Approximate parts each search as far as alone, so
+    together they compare more candidates than one index of all vectors.
     """
 
     engine = "parts"
@@ -58,10 +55,7 @@ class PartsIndex(VectorIndex):
         self._share: tuple[int, int] = (0, 1)
 
     def shared(self) -> PartsIndex:
-        """Returns the same index, each of whose parts is opened and searched by one process of the run only.
-
-        All of them call `search` with the same queries, and have the same answers.
-        """
+        """Returns the same index with its parts divided over processes, which search the same queries."""
         other = copy.copy(self)
         other._share = jax.process_index(), jax.process_count()
         other.__dict__.pop("_opened", None)
@@ -81,8 +75,7 @@ class PartsIndex(VectorIndex):
 
     @classmethod
     def build(cls, embeddings: Embeddings, ids: Sequence[str], **facts: Any) -> PartsIndex:
-        """Raises a UserError: parts lie on disk from the beginning; see `build_in_parts`."""
-        raise UserError("an index in parts is built on disk: build_in_parts")
+        raise UserError("an index in parts is built on disk: call build_in_parts")
 
     def _save_engine(self, directory: Path) -> None:
         raise not_changed(self)
@@ -94,7 +87,6 @@ class PartsIndex(VectorIndex):
         return cls(info, ids, documents, _places(directory, info.settings["parts"]))
 
     def close(self) -> None:
-        """Lets go of what the parts hold; see `Index.close`."""
         for part in self.__dict__.get("_opened", []):
             part.close()
 
@@ -102,16 +94,7 @@ class PartsIndex(VectorIndex):
 def merge(
     answers: Sequence[tuple[np.ndarray, list[list[str]]]], count: int, k: int
 ) -> tuple[np.ndarray, list[list[str]]]:
-    """Merges answers to the same queries as `VectorIndex.search` orders them.
-
-    Args:
-      answers: of each part: scores [Q, K], -inf where there are fewer answers, and the ids.
-      count: Q.
-      k: answers that are kept.
-
-    Returns:
-      The best ones: (float32 scores [Q, k], for each query at most k ids).
-    """
+    """Returns the k best of the parts' answers, each (scores [Q, K], ids), in the order of any index."""
     scores = np.full((count, k), -np.inf, np.float32)
     ids: list[list[str]] = []
     for start in range(0, count, QUERIES):
@@ -161,63 +144,53 @@ def build_in_parts(
     how: dict[str, Any],
     corpus: str | Path | None = None,
 ) -> None:
-    """Builds an index of what `encode` wrote in parts; the directory appears only when all are there.
+    """Builds an index of what `encode` wrote in parts; the directory appears only when all are complete.
 
-    Run again after an interruption it builds those that are missing. Several processes of one run, which see
-    the same files, each build some. A process has one part at a time in memory.
+    After an interruption the same call builds the missing parts. The processes of one run, which see the same
+    files, share the parts. A process holds one part at a time in memory.
 
     Args:
-      parts: how many, of as many passages each as can be, in the order of the input.
-      build: makes the index of a part, and measures it or not.
-      how: what else the parts depend on, by name, so that no others are taken up again.
-      corpus: a corpus file whose titles and texts are stored for display.
-
-    Raises:
-      UserError: more parts than passages, ids that are not distinct, several vectors of a document, or what
-        was begun there is something else.
+      parts: how many, of equally many passages, in the order of the input.
+      build: makes the index of a part, and may measure its recall.
+      how: settings that the parts depend on, by name; a resumed build must repeat them.
+      corpus: a corpus file, whose titles and texts are stored for display.
     """
-    output = Path(os.path.realpath(local_path(output, "written to")))  # a link stays one
+    output = Path(os.path.realpath(local_path(output, "written to")))  # keep a symbolic link
     info, unfinished = stored.info, unfinished_of(output)
     if info.expansion == "corpus":
-        raise UserError("several vectors of a document are not indexed in parts: leave --parts out")
+        raise UserError("--parts cannot index embeddings of --expansion=corpus: leave it out")
     if not 1 <= parts <= info.count:
         raise UserError(f"{info.count} passages cannot be indexed in {parts} parts")
     if len(set(stored.ids)) != info.count:
-        raise UserError("some ids come twice")
+        raise UserError("some ids occur twice")
     first, places = jax.process_index() == 0, _places(unfinished, parts)
     if first:
         made = {name: getattr(info, name) for name in OF_EMBEDDINGS} | {"parts": parts, **how}
-        take_up(output, made, f"{PARTS}/*", called=CALLED)
+        start_or_resume(output, made, f"{PARTS}/*", called=CALLED)
         (unfinished / PARTS).mkdir(exist_ok=True)
     wait_for_all("parts are begun")
     own = range(jax.process_index(), parts, jax.process_count())
     for n in progress(own, what="building parts", unit="parts"):
         if not places[n].exists():
-            index, recall = build(_rows(stored, _range_of(n, parts, info.count)))
+            index, recall = build(_rows(stored, info.count * n // parts, info.count * (n + 1) // parts))
             index.save(places[n])
             index.close()
             if recall is not None:
                 print(f"part {n + 1} of {parts}: {recall}")
     wait_for_all("parts are built")
     if first:
-        of_part = read_json(places[0] / "index.json", dict[str, Any])
-        whole = IndexInfo(
-            engine=PartsIndex.engine,
-            similarity=info.similarity,
-            dimension=info.dimension,
-            count=info.count,
-            fingerprint=info.fingerprint,
-            model=of_part["model"],
-            read_with=info.read_with,
-            tower=info.tower,
-            max_length=info.max_length,
-            cut=info.cut,
-            step=of_part.get("step"),
-            settings={"parts": parts, "backend": of_part["engine"]},
-        )
+        description = read_json(places[0] / "index.json", dict[str, Any])
+        settings = {"parts": parts, "backend": description["engine"]}
+        del description["format"]
+        description |= {
+            "engine": PartsIndex.engine,
+            "count": info.count,
+            "cut": info.cut,
+            "settings": settings,
+        }
         if corpus is not None:
             Documents.write(unfinished, corpus, stored.ids)
-        describe(unfinished, whole, stored.ids)
+        describe(unfinished, IndexInfo(**description), stored.ids)
         checksums.write_all(unfinished, without=PartsIndex.growing)
         unfinished.rename(output)
     wait_for_all("the index is complete")
@@ -227,18 +200,11 @@ def _places(directory: Path, parts: int) -> list[Path]:
     return [directory / PARTS / f"{number:05d}" for number in range(parts)]
 
 
-def _range_of(n: int, parts: int, count: int) -> slice:
-    """Returns which of all passages are in part `n`."""
-    return slice(count * n // parts, count * (n + 1) // parts)
-
-
-def _rows(stored: StoredEmbeddings, rows: slice) -> StoredEmbeddings:
-    """Returns some of the passages; their vectors stay where they are."""
-    start, stop = rows.start, rows.stop
+def _rows(stored: StoredEmbeddings, start: int, stop: int) -> StoredEmbeddings:
     shards, at = [], 0
     for shard in stored.shards:
         if at < stop and at + len(shard) > start:
             shards.append(shard[max(0, start - at) : stop - at])
         at += len(shard)
     info = dataclasses.replace(stored.info, count=stop - start, cut=None)
-    return StoredEmbeddings(info, stored.ids[rows], shards)
+    return StoredEmbeddings(info, stored.ids[start:stop], shards)

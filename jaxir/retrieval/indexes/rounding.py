@@ -1,9 +1,8 @@
-"""Exact search by rounded products, on CPUs that multiply bfloat16 numbers twice as quickly as float32.
+"""Exact search by bfloat16 products, on CPUs that multiply bfloat16 twice as fast as float32.
 
-All vectors are compared in bfloat16, and somewhat more answers kept than are asked for; these are compared
-again in float32. How far rounding can have moved a score is bounded, so it is known of each query whether a
-vector that was left out could have been among its answers; the few queries of which that cannot be excluded
-are compared with everything in float32.
+All vectors are compared in bfloat16, and the best of them, some more than the k answers, again in float32.
+The rounding error of a score is bounded. If a vector that was left out could still be among a query's
+answers, that query is compared with all vectors in float32.
 """
 
 from __future__ import annotations
@@ -20,22 +19,19 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxir.retrieval.indexes.topk import rounded
 
-# Queries at once from which converting the vectors costs less than the quicker products save.
-LEAST_QUERIES = 256
-# Beyond as many answers, comparing them again costs more.
-MOST_ANSWERS = 300
-# Answers that are kept beyond the k asked for: k / 4 + 12. Of 204,000 real vectors at most 8 (k = 10), 32
-# (100) and 152 (1000) more were needed for any of 1,000 queries.
+LEAST_QUERIES = 256  # with fewer queries, converting the vectors costs more than the faster products save
+MOST_ANSWERS = 300  # for more answers, comparing them again costs more
+# Answers kept beyond the k: k / 4 + 12. For 1,000 queries and 204,000 real vectors at most 8 (k = 10), 32
+# (100) and 152 (1000) more were needed.
 MORE_SHARE, MORE = 4, 12
-# The share of an index's queries of which nothing could be said, above which rounding is not tried again.
-TOO_MANY = 0.25
+TOO_MANY = 0.25  # share of queries that need all vectors in float32, above which rounding is not tried again
 
 
 @functools.lru_cache(maxsize=32)
 def columns_program(mesh: Mesh) -> Callable[..., Any]:
-    """Returns the program (vectors [n M, D] of any type) -> [n D, M], each device's own, in bfloat16.
+    """Returns the program (vectors [n M, D] of any type) -> bfloat16 [n D, M], separately on each device.
 
-    XLA multiplies bfloat16 numbers quickly where the second factor is contracted over its rows only.
+    XLA multiplies bfloat16 fast only if the second factor is contracted over its rows.
     """
     rows = PartitionSpec(mesh.axis_names)
 
@@ -49,7 +45,7 @@ def columns_program(mesh: Mesh) -> Callable[..., Any]:
 def lengths_program(mesh: Mesh) -> Callable[..., Any]:
     """Returns the program (float32 vectors [n M, D], multipliers [n M]) -> [n, 2], the greatest lengths.
 
-    They are, each times its multiplier, of a vector and of what rounding it to bfloat16 takes away.
+    The first is the length of a vector, the second of its rounding error; both times the multiplier.
     """
     rows = PartitionSpec(mesh.axis_names)
 
@@ -62,20 +58,14 @@ def lengths_program(mesh: Mesh) -> Callable[..., Any]:
 
 
 def with_more(k: int) -> int:
-    """Returns how many answers are kept where k are asked for."""
     return k + k // MORE_SHARE + MORE
 
 
 def greatest_errors(queries: np.ndarray, length: float, lost: float) -> np.ndarray:
-    """Returns how far, at most, a score of each query by bfloat16 products is from one by float32, [Q].
+    """Returns the greatest difference [Q] between a query's scores by bfloat16 and by float32 products.
 
-    By Cauchy and Schwarz: |q . v - q' . v'| <= |q - q'| |v| + |q'| |v - v'|, and sums of D products in
-    float32 are each within D 2^-24 |q| |v| of the true one.
-
-    Args:
-      queries: [Q, D].
-      length: the greatest length of a vector, times its multiplier.
-      lost: that of what rounding takes away.
+    By Cauchy-Schwarz: |q . v - q' . v'| <= |q - q'| |v| + |q'| |v - v'|, and float32 sums of D products are
+    each within D 2^-24 |q| |v| of the true sum. `length` and `lost` are those of `lengths_program`.
     """
     near = queries.astype(ml_dtypes.bfloat16).astype(np.float32)
     of_query, of_near, of_lost = (np.linalg.norm(x, axis=1) for x in (queries, near, queries - near))

@@ -1,4 +1,4 @@
-"""Vectors [N, D] that lie in several shards, on disk or in memory, without copies in memory."""
+"""Functions of vectors [N, D] in shards, on disk or in memory, that copy no shard into memory."""
 
 import contextlib
 import itertools
@@ -15,17 +15,14 @@ from jaxir.retrieval.indexes.outliers import zeroed
 from jaxir.storage.npy import pieces
 
 BLOCK = 16_384  # vectors normalised at a time
-SAMPLE = 100_000  # vectors whose directions stand for all
+SAMPLE = 100_000  # vectors that the directions are computed from
 NO_ROWS = np.empty(0, np.int64)
 
 
 def main_directions(
     shards: Sequence[np.ndarray], similarity: Similarity, *, energy: float, zeros: np.ndarray = NO_ROWS
 ) -> int:
-    """Returns how many of the D directions that PCA finds have a share of the vectors' variance.
-
-    Rows that `zeros` names, in ascending order, are taken to be zero vectors.
-    """
+    """Returns how many PCA directions hold the share `energy` of the variance, with the rows `zeros` zero."""
     step, dimension = -(-sum(map(len, shards)) // SAMPLE), shards[0].shape[1]
     total, products, seen = np.zeros(dimension), np.zeros([dimension] * 2), 0
     for piece in zeroed(shards, zeros, BLOCK):
@@ -34,14 +31,14 @@ def main_directions(
         total += sample.sum(axis=0, dtype=np.float64)
         products += sample.T @ sample
         seen += len(sample)
-    # About the mean: a part that all have in common, in some models nearly all of a vector, orders nothing.
+    # Around the mean: a part common to all vectors, which is large in some models, does not rank them.
     variances = np.linalg.eigvalsh(products - np.outer(total, total) / seen)[::-1]
     sums = np.cumsum(variances.clip(0))
     return int(np.searchsorted(sums, energy * sums[-1])) + 1
 
 
 def without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
-    """Returns what is left of the rows of `shards`, of which `gone` are the sorted ones to leave out."""
+    """Returns the rows of `shards` without the sorted rows `gone`."""
     parts, start = [], 0
     for shard in shards:
         inside = gone[(gone >= start) & (gone < start + len(shard))] - start
@@ -55,22 +52,18 @@ def without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
 def contiguous(
     shards: Sequence[np.ndarray], similarity: Similarity, *, zeros: np.ndarray = NO_ROWS
 ) -> Iterator[np.ndarray]:
-    """Yields the vectors [N, D] as one array, of length 1 for cosine, in memory only where they were.
-
-    One shard that is ready is taken as it is; else they go through a file that nobody else sees. Rows that
-    `zeros` names, in ascending order, become zero vectors.
-    """
+    """Yields the vectors as one array, normalised for cosine, in a temporary file unless they are ready."""
     ready = similarity == "dot" or all(
         np.abs(np.linalg.norm(piece, axis=1) - 1).max() < 1e-5 for piece in pieces(shards, BLOCK)
     )
     if ready and len(shards) == 1 and not len(zeros):
         yield shards[0]
         return
-    # Beside the shards there is room for such a file, while the system's own directory may be in memory.
+    # The file is beside the shards, whose disk has room; the system's temporary directory may be in memory.
     mapped = getattr(shards[0], "filename", None)
     near = Path(mapped).parent if mapped and os.access(Path(mapped).parent, os.W_OK) else None
     with tempfile.TemporaryFile(dir=near) as file:
-        for part in zeroed(shards, zeros, BLOCK):  # written, not mapped: a full disk is then told
+        for part in zeroed(shards, zeros, BLOCK):  # writes report a full disk, maps do not
             file.write(np.ascontiguousarray(part if ready else normalize(part), np.float32).data)
         file.flush()
         shape = (sum(map(len, shards)), shards[0].shape[1])

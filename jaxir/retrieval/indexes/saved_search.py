@@ -1,4 +1,4 @@
-"""A ScaNN index as a part of a TensorFlow graph, for `interop.saved_model`."""
+"""A ScaNN index in a TensorFlow graph, for `interop.saved_model`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.retrieval.indexes.base_index import load_index
+from jaxir.retrieval.indexes.base_index import check_k, load_index
 from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.scann_files import ASSETS
 from jaxir.retrieval.indexes.scann_index import ScannIndex
@@ -18,28 +18,18 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 K = 10
-MOST = 0.999  # recall that an index in one leaf is tuned for
+MOST = 0.999  # the highest recall that an index without SOAR is tuned for
 
 
 class SavedSearch:
-    """What `jaxir.search` answers, by ScaNN's TensorFlow operations; a `interop.saved_model.GraphSearch`.
-
-    Args:
-      directory: an index of the scann engine.
-      k: documents for each query; K = min(k, N) are found.
-      fingerprint: of the model that encodes queries.
-
-    Raises:
-      UserError: it is no such index, or another model's.
-    """
+    """Answers as `jaxir.search`, by TensorFlow operations; a `interop.saved_model.GraphSearch`."""
 
     packages = ("scann",)
 
     def __init__(self, directory: str | Path, *, k: int, fingerprint: str, name: str):
         import tensorflow as tf
 
-        if k < 1:
-            raise UserError(f"k must be at least 1, not {k}")
+        check_k(k)
         index = load_index(directory)
         if not isinstance(index, ScannIndex):
             raise UserError(
@@ -49,8 +39,8 @@ class SavedSearch:
         index.require_model(fingerprint, name)
         self.k = min(k, index.info.count)
         self.about = (
-            f"`search` looks through {index.info.count:,} documents. Where ScaNN finds fewer than {self.k},"
-            " an id is empty and its score -inf."
+            f"`search` searches {index.info.count:,} documents. If ScaNN finds fewer than {self.k},"
+            " the missing ids are empty and their scores -inf."
         )
         self._cosine = index.info.similarity == "cosine"
         self.state = tf.Module()
@@ -61,7 +51,7 @@ class SavedSearch:
                 self.state.scann = _state(place / ASSETS)
         else:
             self.state.scann = _state(Path(directory) / ASSETS)
-        # ScaNN may find the outliers' rows of zeros, which `_with_outliers` drops, before it finds k others.
+        # `_with_outliers` drops the outliers' rows of zeros, so ScaNN must find as many more rows.
         self._found = min(self.k + len(index.outliers), index.info.count)
         self._candidates = index.candidates(self._found)
         self._has_outliers = len(index.outliers) > 0
@@ -93,7 +83,7 @@ class SavedSearch:
             at, scores = self._with_outliers(vectors, at, scores)
             real = tf.math.is_finite(scores)
         ids = tf.where(real, tf.gather(self.state.ids, at), "")
-        # Documents of equal score stand in descending order of id.
+        # Documents of equal score are in descending order of id.
         by_id = tf.argsort(tf.gather(self.state.ranks, at), stable=True)
         ids, scores = (tf.gather(x, by_id, batch_dims=1) for x in (ids, scores))
         by_score = tf.argsort(scores, direction="DESCENDING", stable=True)
@@ -102,7 +92,6 @@ class SavedSearch:
     def _with_outliers(
         self, vectors: tf.Tensor, at: tf.Tensor, scores: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Does what `Outliers.merge` does."""
         import tensorflow as tf
 
         scores = tf.where(tf.gather(self.state.is_outlier, at), -np.inf, scores)
@@ -112,10 +101,7 @@ class SavedSearch:
 
 
 def _in_one_leaf(index: ScannIndex) -> ScannIndex:
-    """Returns an index that ScaNN's TensorFlow operations can search: they know no vector in two leaves.
-
-    It has the same vectors, and looks as far as it must for the same recall where that was tuned.
-    """
+    """Returns the index without SOAR, which TensorFlow operations lack, tuned for the same recall."""
     plain = index.without_soar()
     if not index.tuned:
         return plain
@@ -126,10 +112,7 @@ def _in_one_leaf(index: ScannIndex) -> ScannIndex:
 
 
 def _state(directory: Path) -> Any:
-    """Reads the files of a ScaNN index into the module that its TensorFlow operations keep it in.
-
-    They know no vectors in bfloat16, which become the same numbers in float32.
-    """
+    """Reads ScaNN's files into the module of its TensorFlow operations, which lack bfloat16."""
     from scann.proto.scann_pb2 import ScannConfig
     from scann.scann_ops.py import scann_ops
 

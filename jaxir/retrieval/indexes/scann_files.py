@@ -1,4 +1,4 @@
-"""The files that ScaNN writes for an index: checked before they are opened, and read as vectors."""
+"""The files of a ScaNN index: their check before ScaNN opens them, and their vectors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = 16_384  # vectors converted at a time
 
 
 def check_assets(directory: Path) -> None:
-    """Raises a UserError where ScaNN's list of its files names one elsewhere, or is not what ScaNN writes."""
+    """Refuses a list of ScaNN's files that names a file elsewhere, or is not what ScaNN writes."""
     path = directory / "scann_assets.pbtxt"
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     if not re.fullmatch(r'(assets \{\s*asset_type: \w+\s*asset_path: "[\w./-]*"\s*\}\s*)*', text):
@@ -36,10 +36,7 @@ def check_assets(directory: Path) -> None:
 def stored_vectors(
     directory: Path, storage: Storage, outliers: Outliers | None = None
 ) -> Iterator[np.ndarray]:
-    """Yields the vectors [N, D] of a saved index in the order of its ids, float32 and memory-mapped.
-
-    `outliers` are those of the index, which ScaNN's files hold as zeros.
-    """
+    """Yields the float32 vectors [N, D] of a saved index, memory-mapped, in the order of its ids."""
     name = "dataset.npy" if storage == "float32" else f"{storage}_dataset.npy"
     stored = np.load(directory / ASSETS / name, mmap_mode="r")
     if storage == "float32" and not outliers:

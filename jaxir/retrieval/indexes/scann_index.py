@@ -20,44 +20,41 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
-from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, describe_vectors, normalize
+from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, describe_vectors
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.index_info import IndexInfo, Similarity
 from jaxir.retrieval.indexes.outliers import Outliers, find_outliers, load_outliers, no_outliers
-from jaxir.retrieval.indexes.rows import BLOCK, contiguous, main_directions, without
+from jaxir.retrieval.indexes.rows import contiguous, main_directions, without
 from jaxir.retrieval.indexes.scann_files import ASSETS, Storage, check_assets, stored_vectors
 from jaxir.runtime.lean_tensorflow import import_tensorflow
-from jaxir.storage.npy import pieces
 from jaxir.storage.temporary_outputs import temporary_directory
 
-# Below this a brute-force pass is as fast as the tree, and exact.
-BRUTE_FORCE_UP_TO = 20_000
+BRUTE_FORCE_UP_TO = 20_000  # vectors up to which comparing all is as fast as a tree, and exact
 TRAINING_SAMPLE = 250_000
-# SOAR (Sun et al. 2023): a vector is in a second leaf too, whose residual is far from parallel to the first
-# one's, and so is found with fewer leaves.
+# SOAR (Sun et al. 2023): a vector is also in a second leaf, whose residual is far from parallel to the first
+# one's, so fewer leaves need to be searched.
 SOAR_LAMBDA, SOAR_OVERRETRIEVE = 1.5, 2.0
-# Codes are of the main directions (PCA) that have so much of the vectors' variance, and of half at least, for
-# what tells neighbours apart may lie in small ones. Where they are nearly all, codes are of the dimensions.
+# Codes are of the main directions (PCA) that hold this share of the variance, and of at least half of all, as
+# small ones may separate neighbours. If they are nearly all directions, codes are of the dimensions instead.
 ENERGY, NEARLY_ALL = 0.9, 0.75
-# Leaves and candidates, untuned or tuned, are meant for so many answers. For each answer more there are so
-# many candidates more, and so many documents in the leaves: below this even a perfect tree misses some.
+# Leaves and candidates, untuned or tuned, are for TUNED_FOR answers. Each further answer needs
+# CANDIDATES_PER_ANSWER more candidates and LEAF_DOCUMENTS_PER_ANSWER more documents in the searched leaves.
+# With fewer even a perfect tree misses some.
 TUNED_FOR, CANDIDATES_PER_ANSWER, LEAF_DOCUMENTS_PER_ANSWER = 10, 4, 40
 
 
 class ScannIndex(VectorIndex):
-    """A ScaNN searcher that can be saved and loaded in another process, and changed.
+    """A ScaNN searcher that can be saved, loaded in another process, and changed.
 
-    Each vector is in two of 2 sqrt(N) leaves; a query looks into the nearest of them, scores their
-    vectors by 4-bit codes of two main directions each (PCA), and compares the best of these again by the
-    stored vectors.
-    Up to 20,000 vectors there is no tree: all are compared. How many leaves and how many candidates, is 1/8
-    and 200 unless `tuning.tune` finds less to be enough.
+    Each vector is in two of 2 sqrt(N) leaves. A query searches the nearest leaves, scores their vectors by
+    4-bit codes of two main directions (PCA) each, and compares the best of them again by the stored vectors.
+    An eighth of the leaves are searched and 200 candidates compared again, unless `tuning.tune` chooses other
+    numbers. Up to 20,000 vectors are all compared, without a tree.
 
-    ScaNN cannot change an index whose vectors are in two leaves, and codes what is added to int8 vectors by
-    the greatest numbers of those that were there: what is added to either, or deleted, waits for the next
-    search or `save`, which builds it anew. Where fewer vectors are left than there are leaves, all are
-    compared from then on.
+    ScaNN cannot change an index with vectors in two leaves, and would clip new int8 vectors. So changes wait
+    for the next search or `save`, which builds the index again. If fewer vectors are left than leaves, all
+    are compared from then on.
 
     Attributes:
       outliers: rows that ScaNN holds as zeros; `search` compares them with every query.
@@ -77,7 +74,7 @@ class ScannIndex(VectorIndex):
         self._built = searcher
         self.outliers = outliers or no_outliers(info.dimension)
         self._waiting: list[np.ndarray] | None = None
-        self._near: Path | None = None  # a directory with room for vectors; None: the system's
+        self._near: Path | None = None  # parent of temporary directories for vectors; None: the system's
         self._hold(ids)
 
     def _hold(self, ids: list[str]) -> None:
@@ -88,18 +85,16 @@ class ScannIndex(VectorIndex):
     def build(
         cls, embeddings: Embeddings, ids: Sequence[str], *, storage: Storage = "float32", **facts: Any
     ) -> "ScannIndex":
-        """Makes an index of vectors.
-
-        Of memory-mapped shards no copy is made in memory but ScaNN's own, of 4, 2 or 1 bytes a number.
+        """Makes an index of vectors; ScaNN copies them into memory, with 4, 2 or 1 bytes a number.
 
         Args:
-          embeddings: float32 vectors [N, D], one array, or shards of it.
+          embeddings: float32 vectors [N, D], an array or its shards.
           ids: N distinct ids.
-          storage: of the vectors that decide the order of the answers. bfloat16 and int8 cost some recall.
+          storage: of the vectors that decide the order of the answers; bfloat16 and int8 cost some recall.
           **facts: `similarity` ("cosine", the default, or "dot"), and the `model` and its `fingerprint`.
 
         Raises:
-          UserError: vectors and ids do not fit each other, or vectors are not finite or too long.
+          UserError: ids and vectors do not match, or vectors are not finite or too long.
         """
         info, shards = describe_vectors(cls.engine, embeddings, ids, **facts)
         settings, dimension, similarity = cls.settings_for(len(ids)), info.dimension, info.similarity
@@ -108,7 +103,7 @@ class ScannIndex(VectorIndex):
             settings["soar"] = SOAR_LAMBDA
             main = main_directions(shards, similarity, energy=ENERGY, zeros=outliers.rows)
             directions = max(main, dimension // 2)
-            directions += directions % 2  # two have a code
+            directions += directions % 2  # a code holds two
             if directions <= NEARLY_ALL * dimension:
                 settings["directions"] = directions
         settings["storage"] = storage
@@ -119,7 +114,7 @@ class ScannIndex(VectorIndex):
 
     @staticmethod
     def settings_for(count: int) -> dict[str, Any]:
-        """Returns leaves, leaves searched and candidates reordered for `count` vectors; {}: brute force."""
+        """Returns the untuned settings for `count` vectors; {}: brute force."""
         if count <= BRUTE_FORCE_UP_TO:
             return {}
         leaves = round(2 * count**0.5)
@@ -128,71 +123,50 @@ class ScannIndex(VectorIndex):
 
     @property
     def tuned(self) -> bool:
-        """Whether it searches more or less widely than `settings_for` says."""
         settings = self.info.settings
         if "leaves" not in settings:
             return False
         return (settings["leaves_to_search"], settings["reorder"]) != _width(settings["leaves"])
 
     def with_settings(self, **changes: Any) -> "ScannIndex":
-        """Returns an index over the same searcher that searches with other settings (see `settings_for`)."""
         other = copy.copy(self)
         other.info = dataclasses.replace(self.info, settings=self.info.settings | changes)
         return other
 
     @property
     def _searcher(self) -> Any:
-        """ScaNN's, with all changes."""
+        """ScaNN's searcher, built again if changes wait."""
         if self._waiting is not None:
             self._built = _build(self._waiting, self.info.similarity, self.info.settings, self.outliers)
             self._waiting = None
         return self._built
 
     def vectors(self) -> list[np.ndarray]:
-        """Returns the vectors [N, D] in the order of the ids, in parts, memory-mapped."""
+        """Returns shards of the vectors [N, D] in the order of the ids, memory-mapped."""
         if self._waiting is not None:
             return self._waiting
-        # Not from where it was loaded: another process may have put another index there.
+        # The directory it was loaded from may hold another index by now.
         near = self._near if self._near and os.access(self._near, os.W_OK) else None
         with temporary_directory(near) as place:
             self._save_engine(place)
             with stored_vectors(place, self.info.settings["storage"], self.outliers) as vectors:
                 return [vectors]  # a mapping outlives its file
 
-    @property
-    def _built_anew(self) -> bool:
-        """Whether a change builds it anew, where ScaNN cannot make it or would cut off what is greater."""
-        return "soar" in self.info.settings or self.info.settings["storage"] == "int8"
-
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
-        if self._built_anew:
-            # Copies of what the caller may still write to; memory-mapped shards stay on disk.
-            own = [shard.copy() if shard.flags.writeable else shard for shard in shards]
-            self._wait([*self.vectors(), *own], self.ids + ids, self.info.settings)
-            return
-        new = list(ids)
-        with self._changing():
-            for piece in pieces(shards, BLOCK):
-                vectors = np.array(piece)
-                if self.info.similarity == "cosine":
-                    vectors = normalize(vectors)
-                self._searcher.upsert(new[: len(vectors)], vectors)
-                new = new[len(vectors) :]
+        # Copy what the caller may still change; read-only memory-mapped shards stay on disk.
+        own = [shard.copy() if shard.flags.writeable else shard for shard in shards]
+        self._wait([*self.vectors(), *own], self.ids + ids, self.info.settings)
 
     def _delete(self, ids: set[str]) -> None:
-        if self._built_anew:
-            gone = np.array([doc_id in ids for doc_id in self.ids])
-            left = [doc_id for doc_id in self.ids if doc_id not in ids]
-            settings = self.info.settings
-            if len(left) < settings.get("leaves", 0):
-                settings = {"storage": settings["storage"]}
-            self._wait(without(self.vectors(), np.flatnonzero(gone)), left, settings)
-            return
-        with self._changing():
-            self._searcher.delete(sorted(ids))
+        gone = np.flatnonzero([doc_id in ids for doc_id in self.ids])
+        left = [doc_id for doc_id in self.ids if doc_id not in ids]
+        settings = self.info.settings
+        if len(left) < settings.get("leaves", 0):
+            settings = {"storage": settings["storage"]}
+        self._wait(without(self.vectors(), gone), left, settings)
 
     def _wait(self, vectors: list[np.ndarray], ids: list[str], settings: Mapping[str, Any]) -> None:
-        """Takes other vectors, of which the next search or `save` builds a searcher."""
+        """Replaces the vectors; the next search or `save` builds a searcher."""
         tree, int8 = "leaves" in settings, settings["storage"] == "int8"
         outliers = find_outliers(vectors, self.info.similarity, tree=tree, int8=int8)
         settings = {name: value for name, value in settings.items() if name != "outliers"}
@@ -202,25 +176,8 @@ class ScannIndex(VectorIndex):
         self._waiting, self.outliers = vectors, outliers
         self._hold(ids)
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Gives ScaNN's wrapper the ids, which it keeps in the order of its rows while it changes them.
-
-        It has them no longer than that: it would pickle them, and translate every answer.
-        """
-        self._searcher.docids = list(self.ids)
-        self._searcher.docid_to_id = {doc_id: row for row, doc_id in enumerate(self.ids)}
-        try:
-            yield
-        finally:
-            changed, self._searcher.docids = self._searcher.docids, None
-            self._hold(changed)
-
     def without_soar(self) -> "ScannIndex":
-        """Returns an index of the same vectors, each in one leaf, and codes of all dimensions.
-
-        It must look into more leaves, but ScaNN's TensorFlow operations can search it.
-        """
+        """Returns an index of one leaf for each vector, as TensorFlow operations need; it searches more."""
         left_out = ("soar", "directions")
         settings = {name: value for name, value in self.info.settings.items() if name not in left_out}
         other = copy.copy(self)
@@ -230,7 +187,7 @@ class ScannIndex(VectorIndex):
         return other
 
     def candidates(self, k: int) -> dict[str, int]:
-        """Returns how widely k documents are searched for, as ScaNN's arguments; {} is for brute force."""
+        """Returns ScaNN's search arguments for k documents; {} for brute force."""
         settings = self.info.settings
         if "leaves" not in settings:
             return {}
@@ -249,19 +206,19 @@ class ScannIndex(VectorIndex):
             return np.empty([0, k], np.float32), []
         found, values = self._nearest(queries, k)
         if len(self.outliers):
-            # Their rows of zeros took places only if fewer than k of the other rows score above 0.
+            # Rows of zeros took places of others only if more were found than the other rows leave free.
             places = max(0, k - (self.info.count - len(self.outliers)))
             if (np.isin(found, self.outliers.rows).sum(axis=1) > places).any():
                 found, values = self._nearest(queries, min(k + len(self.outliers), self.info.count))
         elif len(queries) == 1 and self._in_order(found[0], values[0], k):
             return values, [self._names[found[0]].tolist()]
-        # All queries at once: row by row this took a quarter of a batch's time.
+        # Vectorised over queries: a loop took a quarter of a batch's time.
         real = np.isfinite(values) & (found < self.info.count)
         rows = np.where(real, found, 0).astype(np.int64)
         values = np.where(real, values, -np.inf).astype(np.float32)
         if len(self.outliers):
             rows, values = self.outliers.merge(queries, rows, values)
-        # ScaNN orders by score; only where some are equal (or none are left) there is something to order.
+        # ScaNN orders by score; only queries with equal or missing scores must be sorted.
         equal = np.flatnonzero(~(values[:, 1:] < values[:, :-1]).all(axis=1))
         if len(equal):
             order = np.lexsort((self._ranks[rows[equal]], -values[equal]))
@@ -277,14 +234,13 @@ class ScannIndex(VectorIndex):
         return scores, ids
 
     def _nearest(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what ScaNN finds: (rows [Q, K], scores [Q, K])."""
-        # One query is answered in the calling thread: to wake others costs more than they save.
+        # For one query, waking other threads costs more than they save.
         one = len(queries) == 1
         search = self._searcher.search_batched if one else self._searcher.search_batched_parallel
         return search(queries, final_num_neighbors=k, **self.candidates(k))
 
     def _in_order(self, rows: np.ndarray, values: np.ndarray, k: int) -> bool:
-        """Whether one query's answer [K] is whole and without equal scores, as most are."""
+        """Returns whether one query's answer [K] is complete and without equal scores, as most are."""
         if len(values) < k or not (values[1:] < values[:-1]).all():
             return False
         return -np.inf < values[-1] <= values[0] < np.inf and rows.max() < self.info.count
@@ -293,7 +249,7 @@ class ScannIndex(VectorIndex):
         (directory / ASSETS).mkdir()
         try:
             self._searcher.serialize(str(directory / ASSETS), relative_path=True)
-        except RuntimeError as error:  # it tells neither a file nor a reason
+        except RuntimeError as error:  # it reports neither a file nor a reason
             free = shutil.disk_usage(directory).free
             raise UserError(
                 f"ScaNN could not write its index ({error}); the disk has {free / 1e6:,.1f} MB free"
@@ -307,7 +263,7 @@ class ScannIndex(VectorIndex):
         scann = _scann()
         if list((directory / ASSETS).glob("*.pkl")):
             raise UserError(
-                f"{directory} is not an index of ours: it holds a pickle, which could run anything"
+                f"{directory} was not written by jaxir: it holds a pickle, which could run any code"
             )
         check_assets(directory / ASSETS)
         try:
@@ -325,7 +281,7 @@ class ScannIndex(VectorIndex):
 def _build(
     shards: Sequence[np.ndarray], similarity: Similarity, settings: Mapping[str, Any], outliers: Outliers
 ) -> Any:
-    """Returns ScaNN's searcher of the vectors [N, D] that `shards` are, with zeros for the outliers."""
+    """Returns ScaNN's searcher of vectors [N, D], with zeros for the outliers."""
     scann, reorder = _scann(), _reorder_type(settings["storage"])
     with _quiet(), contiguous(shards, similarity, zeros=outliers.rows) as vectors:
         builder = scann.builder(vectors, 10, "dot_product")
@@ -345,7 +301,6 @@ def _build(
 
 
 def _width(leaves: int) -> tuple[int, int]:
-    """Returns how many leaves to search and how many candidates to reorder, untuned."""
     return max(100, leaves // 8), 200
 
 
@@ -357,7 +312,7 @@ def _reorder_type(storage: Storage) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Drops what C++ libraries print to standard error meanwhile; ScaNN's log has no level to set."""
+    """Drops what C++ libraries print to standard error; ScaNN's log has no level."""
     sys.stderr.flush()
     kept = os.dup(2)
     with open(os.devnull, "wb") as nothing:  # noqa: PTH123  (a device, not a file)

@@ -1,8 +1,8 @@
 """The k best of many scores, exactly and with their ties, on every device of a mesh.
 
-A block of scores [Q, M] is looked through in two passes: the best score of each group of 32 first, then the
-groups whose best may be among the k best. That is exact, and reads most of the block once. Once the first
-blocks are past few groups need to be opened; how many, the scores decide while the program runs.
+A block of scores [Q, M] is scanned in two passes: first the best score of each group of 32, then the groups
+whose best score may be among the k best. This is exact and reads most of the block once. After the first
+blocks few groups are opened; the program decides how many from the scores.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 NO_RANK = np.iinfo(np.int32).max
-# Added to a rank it makes the bits of a normal float32, of the same order as the ranks.
-FIRST_NORMAL = 0x00800000
-MAX_COUNT = 0x7F7FFFFF - FIRST_NORMAL  # ranks that stay finite so: 2.1e9
+FIRST_NORMAL = 0x00800000  # added to a rank, gives the bits of a normal float32, in the same order
+MAX_COUNT = 0x7F7FFFFF - FIRST_NORMAL  # ranks below this give finite floats: 2.1e9
 GROUP = 32
 FEW_GROUPS = 4
-# Where XLA has an approximate top-k; elsewhere it sorts whole rows instead.
-APPROXIMATE_ON = ("tpu",)
-# On a CPU the product with no more queries is quicker with the vectors on its left, 1.2 to 2.8 times.
+APPROXIMATE_ON = ("tpu",)  # platforms with an approximate top-k; XLA sorts whole rows on others
+# On a CPU a product with so few queries is 1.2 to 2.8 times faster with the vectors as the first factor.
 FEW_QUERIES = 64
 
 
@@ -32,17 +30,16 @@ FEW_QUERIES = 64
 def block_program(
     mesh: Mesh, recall: float | None, total: int, *, columns: bool = False
 ) -> Callable[..., Any]:
-    """Returns the program that takes a block of vectors into the best answers so far, on each device.
+    """Returns the program that merges a block of vectors into the best answers so far, on each device.
 
-    It is (queries [Q, D], vectors [n M, D], multipliers [n M], ranks [n M], scores [n, Q, K], ranks
-    [n, Q, K]) -> (scores [n, Q, K], ranks [n, Q, K]): n devices have M vectors and K answers each. Answers
-    are by descending score; among equal scores those of lowest rank are taken, in any order. Nothing travels
-    between devices.
+    (queries [Q, D], vectors [n M, D], multipliers [n M], ranks [n M], scores [n, Q, K], ranks [n, Q, K]) ->
+    (scores [n, Q, K], ranks [n, Q, K]): each of n devices has M vectors and K answers. Scores descend; among
+    equal scores the lowest ranks are taken, in any order. Devices exchange nothing.
 
     Args:
-      recall: what share of the true answers is wanted, on a TPU; None is all.
+      recall: the wanted recall on a TPU; None: exact.
       total: vectors of the whole index, for `recall`.
-      columns: vectors come as `rounding.columns_program` makes them, [n D, M] in bfloat16.
+      columns: whether vectors come from `rounding.columns_program`, bfloat16 [n D, M].
     """
     rows, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
     platform = mesh.devices.flat[0].platform
@@ -66,10 +63,10 @@ def block_program(
 
 @functools.lru_cache(maxsize=32)
 def merge_program(mesh: Mesh) -> Callable[..., Any]:
-    """Returns the program that makes one list of answers of those of all devices, for each to have.
+    """Returns the program that merges the answers of all devices, replicated.
 
-    It is (scores [n, Q, K], ranks [n, Q, K]) -> (scores [Q, K], ranks [Q, K]), by descending score, then
-    ascending rank.
+    (scores [n, Q, K], ranks [n, Q, K]) -> (scores [Q, K], ranks [Q, K]), by descending score, then ascending
+    rank.
     """
     rows, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
 
@@ -81,17 +78,17 @@ def merge_program(mesh: Mesh) -> Callable[..., Any]:
         negative, ranks = jax.lax.sort((-together(scores), together(ranks)), num_keys=2)
         return -negative[:, :k], ranks[:, :k]
 
-    # That all devices compute the same is more than the check of varying axes can know of an all-gather.
+    # JAX's check of varying axes cannot know that all devices compute the same after an all-gather.
     specs = {"in_specs": (rows, rows), "out_specs": (whole, whole), "check_vma": False}
     return jax.jit(jax.shard_map(program, mesh=mesh, **specs))
 
 
 def _products(queries: jax.Array, vectors: jax.Array, *, cpu: bool) -> jax.Array:
-    """Returns float32 inner products [Q, M] of queries [Q, D] and vectors [M, D] as they are stored.
+    """Returns float32 inner products [Q, M] of queries [Q, D] and stored vectors [M, D].
 
-    Of bfloat16 and int8 vectors they are sums in float32 of products with bfloat16 queries, which are exact.
+    For bfloat16 and int8 vectors they are float32 sums of exact products with bfloat16 queries.
     """
-    if vectors.dtype != jnp.float32 and cpu:  # where other types are quick in `columns` only, and not on all
+    if vectors.dtype != jnp.float32 and cpu:  # fast bfloat16 products need `columns`
         queries, vectors = rounded(queries), vectors.astype(jnp.float32)
     elif vectors.dtype != jnp.float32:
         queries, vectors = queries.astype(jnp.bfloat16), vectors.astype(jnp.bfloat16)
@@ -101,18 +98,18 @@ def _products(queries: jax.Array, vectors: jax.Array, *, cpu: bool) -> jax.Array
 
 
 def rounded(x: jax.Array) -> jax.Array:
-    """Returns float32 numbers rounded to bfloat16, as float32; XLA may leave out two conversions for that."""
+    """Rounds float32 to bfloat16, as float32; XLA could remove a pair of conversions."""
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    # The default precision of accelerators (bfloat16, TF32) would reorder near neighbours.
+    # Accelerators' default precision (bfloat16, TF32) would reorder near neighbours.
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _scores(products: jax.Array, multipliers: jax.Array, ranks: jax.Array) -> jax.Array:
-    """Returns scores, those of padding -inf; -0.0, which would rank below 0.0, becomes 0.0 by the sum."""
+    """Returns scores, -inf for padding; the sum turns -0.0, which would rank below 0.0, into 0.0."""
     return products * multipliers + jnp.where(ranks == NO_RANK, -jnp.inf, 0.0)
 
 
@@ -125,20 +122,20 @@ def _take(
     *,
     cpu: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
-    """Takes products [Q, M], with multipliers and ranks [M], into the best so far, [Q, K] each, best first.
+    """Merges products [Q, M], with multipliers and ranks [M], into the best so far, [Q, K] each.
 
-    Scores are made where they are looked at, twice at most, rather than written and read again.
+    Scores are computed again where they are used, at most twice, instead of stored.
     """
     (count, size), k = products.shape, best_scores.shape[1]
     width = min(GROUP, size)
     groups = size // width
-    # Doubled until the k best have room, but for ties; beyond a quarter of the groups nothing is gained.
+    # Doubled until the k best fit (without ties). Opening more than a quarter of the groups saves nothing.
     rooms = [r for r in (FEW_GROUPS << n for n in range(16)) if r <= groups // 4 and r // 2 < k]
-    if not cpu:  # a TPU's compiler takes many seconds for each
+    if not cpu:  # a TPU's compiler takes many seconds for each size
         rooms = rooms[-1:]
     grouped = products.reshape(count, width, groups)
     of_groups = multipliers.reshape(width, groups), ranks.reshape(width, groups)
-    # Member after member, for XLA fuses no sum of its own with a maximum over an axis.
+    # One member at a time: XLA does not fuse the sum of `_scores` with a maximum over an axis.
     members = (_scores(grouped[:, i], *(x[None, i] for x in of_groups)) for i in range(width))
     maxima = functools.reduce(jnp.maximum, members)
 
@@ -160,7 +157,7 @@ def _take(
         return jax.lax.cond(needed(values[:, -1:]) <= room, taken, everything)
 
     def needed(cut):
-        """Returns how many groups of a query, at most, may hold one of its k best, `cut` being the last."""
+        """Returns the most groups of a query that may hold a score of at least `cut`, its k-th best."""
         cut = jnp.maximum(cut, best_scores[:, -1:])
         return jnp.max(jnp.sum((maxima >= cut) & (maxima > -jnp.inf), axis=1))
 
@@ -183,7 +180,7 @@ def _take_approximately(
     recall: float,
     total: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `_take`, by `jax.lax.approx_max_k`; the wanted recall is that among all `total` vectors."""
+    """As `_take`, by `jax.lax.approx_max_k`, with the wanted recall among all `total` vectors."""
     k = best_scores.shape[1]
     found, at = jax.lax.approx_max_k(
         _scores(products, multipliers[None, :], ranks[None, :]),
@@ -196,14 +193,11 @@ def _take_approximately(
 
 
 def best(scores: jax.Array, ranks: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the k best scores and their ranks; among equal scores the lowest ranks are taken.
+    """Returns the k best scores [Q, K], descending, and their ranks; among equals the lowest are taken.
 
     Args:
       scores: [Q, C], C >= k.
       ranks: [Q, C], or [C] for all queries, int32, below `MAX_COUNT`, or NO_RANK with a score of -inf.
-
-    Returns:
-      (descending scores [Q, K], ranks [Q, K] in any order among equal scores).
     """
 
     def ranks_at(at):
@@ -214,7 +208,7 @@ def best(scores: jax.Array, ranks: jax.Array, k: int) -> tuple[jax.Array, jax.Ar
     found = ranks_at(at)
 
     def lowest_ranks_of_the_last():
-        # XLA sorts whole rows of integers, while its top-k of floats is quick on a CPU.
+        # On a CPU XLA's top-k is fast for floats, and sorts whole rows of integers.
         keys = jax.lax.bitcast_convert_type(jnp.minimum(ranks, MAX_COUNT) + FIRST_NORMAL, jnp.float32)
         keys = jnp.broadcast_to(keys, scores.shape)
         _, at = _top_k(jnp.where(scores == last, -keys, -jnp.inf), k)
@@ -228,7 +222,7 @@ def best(scores: jax.Array, ranks: jax.Array, k: int) -> tuple[jax.Array, jax.Ar
 
 
 def _top_k(scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """`jax.lax.top_k`, kept apart from what uses it: XLA for CPUs makes a slice of it the slice of a sort."""
+    """`jax.lax.top_k` behind barriers: XLA for CPUs would turn a slice of it into a full sort."""
     values, at = jax.lax.top_k(scores, k)
-    # One by one: XLA aborts over a barrier for the two of them where it makes a sort of the top-k.
+    # Two barriers: XLA aborts over one barrier for both if it makes a sort of the top-k.
     return jax.lax.optimization_barrier(values), jax.lax.optimization_barrier(at)

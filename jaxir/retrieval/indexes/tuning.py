@@ -1,4 +1,4 @@
-"""How far an approximate index must look for a wanted recall, found by trying, and what an index reaches."""
+"""Tunes how far an approximate index searches for a wanted recall, and measures recall."""
 
 from __future__ import annotations
 
@@ -24,22 +24,15 @@ K = TUNED_FOR
 SAMPLE = 1000  # queries, half of them to tune on and half to report on
 REORDER = (12, 14, 17, 20, 25, 30, 40, 50, 70, 100, 140, 200, 280, 400, 560, 800, 1100, 1600)
 FIRST = REORDER.index(140)
-STEP = 1.3  # between the numbers of leaves that are tried, until the fewest lie between two of them
-NEAR = 0.03  # a share of the leaves that is not looked for more closely
-SLOWER = 1.25  # where so much is lost, there is no better number of candidates beyond
+STEP = 1.3  # ratio of the numbers of leaves that are tried, until the least number is between two of them
+NEAR = 0.03  # tolerance of the number of leaves, as a share
+SLOWER = 1.25  # stop trying numbers of candidates when the time exceeds the best by this factor
 REPEATS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recall:
-    """What share of the ten nearest documents an index finds.
-
-    Attributes:
-      value: recall@10 against exact search, from 0 to 1, on queries that nothing was tuned on.
-      queries: their number.
-      of_passages: whether they are passages of the index (each left out of its own answers), for want of
-        queries.
-    """
+    """Recall@10 against exact search on queries (or passages as queries) that were not tuned on."""
 
     value: float
     queries: int
@@ -51,15 +44,7 @@ class Recall:
 
 
 class Trial:
-    """Queries and their true neighbours, for one index.
-
-    Args:
-      embeddings: the vectors [N, D] of the index, or shards of them.
-      queries: vectors [Q, D]; None takes passages.
-
-    Raises:
-      UserError: there are fewer than two queries.
-    """
+    """Queries [Q, D] (None: passages of the index) and their true neighbours among its vectors [N, D]."""
 
     def __init__(
         self,
@@ -84,11 +69,9 @@ class Trial:
         self._true = [set(self._without_own(i, answers)) for i, answers in enumerate(found)]
 
     def tuning(self) -> np.ndarray:
-        """The queries to tune on, every other one."""
         return np.arange(0, len(self.queries), 2)
 
     def recall(self, index: VectorIndex, which: np.ndarray) -> float:
-        """Returns an index's recall@10 on some of the queries."""
         _, found = index.search(self.queries[which], K + 1)
         hits = [
             len(self._true[i].intersection(self._without_own(i, answers))) / len(self._true[i])
@@ -97,7 +80,6 @@ class Trial:
         return statistics.fmean(hits)
 
     def measure(self, index: VectorIndex) -> Recall:
-        """Returns an index's recall@10 on the queries that are not tuned on."""
         which = np.arange(1, len(self.queries), 2)
         return Recall(value=self.recall(index, which), queries=len(which), of_passages=self.of_passages)
 
@@ -106,17 +88,14 @@ class Trial:
 
 
 def tune(index: ScannIndex, trial: Trial, *, target: float) -> tuple[ScannIndex, Recall]:
-    """Returns an index that looks no further than `target` needs, and the recall it has on other queries.
+    """Returns an index that searches no further than `target` needs, and its recall on other queries.
 
-    From some number of candidates to compare again down, and then up, the fewest leaves are found that reach
-    the target, near those before; of these settings the one that takes the least CPU time. An index that
-    searches by brute force is returned as it is. Where no setting reaches the target, the furthest-looking
-    one is taken.
-
-    Raises:
-      UserError: `target` is not between 0 and 1.
+    For each number of candidates, from 140 down and then up, the least number of leaves that reaches the
+    target is searched, near the previous one. Of these settings the one with the least CPU time is taken. An
+    index without a tree is returned as it is; if no setting reaches the target, the widest one is taken.
     """
-    check_target(target)
+    if not 0 < target < 1:
+        raise UserError(f"target_recall must be between 0 and 1, not {target}")
     if "leaves" not in index.info.settings:
         return index, trial.measure(index)
     which, leaves = trial.tuning(), index.info.settings["leaves"]
@@ -126,7 +105,7 @@ def tune(index: ScannIndex, trial: Trial, *, target: float) -> tuple[ScannIndex,
         for reorder in order:
             tried = _narrowest(index.with_settings(reorder=reorder), trial, target=target, near=near)
             if tried is None and reorder <= REORDER[FIRST]:
-                break  # with fewer candidates it is further away
+                break  # fewer candidates reach even less
             if tried is None:
                 continue
             near, seconds = tried.info.settings["leaves_to_search"], _seconds(tried, trial.queries[which])
@@ -138,7 +117,6 @@ def tune(index: ScannIndex, trial: Trial, *, target: float) -> tuple[ScannIndex,
 
 
 def _narrowest(index: ScannIndex, trial: Trial, *, target: float, near: int) -> ScannIndex | None:
-    """Returns an index that looks into the fewest leaves that reach the target, looking from `near` on."""
     which, leaves = trial.tuning(), index.info.settings["leaves"]
     fewest = _fewest(
         lambda number: trial.recall(index.with_settings(leaves_to_search=number), which) >= target,
@@ -149,8 +127,8 @@ def _narrowest(index: ScannIndex, trial: Trial, *, target: float, near: int) -> 
 
 
 def _fewest(reached: Callable[[int], bool], *, near: int, most: int) -> int | None:
-    """Returns about the least number from 1 to `most` that is `reached`, as all above it are, or None."""
-    low, high, number = 0, None, near  # low is not reached, high is
+    """Returns about the least number from 1 to `most` that is `reached`, or None; greater ones are, too."""
+    low, high, number = 0, None, near  # `low` is not reached, `high` is
     while high is None or high - low > max(1, NEAR * high):
         if reached(number):
             high = number
@@ -178,20 +156,14 @@ def build_tuned(
 ) -> tuple[VectorIndex, Recall | None]:
     """Builds an index of what `encode` wrote and measures its recall against exact search in float32.
 
-    Of several vectors of a document (corpus expansion) it is the recall of vectors. Of a single passage, and
-    without queries, there is nothing to measure.
+    For corpus expansion the recall is that of vectors, not documents. A single passage without queries is not
+    measured.
 
     Args:
       target: the recall that ScaNN is tuned for, and that an exact index has on TPUs; None only measures.
-      queries: queries.jsonl[.gz]; None takes passages.
-      model: encodes queries, where it is not the one that encoded the passages.
-
-    Raises:
-      UserError: a target out of range, or queries that cannot be read or encoded, or only by another model
-        than the one that made the embeddings.
+      queries: queries.jsonl[.gz]; None: passages serve as queries.
+      model: encodes queries, if it is not the model that encoded the passages.
     """
-    if target is not None:
-        check_target(target)
     if stored.info.expansion == "corpus":
         apart = dataclasses.replace(
             stored, info=dataclasses.replace(stored.info, expansion=None), ids=entry_ids(stored.ids)
@@ -205,10 +177,10 @@ def build_tuned(
         from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
         if model is None:
-            raise UserError("the embeddings do not say which model made them: give --model")
+            raise UserError("the embeddings do not name the model that made them: give --model")
         texts = [query.text for query in read_queries(queries)]
         encoder = DualEncoder.load(model)
-        stored.require_model(encoder)  # trained on since, it has the same name
+        stored.require_model(encoder)  # a model that was trained further has the same name
         vectors = encoder.encode_queries(texts)
     options = {"storage": storage}
     if target is None and vectors is None and info.count == 1:
@@ -222,14 +194,8 @@ def build_tuned(
     return index, trial.measure(index)
 
 
-def check_target(target: float) -> None:
-    """Raises a UserError where `target` is no recall to tune for."""
-    if not 0 < target < 1:
-        raise UserError(f"target_recall must be between 0 and 1, not {target}")
-
-
 def _seconds(index: VectorIndex, queries: np.ndarray) -> float:
-    """Returns the CPU time of the queries, which others on the machine change least."""
+    """Returns the CPU time of the queries, which depends least on other processes."""
     taken = []
     for _ in range(REPEATS):
         started = time.process_time()

@@ -1,10 +1,10 @@
-"""Documents added to an index directory, or taken out of it."""
+"""Adds documents to an index directory, and deletes them."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +13,7 @@ from jaxir.data.formats.lines import Policy
 from jaxir.retrieval.encoding.stored_embeddings import EmbeddingsInfo, StoredEmbeddings
 from jaxir.retrieval.indexes.base_index import Index, VectorIndex, checked, load_index, not_changed
 from jaxir.retrieval.indexes.documents import Documents, check_corpus
-from jaxir.retrieval.indexes.ids import check_new, check_there
+from jaxir.retrieval.indexes.ids import check_known, check_new
 from jaxir.retrieval.indexes.index_info import IndexInfo
 from jaxir.retrieval.indexes.lucene_index import LuceneIndex, update_lucene_index
 from jaxir.retrieval.indexes.scann_files import stored_vectors
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Change(NamedTuple):
-    """What an update made of an index."""
+    """The result of an update."""
 
     engine: str
     count: int
@@ -37,9 +37,9 @@ class Change(NamedTuple):
     recall: Recall | None
 
     def __str__(self) -> str:
-        told = f"{self.engine} index of {self.count:,} passages"
-        told += f" ({self.added:,} added, {self.deleted:,} deleted)"
-        return f"{told}; {self.recall} of the stored vectors" if self.recall is not None else told
+        recall = f"; {self.recall} of the stored vectors" if self.recall is not None else ""
+        counts = f"{self.added:,} added, {self.deleted:,} deleted"
+        return f"{self.engine} index of {self.count:,} passages ({counts}){recall}"
 
 
 def update_index(
@@ -50,27 +50,30 @@ def update_index(
     corpus: str | Path | None = None,
     on_bad_input: Policy = "stop",
 ) -> Change:
-    """Writes an index anew with documents deleted and added; it takes the old one's place when whole.
+    """Deletes and adds documents; the new index replaces the old one when it is complete.
 
-    Deleting comes first, so that a document is replaced by naming it in both. A Milvus that does not lie in
-    the directory is changed in place; what interrupts that leaves an index that the same call completes.
+    Documents are deleted first, so one named in both is replaced. A Milvus outside the directory is changed
+    in place; after an interruption the same call completes the update.
 
     Args:
       directory: the index.
-      embeddings: the vectors to add, from `open_embeddings`; for BM25 `corpus` says what is added.
+      embeddings: the vectors to add, from `open_embeddings`; for BM25 give `corpus` alone.
       delete: ids of the documents to delete.
-      corpus: where titles and texts of the new documents are; needed where the index stores documents.
+      corpus: titles and texts of the new documents; needed if the index stores documents.
       on_bad_input: for BM25, stop at the first malformed line of the corpus, or skip and count them.
 
     Returns:
-      What was done, with the recall of a ScaNN index that was tuned, measured anew.
+      The result, with the new recall of a ScaNN index that was tuned.
 
     Raises:
-      UserError: it is no index, it belongs to another model, ids are there already or are not, documents for
-        display would be missing, nothing would be left, or another process is changing it.
+      UserError: the directory is no index, belongs to another model or is being updated, ids to add exist or
+        ids to delete do not, the corpus is missing or not needed, or no document would be left.
     """
     directory = local_path(directory)
-    with _alone(directory), contextlib.closing(load_index(directory)) as index:
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not an index: it has no index.json")
+    busy = f"{directory} is being changed by another process"
+    with locked(directory, busy), contextlib.closing(load_index(directory)) as index:
         before, deleted = index.info.count, len(set(delete))
         if isinstance(index, VectorIndex):
             after = _update_vectors(directory, index, embeddings, delete, corpus)
@@ -80,11 +83,7 @@ def update_index(
 
 
 def read_ids(path: str | Path) -> list[str]:
-    """Returns the ids of a file that has one on each line. A byte order mark is dropped.
-
-    Raises:
-      UserError: it is not text.
-    """
+    """Returns the ids of a text file with one on each line. A byte order mark is dropped."""
     try:
         lines = read_text(local_path(path)).removeprefix("\ufeff").split("\n")
     except UnicodeDecodeError:
@@ -101,21 +100,20 @@ def _update_vectors(
 ) -> int:
     new = _checked(directory, index, embeddings, delete, corpus)
     kept, gone, before = index.documents, set(delete), index.info
-    with directory_with_checksums(directory, overwrite=True, without=index.changing) as aside:
+    with directory_with_checksums(directory, overwrite=True, without=index.changing) as temporary:
         if gone:
             index.delete(list(delete))
         if embeddings is not None:
             index.add(embeddings.shards, new)
             if not gone:
                 index.info = dataclasses.replace(index.info, cut=_number_cut(before, embeddings.info))
-        index.write_into(aside)
+        index.write_into(temporary)
         if kept is not None:
-            Documents.write(aside, corpus, index.ids, kept=kept, new=new)
+            Documents.write(temporary, corpus, index.ids, kept=kept, new=new)
     return index.info.count
 
 
 def _number_cut(before: IndexInfo, added: EmbeddingsInfo) -> int | None:
-    """Returns how many documents of an index and of what is added are cut; None: unknown."""
     if before.cut is None or added.cut is None or before.max_length != added.max_length:
         return None
     return before.cut + added.cut
@@ -128,15 +126,15 @@ def _checked(
     delete: Sequence[str],
     corpus: str | Path | None,
 ) -> list[str]:
-    """Returns the ids to add, once it is known that they and those to delete can be."""
-    check_there(delete, index.ids)
+    """Returns the ids to add; refuses an update that is not possible."""
+    check_known(delete, index.ids)
     if embeddings is None:
         if corpus is not None:
-            raise UserError("a corpus is of documents to add: give their embeddings too")
+            raise UserError("--corpus needs --embeddings of the documents to add")
         return []
     info = embeddings.info
     if info.fingerprint != index.info.fingerprint or info.similarity != index.info.similarity:
-        why = index.info.made_by.unlike(info.made_by).replace("they were", "the index was")
+        why = index.info.made_by.difference_from(info.made_by).replace("they were", "the index was")
         raise UserError(
             f"the embeddings cannot be searched together with {directory}: {why}; encode both with one model"
         )
@@ -168,7 +166,7 @@ def _reading(read_with: str | None) -> str:
 
 
 def _recall(directory: Path, index: Index) -> Recall | None:
-    """Returns what an index that was tuned reaches now: its leaves are those of the documents it had."""
+    """Returns the recall of a tuned index after the update; its number of searched leaves is the old one."""
     if not isinstance(index, ScannIndex) or not index.tuned:
         return None
     from jaxir.retrieval.indexes.tuning import Trial  # imports JAX
@@ -188,15 +186,6 @@ def _update_words(
     if not isinstance(index, LuceneIndex):
         raise not_changed(index)
     if embeddings is not None:
-        raise UserError(f"{directory} is an index of words: it takes a corpus, not embeddings")
-    check_there(delete, index.ids)
+        raise UserError(f"{directory} is an index of words: give --corpus, not --embeddings")
+    check_known(delete, index.ids)
     return update_lucene_index(index, directory, delete=delete, corpus=corpus, on_bad_input=on_bad_input)
-
-
-@contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Holds off other updates of a directory meanwhile."""
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not an index: it has no index.json")
-    with locked(directory, f"{directory} is being changed by another process"):
-        yield

@@ -1,7 +1,6 @@
-"""Hard negatives from a run: what a retriever finds for training queries and should not.
+"""Mines hard negatives: documents that a run found for training queries although they are not relevant.
 
-Files are streamed. What is held in memory grows with the judgements and with what is written, not with the
-corpus or the depth of the run.
+Files are streamed. Memory grows with the judgements and the output, not with the corpus or the run.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.sources import BeirFolder, read_wanted
-from jaxir.retrieval.mining.judging import Drawn, Judge, RelevanceFilter, Teacher
+from jaxir.retrieval.mining.judging import Drawn, RelevanceFilter
 from jaxir.retrieval.mining.known_positives import KnownPositives
 from jaxir.retrieval.mining.mining_settings import MiningSettings, RelevanceSettings
 from jaxir.retrieval.ranking.run_reranking import texts_of_queries
@@ -25,21 +25,24 @@ from jaxir.retrieval.ranking.runs import rank, read_run_by_query
 from jaxir.storage.files import atomic_directory, check_new_directory
 from jaxir.storage.open_files import sha256_of
 
+if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
+
 PAIRS, SETTINGS = "train.jsonl", "mining.json"
-# Why a query has no negatives.
+# Reasons why a query has no negatives.
 MISSED, UNANSWERED, FEW, RELEVANT = "missed", "unanswered", "few", "relevant"
 LEFT_OUT = {
     UNANSWERED: "not in the run",
-    MISSED: "without a positive in the run, so without a margin",
+    MISSED: "without a positive in the run, which the margin needs",
     FEW: "without a candidate",
-    RELEVANT: "without one that the cross-encoder lets pass",
+    RELEVANT: "whose candidates the cross-encoder all dropped",
 }
-# Why an answer in the window of ranks is no candidate.
-POSITIVE, TWIN, OWN, EMPTY, NEAR = "positive", "duplicate", "query", "empty", "margin"
+# Reasons why an answer in the range of ranks is no candidate.
+POSITIVE, DUPLICATE, QUERY_TEXT, EMPTY, NEAR = "positive", "duplicate", "query", "empty", "margin"
 DROPPED = {
     POSITIVE: "known positives",
-    TWIN: "duplicates of one",
-    OWN: "of the query's text",
+    DUPLICATE: "duplicates of known positives",
+    QUERY_TEXT: "with the query's text",
     EMPTY: "without text",
     NEAR: "within the margin",
 }
@@ -47,21 +50,19 @@ DROPPED = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MiningReport:
-    """What was mined.
+    """Counts of what was mined; the fields of mining.json.
 
     Attributes:
-      queries: with their negatives written.
-      negatives: of them all.
-      duplicates: documents that are kept out because they have the text of a positive.
-      lacking: positives of the split that were left out, because the collection lacks the query, the document
-        or its text.
-      left_out: queries without negatives, by reason: `unanswered` (they are not in the run), `missed` (no
-        positive among the answers, so that no margin can be told), `few` (no candidate is left), `relevant`
-        (the cross-encoder takes every candidate for relevant).
-      dropped: answers within the window of ranks that are no candidates, by reason: known `positive`, a
-        `duplicate` of one, of the text of the `query`, `empty`, too near to a positive (`margin`).
-      judged: candidates that the cross-encoder read; each query's are drawn until it has enough.
-      false_negatives: those of them that it dropped, by reason: `max_relevance`, `relevance_margin`.
+      queries: queries with negatives.
+      negatives: of all queries.
+      duplicates: documents that are excluded because they have the text of a positive.
+      lacking: positives of the split whose query, document or text the collection lacks.
+      left_out: queries without negatives, by reason: `unanswered` (not in the run), `missed` (no positive in
+        the run, which a margin needs), `few` (no candidate), `relevant` (the cross-encoder dropped all).
+      dropped: answers in the range of ranks that are no candidates, by reason: known `positive`, `duplicate`
+        of a positive, text of the `query`, `empty`, within the `margin`.
+      judged: candidates that the cross-encoder read; they are drawn until a query has enough.
+      false_negatives: candidates that it dropped, by reason: `max_relevance`, `relevance_margin`.
     """
 
     queries: int
@@ -81,28 +82,23 @@ def mine(
     *,
     split: str,
     settings: MiningSettings,
-    judge: Judge | None = None,
+    judge: CrossEncoder | None = None,
     relevance: RelevanceSettings | None = None,
-    teacher: Teacher | None = None,
+    teacher: CrossEncoder | None = None,
     strict: bool = False,
 ) -> MiningReport:
     """Writes OUTPUT/train.jsonl, pairs with negatives in Tevatron's format, and OUTPUT/mining.json.
 
     A document is no negative of a query if any split judges it relevant to a query of that text, or if it has
-    the same text as one that is, or as the query (white space and case apart).
+    the text of such a document, or of the query (ignoring white space and case).
 
     Args:
-      run: what a retriever found for the queries of `split`; a query's lines must stand together.
-      output: a new directory, which appears only when whole.
-      judge: a cross-encoder that drops what it takes for relevant; None for none.
-      relevance: what it drops; given with it.
-      teacher: a cross-encoder whose scores of all positives and negatives are written beside them; None for
-        none.
-      strict: whether judgements of what the collection lacks, repeated queries and grades such as 1.0 are
-        refused. By default they are counted, and such judgements are left out.
-
-    Raises:
-      UserError: no such split, a document of the run that the corpus lacks, or no negative at all.
+      run: the run of a retriever for the queries of `split`; a query's lines must follow each other.
+      output: a new directory, which appears only when complete.
+      judge: a cross-encoder that drops candidates by `relevance`; None: no candidate is dropped.
+      teacher: a cross-encoder whose scores of all positives and negatives are written; None: no scores.
+      strict: refuse judgements of what the collection lacks, repeated queries and grades such as 1.0. By
+        default they are counted, and such judgements are left out.
     """
     check_new_directory(output)
     policy = getattr(folder.on_bad_input, "policy", folder.on_bad_input)
@@ -112,22 +108,24 @@ def mine(
     collector.report()
     check = None
     if judge is not None:
-        check = RelevanceFilter(judge, relevance, folder, known.asked)
+        check = RelevanceFilter(judge, relevance, folder, known.split_positives)
     chosen, left_out, dropped = _choose(run, known, settings, check)
     if not chosen:
-        raise UserError(f"{run}: no negative for any query of split {split!r} ({_say(left_out, LEFT_OUT)})")
+        raise UserError(
+            f"{run}: no negative for any query of split {split!r} ({_counts(left_out, LEFT_OUT)})"
+        )
     report = MiningReport(
         queries=len(chosen),
         negatives=sum(map(len, chosen.values())),
-        duplicates=len(set().union(*known.twins.values()) - set().union(*known.every.values())),
+        duplicates=len(set().union(*known.duplicates.values()) - set().union(*known.all_positives.values())),
         lacking=known.lacking,
         left_out={reason: count for reason, count in left_out.items() if count},
         dropped=dict(dropped),
         judged=check.judged if check else 0,
         false_negatives=dict(check.dropped) if check else {},
     )
-    with atomic_directory(output) as aside:
-        _write_pairs(aside / PAIRS, folder, chosen, known.asked, teacher)
+    with atomic_directory(output) as temporary:
+        _write_pairs(temporary / PAIRS, folder, chosen, known.split_positives, teacher)
         content = {
             "settings": dataclasses.asdict(settings),
             "cross_encoder": check.description if check else None,
@@ -137,52 +135,45 @@ def mine(
             "collection": str(folder.directory),
             **dataclasses.asdict(report),
         }
-        (aside / SETTINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (temporary / SETTINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return report
 
 
 def describe(report: MiningReport) -> str:
-    """Says in one line what was mined, and what each filter dropped."""
+    """Returns one line on what was mined, and what each filter dropped."""
     text = f"{report.queries:,} queries, {report.negatives / report.queries:.1f} negatives each"
     if report.left_out:
-        text += f"; left out: {_say(report.left_out, LEFT_OUT)}"
+        text += f"; left out: {_counts(report.left_out, LEFT_OUT)}"
     text += f"; {report.duplicates:,} documents have the text of a positive"
     if report.lacking:
-        text += (
-            "; positives left out, because the collection lacks the query, the document or its text:"
-            f" {report.lacking:,}"
-        )
+        text += f"; {report.lacking:,} positives left out, whose query, document or text the collection lacks"
     if report.dropped:
-        text += f"; dropped: {_say(report.dropped, DROPPED)}"
+        text += f"; dropped: {_counts(report.dropped, DROPPED)}"
     if report.judged:
         found = sum(report.false_negatives.values())
-        text += f"; of {report.judged:,} candidates the cross-encoder took {found:,} for relevant"
+        text += f"; of {report.judged:,} candidates the cross-encoder found {found:,} relevant"
         if found:
             reasons = {
                 RelevanceFilter.ABOVE: "above the maximum",
                 RelevanceFilter.NEAR: "too near to a positive",
             }
-            text += f" ({_say(report.false_negatives, reasons)})"
+            text += f" ({_counts(report.false_negatives, reasons)})"
     return text
 
 
-def _say(counts: Mapping[str, int], reasons: Mapping[str, str]) -> str:
+def _counts(counts: Mapping[str, int], reasons: Mapping[str, str]) -> str:
     return ", ".join(f"{counts[reason]:,} {text}" for reason, text in reasons.items() if counts.get(reason))
 
 
 def _choose(
     run: str | Path, known: KnownPositives, settings: MiningSettings, check: RelevanceFilter | None
 ) -> tuple[dict[str, list[str]], collections.Counter[str], collections.Counter[str]]:
-    """Returns each query's negatives, why queries have none, and why answers are none.
-
-    With a cross-encoder candidates are drawn, judged and drawn again where too few have passed, and the run
-    is read anew each time: no more are held at once than may be written.
-    """
-    left_out: collections.Counter[str] = collections.Counter({UNANSWERED: len(known.asked)})
+    """Returns negatives by query, and counts of exclusions; rereads the run for each judged draw."""
+    left_out: collections.Counter[str] = collections.Counter({UNANSWERED: len(known.split_positives)})
     dropped: collections.Counter[str] = collections.Counter()
     taken: dict[str, Drawn] = {}
-    # How many candidates were drawn of each query that wants more, and how many are drawn next.
-    wanting, size = dict.fromkeys(known.asked, 0), settings.negatives
+    # The number of drawn candidates of each query that needs more, and the size of the next draw.
+    wanting, size = dict.fromkeys(known.split_positives, 0), settings.negatives
     while wanting:
         counts = (collections.Counter(), collections.Counter()) if taken else (left_out, dropped)
         drawn: dict[str, Drawn] = {}
@@ -197,7 +188,7 @@ def _choose(
             for query_id, some in drawn.items()
             if check is not None and len(some) == size and len(taken[query_id]) < settings.negatives
         }
-        size = min(2 * size, settings.negatives * len(known.asked) // max(1, len(wanting)))
+        size = min(2 * size, settings.negatives * len(known.split_positives) // max(1, len(wanting)))
     chosen = {q: [doc_id for _, doc_id in sorted(some[: settings.negatives])] for q, some in taken.items()}
     left_out[RELEVANT] = sum(not some for some in chosen.values())
     return {query_id: found for query_id, found in chosen.items() if found}, left_out, dropped
@@ -211,25 +202,25 @@ def _candidates(
     left_out: collections.Counter[str],
     dropped: collections.Counter[str],
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields the candidates, best first, of each query of `wanting` that has some; counts the others."""
+    """Yields the candidates, best first, of each query of `wanting`; counts queries without any."""
     for query_id, answers in progress(read_run_by_query(run), what="choosing", unit="queries"):
         if query_id not in wanting:
             continue
         left_out[UNANSWERED] -= 1
-        positives = known.every[query_id]
-        there, ceiling = positives & answers.keys(), math.inf
+        positives = known.all_positives[query_id]
+        ranked, ceiling = positives & answers.keys(), math.inf
         if settings.margin is not None:
-            if not there:
+            if not ranked:
                 left_out[MISSED] += 1
                 continue
-            ceiling = min(answers[doc_id] for doc_id in there) - settings.margin
-        twins = set().union(*(known.twins.get(doc_id, ()) for doc_id in positives))
-        own, found = known.own.get(query_id, ()), []
+            ceiling = min(answers[doc_id] for doc_id in ranked) - settings.margin
+        duplicates = set().union(*(known.duplicates.get(doc_id, ()) for doc_id in positives))
+        own, found = known.query_copies.get(query_id, ()), []
         for doc_id in rank(answers)[settings.first - 1 : settings.last]:
             reasons = (
                 (POSITIVE, doc_id in positives),
-                (TWIN, doc_id in twins),
-                (OWN, doc_id in own),
+                (DUPLICATE, doc_id in duplicates),
+                (QUERY_TEXT, doc_id in own),
                 (EMPTY, doc_id in known.empty),
                 (NEAR, answers[doc_id] > ceiling),
             )
@@ -247,13 +238,13 @@ def _write_pairs(
     path: Path,
     folder: BeirFolder,
     chosen: Mapping[str, Sequence[str]],
-    asked: Mapping[str, Sequence[str]],
-    teacher: Teacher | None,
+    positives: Mapping[str, Sequence[str]],
+    teacher: CrossEncoder | None,
 ) -> None:
-    wanted = {doc_id for query_id, found in chosen.items() for doc_id in (*found, *asked[query_id])}
+    wanted = {doc_id for query_id, found in chosen.items() for doc_id in (*found, *positives[query_id])}
     documents = {d.id: d for d in read_wanted(folder.corpus_path, wanted, named_by="the run has found")}
     queries = texts_of_queries(folder, chosen, "is judged")
-    pairs = [(q, d) for q, found in chosen.items() for d in (*asked[q], *found)]
+    pairs = [(q, d) for q, found in chosen.items() for d in (*positives[q], *found)]
     scores: dict[tuple[str, str], float] = {}
     if teacher is not None:
         texts = [(queries[query_id], documents[doc_id].contents) for query_id, doc_id in pairs]
@@ -269,7 +260,7 @@ def _write_pairs(
             record = {
                 "query_id": query_id,
                 "query": queries[query_id],
-                "positive_passages": passages(query_id, asked[query_id]),
+                "positive_passages": passages(query_id, positives[query_id]),
                 "negative_passages": passages(query_id, doc_ids),
             }
             file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -1,7 +1,7 @@
-"""False negatives among candidates, found by a cross-encoder.
+"""Drops false negatives among candidates with a cross-encoder.
 
-A retriever's best answers that nobody has judged are often relevant. RocketQA (Qu et al. 2021, section 4.2)
-calls it denoising: a cross-encoder reads each with its query, and those that it finds relevant are dropped.
+Many of a retriever's best answers that nobody judged are relevant. As in RocketQA's denoising (Qu et al.
+2021, section 4.2), a cross-encoder reads each with its query, and relevant ones are dropped.
 """
 
 from __future__ import annotations
@@ -9,72 +9,46 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from jaxir.data.formats.sources import BeirFolder, read_wanted
 from jaxir.retrieval.mining.mining_settings import RelevanceSettings
 from jaxir.retrieval.ranking.run_reranking import texts_of_queries
 
-# A query's candidates that were drawn: (place among all its candidates, document id).
+if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
+
+# Drawn candidates of a query: (place among all its candidates, document id).
 Drawn = list[tuple[int, str]]
 
 
-class Judge(Protocol):
-    """What is asked of a cross-encoder: probabilities [N] of N (query, passage) pairs, and who it is."""
-
-    spec: str
-    fingerprint: str
-
-    def relevance(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray: ...
-
-
-class Teacher(Protocol):
-    """What is asked of a cross-encoder to learn from: scores [N] of N pairs, and who it is."""
-
-    spec: str
-    fingerprint: str
-
-    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray: ...
-
-
 class RelevanceFilter:
-    """Drops candidates that a cross-encoder takes for relevant.
-
-    Attributes:
-      judged: candidates read so far.
-      dropped: those dropped, by reason; one that is above the maximum is not counted as near a positive.
-
-    Raises:
-      UserError: `folder` lacks a query.
-    """
+    """Drops candidates that a cross-encoder finds relevant, and counts them by reason."""
 
     ABOVE, NEAR = "max_relevance", "relevance_margin"
 
     def __init__(
-        self, judge: Judge, settings: RelevanceSettings, folder: BeirFolder, asked: Mapping[str, list[str]]
+        self,
+        judge: CrossEncoder,
+        settings: RelevanceSettings,
+        folder: BeirFolder,
+        positives: Mapping[str, list[str]],
     ):
         self.judged, self.dropped = 0, collections.Counter()
-        self._judge, self._settings, self._folder, self._asked = judge, settings, folder, asked
-        self._queries = texts_of_queries(folder, asked, "is judged")
+        self._judge, self._settings, self._folder, self._positives = judge, settings, folder, positives
+        self._queries = texts_of_queries(folder, positives, "is judged")
         self._ceilings: dict[str, float] = {}
 
     @property
     def description(self) -> dict[str, object]:
-        """What to record of it."""
         named = {"name": self._judge.spec, "fingerprint": self._judge.fingerprint}
         return named | dataclasses.asdict(self._settings)
 
     def keep(self, drawn: Mapping[str, Drawn]) -> dict[str, Drawn]:
-        """Returns the candidates that are not dropped. Their texts are held, and those of new positives.
-
-        Raises:
-          UserError: the corpus lacks one.
-        """
+        """Returns the candidates that are not dropped; holds their texts, and those of new positives."""
         margin, ceiling = self._settings.relevance_margin, self._settings.max_relevance
         new = [q for q in drawn if q not in self._ceilings] if margin is not None else []
-        positives = [(query_id, doc_id) for query_id in new for doc_id in self._asked[query_id]]
+        positives = [(query_id, doc_id) for query_id in new for doc_id in self._positives[query_id]]
         candidates = [(query_id, doc_id) for query_id, some in drawn.items() for _, doc_id in some]
         relevance = self._relevance(positives + candidates)
         for (query_id, _), value in zip(positives, relevance, strict=False):

@@ -1,4 +1,4 @@
-"""How hard negatives are chosen, as flags and in Python."""
+"""The settings of mining, as flags and in Python."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class MiningSettings:
     """How negatives are chosen; flags of `jaxir.mine`.
 
     Attributes:
-      negatives: of a query, at most; queries without any are left out and counted.
-      first: rank of a run's answers from which on they are candidates, 1 for the best.
-      last: the last such rank.
-      sampling: take random candidates, or the best ones.
+      negatives: most negatives of a query; queries without any are left out and counted.
+      first: rank of the first answer that is a candidate, 1 for the best answer.
+      last: rank of the last answer that is a candidate.
+      sampling: take random candidates, or the best ones (top).
       margin: take only documents that score at least this much less than the query's lowest positive; queries
         without a positive in the run are left out and counted.
-      seed: of random sampling.
+      seed: seed of random sampling.
     """
 
     negatives: Count = 7
@@ -37,13 +37,10 @@ class MiningSettings:
 
     def __post_init__(self) -> None:
         if self.first > self.last:
-            raise UserError(f"first must be at most last: no ranks lie from {self.first} to {self.last}")
+            raise UserError(f"--first={self.first} must be at most --last={self.last}")
 
     def order(self, query_id: str, count: int) -> Sequence[int]:
-        """Returns the order in which a query's `count` candidates, best first, are taken.
-
-        It depends on nothing but these arguments.
-        """
+        """Returns the order in which a query's `count` candidates are taken; a function of its arguments."""
         if self.sampling == "top":
             return range(count)
         return np.random.default_rng([self.seed, *key_digest(query_id)]).permutation(count).tolist()
@@ -55,10 +52,10 @@ class RelevanceSettings:
     """Which candidates a cross-encoder drops. Relevance is a probability, the sigmoid of its logit.
 
     Attributes:
-      max_relevance: drop candidates that the cross-encoder finds more relevant than this probability, such as
-        0.1.
-      relevance_margin: drop candidates that the cross-encoder does not find at least this much less relevant,
-        as a probability, than the query's least relevant positive.
+      max_relevance: drop candidates whose relevance by the cross-encoder, a probability, exceeds this, such
+        as 0.1.
+      relevance_margin: drop candidates whose relevance by the cross-encoder, a probability, is not at least
+        this much below that of the query's least relevant positive.
     """
 
     max_relevance: Rate | None = None
@@ -68,19 +65,13 @@ class RelevanceSettings:
     def of_flags(
         cls, cross_encoder: str | None, max_relevance: float | None, relevance_margin: float | None
     ) -> RelevanceSettings | None:
-        """Returns what the flags of a command ask for, None where they ask for no cross-encoder.
-
-        Raises:
-          UserError: flags that do not go together.
-        """
+        """Returns the settings of a command's flags; None without a cross-encoder."""
         if cross_encoder is not None:
             return cls(max_relevance=max_relevance, relevance_margin=relevance_margin)
         if (max_relevance, relevance_margin) != (None, None):
-            raise UserError(
-                "--max_relevance and --relevance_margin are of what a --cross_encoder says: give one"
-            )
+            raise UserError("--max_relevance and --relevance_margin need --cross_encoder")
         return None
 
     def __post_init__(self) -> None:
         if self.max_relevance is None and self.relevance_margin is None:
-            raise UserError("a cross-encoder needs max_relevance, relevance_margin or both to filter by")
+            raise UserError("--cross_encoder needs --max_relevance, --relevance_margin or both")

@@ -1,7 +1,7 @@
-"""Several runs into one: reciprocal ranks, interpolated scores, rescoring, round-robin.
+"""Fuses runs: reciprocal ranks, interpolated scores, rescoring, round-robin.
 
-A run is {query id: {document id: score}}; so are all results. A query that only some runs answer is fused
-from those. Ranks are as trec_eval has them: by score in float32, then by document id, both descending.
+A run is {query id: {document id: score}}, and so are all results. A query that only some runs answer is fused
+from those. Ranks are trec_eval's: by score in float32, then by document id, both descending.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def reciprocal_rank_fusion(runs: Sequence[Run], *, constant: int = 60, depth: in
 
     Args:
       runs: two or more.
-      constant: how little the first ranks stand out.
+      constant: a greater one makes the first ranks count less.
       depth: answers of a query to keep.
 
     Raises:
-      UserError: fewer than two runs, or one that has no query in common with the others.
+      UserError: fewer than two runs, or a run has no query in common with the others.
     """
 
     def fuse(lists: Sequence[Answers]) -> dict[str, float]:
@@ -50,21 +50,17 @@ def interpolate(
 ) -> Run:
     """Scores a document by the weighted sum of its normalised scores.
 
-    Scores are normalised within a query and a run: `min_max` onto [0, 1], `z_score` to mean 0 and deviation
-    1. A document that a run lacks gets the lowest normalised score that the run gave for the query.
+    Scores are normalised within a query and a run: `min_max` to [0, 1], `z_score` to mean 0 and deviation 1.
+    A document that a run lacks gets the run's lowest normalised score for the query.
 
     Args:
-      runs: two or more.
-      weights: one for each run; equal ones that add up to 1 by default.
+      weights: one for each of the two or more runs; None: equal weights that add up to 1.
       normalization: `none` takes the scores as they are.
       depth: answers of a query to keep.
-
-    Raises:
-      UserError: fewer than two runs, one that has no query in common with the others, or not as many weights.
     """
     weights = [1 / len(runs)] * len(runs) if weights is None else weights
     if len(weights) != len(runs):
-        raise UserError(f"there are {len(runs)} runs and {len(weights)} weights: give one for each run")
+        raise UserError(f"there are {len(runs)} runs and {len(weights)} weights: give a weight for each run")
     normalize = _NORMALIZATIONS[normalization]
 
     def fuse(lists: Sequence[Answers]) -> dict[str, float]:
@@ -74,7 +70,7 @@ def interpolate(
                 continue
             values = normalize(np.fromiter(answers.values(), np.float64))
             found = dict(zip(answers, values.tolist(), strict=True))
-            lowest = 0.0 if normalization == "min_max" else float(values.min())  # where all are equal, too
+            lowest = 0.0 if normalization == "min_max" else float(values.min())  # 0 also if all are equal
             for doc_id in scores:
                 scores[doc_id] += weight * found.get(doc_id, lowest)
         return scores
@@ -85,14 +81,8 @@ def interpolate(
 def rescore(first: Run, second: Run, *, alpha: float, depth: int = 1000) -> Run:
     """Scores the `depth` best documents of the first run by `first + alpha * second` (Wang 2022, eq. 5.1).
 
-    Args:
-      first: gives the documents; BM25's run in the source.
-      second: must score every one of them; dense scores in the source (see `rescoring.score_candidates`).
-      alpha: weight of the second; 0 leaves the first as it is.
-      depth: documents of a query that are rescored and kept.
-
-    Raises:
-      UserError: the second run lacks a document of the first.
+    In the source `first` is BM25's run, and `second` has dense scores (see `rescoring.score_candidates`).
+    `second` must score all these documents.
     """
     scored: Run = {}
     for query_id, answers in first.items():
@@ -109,17 +99,9 @@ def rescore(first: Run, second: Run, *, alpha: float, depth: int = 1000) -> Run:
 
 
 def round_robin(runs: Sequence[Run], *, depth: int = 1000) -> Run:
-    """Takes the runs' best documents in turns, skipping those that are there already (Chuang 2024, B.3).
+    """Takes the runs' best documents in turns, skipping duplicates (Chuang 2024, B.3).
 
-    Args:
-      runs: two or more, the one whose first answer comes first in front.
-      depth: answers of a query to keep.
-
-    Returns:
-      Scores are reciprocals of the new ranks: they say the order and nothing else.
-
-    Raises:
-      UserError: fewer than two runs, or one that has no query in common with the others.
+    The first of the two or more runs comes first. Scores are the reciprocals of the new ranks.
     """
 
     def fuse(lists: Sequence[Answers]) -> dict[str, float]:
@@ -131,11 +113,7 @@ def round_robin(runs: Sequence[Run], *, depth: int = 1000) -> Run:
 
 
 def oddities(runs: Mapping[str, Run]) -> list[str]:
-    """Returns what is odd about runs that are to be fused, in sentences that call them by these names.
-
-    Raises:
-      UserError: a run has no query in common with the others.
-    """
+    """Returns warnings about runs that are to be fused; refuses one that shares no query with the others."""
     _check_queries(runs)
     odd = []
     for name, run in runs.items():
@@ -144,10 +122,10 @@ def oddities(runs: Mapping[str, Run]) -> list[str]:
         if lacking:
             odd.append(
                 f"{name} has no answers to {len(lacking):,} of {len(lacking) + len(run):,} queries"
-                f" ({lacking[0]!r} is one): is it whole?"
+                f" ({lacking[0]!r} is one): is it complete?"
             )
         if others and all(run[q].keys().isdisjoint(other.get(q, ())) for q in run for other in others):
-            odd.append(f"{name} has no document in common with the others: are the runs of one corpus?")
+            odd.append(f"{name} has no document in common with the others: do the runs search one corpus?")
     return odd
 
 
@@ -160,7 +138,7 @@ def _check_queries(runs: Mapping[str, Run]) -> None:
 
 def _per_query(runs: Sequence[Run], fuse: Callable[[Sequence[Answers]], dict[str, float]], depth: int) -> Run:
     if len(runs) < 2:
-        raise UserError("there must be two runs or more to fuse")
+        raise UserError("fusion needs two runs or more")
     _check_queries({f"run {i}": run for i, run in enumerate(runs, start=1)})
     queries = dict.fromkeys(itertools.chain.from_iterable(runs))
     fused = {query_id: fuse([run.get(query_id, {}) for run in runs]) for query_id in queries}
@@ -172,12 +150,12 @@ def _per_query(runs: Sequence[Run], fuse: Callable[[Sequence[Answers]], dict[str
 
 def _min_max(scores: np.ndarray) -> np.ndarray:
     span = np.ptp(scores)
-    # Where all are equal none is better than another, but all were found.
+    # Equal scores become 1, because the documents were found.
     return (scores - scores.min()) / span if span else np.ones_like(scores)
 
 
 def _z_score(scores: np.ndarray) -> np.ndarray:
-    # Not by the deviation, which is above 0 where the mean of equal scores is rounded.
+    # Rounding of the mean can make the deviation of equal scores positive, so test their range.
     return (scores - scores.mean()) / scores.std() if np.ptp(scores) else np.zeros_like(scores)
 
 

@@ -1,11 +1,11 @@
-"""Expanded queries in the order of a reranker's scores, and what is made of them (EAR and GAR)."""
+"""Reranks expanded queries, and chooses one for each question (EAR and GAR)."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,24 +15,15 @@ from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
 from jaxir.storage import fingerprints
 from jaxir.storage.files import local_path
 
-WINDOW = 256  # questions, of some 50 queries each, that are scored together
+if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.query_reranker import QueryReranker
+
+WINDOW = 256  # questions, of about 50 queries each, that are scored together
 By = Literal["place", "concat", "oracle"]
 
 
-class Scorer(Protocol):
-    """What is asked of a reranker of queries, as `encoding.query_reranker.QueryReranker` is one."""
-
-    fingerprint: str
-    max_length: int
-
-    @property
-    def reads_passages(self) -> bool: ...
-
-    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray: ...
-
-
 def write_reranked(
-    reranker: Scorer,
+    reranker: QueryReranker,
     questions: Sequence[Candidates],
     output: str | Path,
     *,
@@ -40,23 +31,7 @@ def write_reranked(
     keep: int | None = None,
     window: int = WINDOW,
 ) -> OutputsReport | None:
-    """Writes the candidates of questions, best first, with `scores` and the best query as `text`.
-
-    The file appears only when whole. Run again after an interruption it continues; several processes of one
-    run share the work.
-
-    Args:
-      reranker: scores queries, the greater the better.
-      corpus: the corpus of the passages, if the reranker reads them.
-      keep: so many of a question, the best ones; None: all.
-      window: questions that are scored together.
-
-    Returns:
-      What is in the file, in the first process; None in the others.
-
-    Raises:
-      UserError: a corpus is lacking or there is one too many, it lacks a passage, or as `write_windows`.
-    """
+    """Writes each question's candidates, the best `keep` first, with `scores` and the best as `text`."""
     check_corpus(corpus, reads=reranker.reads_passages)
     texts: dict[str, str] = {}
     if corpus is not None:
@@ -99,18 +74,17 @@ def write_reranked(
 def write_chosen(
     questions: Sequence[Candidates], output: str | Path, *, by: By, place: int = 1
 ) -> OutputsReport | None:
-    """Writes a query of each question that has one, as queries.jsonl and, but for "concat", as candidates.
+    """Writes a query of each question, as queries.jsonl and, except for "concat", as candidates.
 
     Args:
-      by: "place": the candidate at this place (1: what is first); "concat": the question with all of them;
-        "oracle": the one of the least rank, the first of equals.
-      place: of "place".
-
-    Raises:
-      UserError: ranks are asked for and are not known, or no question has so many candidates.
+      by: "place": the candidate at `place`, 1 for the first; questions with fewer candidates are left out.
+        "concat": the question with all candidates. "oracle": the first candidate of the least rank.
     """
     if by == "oracle" and any(some.ranks is None for some in questions):
-        raise UserError("the best query is told by ranks: make the candidates with --answers")
+        raise UserError(
+            "choosing the best query needs ranks: recreate the candidates with"
+            " `expand retrieve --answers=FILE`"
+        )
 
     def chosen(some: Candidates) -> dict[str, Any]:
         if by == "concat":

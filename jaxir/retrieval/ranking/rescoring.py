@@ -1,9 +1,9 @@
-"""Exact dense scores of the documents that another run found."""
+"""Exact dense scores of another run's documents."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,15 +15,10 @@ from jaxir.retrieval.indexes.base_index import normalize
 from jaxir.retrieval.ranking.runs import Run, rank
 from jaxir.storage.npy import gather
 
+if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
+
 QUERY_BLOCK = 1024  # queries encoded at a time
-
-
-class QueryEncoder(Protocol):
-    """What is asked of a model: query texts to float32 vectors [N, D], and who it is."""
-
-    fingerprint: str
-
-    def encode_queries(self, texts: list[str]) -> np.ndarray: ...
 
 
 def score_candidates(
@@ -31,24 +26,18 @@ def score_candidates(
     *,
     queries: Mapping[str, str],
     embeddings: StoredEmbeddings,
-    encoder: QueryEncoder,
+    encoder: DualEncoder,
     depth: int,
 ) -> Run:
     """Returns a run over the `depth` best documents of each query of `candidates`, scored by a dual encoder.
 
-    Unlike a dense run cut at some depth it has a score for every candidate. Only their vectors are read; of a
-    document with several (corpus expansion) the best one counts.
-
-    Args:
-      queries: query id to text.
-
-    Raises:
-      UserError: the embeddings are another model's, or lack a document or `queries` a query of the run.
+    Unlike a dense run it has a score for every candidate. Only their vectors are read; of a document with
+    several vectors (corpus expansion) the best one counts. `queries` maps query ids to texts.
     """
     info = embeddings.info
     embeddings.require_model(encoder)
     if lacking := [query_id for query_id in candidates if query_id not in queries]:
-        raise UserError(f"query {lacking[0]!r} of the run is not among the queries ({len(lacking)} are not)")
+        raise UserError(f"query {lacking[0]!r} of the run is not in --queries ({len(lacking)} are missing)")
     wanted = {query_id: rank(answers)[:depth] for query_id, answers in candidates.items()}
     rows: dict[str, list[int]] = {doc_id: [] for doc_ids in wanted.values() for doc_id in doc_ids}
     for row, doc_id in enumerate(embeddings.ids):

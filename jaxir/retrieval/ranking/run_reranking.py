@@ -1,31 +1,20 @@
-"""A run's best documents read again with their query by a cross-encoder (Nogueira & Cho 2019)."""
+"""Reranks a run's best documents with a cross-encoder (Nogueira & Cho 2019)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import BeirFolder, read_wanted
 from jaxir.retrieval.ranking.runs import Run, rank
 
-
-class Scorer(Protocol):
-    """What is asked of a cross-encoder: float32 scores [N] of N (query, passage) pairs."""
-
-    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray: ...
+if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 
 
 class Candidates(NamedTuple):
-    """What is to be reranked.
-
-    Attributes:
-      found: of each query, the ids of its documents, best first.
-      queries: texts of the queries by id.
-      documents: texts of these documents by id.
-    """
+    """The documents to rerank of each query, best first, and the texts of queries and documents by id."""
 
     found: dict[str, list[str]]
     queries: dict[str, str]
@@ -33,11 +22,7 @@ class Candidates(NamedTuple):
 
 
 def read_candidates(run: Run, folder: BeirFolder, *, depth: int) -> Candidates:
-    """Reads the texts of the `depth` best documents of each query of a run; the corpus is not held.
-
-    Raises:
-      UserError: `folder` lacks a query or a document of the run.
-    """
+    """Reads the texts of the `depth` best documents of each query of a run; streams the corpus."""
     queries = texts_of_queries(folder, run, "is a query of the run")
     found = {query_id: rank(answers)[:depth] for query_id, answers in run.items()}
     named = set().union(*found.values())
@@ -46,19 +31,14 @@ def read_candidates(run: Run, folder: BeirFolder, *, depth: int) -> Candidates:
 
 
 def texts_of_queries(folder: BeirFolder, wanted: Collection[str], why: str) -> dict[str, str]:
-    """Returns the texts of some queries by id, in the order of their file.
-
-    Raises:
-      UserError: the folder lacks one, "which" `why`.
-    """
+    """Returns the texts of `wanted` queries; a missing one is refused as one "which" `why`."""
     queries = {query.id: query.text for query in folder.queries() if query.id in wanted}
     if lacking := set(wanted) - queries.keys():
-        raise UserError(f"{folder.queries_path}: it lacks {min(lacking)!r}, which {why}")
+        raise UserError(f"{folder.queries_path} lacks {min(lacking)!r}, which {why}")
     return queries
 
 
-def rerank(candidates: Candidates, scorer: Scorer) -> Run:
-    """Returns a run over the candidates, scored by a cross-encoder."""
+def rerank(candidates: Candidates, scorer: CrossEncoder) -> Run:
     found, queries, documents = candidates
     pairs = [(queries[query_id], documents[d]) for query_id, some in found.items() for d in some]
     scores = iter(scorer.score(pairs))
@@ -66,7 +46,7 @@ def rerank(candidates: Candidates, scorer: Scorer) -> Run:
 
 
 def with_rest(scored: Run, run: Run) -> Run:
-    """Returns what was scored, and below it what else the run found, in its order; each one less in score."""
+    """Appends the run's other documents below the scored ones, in the run's order, each 1 lower in score."""
     found = {}
     for query_id, of_query in scored.items():
         rest = [document for document in rank(run[query_id]) if document not in of_query]

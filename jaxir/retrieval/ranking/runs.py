@@ -15,7 +15,7 @@ from jaxir.storage.files import atomic_file, local_path
 Run = dict[str, dict[str, float]]
 TAG = "jaxir"
 GREATEST = float(np.finfo(np.float32).max)
-_TOO_GREAT = "too great: ranks are by scores in float32, as trec_eval's, where it would be infinite"
+_TOO_GREAT = "too great: trec_eval ranks by scores in float32, where it would be infinite"
 
 
 def write_run(
@@ -23,7 +23,7 @@ def write_run(
     run: Mapping[str, Iterable[tuple[str, float]] | Mapping[str, float]],
     tag: str = TAG,
 ) -> None:
-    """Writes `run` to `path`, best first; the file appears only when whole.
+    """Writes `run` to `path`, best first; the file appears only when complete.
 
     Answers of equal score are written in descending order of document id, as trec_eval ranks them. Scores
     keep all the digits of their type (numpy's float32 or Python's float), so that two different scores
@@ -36,7 +36,7 @@ def write_run(
 
     Raises:
       UserError: an id or the tag is empty or holds white space or a control character, a score is not finite
-        in float32, or an id comes twice.
+        in float32, or an id occurs twice.
     """
     _check_field("tag", tag)
     with atomic_file(path) as file:
@@ -58,7 +58,7 @@ def write_run(
 
 
 def read_run(path: str | Path) -> Run:
-    """Reads a TREC run file, maybe compressed by gzip.
+    """Reads a TREC run file, plain or compressed by gzip.
 
     Returns:
       For each query id, in the order of the file, {document id: score}. Ranks are ignored, as trec_eval does.
@@ -77,7 +77,7 @@ def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]
     """Yields (query id, {document id: score}) of a TREC run file, holding one query at a time.
 
     Raises:
-      BadInputError: as `read_run`, and where the lines of a query do not stand together.
+      BadInputError: as `read_run`, or the lines of a query do not follow each other.
     """
     current, answers = None, {}
     seen: set[str] = set()
@@ -86,7 +86,7 @@ def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]
             if current is not None:
                 yield current, answers
             if query_id in seen:
-                raise BadInputError(path, number, f"the lines of query {query_id!r} do not stand together")
+                raise BadInputError(path, number, f"the lines of query {query_id!r} do not follow each other")
             seen.add(query_id)
             current, answers = query_id, {}
         _add(answers, doc_id, score, path, number)
@@ -109,7 +109,7 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
             continue
         if len(fields) != 6:
             wanted = "a run line has 6 columns (qid Q0 docid rank score tag)"
-            cut = "" if raw.endswith(b"\n") else ": the file is cut off here, what came after is missing"
+            cut = "" if raw.endswith(b"\n") else ": the file ends in the middle of this line"
             raise BadInputError(path, number, f"{wanted}, this one {len(fields)}{cut}")
         query_id, _, doc_id, _, text, _ = fields
         score = as_number(text)
@@ -125,7 +125,7 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
 
 def _add(answers: dict[str, float], doc_id: str, score: float, path: str | Path, number: int) -> None:
     if doc_id in answers:
-        raise BadInputError(path, number, f"document {doc_id!r} comes twice for its query")
+        raise BadInputError(path, number, f"document {doc_id!r} occurs twice for its query")
     answers[doc_id] = score
 
 
@@ -141,5 +141,5 @@ def _check_field(what: str, text: str) -> None:
     if not text or sign:
         why = f"it has {sign}" if text else "it is empty"
         raise UserError(
-            f"the {what} {text!r} cannot stand in a run file: {why}, and white space separates its columns"
+            f"the {what} {text!r} cannot be written to a run file: {why}, and white space separates columns"
         )
