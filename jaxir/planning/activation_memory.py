@@ -1,4 +1,4 @@
-"""What a step keeps for its backward pass, by arithmetic on its shapes."""
+"""Memory that a step keeps for its backward pass, computed from shapes."""
 
 from __future__ import annotations
 
@@ -7,28 +7,21 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxir.planning.program import Step
+from jaxir.planning.program import Step, bytes_of
 
 
 class Kept(NamedTuple):
-    """Bytes on each device.
+    """Bytes on each device."""
 
-    Attributes:
-      gradients: of the parameters, as these are sharded.
-      activations: what the forward pass leaves for the backward pass.
-      largest: the largest single array among those.
-    """
-
-    gradients: int
-    activations: int
-    largest: int
+    gradients: int  # of the sharded parameters
+    activations: int  # kept by the forward pass for the backward pass
+    largest: int  # the largest single array of the activations
 
 
 def kept(step: Step) -> Kept:
-    """Returns what differentiating the loss stores, as JAX writes it; a compiler may keep less.
+    """Returns what differentiating the loss stores, as JAX traces it; a compiler may keep less.
 
-    An array with the batch in it is taken to be split as the batch is. Parameters that are kept are not
-    counted again.
+    Arrays with a batch dimension count as split like the batch. Parameters do not count.
     """
     batch_size = next(iter(step.batch.values())).shape[0]
     split = step.partitioner.batch_divisor()
@@ -46,8 +39,4 @@ def kept(step: Step) -> Kept:
         size = math.prod(leaf.shape) * leaf.dtype.itemsize
         holds_batch = any(n and n % batch_size == 0 for n in leaf.shape)
         sizes.append(size // split if holds_batch else size)
-    gradients = sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(step.trained)
-    )
-    return Kept(gradients, sum(sizes), max(sizes))
+    return Kept(bytes_of(step.trained), sum(sizes), max(sizes))

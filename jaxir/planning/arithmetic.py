@@ -1,4 +1,4 @@
-"""A step for machines whose compiler is not at hand (GPUs): what its shapes and its partitioning say."""
+"""Estimates a step for machines without a compiler here (GPUs), from shapes and partitioning."""
 
 from __future__ import annotations
 
@@ -12,32 +12,28 @@ from jaxir.planning.program import Step, bytes_of, lower
 from jaxir.runtime.compile_cache import aside
 from jaxir.storage.temporary_outputs import temporary_directory
 
-# The partitioned program is all that is wanted of XLA's compiler for CPUs: what follows may be quick and bad.
+# Only the partitioned program of XLA's CPU compiler is used, so later passes need not optimise.
 _OPTIONS = {"xla_backend_optimization_level": 0, "xla_dump_hlo_as_text": True}
 
 
 class Estimate(NamedTuple):
-    """What is guessed of a step on each device.
+    """Estimate of a step on each device."""
 
-    Attributes:
-      temporaries: bytes: gradients, activations, gathered weights and work space.
-      traffic: bytes between memory and chip, at least.
-    """
-
-    temporaries: int
-    traffic: int
+    temporaries: int  # bytes of gradients, activations, gathered weights and work space
+    traffic: int  # least bytes between memory and chip
 
 
 def estimate(
     config: DualEncoderConfig, step: Step, kept: Kept, kept_without_remat: Kept, *, chunks: int = 1
 ) -> Estimate:
-    """Guesses a step's memory and its traffic.
+    """Estimates a step's memory and its traffic.
 
-    While a block of a rematerialised stack is differentiated, all that a block keeps is there; two blocks'
-    weights are gathered at a time. Each array that is kept is written once and read once, parameters and
-    optimizer state are read and written, and weights are read by the forward, backward and, where products
-    are recomputed, the second forward pass. Gradient caching has one forward pass more, and all of them
-    for each of its `chunks`.
+    While a rematerialised block is differentiated, all its activations exist; the weights of two blocks
+    are
+    gathered at a time. Activations are written and read once, parameters and optimizer state too. Weights
+    are read by the forward, the backward and, if products are recomputed, the second forward pass.
+    Gradient
+    caching adds a forward pass and repeats all passes for each of its `chunks`.
     """
     backbone = config.backbone
     whole = step.num_parameters
@@ -53,7 +49,7 @@ def estimate(
 
 
 def gathered_weights(config: DualEncoderConfig, parameters: int) -> int:
-    """Returns the bytes of the weights of two blocks, of a model with so many parameters."""
+    """Returns the bytes of the gathered weights of two blocks."""
     return 2 * parameters * _itemsize(config) // max(1, config.backbone.num_layers)
 
 
@@ -62,11 +58,7 @@ def _itemsize(config: DualEncoderConfig) -> int:
 
 
 def partition(step: Step) -> Program | None:
-    """Returns each device's program as XLA partitions it, before a backend changes it; None for one device.
-
-    Raises:
-      UserError: XLA did not write it down.
-    """
+    """Returns each device's program as XLA partitions it, before backend passes; None for one device."""
     if step.partitioner.mesh.size == 1:
         return None
     with temporary_directory() as directory:

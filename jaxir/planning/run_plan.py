@@ -1,4 +1,4 @@
-"""`python -m jaxir.plan`: what a run needs and how long it takes, before anything is paid."""
+"""`python -m jaxir.plan`: memory, time and cost of a run before it starts."""
 
 from __future__ import annotations
 
@@ -44,21 +44,18 @@ from jaxir.training.step.memory import fit
 def run(
     text: str, recipe: Recipe, *, prices: Sequence[str] | None = None, command: Command = OF_RECIPES
 ) -> int:
-    """Prints the plan of a run, first of all whether it fits; returns 0 if it does, else 1.
+    """Prints the plan of a run; returns 0 if it fits, else 1.
 
-    Reads neither data nor weights, and needs no network. It must be the first to use JAX in its process.
+    Reads neither data nor weights and needs no network. Must be the first use of JAX in its process.
 
     Args:
       text: the machine, such as "v5p:4x4x4" or "gpu:8xh100".
-      recipe: what would be trained.
-      prices: of a chip and hour, such as "v5p=4.2"; None: what the run costs is not said.
-      command: what was typed, which advice changes.
-
-    Raises:
-      UserError: no such machine, settings that fit neither it nor each other, or no TPU compiler.
+      recipe: of the run.
+      prices: of a chip-hour, such as "v5p=4.2"; None: print no cost.
+      command: the typed command, which advice changes.
     """
     if "," in text:
-        raise UserError(f"--topology={text}: several machines are compared with --search")
+        raise UserError(f"--topology={text}: a plan is for one machine; add --search to compare several")
     target = targets.parse(text)
     priced = read_prices(prices, [target])
     planned = prepare(recipe, target, devices.get(target))
@@ -69,34 +66,26 @@ def run(
 
 
 def settled(recipe: Recipe) -> Recipe:
-    """Returns a recipe with its defaults filled in.
-
-    Raises:
-      UserError: it does not say how many steps it has.
-    """
+    """Returns a recipe with its defaults filled in; refuses one without a number of steps."""
     if recipe.steps is None:
-        raise UserError(f"a plan reads no data: how many steps are {recipe.epochs} epochs? give --steps")
+        raise UserError(
+            f"a plan reads no data, so it cannot count the steps of {recipe.epochs} epochs: give --steps"
+        )
     return recipe.settled()
 
 
 def prepare(recipe: Recipe, target: Target, found: Sequence[jax.Device]) -> Planned:
-    """Returns what is to be planned of a recipe on the devices of a target.
-
-    Raises:
-      UserError: it does not say how many steps it has, nothing says what its model is, or its mesh does not
-        fit the devices.
-    """
+    """Returns what to plan for a recipe on the devices of a target."""
     recipe = settled(recipe)
     config, settings = architecture.describe(recipe.model)
-    # A program compiled for a machine that is not there is of no use to a later process; and one that were
-    # reused would not be written down.
+    # No later process can use these programs, and XLA does not dump a program that it reuses.
     keep_no_more_programs()
     partitioner = advice.build_mesh(recipe.mesh, found, target)
     return Planned(recipe=recipe, config=config, settings=settings, partitioner=partitioner)
 
 
 class _Tried(NamedTuple):
-    """A step, what it keeps for its backward pass, its program and, if there is one, what that costs."""
+    """A step, its memory for the backward pass, its program and, if it has a program, its costs."""
 
     step: Step
     kept: activation_memory.Kept
@@ -105,11 +94,7 @@ class _Tried(NamedTuple):
 
 
 def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Plan:
-    """Makes the plan of a run on `target`, whose chips are those of the partitioner; see `run`.
-
-    Raises:
-      UserError: chunks="auto" or remat="auto", and none fits.
-    """
+    """Makes the plan of a run on `target`, whose chips are those of the partitioner."""
     partitioner = planned.partitioner
     start = time.monotonic()
     if "auto" in (planned.remat, planned.chunks):
@@ -166,11 +151,11 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
 
 
 def warn(found: Sequence[Collective], batch_size: int, settings: EncoderSettings) -> list[str]:
-    """Names collectives that move token-level activations of the whole batch: a sharding that was lost."""
+    """Names collectives of token-level activations of the whole batch: a lost sharding."""
     lengths = {settings.query_max_length, settings.passage_max_length}
     lines = []
     for c in found:
-        # What is not differentiated is the optimizer's, whose arrays may have the same sizes by chance.
+        # The rest belongs to the optimizer, whose arrays may have the same sizes.
         if c.source.startswith("jit(") and "jvp(" not in c.source:
             continue
         for array in c.arrays:
@@ -189,9 +174,9 @@ def warn(found: Sequence[Collective], batch_size: int, settings: EncoderSettings
 
 
 def warn_of_whole_gradients(found: Sequence[Collective], params: Any) -> list[str]:
-    """Points out gradients that are summed whole over "fsdp", for which a reduce-scatter sends half as much.
+    """Warns of gradients that are reduced whole over "fsdp"; a reduce-scatter sends half as much.
 
-    The TPU compiler (libtpu 0.0.42) makes one of up to 16 chips of a torus, and reduces whole over 32 or 64.
+    libtpu 0.0.42 makes a reduce-scatter for up to 16 chips of a torus, and an all-reduce for 32 or 64.
     """
     shapes = {leaf.shape[-2:] for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1}
     whole = [
@@ -213,7 +198,7 @@ def _uncounted(program: Program | None) -> list[str]:
     if program is None or not program.endless:
         return []
     return [
-        f"{len(program.endless)} loops do not say how often they turn and count once: times are too short"
+        f"{len(program.endless)} loops of unknown length count as one iteration each: times are too short"
     ]
 
 
@@ -226,13 +211,8 @@ def _try(target: Target, planned: Planned) -> _Tried:
         program, mesh = compiled.program, step.partitioner.mesh
         costs = None if program is None else step_costs.of_program(program, target, mesh)
         return _Tried(step, kept, compiled, costs)
-    guess = arithmetic.estimate(
-        planned.config,
-        step,
-        kept,
-        _kept(planned.with_remat(False)),
-        chunks=planned.chunks,
-    )
+    without_remat = _kept(planned.with_remat(False))
+    guess = arithmetic.estimate(planned.config, step, kept, without_remat, chunks=planned.chunks)
     program = arithmetic.partition(step)
     if program is None:
         with step.partitioner():
@@ -246,13 +226,13 @@ def _try(target: Target, planned: Planned) -> _Tried:
 
 
 def _scheduled_seconds(tried: _Tried) -> float | None:
-    """Returns how long a step takes where the compiler says it; see `memory.scheduled_seconds`."""
+    """Returns the scheduled time of a step, if compiled; see `memory.scheduled_seconds`."""
     followed = tried.costs and tried.costs.overlap
     return followed.seconds if followed else None
 
 
 def _kept(planned: Planned, step: Step | None = None) -> activation_memory.Kept:
-    """Returns what a step keeps; with gradient caching that is the embeddings and what one chunk keeps."""
+    """Returns what a step keeps; with gradient caching, the embeddings and one chunk's activations."""
     kept = activation_memory.kept(make_step(planned) if step is None else step)
     if planned.chunks == 1:
         return kept
@@ -280,18 +260,18 @@ def _advise(
         other = planned.with_chunks(objective, setting.batch_size).with_remat(setting.remat)
         return _kept(other).activations
 
-    def worked(new: advice.Setting) -> float:
-        """Returns what JAX keeps, and what it makes again of the block that is differentiated."""
+    def traced(new: advice.Setting) -> float:
+        """Returns the kept activations, and those recomputed for one block."""
         new = new._replace(fsdp=setting.fsdp)
         block = activations_of(new._replace(remat=False)) - activations_of(new)
         return activations_of(new) + max(block, 0) / backbone.num_layers
 
-    # The compiler may keep less than what JAX wrote down. Gathered weights do not go with rows.
+    # The compiler may keep less than JAX traced. Gathered weights do not depend on the rows.
     known = max(memory.temporaries - kept.gradients, 0)
     gathered = min(arithmetic.gathered_weights(planned.config, tried.step.num_parameters), known)
     known -= gathered
-    share = min(1.0, known / max(worked(setting), 1))
-    rest = max(known - worked(setting), 0)
+    share = min(1.0, known / max(traced(setting), 1))
+    rest = max(known - traced(setting), 0)
     ways = (setting.remat, *setting.recomputing_more())
     kept_by = {remat: share * activations_of(setting._replace(remat=remat)) for remat in ways}
     rows = setting.batch_size / setting.chunks
@@ -300,7 +280,7 @@ def _advise(
         activations=kept_by,
         rest=rest,
         fixed=memory.batch + memory.code + gathered,
-        worked=lambda new: share * worked(new) + rest * new.batch_size / new.chunks / rows,
+        traced=lambda new: share * traced(new) + rest * new.batch_size / new.chunks / rows,
     )
     free = partitioner.mesh.shape["data"] * partitioner.mesh.shape["fsdp"]
     found = advice.suggest(
@@ -325,8 +305,8 @@ def _describe(planned: Planned, step: Step) -> str:
     backbone = config.backbone
     remats: dict[Remat, str] = {
         False: "no remat",
-        "weights": "remat but for products and gathered weights",
-        "products": "remat but for products",
+        "weights": "remat except products and gathered weights",
+        "products": "remat except products",
         True: "remat",
     }
     how = [backbone.dtype, remats[backbone.remat]]
