@@ -1,4 +1,4 @@
-"""A cross-encoder behind the service: order and scores are jaxir.rerank's, and no client waits for XLA."""
+"""A cross-encoder behind the service: order and scores equal jaxir.rerank's, and nothing compiles later."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ DEPTH = 6
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    """A cross-encoder of one layer: a service compiles it in a dozen shapes."""
+    """A cross-encoder of one layer, which the service compiles in a dozen shapes."""
     folder = tmp_path_factory.mktemp("one_layer") / "cross_bert"
     first_layers(folder, "cross_bert", ("num_hidden_layers",), r"layer\.1\.")
     return f"hf:{folder}"
@@ -46,7 +46,7 @@ def asked(service: Service, coroutine_of):
     return asyncio.run(inside())
 
 
-def test_the_reranked_are_the_hybrids_best_in_the_order_of_jaxir_rerank(service, world, model, tmp_path):
+def test_reranked_order_and_scores_equal_jaxir_rerank(service, world, model, tmp_path):
     assert service.systems == ["dense", "second", "hybrid", "reranked"]
     found = asked(service, lambda running: running.search(QUERIES, 10, ["reranked", "hybrid"]))
     run = {
@@ -70,13 +70,13 @@ def test_the_reranked_are_the_hybrids_best_in_the_order_of_jaxir_rerank(service,
         wanted = [expected[f"q{n}"][d] for d in reranked.ids]
         np.testing.assert_allclose(reranked.scores, wanted, atol=1e-5)
         assert reranked.scores == sorted(reranked.scores, reverse=True)
-        if len({round(score, 4) for score in wanted}) == DEPTH:  # to rounding there are no ties
+        if len({round(score, 4) for score in wanted}) == DEPTH:  # no ties up to rounding
             assert reranked.ids == rank(expected[f"q{n}"])
         moved += reranked.ids != rankings["hybrid"].ids[:DEPTH]
     assert moved
 
 
-def test_alone_and_cut_and_with_one_index(service, world, model):
+def test_reranked_alone_shortened_and_of_one_index(service, world, model):
     found = asked(service, lambda running: running.search(QUERIES, 2, ["reranked"]))
     whole = asked(service, lambda running: running.search(QUERIES, 10, ["reranked"]))
     for few, many in zip(found, whole, strict=True):
@@ -88,7 +88,7 @@ def test_alone_and_cut_and_with_one_index(service, world, model):
     assert len(answer["dense"].ids) == 3 and set(answer["reranked"].ids) <= set(dense["dense"].ids)
 
 
-def test_nothing_compiles_after_the_start_and_texts_of_any_length_are_read(service, model):
+def test_no_reranker_compiles_after_start(service, model):
     reranker = service.reranker
     programs = reranker.shapes._runner.program(score_pairs).executables
     before = dict(programs)
@@ -101,7 +101,7 @@ def test_nothing_compiles_after_the_start_and_texts_of_any_length_are_read(servi
     assert programs == before
 
 
-def test_clients_share_batches_and_are_counted(service):
+def test_clients_share_reranker_batches(service):
     async def many(running):
         await asyncio.gather(*(running.search([q], 3, ["reranked"]) for q in QUERIES * 4))
         text, _ = Metrics(running).text("")
@@ -113,7 +113,7 @@ def test_clients_share_batches_and_are_counted(service):
     assert 'jaxir_compiled_shapes{indexes="reranked",tower="pair"}' in text
 
 
-def test_too_many_are_refused(world, model):
+def test_too_many_pairs_are_refused(world, model):
     limits = Limits(k=20, queries=1, waiting=1)
     service = Service.open([f"{world.root}/dense"], limits=limits, reranker=model, rerank_depth=DEPTH)
 
@@ -137,7 +137,7 @@ def test_too_many_are_refused(world, model):
         (
             ["without_texts"],
             {"reranker": "{cross_encoder}"},
-            "no index has texts to read; build one with --corpus",
+            "no index stores texts; build one with --corpus",
         ),
         (["reranked=dense"], {}, "the name 'reranked' is taken"),
     ],
@@ -152,8 +152,8 @@ def test_serve_refuses_unsuitable_rerankers_depths_and_names(world, model, index
         Service.open(names, limits=Limits(k=20), **{"rerank_depth": DEPTH} | given)
 
 
-def test_a_document_whose_text_no_index_has_is_not_judged_as_an_empty_one(world, model, tmp_path):
-    """A dense index without texts that has grown beside the one that has them."""
+def test_documents_without_text_are_refused(world, model, tmp_path):
+    """A dense index without texts has documents that the index with texts lacks."""
     vectors = np.eye(len(world.ids) + 1, world.encoder.dimension, dtype=np.float32)
     facts = {"fingerprint": world.encoder.fingerprint, "model": world.model}
     ExactIndex.build(vectors, [*world.ids, "new"], **facts).save(tmp_path / "grown")
@@ -166,7 +166,7 @@ def test_a_document_whose_text_no_index_has_is_not_judged_as_an_empty_one(world,
 
 
 @pytest.mark.slow
-def test_over_http(world, model, tmp_path):
+def test_reranker_over_http(world, model, tmp_path):
     flags = [f"--index={world.root}/dense", f"--reranker={model}", f"--rerank_depth={DEPTH}"]
     with running(tmp_path, *flags) as server:
         answer = server.ask("/search", queries=QUERIES[:1], k=4)["results"][0]["systems"]
@@ -181,9 +181,9 @@ def test_over_http(world, model, tmp_path):
         assert health["systems"] == ["dense", "reranked"] and health["reranker"] == "cross_bert"
         page = server.request("GET", "/")[2].decode()
         assert "Refined" in page
-    assert "judging" not in server.log.read_text()  # no bar of progress
+    assert "judging" not in server.log.read_text()  # no progress bar
 
 
-def test_the_reranker_takes_any_cross_encoder(tmp_path):
+def test_reranker_accepts_any_cross_encoder(tmp_path):
     reranker = Reranker(f"hf:{GOLDEN}/cross_roberta", depth=2)
     assert len(reranker.score([("a", "b"), ("c", "")])) == 2
