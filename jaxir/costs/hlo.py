@@ -55,7 +55,10 @@ class Instruction:
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
         """The arrays of the result; several for a tuple."""
-        return parse_type(self.type)
+        return tuple(
+            Array(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in layout)
+            for dtype, dims, layout in _ARRAY.findall(self.type)
+        )
 
     def attribute(self, name: str) -> str | None:
         """Returns the value of an attribute that is a name or in braces, without the braces."""
@@ -142,38 +145,40 @@ class Program:
         root = next(i for i in condition.values() if i.root)
         if root.op != "compare" or root.attribute("direction") not in ("LT", "LE"):
             return None
-        counter, last = self._index(condition, root.operands[0]), self._constant(condition, root.operands[1])
+        first = self._initial(loop, computation, self._index(condition, root.operands[0]))
+        last = self._constant(condition, root.operands[1])
         if last is None:
-            index = self._index(condition, root.operands[1])
-            last = None if index is None else self._initial(loop, computation, index)
-        first = None if counter is None else self._initial(loop, computation, counter)
+            last = self._initial(loop, computation, self._index(condition, root.operands[1]))
         if last is None or first is None:
             return None
         return last - first + (root.attribute("direction") == "LE")
 
-    def _initial(self, loop: Instruction, computation: str, index: int) -> int | None:
+    def _initial(self, loop: Instruction, computation: str, index: int | None) -> int | None:
         """Returns the initial value of element `index` of the loop's state."""
         around = self.computations[computation]
         state = around[loop.operands[0]]
-        if state.op != "tuple":
+        if index is None or state.op != "tuple":
             return None
         return self._constant(around, state.operands[index])
 
     def _constant(self, computation: dict[str, Instruction], name: str) -> int | None:
-        instruction = computation.get(name)
-        while instruction is not None and instruction.op in ("copy", "bitcast", "copy-start", "copy-done"):
-            instruction = computation.get(instruction.operands[0])
-        if instruction is None or instruction.op != "constant":
+        found = _without_copies(computation, name)
+        if found is None or found.op != "constant" or not re.fullmatch(r"-?\d+", found.operands[0]):
             return None
-        return int(instruction.operands[0]) if re.fullmatch(r"-?\d+", instruction.operands[0]) else None
+        return int(found.operands[0])
 
     def _index(self, computation: dict[str, Instruction], name: str) -> int | None:
-        instruction = computation.get(name)
-        while instruction is not None and instruction.op in ("copy", "bitcast"):
-            instruction = computation.get(instruction.operands[0])
-        if instruction is None or instruction.op != "get-tuple-element":
-            return None
-        return int(instruction.attribute("index"))
+        found = _without_copies(computation, name)
+        is_element = found is not None and found.op == "get-tuple-element"
+        return int(found.attribute("index")) if is_element else None
+
+
+def _without_copies(computation: dict[str, Instruction], name: str) -> Instruction | None:
+    """Returns the instruction of which the named one is a copy, or the instruction itself."""
+    found = computation.get(name)
+    while found is not None and found.op in ("copy", "bitcast", "copy-start", "copy-done"):
+        found = computation.get(found.operands[0])
+    return found
 
 
 def parse(text: str) -> Program:
@@ -191,14 +196,6 @@ def parse(text: str) -> Program:
         if instruction is not None:
             current[instruction.name] = instruction
     return Program(entry, computations)
-
-
-def parse_type(text: str) -> tuple[Array, ...]:
-    """Returns the arrays of a type such as "(f32[2,3]{1,0}, s32[])"."""
-    return tuple(
-        Array(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in (layout or ""))
-        for dtype, dims, layout in _ARRAY.findall(text)
-    )
 
 
 def _parse_line(line: str) -> Instruction | None:

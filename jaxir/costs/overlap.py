@@ -81,16 +81,10 @@ class _Queue:
 
 
 def read(program: Program, target: Target, mesh: Mesh, devices: Sequence[jax.Device]) -> Overlap:
-    """Follows a step.
+    """Follows a step of a TPU; partition i of its program is the i-th device of `mesh`.
 
     A collective that libtpu fuses into products advances only during these. Links send one thing at a
     time. Copies between HBM and the chip's own memory advance while HBM is otherwise idle.
-
-    Args:
-      program: the compiled step of a TPU.
-      target: the chips.
-      mesh: the mesh it was compiled for; partition i is its i-th device.
-      devices: the mesh's devices in order.
     """
     walk = _Walk(program, target, mesh, devices)
     took = walk.through(program.entry, 1)

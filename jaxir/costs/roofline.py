@@ -51,14 +51,7 @@ class Roofline(NamedTuple):
 def estimate(
     work: Work, collectives: Sequence[Collective], target: Target, devices: Sequence[jax.Device]
 ) -> Roofline:
-    """Returns the roofline of a step.
-
-    Args:
-      work: work of one chip; 0 in `vector` or `bytes` means unknown.
-      collectives: of the step.
-      target: the chips.
-      devices: the mesh's devices in order.
-    """
+    """Returns the roofline of a step, from the work of one chip; 0 in `vector` or `bytes` means unknown."""
     return Roofline(
         *work.seconds(target.chip),
         interconnect=sum(c.traffic / bandwidth(c.members, target, devices) for c in collectives),

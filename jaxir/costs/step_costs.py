@@ -26,13 +26,9 @@ class StepCosts(NamedTuple):
 
 
 def of_program(program: Program | None, target: Target, mesh: Mesh, counted: Work | None = None) -> StepCosts:
-    """Reads the costs of a step.
+    """Reads the costs of a step; partition i of its program is the i-th device of `mesh`.
 
-    Args:
-      program: the compiled step; None for one chip without a compiler, then `counted` is required.
-      target: the chips.
-      mesh: the mesh it was compiled for; partition i is its i-th device.
-      counted: the work, if not to be read from the program.
+    `counted` replaces the work read from the program; `program` may be None on a single chip.
     """
     in_order = list(mesh.devices.flat)
     sent = [] if program is None else collectives.read(program, mesh)

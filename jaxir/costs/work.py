@@ -136,15 +136,10 @@ def _trace(jaxpr: jax_core.Jaxpr) -> Work:
 
 
 def differentiated(function: Callable[..., Any], trained: Any, *others: Any) -> float:
-    """Returns the operations of the products of `function` and of its gradient, without recomputation.
+    """Returns the operations of the products of `function(trained, *others)` and of its gradient.
 
-    The gradient adds a product for each operand that depends on `trained`: none in a frozen layer, two in
-    a trained one.
-
-    Args:
-      function: (trained, *others) -> anything.
-      trained: shapes to differentiate with respect to.
-      *others: shapes of the other arguments.
+    Recomputation does not count. The gradient adds a product for each operand that depends on `trained`:
+    none in a frozen layer, two in a trained one.
     """
     jaxpr = jax.make_jaxpr(function)(trained, *others).jaxpr
     count = len(jax.tree.leaves(trained))

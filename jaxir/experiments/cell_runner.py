@@ -52,14 +52,10 @@ class Failure:
 
 
 def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None]) -> list[Failure]:
-    """Trains and tests every cell without a result and returns those that fail.
+    """Trains and tests every cell without a result, and returns those that fail.
 
-    Raises `Interrupted` on SIGINT or SIGTERM, after the running command has saved its state.
-
-    Args:
-      cells: in the order to run.
-      steps: training steps of a cell, for the progress bar.
-      on_result: called after each cell that finished.
+    `steps` of a cell are for the progress bar; `on_result` is called after each finished cell. Raises
+    `Interrupted` on SIGINT or SIGTERM, after the running command has saved its state.
     """
     for cell in cells:
         check_begun(cell.directory, cell.identity, cell.inputs)
@@ -95,16 +91,7 @@ class CommandFailed(Exception):
 
 
 def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
-    """Runs the remaining commands of a cell.
-
-    Args:
-      cell: the cell.
-      on_steps: called with the number of finished training steps.
-
-    Raises:
-      CommandFailed: a command failed.
-      Interrupted: a signal came.
-    """
+    """Runs the remaining commands of a cell; reports finished training steps to `on_steps`."""
     begin(cell.directory, cell.identity, inputs_of(cell))
     before, log = 0, cell.directory / "log.txt"
     for run, arguments in cell.commands.training:
@@ -120,12 +107,7 @@ def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
 
 
 def log_run(arguments: Sequence[str], log: Path, meanwhile: Callable[[], None] | None = None) -> None:
-    """Runs `python ARGUMENTS`, appends its output to `log`, and calls `meanwhile` until it ends.
-
-    Raises:
-      CommandFailed: it ended with an error.
-      Interrupted: see `run_attended`.
-    """
+    """Runs `python ARGUMENTS` and appends its output to `log`; raises `CommandFailed` or `Interrupted`."""
     with log.open("ab") as file:
         file.write(f"\n$ {shlex.join(['python', *arguments])}\n".encode())
         file.flush()
@@ -143,14 +125,8 @@ def run_attended(
 ) -> int:
     """Runs `python ARGUMENTS`, forwards signals to it, and returns its exit code.
 
-    Args:
-      arguments: of the command.
-      meanwhile: called repeatedly until it ends.
-      typed: short text for its standard input.
-      **streams: its stdout and stderr; by default those of this process.
-
-    Raises:
-      Interrupted: this process received SIGINT or SIGTERM, or the command was stopped from outside.
+    Calls `meanwhile` repeatedly. `typed` is short text for its standard input. Raises `Interrupted` if
+    this process received SIGINT or SIGTERM, or the command was stopped from outside.
     """
     with signals() as received:
         # In its own session Ctrl-C reaches it only through this process. If this process is killed, the

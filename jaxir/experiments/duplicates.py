@@ -39,7 +39,12 @@ class DuplicateRich(PairSource):
         group_of = read_groups(folder, self.group_by, on_bad_input)
         pairs = list(folder.pairs(self.split))
         merged = merge_passages(pairs, [group_of[pair.passage_id] for pair in pairs], unique=self.unique)
-        return iter(merged if self.mask_duplicates else map(_with_own_ids, range(len(merged)), merged))
+        if self.mask_duplicates:
+            return iter(merged)
+        return (
+            pair._replace(query_id=f"{pair.query_id} {row}", passage_id=f"{pair.passage_id} {row}")
+            for row, pair in enumerate(merged)
+        )
 
 
 def merge_passages(
@@ -47,16 +52,8 @@ def merge_passages(
 ) -> list[PairExample]:
     """Gives all queries of a group its first pair's passage, and keeps the largest groups.
 
-    Groups are taken by number of pairs, then by name, while at most `unique` passages per pair remain. For
-    example, all packages built from one Debian source package share the description of the first one.
-
-    Args:
-      pairs: without negatives, since one may be another pair's passage.
-      groups: the group of each pair.
-      unique: most passages per pair; in (0, 1].
-
-    Returns:
-      The kept pairs in their order.
+    Groups are taken by number of pairs, then by name, while at most `unique` passages per pair remain.
+    Pairs must have no negatives, since one may be another pair's passage.
     """
     sizes = collections.Counter(groups)
     ranked = sorted(sizes, key=lambda group: (-sizes[group], group))
@@ -92,7 +89,3 @@ def read_groups(folder: BeirFolder, field: str, on_bad_input: OnBadInput) -> dic
         return string_field(record, "_id"), metadata[field]
 
     return dict(parsed_lines(folder.corpus_path, parse, on_bad_input))
-
-
-def _with_own_ids(row: int, pair: PairExample) -> PairExample:
-    return pair._replace(query_id=f"{pair.query_id} {row}", passage_id=f"{pair.passage_id} {row}")

@@ -174,12 +174,12 @@ class _Maker:
 
     def _tests(self, directory: Path, folder: str, model: str) -> Commands:
         tested = ("-m", "jaxir.evaluate", f"--model={model}")
-        asked = (f"--dataset=beir:{folder}", f"--split={self.grid.split}", f"--metrics={self.grid.metrics}")
+        flags = (f"--dataset=beir:{folder}", f"--split={self.grid.split}", f"--metrics={self.grid.metrics}")
         judging = {
             name: (*tested, f"--dataset={spec}", f"--output={_of_judge(directory, name)}")
             for name, spec in self.judges.items()
         }
-        return Commands((), (*tested, *asked, f"--output={directory / RESULT}"), judging)
+        return Commands((), (*tested, *flags, f"--output={directory / RESULT}"), judging)
 
     def _cell(
         self,

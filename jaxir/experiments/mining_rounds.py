@@ -65,15 +65,7 @@ def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[
 
 
 def run_rounds(settings: RoundSettings, output: Path, *, report: Callable[[str], None]) -> list[Path]:
-    """Runs the unfinished commands and returns the scores of each round, test.json files.
-
-    Raises `Interrupted` on SIGINT or SIGTERM, after the running command has saved its state.
-
-    Args:
-      settings: of the rounds.
-      output: directory of all rounds, new or begun.
-      report: called with a line before each command.
-    """
+    """Runs the unfinished commands, reports each one, and returns the test.json of each round."""
     planned = list(steps_of(settings, output))
     identity = tuple(
         shlex.join(["python", *step.arguments])

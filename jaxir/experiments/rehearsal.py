@@ -1,6 +1,6 @@
-"""Finds mistakes in the training runs of an experiment before any directory is made.
+"""Finds mistakes in an experiment's training runs before any directory is made.
 
-Runs in its own process: reading a recipe imports what it names, which may claim a TPU that the runs need.
+Runs in its own process: reading a recipe may claim a TPU that the runs need.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ _CHILD = "from jaxir import cli; from jaxir.experiments import rehearsal; cli.en
 
 
 def rehearse(commands: Iterable[Sequence[str]], output_dir: Path) -> None:
-    """Checks `python -m jaxir.train` commands with `training`, once for those that differ only by seed or
-    place.
-    """
+    """Checks training commands with `training`, once for those that differ only by seed or place."""
     own = [tuple(a for a in c[2:] if not a.startswith(("--seed=", "--output_dir="))) for c in commands]
     runs = [[*arguments, f"--output_dir={output_dir}"] for arguments in dict.fromkeys(own)]
     if error := _first_error("training", runs):

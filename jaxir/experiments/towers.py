@@ -48,17 +48,14 @@ class UnderIdentityProjection(Overrides):
     def _on_identity(self, found: StoredModel, seed: int) -> StoredModel:
         if self.projection is not None:
             raise UserError("projection cannot be set: an identity has the encoder's own width")
-        return self.apply(_with_identity(found, self.source), seed=seed, where=self.source)
-
-
-def _with_identity(model: StoredModel, where: str) -> StoredModel:
-    if model.config.projection is not None:
-        return model
-    if model.config.sharing != "sde":
-        raise UserError(f"{where}: its towers are {model.config.sharing!r} and have no projection")
-    width = model.config.backbone.embed_dim
-    return dataclasses.replace(
-        model,
-        config=dataclasses.replace(model.config, projection=Projection(dimension=width)),
-        params={**model.params, "projection.kernel": np.eye(width, dtype=np.float32)},
-    )
+        config = found.config
+        if config.projection is None:
+            if config.sharing != "sde":
+                raise UserError(f"{self.source}: its towers are {config.sharing!r} and have no projection")
+            width = config.backbone.embed_dim
+            found = dataclasses.replace(
+                found,
+                config=dataclasses.replace(config, projection=Projection(dimension=width)),
+                params={**found.params, "projection.kernel": np.eye(width, dtype=np.float32)},
+            )
+        return self.apply(found, seed=seed, where=self.source)

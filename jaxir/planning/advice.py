@@ -85,17 +85,9 @@ def suggest(
     divisor: int,
     can: Collection[str],
 ) -> list[Change]:
-    """Returns sufficient changes, smallest first.
+    """Returns sufficient changes of the settings named in `can`, smallest first.
 
-    Args:
-      setting: of the run that does not fit.
-      costs: of that setting.
-      limit: bytes of memory on each chip.
-      target: the chips.
-      mesh: as the user configured it.
-      fsdp: sizes of the axis that mesh and model allow.
-      divisor: the rows of a chunk must be a multiple of it.
-      can: names of the settings that can be changed.
+    `fsdp` lists the sizes that mesh and model allow; the rows of a chunk must be a multiple of `divisor`.
     """
     found: list[Change] = []
     left = _CHECKED

@@ -1,13 +1,10 @@
-"""Estimates a step for machines without a compiler here (GPUs), from shapes and partitioning."""
+"""Estimates a GPU step from shapes and partitioning, because no GPU compiler is available."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from jaxir.core.errors import UserError
 from jaxir.costs.hlo import Program, parse
 from jaxir.models.dual_encoder import DualEncoderConfig
-from jaxir.planning.activation_memory import Kept
 from jaxir.planning.program import Step, bytes_of, lower
 from jaxir.runtime.compile_cache import aside
 from jaxir.storage.temporary_outputs import temporary_directory
@@ -16,36 +13,22 @@ from jaxir.storage.temporary_outputs import temporary_directory
 _OPTIONS = {"xla_backend_optimization_level": 0, "xla_dump_hlo_as_text": True}
 
 
-class Estimate(NamedTuple):
-    """Estimate of a step on each device."""
-
-    temporaries: int  # bytes of gradients, activations, gathered weights and work space
-    traffic: int  # least bytes between memory and chip
-
-
 def estimate(
-    config: DualEncoderConfig, step: Step, kept: Kept, kept_without_remat: Kept, *, chunks: int = 1
-) -> Estimate:
-    """Estimates a step's memory and its traffic.
+    config: DualEncoderConfig, step: Step, activations: int, without_remat: int, *, chunks: int
+) -> tuple[int, int]:
+    """Estimates bytes of temporaries and of memory traffic on each device.
 
-    While a rematerialised block is differentiated, all its activations exist; the weights of two blocks
-    are
-    gathered at a time. Activations are written and read once, parameters and optimizer state too. Weights
-    are read by the forward, the backward and, if products are recomputed, the second forward pass.
-    Gradient
-    caching adds a forward pass and repeats all passes for each of its `chunks`.
+    During a rematerialised block's backward pass all its activations exist; two blocks' weights are
+    gathered at a time. Each array is written and read once, and weights once per pass. Gradient caching
+    adds a forward pass and repeats all passes for each of its `chunks`.
     """
     backbone = config.backbone
-    whole = step.num_parameters
-    itemsize = _itemsize(config)
-    block = 0
-    if backbone.remat:
-        block = max(kept_without_remat.activations - kept.activations, 0) // backbone.num_layers
-    temporaries = kept.gradients + kept.activations + block + gathered_weights(config, whole)
+    whole, gradients = step.num_parameters, bytes_of(step.trained)
+    block = max(without_remat - activations, 0) // backbone.num_layers if backbone.remat else 0
+    temporaries = gradients + activations + block + gathered_weights(config, whole)
     passes = 3 + (backbone.remat is True) + (chunks > 1)
-    activations = chunks * (kept_without_remat.activations + kept.activations)
-    traffic = 2 * (bytes_of(step.state) + kept.gradients + activations) + chunks * passes * whole * itemsize
-    return Estimate(temporaries, traffic)
+    moved = bytes_of(step.state) + gradients + chunks * (without_remat + activations)
+    return temporaries, 2 * moved + chunks * passes * whole * _itemsize(config)
 
 
 def gathered_weights(config: DualEncoderConfig, parameters: int) -> int:

@@ -70,17 +70,7 @@ def run(
 ) -> int:
     """Prints the plan of generation; returns 0 if it fits, else 1.
 
-    Reads no weights. Must be the first use of JAX in its process.
-
-    Args:
-      topology: the machine, such as "v5e:2x2".
-      source: the generator, as for `model_dir.load`.
-      how: see `Decoding`.
-      batch_tokens: tokens of the texts of a batch on each chip.
-      max_length: tokens of each text; None: the model's maximum.
-      dtype: type of the matrix products.
-      prices: of a chip-hour, such as "v5e=1.2"; None: print no cost.
-      words: the typed command, which advice changes.
+    Reads no weights. Must be the first use of JAX in its process. `words` is the typed command.
     """
     target = targets.parse(topology)
     if target.chip.kind != "tpu":
@@ -99,10 +89,7 @@ def run(
 
 
 def make(target: Target, config: Seq2SeqConfig, batch: Batch, partitioner: Partitioner) -> DecodingPlan:
-    """Compiles the program that `jaxir.expand generate` runs on a batch, and counts its work.
-
-    The decoding loop counts as often as an output has tokens at most.
-    """
+    """Compiles the program that `jaxir.expand generate` runs, with decoding loops of maximum length."""
     step = model_step(
         config, lambda model, ids: model.generate(ids, batch.how), (batch.texts, batch.length), partitioner
     )

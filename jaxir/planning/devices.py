@@ -23,14 +23,20 @@ TOOLS = root / ".plan-tools" if (root := clone()) else cache_directory() / "plan
 
 def get(target: Target) -> Sequence[jax.Device]:
     """Returns devices to compile for. Must be called before JAX is used, since it selects the platform."""
-    if target.chip.kind == "gpu":
-        return _stand_ins(target.count)
+    is_gpu, count = target.chip.kind == "gpu", target.count
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_platforms", "cpu")
-    return tpu_devices(target)
+        if is_gpu:
+            jax.config.update("jax_num_cpu_devices", count)
+    if not is_gpu:
+        return _tpu_devices(target)
+    found = jax.devices("cpu")
+    if len(found) < count:
+        raise UserError(f"JAX already uses {len(found)} devices; plan for {count} in a new process")
+    return found[:count]
 
 
-def tpu_devices(target: Target) -> Sequence[jax.Device]:
+def _tpu_devices(target: Target) -> Sequence[jax.Device]:
     """Returns the chips of a TPU slice, for compiling only."""
     os.environ["TPU_LIBRARY_PATH"] = str(find_libtpu())
     # Otherwise libtpu looks for TPUs of this machine, logs that there are none, and lets only one process
@@ -87,16 +93,6 @@ def requirement() -> str:
         if match := re.match(r"libtpu\s*==\s*([\d.]+\*?)", line):
             return f"libtpu=={match[1]}"
     return "libtpu"
-
-
-def _stand_ins(count: int) -> Sequence[jax.Device]:
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", count)
-    found = jax.devices("cpu")
-    if len(found) < count:
-        raise UserError(f"JAX already uses {len(found)} devices; plan for {count} in a new process")
-    return found[:count]
 
 
 @contextlib.contextmanager

@@ -83,6 +83,27 @@ class Step(NamedTuple):
     def num_parameters(self) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
 
+    def activation_bytes(self) -> int:
+        """Returns the bytes on each device that JAX keeps for the backward pass; a compiler may keep less.
+
+        Arrays with a batch dimension count as split like the batch. Parameters do not count.
+        """
+        batch_size = next(iter(self.batch.values())).shape[0]
+        split = self.partitioner.batch_divisor()
+        parameters = {leaf.shape for leaf in jax.tree.leaves((self.state.params, self.state.auxiliary))}
+
+        def backward(trained: Any, state: Any, batch: Any) -> Any:
+            return jax.vjp(lambda t: self.forward(t, state, batch)[0], trained)[1]
+
+        with self.partitioner():
+            kept = jax.tree.leaves(jax.eval_shape(backward, self.trained, self.state, self.batch))
+        total = 0
+        for leaf in kept:
+            if leaf.shape not in parameters:
+                has_batch = any(n and n % batch_size == 0 for n in leaf.shape)
+                total += size_of(leaf) // (split if has_batch else 1)
+        return total
+
     def useful_flops(self) -> float:
         """Returns the operations of a step's products over all chips, without recomputation."""
         # A kernel's inside cannot be differentiated.
@@ -152,14 +173,7 @@ def model_step(
     ids_shape: tuple[int, int],
     mesh: Partitioner,
 ) -> Step:
-    """Makes a step that runs a model without training it, from shapes.
-
-    Args:
-      config: of the model.
-      run: (model, ids) -> an array [texts, ...].
-      ids_shape: texts over all chips, tokens of each.
-      mesh: the mesh to compile for.
-    """
+    """Makes a step from shapes that calls `run(model, ids)` on token ids and trains nothing."""
     graph, state = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
     state = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),

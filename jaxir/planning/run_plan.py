@@ -15,14 +15,13 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Tokens
 from jaxir.costs import step_costs, targets, work
 from jaxir.costs.collectives import Collective
-from jaxir.costs.hlo import Program
 from jaxir.costs.step_costs import StepCosts
 from jaxir.costs.targets import Target
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat
 from jaxir.models.seq2seq import Seq2SeqConfig
-from jaxir.planning import activation_memory, advice, architecture, arithmetic, devices
+from jaxir.planning import advice, architecture, arithmetic, devices
 from jaxir.planning.plan_report import Memory, Plan, gib, render
 from jaxir.planning.prices import read as read_prices
 from jaxir.planning.program import (
@@ -46,13 +45,7 @@ def run(
 ) -> int:
     """Prints the plan of a run; returns 0 if it fits, else 1.
 
-    Reads neither data nor weights and needs no network. Must be the first use of JAX in its process.
-
-    Args:
-      text: the machine, such as "v5p:4x4x4" or "gpu:8xh100".
-      recipe: of the run.
-      prices: of a chip-hour, such as "v5p=4.2"; None: print no cost.
-      command: the typed command, which advice changes.
+    Reads neither data nor weights. Must be the first use of JAX in its process. Advice changes `command`.
     """
     if "," in text:
         raise UserError(f"--topology={text}: a plan is for one machine; add --search to compare several")
@@ -85,10 +78,10 @@ def prepare(recipe: Recipe, target: Target, found: Sequence[jax.Device]) -> Plan
 
 
 class _Tried(NamedTuple):
-    """A step, its memory for the backward pass, its program and, if it has a program, its costs."""
+    """A step, the bytes of its activations, its program and, if it has one, its costs."""
 
     step: Step
-    kept: activation_memory.Kept
+    activations: int
     compiled: Compiled
     costs: StepCosts | None
 
@@ -107,25 +100,31 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
             gathers=partitioner.mesh.shape["fsdp"] > 1,
             scanned=planned.config.backbone.scan_layers,
             size_of=lambda tried: tried.compiled.size,
-            seconds_of=_scheduled_seconds,
+            seconds_of=lambda tried: (
+                tried.costs.overlap.seconds if tried.costs and tried.costs.overlap else None
+            ),
         )
         planned = planned.with_remat(remat).with_chunks(objective)
     else:
         tried = _try(target, planned)
     seconds = time.monotonic() - start
-    step, kept, compiled, costs = tried
+    step, activations, compiled, costs = tried
     memory = Memory(
         parameters=bytes_of((step.state.params, step.state.auxiliary, step.state.statistics)),
         optimizer=bytes_of(step.state.opt_state),
         batch=bytes_of(step.batch),
-        gradients=kept.gradients,
-        activations=kept.activations,
+        gradients=bytes_of(step.trained),
+        activations=activations,
         temporaries=compiled.temporaries,
         code=compiled.code + compiled.padding,
     )
     limit = compiled.limit_on(target)
     short_by = compiled.short_by or max(memory.total - limit, 0)
     found = [] if costs is None else costs.collectives
+    warnings = warn(found, planned.recipe.batch_size, planned.settings)
+    warnings += warn_of_whole_gradients(found, step.state.params)
+    if compiled.program is not None and (endless := compiled.program.endless):
+        warnings.append(f"{len(endless)} loops of unknown length count once: times are too short")
     return Plan(
         target=target,
         compiled=target.chip.kind == "tpu",
@@ -139,11 +138,7 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
         steps=planned.recipe.steps,
         useful_flops=step.useful_flops(),
         costs=costs,
-        warnings=[
-            *warn(found, planned.recipe.batch_size, planned.settings),
-            *warn_of_whole_gradients(found, step.state.params),
-            *_uncounted(compiled.program),
-        ],
+        warnings=warnings,
         advice=_advise(planned, tried, memory, limit, target, command) if short_by else [],
         seconds=seconds,
         settings=compiler_settings(),
@@ -194,25 +189,19 @@ def warn_of_whole_gradients(found: Sequence[Collective], params: Any) -> list[st
     ]
 
 
-def _uncounted(program: Program | None) -> list[str]:
-    if program is None or not program.endless:
-        return []
-    return [
-        f"{len(program.endless)} loops of unknown length count as one iteration each: times are too short"
-    ]
-
-
 def _try(target: Target, planned: Planned) -> _Tried:
     step = make_step(planned)
     check_sizes(step)
-    kept = _kept(planned, step)
+    activations, mesh = _activations(planned, step), step.partitioner.mesh
     if target.chip.kind == "tpu":
         compiled = compile_step(step)
-        program, mesh = compiled.program, step.partitioner.mesh
+        program = compiled.program
         costs = None if program is None else step_costs.of_program(program, target, mesh)
-        return _Tried(step, kept, compiled, costs)
-    without_remat = _kept(planned.with_remat(False))
-    guess = arithmetic.estimate(planned.config, step, kept, without_remat, chunks=planned.chunks)
+        return _Tried(step, activations, compiled, costs)
+    without_remat = _activations(planned.with_remat(False))
+    temporaries, traffic = arithmetic.estimate(
+        planned.config, step, activations, without_remat, chunks=planned.chunks
+    )
     program = arithmetic.partition(step)
     if program is None:
         with step.partitioner():
@@ -220,34 +209,25 @@ def _try(target: Target, planned: Planned) -> _Tried:
     else:
         done = work.compiled(program)
     held = bytes_of(step.state) + bytes_of(step.batch)
-    compiled = Compiled(program, guess.temporaries, code=0, held=held, padding=0)
-    done = done._replace(bytes=float(guess.traffic))
-    return _Tried(step, kept, compiled, step_costs.of_program(program, target, step.partitioner.mesh, done))
+    compiled = Compiled(program, temporaries, code=0, held=held, padding=0)
+    costs = step_costs.of_program(program, target, mesh, done._replace(bytes=float(traffic)))
+    return _Tried(step, activations, compiled, costs)
 
 
-def _scheduled_seconds(tried: _Tried) -> float | None:
-    """Returns the scheduled time of a step, if compiled; see `memory.scheduled_seconds`."""
-    followed = tried.costs and tried.costs.overlap
-    return followed.seconds if followed else None
-
-
-def _kept(planned: Planned, step: Step | None = None) -> activation_memory.Kept:
-    """Returns what a step keeps; with gradient caching, the embeddings and one chunk's activations."""
-    kept = activation_memory.kept(make_step(planned) if step is None else step)
+def _activations(planned: Planned, step: Step | None = None) -> int:
+    """Returns the bytes kept for the backward pass; with gradient caching, embeddings and one chunk's."""
+    size = (step or make_step(planned)).activation_bytes()
     if planned.chunks == 1:
-        return kept
+        return size
     objective = dataclasses.replace(planned.recipe.objective, chunks=1)
     one = planned.with_chunks(objective, planned.recipe.batch_size // planned.chunks)
-    part = activation_memory.kept(make_step(one))
-    return kept._replace(
-        activations=kept.activations + part.activations, largest=max(kept.largest, part.largest)
-    )
+    return size + make_step(one).activation_bytes()
 
 
 def _advise(
     planned: Planned, tried: _Tried, memory: Memory, limit: int, target: Target, command: Command
 ) -> list[str]:
-    partitioner, kept = planned.partitioner, tried.kept
+    partitioner = planned.partitioner
     fsdp, batch_size = partitioner.mesh.shape["fsdp"], planned.recipe.batch_size
     setting = advice.Setting(fsdp, planned.remat, planned.chunks, batch_size)
     backbone = planned.config.backbone
@@ -258,7 +238,7 @@ def _advise(
         if setting.chunks != planned.chunks:
             objective = dataclasses.replace(objective, chunks=setting.chunks)
         other = planned.with_chunks(objective, setting.batch_size).with_remat(setting.remat)
-        return _kept(other).activations
+        return _activations(other)
 
     def traced(new: advice.Setting) -> float:
         """Returns the kept activations, and those recomputed for one block."""
@@ -267,7 +247,7 @@ def _advise(
         return activations_of(new) + max(block, 0) / backbone.num_layers
 
     # The compiler may keep less than JAX traced. Gathered weights do not depend on the rows.
-    known = max(memory.temporaries - kept.gradients, 0)
+    known = max(memory.temporaries - memory.gradients, 0)
     gathered = min(arithmetic.gathered_weights(planned.config, tried.step.num_parameters), known)
     known -= gathered
     share = min(1.0, known / max(traced(setting), 1))
@@ -276,7 +256,7 @@ def _advise(
     kept_by = {remat: share * activations_of(setting._replace(remat=remat)) for remat in ways}
     rows = setting.batch_size / setting.chunks
     costs = advice.Costs(
-        state=memory.state + kept.gradients,
+        state=memory.state + memory.gradients,
         activations=kept_by,
         rest=rest,
         fixed=memory.batch + memory.code + gathered,
@@ -291,7 +271,7 @@ def _advise(
         mesh=planned.recipe.mesh,
         fsdp=[n for n in range(1, free + 1) if free % n == 0 and backbone.embed_dim % n == 0],
         divisor=partitioner.batch_divisor(),
-        can=command.settings,
+        can=command.flags.keys(),
     )
     lines = []
     for change in found:

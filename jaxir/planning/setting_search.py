@@ -56,13 +56,6 @@ def search(
     First finds a setting that fits: `start` with full remat, else with parameters split further. Then
     changes one field at a time. Then tries combinations predicted to be faster than the best so far,
     assuming that the effects of changes add up. More chunks are tried only if nothing fits with fewer.
-
-    Args:
-      start: the first setting.
-      levels: values to try for each field of a `Choice`.
-      refuse: returns why a choice cannot be run, without compiling it.
-      measure: compiles a choice, or returns why it cannot be run.
-      report: called after each compilation.
     """
     found = _Search(levels, refuse, measure, report)
     for chunks in levels["chunks"]:
@@ -87,10 +80,7 @@ class _Search:
         self.rows: dict[Choice, Figures | str] = {}
 
     def something_that_fits(self, start: Choice) -> Choice | None:
-        """Returns the first choice that fits, with parameters split ever further; None if none does.
-
-        A larger `tensor` helps no more than a larger `fsdp`, which leaves each chip fewer rows.
-        """
+        """Returns the first choice that fits, with parameters split ever further; None if none does."""
         for fsdp in [fsdp for fsdp in self.levels["fsdp"] if fsdp >= start.fsdp]:
             choice = start._replace(fsdp=fsdp)
             figures = self._try(choice, len(self._beside(choice)))

@@ -43,13 +43,8 @@ def run(
 ) -> int:
     """Searches slices and prints the results; returns 0 if one is suitable, else 1.
 
-    Must be the first use of JAX in its process, and reads neither data nor weights.
-
-    Args:
-      texts: TPU slices, such as "v5e:2x2,v5e:4x4".
-      recipe: of the run.
-      prices: of a chip-hour, such as ["v5e=1.2"]: choose the cheapest slice, not the fastest.
-      hours: limit of the run's duration.
+    Must be the first use of JAX in its process. Prefers the cheapest slice if there are `prices`, else the
+    fastest; `hours` limits the run.
     """
     found = [targets.parse(text) for text in texts.split(",")]
     if gpus := [target.name for target in found if target.chip.kind == "gpu"]:
@@ -214,12 +209,6 @@ def _cost(searched: Searched, recipe: Recipe, prices: Mapping[str, float]) -> fl
     return prices_lib.cost(searched.seconds * recipe.steps, searched.target, prices)
 
 
-_HEADS = (
-    *("GiB", "products", "elementwise", "HBM", "interconnect", "waits"),
-    *("at once", "scheduled", "in turn", ""),
-)
-
-
 def _slice_lines(searched: Searched, recipe: Recipe) -> Iterator[str]:
     target = searched.target
     yield f"search for {target.name}: {target.count} {target.chip.name} chips; ms a step at full speed"
@@ -229,7 +218,9 @@ def _slice_lines(searched: Searched, recipe: Recipe) -> Iterator[str]:
         return
     figures = {c: f for c, f in searched.rows.items() if isinstance(f, Figures)}
     ordered = sorted(figures, key=lambda c: (not figures[c].fits, figures[c].scheduled, figures[c].size))
-    rows = [("fsdp", "tensor", "data", "remat", "chunks", "scan", "sparse cores", *_HEADS)]
+    heads = ["fsdp", "tensor", "data", "remat", "chunks", "scan", "sparse cores", "GiB", "products"]
+    heads += ["elementwise", "HBM", "interconnect", "waits", "at once", "scheduled", "in turn", ""]
+    rows: list[Sequence[str]] = [heads]
     rows += [(*_name(c, target), *_cells(figures[c], c == searched.best)) for c in ordered]
     if not any(choice.sparse_cores for choice in searched.rows):
         rows = [(*row[:6], *row[7:]) for row in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Macros of the mesh's axes in the shipped recipes (gin/runs/samtone_paper.gin).
@@ -18,11 +18,6 @@ class Command:
     words: Sequence[str]  # of the line, from "python" on
     # By changeable setting, the flags that set it; advice types the first one.
     flags: Mapping[str, Sequence[str]]
-
-    @property
-    def settings(self) -> Collection[str]:
-        """The changeable settings."""
-        return self.flags.keys()
 
     def changed(self, settings: Mapping[str, Any]) -> str:
         """Returns the line with other values of settings, quoted for a shell; None removes a setting."""

@@ -27,9 +27,8 @@ _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def restart_with_huge_pages(module: str) -> None:
     """Restarts `python -m MODULE` with a malloc that uses huge pages; call before heavy imports.
 
-    XLA frees and reallocates a step's buffers for each step; with pages of 4 KiB the kernel spends a
-    quarter of the time on that. glibc reads the setting only at process start. Process id, streams and
-    exit status stay the same. There is no restart if it would not help (no glibc, huge pages always or
+    With pages of 4 KiB the kernel spends a quarter of the time on the buffers of steps. glibc reads the
+    setting only at process start. There is no restart if it would not help (no glibc, huge pages always or
     never given, --help), if GLIBC_TUNABLES is set, or under a debugger or launcher.
     """
     if TUNABLES in os.environ or not _started_as(module) or not _would_help():

@@ -41,8 +41,8 @@ def maybe_initialize_distributed() -> None:
     """
     if jax.distributed.is_initialized():
         return
-    asked = "JAX_COORDINATOR_ADDRESS" in os.environ
-    if not asked and not _has_tpu():
+    requested = "JAX_COORDINATOR_ADDRESS" in os.environ
+    if not requested and not _has_tpu():
         return
     numbers = {"num_processes": ("JAX_NUM_PROCESSES", Count), "process_id": ("JAX_PROCESS_ID", Natural)}
     given = {name: _number_of(v, kind) for name, (v, kind) in numbers.items() if v in os.environ}
@@ -55,7 +55,7 @@ def maybe_initialize_distributed() -> None:
                 shutdown_timeout_seconds=SHUTDOWN_SECONDS,
             )
     except ValueError as error:
-        if not asked:
+        if not requested:
             return  # TPUs of a single machine
         raise UserError(
             f"JAX_COORDINATOR_ADDRESS is set, but: {error} Set JAX_NUM_PROCESSES and JAX_PROCESS_ID"

@@ -88,15 +88,15 @@ class MeshConfig:
         if devices is None:
             check_devices()
         devices = jax.devices() if devices is None else list(devices)
-        asked = {axis: getattr(self, axis) for axis in MESH_AXES}
-        sizes = list(asked.values())
+        requested = {axis: getattr(self, axis) for axis in MESH_AXES}
+        sizes = list(requested.values())
         if sizes.count(-1) > 1:
-            raise UserError(f"at most one mesh size may be -1, not {asked}")
+            raise UserError(f"at most one mesh size may be -1, not {requested}")
         known = math.prod(s for s in sizes if s != -1)
         if -1 in sizes and len(devices) % known == 0:
             sizes[sizes.index(-1)] = len(devices) // known
         if math.prod(sizes) != len(devices):
-            raise UserError(f"mesh {asked} does not cover {len(devices)} devices exactly")
+            raise UserError(f"mesh {requested} does not cover {len(devices)} devices exactly")
         rules = tuple((name, _axes(target)) for name, target in (*self.rules, *DEFAULT_RULES))
         for name, target in rules:
             if wrong := [a for a in target if a not in MESH_AXES]:
@@ -148,16 +148,11 @@ class Partitioner:
         return self.mesh.devices.flat[0].platform == "tpu"
 
     def spec(self, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> PartitionSpec:
-        """Returns the PartitionSpec of an array with dimensions named `axes`.
+        """Returns the PartitionSpec of an array with dimensions named `axes`; None leaves a dimension whole.
 
         Rules apply in order, as in T5X. Each gives its mesh axes to the first dimension of its name that
         has none, unless another dimension has one of them or, if `shape` is given, they do not divide its
-        size (a vocabulary of 30,522 over 4 devices). Then the next rule of that name applies. A rule
-        without mesh axes leaves the dimension whole.
-
-        Args:
-          axes: one logical name per dimension; None leaves the dimension whole.
-          shape: the array's shape, if known.
+        size (a vocabulary of 30,522 over 4 devices). Then the next rule of that name applies.
 
         Raises:
           ValueError: a name without a rule, or another number of names than dimensions.
@@ -227,10 +222,7 @@ def batch_shards(rows: int) -> int:
 def constrain(x: jax.Array, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> jax.Array:
     """Constrains an activation to the sharding of `axes`, if a partitioner is in force.
 
-    Args:
-      x: any array.
-      axes: logical names of its dimensions.
-      shape: the number of units to divide in each dimension, if not its size: H for [..., H K].
+    `shape` has the number of units to divide in each dimension, if not its size: H for [..., H K].
     """
     partitioner = _IN_FORCE.get()
     if partitioner is None:
@@ -239,14 +231,10 @@ def constrain(x: jax.Array, axes: Sequence[str | None], shape: Sequence[int] | N
 
 
 def gather_weight(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
-    """Returns a weight gathered along the mesh axes that split the batch (FSDP).
+    """Returns a weight, in the compute dtype, gathered along the mesh axes that split the batch (FSDP).
 
     A device gathers a layer's weights when they are used, and keeps only its part of their gradient.
     Without this constraint the compiler may move activations instead.
-
-    Args:
-      x: a parameter (or a layer of a stack), in the compute dtype.
-      axes: logical names of its dimensions.
     """
     partitioner = _IN_FORCE.get()
     if partitioner is None:

@@ -24,14 +24,7 @@ class Busy(Exception):
 
 
 class Batcher(Generic[J, R]):
-    """Runs jobs in batches on its own thread; an async context.
-
-    Args:
-      work: jobs -> results in the same order.
-      max_batch: most jobs of a batch.
-      max_waiting: most jobs that may wait.
-      name: of the thread.
-    """
+    """Runs jobs in batches on its own thread; an async context."""
 
     def __init__(
         self, work: Callable[[list[J]], Sequence[R]], *, max_batch: int, max_waiting: int, name: str

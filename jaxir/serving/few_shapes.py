@@ -89,16 +89,10 @@ def lengths_up_to(max_length: int) -> list[int]:
 def lay_out(
     token_counts: Sequence[int], *, lengths: Sequence[int], batch_tokens: int, call_tokens: int
 ) -> list[tuple[int, int, list[int]]]:
-    """Arranges N texts in batches of few shapes.
+    """Arranges N texts, given their token counts, in batches (rows, length, texts) of few shapes.
 
-    Args:
-      token_counts: [N] tokens of each text, at most `lengths[-1]`.
-      lengths: of batches, ascending.
-      batch_tokens: most tokens of a batch with several rows.
-      call_tokens: padded tokens worth adding to save one batch.
-
-    Returns:
-      (rows, length, texts) of each batch; rows is in `ROWS` and at least the number of texts.
+    `rows` is in `ROWS` and may exceed the number of texts: `call_tokens` padded tokens are worth adding to
+    save a batch. Batches of several rows have at most `batch_tokens`.
     """
     texts_of: dict[int, list[int]] = {}
     for text, count in enumerate(token_counts):

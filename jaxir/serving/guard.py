@@ -114,13 +114,9 @@ def _replaying(body: bytes, receive: Any) -> Any:
 class Hosts:
     """Decides whether a request's Host header names this service.
 
-    IP addresses, `localhost` and requests without the header are accepted; other names must be listed.
-    With DNS rebinding, a page of another site resolves its own name to this service, and browsers send
-    that name.
-
-    Args:
-      allowed: names; `*.DOMAIN` accepts every name below a domain, `*` every name.
-      listening: the value of `--host`, which is accepted.
+    IP addresses, `localhost`, `listening` and requests without the header are accepted. Other names must
+    be in `allowed`; `*.DOMAIN` accepts all names below a domain, `*` every name. With DNS rebinding, a
+    page of another site resolves its own name to this service, and browsers send that name.
     """
 
     def __init__(self, allowed: Iterable[str] = (), listening: str = "localhost"):

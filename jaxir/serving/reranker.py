@@ -16,12 +16,7 @@ Pair = tuple[str, str]
 
 
 class Reranker:
-    """Scores the pairs of all clients together, in few compiled shapes.
-
-    Args:
-      spec: the cross-encoder, as for `CrossEncoder.load`.
-      depth: documents to score for each question.
-    """
+    """Scores the first `depth` documents of each question, for all clients together, in few shapes."""
 
     def __init__(self, spec: str, *, depth: int):
         self.encoder, self.depth = CrossEncoder.load(spec, devices=local_devices()[:1]), depth

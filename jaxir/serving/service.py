@@ -64,13 +64,9 @@ class Opened:
 class Service:
     """One or more indexes behind batchers. Create it with `open`, then use it as an async context.
 
-    Attributes:
-      opened: the indexes in the given order.
-      engines: by index name; indexes of one model share an engine.
-      systems: names to search: the indexes, "hybrid" of two or more, and "reranked" with a reranker.
-      reranker: reranks the hybrid's results, or those of the only index.
-      batchers: by engine name and tower; the reranker's key is ("reranked", "pair"). Empty until entered.
-      limits: this class enforces only those on waiting and depth.
+    Indexes of one model share an engine. `systems` are the indexes, "hybrid" of two or more, and
+    "reranked", of the hybrid or the only index. `batchers` are keyed by engine name and tower, the
+    reranker's by ("reranked", "pair").
     """
 
     def __init__(self, opened: Sequence[Opened], limits: Limits, reranker: Reranker | None = None):
@@ -101,15 +97,10 @@ class Service:
         reranker: str | None = None,
         rerank_depth: int = 50,
     ) -> Service:
-        """Opens indexes and models, compiles, and starts the engines.
+        """Opens indexes (DIR, or NAME=DIR) and models, compiles, and starts the engines.
 
-        Args:
-          indexes: index directories, each as DIR (named by the last part of the path) or NAME=DIR.
-          model: the model that encodes queries; None: the one recorded in each index.
-          dtype: type of the models' matrix products.
-          limits: None: the defaults.
-          reranker: a cross-encoder, as for `CrossEncoder.load`; None: no reranking.
-          rerank_depth: documents of a query to rerank.
+        `model` encodes queries; None: the one recorded in each index. `reranker` is a cross-encoder that
+        reranks the first `rerank_depth` documents.
         """
         limits = limits or Limits()
         if not indexes:

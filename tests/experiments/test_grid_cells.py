@@ -88,6 +88,15 @@ OF_TEXTS = {
 }
 
 
+DETAILS = {
+    "SimCSE": lambda found: found.loss.__name__,
+    "ConSERT": lambda found: found.second,
+    "WeightedSum": lambda found: type(found.parts["autoencoder"]).__name__,
+    "DiffCSE": lambda found: found.projector,
+    "CPDAE": lambda found: found.contrast,
+}
+
+
 def test_grid_of_objectives_on_texts(folder, tmp_path, capsys):
     grid_bound = bound_grid("texts_grid", judges=["x"], bindings=["x"], untrained=["x"])
     pairs = tmp_path / "pairs.tsv"
@@ -115,16 +124,8 @@ def test_grid_of_objectives_on_texts(folder, tmp_path, capsys):
         bound = resolve(training)
         found = bound["objective"]
         assert type(found).__name__ == objective
-        if objective == "SimCSE":
-            assert found.loss.__name__ == detail
-        if objective == "ConSERT":
-            assert (found.first, found.second) == (["token_shuffling"], detail)
-        if objective == "WeightedSum":
-            assert type(found.parts["autoencoder"]).__name__ == detail
-        if objective == "DiffCSE":
-            assert found.projector == detail
-        if objective == "CPDAE":
-            assert found.contrast == detail
+        if objective in DETAILS:
+            assert DETAILS[objective](found) == detail
         assert (bound["data"].path, bound["steps"], bound["batch_size"]) == (str(folder), 900, 64)
         assert bound["dev_metric"] == "spearman" and bound["evaluators"][0].path == str(pairs)
     assert [shlex.split(line)[3:5] for line in last.splitlines()] == [
@@ -202,13 +203,6 @@ def test_only_the_first_stage_starts_from_the_given_checkpoint(folder):
     assert resolve(first)["model"].source == "t5x:t5/checkpoint_1"
     found = resolve(second)["model"]
     assert (found.source, found.tokenizer, found.projection) == (f"grid/cells/{cell.name}/stage1", None, 8)
-
-
-def test_only_the_first_stage_starts_from_random_parameters(folder):
-    (cell,) = planned(folder, objectives=["pair"], bindings=["FROM_SCRATCH=True"])
-    first, second = (resolve(words)["model"] for _, words in cell.commands.training)
-    assert first.from_scratch and second.from_scratch is None
-    assert second.source == f"grid/cells/{cell.name}/stage1"
 
 
 def test_identity_of_a_cell_is_independent_of_directories(folder, tmp_path):

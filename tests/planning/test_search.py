@@ -96,7 +96,6 @@ def run(machine, start=START, levels=LEVELS):
         (50.0, 8),  # everything fits: single changes, then the one faster combination
         (15.0, 7),  # keeping everything does not fit
         (12.8, 9),  # products fit only with parameters split by four, which alone is slower
-        (3.0, 7),
         (1.5, 7),  # in two chunks
     ],
 )

