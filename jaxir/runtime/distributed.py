@@ -67,7 +67,7 @@ def maybe_initialize_distributed() -> None:
 @contextlib.contextmanager
 def _waiting_message() -> Iterator[None]:
     """Reports what this process waits for, for example if only one worker of a pod was started."""
-    sentence = "waiting for the other processes of this run: start the same command on each of its machines"
+    sentence = "waiting for the other processes of this run: start the same command on each machine of it"
     timer = threading.Timer(WAITING_MESSAGE_SECONDS, print, [sentence], {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()

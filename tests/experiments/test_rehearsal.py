@@ -43,17 +43,22 @@ def test_models_of_each_kind_are_checked(reranker, tmp_path):
         rehearse([runs[2], run("pairs", reranker)], tmp_path)
 
 
-def test_objective_of_another_kind_of_model_is_refused(reranker, tmp_path):
+def error_of(words: list[str], capsys) -> str:
+    """Returns the error of the check of a run, in this process."""
+    assert cli.main("jaxir.experiments.rehearsal:training", words[2:]) == 1
+    return capsys.readouterr().err
+
+
+def test_objective_of_another_kind_of_model_is_refused(reranker, capsys):
     wrong = run("reranker", reranker, "--gin.MINED=x", "--gin_file=gin/objectives/simcse.gin")
-    with pytest.raises(UserError, match=r"^training would be refused: .*SimCSE trains a dual encoder"):
-        rehearse([wrong], tmp_path)
+    assert "SimCSE trains a dual encoder" in error_of(wrong, capsys)
 
 
-def test_stage_whose_result_is_unused_is_refused(tmp_path):
+def test_stage_whose_result_is_unused_is_refused(tmp_path, capsys):
     (tmp_path / "random.gin").write_text('include "gin/pairs.gin"\nFROM_SCRATCH = True\n')
     second = ["-m", "jaxir.train", f"--gin_file={tmp_path}/random.gin", "--gin.DATA=data", "--steps=2"]
-    with pytest.raises(UserError, match=r"stage1 would be trained in vain, because .* random parameters"):
-        rehearse([[*second, f"--gin.MODEL={tmp_path}/cell/stage1"]], tmp_path)
+    second += [f"--gin.MODEL={tmp_path}/cell/stage1", f"--output_dir={tmp_path}"]
+    assert "stage1 would be trained in vain, because" in error_of(second, capsys)
 
 
 def test_manual_run_is_compared_by_settings_not_directories(tmp_path, capsys):

@@ -2,17 +2,14 @@
 
 import dataclasses
 import functools
-import math
 import re
-import types
 
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 from jaxir.core.errors import UserError
-from jaxir.costs import collectives, hlo, roofline, targets, work
+from jaxir.costs import collectives, hlo, targets, work
 from jaxir.costs.collectives import Collective
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
@@ -20,8 +17,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.simcse import SimCSE
-from jaxir.planning import advice, prices, program, run_plan
-from jaxir.planning.typed import OF_RECIPES, Command
+from jaxir.planning import prices, program, run_plan
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.memory import HEADROOM
@@ -148,7 +144,8 @@ def test_remat_saves_memory_and_leaves_useful_flops():
 def test_state_and_batch_are_the_compiled_programs_arguments():
     step = small_step(optimizer=AdamW(), mesh=MeshConfig(tensor=2, fsdp=2), num_negatives=2)
     with step.partitioner():
-        compiled = step.function.lower(step.state, step.batch).compile()
+        lowered = step.function.lower(step.state, step.batch)
+    compiled = lowered.compile(compiler_options={"xla_backend_optimization_level": 0})
     held = program.bytes_of(step.state) + program.bytes_of(step.batch)
     assert compiled.memory_analysis().argument_size_in_bytes == held
     assert program.bytes_of(step.batch) * 2 == 4 * BATCH * (8 + 16 * 3 + 2 * 4)
@@ -256,23 +253,6 @@ def test_priced_plan_costs_chip_hours(gpu):
     assert f"costs {hours * 4 * priced['l4']:,.2f}" in "\n".join(lines[2:])
 
 
-@pytest.mark.parametrize(
-    ("typed", "changed"),
-    [
-        (["--topology=gpu:1xl4", "--prices=l4=1"], "--topology=gpu:2xl4 --remat=True"),
-        (
-            ["--topology", "gpu:1xl4", "--remat=none", "--steps=3"],
-            "--steps=3 --topology=gpu:2xl4 --remat=True",
-        ),
-        (["--model=a b"], "'--model=a b' --topology=gpu:2xl4 --remat=True"),
-    ],
-)
-def test_advice_changes_the_typed_command(typed, changed):
-    command = Command(["python", "-m", "jaxir.plan", *typed], OF_RECIPES.flags)
-    settings = {"topology": "gpu:2xl4", "remat": True, "prices": None}
-    assert command.changed(settings) == f"python -m jaxir.plan {changed}"
-
-
 def test_compiler_error_yields_the_missing_memory():
     message = "Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm. Exceeded"
     found = program._does_not_fit(RuntimeError(message), held=2**30)
@@ -323,109 +303,6 @@ def chip(room: float) -> targets.Chip:
     return dataclasses.replace(targets.parse("gpu:4xl4").chip, memory=(room + 64) / HEADROOM)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "machine", "macros"),
-    [
-        ({"fsdp": 16}, "v5e:4x4*2", {"slices": 2}),
-        ({"fsdp": 16, "tensor": 4}, "gpu:8xh100", {"fsdp": 2}),
-        ({"fsdp": 3, "tensor": 3}, "gpu:8xh100", {"fsdp": 1, "tensor": 1}),
-        ({"data": 2, "fsdp": 4}, "v6e:4x4", {"data": -1}),
-    ],
-)
-def test_mesh_for_other_chips_names_the_macros_to_change(mesh, machine, macros):
-    target = targets.parse(machine)
-    there = [
-        types.SimpleNamespace(platform="tpu", slice_index=i % target.slices) for i in range(target.count)
-    ]
-    if target.chip.kind == "gpu":
-        there = [types.SimpleNamespace(platform="cpu")] * target.count
-    changes = " ".join(f"--{advice.MACROS[axis].lower()}={size}" for axis, size in macros.items())
-    with pytest.raises(UserError, match=f"for {re.escape(machine)} set {changes} ") as raised:
-        advice.build_mesh(MeshConfig(**mesh), there, target)
-    assert all(f"MeshConfig.{axis}" in str(raised.value) for axis in macros)
-    # The advised sizes are accepted.
-    sizes = {"data": -1} | mesh | macros
-    known = math.prod(size for size in sizes.values() if size != -1)
-    assert target.count % known == 0 and (-1 in sizes.values() or known == target.count)
-    assert sizes.get("slices", 1) == (target.slices if target.chip.kind == "tpu" else 1)
-
-
-def test_advice_names_the_smallest_changes_that_are_enough():
-    gib = 2**30
-    setting = advice.Setting(fsdp=1, remat=False, chunks=1, batch_size=64)
-    kept = {False: 16 * gib, "products": 9 * gib, True: 4 * gib}
-    costs = advice.Costs(state=20 * gib, activations=kept, rest=gib, fixed=gib)
-    target = targets.parse("v6e:2x2")
-
-    def found(limit: float, without: str = "", **mesh: int) -> list[advice.Change]:
-        can = OF_RECIPES.flags.keys() - {without}
-        how = {"target": target, "mesh": MeshConfig(**mesh), "fsdp": [1, 2, 4], "divisor": 4, "can": can}
-        return advice.suggest(setting, costs, limit=limit * gib, **how)
-
-    assert costs.of(setting, setting) == 38 * gib
-    assert found(32)[0] == ("fsdp=2", {"fsdp": 2}, 28 * gib)
-    assert found(32)[1] == ("remat=True", {"remat": True}, 26 * gib)
-    assert found(34)[1] == ("remat=products", {"remat": "products"}, 31 * gib)
-    larger = {"topology": "v6e:2x4", "fsdp": 2}
-    assert found(32)[-1][:2] == ("a slice of 8 chips, fsdp=2", larger)
-    assert found(32, slices=2)[-1].settings == larger | {"slices": 1}
-    assert found(32, data=4)[0].settings == {"fsdp": 2, "data": -1}
-    assert [c.words for c in found(32, without="remat")][:2] == ["fsdp=2", "chunks=4"]
-    # With little memory only several changes at once fit; none is a superset of another.
-    tight = found(9)
-    assert tight[0].words.startswith("fsdp=4, chunks=")
-    assert all("fsdp" in change.settings for change in tight)
-    (other,) = found(0.1)  # another chip, with more memory
-    assert other.settings == {"topology": "v5p:2x2x1", "prices": None}
-
-
-def ring(coords, slices=None):
-    slices = slices or [0] * len(coords)
-    return [types.SimpleNamespace(coords=(*c, 0), slice_index=s) for c, s in zip(coords, slices, strict=True)]
-
-
-def test_bandwidth_follows_the_torus():
-    v5e = targets.parse("v5e:4x4")
-    devices = ring([(x, y) for x in range(4) for y in range(4)])
-    link = v5e.chip.link_bandwidth
-    assert roofline.bandwidth([0, 1, 2, 3], v5e, devices) == link  # a line, whose ends are not joined
-    assert roofline.bandwidth(range(16), v5e, devices) == 2 * link
-    wide = targets.parse("v5e:16x16")
-    assert roofline.bandwidth(range(16), wide, ring([(0, y) for y in range(16)])) == 2 * link
-    v5p = targets.parse("v5p:4x4x4")
-    cube = ring([(x, y, z) for x in range(4) for y in range(4) for z in range(4)])
-    assert roofline.bandwidth(range(64), v5p, cube) == 6 * v5p.chip.link_bandwidth
-    two = targets.parse("v5e:2x2*2")
-    apart = ring([(0, 0), (0, 1), (0, 0), (0, 1)], [0, 0, 1, 1])
-    assert roofline.bandwidth(range(4), two, apart) == 2 * two.chip.network_bandwidth
-
-
-def test_bandwidth_of_gpus_ends_at_the_node():
-    target = targets.parse("gpu:16xh100")
-    inside, outside = target.chip.link_bandwidth, target.chip.network_bandwidth
-    assert roofline.bandwidth(range(8), target, []) == inside
-    assert roofline.bandwidth([0, 8], target, []) == outside
-    assert roofline.bandwidth(range(16), target, []) == 8 * outside
-
-
-def test_roofline_divides_work_by_published_rates():
-    target = targets.parse("gpu:8xh100")
-    gather = Collective("all-gather", ("fsdp",), 8_000_000, 10, 8, tuple(range(8)), (), "")
-    done = work.Work(flops=989e12, precise_flops=0.0, vector=0.0, bytes=3350e9)
-    times = roofline.estimate(done, [gather], target, [])
-    assert times.compute == pytest.approx(1)
-    assert times.memory == pytest.approx(1)
-    assert times.vector is None
-    assert times.interconnect == pytest.approx(10 * 7e6 / 450e9)
-    precise = roofline.estimate(done._replace(precise_flops=done.flops), [], target, [])
-    assert precise.compute == pytest.approx(989 / 67)
-    # A GPU multiplies float32 in TF32, at half the rate; a TPU in bfloat16.
-    single = done._replace(single_flops=done.flops / 2)
-    assert roofline.estimate(single, [], target, []).compute == pytest.approx(1.5)
-    of_tpu = [work.seconds(targets.parse("v5e:2x2").chip)[0] for work in (done, single)]
-    assert of_tpu[0] == of_tpu[1] > 0
-
-
 def test_float32_products_of_gpus_count_as_tf32(gpu):
     assert gpu.costs.work.single_flops > 0.9 * gpu.costs.work.flops  # in the partitioned program
     for dtype, least, most in (("float32", 0.9, 1.0), ("bfloat16", 0.0, 0.2)):
@@ -459,15 +336,10 @@ def test_plan_warns_of_gradients_reduced_whole():
     assert run_plan.warn_of_whole_gradients([whole._replace(axes=("data",))], params) == []
 
 
-@pytest.mark.slow
 def test_plan_describes_the_batch_of_its_objective():
-    how = {"num_negatives": 2, "objective": Contrastive()}
-    assert make(**how).batch == "24 pairs of 8 + 16 + 2 x 16 tokens, 1,344 in all"
-    dropping = config()
-    dropping = dataclasses.replace(
-        dropping, backbone=dataclasses.replace(dropping.backbone, dropout_rate=0.1)
-    )
-    assert make(model=dropping, objective=SimCSE()).batch == "24 texts of 16 tokens, 384 in all"
+    pairs = planned(num_negatives=2, objective=Contrastive())
+    assert run_plan._describe_batch(pairs) == "24 pairs of 8 + 16 + 2 x 16 tokens, 1,344 in all"
+    assert run_plan._describe_batch(planned(objective=SimCSE())) == "24 texts of 16 tokens, 384 in all"
 
 
 def test_shipped_step_gathers_no_activations(compiled):
@@ -478,9 +350,3 @@ def test_shipped_step_gathers_no_activations(compiled):
     # Guards the warning against other names of differentiated operations in JAX.
     named = [c for c in found if c.source.startswith("jit(")]
     assert sum("jvp(" in c.source for c in named) > len(named) / 2 > 1
-
-
-def test_meshes_of_any_device_order_are_read():
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    mesh = Mesh(devices[::-1], ("data", "fsdp"))
-    assert collectives.crossed([[0, 1]], mesh) == ("fsdp",)
