@@ -52,8 +52,8 @@ def grid(settings: GridSettings, *, output_dir: str, dry_run: bool = False) -> i
             print(table.write_tables(cells, out, finished=True))
     except cell_runner.Interrupted as stop:
         return stop.report(out)
-    for failure in failures:
-        print(f"failed: {failure.cell.name}: {failure.reason} (see {failure.log})", file=sys.stderr)
+    for cell, reason in failures:
+        print(f"failed: {cell.name}: {reason} (see {cell.log})", file=sys.stderr)
     return 1 if failures else 0
 
 

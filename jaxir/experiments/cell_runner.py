@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -42,17 +41,8 @@ class Interrupted(Exception):
         return 128 + number
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A cell that failed."""
-
-    cell: Cell
-    reason: str  # last line of its command's output
-    log: Path  # file with all of the output
-
-
-def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None]) -> list[Failure]:
-    """Trains and tests every cell without a result, and returns those that fail.
+def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None]) -> list[tuple[Cell, str]]:
+    """Trains and tests every cell without a result, and returns those that fail, with the reason.
 
     `steps` of a cell are for the progress bar; `on_result` is called after each finished cell. Raises
     `Interrupted` on SIGINT or SIGTERM, after the running command has saved its state.
@@ -73,9 +63,8 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
             try:
                 run_cell(cell, on_steps=lambda n, before=before: bar.update(before + n - bar.n))
             except CommandFailed as error:
-                failure = Failure(cell=cell, reason=str(error), log=cell.directory / "log.txt")
-                bar.write(f"    failed: {failure.reason} (see {failure.log})", file=sys.stderr)
-                failures.append(failure)
+                bar.write(f"    failed: {error} (see {cell.log})", file=sys.stderr)
+                failures.append((cell, str(error)))
             else:
                 scores = read_scores(cell.result)["metrics"] | read_judges(cell)
                 values = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
@@ -93,7 +82,7 @@ class CommandFailed(Exception):
 def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
     """Runs the remaining commands of a cell; reports finished training steps to `on_steps`."""
     begin(cell.directory, cell.identity, inputs_of(cell))
-    before, log = 0, cell.directory / "log.txt"
+    before, log = 0, cell.log
     for run, arguments in cell.commands.training:
         if not (run / "COMPLETE").exists():
             log_run(arguments, log, lambda run=run, before=before: on_steps(before + last_step(run)))

@@ -71,6 +71,11 @@ class Cell:
         return self.directory / RESULT
 
     @property
+    def log(self) -> Path:
+        """The output of its commands."""
+        return self.directory / "log.txt"
+
+    @property
     def judged(self) -> dict[str, Path]:
         """The output file of each judge."""
         return {name: _of_judge(self.directory, name) for name in self.commands.judging}

@@ -28,8 +28,8 @@ def restart_with_huge_pages(module: str) -> None:
     """Restarts `python -m MODULE` with a malloc that uses huge pages; call before heavy imports.
 
     With pages of 4 KiB the kernel spends a quarter of the time on the buffers of steps. glibc reads the
-    setting only at process start. There is no restart if it would not help (no glibc, huge pages always or
-    never given, --help), if GLIBC_TUNABLES is set, or under a debugger or launcher.
+    setting only at process start. There is no restart without glibc, with --help, with GLIBC_TUNABLES set,
+    under a debugger or launcher, or if the kernel ignores requests for huge pages.
     """
     if TUNABLES in os.environ or not _started_as(module) or not _would_help():
         return

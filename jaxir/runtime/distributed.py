@@ -35,9 +35,9 @@ LOST = ("Connection", "connection", "Gloo", "gloo", "UNAVAILABLE", "DEADLINE_EXC
 def maybe_initialize_distributed() -> None:
     """Connects this process with the others of its run, if any; call before any other use of JAX.
 
-    There are others if JAX_COORDINATOR_ADDRESS is set (with JAX_NUM_PROCESSES and JAX_PROCESS_ID, unless
-    Slurm or Open MPI provide them), and on TPU machines, where JAX finds the other workers of the pod.
-    JAXIR_HEARTBEAT_SECONDS is how long a process may be silent before the others consider it dead.
+    On TPU machines JAX finds the other workers of the pod. Elsewhere there are others if
+    JAX_COORDINATOR_ADDRESS is set, with JAX_NUM_PROCESSES and JAX_PROCESS_ID unless Slurm or Open MPI
+    provide them. JAXIR_HEARTBEAT_SECONDS is how long a process may be silent before it counts as dead.
     """
     if jax.distributed.is_initialized():
         return

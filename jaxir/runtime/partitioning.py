@@ -82,8 +82,8 @@ class MeshConfig:
         """Arranges `devices` (default: all) as [slices, data, fsdp, tensor].
 
         Raises:
-          UserError: the sizes do not multiply to the number of devices or do not fit the slices of the
-            devices, or a rule names an unknown mesh axis.
+          UserError: the sizes do not fit the number of devices or their slices, or a rule names an unknown
+            axis.
         """
         if devices is None:
             check_devices()
@@ -151,8 +151,9 @@ class Partitioner:
         """Returns the PartitionSpec of an array with dimensions named `axes`; None leaves a dimension whole.
 
         Rules apply in order, as in T5X. Each gives its mesh axes to the first dimension of its name that
-        has none, unless another dimension has one of them or, if `shape` is given, they do not divide its
-        size (a vocabulary of 30,522 over 4 devices). Then the next rule of that name applies.
+        has none. It does not apply if another dimension has one of these axes or, if `shape` is given,
+        they do not divide its size (a vocabulary of 30,522 over 4 devices). Then the next rule of that
+        name applies.
 
         Raises:
           ValueError: a name without a rule, or another number of names than dimensions.

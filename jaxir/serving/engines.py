@@ -75,10 +75,9 @@ class DenseEngine:
         return sum(function is wanted for function, _, _ in tuple(self._shapes.compiled))
 
     def encode(self, texts: list[str], tower: Tower) -> tuple[np.ndarray, list[int | None]]:
-        """Encodes N texts.
+        """Returns vectors of N texts, float32 [N, D], equal to those of `DualEncoder.encode` up to rounding.
 
-        Returns float32 vectors [N, D], equal to those of `DualEncoder.encode` up to rounding, and for each
-        text the number of characters that the model read, None if all.
+        Also returns the number of characters that the model read of each text, None if all.
         """
         encoder = self._encoder
         tokens, (prompt, max_length) = encoder.tokens(texts, tower), encoder.text_settings(tower)
