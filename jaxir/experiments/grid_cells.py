@@ -32,10 +32,10 @@ SHARING_TITLES = {"ade": "ADE", "ade_spl": "ADE-SPL", "sde": "SDE"}
 class Row:
     """A row of the results: all of a cell except the data set and the seed."""
 
-    model: str
-    sharing: str
+    model: str = ""
+    sharing: str = ""
     objective: str
-    variant: str
+    variant: str = ""
 
 
 class Commands(NamedTuple):
@@ -163,7 +163,7 @@ class _Maker:
         def commands(directory: Path, folder: str) -> Commands:
             return self._tests(directory, folder, model)
 
-        return self._cell(_row_of(name), dataset, f"{dataset}-{name}", commands, read)
+        return self._cell(Row(objective=name), dataset, f"{dataset}-{name}", commands, read)
 
     def scored(self, dataset: str, text: str) -> Cell:
         """Returns the cell of NAME=FILE, a run file."""
@@ -175,7 +175,7 @@ class _Maker:
             return Commands((), ("-m", "jaxir.evaluate", *arguments, f"--output={directory / RESULT}"))
 
         read = {f"run {name}": inputs.of_file(file)}
-        return self._cell(_row_of(name), dataset, f"{dataset}-{name}", commands, read)
+        return self._cell(Row(objective=name), dataset, f"{dataset}-{name}", commands, read)
 
     def _tests(self, directory: Path, folder: str, model: str) -> Commands:
         tested = ("-m", "jaxir.evaluate", f"--model={model}")
@@ -206,10 +206,6 @@ class _Maker:
             inputs=self.data[dataset] | read,
             judged_by=self.judged_by if made.judging else {},
         )
-
-
-def _row_of(name: str) -> Row:
-    return Row(model="", sharing="", objective=name, variant="")
 
 
 def train_command(files: Sequence[str], bindings: Sequence[str], seed: int, run: Path) -> tuple[str, ...]:

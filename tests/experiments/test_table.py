@@ -84,7 +84,7 @@ def test_judges_have_columns_and_untrained_models_have_rows(cells, tmp_path):
     outputs.append({"tasks": {}, "average": {"all": 81.0, "mean": 1.0}})
     of_one_tower = [dataclasses.replace(c, row=dataclasses.replace(c.row, sharing="sde")) for c in cells]
     trained = [judged(c, content) for c, content in zip(of_one_tower, outputs, strict=True)]
-    row = Row(model="", sharing="", objective="GloVe", variant="")
+    row = Row(objective="GloVe")
     untrained = dataclasses.replace(cell(tmp_path, "GloVe", 0, [1, 1, 1]), row=row)
     results = table.collect([*trained, judged(untrained, {"spearman": {"all": 50.0}})])
     assert table.scores_table(results).splitlines() == [

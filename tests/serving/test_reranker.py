@@ -38,7 +38,7 @@ def service(world, model) -> Service:
     return Service.open(indexes, limits=Limits(k=20), reranker=model, rerank_depth=DEPTH)
 
 
-def asked(service: Service, coroutine_of):
+def result_of(service: Service, coroutine_of):
     async def inside():
         async with service as running:
             return await coroutine_of(running)
@@ -48,7 +48,7 @@ def asked(service: Service, coroutine_of):
 
 def test_reranked_order_and_scores_equal_jaxir_rerank(service, world, model, tmp_path):
     assert service.systems == ["dense", "second", "hybrid", "reranked"]
-    found = asked(service, lambda running: running.search(QUERIES, 10, ["reranked", "hybrid"]))
+    found = result_of(service, lambda running: running.search(QUERIES, 10, ["reranked", "hybrid"]))
     run = {
         f"q{n}": dict(zip(r["hybrid"].ids[:DEPTH], r["hybrid"].scores, strict=False))
         for n, r in enumerate(found)
@@ -77,14 +77,14 @@ def test_reranked_order_and_scores_equal_jaxir_rerank(service, world, model, tmp
 
 
 def test_reranked_alone_shortened_and_of_one_index(service, world, model):
-    found = asked(service, lambda running: running.search(QUERIES, 2, ["reranked"]))
-    whole = asked(service, lambda running: running.search(QUERIES, 10, ["reranked"]))
+    found = result_of(service, lambda running: running.search(QUERIES, 2, ["reranked"]))
+    whole = result_of(service, lambda running: running.search(QUERIES, 10, ["reranked"]))
     for few, many in zip(found, whole, strict=True):
         assert list(few) == ["reranked"] and few["reranked"].ids == many["reranked"].ids[:2]
     one = Service.open([f"{world.root}/dense"], limits=Limits(k=20), reranker=model, rerank_depth=DEPTH)
     assert one.systems == ["dense", "reranked"]
-    (answer,) = asked(one, lambda running: running.search(QUERIES[:1], 3, one.systems))
-    (dense,) = asked(one, lambda running: running.search(QUERIES[:1], DEPTH, ["dense"]))
+    (answer,) = result_of(one, lambda running: running.search(QUERIES[:1], 3, one.systems))
+    (dense,) = result_of(one, lambda running: running.search(QUERIES[:1], DEPTH, ["dense"]))
     assert len(answer["dense"].ids) == 3 and set(answer["reranked"].ids) <= set(dense["dense"].ids)
 
 
@@ -107,7 +107,7 @@ def test_clients_share_reranker_batches(service):
         text, _ = Metrics(running).text("")
         return running.reranker.batcher.sizes, text.decode()
 
-    sizes, text = asked(service, many)
+    sizes, text = result_of(service, many)
     assert sum(size * n for size, n in sizes.items()) == DEPTH * 12 and max(sizes) > DEPTH
     assert 'jaxir_queue_length{indexes="reranked",tower="pair"} 0.0' in text
     assert 'jaxir_compiled_shapes{indexes="reranked",tower="pair"}' in text
@@ -121,7 +121,7 @@ def test_too_many_pairs_are_refused(world, model):
         with pytest.raises(Busy):
             await running.reranker.rerank(["a", "b"], [world.ids[:DEPTH]] * 2, lambda doc_id: "text")
 
-    asked(service, two)
+    result_of(service, two)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def service(world) -> Service:
     return Service.open(indexes, limits=Limits(k=20))
 
 
-def asked(service: Service, coroutine_of):
+def result_of(service: Service, coroutine_of):
     """Returns the result of a coroutine while the service is open."""
 
     async def inside():
@@ -122,7 +122,7 @@ def test_bfloat16_products_are_those_of_other_commands(world, monkeypatch):
 def test_rankings_equal_those_of_indexes_and_fusion(service):
     assert service.systems == ["dense", "second", "again", "hybrid"]
     assert service.engines["dense"] is service.engines["again"]  # one model
-    rankings = asked(service, lambda running: running.search(QUERIES, 7, service.systems))
+    rankings = result_of(service, lambda running: running.search(QUERIES, 7, service.systems))
     assert len(rankings) == len(QUERIES)
     for system in ("dense", "again", "hybrid"):
         assert [ranking[system].cut_at for ranking in rankings] == [None, None, None, 41]
@@ -150,7 +150,7 @@ def test_systems_can_be_searched_alone(service):
         dense = await running.search(QUERIES[:1], 3, ["dense"])
         return dense, await running.search(QUERIES[:1], 3, ["hybrid"])
 
-    dense, hybrid = asked(service, both)
+    dense, hybrid = result_of(service, both)
     assert list(dense[0]) == ["dense"] and list(hybrid[0]) == ["hybrid"]
     assert len(hybrid[0]["hybrid"].ids) == 3 and hybrid[0]["hybrid"].ms["total"] > 0
 
@@ -166,7 +166,7 @@ def test_concurrent_queries_share_batches(service):
         together = await asyncio.gather(*(running.search([q], 5, ["dense"]) for q in QUERIES * 20))
         return alone, together, sizes
 
-    alone, together, sizes = asked(service, many)
+    alone, together, sizes = result_of(service, many)
     assert sum(sizes) == 80 and len(sizes) < 10
     for number, (answer,) in enumerate(together):
         assert answer["dense"].ids == alone[number % 4]["dense"].ids
@@ -181,7 +181,7 @@ def test_encode_uses_towers_and_reports_cuts(world, service):
             await running.encode(QUERIES, "query", "")
         return opened, queries, cuts, *(await running.encode(QUERIES, "passage", "dense"))[1:]
 
-    opened, queries, cuts, passages, passage_cuts = asked(service, both)
+    opened, queries, cuts, passages, passage_cuts = result_of(service, both)
     assert opened.name == "dense"
     # Queries have 16 tokens, two of them special; passages have more.
     assert cuts == [None, None, None, len("w7 w8 w9 " * 4 + "w7 w8")] and passage_cuts == [None] * 4
@@ -231,7 +231,7 @@ def answered(service, method: str, path: str, body: dict | None = None) -> tuple
         with contextlib.suppress(RuntimeError):  # uvicorn prints it
             await app(scope, receive, send)
 
-    asked(service, ask)
+    result_of(service, ask)
     return sent[0]["status"], json.loads(b"".join(part["body"] for part in sent[1:]))
 
 
