@@ -32,7 +32,7 @@ def grid(settings: GridSettings, *, output_dir: str, dry_run: bool = False) -> i
     """
     from jaxir.evaluation.retrieval_metrics import parse_metrics
     from jaxir.experiments import cell_runner, grid_cells, table
-    from jaxir.experiments.rehearsal import check_typed, rehearse
+    from jaxir.experiments.rehearsal import check_manual_runs, rehearse
     from jaxir.storage.locks import locked
 
     parse_metrics(settings.metrics)
@@ -43,7 +43,7 @@ def grid(settings: GridSettings, *, output_dir: str, dry_run: bool = False) -> i
         return 0
     unfinished = [cell for cell in cells if not cell.finished]
     rehearse((arguments for cell in unfinished for _, arguments in cell.commands.training), out)
-    check_typed(cell_runner.typed_runs(cells))
+    check_manual_runs(cell_runner.manual_runs(cells))
     try:
         with locked(out, f"another process works in {out}"):
             failures = cell_runner.run_cells(
@@ -51,9 +51,9 @@ def grid(settings: GridSettings, *, output_dir: str, dry_run: bool = False) -> i
             )
             print(table.write_tables(cells, out, finished=True))
     except cell_runner.Interrupted as stop:
-        return stop.say(out)
-    for failure in failures:
-        print(f"failed: {failure.cell.name}: {failure.reason} (see {failure.log})", file=sys.stderr)
+        return stop.report(out)
+    for cell, reason in failures:
+        print(f"failed: {cell.name}: {reason} (see {cell.log})", file=sys.stderr)
     return 1 if failures else 0
 
 

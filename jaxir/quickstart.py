@@ -41,7 +41,7 @@ def quickstart(*, output: str = "quickstart") -> int:
         with locked(out, f"another process works in {out}"):
             run_all(out)
     except Interrupted as stop:
-        return stop.say(out)
+        return stop.report(out)
     return 0
 
 

@@ -41,10 +41,10 @@ def rounds(settings: RoundSettings, *, output_dir: str) -> int:
         rehearse((step.arguments for step in left if step.arguments[1] == "jaxir.train"), out)
     try:
         results = mining_rounds.run_rounds(
-            settings, out, say=lambda text: print(text, file=sys.stderr, flush=True)
+            settings, out, report=lambda text: print(text, file=sys.stderr, flush=True)
         )
     except cell_runner.Interrupted as stop:
-        return stop.say(out)
+        return stop.report(out)
     print(table.rounds_table(results))
     return 0
 

@@ -50,7 +50,7 @@ def serve(
         check_idle(serve, "--reranker", rerank_depth=rerank_depth)
     try:
         from jaxir.serving import app, metrics, server
-        from jaxir.serving.access_log import AccessLog, Account
+        from jaxir.serving.access_log import AccessLog, RequestLog
         from jaxir.serving.guard import Guard, Hosts
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is needed to serve: {how_to_install('serve')}") from error
@@ -82,7 +82,7 @@ def serve(
         counted = metrics.Metrics(service)
         built = app.build_app(service, counted)
         guarded = Guard(built, limits=service.limits, hosts=hosts)
-        server.run(Account(guarded, counted, log), listener, report_start)
+        server.run(RequestLog(guarded, counted, log), listener, report_start)
 
 
 if __name__ == "__main__":

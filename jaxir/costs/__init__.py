@@ -1,1 +1,1 @@
-"""What a step costs: what its compiled program does, and how quick chips are."""
+"""What a training step costs: its operations and traffic, read from its program, and the speed of chips."""

@@ -1,6 +1,6 @@
-"""What the chips can do: published figures of accelerators, for arithmetic.
+"""Published figures of accelerators.
 
-Peak rates are of dense bfloat16 products. Bandwidths are bytes a second out of one chip, one way.
+Peak rates are for dense bfloat16 products. Bandwidths are bytes a second, one way, out of one chip.
 """
 
 from __future__ import annotations
@@ -14,54 +14,37 @@ GB, GIB, TERA = 1e9, 2**30, 1e12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One accelerator, as JAX counts devices.
+    """One accelerator, as JAX counts devices."""
 
-    Attributes:
-      name: as the user writes it.
-      kind: "tpu" or "gpu".
-      memory: bytes of high-bandwidth memory that a program can have.
-      flops: bfloat16 operations a second, two for a multiplication with its addition.
-      memory_bandwidth: bytes a second between memory and chip.
-      link_bandwidth: bytes a second one way over one fast link: between two neighbours of a TPU's torus, or
-        of a GPU with its node.
-      torus: dimensions of a TPU's torus, each with two links a chip; 0 for a GPU.
-      network_bandwidth: bytes a second one way out of a chip to other slices or nodes.
-      node: GPUs joined by the fast links; 0 for a TPU.
-      vector_rate: elementwise operations a second, outside the matrix units; approximate.
-      precise_passes: bfloat16 products that one float32 product of highest precision takes the time of.
-      single_passes: likewise of the default precision.
-    """
-
-    name: str
+    name: str  # as the user writes it
     kind: Literal["tpu", "gpu"]
-    memory: float
-    flops: float
-    memory_bandwidth: float
+    memory: float  # bytes of high-bandwidth memory available to a program
+    flops: float  # bfloat16 operations a second; a multiply-add counts as two
+    memory_bandwidth: float  # bytes a second between memory and chip
+    # Bytes a second over one fast link: to a neighbour in a TPU's torus, or from a GPU to its node.
     link_bandwidth: float
-    network_bandwidth: float
-    vector_rate: float
-    torus: int = 0
-    node: int = 0
-    precise_passes: float = 6.0
-    single_passes: float = 1.0
+    network_bandwidth: float  # bytes a second out of a chip to other slices or nodes
+    vector_rate: float  # elementwise operations a second outside the matrix units; approximate
+    torus: int = 0  # dimensions of a TPU's torus, each with two links a chip; 0 for a GPU
+    node: int = 0  # number of GPUs joined by fast links; 0 for a TPU
+    precise_passes: float = 6.0  # cost of a float32 product of highest precision, in bfloat16 products
+    single_passes: float = 1.0  # cost of a float32 product of default precision, in bfloat16 products
 
     def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
-        """Returns for each dimension of a slice whether its ends are joined.
+        """Returns, for each dimension of a slice, whether its ends are joined.
 
-        v4 and v5p: every dimension, where all are multiples of 4 (whole cubes). v5e and v6e: a dimension of
-        16, the width of the pod.
+        v4 and v5p: all dimensions, if all are multiples of 4. v5e and v6e: a dimension of 16.
         """
         if self.torus == 3:
-            cubes = all(size % 4 == 0 for size in shape)
-            return tuple(cubes for _ in shape)
+            return (all(size % 4 == 0 for size in shape),) * len(shape)
         return tuple(size == 16 for size in shape)
 
 
-# TPUs: memory is what their compiler (libtpu 0.0.42) says is there for a program: a little other than the 32,
-# 16, 95 and 32 GB stated. Peak and memory bandwidth from cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}. From
-# "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus): bandwidth of a link, at nine tenths of the
-# published 50 and 100 GB/s, of the data-centre network (approximate), and the vector unit of a core, 8 x 128
-# lanes of 4 units (two on v4) at 1.05 to 1.75 GHz, v4 and v5p having two cores.
+# TPUs. Memory: as libtpu 0.0.42 reports it, slightly different from the stated 32, 16, 95 and 32 GB.
+# Peak and memory bandwidth: cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}.
+# Link bandwidth (nine tenths of the published 50 and 100 GB/s), network bandwidth (approximate) and vector
+# rate: "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus). A core's vector unit has 8 x 128 lanes
+# of 4 units (two on v4) at 1.05 to 1.75 GHz; v4 and v5p have two cores.
 # A float32 product of highest precision is six bfloat16 passes (XLA's bf16_6x algorithm).
 # name: (memory in GiB, bfloat16 TFLOP/s, GB/s of memory, of a link and of the network, vector TFLOP/s, torus)
 _TPUS = (
@@ -71,13 +54,14 @@ _TPUS = (
     ("v6e", 31.25, 918, 1640, 90, 12.5, 7.2, 2),
 )
 
-# GPUs: NVIDIA's data sheets (SXM boards of A100 80 GB, H100, H200; DGX B200 for a B200; L4 and L40S on PCIe
-# 4.0 x16), dense rates, half of the NVLink bandwidth that counts both ways. Of the memory stated in GB about
-# that many 10^9 bytes are left beside the driver, if XLA is let have them (XLA_PYTHON_CLIENT_MEM_FRACTION is
-# .75 unless set). The network's bandwidth is approximate: one 400 Gb/s adapter a GPU (DGX H100, H200, B200),
-# 200 Gb/s (DGX A100), 100 Gb/s shared by the node (L4, L40S). An elementwise operation is half of a float32
-# multiply-add. A float32 product of highest precision runs outside the tensor cores, at the float32 peak; of
-# the default precision in TF32, at half of the bfloat16 rate.
+# GPUs. NVIDIA's data sheets: SXM boards of A100 80 GB, H100 and H200; DGX B200; L4 and L40S on PCIe 4.0 x16.
+# Rates are dense; link bandwidth is half of NVLink's two-way figure.
+# Memory is the stated GB, about what remains beside the driver if XLA may use all of it
+# (XLA_PYTHON_CLIENT_MEM_FRACTION is .75 by default).
+# Network bandwidth is approximate: one 400 Gb/s adapter a GPU (DGX H100, H200, B200), 200 Gb/s (DGX A100),
+# 100 Gb/s shared by the node (L4, L40S).
+# An elementwise operation is half of a float32 multiply-add. A float32 product runs at the float32 peak at
+# highest precision, and in TF32, half the bfloat16 rate, at default precision.
 # name: (memory in GB, bfloat16 and float32 TFLOP/s, GB/s of memory, NVLink or PCIe, and network)
 _GPUS = (
     ("a100", 80, 312, 19.5, 2039, 300, 25),
@@ -118,7 +102,7 @@ CHIPS = {
     for name, memory, tera, single, bandwidth, link, network in _GPUS
 }
 
-# TPUs as JAX names them (`Device.device_kind`); a GPU's name there has ours in it.
+# `Device.device_kind` of TPUs. A GPU's device kind contains our name.
 _KINDS = {
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",
@@ -131,7 +115,7 @@ _KINDS = {
 
 
 def of_kind(device_kind: str) -> Chip | None:
-    """Returns the chip that JAX calls by this name; None where it is not known."""
+    """Returns the chip with this `Device.device_kind`; None if unknown."""
     words = [_KINDS.get(device_kind), *re.split(r"[ -]", device_kind.lower())]
     return next((CHIPS[word] for word in words if word in CHIPS), None)
 

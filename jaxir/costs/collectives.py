@@ -1,4 +1,4 @@
-"""The traffic between chips, read from a compiled program."""
+"""Traffic between chips, read from a compiled program."""
 
 from __future__ import annotations
 
@@ -17,45 +17,33 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective
 
 
 class Collective(NamedTuple):
-    """Equal collectives of one step.
+    """Identical collectives of one step."""
 
-    Attributes:
-      kind: one of `KINDS`.
-      axes: the mesh axes that it crosses.
-      bytes: of the whole array it gathers, reduces or moves, once.
-      count: how often it runs in a step.
-      group: chips that take part in each.
-      members: positions in the mesh of one group's chips.
-      arrays: what it gathers, reduces or moves.
-      source: where in the model it comes from, JAX's name of the operation.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    bytes: int
-    count: int
-    group: int
-    members: tuple[int, ...]
-    arrays: tuple[Array, ...]
-    source: str
+    kind: str  # one of `KINDS`
+    axes: tuple[str, ...]  # the mesh axes that it crosses
+    bytes: int  # size of the whole array that it gathers, reduces or moves
+    count: int  # number of executions in a step
+    group: int  # number of participating chips
+    members: tuple[int, ...]  # positions in the mesh of the chips of one group
+    arrays: tuple[Array, ...]  # the arrays that it gathers, reduces or moves
+    source: str  # JAX's name of the operation that it comes from
 
     @property
     def types(self) -> str:
-        """The arrays as XLA writes them, such as "f32[512,768]"."""
+        """The arrays in XLA notation, such as "f32[512,768]"."""
         return " ".join(f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in self.arrays)
 
     @property
     def traffic(self) -> float:
-        """Bytes that each chip sends in a step, by the usual ring algorithms."""
-        return self.count * self.bytes * _share(self.kind, self.group)
+        """Bytes that each chip sends in a step, by ring algorithms (Thakur et al. 2005)."""
+        share = (2.0 if self.kind == "all-reduce" else 1.0) * (self.group - 1) / self.group
+        return self.count * self.bytes * (1.0 if self.kind == "collective-permute" else share)
 
 
 def read(program: Program, mesh: Mesh) -> list[Collective]:
-    """Returns the collectives of a step, largest traffic first, equal ones together.
+    """Returns the collectives of a step, largest traffic first, identical ones merged.
 
-    Args:
-      program: the compiled step.
-      mesh: the mesh it was compiled for; partition i is the i-th device of it.
+    Partition i of the program is the i-th device of `mesh`.
     """
     counts: collections.Counter[Collective] = collections.Counter()
     for step in program.steps():
@@ -66,39 +54,36 @@ def read(program: Program, mesh: Mesh) -> list[Collective]:
 
 
 def begun(program: Program, instruction: Instruction, mesh: Mesh) -> Iterator[tuple[Instruction, Collective]]:
-    """Yields the collectives that an instruction begins, by itself or fused into it, each to run once.
-
-    Args:
-      program: the compiled step.
-      instruction: of any kind.
-      mesh: see `read`.
-    """
-    for inner, kind in _kinds(program, instruction):
+    """Yields the collectives that an instruction starts, itself or fused into it, each counted once."""
+    kind = _kind(instruction)
+    starts = [(instruction, kind)] if kind else []
+    if instruction.op == "fusion":
+        starts = _fused(program, instruction)
+    for inner, kind in starts:
         groups = read_groups(inner.attributes, mesh.devices.size)
         members = tuple(groups[0])
         if len(members) < 2:
             continue
         arrays = _moved(program, inner)
-        yield (
-            inner,
-            Collective(
-                kind=kind,
-                axes=crossed(groups, mesh),
-                bytes=int(sum(a.bytes for a in arrays)),
-                count=1,
-                group=len(members),
-                members=members,
-                arrays=arrays,
-                source=_source(inner),
-            ),
+        name = re.search(r'op_name="([^"]*)"', inner.attributes)
+        collective = Collective(
+            kind=kind,
+            axes=crossed(groups, mesh),
+            bytes=int(sum(a.bytes for a in arrays)),
+            count=1,
+            group=len(members),
+            members=members,
+            arrays=arrays,
+            source=name[1] if name else "",
         )
+        yield inner, collective
 
 
 def read_groups(attributes: str, devices: int) -> list[list[int]]:
-    """Returns the groups of partitions that take part together.
+    """Returns the groups of partitions of a collective.
 
-    XLA writes them as lists ("{{0,1},{2,3}}"), as a reshaped and transposed count ("[2,2]<=[4]",
-    "[4,2]<=[2,4]T(1,0)") or as axes of a mesh ("mesh['a'=4,'b'=2] {'a'}").
+    XLA writes lists ("{{0,1},{2,3}}"), a reshaped and transposed range ("[2,2]<=[4]",
+    "[4,2]<=[2,4]T(1,0)") or axes of a mesh ("mesh['a'=4,'b'=2] {'a'}").
     """
     if match := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes):
         return _joined([int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", match[1]))
@@ -127,21 +112,13 @@ def crossed(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...]:
     return tuple(name for i, name in enumerate(mesh.axis_names) if i in varying)
 
 
-def _kinds(program: Program, instruction: Instruction) -> Iterator[tuple[Instruction, str]]:
-    kind = _kind(instruction)
-    if kind is not None:
-        yield instruction, kind
-    elif instruction.op == "fusion":
-        yield from _fused(program, instruction)
-
-
 def _fused(program: Program, fusion: Instruction) -> Iterator[tuple[Instruction, str]]:
-    """Yields the collectives that a fusion begins.
+    """Yields the collectives that a fusion starts.
 
-    A TPU hides a collective behind products: one fusion starts it, products carry it on, one ends it, and
-    each of them shows the collective again. What is counted is its start.
+    libtpu hides a collective behind products: one fusion starts it, others continue it, one ends it.
+    Each of them repeats the collective; only the start is counted.
     """
-    inner = {i.name: i for _, i in program.inside(fusion)}
+    inner = {i.name: i for i in program.inside(fusion)}
     started = {
         operand
         for i in inner.values()
@@ -162,26 +139,14 @@ def _kind(instruction: Instruction) -> str | None:
 
 
 def _moved(program: Program, instruction: Instruction) -> tuple[Array, ...]:
-    """Returns the arrays at their larger side: what a gather gives, what a reduction reads."""
+    """Returns the larger arrays of a collective: outputs of a gather, inputs of a reduction."""
     kind, arrays = _kind(instruction), instruction.arrays
     if instruction.op.endswith("-start") and kind in ("all-gather", "collective-permute"):
-        # An asynchronous start gives its inputs, then its outputs (then counters).
+        # The result of an asynchronous start holds its inputs, its outputs, then counters.
         arrays = arrays[len(instruction.operands) : 2 * len(instruction.operands)]
     if kind == "reduce-scatter":
         arrays = tuple(a for name in instruction.operands for a in program.instructions[name].arrays)
     return tuple(a for a in arrays if a.dtype != "u32" or a.shape)
-
-
-def _share(kind: str, group: int) -> float:
-    """Bytes that each chip sends for each byte of the whole array (Thakur et al. 2005, ring algorithms)."""
-    if kind == "collective-permute":
-        return 1.0
-    return (2.0 if kind == "all-reduce" else 1.0) * (group - 1) / group
-
-
-def _source(instruction: Instruction) -> str:
-    match = re.search(r'op_name="([^"]*)"', instruction.attributes)
-    return match[1] if match else ""
 
 
 def _iota(text: str) -> np.ndarray:
@@ -200,7 +165,7 @@ def _ids(text: str | None, count: int) -> np.ndarray:
 
 
 def _along(ids: np.ndarray, names: list[str], wanted: str) -> list[list[int]]:
-    """Returns the groups along axes such as "'a','b':(2)4" (the part of size 4 after one of size 2)."""
+    """Returns the groups along axes such as "'a','b':(2)4": size 4, after a part of size 2."""
     shape, chosen = list(ids.shape), []
     for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", wanted):
         at = names.index(name)
@@ -216,7 +181,7 @@ def _along(ids: np.ndarray, names: list[str], wanted: str) -> list[list[int]]:
 
 
 def _joined(pairs: Iterator[list[int]]) -> list[list[int]]:
-    """Returns the sets that pairs of senders and receivers connect."""
+    """Returns the connected sets of (sender, receiver) pairs."""
     groups: list[set[int]] = []
     for pair in pairs:
         touching = [g for g in groups if not g.isdisjoint(pair)]

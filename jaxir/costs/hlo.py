@@ -1,6 +1,6 @@
-"""Reading a compiled program: XLA's text to instructions, and how often each of them runs.
+"""Reads compiled programs: XLA's text to instructions, and how often each runs.
 
-XLA's own cost analysis counts the body of a loop once; a scanned stack of layers is such a loop.
+XLA's own cost analysis counts the body of a loop, such as a scanned stack of layers, only once.
 """
 
 from __future__ import annotations
@@ -12,40 +12,27 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# What starts a computation that runs beside the next ones until its "-done"; "call-start" one that the
-# SparseCores of a TPU run.
+# Operations that start a computation that runs until its "-done". A "call-start" runs on a TPU's SparseCores.
 ASIDE = ("async-start", "call-start")
 
-_BYTES = {
-    "pred": 1,
-    "bf16": 2,
-    "token": 0,
-    "opaque": 0,
-}
+_BYTES = {"pred": 1, "bf16": 2, "token": 0, "opaque": 0}
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
-# What a kernel says of itself stands on lines of its own.
+# Kernel metadata continues on lines of its own.
 _CONTINUED = re.compile(r"\n(?=\"|}+,)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
 class Array(NamedTuple):
-    """The type of one array.
+    """The type of one array."""
 
-    Attributes:
-      dtype: XLA's name of the element type.
-      shape: its dimensions.
-      on_chip: whether it lies in the chip's own fast memory, not in HBM.
-    """
-
-    dtype: str
+    dtype: str  # XLA's name of the element type
     shape: tuple[int, ...]
-    on_chip: bool
+    on_chip: bool  # whether it is in the chip's own memory, not in HBM
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -56,28 +43,22 @@ class Array(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation.
+    """One line of a computation."""
 
-    Attributes:
-      name: unique in the program.
-      op: XLA's operation, such as "all-gather".
-      type: what it gives, as text.
-      operands: names of the instructions that it reads.
-      attributes: the rest of the line.
-      root: whether it is the result of its computation.
-    """
-
-    name: str
-    op: str
-    type: str
-    operands: tuple[str, ...]
-    attributes: str
-    root: bool
+    name: str  # unique in the program
+    op: str  # XLA's operation, such as "all-gather"
+    type: str  # type of the result, as text
+    operands: tuple[str, ...]  # names of the operand instructions
+    attributes: str  # the rest of the line
+    root: bool  # whether it is the result of its computation
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays it gives; several for a tuple."""
-        return parse_type(self.type)
+        """The arrays of the result; several for a tuple."""
+        return tuple(
+            Array(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in layout)
+            for dtype, dims, layout in _ARRAY.findall(self.type)
+        )
 
     def attribute(self, name: str) -> str | None:
         """Returns the value of an attribute that is a name or in braces, without the braces."""
@@ -85,40 +66,27 @@ class Instruction:
         return None if match is None else match[1] if match[1] is not None else match[2]
 
     def calls(self, *names: str) -> list[str]:
-        """Returns the computations that attributes of these names refer to."""
+        """Returns the computations that the named attributes refer to."""
         found = [self.attribute(name) for name in names]
         return [part.strip().lstrip("%") for text in found if text for part in text.split(",")]
 
 
 class Step(NamedTuple):
-    """An instruction where it runs.
-
-    Attributes:
-      instruction: what runs.
-      computation: the name of the computation it stands in.
-      times: how often it runs in one execution of the program.
-    """
+    """An instruction at the place where it runs."""
 
     instruction: Instruction
-    computation: str
-    times: int
+    computation: str  # name of the computation that contains it
+    times: int  # number of executions in one run of the program
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled program.
+    """A compiled program."""
 
-    Attributes:
-      entry: the name of the computation that runs.
-      computations: instructions by name, in order, by the name of their computation.
-      endless: the loops whose number of turns could not be read.
-      turns: how often these are taken to turn.
-    """
-
-    entry: str
-    computations: dict[str, dict[str, Instruction]]
-    endless: list[str] = dataclasses.field(default_factory=list)
-    turns: int = 1
+    entry: str  # name of the computation that runs first
+    computations: dict[str, dict[str, Instruction]]  # by name; each maps names to instructions in order
+    endless: list[str] = dataclasses.field(default_factory=list)  # loops with an unknown number of iterations
+    turns: int = 1  # the number of iterations assumed for these loops
 
     @functools.cached_property
     def instructions(self) -> dict[str, Instruction]:
@@ -126,7 +94,7 @@ class Program:
         return {i.name: i for computation in self.computations.values() for i in computation.values()}
 
     def steps(self) -> Iterator[Step]:
-        """Yields what runs: loops and calls walked into, fusions as one instruction each."""
+        """Yields the instructions that run; loops and calls are expanded, fusions are not."""
         yield from self._walk(self.entry, 1)
 
     def fused(self, instruction: Instruction) -> dict[str, Instruction]:
@@ -134,21 +102,16 @@ class Program:
         called = instruction.calls("calls")
         return self.computations[called[0]] if called else {}
 
-    def inside(self, instruction: Instruction) -> Iterator[tuple[str, Instruction]]:
-        """Yields an instruction with the name of its computation, and all that is fused into it."""
+    def inside(self, instruction: Instruction) -> Iterator[Instruction]:
+        """Yields all instructions fused into an instruction, nested fusions too."""
         for name in instruction.calls("calls"):
             for inner in self.computations[name].values():
-                yield name, inner
+                yield inner
                 if inner.op == "fusion":
                     yield from self.inside(inner)
 
     def called(self, instruction: Instruction, computation: str) -> list[tuple[str, int]]:
-        """Returns the computations that an instruction runs, but for a fusion's, and how often each.
-
-        Args:
-          instruction: of any kind.
-          computation: the name of the one it stands in.
-        """
+        """Returns the computations that an instruction runs (except a fusion's), and how often."""
         if instruction.op == "while":
             turns = self._turns(instruction, computation)
             return [(body, turns) for body in instruction.calls("body")]
@@ -170,50 +133,52 @@ class Program:
         if known:
             return int(known[1])
         turns = self._read_condition(loop, computation)
-        if turns is None:
-            if loop.name not in self.endless:
-                self.endless.append(loop.name)
-            return self.turns
-        return turns
+        if turns is not None:
+            return turns
+        if loop.name not in self.endless:
+            self.endless.append(loop.name)
+        return self.turns
 
     def _read_condition(self, loop: Instruction, computation: str) -> int | None:
-        """Returns the turns of `for i in range(first, last)`, the only loops that scans become."""
+        """Returns the iterations of `for i in range(first, last)`, the form that scans compile to."""
         condition = self.computations[loop.calls("condition")[0]]
         root = next(i for i in condition.values() if i.root)
         if root.op != "compare" or root.attribute("direction") not in ("LT", "LE"):
             return None
-        counter, last = self._index(condition, root.operands[0]), self._constant(condition, root.operands[1])
+        first = self._initial(loop, computation, self._index(condition, root.operands[0]))
+        last = self._constant(condition, root.operands[1])
         if last is None:
-            index = self._index(condition, root.operands[1])
-            last = None if index is None else self._initial(loop, computation, index)
-        first = None if counter is None else self._initial(loop, computation, counter)
+            last = self._initial(loop, computation, self._index(condition, root.operands[1]))
         if last is None or first is None:
             return None
         return last - first + (root.attribute("direction") == "LE")
 
-    def _initial(self, loop: Instruction, computation: str, index: int) -> int | None:
-        """Returns the number that element `index` of the loop's state starts with."""
+    def _initial(self, loop: Instruction, computation: str, index: int | None) -> int | None:
+        """Returns the initial value of element `index` of the loop's state."""
         around = self.computations[computation]
         state = around[loop.operands[0]]
-        if state.op != "tuple":
+        if index is None or state.op != "tuple":
             return None
         return self._constant(around, state.operands[index])
 
     def _constant(self, computation: dict[str, Instruction], name: str) -> int | None:
-        instruction = computation.get(name)
-        while instruction is not None and instruction.op in ("copy", "bitcast", "copy-start", "copy-done"):
-            instruction = computation.get(instruction.operands[0])
-        if instruction is None or instruction.op != "constant":
+        found = _without_copies(computation, name)
+        if found is None or found.op != "constant" or not re.fullmatch(r"-?\d+", found.operands[0]):
             return None
-        return int(instruction.operands[0]) if re.fullmatch(r"-?\d+", instruction.operands[0]) else None
+        return int(found.operands[0])
 
     def _index(self, computation: dict[str, Instruction], name: str) -> int | None:
-        instruction = computation.get(name)
-        while instruction is not None and instruction.op in ("copy", "bitcast"):
-            instruction = computation.get(instruction.operands[0])
-        if instruction is None or instruction.op != "get-tuple-element":
-            return None
-        return int(instruction.attribute("index"))
+        found = _without_copies(computation, name)
+        is_element = found is not None and found.op == "get-tuple-element"
+        return int(found.attribute("index")) if is_element else None
+
+
+def _without_copies(computation: dict[str, Instruction], name: str) -> Instruction | None:
+    """Returns the instruction of which the named one is a copy, or the instruction itself."""
+    found = computation.get(name)
+    while found is not None and found.op in ("copy", "bitcast", "copy-start", "copy-done"):
+        found = computation.get(found.operands[0])
+    return found
 
 
 def parse(text: str) -> Program:
@@ -233,14 +198,6 @@ def parse(text: str) -> Program:
     return Program(entry, computations)
 
 
-def parse_type(text: str) -> tuple[Array, ...]:
-    """Returns the arrays that a type, such as "(f32[2,3]{1,0}, s32[])", names."""
-    return tuple(
-        Array(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in (layout or ""))
-        for dtype, dims, layout in _ARRAY.findall(text)
-    )
-
-
 def _parse_line(line: str) -> Instruction | None:
     match = _NAME.match(line)
     if match is None:
@@ -256,7 +213,7 @@ def _parse_line(line: str) -> Instruction | None:
 
 
 def _closing(text: str) -> int:
-    """Returns the position after the parenthesis that closes the one `text` begins with."""
+    """Returns the position after the parenthesis that closes the first one of `text`."""
     depth = 0
     for match in re.finditer(r"[()]", text):
         depth += 1 if match[0] == "(" else -1
@@ -266,7 +223,7 @@ def _closing(text: str) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """Splits at the commas that stand in no brackets."""
+    """Splits at commas outside brackets."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
         if c in "([{":

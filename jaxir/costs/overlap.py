@@ -1,7 +1,7 @@
-"""What a step sends while it computes: the compiled program's instructions, followed in their order.
+"""Overlap of communication and computation, by following a compiled program in its order.
 
-A TPU's program is a schedule: of a collective in two parts, a start and a done, the chip does what stands
-between them meanwhile; one in a single part is waited for.
+A TPU's program is a schedule. A collective with a start and a done overlaps what runs between them; one
+without is waited for.
 """
 
 from __future__ import annotations
@@ -19,28 +19,24 @@ from jaxir.costs import collectives, roofline, work
 from jaxir.costs.hlo import ASIDE, Instruction, Program
 from jaxir.costs.targets import Target
 
-# Copies between HBM and the chip's own memory, which are under way while other things run.
+# Asynchronous copies between HBM and the chip's own memory.
 _COPIES = ("copy-start", "slice-start")
 _DONE = 'custom_call_target="AsyncCollectiveDone"'
 
 
 class Overlap(NamedTuple):
-    """How a step goes in the order of its program.
+    """A step, timed in the order of its program."""
 
-    Attributes:
-      seconds: that it takes: each instruction as long as its products, its elementwise operations or its HBM
-        traffic at full speed, whichever is longest, and what is waited for.
-      hidden_seconds: of the collectives' transfers, during which other things run.
-      hidden_bytes: that each chip sends meanwhile, by kind of collective and mesh axes.
-    """
-
+    # Duration. Each instruction takes the longest of its products, elementwise operations and HBM traffic at
+    # full speed; waiting is added.
     seconds: float
-    hidden_seconds: float
+    hidden_seconds: float  # part of the collectives' time during which other things run
+    # Bytes that each chip sends meanwhile, by kind of collective and mesh axes.
     hidden_bytes: Mapping[tuple[str, tuple[str, ...]], float]
 
 
 class _Took(NamedTuple):
-    """Seconds of a computation, and those in which HBM and the links to other chips are busy."""
+    """Seconds of a computation, and those during which HBM and the links to other chips are busy."""
 
     seconds: float
     memory: float
@@ -49,29 +45,22 @@ class _Took(NamedTuple):
 
 @dataclasses.dataclass
 class _Transfer:
-    """Something under way.
+    """A transfer in progress."""
 
-    Attributes:
-      name: what ends it refers to it so.
-      left: seconds that it needs yet.
-      carried: whether it gets on only where an instruction carries it on.
-      hidden: seconds that it got on while other things ran.
-    """
-
-    name: str
-    left: float
-    carried: bool = False
-    hidden: float = 0.0
+    name: str  # the name by which its end refers to it
+    left: float  # remaining seconds
+    carried: bool = False  # whether it advances only during instructions that continue it
+    hidden: float = 0.0  # seconds overlapped with other work
 
 
 class _Queue:
-    """What a resource has to move: one after the other, as they were begun."""
+    """The transfers of one resource, which run one after another in the order of their starts."""
 
     def __init__(self):
-        self.transfers: dict[str, _Transfer] = {}
+        self.transfers: dict[str, _Transfer] = {}  # by name, in the order of their starts
 
     def spend(self, seconds: float, carrying: Collection[str] = ()) -> None:
-        """Has the resource work while other things run."""
+        """Advances the transfers while other work runs."""
         for transfer in self.transfers.values():
             if transfer.carried and transfer.name not in carrying:
                 continue
@@ -81,7 +70,7 @@ class _Queue:
             seconds -= moved
 
     def wait(self, name: str) -> float:
-        """Returns the seconds until a transfer is through, and all that were begun before it."""
+        """Returns the seconds until a transfer, and all that started before it, have ended."""
         waited = 0.0
         for transfer in self.transfers.values():
             waited += transfer.left
@@ -92,17 +81,10 @@ class _Queue:
 
 
 def read(program: Program, target: Target, mesh: Mesh, devices: Sequence[jax.Device]) -> Overlap:
-    """Follows a step.
+    """Follows a step of a TPU; partition i of its program is the i-th device of `mesh`.
 
-    A collective that products carry on (libtpu fuses it into them) gets on only during these. What a chip has
-    to send goes one after the other, and so do copies between HBM and its own memory, for which HBM has time
-    while an instruction computes.
-
-    Args:
-      program: the compiled step of a TPU.
-      target: the chips.
-      mesh: what it was compiled for; partition i is the i-th device of it.
-      devices: the mesh's, in its order.
+    A collective that libtpu fuses into products advances only during these. Links send one thing at a
+    time. Copies between HBM and the chip's own memory advance while HBM is otherwise idle.
     """
     walk = _Walk(program, target, mesh, devices)
     took = walk.through(program.entry, 1)
@@ -110,20 +92,13 @@ def read(program: Program, target: Target, mesh: Mesh, devices: Sequence[jax.Dev
 
 
 class _Walk:
-    """The way through a program.
-
-    Attributes:
-      hidden_seconds: see `Overlap`; so far.
-      hidden_bytes: likewise.
-    """
-
     def __init__(self, program: Program, target: Target, mesh: Mesh, devices: Sequence[jax.Device]):
         self.program, self.target, self.mesh, self.devices = program, target, mesh, devices
         self.hidden_seconds = 0.0
         self.hidden_bytes: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
 
     def through(self, computation: str, times: int) -> _Took:
-        """Returns what a computation takes, once; what it hides counts `times`."""
+        """Returns the time of one execution of a computation; its overlap is added `times` times."""
         seconds = memory = links = 0.0
         sending, copying = _Queue(), _Queue()
         begun: list[tuple[_Transfer, collectives.Collective, float]] = []
@@ -161,7 +136,7 @@ class _Walk:
         return _Took(seconds, memory, links)
 
     def _begun(self, instruction: Instruction) -> Iterator[tuple[Instruction, collectives.Collective]]:
-        """Yields the collectives that an instruction begins, by itself or in what it starts to run."""
+        """Yields the collectives that an instruction starts, itself or in a computation that it starts."""
         yield from collectives.begun(self.program, instruction, self.mesh)
         if instruction.op in ASIDE:
             for name in instruction.calls("to_apply", "calls"):
@@ -169,7 +144,7 @@ class _Walk:
                     yield from collectives.begun(self.program, inner, self.mesh)
 
     def _own(self, instruction: Instruction, computation: str, times: int) -> _Took:
-        """Returns what an instruction takes by itself and with the computations that it runs."""
+        """Returns the time of an instruction with the computations that it runs."""
         parts = [t or 0.0 for t in work.of_instruction(self.program, instruction).seconds(self.target.chip)]
         seconds, memory, links = max(parts), parts[-1], 0.0
         if instruction.op in ASIDE:
@@ -182,15 +157,15 @@ class _Walk:
         return _Took(seconds, memory, links)
 
     def _chains(self, instruction: Instruction) -> list[str]:
-        """Returns the collectives in several parts of which an instruction is, or fuses, one."""
-        inside = self.program.inside(instruction) if instruction.op == "fusion" else [("", instruction)]
-        found = (re.search(r'chain_id="?(\w+)', inner.attributes) for _, inner in inside)
+        """Returns the chain ids of the multi-part collectives that an instruction belongs to or fuses."""
+        inside = self.program.inside(instruction) if instruction.op == "fusion" else [instruction]
+        found = (re.search(r'chain_id="?(\w+)', inner.attributes) for inner in inside)
         return list(dict.fromkeys(match[0] for match in found if match))
 
     def _ended(self, instruction: Instruction) -> list[str]:
         """Returns the names of the transfers that an instruction waits for."""
         if instruction.op == "fusion":
-            inside = [inner for _, inner in self.program.inside(instruction)]
+            inside = self.program.inside(instruction)
             ends = any(inner.op == "custom-call" and _DONE in inner.attributes for inner in inside)
             return self._chains(instruction) if ends else []
         if not instruction.op.endswith("-done"):

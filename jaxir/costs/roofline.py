@@ -1,4 +1,4 @@
-"""The least time that a step can take: its products, its memory traffic and its collectives at full speed."""
+"""Roofline of a step: the least time for its products, memory traffic and collectives at full speed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,16 @@ from jaxir.costs.work import Work
 
 
 class Roofline(NamedTuple):
-    """Seconds of a step on each chip, were nothing else in the way.
+    """Seconds of a step on each chip, each kind of work alone at full speed."""
 
-    Attributes:
-      compute: of its products at the chip's peak.
-      vector: of its elementwise operations; None where they are not known.
-      memory: of its traffic with HBM; None where that is not known.
-      interconnect: of its collectives.
-    """
-
-    compute: float
-    vector: float | None
-    memory: float | None
-    interconnect: float
+    compute: float  # matrix products
+    vector: float | None  # elementwise operations; None if unknown
+    memory: float | None  # HBM traffic; None if unknown
+    interconnect: float  # collectives
 
     @property
     def parts(self) -> dict[str, float]:
-        """The times that are known, by name."""
+        """The known times by name."""
         named = {
             "matrix products": self.compute,
             "elementwise (approx.)": self.vector,
@@ -41,31 +34,24 @@ class Roofline(NamedTuple):
 
     @property
     def bound(self) -> str:
-        """What takes longest."""
+        """The name of the longest part."""
         return max(self.parts, key=lambda name: self.parts[name])
 
     @property
     def overlapped(self) -> float:
-        """Seconds of a step in which everything happens at once."""
+        """Seconds if everything overlaps."""
         return max(self.parts.values())
 
     @property
     def in_turn(self) -> float:
-        """Seconds of a step in which one thing happens after the other."""
+        """Seconds if nothing overlaps."""
         return sum(self.parts.values())
 
 
 def estimate(
     work: Work, collectives: Sequence[Collective], target: Target, devices: Sequence[jax.Device]
 ) -> Roofline:
-    """Returns the times of a step.
-
-    Args:
-      work: of one chip; `vector` and `bytes` of 0 are not known.
-      collectives: of the step.
-      target: the chips.
-      devices: the mesh's, in its order.
-    """
+    """Returns the roofline of a step, from the work of one chip; 0 in `vector` or `bytes` means unknown."""
     return Roofline(
         *work.seconds(target.chip),
         interconnect=sum(c.traffic / bandwidth(c.members, target, devices) for c in collectives),
@@ -73,11 +59,11 @@ def estimate(
 
 
 def bandwidth(members: Sequence[int], target: Target, devices: Sequence[jax.Device]) -> float:
-    """Returns the bytes a second that each chip of a group can send to the others of it, one way.
+    """Returns the bytes a second, one way, that each chip of a group can send within the group.
 
-    A TPU sends both ways round the rings of every torus dimension in which the group's chips differ, one way
-    where the ends are not joined. A group over several slices or GPU nodes is bound by their network, to
-    which all its chips of one slice or node contribute.
+    A TPU uses the rings of all torus dimensions in which the chips differ, in both directions if the ends
+    are joined. A group over several slices or GPU nodes is limited by their network, which all its chips
+    share.
     """
     chip = target.chip
     if chip.kind == "gpu":

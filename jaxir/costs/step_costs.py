@@ -1,4 +1,4 @@
-"""All that a compiled program says of a step on given chips."""
+"""All costs of a compiled step on given chips."""
 
 from __future__ import annotations
 
@@ -16,29 +16,19 @@ from jaxir.costs.work import Work
 
 
 class StepCosts(NamedTuple):
-    """What a step does and how long it takes at full speed.
+    """Work and time of a step at full speed."""
 
-    Attributes:
-      work: of each chip.
-      collectives: largest traffic first.
-      roofline: seconds of each kind of work.
-      overlap: the step in the order of its program; None for GPUs, whose programs are no schedules.
-    """
-
-    work: Work
-    collectives: list[Collective]
-    roofline: Roofline
+    work: Work  # of each chip
+    collectives: list[Collective]  # largest traffic first
+    roofline: Roofline  # seconds of each kind of work
+    # Time in the order of the program; None for GPUs, whose programs are no schedules.
     overlap: Overlap | None
 
 
 def of_program(program: Program | None, target: Target, mesh: Mesh, counted: Work | None = None) -> StepCosts:
-    """Reads the costs of a step.
+    """Reads the costs of a step; partition i of its program is the i-th device of `mesh`.
 
-    Args:
-      program: the compiled step; None for a step on one chip that no compiler has seen, with `counted`.
-      target: the chips.
-      mesh: what it was compiled for; partition i is the i-th device of it.
-      counted: the work, where the program does not tell it.
+    `counted` replaces the work read from the program; `program` may be None on a single chip.
     """
     in_order = list(mesh.devices.flat)
     sent = [] if program is None else collectives.read(program, mesh)

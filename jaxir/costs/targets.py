@@ -1,4 +1,4 @@
-"""What a plan is made for, or a run runs on: a TPU slice or a number of GPUs, by name."""
+"""Machines by name: a TPU slice or a number of GPUs."""
 
 from __future__ import annotations
 
@@ -21,27 +21,20 @@ GPUS = [name for name, chip in CHIPS.items() if chip.kind == "gpu"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """Accelerators of one kind.
+    """Accelerators of one kind."""
 
-    Attributes:
-      name: as the user wrote it.
-      chip: what each of them is.
-      shape: of a TPU slice's torus, in chips; the number of GPUs.
-      slices: TPU slices joined by the data-centre network, or GPU nodes.
-    """
-
-    name: str
-    chip: Chip
-    shape: tuple[int, ...]
-    slices: int = 1
+    name: str  # as the user wrote it
+    chip: Chip  # their kind
+    shape: tuple[int, ...]  # a TPU slice's torus, in chips; the number of GPUs
+    slices: int = 1  # TPU slices joined by the data-centre network, or GPU nodes
 
     @property
     def count(self) -> int:
-        """Chips in all."""
+        """Number of chips."""
         return math.prod(self.shape) * (self.slices if self.chip.kind == "tpu" else 1)
 
     def larger(self) -> list[Target]:
-        """Returns targets of the same chip with more of them, smallest first."""
+        """Returns larger targets of the same chip, smallest first."""
         if self.chip.kind == "gpu":
             counts = [self.count * k for k in (2, 4, 8, 16)]
             whole = [n for n in counts if n <= self.chip.node or n % self.chip.node == 0]
@@ -51,7 +44,7 @@ class Target:
 
 
 def of_devices(devices: Sequence[jax.Device]) -> Target | None:
-    """Returns what devices that are there make up: slices of one shape, or GPUs; None of unknown chips."""
+    """Returns the target that existing devices make up; None for an unknown chip."""
     chip, count = of_kind(devices[0].device_kind), len(devices)
     if chip is None:
         return None
@@ -66,16 +59,12 @@ def of_devices(devices: Sequence[jax.Device]) -> Target | None:
     return Target(name=name, chip=chip, shape=shape, slices=slices)
 
 
-MOST_GPUS = 2048  # XLA's CPU client, whose devices stand in for GPUs, takes later ones for another process's
-MOST_SLICES = 4096  # the TPU compiler makes an object for each chip of each slice
+MOST_GPUS = 2048  # limit of XLA's CPU client, whose devices stand in for GPUs
+MOST_SLICES = 4096  # the TPU compiler allocates an object for each chip of each slice
 
 
 def parse(text: str) -> Target:
-    """Reads "v5p:4x4x4", "v5e:4x4*2" (two slices) or "gpu:8xh100".
-
-    Raises:
-      UserError: there is no such chip, or the shape is not one of its slices.
-    """
+    """Reads "v5p:4x4x4", "v5e:4x4*2" (two slices) or "gpu:8xh100"."""
     name = text.strip().lower()
     kind, _, rest = name.partition(":")
     if kind == "gpu":
@@ -100,7 +89,7 @@ def parse(text: str) -> Target:
     known = SLICES[kind]
     if match is None or match[1] not in known:
         raise UserError(
-            f"--topology={text}: no such slice of {kind}{_meant(name)}; there are {', '.join(known)}"
+            f"--topology={text}: no such slice of {kind}{_meant(name)}; slices: {', '.join(known)}"
         )
     shape = tuple(int(part) for part in match[1].split("x"))
     slices = int(match[2] or 1)
@@ -110,12 +99,12 @@ def parse(text: str) -> Target:
 
 
 def _meant(name: str) -> str:
-    """Returns `; did you mean 'v5e:2x2'?` where a machine is named as others name it, else an empty string.
+    """Returns `; did you mean 'v5e:2x2'?` for other names of a machine, such as Google Cloud's, else "".
 
-    Google Cloud's v4-8 and v5p-8 have 8 cores, which are 4 chips; v5e-8 and v6e-8 have 8 chips.
+    v4-8 and v5p-8 have 8 cores, which are 4 chips; v5e-8 and v6e-8 have 8 chips.
     """
     plain = re.sub(r"^(cloud|tpu|gpu|nvidia)[-_: ]*", "", name).replace("v5litepod", "v5e")
-    plain = re.sub(r"(?<=00)[-_ ]?80gb?\b", "", plain)  # an A100's or H100's memory
+    plain = re.sub(r"(?<=00)[-_ ]?80gb?\b", "", plain)  # memory of an A100 or H100
     chips = "|".join(sorted(CHIPS, key=len, reverse=True))
     first = re.fullmatch(rf"({chips})(?:[-_:x* ]*(\d+(?:x\d+)*))?", plain)
     last = re.fullmatch(rf"(\d+)[-_:x* ]*({chips})", plain)

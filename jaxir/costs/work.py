@@ -1,8 +1,7 @@
-"""How much a step computes and moves: operations and bytes, with loops counted as often as they turn.
+"""Counts operations and bytes, with each loop counted as often as it iterates.
 
-Two readings. `traced` counts the products of the step as it was written, whatever the machine: exact, over
-all chips. `compiled` counts what one chip runs after the compiler has split the step: what it does twice (a
-product that is not sharded, say) shows as the difference.
+`traced` counts the products of a step as written, over all chips. `compiled` counts what one chip runs
+after partitioning, so duplicated work (such as an unsharded product) shows as the difference.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from jax.extend import core as jax_core
 from jaxir.costs.chips import Chip
 from jaxir.costs.hlo import Instruction, Program
 
-# Instructions that move nothing: names for what is there, or counted where they call.
+# Instructions without traffic of their own.
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
     "after-all", "partition-id", "replica-id", "copy-done", "slice-done", "async-done", "async-update",
     "call-start", "call-done",
     "all-gather-done", "all-reduce-done", "collective-permute-done", "opt-barrier", "domain", "iota",
 }  # fmt: skip
-# Elementwise operations that the vector units carry out (XLA writes no others of weight).
+# Elementwise operations on the vector units; others have no weight in XLA's programs.
 _VECTOR = {
     "add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "negate", "abs",
     "exponential", "log", "log-plus-one", "exponential-minus-one", "logistic", "tanh", "rsqrt", "sqrt",
@@ -35,40 +34,32 @@ _VECTOR = {
     "shift-right-arithmetic", "convert", "clamp", "floor", "sign", "remainder", "erf", "cosine", "sine",
     "rng-bit-generator",
 }  # fmt: skip
-# A TPU's bfloat16 products for one of float32 of high precision (XLA's bf16_3x algorithm).
+# bfloat16 passes of a float32 product of "high" precision on a TPU (XLA's bf16_3x algorithm).
 _HIGH_PASSES = 3
-# Reading these costs their result, not their operand.
+# These read as much as they return, not their whole operand.
 _SLICES = {"dynamic-slice", "slice", "gather", "slice-start"}
 
 
 class Work(NamedTuple):
-    """What is done in a step.
+    """Work of a step."""
 
-    Attributes:
-      flops: operations of matrix products, two for a multiplication with its addition; no elementwise ones.
-      precise_flops: those among them that are float32 products of highest precision.
-      vector: elementwise operations, random numbers and the inputs of reductions, one for each element; a
-        transcendental function counts as one.
-      bytes: read from and written to HBM.
-      high_flops: those of `flops` that are float32 products of JAX's "high" precision; TPUs' only.
-      single_flops: those of `flops` that are float32 products of the default precision.
-    """
-
-    flops: float
-    precise_flops: float
+    flops: float  # operations of matrix products; a multiply-add counts as two
+    precise_flops: float  # the part in float32 products of highest precision
+    # Elementwise operations, random numbers and inputs of reductions, one an element; a transcendental
+    # function counts as one.
     vector: float
-    bytes: float
-    high_flops: float = 0.0
-    single_flops: float = 0.0
+    bytes: float  # read from and written to HBM
+    high_flops: float = 0.0  # the part of `flops` in float32 products of JAX's "high" precision; TPUs only
+    single_flops: float = 0.0  # the part of `flops` in float32 products of default precision
 
     def plus(self, other: Work, times: int = 1) -> Work:
-        """Returns this and `times` the other."""
+        """Returns the sum of this and `times` the other."""
         return Work(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
 
     def seconds(self, chip: Chip) -> tuple[float, float | None, float | None]:
-        """Returns how long a chip takes at full speed for products, elementwise operations and HBM traffic.
+        """Returns a chip's seconds at full speed for products, elementwise operations and HBM traffic.
 
-        None stands for what is not known, of which there are 0.
+        None means unknown, if the work is 0.
         """
         flops = self.flops + (chip.precise_passes - 1) * self.precise_flops
         flops += (_HIGH_PASSES - 1) * self.high_flops + (chip.single_passes - 1) * self.single_flops
@@ -83,7 +74,7 @@ NOTHING = Work(0.0, 0.0, 0.0, 0.0)
 
 
 def compiled(program: Program) -> Work:
-    """Returns what one chip does in a step of a compiled program."""
+    """Returns the work of one chip in a compiled step."""
     total = NOTHING
     for step in program.steps():
         total = total.plus(of_instruction(program, step.instruction), step.times)
@@ -91,11 +82,9 @@ def compiled(program: Program) -> Work:
 
 
 def of_instruction(program: Program, instruction: Instruction) -> Work:
-    """Returns what one chip does in an instruction, a fusion with all in it; not in computations it runs."""
+    """Returns one chip's work in an instruction and what is fused into it, without called computations."""
     types = program.instructions
-    inside = [instruction]
-    if instruction.op == "fusion":
-        inside = [inner for _, inner in program.inside(instruction)]
+    inside = program.inside(instruction) if instruction.op == "fusion" else [instruction]
     total = NOTHING
     for inner in inside:
         count = _flops(inner, types)
@@ -114,12 +103,12 @@ def of_instruction(program: Program, instruction: Instruction) -> Work:
 
 
 def traced(function: Callable[..., Any], *shapes: Any) -> Work:
-    """Returns the products of `function` as it is written, over all chips; nothing else is counted."""
+    """Returns the products of `function` as written, over all chips; nothing else is counted."""
     return _trace(jax.make_jaxpr(function)(*shapes).jaxpr)
 
 
 def largest(jaxpr: jax_core.Jaxpr) -> Any:
-    """Returns the shape and type of the largest array that a program makes, over all chips."""
+    """Returns the shape and type of the largest array of a program, over all chips."""
     found = [v.aval for equation in jaxpr.eqns for v in equation.outvars if hasattr(v.aval, "shape")]
     found += [v.aval for v in jaxpr.invars if hasattr(v.aval, "shape")]
     found += [largest(sub) for equation in jaxpr.eqns for sub in _subprograms(equation.params)]
@@ -127,7 +116,6 @@ def largest(jaxpr: jax_core.Jaxpr) -> Any:
 
 
 def size_of(array: Any) -> int:
-    """Returns the bytes of an array of which the shape and type are known."""
     return math.prod(array.shape) * array.dtype.itemsize
 
 
@@ -148,19 +136,14 @@ def _trace(jaxpr: jax_core.Jaxpr) -> Work:
 
 
 def differentiated(function: Callable[..., Any], trained: Any, *others: Any) -> float:
-    """Returns the operations of the products of `function` and of its gradient, nothing computed twice.
+    """Returns the operations of the products of `function(trained, *others)` and of its gradient.
 
-    A product's gradient is a product more for each operand that depends on `trained`: none in a frozen
-    module, two in a layer that is trained.
-
-    Args:
-      function: (trained, *others) -> anything.
-      trained: shapes of what the gradient is taken of.
-      *others: shapes of what it is not.
+    Recomputation does not count. The gradient adds a product for each operand that depends on `trained`:
+    none in a frozen layer, two in a trained one.
     """
     jaxpr = jax.make_jaxpr(function)(trained, *others).jaxpr
-    of = len(jax.tree.leaves(trained))
-    return _differentiated(jaxpr, [i < of for i in range(len(jaxpr.invars))])[0]
+    count = len(jax.tree.leaves(trained))
+    return _differentiated(jaxpr, [i < count for i in range(len(jaxpr.invars))])[0]
 
 
 def _differentiated(jaxpr: jax_core.Jaxpr, live: Sequence[bool]) -> tuple[float, list[bool]]:
@@ -193,8 +176,8 @@ def _inside(equation: jax_core.JaxprEqn, ins: list[bool]) -> tuple[float, list[b
                 return parameters["length"] * flops, outs
             ins = [*ins[: carried.start], *grown, *ins[carried.stop :]]
     if name == "cond":
-        of = [_differentiated(body, ins[1:]) for body in bodies]
-        return max(flops for flops, _ in of), [any(outs) for outs in zip(*(o for _, o in of), strict=True)]
+        flops, outs = zip(*(_differentiated(body, ins[1:]) for body in bodies), strict=True)
+        return max(flops), [any(branch) for branch in zip(*outs, strict=True)]
     if len(bodies) == 1 and len(bodies[0].invars) == len(ins):
         return _differentiated(bodies[0], ins)
     flops = sum(_differentiated(body, [any(ins)] * len(body.invars))[0] for body in bodies)
@@ -202,10 +185,10 @@ def _inside(equation: jax_core.JaxprEqn, ins: list[bool]) -> tuple[float, list[b
 
 
 def _carried(scan: jax_core.JaxprEqn, body: jax_core.Jaxpr) -> slice:
-    """Returns which inputs of a scan are carried: after its constants, before what it takes slices of.
+    """Returns which inputs of a scan are carried: after its constants, before the sliced inputs.
 
-    Read off the shapes, for JAX 0.11 names these numbers otherwise than JAX 0.10: what is sliced or stacked
-    has a dimension more outside.
+    Derived from shapes, because JAX 0.10 and 0.11 name these counts differently: a sliced input or stacked
+    output has one more dimension outside the body.
     """
 
     def outside(outer: Sequence[Any], inner: Sequence[Any]) -> int:
@@ -231,7 +214,7 @@ def _subprograms(parameters: dict[str, Any]) -> Iterator[jax_core.Jaxpr]:
 
 def _flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
     if instruction.op == "custom-call":
-        return _said(instruction, r'"cost_estimate":\{"flops":"(\d+)"')
+        return _declared(instruction, r'"cost_estimate":\{"flops":"(\d+)"')
     if instruction.op == "dot":
         left = types[instruction.operands[0]].arrays[0].shape
         contracted = _numbers(instruction.attribute("lhs_contracting_dims"))
@@ -242,21 +225,21 @@ def _flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
 
 
 def _is_single(instruction: Instruction, types: dict[str, Instruction]) -> bool:
-    """Whether it is a float32 product of the default precision; TPUs' programs have convolutions."""
+    """Returns whether it is a float32 product of default precision. TPU programs have convolutions."""
     if instruction.op != "dot" or "operand_precision" in instruction.attributes:
         return False
     return types[instruction.operands[0]].arrays[0].dtype == "f32"
 
 
-def _said(instruction: Instruction, pattern: str) -> float:
-    """Returns what a kernel says of its work, for what is inside cannot be read; 0 where it says nothing."""
+def _declared(instruction: Instruction, pattern: str) -> float:
+    """Returns a figure that a kernel declares in its attributes; 0 without one."""
     match = re.search(pattern, instruction.attributes)
     return float(match[1]) if match else 0.0
 
 
 def _vector(instruction: Instruction, types: dict[str, Instruction]) -> float:
     if instruction.op == "custom-call":
-        return _said(instruction, r'"elementwise":"(\d+)"')
+        return _declared(instruction, r'"elementwise":"(\d+)"')
     if instruction.op in _VECTOR:
         return float(sum(a.size for a in instruction.arrays if a.shape))
     if instruction.op in ("reduce", "reduce-window"):
@@ -266,10 +249,9 @@ def _vector(instruction: Instruction, types: dict[str, Instruction]) -> float:
 
 
 def _convolution_flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
-    """Counts the products of a convolution, which a TPU makes of every matrix product.
+    """Counts the products of a convolution; TPU programs express every matrix product as one.
 
-    As XLA's cost analysis does: only positions where the window meets an element of the input, neither
-    padding nor the gaps of a dilation, count.
+    As in XLA's cost analysis, only positions where the window meets an input element count.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     left, right, out = (
@@ -278,7 +260,7 @@ def _convolution_flops(instruction: Instruction, types: dict[str, Instruction]) 
         instruction.arrays[0].shape,
     )
     batch_groups = int(instruction.attribute("batch_group_count") or 1)
-    features_in = right[labels[2].index("i")]  # of one group, where there are several
+    features_in = right[labels[2].index("i")]  # of one group
     features_out = out[labels[3].index("f")]
     batch = left[labels[1].index("b")] // batch_groups
     window = _window(instruction.attribute("window") or "", sum(c.isdigit() for c in labels[2]))
@@ -294,7 +276,7 @@ def _convolution_flops(instruction: Instruction, types: dict[str, Instruction]) 
 
 
 def _window(text: str, dimensions: int) -> list[tuple[int, int, int, int]]:
-    """Returns (stride, padding before, dilation of the input, dilation of the kernel) of each dimension."""
+    """Returns (stride, padding before, input dilation, kernel dilation) of each dimension."""
 
     def values(name: str, default: str) -> list[str]:
         match = re.search(rf"\b{name}=([\w\-x]+)", text)
@@ -312,13 +294,10 @@ def _bytes(program: Program, instruction: Instruction, types: dict[str, Instruct
     """Returns the bytes that an instruction reads from and writes to HBM."""
     if instruction.op in _FREE:
         return 0.0
-    if instruction.op == "custom-call" and not instruction.operands:  # a place for what is written later
+    if instruction.op == "custom-call" and not instruction.operands:  # an empty buffer
         return 0.0
     if instruction.op in ("copy-start", "slice-start"):  # between HBM and the chip's own memory
-        moved = (
-            min(a.bytes for a in instruction.arrays if a.shape or a.bytes > 4) if instruction.arrays else 0
-        )
-        return float(moved)
+        return float(min((a.bytes for a in instruction.arrays if a.shape or a.bytes > 4), default=0))
     if instruction.op == "fusion":
         return _fusion_bytes(program, instruction)
     written = sum(a.bytes for a in instruction.arrays if not a.on_chip)
@@ -330,7 +309,7 @@ def _bytes(program: Program, instruction: Instruction, types: dict[str, Instruct
 
 
 def _fusion_bytes(program: Program, fusion: Instruction) -> float:
-    """Returns what a fusion reads and writes: of what it slices or updates in place only those parts."""
+    """Returns a fusion's traffic; of a sliced or updated array only the affected part counts."""
     inner = program.fused(fusion)
     moved = 0.0
     for parameter in inner.values():
@@ -339,7 +318,7 @@ def _fusion_bytes(program: Program, fusion: Instruction) -> float:
             moved += sum(a.bytes for a in parameter.arrays) if parts is None else parts
     root = next(i for i in inner.values() if i.root)
     results = [inner[name] for name in root.operands] if root.op == "tuple" else [root]
-    if len(results) != len(fusion.arrays):  # an operation that gives several arrays itself
+    if len(results) != len(fusion.arrays):  # an operation with several results
         return moved + sum(a.bytes for a in fusion.arrays if not a.on_chip)
     for result, array in zip(results, fusion.arrays, strict=True):
         while result.op == "bitcast" and result.operands[0] in inner:
@@ -353,7 +332,7 @@ def _fusion_bytes(program: Program, fusion: Instruction) -> float:
 
 
 def _parts(program: Program, inner: dict[str, Instruction], name: str) -> float | None:
-    """Returns the bytes a fusion reads of a parameter of which it takes parts; None where it takes all."""
+    """Returns the bytes that a fusion reads of a parameter that it slices; None if it reads all."""
     uses = [instruction for instruction in inner.values() if name in instruction.operands]
     if [use.op for use in uses] == ["dynamic-update-slice"]:
         return 0.0
@@ -362,7 +341,7 @@ def _parts(program: Program, inner: dict[str, Instruction], name: str) -> float 
         if use.op in _SLICES and use.operands[0] == name:
             moved += sum(a.bytes for a in use.arrays)
             continue
-        if use.op != "fusion":  # an index of a slice too
+        if use.op != "fusion":  # reads all of it, or uses it as an index
             return None
         within = program.fused(use)
         for parameter in within.values():

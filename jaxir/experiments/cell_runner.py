@@ -1,9 +1,8 @@
-"""Runs the cells of a grid one after the other, each in processes of its own, and takes up what was left."""
+"""Runs the cells of a grid in turn, each command in its own process, and resumes unfinished cells."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -31,44 +30,22 @@ COMMANDS, INPUTS = "commands.txt", "inputs.json"
 
 
 class Interrupted(Exception):
-    """The experiment was told to stop. Args: the signal."""
+    """The experiment was stopped. Its argument is the signal."""
 
-    def say(self, directory: Path) -> int:
-        """Says so, and returns the exit status."""
+    def report(self, directory: Path) -> int:
+        """Prints the reason and returns the exit status."""
         number = self.args[0]
-        print(f"{directory}: stopped by {number.name}; run the same command again to go on", file=sys.stderr)
+        print(
+            f"{directory}: stopped by {number.name}; run the same command again to continue", file=sys.stderr
+        )
         return 128 + number
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A cell that did not finish.
+def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None]) -> list[tuple[Cell, str]]:
+    """Trains and tests every cell without a result, and returns those that fail, with the reason.
 
-    Attributes:
-      cell: which.
-      reason: what its command said last.
-      log: where everything it said is.
-    """
-
-    cell: Cell
-    reason: str
-    log: Path
-
-
-def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None]) -> list[Failure]:
-    """Trains and tests every cell that has no result yet; when one fails, the others go on.
-
-    Args:
-      cells: what to run, in this order.
-      steps: training steps of a cell, for the bar.
-      on_result: called without arguments after each cell that finished.
-
-    Returns:
-      The cells that failed.
-
-    Raises:
-      Interrupted: on SIGINT or SIGTERM, once the command at work has saved what it had.
-      UserError: a cell was begun with other commands, or read other data.
+    `steps` of a cell are for the progress bar; `on_result` is called after each finished cell. Raises
+    `Interrupted` on SIGINT or SIGTERM, after the running command has saved its state.
     """
     for cell in cells:
         check_begun(cell.directory, cell.identity, cell.inputs)
@@ -78,7 +55,7 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
     done = len(cells) - len(left)
     with progress(total=len(cells) * steps, what="grid", unit="steps", initial=done * steps) as bar:
         if done:
-            bar.write(f"{done} of {len(cells)} cells are finished already", file=sys.stderr)
+            bar.write(f"{done} of {len(cells)} cells are already finished", file=sys.stderr)
         for number, cell in enumerate(left, done + 1):
             bar.set_postfix_str(cell.name)
             bar.write(f"[{number}/{len(cells)}] {cell.name}", file=sys.stderr)
@@ -86,9 +63,8 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
             try:
                 run_cell(cell, on_steps=lambda n, before=before: bar.update(before + n - bar.n))
             except CommandFailed as error:
-                failure = Failure(cell=cell, reason=str(error), log=cell.directory / "log.txt")
-                bar.write(f"    failed: {failure.reason} (see {failure.log})", file=sys.stderr)
-                failures.append(failure)
+                bar.write(f"    failed: {error} (see {cell.log})", file=sys.stderr)
+                failures.append((cell, str(error)))
             else:
                 scores = read_scores(cell.result)["metrics"] | read_judges(cell)
                 values = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
@@ -100,22 +76,13 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
 
 
 class CommandFailed(Exception):
-    """A command of a cell ended with an error. Args: the last thing it said."""
+    """A command of a cell failed. Its argument is the last line of its output."""
 
 
 def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
-    """Runs the commands of a cell that are still to be run.
-
-    Args:
-      cell: which.
-      on_steps: called with the number of training steps that are done.
-
-    Raises:
-      CommandFailed: one of them failed.
-      Interrupted: a signal came.
-    """
+    """Runs the remaining commands of a cell; reports finished training steps to `on_steps`."""
     begin(cell.directory, cell.identity, inputs_of(cell))
-    before, log = 0, cell.directory / "log.txt"
+    before, log = 0, cell.log
     for run, arguments in cell.commands.training:
         if not (run / "COMPLETE").exists():
             log_run(arguments, log, lambda run=run, before=before: on_steps(before + last_step(run)))
@@ -129,23 +96,13 @@ def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
 
 
 def log_run(arguments: Sequence[str], log: Path, meanwhile: Callable[[], None] | None = None) -> None:
-    """Runs `python` with `arguments` and passes signals on to it.
-
-    Args:
-      arguments: of the command.
-      log: file to which all that it says is added.
-      meanwhile: called now and then until it ends.
-
-    Raises:
-      CommandFailed: it ended with an error.
-      Interrupted: SIGINT or SIGTERM came to this process, or the command was stopped from outside.
-    """
+    """Runs `python ARGUMENTS` and appends its output to `log`; raises `CommandFailed` or `Interrupted`."""
     with log.open("ab") as file:
         file.write(f"\n$ {shlex.join(['python', *arguments])}\n".encode())
         file.flush()
         code = run_attended(arguments, meanwhile, stdout=file, stderr=subprocess.STDOUT)
     if code:
-        raise CommandFailed(f"killed by {signal.Signals(-code).name}" if code < 0 else last_words(log))
+        raise CommandFailed(f"killed by {signal.Signals(-code).name}" if code < 0 else last_line(log))
 
 
 def run_attended(
@@ -155,22 +112,16 @@ def run_attended(
     typed: str = "",
     **streams: Any,
 ) -> int:
-    """Runs `python` with `arguments`, passes signals on to it, and returns its exit code.
+    """Runs `python ARGUMENTS`, forwards signals to it, and returns its exit code.
 
-    Args:
-      arguments: of the command.
-      meanwhile: called now and then until it ends.
-      typed: what it reads from standard input; short.
-      **streams: its stdout and stderr; by default ours.
-
-    Raises:
-      Interrupted: SIGINT or SIGTERM came to this process, or the command was stopped from outside.
+    Calls `meanwhile` repeatedly. `typed` is short text for its standard input. Raises `Interrupted` if
+    this process received SIGINT or SIGTERM, or the command was stopped from outside.
     """
     with signals() as received:
-        # Its own session: Ctrl-C reaches it through us, once. If we are killed, it saves what it has,
-        # ends, and holds our directory until then.
+        # In its own session Ctrl-C reaches it only through this process. If this process is killed, the
+        # command saves its state, ends, and holds the directory's lock until then.
         process = subprocess.Popen(
-            [*_dying_with_parent(), sys.executable, *arguments],
+            [*_terminated_with_parent(), sys.executable, *arguments],
             stdin=subprocess.PIPE,
             start_new_session=True,
             pass_fds=descriptors(),
@@ -192,31 +143,28 @@ def run_attended(
                 process.kill()
                 process.wait()
     code = process.returncode
-    stopped = received[0] if received else stopped  # it came as the command ended
+    stopped = received[0] if received else stopped  # it arrived as the command ended
     killed = -code if code < 0 else code - 128
     if stopped or killed in (signal.SIGINT, signal.SIGTERM):
         raise Interrupted(stopped or signal.Signals(killed))
     return code
 
 
-def _dying_with_parent() -> list[str]:
-    """Returns what, put before a command, has Linux send it SIGTERM when this process is killed.
-
-    Nobody would be left to stop it.
-    """
-    setpriv = shutil.which("setpriv")  # of util-linux
+def _terminated_with_parent() -> list[str]:
+    """Returns a command prefix that has Linux send SIGTERM to the command if this process is killed."""
+    setpriv = shutil.which("setpriv")  # from util-linux
     return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[signal.Signals]]:
-    """Collects SIGINT and SIGTERM in the list that it yields, in place of what they do."""
+    """Collects SIGINT and SIGTERM in the list that it yields, instead of handling them."""
     received: list[signal.Signals] = []
 
-    def note(number: int, _: object) -> None:
+    def record(number: int, _: object) -> None:
         received.append(signal.Signals(number))
 
-    usual = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    usual = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
     finally:
@@ -234,20 +182,16 @@ def last_step(run: Path) -> int:
     return 0
 
 
-def last_words(log: Path) -> str:
-    """Returns the last line of a log, without `error: ` before it."""
-    text = log.read_text(encoding="utf-8", errors="replace").strip()  # which takes a bar's \r for \n
+def last_line(log: Path) -> str:
+    """Returns the last line of a log, without its `error: ` prefix."""
+    text = log.read_text(
+        encoding="utf-8", errors="replace"
+    ).strip()  # read_text turns a progress bar's \r into \n
     return text.rpartition("\n")[2].removeprefix("error: ")
 
 
 def begin(directory: Path, identity: Sequence[str], inputs: Mapping[str, str]) -> None:
-    """Makes the directory of an experiment and writes there how its results are made.
-
-    Args:
-      directory: of the experiment.
-      identity: its commands.
-      inputs: what they read, by name (see `experiments.inputs`).
-    """
+    """Makes the directory of an experiment and records its commands and inputs there."""
     with atomic_file(directory / COMMANDS) as file:
         file.writelines(line + "\n" for line in identity)
     with atomic_file(directory / INPUTS) as file:
@@ -256,10 +200,9 @@ def begin(directory: Path, identity: Sequence[str], inputs: Mapping[str, str]) -
 
 
 def check_begun(directory: Path, identity: Sequence[str], inputs: Mapping[str, str]) -> None:
-    """Raises a UserError where a directory was begun with other commands or with files of other content.
+    """Refuses a directory that was begun with other commands or with files of other content.
 
-    No table must mix experiments. Of a directory of before it is not known what was read. One in which
-    nothing was made, because its first command failed, may be begun with others.
+    Directories without records pass, and so do those without results: their first command failed.
     """
     if not _has_results(directory):
         return
@@ -281,7 +224,7 @@ def check_begun(directory: Path, identity: Sequence[str], inputs: Mapping[str, s
 
 
 def _has_results(directory: Path) -> bool:
-    """Returns whether there is more in a directory than notes, logs and runs without a checkpoint."""
+    """Returns whether a directory has more than records, logs and runs without a checkpoint."""
     for place, folders, files in os.walk(directory):
         if "run.json" in files and not checkpoint_steps(Path(place, "checkpoints")):
             folders.clear()
@@ -290,15 +233,15 @@ def _has_results(directory: Path) -> bool:
     return False
 
 
-def typed_runs(cells: Sequence[Cell]) -> list[Sequence[str]]:
-    """Returns the commands of complete runs that no grid has trained, as those that `--dry_run` prints."""
+def manual_runs(cells: Sequence[Cell]) -> list[Sequence[str]]:
+    """Returns the training commands of complete runs that no grid has trained."""
     unknown = (cell for cell in cells if not (cell.directory / COMMANDS).exists())
     training = itertools.chain.from_iterable(cell.commands.training for cell in unknown)
     return [arguments for run, arguments in training if (run / "COMPLETE").exists()]
 
 
 def check_judges(cell: Cell) -> None:
-    """Raises a UserError where a judge has judged a cell by other data than it has now."""
+    """Refuses a cell that a judge has scored on other data."""
     read = _recorded(cell.directory)
     for name, content in cell.judged_by.items():
         path = cell.judged[name]
@@ -309,7 +252,7 @@ def check_judges(cell: Cell) -> None:
 
 
 def inputs_of(cell: Cell) -> dict[str, str]:
-    """Returns what the commands of a cell and its judges read, by name and content."""
+    """Returns the inputs of a cell and its judges: name -> hash of the content."""
     return {**cell.inputs, **{_judge(name): content for name, content in cell.judged_by.items()}}
 
 

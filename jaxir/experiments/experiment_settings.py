@@ -1,6 +1,6 @@
-"""The flags of `jaxir.grid` and `jaxir.rounds`, in an object each.
+"""The settings of `jaxir.grid` and `jaxir.rounds`, which are their flags.
 
-Beside no code that imports JAX, which `--help` does without.
+Must not import JAX, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxir.core.values import Count, Natural, Seed, checked
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A way to train that is compared with others: a value of an axis of one's own.
+    """A value of a custom axis: one of several ways to train that are compared.
 
     Attributes:
       name: in directories.
@@ -31,25 +31,26 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GridSettings:
-    """What is crossed with what, and what all cells of a grid have in common.
+    """The axes of a grid, and the settings that all its cells share.
 
     Attributes:
       recipe: gin files of every training run, such as gin/runs/samtone_paper.gin.
       datasets: NAME=DIR or DIR, BEIR folders with the splits that the recipe trains on; one column each.
-      steps: optimizer steps of a cell. A method in two stages (PAIR) has half of them in each.
-      models: pretrained encoders: files of gin/models without .gin, such as t5_1_1/base, or other gin files.
+      steps: optimizer steps of a cell. A method with two stages (PAIR) trains half of them in each.
+      models: pretrained encoders: files of gin/models without .gin, such as t5_1_1/base, or other gin
+        files.
       sharing: of the towers; ade,ade_spl,sde by default.
-      objectives: standard, samtone, samtone_both, pair; of texts alone simcse, simcse_nt_xent, simcse_bce,
+      objectives: standard, samtone, samtone_both, pair; on texts alone simcse, simcse_nt_xent, simcse_bce,
         consert_1, consert_2, clm_autoencoder, mlm_autoencoder, multi_task, multi_task_mlm, tsdae, diffcse,
         diffcse_tanh, cpdae, cpdae_r, seed, prop, ict; or NAME=FILE.gin with + between the files of stages;
-        standard,samtone,pair by default. The first is what the others are compared with.
-      seeds: whole numbers, of the order of the data, of dropout and of new parameters; 0 by default.
-      untrained: NAME=MODEL, models that are tested as they are, each in a row of its own.
-      judges: NAME=sts:PATH, rated pairs by which every model is judged too, by Spearman's correlation, or
-        NAME=senteval:DIR, transfer tasks, by their mean accuracy.
-      runs: NAME=FILE, run files over the one data set (BM25's, a hybrid's), each in a row of its own.
+        standard,samtone,pair by default. The others are compared with the first.
+      seeds: whole numbers; decide the order of the data, dropout and new parameters; 0 by default.
+      untrained: NAME=MODEL, models that are tested without training, one row each.
+      judges: further tests of every model: NAME=sts:PATH, rated pairs (Spearman's correlation), or
+        NAME=senteval:DIR, transfer tasks (mean accuracy).
+      runs: NAME=FILE, run files over the only data set, such as BM25's; one row each.
       variants: Variant(...)s of jaxir.experiments.grid_cells, one more axis; gin only.
-      metrics: separated by spaces, as ir_measures spells them.
+      metrics: separated by spaces, in the notation of ir_measures.
       split: the split to test on.
       bindings: gin bindings of every training run, NAME=VALUE.
     """
@@ -77,20 +78,20 @@ class GridSettings:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class RoundSettings:
-    """What every round of training and mining does.
+    """Settings of every round of training and mining.
 
     Attributes:
       recipe: gin files of every training run: a model, an objective, a run of gin/runs.
       dataset: beir:DIR with a split train.
       steps: optimizer steps of each round.
       rounds: rounds with mined negatives, after round 0 without.
-      start: whether a round goes on from the previous model (ANCE) or starts from the pretrained one.
-      first_run: TREC run over the training queries, BM25's say, to mine negatives for round 0 from.
-      negatives: mined for each query, of which a batch has NEGATIVES for each pair (mined.gin).
+      start: whether a round starts from the previous model (ANCE) or from the pretrained one.
+      first_run: TREC run over the training queries, such as BM25's, to mine negatives for round 0 from.
+      negatives: mined for each query; a batch has NEGATIVES of them for each pair (mined.gin).
       mine: other flags of jaxir.mine, NAME=VALUE: first=3,last=100,margin=0.1 or
-        cross_encoder=MODEL,max_relevance=0.1. As deep as `last` the corpus is searched.
+        cross_encoder=MODEL,max_relevance=0.1. The corpus is searched down to rank `last`.
       backend: the engine that searches the corpus.
-      metrics: separated by spaces, as ir_measures spells them.
+      metrics: separated by spaces, in the notation of ir_measures.
       split: the split to test on.
       bindings: gin bindings of every training run, NAME=VALUE.
       seed: of training and mining.
@@ -115,10 +116,10 @@ class RoundSettings:
 
     @property
     def mining(self) -> dict[str, Any]:
-        """The flags of jaxir.mine that all rounds have."""
+        """The flags of jaxir.mine in all rounds."""
         given = dict(flag.partition("=")[::2] for flag in self.mine)
         flags = {"negatives": self.negatives, "first": 1, "last": 200}
-        if given.get("sampling") != "top":  # which draws nothing
+        if given.get("sampling") != "top":  # draws nothing
             flags["seed"] = self.seed
         return flags | given
 
@@ -126,4 +127,4 @@ class RoundSettings:
 def _fill(settings: Any, **defaults: Any) -> None:
     for name, default in defaults.items():
         if getattr(settings, name) is None:
-            object.__setattr__(settings, name, default)  # a frozen dataclass, while it is made
+            object.__setattr__(settings, name, default)  # the dataclass is frozen

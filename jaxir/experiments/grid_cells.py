@@ -1,4 +1,4 @@
-"""From the axes of a grid to its cells, and from a cell to the commands that train and test it."""
+"""Expands the axes of a grid to cells, and a cell to the commands that train and test it."""
 
 from __future__ import annotations
 
@@ -20,67 +20,50 @@ from jaxir.experiments.experiment_settings import GridSettings, Variant
 from jaxir.experiments.methods import Method, Stage, parse_method
 
 RESULT = "test.json"
-# What a first stage starts from, in gin/models; a later one starts from the stage before.
+# Macros of gin/models that say what the first stage starts from; a later one starts from the stage before.
 PRETRAINED = ("MODEL", "INITIAL_CHECKPOINT_PATH", "TOKENIZER", "FROM_SCRATCH")
 JUDGES = {"sts": "file or folder of rated pairs", "senteval": "folder of transfer tasks"}
-# What a grid sets in the runs of a cell, and its own flag for that.
+# Macros that a grid sets in the runs of its cells, and the grid's flag for each.
 SET_BY_GRID = {"STEPS": "--steps", "SHARING": "--sharing", "DATA": "--datasets", "SEED": "--seeds"}
 SHARING_TITLES = {"ade": "ADE", "ade_spl": "ADE-SPL", "sde": "SDE"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the results: everything of a cell but the data set and the seed."""
+    """A row of the results: all of a cell except the data set and the seed."""
 
-    model: str
-    sharing: str
+    model: str = ""
+    sharing: str = ""
     objective: str
-    variant: str
+    variant: str = ""
 
 
 class Commands(NamedTuple):
-    """The commands of a cell, `python` left out.
+    """The commands of a cell, without `python`."""
 
-    Attributes:
-      training: one for each stage, with its run directory.
-      testing: the one that writes the scores on the data set.
-      judging: one for each judge, by its name.
-    """
-
-    training: tuple[tuple[Path, tuple[str, ...]], ...]
-    testing: tuple[str, ...]
-    judging: Mapping[str, tuple[str, ...]] = {}
+    training: tuple[tuple[Path, tuple[str, ...]], ...]  # one for each stage, with its run directory
+    testing: tuple[str, ...]  # writes the scores on the data set
+    judging: Mapping[str, tuple[str, ...]] = {}  # one for each judge, by name
 
     def lines(self) -> tuple[str, ...]:
-        """The commands as they can be typed."""
+        """Returns the commands as a user types them."""
         everything = [*(arguments for _, arguments in self.training), self.testing, *self.judging.values()]
         return tuple(shlex.join(["python", *arguments]) for arguments in everything)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One model to train and to test.
-
-    Attributes:
-      row: its row in the results.
-      dataset: the name of its data set.
-      seed: its seed.
-      directory: where everything of it lies.
-      commands: what makes it.
-      identity: the commands, the judges' left out, as they are wherever grid and data lie: two cells of one
-        identity are the same.
-      inputs: what they read, by name and content.
-      judged_by: what each judge reads, likewise.
-    """
+    """One model to train and to test."""
 
     row: Row
-    dataset: str
+    dataset: str  # name of its data set
     seed: int
     directory: Path
     commands: Commands
-    identity: tuple[str, ...]
+    identity: tuple[str, ...]  # its commands, without judges, independent of where grid and data are stored
+    # What they read: name -> hash of the content.
     inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    judged_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    judged_by: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what each judge reads, likewise
 
     @property
     def result(self) -> Path:
@@ -88,28 +71,27 @@ class Cell:
         return self.directory / RESULT
 
     @property
+    def log(self) -> Path:
+        """The output of its commands."""
+        return self.directory / "log.txt"
+
+    @property
     def judged(self) -> dict[str, Path]:
-        """What each judge has said."""
+        """The output file of each judge."""
         return {name: _of_judge(self.directory, name) for name in self.commands.judging}
 
     @property
     def finished(self) -> bool:
-        """Whether all results are there."""
+        """Whether all results exist."""
         return self.result.exists() and all(path.exists() for path in self.judged.values())
 
     @property
     def name(self) -> str:
-        """What the cell is called."""
         return self.directory.name
 
 
 def plan_cells(grid: GridSettings, output_dir: Path) -> list[Cell]:
-    """Lists the cells of a grid, seed by seed, so that a part of the grid is a grid of fewer seeds.
-
-    Raises:
-      UserError: an axis without values or with one twice, an unknown value, a file or data set that is not
-        there, fewer steps than stages, or a binding of what the grid itself sets.
-    """
+    """Returns the cells of a grid, ordered by seed so that a part of the grid is a grid of fewer seeds."""
     check_axes(grid)
     maker = _Maker(grid, output_dir)
     axes = (grid.seeds, maker.folders, grid.models, grid.sharing, grid.variants, maker.methods)
@@ -121,7 +103,7 @@ def plan_cells(grid: GridSettings, output_dir: Path) -> list[Cell]:
 
 
 class _Maker:
-    """Makes the cells of a grid; see `plan_cells`."""
+    """Makes the cells of a grid."""
 
     def __init__(self, grid: GridSettings, output_dir: Path):
         self.grid, self.place = grid, output_dir / "cells"
@@ -136,9 +118,7 @@ class _Maker:
             inputs.check_split(folder, grid.split)
         stages = max(len(method.stages) for method in self.methods)
         if grid.steps < stages:
-            raise UserError(
-                f"steps is {grid.steps}, but there must be at least one for each of {stages} stages"
-            )
+            raise UserError(f"steps is {grid.steps}: give at least {stages}, one for each stage")
         check_recipes([*grid.recipe, *(stage.gin_file for method in self.methods for stage in method.stages)])
         check_recipes([*(file for v in grid.variants for file in v.gin_files), *map(model_file, grid.models)])
         self.data = {
@@ -150,7 +130,7 @@ class _Maker:
     def trained(
         self, seed: str | int, dataset: str, model: str, sharing: str, variant: Variant, method: Method
     ) -> Cell:
-        """Returns the cell of a model that is trained and tested."""
+        """Returns the cell of a model to train and test."""
         grid, bindings = self.grid, [*self.grid.bindings, *variant.bindings]
 
         def commands(directory: Path, folder: str) -> Commands:
@@ -175,7 +155,7 @@ class _Maker:
         return self._cell(row, dataset, "-".join(filter(None, parts)), commands, read, seed)
 
     def untrained(self, dataset: str, text: str) -> Cell:
-        """Returns the cell of NAME=MODEL, a model that is tested as it is."""
+        """Returns the cell of NAME=MODEL, a model to test without training."""
         name, _, model = text.partition("=")
         content = inputs.of_model(model)
         read = {} if content is None else {f"model {name}": content}
@@ -183,7 +163,7 @@ class _Maker:
         def commands(directory: Path, folder: str) -> Commands:
             return self._tests(directory, folder, model)
 
-        return self._cell(_row_of(name), dataset, f"{dataset}-{name}", commands, read)
+        return self._cell(Row(objective=name), dataset, f"{dataset}-{name}", commands, read)
 
     def scored(self, dataset: str, text: str) -> Cell:
         """Returns the cell of NAME=FILE, a run file."""
@@ -195,16 +175,16 @@ class _Maker:
             return Commands((), ("-m", "jaxir.evaluate", *arguments, f"--output={directory / RESULT}"))
 
         read = {f"run {name}": inputs.of_file(file)}
-        return self._cell(_row_of(name), dataset, f"{dataset}-{name}", commands, read)
+        return self._cell(Row(objective=name), dataset, f"{dataset}-{name}", commands, read)
 
     def _tests(self, directory: Path, folder: str, model: str) -> Commands:
         tested = ("-m", "jaxir.evaluate", f"--model={model}")
-        asked = (f"--dataset=beir:{folder}", f"--split={self.grid.split}", f"--metrics={self.grid.metrics}")
+        flags = (f"--dataset=beir:{folder}", f"--split={self.grid.split}", f"--metrics={self.grid.metrics}")
         judging = {
             name: (*tested, f"--dataset={spec}", f"--output={_of_judge(directory, name)}")
             for name, spec in self.judges.items()
         }
-        return Commands((), (*tested, *asked, f"--output={directory / RESULT}"), judging)
+        return Commands((), (*tested, *flags, f"--output={directory / RESULT}"), judging)
 
     def _cell(
         self,
@@ -228,23 +208,19 @@ class _Maker:
         )
 
 
-def _row_of(name: str) -> Row:
-    return Row(model="", sharing="", objective=name, variant="")
-
-
 def train_command(files: Sequence[str], bindings: Sequence[str], seed: int, run: Path) -> tuple[str, ...]:
-    """Returns what follows `python` in the command of a training run."""
+    """Returns the arguments of `python` for a training run."""
     given = [*(f"--gin_file={file}" for file in files), *(f"--gin.{binding}" for binding in bindings)]
     return ("-m", "jaxir.train", *given, f"--seed={seed}", f"--output_dir={run}")
 
 
 def check_recipes(files: Sequence[str]) -> None:
-    """Raises a UserError for a gin file that is not there, and for a recipe in Python."""
+    """Refuses missing gin files, and recipes in Python."""
     for file in files:
         if file.endswith(".py"):
             raise UserError(
-                f"{file}: experiments set names of gin files, such as DATA and STEPS: give gin files, or"
-                f" make one run with python -m jaxir.train --recipe={file}"
+                f"{file}: experiments need gin files, because they set macros such as DATA and STEPS; train a"
+                f" single run with python -m jaxir.train --recipe={file}"
             )
         if find_recipe(file) is None:
             raise UserError(missing_recipe(file))
@@ -255,7 +231,7 @@ def _of_judge(directory: Path, name: str) -> Path:
 
 
 def stages_of(method: Method, steps: int, directory: Path) -> Iterator[tuple[Stage, int, Path, Path | None]]:
-    """Yields each stage, its steps, its run directory, and the run it starts from (None: the pretrained)."""
+    """Yields each stage, its steps, its run directory, and the run it starts from (None: pretrained)."""
     count, start = len(method.stages), None
     for place, stage in enumerate(method.stages):
         share = steps * (place + 1) // count - steps * place // count
@@ -265,39 +241,35 @@ def stages_of(method: Method, steps: int, directory: Path) -> Iterator[tuple[Sta
 
 
 def starting_from(run: Path, bindings: Sequence[str]) -> list[str]:
-    """Returns bindings with a run's model as what is started from, in place of what they say of that."""
+    """Returns bindings that start from a run's model, in place of their own start."""
     others = [b for b in bindings if name_of(b) not in PRETRAINED]
     return [*others, f"MODEL={gin_text(str(run))}"]
 
 
 def model_file(model: str) -> str:
-    """Returns the gin file that a value of the axis of models means."""
+    """Returns the gin file of a value of the models axis."""
     return model if model.endswith(".gin") else f"gin/models/{model}.gin"
 
 
 def gin_text(text: str) -> str:
-    """Returns a path as a value of a --gin flag: bare where the command line takes that for a string."""
+    """Returns a path as the value of a --gin flag, quoted only if necessary."""
     return text if "/" in text and re.fullmatch(r"[\w./:-]+", text) else repr(text)
 
 
 def parse_folder(text: str) -> tuple[str, str]:
-    """Returns name and directory of a value of the axis of data sets: [NAME=][beir:]DIR."""
+    """Returns name and directory of [NAME=][beir:]DIR."""
     name, equals, directory = text.partition("=")
     name, directory = (name, directory) if equals else (Path(os.path.realpath(text)).name, text)
     if not directory.removeprefix("beir:"):
-        raise UserError(f"{text!r} lacks a directory: a data set is written [NAME=]DIR")
+        raise UserError(f"{text!r} lacks a directory: write a data set as [NAME=]DIR")
     return name, directory.removeprefix("beir:")
 
 
 def parse_judge(text: str) -> tuple[str, str]:
-    """Returns the name of a judge and the dataset that it is: NAME=sts:PATH or NAME=senteval:DIR.
-
-    Raises:
-      UserError: it is written otherwise, or not there.
-    """
+    """Returns name and dataset of NAME=sts:PATH or NAME=senteval:DIR."""
     name, equals, dataset = text.partition("=")
     if not equals or not re.fullmatch(r"\w+", name):
-        raise UserError(f"a judge is NAME=sts:PATH or NAME=senteval:DIR, not {text!r}")
+        raise UserError(f"a judge must be NAME=sts:PATH or NAME=senteval:DIR, not {text!r}")
     kind, path = parse_dataset(dataset, *JUDGES)
     if not path.exists():
         raise UserError(f"{path}: no such {JUDGES[kind]}")
@@ -305,36 +277,29 @@ def parse_judge(text: str) -> tuple[str, str]:
 
 
 def check_bindings(bindings: Sequence[str], flags: Mapping[str, str]) -> None:
-    """Raises a UserError for a binding of a name that a flag sets too: it would win in silence.
-
-    Args:
-      bindings: NAME=VALUE.
-      flags: such names, and the flag for each.
-    """
+    """Refuses bindings of names that a flag sets too; `flags` maps each name to its flag."""
     for binding in bindings:
         if flag := flags.get(name := name_of(binding)):
             raise UserError(f"bindings cannot set {name}: give {flag} instead")
 
 
 def _check_leaves(method: Method, bindings: Sequence[str]) -> None:
-    """Raises a UserError for a binding of what makes a method the one that it is: the method's would win."""
+    """Refuses bindings of names that define a method."""
     own = {name_of(binding): binding for stage in method.stages for binding in stage.bindings}
     for name in map(name_of, bindings):
         if name in own:
-            raise UserError(
-                f"bindings cannot set {name}: the objective {method.name} is that with {own[name]}"
-            )
+            raise UserError(f"bindings cannot set {name}: the objective {method.name} sets {own[name]}")
 
 
 def name_of(binding: str) -> str:
-    """Returns the NAME of NAME=VALUE, which may have spaces round it."""
+    """Returns the NAME of NAME=VALUE."""
     return binding.partition("=")[0].strip()
 
 
 def check_axes(axes: GridSettings) -> None:
-    """Raises a UserError for an axis that is empty or has a value twice, and for values that cannot be."""
+    """Refuses axes that are empty or have a value twice, and invalid values."""
     if not isinstance(axes.variants, list | tuple) or not all(isinstance(v, Variant) for v in axes.variants):
-        raise UserError(f"variants must be a list, each @Variant(), not {axes.variants!r:.80}")
+        raise UserError(f"variants must be a list of @Variant(), not {axes.variants!r:.80}")
     named: Mapping[str, list[str]] = {
         "models": [Path(model).stem for model in axes.models],
         "sharing": list(axes.sharing),
@@ -345,9 +310,12 @@ def check_axes(axes: GridSettings) -> None:
         "untrained and runs": [text.partition("=")[0] for text in (*axes.untrained, *axes.runs)],
         "judges": [parse_judge(text)[0] for text in axes.judges],
     }
-    for what, texts in (("untrained model is NAME=MODEL", axes.untrained), ("run is NAME=FILE", axes.runs)):
+    for what, texts in (
+        ("untrained must be NAME=MODEL", axes.untrained),
+        ("runs must be NAME=FILE", axes.runs),
+    ):
         if wrong := [text for text in texts if not re.fullmatch(r"\w+=.+", text)]:
-            raise UserError(f"a row's {what}, not {wrong[0]!r}")
+            raise UserError(f"{what}, not {wrong[0]!r}")
     if wrong := [seed for seed in named["seeds"] if not (seed.isascii() and seed.isdecimal())]:
         raise UserError(f"seeds must be whole numbers, not {wrong[0]!r}")
     for axis, names in named.items():
@@ -355,21 +323,21 @@ def check_axes(axes: GridSettings) -> None:
             raise UserError(f"{axis} must have at least one value")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{axis} has {twice[0]!r} twice")
-        allowed = r"[\w.-]*" if axis == "datasets" else r"[\w.]*"  # a cell's directory joins names by -
+        allowed = r"[\w.-]*" if axis == "datasets" else r"[\w.]*"  # a cell's directory joins names with "-"
         if wrong := [name for name in names if not re.fullmatch(allowed, name)]:
             raise UserError(f"a name in {axis} may have letters, digits, . and _, not {wrong[0]!r}")
     titled = {
         "objectives": [parse_method(text).title for text in axes.objectives],
         "variants": [variant.title for variant in axes.variants],
     }
-    for axis, titles in titled.items():  # cells of one title would be one row, with the scores of the last
+    for axis, titles in titled.items():  # cells with equal titles would share a row
         if twice := sorted({title for title in titles if titles.count(title) > 1}):
-            raise UserError(f"two {axis} are called {twice[0]!r} in tables: give each a title of its own")
+            raise UserError(f"two {axis} have the title {twice[0]!r} in tables: give each its own title")
     for sharing in axes.sharing:
         if sharing not in SHARING_TITLES:
-            raise UserError(f"there is no sharing {sharing!r}; there are {', '.join(SHARING_TITLES)}")
+            raise UserError(f"unknown sharing {sharing!r}; give one of {', '.join(SHARING_TITLES)}")
     if axes.runs and len(axes.datasets) > 1:
-        raise UserError("runs are over one data set, and the grid has several")
+        raise UserError("runs need a grid with one data set; this one has several")
     for text in axes.runs:
         if not Path(file := text.partition("=")[2]).is_file():
             raise UserError(f"{file}: no such run file")

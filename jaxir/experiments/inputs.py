@@ -1,4 +1,4 @@
-"""What an experiment reads, by content: files of the same name that changed must not meet in one table."""
+"""Hashes of what an experiment reads, so that no table mixes results of changed files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxir.data.formats.sources import BeirFolder
 from jaxir.interop.model.run_dir import CONFIG, checkpoint_of
 from jaxir.storage.open_files import open_to_read
 
-MODEL_FILES = (CONFIG, "config.json", "modules.json")  # of ours, Hugging Face's, sentence-transformers'
+MODEL_FILES = (CONFIG, "config.json", "modules.json")  # of jaxir, Hugging Face and sentence-transformers
 
 
 def of_file(path: str | Path) -> str:
-    """Returns a hash of a file's content, or of the names and sizes of all files of a folder."""
+    """Returns a hash of a file's content, or of the names and sizes of all files in a folder."""
     path = Path(path)
     if path.is_dir():
         found = sorted((str(p.relative_to(path)), p.stat().st_size) for p in path.rglob("*") if p.is_file())
@@ -28,30 +28,24 @@ def of_file(path: str | Path) -> str:
 
 
 def of_collection(folder: BeirFolder, *splits: str) -> str:
-    """Returns a hash of the sizes of corpus and queries, and of the judgements of those splits there are."""
+    """Returns a hash of the sizes of corpus and queries, and of the judgements of existing splits."""
     sizes = [str(path.stat().st_size) for path in (folder.corpus_path, folder.queries_path)]
     there = [split for split in dict.fromkeys(splits) if split in folder.splits]
     return _hash("\n".join([*sizes, *(of_file(folder.qrels_path(split)) for split in there)]).encode())
 
 
 def check_split(folder: BeirFolder, split: str) -> None:
-    """Raises a UserError where too few queries of a split are judged to compare systems on."""
+    """Refuses a split with too few judged queries to compare systems."""
     queries = {qrel.query_id for qrel in folder.qrels(split)}
     if len(queries) < 2:
         raise UserError(
-            f"{folder.qrels_path(split)}: {len(queries)} queries are judged, and the paired tests by which"
-            " systems are compared need at least two"
+            f"{folder.qrels_path(split)}: {len(queries)} queries are judged, but paired tests of systems"
+            " need at least two"
         )
 
 
 def of_training_splits(folder: BeirFolder, name: str, bindings: Iterable[str]) -> dict[str, str]:
-    """Returns hashes of the judgements that runs train on and choose checkpoints by, if they are there.
-
-    Args:
-      folder: the collection.
-      name: what it is called.
-      bindings: gin bindings of the runs, the last one of a name counts.
-    """
+    """Returns hashes of the judgements that runs train on and choose checkpoints by, if they exist."""
     given = _values(bindings)
     splits = {given.get("TRAIN_SPLIT", "train"), given.get("DEV_SPLIT", "dev")}
     there = sorted(splits & set(folder.splits))
@@ -59,13 +53,13 @@ def of_training_splits(folder: BeirFolder, name: str, bindings: Iterable[str]) -
 
 
 def of_gin_files(files: Iterable[str | Path]) -> dict[str, str]:
-    """Returns hashes of those gin files that are no recipes of jaxir's, and of those that they include.
+    """Returns hashes of gin files that are not shipped with jaxir, and of those that they include.
 
-    Lines of comments do not count; what their macros name does, as `of_named` has it.
+    Comments do not count; files that their macros name do (see `of_named`).
     """
     own: dict[str, str] = {}
     left = list(files)
-    for file in left:  # which grows meanwhile
+    for file in left:  # grows while it is read
         path = find_recipe(file)
         if path is None or str(file) in own or path.resolve().is_relative_to((RECIPES / "gin").resolve()):
             continue
@@ -80,25 +74,19 @@ def of_gin_files(files: Iterable[str | Path]) -> dict[str, str]:
 
 
 def of_named(bindings: Iterable[str]) -> dict[str, str]:
-    """Returns hashes of the files and models on this disk that gin bindings name, by the macros' names.
-
-    Other folders do not count: one may be called as a split is.
-    """
+    """Returns hashes of the local files and models that gin bindings name, by macro."""
     found = {macro: of_model(value) for macro, value in _values(bindings).items()}
     return {macro: content for macro, content in found.items() if content is not None}
 
 
 def _values(bindings: Iterable[str]) -> dict[str, str]:
-    """Returns {NAME: VALUE} of bindings, without quotes; the last one of a name counts."""
+    """Returns {NAME: VALUE} of bindings, without quotes; the last of a name counts."""
     pairs = (binding.partition("=")[::2] for binding in bindings)
     return {macro.strip(): value.strip(" '\"") for macro, value in pairs}
 
 
 def of_model(spec: str) -> str | None:
-    """Returns a hash of a model on this disk, or of a file: of what is in it, for weights are of one size.
-
-    None of what is not there, as on the hub, and of a folder without a model.
-    """
+    """Returns a hash of a local model's or file's content; None if it does not exist or is no model."""
     scheme = re.match(r"(hf|st|w2v|t5x):", spec)
     path = Path(spec[scheme.end() :] if scheme else spec)
     try:
@@ -106,9 +94,9 @@ def of_model(spec: str) -> str | None:
             return _of_files((path,))
         if not path.is_dir() or not (scheme or any((path / name).is_file() for name in MODEL_FILES)):
             return None
-    except OSError:  # too long for a path
+    except OSError:  # path too long
         return None
-    checkpoint = checkpoint_of(path)  # whose record has checksums
+    checkpoint = checkpoint_of(path)  # its record has checksums
     return _of_files(_of_folder(path) if checkpoint is None else (path / CONFIG, checkpoint / "run/metadata"))
 
 
@@ -124,7 +112,7 @@ def _of_files(paths: Iterable[Path]) -> str:
     return _of_unchanged(state)
 
 
-@functools.cache  # cells of a grid have one model
+@functools.cache  # cells of a grid share a model
 def _of_unchanged(state: tuple[tuple[str, int, int, int], ...]) -> str:
     return _hash("\n".join(f"{Path(path).name} {of_file(path)}" for path, *_ in state).encode())
 

@@ -1,4 +1,4 @@
-"""The training methods that grids compare: the values of the axis of objectives."""
+"""The training methods that grids compare: values of the objectives axis."""
 
 from __future__ import annotations
 
@@ -10,32 +10,20 @@ from jaxir.core.errors import UserError, suggest
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One training run of a method.
+    """One training run of a method."""
 
-    Attributes:
-      gin_file: the objective.
-      bindings: gin bindings, NAME=VALUE, that make it what it is called.
-      defaults: likewise, in place of which a grid may have others.
-    """
-
-    gin_file: str
-    bindings: tuple[str, ...] = ()
-    defaults: tuple[str, ...] = ()
+    gin_file: str  # the objective
+    bindings: tuple[str, ...] = ()  # gin bindings, NAME=VALUE, that define the method
+    defaults: tuple[str, ...] = ()  # bindings that a grid may override
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """A training method: a value of the axis of objectives.
+    """A training method."""
 
-    Attributes:
-      name: in commands and directories.
-      title: in tables.
-      stages: its training runs; each starts from the result of the one before and has an equal part of
-        the steps, so that every method sees as many pairs.
-    """
-
-    name: str
-    title: str
+    name: str  # in commands and directories
+    title: str  # in tables
+    # Each starts from the result of the one before and has an equal part of the steps.
     stages: tuple[Stage, ...]
 
 
@@ -65,7 +53,7 @@ METHODS = {
         ),
         # Ren et al. 2021 train in two stages, PAIR first.
         Method(name="pair", title="PAIR", stages=(Stage(gin_file="gin/objectives/pair.gin"), SOFTMAX)),
-        # On texts alone, as Wang 2022 names them.
+        # Methods on texts alone, with the names of Wang 2022.
         _of_texts("simcse", "SimCSE"),
         _of_texts("simcse_nt_xent", "SimCSE, NT-Xent", "CONTRASTIVE_LOSS=@nt_xent.nt_xent", piece="simcse"),
         _of_texts("simcse_bce", "SimCSE, BCE", "CONTRASTIVE_LOSS=@bce.bce", piece="simcse"),
@@ -78,7 +66,7 @@ METHODS = {
         _of_texts("tsdae", "TSDAE"),
         _of_texts("diffcse", "DiffCSE"),
         _of_texts("diffcse_tanh", "DiffCSE w/o BatchNorm", 'PROJECTOR="tanh"', piece="diffcse"),
-        # The models of grids are compared by cosine, which wants a temperature (docs/cpdae.md).
+        # Grids compare models by cosine, which needs a temperature (docs/cpdae.md).
         _of_texts("cpdae", "CPDAE"),
         _of_texts("cpdae_r", "CPDAE_R", 'CONTRAST="vectors"', piece="cpdae", defaults=("TEMPERATURE=0.05",)),
         _of_texts("seed", "SEED"),
@@ -89,17 +77,13 @@ METHODS = {
 
 
 def parse_method(text: str) -> Method:
-    """Returns the method that a value of the axis of objectives means.
-
-    Raises:
-      UserError: an unknown name.
-    """
+    """Returns the method of a value of the objectives axis."""
     if text in METHODS:
         return METHODS[text]
     name, equals, files = text.partition("=")
     if not equals or not re.fullmatch(r"\w+", name) or not files:
         raise UserError(
-            f"there is no objective {text!r} (there are {', '.join(METHODS)}; or write NAME=FILE.gin, with"
-            f" + between stages){suggest(text, METHODS)}"
+            f"unknown objective {text!r}; give one of {', '.join(METHODS)}, or NAME=FILE.gin with + between"
+            f" stages{suggest(text, METHODS)}"
         )
     return Method(name=name, title=name, stages=tuple(Stage(gin_file=f) for f in files.split("+")))

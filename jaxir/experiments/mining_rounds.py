@@ -1,7 +1,7 @@
 """Rounds of training on hard negatives, each mined with the model of the round before.
 
-OUT/round0 trains on the pairs as they are (or on negatives of a run that is given, BM25's say). OUT/roundN
-encodes the corpus and searches the training queries with the model of round N - 1, mines, and trains.
+OUT/round0 trains on the pairs alone, or on negatives of a given run. OUT/roundN encodes the corpus,
+searches the training queries with the model of round N - 1, mines, and trains.
 """
 
 from __future__ import annotations
@@ -28,28 +28,19 @@ from jaxir.storage.locks import locked
 
 MINED = "gin/experiments/mined.gin"
 LOG = "log.txt"
-# What rounds set in every training run, and their own flag for that.
+# Macros that rounds set in every training run, and the flag for each.
 SET_BY_ROUNDS = {"STEPS": "--steps", "DATA": "--dataset", "SEED": "--seed", "MINED": "--first_run"}
 
 
 class Step(NamedTuple):
-    """One command of a round.
+    """One command of a round."""
 
-    Attributes:
-      arguments: after `python`.
-      done: the file that is there once it is finished.
-    """
-
-    arguments: tuple[str, ...]
-    done: Path
+    arguments: tuple[str, ...]  # of `python`
+    done: Path  # the file that exists once it has finished
 
 
 def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[Step]]]:
-    """Yields the name of each round and its commands, in order.
-
-    Raises:
-      UserError: a gin file or split that is not there, or a binding of what the command itself sets.
-    """
+    """Yields the name of each round and its commands."""
     check_bindings(settings.bindings, SET_BY_ROUNDS)
     check_recipes(settings.recipe)
     folder = _folder(settings)
@@ -73,19 +64,8 @@ def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[
         yield here.name, steps
 
 
-def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], None]) -> list[Path]:
-    """Runs what is not finished yet and returns the scores of each round, test.json files.
-
-    Args:
-      settings: what to do.
-      output: directory of all rounds, new or to be taken up again.
-      say: told of each command before it runs.
-
-    Raises:
-      UserError: the directory was begun with other settings, another process works in it, or a command
-        failed.
-      Interrupted: on SIGINT or SIGTERM, once the command at work has saved what it had.
-    """
+def run_rounds(settings: RoundSettings, output: Path, *, report: Callable[[str], None]) -> list[Path]:
+    """Runs the unfinished commands, reports each one, and returns the test.json of each round."""
     planned = list(steps_of(settings, output))
     identity = tuple(
         shlex.join(["python", *step.arguments])
@@ -102,7 +82,7 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
                 if step.done.exists():
                     continue
                 command, log = step.arguments[1], output / name / LOG
-                say(f"{name}: {command}")
+                report(f"{name}: {command}")
                 log.parent.mkdir(exist_ok=True)
                 try:
                     cell_runner.log_run(step.arguments, log)
@@ -116,7 +96,7 @@ def _folder(settings: RoundSettings) -> BeirFolder:
 
 
 def _inputs(settings: RoundSettings) -> dict[str, str]:
-    """Returns what rounds read, by name and content."""
+    """Returns what rounds read: name -> hash of the content."""
     folder = _folder(settings)
     read = inputs.of_gin_files(settings.recipe)
     read["the data set"] = inputs.of_collection(folder, "train", settings.split)

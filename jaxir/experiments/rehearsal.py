@@ -1,6 +1,6 @@
-"""What is wrong with training runs of an experiment, found before any directory is made.
+"""Finds mistakes in an experiment's training runs before any directory is made.
 
-In a process of its own: to read a recipe is to import what it names, which may take a TPU that the runs need.
+Runs in its own process: reading a recipe may claim a TPU that the runs need.
 """
 
 from __future__ import annotations
@@ -16,52 +16,37 @@ from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.training.run.recipe import Recipe
 
-_CHILD = "from jaxir import cli; from jaxir.experiments import rehearsal; cli.end(rehearsal.run_typed())"
+_CHILD = "from jaxir import cli; from jaxir.experiments import rehearsal; cli.end(rehearsal.run_checks())"
 
 
 def rehearse(commands: Iterable[Sequence[str]], output_dir: Path) -> None:
-    """Checks runs of `python -m jaxir.train` as `training` does.
-
-    Args:
-      commands: what follows `python` in each, of which those that differ by seed or place are checked once.
-      output_dir: where the experiment lies.
-
-    Raises:
-      UserError: what the first one that is wrong would say.
-    """
+    """Checks training commands with `training`, once for those that differ only by seed or place."""
     own = [tuple(a for a in c[2:] if not a.startswith(("--seed=", "--output_dir="))) for c in commands]
     runs = [[*arguments, f"--output_dir={output_dir}"] for arguments in dict.fromkeys(own)]
-    if said := _said_by("training", runs):
-        raise UserError(f"training would be refused: {said}")
+    if error := _first_error("training", runs):
+        raise UserError(f"training would be refused: {error}")
 
 
-def check_typed(commands: Iterable[Sequence[str]]) -> None:
-    """Checks complete runs of which nothing is noted, for their commands were typed, as `typed` does.
-
-    Args:
-      commands: what follows `python` in those that would have trained them.
-
-    Raises:
-      UserError: one of them was trained with other settings.
-    """
-    if said := _said_by("typed", [c[2:] for c in commands]):
-        raise UserError(said)
+def check_manual_runs(commands: Iterable[Sequence[str]]) -> None:
+    """Checks with `manual` that complete runs without records were trained with these commands."""
+    if error := _first_error("manual", [c[2:] for c in commands]):
+        raise UserError(error)
 
 
-def _said_by(check: str, runs: Sequence[Sequence[str]]) -> str:
-    """Returns what a check says of the first run that is wrong, a list of arguments; nothing if none is."""
+def _first_error(check: str, runs: Sequence[Sequence[str]]) -> str:
+    """Returns the error of the first refused run, a list of arguments; "" if there is none."""
     if not runs:
         return ""
-    typed = json.dumps([check, runs])
-    done = subprocess.run([sys.executable, "-c", _CHILD], input=typed, capture_output=True, text=True)
+    request = json.dumps([check, runs])
+    done = subprocess.run([sys.executable, "-c", _CHILD], input=request, capture_output=True, text=True)
     if not done.returncode:
         return ""
-    said = done.stderr.strip().rpartition("\n")[2] or f"its check ended with status {done.returncode}"
-    return said.removeprefix("error: ")
+    line = done.stderr.strip().rpartition("\n")[2] or f"its check ended with status {done.returncode}"
+    return line.removeprefix("error: ")
 
 
-def run_typed() -> int:
-    """Makes the check of the runs that standard input names, and returns the exit status."""
+def run_checks() -> int:
+    """Runs the check that standard input requests, and returns the exit status."""
     check, runs = json.load(sys.stdin)
     for arguments in runs:
         if status := cli.main(f"jaxir.experiments.rehearsal:{check}", arguments):
@@ -73,10 +58,10 @@ def run_typed() -> int:
 @cli.bound_as("jaxir.train:train")
 @cli.takes(Recipe)
 def training(recipe: Recipe, *, output_dir: str) -> None:
-    """Checks what can be known of a training run within seconds: settings, devices, the model, its objective.
+    """Checks what can be checked of a training run within seconds: settings, devices, model and objective.
 
     Args:
-      output_dir: where the experiment lies; a model in there is still to be made.
+      output_dir: of the experiment; models in it do not exist yet.
     """
     from flax import nnx
 
@@ -92,8 +77,8 @@ def training(recipe: Recipe, *, output_dir: str) -> None:
     made_here = source is not None and Path(source).is_relative_to(output_dir)
     if made_here and getattr(recipe.model, "from_scratch", None):
         raise UserError(
-            f"{source} would be trained in vain, for the run after it starts from random parameters: give"
-            " FROM_SCRATCH=True by --bindings, which gives it to the first run alone, not in a gin file"
+            f"{source} would be trained in vain, because the next run starts from random parameters: set"
+            " FROM_SCRATCH=True by --bindings, which affects only the first run, not in a gin file"
         )
     if not made_here:
         config, _, _ = outline_of(recipe.model)
@@ -103,11 +88,11 @@ def training(recipe: Recipe, *, output_dir: str) -> None:
 @cli.one_of("steps", "epochs")
 @cli.bound_as("jaxir.train:train")
 @cli.takes(Recipe)
-def typed(recipe: Recipe, *, output_dir: str) -> None:
-    """Checks that a run was trained with this recipe, by its config.gin; one without that is taken as it is.
+def manual(recipe: Recipe, *, output_dir: str) -> None:
+    """Checks by its config.gin that a run was trained with this recipe; a run without that file passes.
 
     Args:
-      output_dir: of the run. It, data and models may have lain elsewhere: paths count by their last part.
+      output_dir: of the run. Paths count by their last part, because files may have moved.
     """
     from jaxir.cli import gin_config
 
@@ -120,12 +105,12 @@ def typed(recipe: Recipe, *, output_dir: str) -> None:
         difference = sorted(then - now) or sorted(now - then)
         raise UserError(
             f"{output_dir} was trained with {'' if then - now else 'no '}{difference[0]:.160}: give another"
-            f" output_dir, remove that directory, or, to take it as it is, its config.gin"
+            f" output_dir, remove that directory, or remove its config.gin to use it anyway"
         )
 
 
 def _settings(config: str) -> set[str]:
-    """Returns what a gin file sets, without the directories of paths."""
+    """Returns the settings of a gin file, with paths reduced to their last part."""
     from jaxir.cli import gin_config
 
     settings = gin_config.settled("jaxir.train:train", config)

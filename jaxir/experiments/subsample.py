@@ -16,26 +16,13 @@ from jaxir.storage.files import atomic_directory
 def write_sample(
     directory: str | Path, output: str | Path, *, train: int, split: str, seed: int
 ) -> tuple[int, int]:
-    """Writes a BEIR folder with `train` judgements of `split`, and all of the other splits.
+    """Writes a BEIR folder with `train` random judgements of `split`, all other splits, and their texts.
 
-    Args:
-      directory: the folder to draw from.
-      output: directory to write.
-      train: judgements of `split` to keep.
-      split: the training split.
-      seed: of the drawing.
-
-    Returns:
-      The numbers of documents and queries that are left, those that are judged.
-
-    Raises:
-      BadInputError: a malformed line, or an id with two texts.
-      UserError: no such folder or split, fewer judgements, most of the judged queries or documents are
-        missing, or the output exists.
+    Returns the numbers of documents and queries.
     """
     collector = OnBadInput()
     folder = BeirFolder(directory, collector)
-    folder.qrels_path(split)  # names the splits there are, where this is none
+    folder.qrels_path(split)  # names the existing splits if this one is missing
     qrels = {name: list(folder.qrels(name)) for name in folder.splits}
     if not 0 < train <= len(qrels[split]):
         raise UserError(f"train must be between 1 and {len(qrels[split])}, the judgements of {split!r}")
@@ -58,7 +45,7 @@ def write_sample(
 
 
 def _copy_lines(source: Path, target: Path, ids: set[str], collector: OnBadInput) -> int:
-    """Copies the lines of a .jsonl[.gz] file whose `_id` is one of `ids`, unchanged; returns their number."""
+    """Copies the lines of a .jsonl[.gz] file whose `_id` is in `ids`; returns their number."""
     found: dict[str, int] = {}
 
     def parse(line: str, _: int) -> str:
@@ -71,8 +58,8 @@ def _copy_lines(source: Path, target: Path, ids: set[str], collector: OnBadInput
         file.writelines(parsed_lines(source, parse, collector))
     missing = sorted(ids - found.keys())
     if missing:
-        what = f"it lacks {missing[0]!r}, which is judged ({len(missing):,} of {len(ids):,})"
+        what = f"{missing[0]!r} is judged but missing ({len(missing):,} of {len(ids):,} are)"
         if 2 * len(missing) > len(ids):
-            raise BadInputError(source, None, f"{what}: is it cut off?")
+            raise BadInputError(source, None, f"{what}; the file may be truncated")
         print(f"note: {source}: {what}", file=sys.stderr)
     return len(found)

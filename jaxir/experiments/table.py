@@ -1,4 +1,4 @@
-"""From the scores of a grid's cells to the paper's Table 1, with deviations and confidence intervals."""
+"""The paper's Table 1 from the scores of a grid's cells, with deviations and confidence intervals."""
 
 from __future__ import annotations
 
@@ -23,78 +23,49 @@ from jaxir.storage.json_files import read_json
 
 LEVEL = 0.95
 MISSING = "-"
-JUDGED = {"all": "Spearman", "accuracy": "accuracy"}  # what judges' files call it, and tables
+JUDGED = {"all": "Spearman", "accuracy": "accuracy"}  # key in a judge's file -> name in tables
 
 
 class Score(NamedTuple):
-    """One metric of one row on one data set, over seeds.
+    """One metric of one row on one data set."""
 
-    Attributes:
-      mean: over seeds.
-      deviation: the sample's standard deviation over seeds; None for one seed.
-      per_seed: seed to value.
-    """
-
-    mean: float
-    deviation: float | None
-    per_seed: dict[int, float]
+    mean: float  # over seeds
+    deviation: float | None  # sample standard deviation over seeds; None for one seed
+    per_seed: dict[int, float]  # seed -> value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A row against its baseline on one data set, metric by metric.
-
-    Attributes:
-      row: which.
-      baseline: the row it is compared with: the first objective, or the first variant.
-      dataset: on which data set.
-      metric: by which metric.
-      seeds: the seeds that both have; values are means over them.
-      difference: of the means over queries.
-      low: lower end of the 95 % interval over queries.
-      high: its upper end.
-      deviation: standard deviation of the difference over seeds; None for one seed.
-      wins: queries on which the row is better.
-      losses: queries on which it is worse.
-      p: two-sided p-value of the paired randomisation test over queries.
-    """
+    """A row against its baseline, by one metric on one data set."""
 
     row: Row
-    baseline: Row
+    baseline: Row  # the row with the first objective, or the first variant
     dataset: str
     metric: str
-    seeds: tuple[int, ...]
-    difference: float
-    low: float
-    high: float
-    deviation: float | None
-    wins: int
-    losses: int
-    p: float
+    seeds: tuple[int, ...]  # common to both; values are means over them
+    difference: float  # of the means over queries
+    low: float  # lower end of the 95 % interval over queries
+    high: float  # its upper end
+    deviation: float | None  # standard deviation of the difference over seeds; None for one seed
+    wins: int  # queries on which the row is better
+    losses: int  # queries on which it is worse
+    p: float  # two-sided p-value of the paired randomisation test over queries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Results:
-    """What the finished cells of a grid say.
-
-    Attributes:
-      rows: in the order of the grid.
-      datasets: likewise.
-      metrics: likewise.
-      values: (row, data set, metric) to seed to query id to value, for what is there.
-      missing: names of the cells that are not finished.
-      judged: those of the metrics that are a judge's, which have one value and none of queries.
-    """
+    """The results of a grid's finished cells; rows, data sets and metrics in the order of the grid."""
 
     rows: tuple[Row, ...]
     datasets: tuple[str, ...]
     metrics: tuple[str, ...]
+    # (row, data set, metric) -> seed -> query id -> value.
     values: Mapping[tuple[Row, str, str], Mapping[int, Mapping[str, float]]]
-    missing: tuple[str, ...]
-    judged: frozenset[str] = frozenset()
+    missing: tuple[str, ...]  # names of unfinished cells
+    judged: frozenset[str] = frozenset()  # the judges' metrics, which have one value and no queries
 
     def score(self, row: Row, dataset: str, metric: str) -> Score | None:
-        """Returns mean and deviation over seeds, None where there is no cell."""
+        """Returns mean and deviation over seeds; None without a cell."""
         values = self.values.get((row, dataset, metric))
         if values is None:
             return None
@@ -104,37 +75,30 @@ class Results:
 
 
 def read_scores(path: Path) -> dict[str, Any]:
-    """Reads what `jaxir.evaluate --per_query --output` has written: "metrics" and "per_query" of each.
-
-    Raises:
-      UserError: the file is missing or damaged.
-    """
+    """Reads the output of `jaxir.evaluate --per_query`: "metrics" and "per_query" of each."""
     found = read_json(path, dict[str, Any])
     kinds = {"metrics": dict[str, float], "per_query": dict[str, dict[str, float]]}
     for name, kind in kinds.items():
         check_value(f"{path}: {name}", found.get(name), kind)
     if found["metrics"].keys() != found["per_query"].keys():
-        raise UserError(f"{path}: its metrics are not those of its queries")
+        raise UserError(f"{path}: metrics and per_query have different keys")
     return found
 
 
 def read_judges(cell: Cell) -> dict[str, float]:
-    """Reads what the judges of a cell have said, by "NAME Spearman" or "NAME accuracy".
+    """Reads the judges' scores of a cell, by "NAME Spearman" or "NAME accuracy".
 
     That is Spearman's correlation over all pairs, or the mean over tasks of it or of the accuracy.
-
-    Raises:
-      UserError: a file is missing or damaged.
     """
     scores = {}
     for name, path in cell.judged.items():
         found = read_json(path, dict[str, Any])
-        said = found.get("average", found.get("spearman"))
-        check_value(f"{path}: what it says", said, dict[str, float])
-        measure = next((key for key in JUDGED if key in said), None)
+        values = found.get("average", found.get("spearman"))
+        check_value(f"{path}: average or spearman", values, dict[str, float])
+        measure = next((key for key in JUDGED if key in values), None)
         if measure is None:
             raise UserError(f"{path}: has neither a correlation of all pairs nor an accuracy")
-        scores[f"{name} {JUDGED[measure]}"] = said[measure] / 100
+        scores[f"{name} {JUDGED[measure]}"] = values[measure] / 100
     return scores
 
 
@@ -146,8 +110,8 @@ def collect(cells: Sequence[Cell]) -> Results:
         if not cell.finished:
             missing.append(cell.name)
             continue
-        judged |= (said := read_judges(cell))
-        scores = read_scores(cell.result)["per_query"] | {name: {"all": x} for name, x in said.items()}
+        judged |= (of_judges := read_judges(cell))
+        scores = read_scores(cell.result)["per_query"] | {name: {"all": x} for name, x in of_judges.items()}
         for metric, values in scores.items():
             found.setdefault((cell.row, cell.dataset, metric), {})[cell.seed] = values
     return Results(
@@ -161,7 +125,7 @@ def collect(cells: Sequence[Cell]) -> Results:
 
 
 def compare_rows(results: Results) -> list[Difference]:
-    """Compares every row with its baselines; with many queries each comparison takes a second or two."""
+    """Compares every row with its baselines; with many queries a comparison takes a second or two."""
     places = [
         (row, other, dataset, metric)
         for row in results.rows
@@ -174,19 +138,19 @@ def compare_rows(results: Results) -> list[Difference]:
 
 
 def common_seeds(results: Results, *places: tuple[Row, str, str]) -> tuple[int, ...]:
-    """Returns the seeds that all of (row, data set, metric) have."""
+    """Returns the seeds that all (row, data set, metric) have."""
     return tuple(sorted(set.intersection(*(set(results.values.get(place, ())) for place in places))))
 
 
 def baselines(row: Row, rows: Sequence[Row]) -> list[Row]:
-    """Returns what a row is compared with: the first objective, and the first variant, all else equal."""
+    """Returns the rows with the first objective and with the first variant, all else equal."""
     first_objective = dataclasses.replace(row, objective=rows[0].objective)
     first_variant = dataclasses.replace(row, variant=rows[0].variant)
     return [other for other in (first_objective, first_variant) if other != row and other in rows]
 
 
 def difference(results: Results, row: Row, baseline: Row, dataset: str, metric: str) -> Difference:
-    """Compares two rows by what they scored on each query, over the seeds that both have."""
+    """Compares two rows by their scores on each query, over common seeds."""
     seeds = common_seeds(results, (row, dataset, metric), (baseline, dataset, metric))
     ours, theirs = results.values[row, dataset, metric], results.values[baseline, dataset, metric]
     system, other = (over_runs([values[seed] for seed in seeds]) for values in (ours, theirs))
@@ -210,9 +174,9 @@ def difference(results: Results, row: Row, baseline: Row, dataset: str, metric: 
 
 
 def scores_table(results: Results) -> str:
-    """Lays the scores out as the paper's Table 1 (Table 4 with several models): in %, mean ± deviation.
+    """Formats the scores like the paper's Table 1 (Table 4 with several models): in %, mean ± deviation.
 
-    The best mean of each column is bold; the average is over data sets and only where all are there.
+    The best mean of each column is bold. The average over data sets is given only if none is missing.
     """
     columns = list(itertools.product(results.datasets, results.metrics))
     lines: list[list[tuple[str, float | None]]] = []
@@ -238,7 +202,7 @@ def scores_table(results: Results) -> str:
 
 
 def differences_table(results: Results, differences: Sequence[Difference]) -> str:
-    """Lays out every row against its baselines, in points of %."""
+    """Formats the differences, in percentage points."""
     names, heads = _row_names(results.rows)
     body = [
         [
@@ -255,22 +219,12 @@ def differences_table(results: Results, differences: Sequence[Difference]) -> st
         ]
         for d in differences
     ]
-    header = [
-        "against",
-        "data",
-        "metric",
-        "difference",
-        "95 % interval",
-        "sd over seeds",
-        "better",
-        "worse",
-        "p",
-    ]
-    return format_table([*names, *header], body)
+    header = ["against", "data", "metric", "difference", "95 % interval", "sd over seeds"]
+    return format_table([*names, *header, "better", "worse", "p"], body)
 
 
 def to_json(results: Results, differences: Sequence[Difference], cells: Sequence[Cell]) -> dict[str, Any]:
-    """Returns all numbers of a grid but those of single queries, which the cells' own files have."""
+    """Returns all numbers of a grid except those of single queries, which the cells' files have."""
     places = itertools.product(results.rows, results.datasets, results.metrics)
     found = {place: score for place in places if (score := results.score(*place))}
     return {
@@ -287,7 +241,7 @@ def to_json(results: Results, differences: Sequence[Difference], cells: Sequence
 
 
 def write_tables(cells: Sequence[Cell], out: Path, *, finished: bool = False) -> str:
-    """Writes table.md and results.json of a grid, with comparisons once it is finished; returns the table."""
+    """Writes table.md and results.json, with comparisons once the grid is finished; returns the table."""
     results = collect(cells)
     differences = compare_rows(results) if finished else []
     text = scores_table(results)
@@ -304,9 +258,9 @@ def write_tables(cells: Sequence[Cell], out: Path, *, finished: bool = False) ->
 
 
 def _row_names(rows: Sequence[Row]) -> tuple[list[str], dict[Row, list[str]]]:
-    """Returns the columns that name a row, those left out that are the same in all, and each row's cells.
+    """Returns the columns that name a row, without constant ones, and each row's cells.
 
-    The towers stand there unless all models have one.
+    The column of towers stays unless all models have one tower.
     """
     named = {"Size": "model", "Model": "sharing", "Loss": "objective", "Variant": "variant"}
     always = ("Loss",) if {row.sharing for row in rows} <= {"sde", ""} else ("Model", "Loss")
@@ -330,7 +284,7 @@ def _cell(found: Score | None) -> tuple[str, float | None]:
 
 
 def rounds_table(results: Sequence[Path]) -> str:
-    """Lays the scores of rounds out, each compared with the round before by a paired randomisation test."""
+    """Formats the scores of rounds, each compared with the round before by a paired randomisation test."""
     scores = [read_scores(path) for path in results]
     rows = []
     for number, found in enumerate(scores):

@@ -1,4 +1,4 @@
-"""What to change in a run that does not fit, by arithmetic from what is known of it."""
+"""Suggests changes to a run that does not fit."""
 
 from __future__ import annotations
 
@@ -17,29 +17,22 @@ from jaxir.models.layers import POLICIES, Remat
 from jaxir.planning.typed import MACROS
 from jaxir.runtime.partitioning import MESH_AXES, MeshConfig, Partitioner
 
-# Where the arithmetic says that this share of the memory is used, a change counts as one that fits.
+# A change counts as one that fits if it uses at most this share of the memory.
 _ROOM = 0.92
-# The most changes that are offered, and that are worked out by their shapes (a second each).
+# Limits on the offered changes, and on those checked by their shapes (a second each).
 _OFFERED, _CHECKED = 4, 24
 
 
 class Setting(NamedTuple):
-    """What may be changed.
+    """The settings that may be changed."""
 
-    Attributes:
-      fsdp: devices over which parameters are split.
-      remat: what is recomputed of blocks in the backward pass.
-      chunks: of gradient caching.
-      batch_size: pairs of a step.
-    """
-
-    fsdp: int
-    remat: Remat
-    chunks: int
-    batch_size: int
+    fsdp: int  # devices that split the parameters
+    remat: Remat  # what the backward pass recomputes of each block
+    chunks: int  # of gradient caching
+    batch_size: int  # pairs of a step
 
     def recomputing_more(self) -> list[Remat]:
-        """Returns the ways that recompute more of a block, and keep less; to keep weights is none of them."""
+        """Returns the policies that keep less memory; never "weights"."""
         policies = [False, *POLICIES]
         return [p for p in policies[policies.index(self.remat) + 1 :] if p != "weights"]
 
@@ -50,48 +43,35 @@ class Setting(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What a step needs on each chip with the setting at hand, in bytes.
+    """Bytes that a step needs on each chip with the current setting."""
 
-    Attributes:
-      state: parameters, optimizer state and gradients, all of which `fsdp` splits.
-      activations: kept for the backward pass, by what is recomputed.
-      rest: work space, which goes with the rows of a chunk.
-      fixed: what no change here makes smaller.
-      worked: what a setting needs on these chips beside state, gradients and `fixed`, by its shapes: slower,
-        but not in proportion to the rows where the loss is not. None: as `of` has it.
-    """
-
-    state: float
-    activations: Mapping[Remat, float]
-    rest: float
-    fixed: float
-    worked: Callable[[Setting], float] | None = None
+    state: float  # parameters, optimizer state and gradients, all split by `fsdp`
+    activations: Mapping[Remat, float]  # kept for the backward pass, by remat policy
+    rest: float  # work space, proportional to the rows of a chunk
+    fixed: float  # unaffected by any change here
+    # Setting -> bytes beside state and `fixed`, from traced shapes. Slower but more exact than `of`, because
+    # the loss does not scale with rows. None: use `of`.
+    traced: Callable[[Setting], float] | None = None
 
     def of(self, new: Setting, old: Setting, chips: float = 1.0) -> float:
-        """Returns the bytes that a setting is thought to need, on `chips` times as many chips."""
+        """Returns the estimated bytes for a setting on `chips` times as many chips."""
         rows = new.batch_size / old.batch_size * old.chunks / new.chunks / chips
         of_rows = (self.activations[new.remat] + self.rest) * rows
         return self.state * old.fsdp / new.fsdp + of_rows + self.fixed
 
     def checked(self, new: Setting, old: Setting, chips: float = 1.0) -> float:
-        """Returns the same by `worked`."""
-        if self.worked is None:
+        """Returns the same from `traced`, if there is one."""
+        if self.traced is None:
             return self.of(new, old, chips)
-        return self.state * old.fsdp / new.fsdp + self.worked(new) / chips + self.fixed
+        return self.state * old.fsdp / new.fsdp + self.traced(new) / chips + self.fixed
 
 
 class Change(NamedTuple):
-    """Something to change.
+    """A suggested change."""
 
-    Attributes:
-      words: for the reader.
-      settings: by name, with the values to give them; axes of the mesh and "topology" are among the names.
-      size: bytes that each chip is thought to need then.
-    """
-
-    words: str
-    settings: dict[str, Any]
-    size: float
+    words: str  # for the reader
+    settings: dict[str, Any]  # new values by name, including axes of the mesh and "topology"
+    size: float  # estimated bytes on each chip
 
 
 def suggest(
@@ -105,23 +85,15 @@ def suggest(
     divisor: int,
     can: Collection[str],
 ) -> list[Change]:
-    """Returns changes, the smallest first; none if no change is thought to be enough.
+    """Returns sufficient changes of the settings named in `can`, smallest first.
 
-    Args:
-      setting: of the run that does not fit.
-      costs: of it.
-      limit: bytes that each chip has.
-      target: the chips.
-      mesh: as it was asked for.
-      fsdp: sizes of the axis that the mesh and the model allow.
-      divisor: that the rows of a chunk must be a multiple of.
-      can: names of the settings that can be changed.
+    `fsdp` lists the sizes that mesh and model allow; the rows of a chunk must be a multiple of `divisor`.
     """
     found: list[Change] = []
     left = _CHECKED
     for candidate in _candidates(setting, fsdp, divisor, can):
         changes = candidate.changes(setting)
-        # More of what an earlier line already asks for is no news.
+        # Skip supersets of a change that was found.
         if any(other.settings.keys() <= changes.keys() for other in found):
             continue
         if costs.of(candidate, setting) > _ROOM * limit:
@@ -155,7 +127,7 @@ def _words(changes: Mapping[str, Any]) -> str:
 
 
 def _on(change: Change, mesh: MeshConfig, target: Target) -> Change:
-    """Returns a change with what else of the mesh must change for it to fit the target."""
+    """Adds the changes to the mesh that make a change fit the target."""
     wanted = dataclasses.replace(mesh, fsdp=change.settings.get("fsdp", mesh.fsdp))
     return change._replace(settings=change.settings | mesh_changes(wanted, target))
 
@@ -163,7 +135,7 @@ def _on(change: Change, mesh: MeshConfig, target: Target) -> Change:
 def _on_larger_chips(
     setting: Setting, costs: Costs, target: Target, mesh: MeshConfig, ways: Sequence[Remat]
 ) -> Iterator[Change]:
-    """Yields changes to as many chips of a kind that has more memory, the smallest first."""
+    """Yields changes to as many chips of a kind with more memory, smallest first."""
     for chip in sorted(CHIPS.values(), key=lambda chip: chip.memory):
         if chip.kind != target.chip.kind or chip.memory <= target.chip.memory:
             continue
@@ -178,16 +150,13 @@ def _on_larger_chips(
                 words = ", ".join(
                     [f"{other.count} {chip.name} chips", *([_words(changes)] if changes else [])]
                 )
-                settings = {"topology": other.name, "prices": None} | changes  # prices are of the chips typed
+                # The typed prices are for the other chips.
+                settings = {"topology": other.name, "prices": None} | changes
                 yield _on(Change(words, settings, size), mesh, other)
 
 
 def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) -> Partitioner:
-    """Lays out the devices of `target`.
-
-    Raises:
-      UserError: the mesh does not fit them; where other sizes do, the sentence names the macros to change.
-    """
+    """Lays out the devices of `target`; a mesh of another size raises with the macros to change."""
     try:
         return dataclasses.replace(mesh.build(devices), stand_in=True)
     except UserError as error:
@@ -202,7 +171,7 @@ def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) 
 
 
 def mesh_changes(mesh: MeshConfig, target: Target) -> dict[str, int]:
-    """Returns the sizes to change for a mesh to fit a target; fsdp and tensor keep as much as divides it."""
+    """Returns the sizes to change so that a mesh fits a target; fsdp and tensor change least."""
     slices = target.slices if target.chip.kind == "tpu" else math.gcd(max(mesh.slices, 1), target.count)
     left = target.count // slices
     tensor = math.gcd(max(mesh.tensor, 1), left)
@@ -219,7 +188,7 @@ def mesh_changes(mesh: MeshConfig, target: Target) -> dict[str, int]:
 def _candidates(
     setting: Setting, fsdp: Sequence[int], divisor: int, can: Collection[str]
 ) -> Iterator[Setting]:
-    """Yields settings with one change, then two, and so on; of one kind, the smallest change first."""
+    """Yields settings with one change, then two, and so on; smallest changes of a kind first."""
     rows = setting.batch_size // divisor
     parts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= rows and rows % n == 0]
     options: dict[str, list] = {

@@ -1,4 +1,4 @@
-"""What a run would train, known without reading a weight: from names, or from files beside the weights."""
+"""Describes a run's model without reading weights, from its name or the files beside its weights."""
 
 from __future__ import annotations
 
@@ -23,30 +23,22 @@ _DEFAULT_LENGTH = 512
 
 
 def describe(model: Source) -> tuple[ModelConfig, EncoderSettings]:
-    """Returns what `model.build` would build and its lengths, without weights.
-
-    Raises:
-      UserError: nothing that can be read here says what it is, or a change does not fit it.
-    """
+    """Returns the config and settings of the model that `model.build` would build, without weights."""
     if not hasattr(model, "outline"):
         raise UserError(
-            f"cannot plan with {type(model).__name__}: it has no outline(), which says what it would build"
-            " (see jaxir.interop.build.Source)"
+            f"cannot plan with {type(model).__name__}: it has no outline() method, which describes the model"
+            " without weights (see jaxir.interop.build.Source)"
         )
     return model.outline(_read_shapes)
 
 
 def describe_generator(source: str) -> tuple[Seq2SeqConfig, EncoderSettings]:
-    """Returns what a generator is made of and its lengths; no weight is read.
-
-    Raises:
-      UserError: there is no such model, nothing here says what it is, or it is no generator.
-    """
+    """Returns the config and settings of a generator, without weights."""
     return _describe(source, None, "seq2seq")
 
 
 def _read_shapes(source: str, tokenizer: str | None, kind: str | None = "dual_encoder") -> StoredModel:
-    """Returns a model whose parameters are but shapes."""
+    """Returns a model that has shapes as parameters."""
     config, settings = _describe(source, tokenizer, kind)
     return StoredModel(config=config, params=stored.shapes_alone(config), tokenizer=None, settings=settings)
 
@@ -54,16 +46,19 @@ def _read_shapes(source: str, tokenizer: str | None, kind: str | None = "dual_en
 def _describe(source: str, tokenizer: str | None, kind: str | None) -> tuple[ModelConfig, EncoderSettings]:
     scheme, separator, name = str(source).partition(":")
     generator = kind == "seq2seq"
-    if separator and name and scheme == "hf" and generator:
+    has_scheme = bool(separator and name)
+    if has_scheme and scheme == "hf" and generator:
         return _hf_generator(name), EncoderSettings.of_generator(_DEFAULT_LENGTH)
-    if separator and name and scheme == "hf":
+    if has_scheme and scheme == "hf":
         backbone = _hf_backbone(name)
         length = min(_DEFAULT_LENGTH, backbone.max_positions or _DEFAULT_LENGTH)
         settings = EncoderSettings(query_max_length=length, passage_max_length=length)
         return DualEncoderConfig(backbone=backbone), settings
-    if separator and name and scheme == "t5x":
+    if has_scheme and scheme == "t5x":
         return t5x.describe(name, generator=generator)
-    found, _ = model_dir.read(source, tokenizer=tokenizer, kind=kind)  # opened, not read
+    found, _ = model_dir.read(
+        source, tokenizer=tokenizer, kind=kind
+    )  # opens the model without reading its weights
     return found.config, found.settings
 
 
@@ -78,6 +73,6 @@ def _hf_generator(name: str) -> Seq2SeqConfig:
 def _hf_backbone(name: str) -> BackboneConfig:
     found = backbones.PUBLISHED.get(name.partition("@")[0])
     if found is not None and not Path(name).is_dir():
-        return found  # so that planning with it needs no network
+        return found  # needs no network
     path = hub.configuration(name)
     return hf_config.parse(read_json(path), path)[0]

@@ -1,59 +1,38 @@
-"""A step for machines whose compiler is not at hand (GPUs): what its shapes and its partitioning say."""
+"""Estimates a GPU step from shapes and partitioning, because no GPU compiler is available."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from jaxir.core.errors import UserError
 from jaxir.costs.hlo import Program, parse
 from jaxir.models.dual_encoder import DualEncoderConfig
-from jaxir.planning.activation_memory import Kept
 from jaxir.planning.program import Step, bytes_of, lower
 from jaxir.runtime.compile_cache import aside
 from jaxir.storage.temporary_outputs import temporary_directory
 
-# The partitioned program is all that is wanted of XLA's compiler for CPUs: what follows may be quick and bad.
+# Only the partitioned program of XLA's CPU compiler is used, so later passes need not optimise.
 _OPTIONS = {"xla_backend_optimization_level": 0, "xla_dump_hlo_as_text": True}
 
 
-class Estimate(NamedTuple):
-    """What is guessed of a step on each device.
-
-    Attributes:
-      temporaries: bytes: gradients, activations, gathered weights and work space.
-      traffic: bytes between memory and chip, at least.
-    """
-
-    temporaries: int
-    traffic: int
-
-
 def estimate(
-    config: DualEncoderConfig, step: Step, kept: Kept, kept_without_remat: Kept, *, chunks: int = 1
-) -> Estimate:
-    """Guesses a step's memory and its traffic.
+    config: DualEncoderConfig, step: Step, activations: int, without_remat: int, *, chunks: int
+) -> tuple[int, int]:
+    """Estimates bytes of temporaries and of memory traffic on each device.
 
-    While a block of a rematerialised stack is differentiated, all that a block keeps is there; two blocks'
-    weights are gathered at a time. Each array that is kept is written once and read once, parameters and
-    optimizer state are read and written, and weights are read by the forward, backward and, where products
-    are recomputed, the second forward pass. Gradient caching has one forward pass more, and all of them
-    for each of its `chunks`.
+    During a rematerialised block's backward pass all its activations exist; two blocks' weights are
+    gathered at a time. Each array is written and read once, and weights once per pass. Gradient caching
+    adds a forward pass and repeats all passes for each of its `chunks`.
     """
     backbone = config.backbone
-    whole = step.num_parameters
-    itemsize = _itemsize(config)
-    block = 0
-    if backbone.remat:
-        block = max(kept_without_remat.activations - kept.activations, 0) // backbone.num_layers
-    temporaries = kept.gradients + kept.activations + block + gathered_weights(config, whole)
+    whole, gradients = step.num_parameters, bytes_of(step.trained)
+    block = max(without_remat - activations, 0) // backbone.num_layers if backbone.remat else 0
+    temporaries = gradients + activations + block + gathered_weights(config, whole)
     passes = 3 + (backbone.remat is True) + (chunks > 1)
-    activations = chunks * (kept_without_remat.activations + kept.activations)
-    traffic = 2 * (bytes_of(step.state) + kept.gradients + activations) + chunks * passes * whole * itemsize
-    return Estimate(temporaries, traffic)
+    moved = bytes_of(step.state) + gradients + chunks * (without_remat + activations)
+    return temporaries, 2 * moved + chunks * passes * whole * _itemsize(config)
 
 
 def gathered_weights(config: DualEncoderConfig, parameters: int) -> int:
-    """Returns the bytes of the weights of two blocks, of a model with so many parameters."""
+    """Returns the bytes of the gathered weights of two blocks."""
     return 2 * parameters * _itemsize(config) // max(1, config.backbone.num_layers)
 
 
@@ -62,11 +41,7 @@ def _itemsize(config: DualEncoderConfig) -> int:
 
 
 def partition(step: Step) -> Program | None:
-    """Returns each device's program as XLA partitions it, before a backend changes it; None for one device.
-
-    Raises:
-      UserError: XLA did not write it down.
-    """
+    """Returns each device's program as XLA partitions it, before backend passes; None for one device."""
     if step.partitioner.mesh.size == 1:
         return None
     with temporary_directory() as directory:

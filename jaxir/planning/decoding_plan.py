@@ -1,4 +1,4 @@
-"""`python -m jaxir.expand plan`: what a generator needs of chips and how many tokens a second it writes."""
+"""`python -m jaxir.expand plan`: memory and speed of a generator on TPUs."""
 
 from __future__ import annotations
 
@@ -26,52 +26,35 @@ from jaxir.runtime.compile_cache import keep_no_more_programs
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
 FLAGS = {name: (f"--{name}",) for name in ("topology", "batch_tokens", "dtype", "prices")}
-# The share of the memory that advice fills: memory shrinks by less than the texts of a batch.
+# Share of the memory that advice fills: memory shrinks more slowly than the texts of a batch.
 _ROOM = 0.75
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A batch of texts that are read, and how outputs are written for them.
+    """A batch of texts to read, and how outputs are generated."""
 
-    Attributes:
-      texts: over all chips.
-      length: tokens of each.
-      how: see `Decoding`.
-    """
-
-    texts: int
-    length: int
-    how: Decoding
+    texts: int  # over all chips
+    length: int  # tokens of each text
+    how: Decoding  # see `Decoding`
 
     @property
     def tokens(self) -> int:
-        """Tokens that are written, where no output ends before it must."""
+        """Tokens that are generated if every output has the maximum length."""
         return self.texts * self.how.num_outputs * self.how.max_new_tokens
 
 
 class DecodingPlan(NamedTuple):
-    """All that is known of the generation of a batch.
-
-    Attributes:
-      target: the chips.
-      model: what writes, in words.
-      dtype: of the matrix products.
-      batch: what is read and written.
-      parameters: bytes of the model on each chip.
-      compiled: the program; its memory.
-      costs: what each chip does and how long it takes; None where it does not fit.
-      seconds: that the compiler took.
-    """
+    """Plan of the generation of a batch."""
 
     target: Target
-    model: str
-    dtype: str
+    model: str  # summary of the model
+    dtype: str  # of the matrix products
     batch: Batch
-    parameters: int
-    compiled: Compiled
-    costs: StepCosts | None
-    seconds: float
+    parameters: int  # bytes of the model on each chip
+    compiled: Compiled  # the program and its memory
+    costs: StepCosts | None  # of each chip; None if it does not fit
+    seconds: float  # compile time
 
 
 def run(
@@ -85,31 +68,18 @@ def run(
     prices: Sequence[str] | None = None,
     words: Sequence[str] = ("python", "-m", "jaxir.expand", "plan"),
 ) -> int:
-    """Prints the plan of generation, first of all whether it fits; returns 0 if it does, else 1.
+    """Prints the plan of generation; returns 0 if it fits, else 1.
 
-    Reads no weights. It must be the first to use JAX in its process.
-
-    Args:
-      topology: the machine, such as "v5e:2x2".
-      source: the generator, as `model_dir.load` takes it.
-      how: see `Decoding`.
-      batch_tokens: tokens of the texts of a batch on each chip.
-      max_length: tokens of each text; None: as many as the model keeps.
-      dtype: type of the matrix products.
-      prices: of a chip and hour, such as "v5e=1.2"; None: what texts cost is not said.
-      words: what was typed, which advice changes.
-
-    Raises:
-      UserError: no such machine or model, or no TPU compiler.
+    Reads no weights. Must be the first use of JAX in its process. `words` is the typed command.
     """
     target = targets.parse(topology)
     if target.chip.kind != "tpu":
-        raise UserError(f"--topology={topology}: generation is planned for TPUs, whose compiler is at hand")
+        raise UserError(f"--topology={topology}: generation can be planned for TPUs only, such as v5e:2x2")
     priced = read_prices(prices, [target])
     found = devices.get(target)
     config, settings = architecture.describe_generator(source)
     config = stored.replace_backbone(config, dtype=dtype)
-    keep_no_more_programs()  # they are of no use to a later process
+    keep_no_more_programs()  # later processes cannot use them
     partitioner = advice.build_mesh(MeshConfig(), found, target)
     length = max_length or settings.passage_max_length
     batch = Batch(texts=target.count * max(1, batch_tokens // length), length=length, how=how)
@@ -119,10 +89,7 @@ def run(
 
 
 def make(target: Target, config: Seq2SeqConfig, batch: Batch, partitioner: Partitioner) -> DecodingPlan:
-    """Compiles the program that `jaxir.expand generate` runs on a batch, and counts what it does.
-
-    Its loop ends when all outputs have ended; it counts as often as outputs have tokens at most.
-    """
+    """Compiles the program that `jaxir.expand generate` runs, with decoding loops of maximum length."""
     step = model_step(
         config, lambda model, ids: model.generate(ids, batch.how), (batch.texts, batch.length), partitioner
     )
@@ -143,7 +110,7 @@ def _verdict(plan: DecodingPlan, prices: Mapping[str, float] | None, command: Co
     if lacking := compiled.lacks_on(plan.target):
         yield f"does not fit: {gib(lacking)} GiB are missing on each chip"
         changes = []
-        # More chips do not help: each has all parameters, and at least a text of the batch.
+        # More chips do not help: each chip holds all parameters and at least one text.
         left = (_ROOM * limit - plan.parameters) / max(compiled.size - plan.parameters, 1)
         if (fewer := int(left * plan.batch.texts / plan.target.count)) > 0:
             changes.append({"batch_tokens": fewer * plan.batch.length})
@@ -154,7 +121,7 @@ def _verdict(plan: DecodingPlan, prices: Mapping[str, float] | None, command: Co
         changes += [
             {"topology": s.name, "prices": None} for s in sorted(same, key=lambda s: s.chip.memory)[:1]
         ]
-        yield "try one of these:" if changes else "no chip that is known has as much memory"
+        yield "try one of these:" if changes else "no known chip has enough memory"
         yield from (f"  {command.changed(change)}" for change in changes)
         return
     share = f"{compiled.size / limit:.0%}"
@@ -181,7 +148,7 @@ def _lines(plan: DecodingPlan) -> list[str]:
         f"plan for {plan.target.name}: {plan.target.count} {plan.target.chip.name} chips",
         f"  model     {plan.model}",
         f"  batch     {batch.texts} texts of {batch.length} tokens, {written}",
-        f"  source    generation, compiled by {compiler}; no output ends sooner",
+        f"  source    generation, compiled by {compiler}; every output has the maximum length",
         "",
         f"memory on each chip, GiB (of {gib(compiled.limit_on(plan.target))})",
         *(f"  {name:<38}{gib(size):>10}" for name, size in rows.items()),
@@ -192,7 +159,7 @@ def _lines(plan: DecodingPlan) -> list[str]:
         lines += ["", "work in a batch, each chip"]
         lines += [f"  products {si(done.flops)}FLOP, elementwise {si(done.vector)}operations"]
         lines += [f"  HBM traffic {si(done.bytes)}B, sent to other chips {si(sent)}B"]
-        lines += ["", "time at full speed (roofline; what runs is slower)"]
+        lines += ["", "time at full speed (roofline; real runs are slower)"]
         lines += [f"  {name:<22}{duration(seconds):>12} a batch" for name, seconds in times.parts.items()]
         for name, seconds in (("all at once", times.overlapped), ("one after another", times.in_turn)):
             rate = f"{batch.tokens / seconds:,.0f} tokens/s, {batch.texts / seconds:,.0f} texts/s"

@@ -1,4 +1,4 @@
-"""Devices that are not there: TPU slices as the TPU compiler describes them, GPUs as so many CPU devices."""
+"""Devices to compile for without having them: described TPU slices, and CPU devices in place of GPUs."""
 
 from __future__ import annotations
 
@@ -17,33 +17,30 @@ from jaxir.core.errors import UserError
 from jaxir.core.installation import cache_directory, clone, pip_install
 from jaxir.costs.targets import Target
 
-# In a clone `make plan-tools` puts libtpu there: not in the environment of CPU runs, where JAX would look
-# for TPUs.
+# `make plan-tools` installs libtpu here in a clone. In the environment of CPU runs JAX would look for TPUs.
 TOOLS = root / ".plan-tools" if (root := clone()) else cache_directory() / "plan-tools"
 
 
 def get(target: Target) -> Sequence[jax.Device]:
-    """Returns devices to compile for. Call it before JAX has been used: it says which platform JAX uses.
-
-    Raises:
-      UserError: the TPU compiler is not installed, or JAX is already in use with too few devices.
-    """
-    if target.chip.kind == "gpu":
-        return _stand_ins(target.count)
+    """Returns devices to compile for. Must be called before JAX is used, since it selects the platform."""
+    is_gpu, count = target.chip.kind == "gpu", target.count
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_platforms", "cpu")
-    return tpu_devices(target)
+        if is_gpu:
+            jax.config.update("jax_num_cpu_devices", count)
+    if not is_gpu:
+        return _tpu_devices(target)
+    found = jax.devices("cpu")
+    if len(found) < count:
+        raise UserError(f"JAX already uses {len(found)} devices; plan for {count} in a new process")
+    return found[:count]
 
 
-def tpu_devices(target: Target) -> Sequence[jax.Device]:
-    """Returns the chips of a TPU slice; nothing can run on them, programs can be compiled for them.
-
-    Raises:
-      UserError: the TPU compiler is not installed or does not know the slice.
-    """
+def _tpu_devices(target: Target) -> Sequence[jax.Device]:
+    """Returns the chips of a TPU slice, for compiling only."""
     os.environ["TPU_LIBRARY_PATH"] = str(find_libtpu())
-    # Without these the library looks for the machine's own TPUs, logs that there are none, and refuses to be
-    # loaded by two processes, for only one could use them.
+    # Otherwise libtpu looks for TPUs of this machine, logs that there are none, and lets only one process
+    # load it.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     quiet = {"TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost"}
@@ -55,7 +52,7 @@ def tpu_devices(target: Target) -> Sequence[jax.Device]:
     options = {"chip_config_name": "megacore" if chip.name == "v4" else "default"}
     padded = (*shape, *(1 for _ in range(3 - len(shape))))
     options["wrap"] = (*chip.wraps(shape), *(False for _ in range(3 - len(shape))))
-    # A host has 2 x 2 x 1 chips; only a slice of one chip has a smaller one.
+    # A host has 2 x 2 x 1 chips, except in a slice of one chip.
     options["chips_per_host_bounds"] = tuple(min(a, b) for a, b in zip((2, 2, 1), padded, strict=True))
     name = f"{chip.name}:{'x'.join(map(str, shape))}"
     try:
@@ -73,11 +70,7 @@ def tpu_devices(target: Target) -> Sequence[jax.Device]:
 
 
 def find_libtpu() -> Path:
-    """Returns libtpu.so: of the environment (as on a TPU VM), else of `TOOLS`.
-
-    Raises:
-      UserError: there is neither; says how to get it.
-    """
+    """Returns libtpu.so of the environment (as on a TPU VM), else of `TOOLS`."""
     given = os.environ.get("TPU_LIBRARY_PATH")
     if given and Path(given).is_file():
         return Path(given)
@@ -95,26 +88,16 @@ def find_libtpu() -> Path:
 
 
 def requirement() -> str:
-    """Returns the libtpu that the installed JAX wants, as pip names it."""
+    """Returns pip's requirement of the libtpu that matches the installed JAX."""
     for line in importlib.metadata.requires("jax") or ():
         if match := re.match(r"libtpu\s*==\s*([\d.]+\*?)", line):
             return f"libtpu=={match[1]}"
     return "libtpu"
 
 
-def _stand_ins(count: int) -> Sequence[jax.Device]:
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", count)
-    found = jax.devices("cpu")
-    if len(found) < count:
-        raise UserError(f"JAX is in use with {len(found)} devices already; plan for {count} in a new process")
-    return found[:count]
-
-
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Sends what a C++ library writes to standard error nowhere."""
+    """Discards what C++ libraries write to standard error."""
     sys.stderr.flush()
     saved = os.dup(2)
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123 (os.devnull)

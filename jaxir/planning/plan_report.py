@@ -1,4 +1,4 @@
-"""A plan as text."""
+"""Renders a plan as text."""
 
 from __future__ import annotations
 
@@ -16,98 +16,66 @@ from jaxir.costs.work import Work
 from jaxir.planning.prices import cost
 from jaxir.planning.program import CompilerSettings
 
-# As measured on the recipes with two encoders (docs/planning.md).
+# Measured on the recipes with two encoders (docs/planning.md).
 QUICK = (
-    "compiled under quick settings: for models with two encoders memory comes out 7 to 15 % smaller than what"
-    " training takes, HBM traffic and its time about twice as large; products and collectives are real. Plan"
+    "compiled under quick settings: for models with two encoders memory is 7 to 15 % smaller than in"
+    " training, HBM traffic and its time about twice as large; products and collectives are exact. Plan"
     " without them before you trust a fit"
 )
 
 
 class Memory(NamedTuple):
-    """Bytes on each chip by kind.
+    """Bytes on each chip by kind."""
 
-    Attributes:
-      parameters: of the model, float32.
-      optimizer: what it keeps for them.
-      batch: token ids and keys.
-      gradients: of the parameters, by arithmetic; part of `temporaries`.
-      activations: kept for the backward pass, by arithmetic; part of `temporaries`.
-      temporaries: all that a step needs beside its state: those two, gathered weights and work space.
-      code: of the program, and what the memory layout adds to the arrays.
-    """
-
-    parameters: int
-    optimizer: int
-    batch: int
-    gradients: int
-    activations: int
-    temporaries: int
-    code: int
+    parameters: int  # of the model, float32
+    optimizer: int  # optimizer state
+    batch: int  # token ids and keys
+    gradients: int  # computed from shapes; part of `temporaries`
+    activations: int  # kept for the backward pass, computed from shapes; part of `temporaries`
+    temporaries: int  # all but state, batch and code: gradients, activations, gathered weights, work space
+    code: int  # of the program, and padding of the arrays
 
     @property
     def state(self) -> int:
-        """Parameters and optimizer state."""
         return self.parameters + self.optimizer
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.state + self.batch + self.temporaries + self.code
 
 
 class Plan(NamedTuple):
-    """All that is known about a run before it starts.
-
-    Attributes:
-      target: the chips.
-      compiled: whether the numbers are of a program compiled for these chips; by arithmetic otherwise.
-      mesh: sizes of the mesh's axes.
-      model: what is trained, in words.
-      num_parameters: of the model.
-      batch: the batch, in words.
-      memory: on each chip.
-      limit: bytes of memory on each chip, as the compiler or the maker says.
-      short_by: bytes that are missing on each chip, 0 where it fits.
-      steps: of the run.
-      useful_flops: over all chips in a step, without what is computed twice.
-      costs: of a step; None where the compiler gave no program.
-      warnings: what the program does that it should not.
-      advice: lines that say what to change where it does not fit, each with the command to run.
-      seconds: that the compiler took.
-      settings: how thorough it was asked to be.
-    """
+    """Everything known about a run before it starts."""
 
     target: Target
-    compiled: bool
-    mesh: dict[str, int]
-    model: str
+    compiled: bool  # whether the program was compiled for these chips; otherwise the numbers are estimates
+    mesh: dict[str, int]  # sizes of the mesh's axes
+    model: str  # summary of the model
     num_parameters: int
-    batch: str
-    memory: Memory
-    limit: int
-    short_by: int
+    batch: str  # summary of the batch
+    memory: Memory  # on each chip
+    limit: int  # bytes of memory on each chip, from the compiler or the maker
+    short_by: int  # missing bytes on each chip; 0 if the step fits
     steps: int
-    useful_flops: float
-    costs: StepCosts | None
-    warnings: Sequence[str]
-    advice: Sequence[str]
-    seconds: float
+    useful_flops: float  # of a step over all chips, without recomputation
+    costs: StepCosts | None  # of a step; None if the compiler gave no program
+    warnings: Sequence[str]  # defects of the program
+    advice: Sequence[str]  # changes that would fit, each with its command
+    seconds: float  # compile time
     settings: CompilerSettings = CompilerSettings()
 
     @property
     def quick(self) -> bool:
-        """Whether the numbers are of a program that the compiler was not asked to make well."""
+        """Whether the program was compiled with less optimisation."""
         return self.compiled and self.settings.quick
 
     @property
     def fits(self) -> bool:
-        """Whether a step has the memory that it needs."""
         return self.short_by == 0
 
     @property
     def step_seconds(self) -> tuple[float, float] | None:
-        """How long a step takes at full speed, at least and at most; None where no program was made."""
+        """Least and most seconds of a step at full speed; None without a program."""
         if self.costs is None:
             return None
         least, scheduled = self.costs.roofline, self.costs.overlap
@@ -115,12 +83,7 @@ class Plan(NamedTuple):
 
 
 def render(plan: Plan, prices: Mapping[str, float] | None = None) -> str:
-    """Returns the plan as lines of text, whether it fits first.
-
-    Args:
-      plan: the plan.
-      prices: of a chip and hour, by the chip's name.
-    """
+    """Returns the plan as text: the verdict, then details. `prices` are per chip-hour, by chip name."""
     return "\n".join([*_verdict(plan, prices), "", *_lines(plan, prices)])
 
 
@@ -131,28 +94,24 @@ def _verdict(plan: Plan, prices: Mapping[str, float] | None) -> Iterator[str]:
         yield f"fits{quick}: {gib(plan.memory.total)} of {gib(plan.limit)} GiB on each chip ({share})"
     else:
         yield f"does not fit{quick}: {gib(plan.short_by)} GiB are missing on each chip"
+    if not plan.fits:
+        yield "try one of these:" if plan.advice else "no known setting, slice or chip is large enough"
+        yield from (f"  {line}" for line in plan.advice)
     if plan.step_seconds is not None:
         run = [seconds * plan.steps for seconds in plan.step_seconds]
         costs = "" if prices is None else f", costs {span(*(money(s, plan.target, prices) for s in run))}"
         yield f"{plan.steps:,} steps at full speed: {span(*map(duration, run))}{costs}"
     elif prices is not None:
-        yield "a step that does not fit has no time and no cost"
-    if not plan.fits:
-        yield (
-            "try one of these:"
-            if plan.advice
-            else "no setting, slice or chip that is known is thought to be enough"
-        )
-        yield from (f"  {line}" for line in plan.advice)
+        yield "no time and no cost, because the step does not fit"
 
 
 def span(least: str, most: str) -> str:
-    """Returns "LEAST to MOST", or one of them where they are the same."""
+    """Returns "LEAST to MOST", or one of them if they are equal."""
     return least if least == most else f"{least} to {most}"
 
 
 def money(seconds: float, target: Target, prices: Mapping[str, float]) -> str:
-    """Returns what so long on all chips of a target costs, in the unit of the prices."""
+    """Returns the cost of so many seconds on all chips of a target, in the unit of the prices."""
     return f"{cost(seconds, target, prices):,.2f}"
 
 
@@ -167,11 +126,11 @@ def _lines(plan: Plan, prices: Mapping[str, float] | None) -> Iterator[str]:
     if plan.compiled:
         yield f"  source    the training step, compiled by the TPU's compiler in {plan.seconds:.0f} s"
         if plan.settings.given:
-            quick = "quick settings" if plan.quick else "settings of yours"
+            quick = "quick settings" if plan.quick else "your settings"
             yield f"            under {quick}: {' '.join(plan.settings.given)}"
     else:
-        yield "  source    arithmetic: no GPU compiler has seen it. State and products are exact, collectives"
-        yield "            those of the partitioned program; the rest of memory and traffic is estimated"
+        yield "  source    no GPU compiler: state and products are exact, collectives are those of the"
+        yield "            partitioned program, other memory and traffic are estimated"
     yield ""
     yield from _memory(plan)
     if plan.costs is not None:
@@ -196,8 +155,8 @@ def _memory(plan: Plan) -> Iterator[str]:
         ("optimizer state", memory.optimizer, ""),
         ("batch", memory.batch, ""),
         (f"temporaries{about}", memory.temporaries, ""),
-        ("  gradients", memory.gradients, "by arithmetic"),
-        ("  activations for the backward pass", memory.activations, "by arithmetic, at most"),
+        ("  gradients", memory.gradients, "from shapes"),
+        ("  activations for the backward pass", memory.activations, "from shapes, at most"),
         ("  gathered weights, work space", rest, "the rest"),
         ("program, padding", memory.code, ""),
         ("total", memory.total, ""),
@@ -249,7 +208,7 @@ def _collectives(found: Sequence[Collective], overlap: Overlap | None) -> Iterat
 
 def _time(plan: Plan, costs: StepCosts, prices: Mapping[str, float] | None) -> Iterator[str]:
     least, scheduled = costs.roofline, costs.overlap
-    yield "time at full speed (roofline; what runs is slower)"
+    yield "time at full speed (roofline; real runs are slower)"
     hidden = ""
     if scheduled is not None and least.interconnect:
         waits = least.interconnect - scheduled.hidden_seconds
@@ -272,21 +231,20 @@ def _time(plan: Plan, costs: StepCosts, prices: Mapping[str, float] | None) -> I
 
 
 def gib(size: float) -> str:
-    """Returns bytes in GiB."""
     return f"{size / GIB:.2f}"
 
 
 def si(number: float) -> str:
-    """Returns a number with a prefix for a unit, such as "1.5 G"."""
+    """Returns a number with a unit prefix, such as "1.5 G"."""
     if number <= 0:
         return "0 "
-    number = float(f"{number:.3g}")  # 999.9 k are 1 M
+    number = float(f"{number:.3g}")  # rounds 999.9 k to 1 M
     power = min(int(math.log10(number) / 3), 6) if number >= 1 else 0
     return f"{number / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}"
 
 
 def duration(seconds: float) -> str:
-    """Returns a time in the unit that suits it."""
+    """Returns a time in a suitable unit."""
     if seconds < 120:
         seconds = float(f"{seconds:.3g}")
     if seconds < 1:

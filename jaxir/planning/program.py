@@ -1,4 +1,4 @@
-"""The real training step of a recipe, made of shapes alone and compiled."""
+"""The training step of a recipe, built from shapes and compiled."""
 
 from __future__ import annotations
 
@@ -30,124 +30,113 @@ from jaxir.training.step import train_state as state_lib
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A recipe with all that decides its step.
+    """A recipe with all that determines its step."""
 
-    Attributes:
-      recipe: the run's, settled: it says its number of steps.
-      config: the model.
-      settings: its lengths, which are those of the batch.
-      partitioner: the mesh.
-    """
-
-    recipe: Recipe
-    config: DualEncoderConfig
-    settings: EncoderSettings
+    recipe: Recipe  # settled, so that its number of steps is known
+    config: DualEncoderConfig  # the model
+    settings: EncoderSettings  # lengths of texts
     partitioner: Partitioner
 
     @property
     def form(self) -> TextFormat:
-        """How texts become tokens. No tokenizer is at hand; which id masks makes no difference."""
+        """How texts become tokens. There is no tokenizer; the mask id makes no difference."""
         return self.settings.text_format(self.recipe.num_negatives, mask_id=1)
 
     @property
     def features(self) -> Features:
-        """What a batch holds."""
+        """The features of a batch."""
         return self.recipe.objective.features(self.form)
 
     @property
     def chunks(self) -> Any:
-        """Into how many parts the objective cuts a batch: a number, or "auto"."""
+        """Number of chunks of a batch, or "auto"."""
         return getattr(self.recipe.objective, "chunks", 1)
 
     @property
     def remat(self) -> Remat:
-        """What is recomputed of blocks, or "auto"."""
+        """What the backward pass recomputes of blocks, or "auto"."""
         return self.config.backbone.remat
 
     def with_chunks(self, objective: Any, batch_size: int | None = None) -> Planned:
-        """Returns the same with an objective that cuts otherwise, for a batch of its own size or another."""
+        """Returns the same with another objective and, if given, another batch size."""
         size = self.recipe.batch_size if batch_size is None else batch_size
         recipe = dataclasses.replace(self.recipe, objective=objective, batch_size=size)
         return dataclasses.replace(self, recipe=recipe)
 
     def with_remat(self, remat: Remat, **changes: Any) -> Planned:
-        """Returns the same with this much of blocks recomputed in the backward pass, and other `changes`."""
+        """Returns the same with another remat policy, and other `changes` of the backbone."""
         backbone = dataclasses.replace(self.config.backbone, remat=remat, **changes)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, backbone=backbone))
 
 
 class Step(NamedTuple):
-    """A training step before compilation.
+    """A training step before compilation."""
 
-    Attributes:
-      function: (state, batch) -> (state, metrics), as training jits it but for the seed's key within.
-      state: a TrainState of sharded shapes.
-      trained: the part of it that the optimizer changes.
-      batch: sharded shapes by feature name.
-      forward: (trained, state, batch) -> (loss, ...).
-      partitioner: the mesh.
-    """
-
-    function: Any
-    state: state_lib.TrainState
-    trained: Any
-    batch: Mapping[str, jax.ShapeDtypeStruct]
-    forward: Any
+    function: Any  # (state, batch) -> (state, metrics), as training jits it, with the seed's key inside
+    state: state_lib.TrainState  # a TrainState of sharded shapes
+    trained: Any  # the part of the state that the optimizer changes
+    batch: Mapping[str, jax.ShapeDtypeStruct]  # sharded shapes by feature name
+    forward: Any  # (trained, state, batch) -> (loss, ...)
     partitioner: Partitioner
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters of the model."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
 
+    def activation_bytes(self) -> int:
+        """Returns the bytes on each device that JAX keeps for the backward pass; a compiler may keep less.
+
+        Arrays with a batch dimension count as split like the batch. Parameters do not count.
+        """
+        batch_size = next(iter(self.batch.values())).shape[0]
+        split = self.partitioner.batch_divisor()
+        parameters = {leaf.shape for leaf in jax.tree.leaves((self.state.params, self.state.auxiliary))}
+
+        def backward(trained: Any, state: Any, batch: Any) -> Any:
+            return jax.vjp(lambda t: self.forward(t, state, batch)[0], trained)[1]
+
+        with self.partitioner():
+            kept = jax.tree.leaves(jax.eval_shape(backward, self.trained, self.state, self.batch))
+        total = 0
+        for leaf in kept:
+            if leaf.shape not in parameters:
+                has_batch = any(n and n % batch_size == 0 for n in leaf.shape)
+                total += size_of(leaf) // (split if has_batch else 1)
+        return total
+
     def useful_flops(self) -> float:
-        """Returns the operations of the products of a training step over all chips, none computed twice."""
-        # What is inside a kernel cannot be differentiated.
+        """Returns the operations of a step's products over all chips, without recomputation."""
+        # A kernel's inside cannot be differentiated.
         with dataclasses.replace(self.partitioner, fused_attention=False)():
             return differentiated(self.forward, self.trained, self.state, self.batch)
 
 
 class Compiled(NamedTuple):
-    """A training step after compilation.
+    """A training step after compilation; bytes on each device."""
 
-    Attributes:
-      program: what runs on each device; None where it does not fit, for then the compiler gives none.
-      temporaries: bytes on each device beside state and batch: gradients, activations, work space.
-      code: bytes of the program on each device.
-      held: bytes of state and batch on each device.
-      padding: bytes that the device's memory layout adds to these.
-      limit: bytes that the compiler has on a device, where it said so.
-      short_by: bytes that are missing on a device by the compiler's account; 0 where it made a program.
-    """
-
-    program: Program | None
-    temporaries: int
-    code: int
-    held: int
-    padding: int
-    limit: int | None = None
-    short_by: int = 0
+    program: Program | None  # None if it does not fit: the compiler returns no program then
+    temporaries: int  # gradients, activations, work space
+    code: int  # of the program
+    held: int  # of state and batch
+    padding: int  # added to these by the device's memory layout
+    limit: int | None = None  # memory of a device, if the compiler reported it
+    short_by: int = 0  # missing memory, as the compiler reported it; 0 if it made a program
 
     @property
     def size(self) -> int:
-        """Bytes on each device, all in all."""
         return self.held + self.padding + self.temporaries + self.code
 
     def limit_on(self, target: Target) -> int:
-        """Returns the bytes of memory on each device, as the compiler or the maker says."""
+        """Returns the memory of each device, from the compiler or the maker."""
         return self.limit or int(target.chip.memory)
 
     def lacks_on(self, target: Target) -> int:
-        """Returns the bytes that are missing on each device; 0 where it fits."""
+        """Returns the missing bytes on each device; 0 if it fits."""
         return self.short_by or max(self.size - self.limit_on(target), 0)
 
 
 def make_step(planned: Planned) -> Step:
-    """Makes the step that `jaxir.training.loop.Run` runs, from shapes: no weight exists.
-
-    Raises:
-      UserError: the objective trains another kind of model.
-    """
+    """Makes the step that `jaxir.training.loop.Run` runs, from shapes: no weight exists."""
     recipe, partitioner = planned.recipe, planned.partitioner
     objective, seed = recipe.objective, recipe.seed
     model = nnx.eval_shape(lambda: planned.config.make(rngs=nnx.Rngs(seed)))
@@ -162,7 +151,7 @@ def make_step(planned: Planned) -> Step:
         for name, feature in planned.features.items()
     }
     seeded = state_lib.make_step(plan, objective, built)
-    key_data = np.asarray(jax.random.key_data(jax.random.key(seed)))  # the mesh may be of no device here
+    key_data = np.asarray(jax.random.key_data(jax.random.key(seed)))  # the mesh's devices may not exist here
 
     def step(state: state_lib.TrainState, batch: Any) -> Any:
         return seeded(state, batch, jnp.asarray(key_data))
@@ -184,14 +173,7 @@ def model_step(
     ids_shape: tuple[int, int],
     mesh: Partitioner,
 ) -> Step:
-    """Makes a step that runs a model on a batch of token ids and trains nothing, from shapes.
-
-    Args:
-      config: of the model.
-      run: (model, ids) -> an array [texts, ...].
-      ids_shape: texts over all chips, tokens of each.
-      mesh: what it is for.
-    """
+    """Makes a step from shapes that calls `run(model, ids)` on token ids and trains nothing."""
     graph, state = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
     state = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -208,37 +190,25 @@ def model_step(
 
 
 def lower(step: Step) -> jax.stages.Lowered:
-    """Returns what the compiler is given of a step."""
+    """Returns the lowered step."""
     with step.partitioner():
         return step.function.lower(step.state, step.batch)
 
 
 def check_sizes(step: Step) -> None:
-    """Checks that the compiler can count the bytes of a step, for it would abort the process.
-
-    Raises:
-      UserError: an array is too large.
-    """
+    """Refuses a step with arrays so large that the compiler would abort the process."""
     with step.partitioner():
         array = largest(step.function.trace(step.state, step.batch).jaxpr.jaxpr)
     if (size := size_of(array)) > MOST_BYTES:
         rows = jax.tree.leaves(step.batch)[0].shape[0]
         raise UserError(
             f"an array of this step has {size / 2**50:,.0f} PiB ({array.dtype} {list(array.shape)}), more"
-            f" than chips hold: batch_size is {rows:,}, and lengths may be too large too; give smaller ones"
+            f" than chips hold: reduce batch_size ({rows:,}) or the lengths of texts"
         )
 
 
 def compile_step(step: Step, lowered: jax.stages.Lowered | None = None) -> Compiled:
-    """Compiles a step for the devices of its mesh.
-
-    Args:
-      step: what is to be compiled.
-      lowered: of it, where it is at hand.
-
-    Raises:
-      UserError: the compiler refuses it for another reason than memory.
-    """
+    """Compiles a step for the devices of its mesh."""
     held = bytes_of(step.state) + bytes_of(step.batch)
     lowered = lowered or lower(step)
     try:
@@ -255,23 +225,18 @@ def compile_step(step: Step, lowered: jax.stages.Lowered | None = None) -> Compi
     )
 
 
-MOST_BYTES = 2**50  # of one array, over all chips; the compiler's own counts overflow at 2**63
+MOST_BYTES = 2**50  # of one array over all chips; the compiler's own counts overflow at 2**63
 
 
 class CompilerSettings(NamedTuple):
-    """How thorough JAX asks the compiler to be, where that is not as training is compiled by itself.
+    """JAX's compiler settings that differ from the defaults."""
 
-    Attributes:
-      given: as the environment says them, such as "JAX_OPTIMIZATION_LEVEL=O1"; JAX's own are left out.
-      quick: whether one of them makes the compiler less thorough.
-    """
-
-    given: tuple[str, ...] = ()
-    quick: bool = False
+    given: tuple[str, ...] = ()  # such as "JAX_OPTIMIZATION_LEVEL=O1"
+    quick: bool = False  # whether one of them reduces optimisation
 
 
 def compiler_settings() -> CompilerSettings:
-    """Returns what is set in this process, by the environment or `jax.config`."""
+    """Returns the settings of this process, from the environment or `jax.config`."""
     usual = {
         "jax_exec_time_optimization_effort": 0.0,
         "jax_memory_fitting_effort": 0.0,
@@ -293,7 +258,7 @@ def bytes_of(tree: Any) -> int:
 
 
 def _does_not_fit(error: Exception, held: int) -> Compiled:
-    """Reads what the compiler wanted and had from its error.
+    """Reads the wanted and the available memory from the compiler's error.
 
     "Used 20.3G of 15.75G hbm", or "required for HLO temporaries (240.00G) exceeds available HBM (15.75G)".
     """
@@ -303,7 +268,7 @@ def _does_not_fit(error: Exception, held: int) -> Compiled:
     )
     if used is None:
         first = next((line for line in message.splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"the compiler refuses the step: {first:.300}") from error
+        raise UserError(f"the compiler refused the step: {first:.300}") from error
     wanted, limit = (_bytes(*used.groups()[i : i + 2]) for i in (0, 2))
     return Compiled(
         program=None,

@@ -1,4 +1,4 @@
-"""`python -m jaxir.plan`: what a run needs and how long it takes, before anything is paid."""
+"""`python -m jaxir.plan`: memory, time and cost of a run before it starts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Tokens
 from jaxir.costs import step_costs, targets, work
 from jaxir.costs.collectives import Collective
-from jaxir.costs.hlo import Program
 from jaxir.costs.step_costs import StepCosts
 from jaxir.costs.targets import Target
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat
 from jaxir.models.seq2seq import Seq2SeqConfig
-from jaxir.planning import activation_memory, advice, architecture, arithmetic, devices
+from jaxir.planning import advice, architecture, arithmetic, devices
 from jaxir.planning.plan_report import Memory, Plan, gib, render
 from jaxir.planning.prices import read as read_prices
 from jaxir.planning.program import (
@@ -44,21 +43,12 @@ from jaxir.training.step.memory import fit
 def run(
     text: str, recipe: Recipe, *, prices: Sequence[str] | None = None, command: Command = OF_RECIPES
 ) -> int:
-    """Prints the plan of a run, first of all whether it fits; returns 0 if it does, else 1.
+    """Prints the plan of a run; returns 0 if it fits, else 1.
 
-    Reads neither data nor weights, and needs no network. It must be the first to use JAX in its process.
-
-    Args:
-      text: the machine, such as "v5p:4x4x4" or "gpu:8xh100".
-      recipe: what would be trained.
-      prices: of a chip and hour, such as "v5p=4.2"; None: what the run costs is not said.
-      command: what was typed, which advice changes.
-
-    Raises:
-      UserError: no such machine, settings that fit neither it nor each other, or no TPU compiler.
+    Reads neither data nor weights. Must be the first use of JAX in its process. Advice changes `command`.
     """
     if "," in text:
-        raise UserError(f"--topology={text}: several machines are compared with --search")
+        raise UserError(f"--topology={text}: a plan is for one machine; add --search to compare several")
     target = targets.parse(text)
     priced = read_prices(prices, [target])
     planned = prepare(recipe, target, devices.get(target))
@@ -69,47 +59,35 @@ def run(
 
 
 def settled(recipe: Recipe) -> Recipe:
-    """Returns a recipe with its defaults filled in.
-
-    Raises:
-      UserError: it does not say how many steps it has.
-    """
+    """Returns a recipe with its defaults filled in; refuses one without a number of steps."""
     if recipe.steps is None:
-        raise UserError(f"a plan reads no data: how many steps are {recipe.epochs} epochs? give --steps")
+        raise UserError(
+            f"a plan reads no data, so it cannot count the steps of {recipe.epochs} epochs: give --steps"
+        )
     return recipe.settled()
 
 
 def prepare(recipe: Recipe, target: Target, found: Sequence[jax.Device]) -> Planned:
-    """Returns what is to be planned of a recipe on the devices of a target.
-
-    Raises:
-      UserError: it does not say how many steps it has, nothing says what its model is, or its mesh does not
-        fit the devices.
-    """
+    """Returns what to plan for a recipe on the devices of a target."""
     recipe = settled(recipe)
     config, settings = architecture.describe(recipe.model)
-    # A program compiled for a machine that is not there is of no use to a later process; and one that were
-    # reused would not be written down.
+    # No later process can use these programs, and XLA does not dump a program that it reuses.
     keep_no_more_programs()
     partitioner = advice.build_mesh(recipe.mesh, found, target)
     return Planned(recipe=recipe, config=config, settings=settings, partitioner=partitioner)
 
 
 class _Tried(NamedTuple):
-    """A step, what it keeps for its backward pass, its program and, if there is one, what that costs."""
+    """A step, the bytes of its activations, its program and, if it has one, its costs."""
 
     step: Step
-    kept: activation_memory.Kept
+    activations: int
     compiled: Compiled
     costs: StepCosts | None
 
 
 def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Plan:
-    """Makes the plan of a run on `target`, whose chips are those of the partitioner; see `run`.
-
-    Raises:
-      UserError: chunks="auto" or remat="auto", and none fits.
-    """
+    """Makes the plan of a run on `target`, whose chips are those of the partitioner."""
     partitioner = planned.partitioner
     start = time.monotonic()
     if "auto" in (planned.remat, planned.chunks):
@@ -122,25 +100,31 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
             gathers=partitioner.mesh.shape["fsdp"] > 1,
             scanned=planned.config.backbone.scan_layers,
             size_of=lambda tried: tried.compiled.size,
-            seconds_of=_scheduled_seconds,
+            seconds_of=lambda tried: (
+                tried.costs.overlap.seconds if tried.costs and tried.costs.overlap else None
+            ),
         )
         planned = planned.with_remat(remat).with_chunks(objective)
     else:
         tried = _try(target, planned)
     seconds = time.monotonic() - start
-    step, kept, compiled, costs = tried
+    step, activations, compiled, costs = tried
     memory = Memory(
         parameters=bytes_of((step.state.params, step.state.auxiliary, step.state.statistics)),
         optimizer=bytes_of(step.state.opt_state),
         batch=bytes_of(step.batch),
-        gradients=kept.gradients,
-        activations=kept.activations,
+        gradients=bytes_of(step.trained),
+        activations=activations,
         temporaries=compiled.temporaries,
         code=compiled.code + compiled.padding,
     )
     limit = compiled.limit_on(target)
     short_by = compiled.short_by or max(memory.total - limit, 0)
     found = [] if costs is None else costs.collectives
+    warnings = warn(found, planned.recipe.batch_size, planned.settings)
+    warnings += warn_of_whole_gradients(found, step.state.params)
+    if compiled.program is not None and (endless := compiled.program.endless):
+        warnings.append(f"{len(endless)} loops of unknown length count once: times are too short")
     return Plan(
         target=target,
         compiled=target.chip.kind == "tpu",
@@ -154,11 +138,7 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
         steps=planned.recipe.steps,
         useful_flops=step.useful_flops(),
         costs=costs,
-        warnings=[
-            *warn(found, planned.recipe.batch_size, planned.settings),
-            *warn_of_whole_gradients(found, step.state.params),
-            *_uncounted(compiled.program),
-        ],
+        warnings=warnings,
         advice=_advise(planned, tried, memory, limit, target, command) if short_by else [],
         seconds=seconds,
         settings=compiler_settings(),
@@ -166,11 +146,11 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
 
 
 def warn(found: Sequence[Collective], batch_size: int, settings: EncoderSettings) -> list[str]:
-    """Names collectives that move token-level activations of the whole batch: a sharding that was lost."""
+    """Names collectives of token-level activations of the whole batch: a lost sharding."""
     lengths = {settings.query_max_length, settings.passage_max_length}
     lines = []
     for c in found:
-        # What is not differentiated is the optimizer's, whose arrays may have the same sizes by chance.
+        # The rest belongs to the optimizer, whose arrays may have the same sizes.
         if c.source.startswith("jit(") and "jvp(" not in c.source:
             continue
         for array in c.arrays:
@@ -189,9 +169,9 @@ def warn(found: Sequence[Collective], batch_size: int, settings: EncoderSettings
 
 
 def warn_of_whole_gradients(found: Sequence[Collective], params: Any) -> list[str]:
-    """Points out gradients that are summed whole over "fsdp", for which a reduce-scatter sends half as much.
+    """Warns of gradients that are reduced whole over "fsdp"; a reduce-scatter sends half as much.
 
-    The TPU compiler (libtpu 0.0.42) makes one of up to 16 chips of a torus, and reduces whole over 32 or 64.
+    libtpu 0.0.42 makes a reduce-scatter for up to 16 chips of a torus, and an all-reduce for 32 or 64.
     """
     shapes = {leaf.shape[-2:] for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1}
     whole = [
@@ -209,29 +189,18 @@ def warn_of_whole_gradients(found: Sequence[Collective], params: Any) -> list[st
     ]
 
 
-def _uncounted(program: Program | None) -> list[str]:
-    if program is None or not program.endless:
-        return []
-    return [
-        f"{len(program.endless)} loops do not say how often they turn and count once: times are too short"
-    ]
-
-
 def _try(target: Target, planned: Planned) -> _Tried:
     step = make_step(planned)
     check_sizes(step)
-    kept = _kept(planned, step)
+    activations, mesh = _activations(planned, step), step.partitioner.mesh
     if target.chip.kind == "tpu":
         compiled = compile_step(step)
-        program, mesh = compiled.program, step.partitioner.mesh
+        program = compiled.program
         costs = None if program is None else step_costs.of_program(program, target, mesh)
-        return _Tried(step, kept, compiled, costs)
-    guess = arithmetic.estimate(
-        planned.config,
-        step,
-        kept,
-        _kept(planned.with_remat(False)),
-        chunks=planned.chunks,
+        return _Tried(step, activations, compiled, costs)
+    without_remat = _activations(planned.with_remat(False))
+    temporaries, traffic = arithmetic.estimate(
+        planned.config, step, activations, without_remat, chunks=planned.chunks
     )
     program = arithmetic.partition(step)
     if program is None:
@@ -240,34 +209,25 @@ def _try(target: Target, planned: Planned) -> _Tried:
     else:
         done = work.compiled(program)
     held = bytes_of(step.state) + bytes_of(step.batch)
-    compiled = Compiled(program, guess.temporaries, code=0, held=held, padding=0)
-    done = done._replace(bytes=float(guess.traffic))
-    return _Tried(step, kept, compiled, step_costs.of_program(program, target, step.partitioner.mesh, done))
+    compiled = Compiled(program, temporaries, code=0, held=held, padding=0)
+    costs = step_costs.of_program(program, target, mesh, done._replace(bytes=float(traffic)))
+    return _Tried(step, activations, compiled, costs)
 
 
-def _scheduled_seconds(tried: _Tried) -> float | None:
-    """Returns how long a step takes where the compiler says it; see `memory.scheduled_seconds`."""
-    followed = tried.costs and tried.costs.overlap
-    return followed.seconds if followed else None
-
-
-def _kept(planned: Planned, step: Step | None = None) -> activation_memory.Kept:
-    """Returns what a step keeps; with gradient caching that is the embeddings and what one chunk keeps."""
-    kept = activation_memory.kept(make_step(planned) if step is None else step)
+def _activations(planned: Planned, step: Step | None = None) -> int:
+    """Returns the bytes kept for the backward pass; with gradient caching, embeddings and one chunk's."""
+    size = (step or make_step(planned)).activation_bytes()
     if planned.chunks == 1:
-        return kept
+        return size
     objective = dataclasses.replace(planned.recipe.objective, chunks=1)
     one = planned.with_chunks(objective, planned.recipe.batch_size // planned.chunks)
-    part = activation_memory.kept(make_step(one))
-    return kept._replace(
-        activations=kept.activations + part.activations, largest=max(kept.largest, part.largest)
-    )
+    return size + make_step(one).activation_bytes()
 
 
 def _advise(
     planned: Planned, tried: _Tried, memory: Memory, limit: int, target: Target, command: Command
 ) -> list[str]:
-    partitioner, kept = planned.partitioner, tried.kept
+    partitioner = planned.partitioner
     fsdp, batch_size = partitioner.mesh.shape["fsdp"], planned.recipe.batch_size
     setting = advice.Setting(fsdp, planned.remat, planned.chunks, batch_size)
     backbone = planned.config.backbone
@@ -278,29 +238,29 @@ def _advise(
         if setting.chunks != planned.chunks:
             objective = dataclasses.replace(objective, chunks=setting.chunks)
         other = planned.with_chunks(objective, setting.batch_size).with_remat(setting.remat)
-        return _kept(other).activations
+        return _activations(other)
 
-    def worked(new: advice.Setting) -> float:
-        """Returns what JAX keeps, and what it makes again of the block that is differentiated."""
+    def traced(new: advice.Setting) -> float:
+        """Returns the kept activations, and those recomputed for one block."""
         new = new._replace(fsdp=setting.fsdp)
         block = activations_of(new._replace(remat=False)) - activations_of(new)
         return activations_of(new) + max(block, 0) / backbone.num_layers
 
-    # The compiler may keep less than what JAX wrote down. Gathered weights do not go with rows.
-    known = max(memory.temporaries - kept.gradients, 0)
+    # The compiler may keep less than JAX traced. Gathered weights do not depend on the rows.
+    known = max(memory.temporaries - memory.gradients, 0)
     gathered = min(arithmetic.gathered_weights(planned.config, tried.step.num_parameters), known)
     known -= gathered
-    share = min(1.0, known / max(worked(setting), 1))
-    rest = max(known - worked(setting), 0)
+    share = min(1.0, known / max(traced(setting), 1))
+    rest = max(known - traced(setting), 0)
     ways = (setting.remat, *setting.recomputing_more())
     kept_by = {remat: share * activations_of(setting._replace(remat=remat)) for remat in ways}
     rows = setting.batch_size / setting.chunks
     costs = advice.Costs(
-        state=memory.state + kept.gradients,
+        state=memory.state + memory.gradients,
         activations=kept_by,
         rest=rest,
         fixed=memory.batch + memory.code + gathered,
-        worked=lambda new: share * worked(new) + rest * new.batch_size / new.chunks / rows,
+        traced=lambda new: share * traced(new) + rest * new.batch_size / new.chunks / rows,
     )
     free = partitioner.mesh.shape["data"] * partitioner.mesh.shape["fsdp"]
     found = advice.suggest(
@@ -311,7 +271,7 @@ def _advise(
         mesh=planned.recipe.mesh,
         fsdp=[n for n in range(1, free + 1) if free % n == 0 and backbone.embed_dim % n == 0],
         divisor=partitioner.batch_divisor(),
-        can=command.settings,
+        can=command.flags.keys(),
     )
     lines = []
     for change in found:
@@ -325,8 +285,8 @@ def _describe(planned: Planned, step: Step) -> str:
     backbone = config.backbone
     remats: dict[Remat, str] = {
         False: "no remat",
-        "weights": "remat but for products and gathered weights",
-        "products": "remat but for products",
+        "weights": "remat except products and gathered weights",
+        "products": "remat except products",
         True: "remat",
     }
     how = [backbone.dtype, remats[backbone.remat]]

@@ -1,4 +1,4 @@
-"""`python -m jaxir.plan --search`: the quickest setting of each TPU slice, and the cheapest slice."""
+"""`python -m jaxir.plan --search`: the fastest setting of each TPU slice, and the cheapest slice."""
 
 from __future__ import annotations
 
@@ -25,51 +25,43 @@ from jaxir.training.step.memory import HEADROOM
 
 
 class Searched(NamedTuple):
-    """What is known of a slice.
-
-    Attributes:
-      target: the slice.
-      rows: figures of each choice, or why it was not compiled.
-      best: the quickest that fits; None where none does.
-      why: the slice was not searched for this reason; "" where it was.
-    """
+    """Results of a slice."""
 
     target: Target
-    rows: Mapping[Choice, Figures | str]
-    best: Choice | None
-    why: str = ""
+    rows: Mapping[Choice, Figures | str]  # figures of each choice, or why it was not compiled
+    best: Choice | None  # the fastest that fits; None if none does
+    why: str = ""  # the reason that the slice was not searched; "" if it was
 
     @property
     def seconds(self) -> float:
-        """Of a step of the best."""
+        """Seconds of a step of the best."""
         return self.rows[self.best].scheduled
 
 
 def run(
     texts: str, recipe: Recipe, *, prices: Sequence[str] | None = None, hours: Positive | None = None
 ) -> int:
-    """Searches slices and prints what was found; returns 0 if there is one to take, else 1.
+    """Searches slices and prints the results; returns 0 if one is suitable, else 1.
 
-    As `run_plan.run` it must be the first to use JAX in its process, and reads neither data nor weights.
-
-    Args:
-      texts: TPU slices, such as "v5e:2x2,v5e:4x4".
-      recipe: what would be trained.
-      prices: of a chip and hour, such as ["v5e=1.2"]: the cheapest slice is wanted, not the quickest.
-      hours: that the run may take.
-
-    Raises:
-      UserError: no such slice, a slice without a price, or settings that fit none.
+    Must be the first use of JAX in its process. Prefers the cheapest slice if there are `prices`, else the
+    fastest; `hours` limits the run.
     """
     found = [targets.parse(text) for text in texts.split(",")]
     if gpus := [target.name for target in found if target.chip.kind == "gpu"]:
-        raise UserError(f"--search compiles, and of {gpus[0]} no compiler is at hand: give TPU slices")
+        raise UserError(
+            f"--search compiles, which is possible for TPUs only: replace {gpus[0]} by a TPU slice"
+        )
     priced = prices_lib.read(prices, found)
     recipe = run_plan.settled(recipe)
     searched = [_search(target, recipe, hours) for target in found]
     chosen = choose(searched, recipe, priced, hours)
-    none = "no slice is quick enough" if any(one.best for one in searched) else "nothing fits into any slice"
-    print("\n".join([*([none] if chosen is None else _settings(chosen, recipe)), ""]))
+    if chosen is None:
+        print(
+            "no slice is fast enough" if any(one.best for one in searched) else "nothing fits into any slice"
+        )
+    else:
+        print("\n".join(_settings(chosen, recipe, priced)))
+    print()
     if len(found) > 1 or priced or hours:
         print("\n".join(comparison(searched, chosen, recipe, priced, hours)))
     print("\n".join(line for one in searched for line in _slice_lines(one, recipe)))
@@ -79,7 +71,7 @@ def run(
 
 
 def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
-    """Searches a slice, telling on standard error how far it is."""
+    """Searches a slice and prints progress on standard error."""
     changes = advice.mesh_changes(recipe.mesh, target)
     mesh = dataclasses.replace(recipe.mesh, **changes)
     in_reach = devices.get(target)
@@ -94,49 +86,48 @@ def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
         least = step.useful_flops() / (target.count * target.chip.flops) * recipe.steps / prices_lib.HOUR
         if least > hours:
             return Searched(target, {}, None, f"its products alone take {least:.3g} hours")
-    teller = _Teller(target)
+    progress = _Progress(target)
     rows = setting_search.search(
         _start(base),
         _levels(base, in_reach),
         lambda choice: _refused(base, choice),
-        lambda choice: _measured(base, choice, target, in_reach, teller),
-        teller.say,
+        lambda choice: _measured(base, choice, target, in_reach, progress),
+        progress.report,
     )
     return Searched(target, rows, setting_search.best(rows))
 
 
-class _Teller:
-    """Says on standard error what was compiled, and about how long the rest takes."""
+class _Progress:
+    """Reports on standard error what was compiled, and the estimated remaining time."""
 
     def __init__(self, target: Target):
-        self.target, self.compiling, self.kept = target, [], False
+        self.target, self.compiling, self.cached = target, [], False
 
-    def say(self, choice: Choice, figures: Figures, left: int) -> None:
-        told = f"{plan_report.gib(figures.size)} GiB" + ("" if figures.fits else ", does not fit")
+    def report(self, choice: Choice, figures: Figures, left: int) -> None:
+        result = f"{plan_report.gib(figures.size)} GiB" + ("" if figures.fits else ", does not fit")
         if figures.timed:
-            told += f", {plan_report.duration(figures.scheduled)} a step"
+            result += f", {plan_report.duration(figures.scheduled)} a step"
         self.compiling.append(figures.compiling)
-        how = "kept" if self.kept else f"{figures.compiling:.0f} s"
+        how = "cached" if self.cached else f"{figures.compiling:.0f} s"
         rest = left * sum(self.compiling) / len(self.compiling)
         then = f"; about {left} more, {plan_report.duration(rest)}" if left else ""
-        print(f"{self.target.name} {choice}: {told} ({how}){then}", file=sys.stderr, flush=True)
+        print(f"{self.target.name} {choice}: {result} ({how}){then}", file=sys.stderr, flush=True)
 
 
 def _start(base: Planned) -> Choice:
     shape = base.partitioner.mesh.shape
-    chunks = base.chunks if isinstance(base.chunks, int) else 1
     return Choice(
-        shape["fsdp"],
-        shape["tensor"],
-        True,
-        chunks,
-        base.config.backbone.scan_layers,
-        base.recipe.mesh.sparse_cores,
+        fsdp=shape["fsdp"],
+        tensor=shape["tensor"],
+        remat=True,
+        chunks=base.chunks if isinstance(base.chunks, int) else 1,
+        scan=base.config.backbone.scan_layers,
+        sparse_cores=base.recipe.mesh.sparse_cores,
     )
 
 
 def _levels(base: Planned, in_reach: Sequence[jax.Device]) -> setting_search.Levels:
-    """Returns what may be tried: what divides the chips of a slice, and the rows of the batch."""
+    """Returns the values to try: divisors of the chips of a slice and of the rows of the batch."""
     shape = base.partitioner.mesh.shape
     chips = shape["data"] * shape["fsdp"] * shape["tensor"]
     parts = [n for n in range(1, chips + 1) if chips % n == 0]
@@ -153,7 +144,7 @@ def _levels(base: Planned, in_reach: Sequence[jax.Device]) -> setting_search.Lev
 
 
 def _refused(base: Planned, choice: Choice) -> str:
-    """Returns why a choice cannot be run, "" where it can: what it does not divide."""
+    """Returns why a choice cannot be run, "" if it can."""
     shape, backbone = base.partitioner.mesh.shape, base.config.backbone
     chips = shape["data"] * shape["fsdp"] * shape["tensor"]
     rows = base.recipe.batch_size // shape["slices"]
@@ -165,16 +156,16 @@ def _refused(base: Planned, choice: Choice) -> str:
         ("rows of the batch", rows, chips // choice.tensor * choice.chunks),
     ):
         if size % parts:
-            return f"{what}: {size} is no multiple of {parts}"
+            return f"{what}: {size} is not a multiple of {parts}"
     if choice.remat == "weights" and choice.fsdp == 1:
-        return "no weights are gathered to be kept"
+        return "remat=weights needs fsdp above 1"
     return ""
 
 
 def _measured(
-    base: Planned, choice: Choice, target: Target, found: Sequence[jax.Device], teller: _Teller
+    base: Planned, choice: Choice, target: Target, found: Sequence[jax.Device], progress: _Progress
 ) -> Figures | str:
-    """Returns what a choice needs, or why it cannot be run or need not be compiled."""
+    """Returns a choice's figures, or why it cannot be run or need not be compiled."""
     given = {"fsdp": choice.fsdp, "tensor": choice.tensor, "sparse_cores": choice.sparse_cores}
     mesh = dataclasses.replace(base.recipe.mesh, data=-1, **given)
     recipe = dataclasses.replace(base.recipe, mesh=mesh)
@@ -184,16 +175,16 @@ def _measured(
     partitioner = advice.build_mesh(mesh, found, target)
     try:
         recipe.check_batch(partitioner)
-    except UserError as error:  # by rules of its own the mesh splits the batch otherwise
+    except UserError as error:  # the mesh may have rules of its own for the batch
         return str(error)
     planned = dataclasses.replace(base, recipe=recipe, partitioner=partitioner)
     step = make_step(planned.with_remat(choice.remat, scan_layers=choice.scan))
     held = bytes_of(step.state) + bytes_of(step.batch)
     if held > HEADROOM * target.chip.memory:
-        return f"parameters and optimizer state alone are {plan_report.gib(held)} GiB"
+        return f"parameters and optimizer state alone take {plan_report.gib(held)} GiB"
     try:
-        figures, teller.kept = measure(step, target)
-    except UserError as error:  # of the compiler
+        figures, progress.cached = measure(step, target)
+    except UserError as error:  # from the compiler
         return str(error)
     return figures
 
@@ -201,14 +192,7 @@ def _measured(
 def choose(
     searched: Sequence[Searched], recipe: Recipe, prices: Mapping[str, float] | None, hours: float | None
 ) -> Searched | None:
-    """Returns the cheapest slice, or where there are no prices the quickest, of those quick enough.
-
-    Args:
-      searched: the slices.
-      recipe: says how many steps a run has.
-      prices: of a chip and hour, by the chip's name.
-      hours: that a run may take.
-    """
+    """Returns the cheapest slice that is fast enough, or the fastest without `prices`; None if none is."""
     able = [s for s in searched if s.best is not None]
     if hours is not None:
         able = [s for s in able if _hours(s, recipe) <= hours]
@@ -225,12 +209,6 @@ def _cost(searched: Searched, recipe: Recipe, prices: Mapping[str, float]) -> fl
     return prices_lib.cost(searched.seconds * recipe.steps, searched.target, prices)
 
 
-_HEADS = (
-    *("GiB", "products", "elementwise", "HBM", "interconnect", "waits"),
-    *("at once", "scheduled", "in turn", ""),
-)
-
-
 def _slice_lines(searched: Searched, recipe: Recipe) -> Iterator[str]:
     target = searched.target
     yield f"search for {target.name}: {target.count} {target.chip.name} chips; ms a step at full speed"
@@ -240,7 +218,9 @@ def _slice_lines(searched: Searched, recipe: Recipe) -> Iterator[str]:
         return
     figures = {c: f for c, f in searched.rows.items() if isinstance(f, Figures)}
     ordered = sorted(figures, key=lambda c: (not figures[c].fits, figures[c].scheduled, figures[c].size))
-    rows = [("fsdp", "tensor", "data", "remat", "chunks", "scan", "sparse cores", *_HEADS)]
+    heads = ["fsdp", "tensor", "data", "remat", "chunks", "scan", "sparse cores", "GiB", "products"]
+    heads += ["elementwise", "HBM", "interconnect", "waits", "at once", "scheduled", "in turn", ""]
+    rows: list[Sequence[str]] = [heads]
     rows += [(*_name(c, target), *_cells(figures[c], c == searched.best)) for c in ordered]
     if not any(choice.sparse_cores for choice in searched.rows):
         rows = [(*row[:6], *row[7:]) for row in rows]
@@ -256,7 +236,7 @@ def _slice_lines(searched: Searched, recipe: Recipe) -> Iterator[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]], *, notes: bool = False) -> Iterator[str]:
-    """Yields lines of a table, aligned on the right; with `notes` its last column on the left."""
+    """Yields the lines of a right-aligned table; with `notes` its last column is left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if notes:
         widths[-1] = 0
@@ -272,7 +252,7 @@ def _name(choice: Choice, target: Target) -> tuple[str, ...]:
 
 def _cells(figures: Figures, best: bool) -> tuple[str, ...]:
     gib = plan_report.gib(figures.size)
-    note = "quickest" if best else "" if figures.fits else "does not fit"
+    note = "fastest" if best else "" if figures.fits else "does not fit"
     if not figures.timed:
         return gib, *[""] * 8, note
     names = ("matrix products", "elementwise (approx.)", "HBM", "interconnect")
@@ -288,7 +268,7 @@ def comparison(
     prices: Mapping[str, float] | None,
     hours: float | None,
 ) -> Iterator[str]:
-    """Yields lines that tell slices side by side; see `choose`, of which `chosen` is."""
+    """Yields the lines of a table that compares slices."""
     yield f"slices, for {recipe.steps:,} steps as scheduled, at full speed"
     rows = [["slice", "chips", "step", "run", *(["cost"] if prices else []), ""]]
     for s in searched:
@@ -299,21 +279,22 @@ def comparison(
             row += [plan_report.duration(s.seconds), plan_report.duration(s.seconds * recipe.steps)]
             row += [f"{_cost(s, recipe, prices):,.2f}"] if prices else []
             late = hours is not None and _hours(s, recipe) > hours
-            row += ["too slow" if late else ("cheapest" if prices else "quickest") if s is chosen else ""]
+            row += ["too slow" if late else ("cheapest" if prices else "fastest") if s is chosen else ""]
         rows.append(row)
     yield from _aligned(rows, notes=True)
     if chosen is None:
-        yield "  none is " + ("quick enough" if any(s.best for s in searched) else "large enough")
+        yield "  none is " + ("fast enough" if any(s.best for s in searched) else "large enough")
     yield ""
 
 
-def _settings(searched: Searched, recipe: Recipe) -> Iterator[str]:
-    """Yields the lines of a gin file that set the best choice."""
+def _settings(searched: Searched, recipe: Recipe, prices: Mapping[str, float] | None) -> Iterator[str]:
+    """Yields the verdict and the lines of a gin file that set the best choice."""
     target, choice = searched.target, searched.best
     step, whole = (plan_report.duration(searched.seconds * count) for count in (1, recipe.steps))
+    costs = "" if prices is None else f", costs {_cost(searched, recipe, prices):,.2f}"
     yield (
-        f"{target.name}: {step} a step as scheduled, {recipe.steps:,} steps in {whole}, with these lines"
-        " below a gin file's includes:"
+        f"{target.name}: {recipe.steps:,} steps in {whole}{costs} ({step} a step as scheduled). Put these"
+        " lines below a gin file's includes:"
     )
     yield ""
     remat = f'"{choice.remat}"' if isinstance(choice.remat, str) else choice.remat
@@ -328,5 +309,5 @@ def _settings(searched: Searched, recipe: Recipe) -> Iterator[str]:
     if hasattr(recipe.objective, "chunks"):
         lines["CHUNKS"] = choice.chunks
     if choice.sparse_cores:
-        lines["SPARSE_CORES"] = "True  # which no TPU has run yet: compare step_seconds without it"
+        lines["SPARSE_CORES"] = "True  # no TPU has run it yet: compare step_seconds without it"
     yield from (f"{name} = {value}" for name, value in lines.items())

@@ -1,4 +1,4 @@
-"""What a compiled step needs, in a few numbers, which are kept: compiling takes minutes."""
+"""Memory and times of a compiled step, cached because compiling takes minutes."""
 
 from __future__ import annotations
 
@@ -28,66 +28,47 @@ from jaxir.training.step.memory import HEADROOM
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figures:
-    """A step on each chip of a slice.
+    """A step on each chip of a slice."""
 
-    Attributes:
-      size: bytes that it needs.
-      held: bytes of state and batch among these.
-      limit: bytes that a chip has.
-      compiling: seconds that the compiler took.
-      parts: seconds of each kind of work at full speed; none where the compiler gave no program.
-      at_once: seconds, all of it at the same time.
-      scheduled: seconds in the order of the program, what it hides at the same time.
-      in_turn: seconds, one after another.
-      waits: seconds of the interconnect's during which nothing else runs.
-    """
-
-    size: int
-    held: int
-    limit: int
-    compiling: float
+    size: int  # bytes that it needs
+    held: int  # bytes of state and batch among these
+    limit: int  # bytes of memory of a chip
+    compiling: float  # compile time in seconds
+    # Seconds of each kind of work at full speed; empty if the compiler gave no program.
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
-    at_once: float = 0.0
-    scheduled: float = 0.0
-    in_turn: float = 0.0
-    waits: float = 0.0
+    at_once: float = 0.0  # seconds if everything overlaps
+    scheduled: float = 0.0  # seconds in the order of the program
+    in_turn: float = 0.0  # seconds if nothing overlaps
+    waits: float = 0.0  # seconds of the interconnect during which nothing else runs
 
     @property
     def allowed(self) -> int:
-        """Bytes that it may need: as where training chooses (`memory.fit`)."""
+        """Bytes that it may need, the same share as in training (`memory.fit`)."""
         return int(self.limit * HEADROOM)
 
     @property
     def fits(self) -> bool:
-        """Whether it may be run."""
         return self.size <= self.allowed
 
     @property
     def at_least(self) -> int:
-        """Bytes that it needs however far parameters, their gradients and optimizer state are split."""
+        """Least bytes, however far parameters, gradients and optimizer state are split."""
         return max(self.size - 2 * self.held, 0)
 
     @property
     def timed(self) -> bool:
-        """Whether there is a program whose times are known."""
+        """Whether its times are known."""
         return bool(self.parts)
 
 
 def measure(step: Step, target: Target) -> tuple[Figures, bool]:
-    """Compiles a step for a TPU slice, unless its figures are kept, and keeps them.
-
-    Returns:
-      The figures, and whether they were kept.
-
-    Raises:
-      UserError: the compiler refuses the step for another reason than memory.
-    """
+    """Compiles a step for a TPU slice, or reads its cached figures; also returns whether they were cached."""
     lowered = lower(step)
     options = compile_cache.compiler_options(step.partitioner)
     path = cache_directory() / "plans" / f"{_key(lowered, target, options)}.json"
     try:
         return made(Figures, read_json(path, dict), path), True
-    except UserError:  # there are none, or they are damaged
+    except UserError:  # missing or damaged
         pass
     start = time.monotonic()
     compiled = compile_step(step, lowered)
@@ -114,7 +95,7 @@ def measure(step: Step, target: Target) -> tuple[Figures, bool]:
 
 
 def _key(lowered: jax.stages.Lowered, target: Target, options: Mapping[str, Any]) -> str:
-    """Returns a name of all that decides the figures: the program, the compiler, how its result is read."""
+    """Returns a key of all that decides the figures: program, compiler, and the code that reads it."""
     library = devices.find_libtpu()
     facts = (
         lowered.as_text(),
@@ -131,6 +112,6 @@ def _key(lowered: jax.stages.Lowered, target: Target, options: Mapping[str, Any]
 
 @functools.cache
 def _readers() -> str:
-    """Returns a name of the code that reads compiled programs."""
+    """Returns a hash of the code that reads compiled programs."""
     sources = [module.__file__ for module in (chips, hlo, work, collectives, overlap, roofline, step_costs)]
     return hashlib.sha256(b"".join(Path(source).read_bytes() for source in (*sources, __file__))).hexdigest()

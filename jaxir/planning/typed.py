@@ -1,35 +1,26 @@
-"""The command that was typed, with some settings changed: what advice prints can be run as it stands."""
+"""The typed command with some settings changed, so that advice can be pasted."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-# What the shipped recipes call the axes of the mesh (gin/runs/samtone_paper.gin).
+# Macros of the mesh's axes in the shipped recipes (gin/runs/samtone_paper.gin).
 MACROS = {"slices": "SLICES", "data": "MESH_DATA", "fsdp": "FSDP", "tensor": "TENSOR"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command line of `jaxir.plan`, or of `jaxir.train --plan`.
+    """A command line of `jaxir.plan`, or of `jaxir.train --plan`."""
 
-    Attributes:
-      words: of the line, from "python" on.
-      flags: for each setting that can be changed, the flags that set it; the first one is the one to type.
-    """
-
-    words: Sequence[str]
+    words: Sequence[str]  # of the line, from "python" on
+    # By changeable setting, the flags that set it; advice types the first one.
     flags: Mapping[str, Sequence[str]]
 
-    @property
-    def settings(self) -> Collection[str]:
-        """What can be changed."""
-        return self.flags.keys()
-
     def changed(self, settings: Mapping[str, Any]) -> str:
-        """Returns the line with other values of settings, to be pasted into a shell; None leaves one out."""
+        """Returns the line with other values of settings, quoted for a shell; None removes a setting."""
         replaced = {flag for name in settings for flag in self.flags[name]}
         kept, value_follows = [], False
         for word in self.words:

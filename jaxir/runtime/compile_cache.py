@@ -1,4 +1,4 @@
-"""Compiling: programs kept between processes, signals meanwhile, and what the compiler is told on GPUs."""
+"""Compilation: the cache of programs, signals during compilation, and compiler options by platform."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
     from jaxir.runtime.partitioning import Partitioner
 
-# A few hundred kilobytes each on a CPU, tens of megabytes for a large model on an accelerator.
+# Size of the cache. A program takes a few hundred kilobytes on a CPU, tens of megabytes for a large model on
+# an accelerator.
 MAX_BYTES = 4 << 30
-# XLA joins products that share an operand where one of them is small, as queries' and passages' with the same
-# weights, and copies both for it: T5 base's step takes .93 of its time without (docs/results/gpu.md).
+# By default XLA merges small products that share an operand, such as queries and passages with shared
+# weights, which copies both. Without merging T5 base's step takes .93 of the time (docs/results/gpu.md).
 GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 1}
-# TPUs, as JAX names them, whose SparseCores can send for the rest of the chip, and what has them do it:
-# gathers, reductions and scatters run beside what follows. The compiler's own way of hiding them, within
-# products, is off: it takes one or the other. Recipes of MaxText and torchprime for v6e do so in part.
+# `Device.device_kind` of TPUs whose SparseCores can run collectives, and the options for that. Gathers,
+# reductions and scatters then overlap what follows. The compiler's fusion of collectives into products is
+# off, because the two exclude each other. MaxText and torchprime use some of these options on v6e.
 SPARSE_CORES = ("TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e")
 SPARSE_CORE_OPTIONS = {
     "xla_tpu_enable_sparse_core_collective_offload_all_gather": True,
@@ -49,14 +50,14 @@ T = TypeVar("T")
 
 
 def keep_compiled_programs() -> None:
-    """Points JAX's persistent compilation cache at the user's cache directory; call before jax is imported.
+    """Points JAX's persistent compilation cache at the user's cache directory; call before importing jax.
 
-    There is a directory for each kind of processor, since a program compiled for one may not run on another
-    that shares the home directory. Whoever sets JAX_COMPILATION_CACHE_DIR (empty: no cache) is left alone. A
-    cache that cannot be read or written costs time, never the run.
+    Each kind of processor has its own directory, because a home directory may be shared with machines that
+    cannot run the same programs. A JAX_COMPILATION_CACHE_DIR that the user has set (empty: no cache) is
+    kept. An unusable cache costs time, but never fails a command.
     """
     directory = cache_directory() / f"programs-{_processor()}"
-    # A command that another one has started finds it set to this.
+    # A child process inherits the variable with this value.
     if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(directory)) != str(directory):
         return
     os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MAX_BYTES))
@@ -66,16 +67,16 @@ def keep_compiled_programs() -> None:
 
 
 def keep_no_more_programs() -> None:
-    """Has this process neither keep nor reuse compiled programs from here on, whatever it compiled before."""
+    """Stops this process from storing or reusing compiled programs."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
     jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # the setting is looked at once, by the first program
+    compilation_cache.reset_cache()  # JAX reads the setting only once
 
 
 def compiler_options(partitioner: Partitioner) -> Mapping[str, Any]:
-    """Returns what the compiler is told of a step of training for a mesh."""
+    """Returns the compiler options of a training step on a mesh."""
     devices = list(partitioner.mesh.devices.flat)
     if devices[0].platform == "gpu":
         return GPU_OPTIONS
@@ -83,12 +84,12 @@ def compiler_options(partitioner: Partitioner) -> Mapping[str, Any]:
 
 
 def can_send(devices: Sequence[jax.Device]) -> bool:
-    """Returns whether these are several chips, and have SparseCores that can send for them."""
+    """Returns whether these are several chips with SparseCores that can run collectives."""
     return len(devices) > 1 and devices[0].device_kind in SPARSE_CORES
 
 
 def compile_step(lowered: jax.stages.Lowered, partitioner: Partitioner) -> jax.stages.Compiled:
-    """Compiles a step of training with `compiler_options`, or without where a compiler does not know one."""
+    """Compiles a training step with `compiler_options`, or without them if the compiler lacks one."""
     import jax
 
     options = compiler_options(partitioner)
@@ -99,14 +100,15 @@ def compile_step(lowered: jax.stages.Lowered, partitioner: Partitioner) -> jax.s
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
-        print(f"warning: compiled without options that this compiler does not know: {error}", file=sys.stderr)
+        print(f"warning: compiled without options, because this compiler lacks one: {error}", file=sys.stderr)
         return aside(lowered.compile)
 
 
 def aside(function: Callable[[], T]) -> T:
-    """Returns what a function does, called on a thread of its own, so that a signal reaches the process.
+    """Calls a function on another thread and returns its result, so that signals reach this process
+    meanwhile.
 
-    XLA heeds none, for minutes. A command that is stopped leaves without it (`cli.end`).
+    XLA ignores signals for minutes. A command that is stopped exits without waiting for it (`cli.end`).
     """
     results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -124,9 +126,9 @@ def aside(function: Callable[[], T]) -> T:
 
 
 def _remove_half_written(directory: Path) -> None:
-    """Removes programs without the time of their last use, which a process that was killed has not written.
+    """Removes programs without an access time, which a killed process did not finish.
 
-    With one of them there JAX keeps no program any more. One that is being written now is left.
+    If one exists, JAX stores no further programs. Recent ones are kept, since they may be in progress.
     """
     with contextlib.suppress(OSError):
         names = {path.name for path in directory.iterdir()}
@@ -137,7 +139,7 @@ def _remove_half_written(directory: Path) -> None:
 
 
 def _processor() -> str:
-    """Returns a name for this kind of processor and its instruction sets."""
+    """Returns a hash of this processor's kind and instruction sets."""
     facts = {platform.machine(), platform.processor()}
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

@@ -1,4 +1,4 @@
-"""Several processes as one run: how they find each other, share a batch, agree, and end."""
+"""Several processes as one run: how they connect, share a batch, agree, and end."""
 
 import contextlib
 import itertools
@@ -22,44 +22,41 @@ from jaxir.runtime.partitioning import Partitioner
 from jaxir.storage.locks import leave_nothing_empty
 
 HEARTBEAT_SECONDS = 100  # JAX's own default
-FAREWELL_SECONDS = 20
-# Another process was preempted or is lost, nothing is wrong (EX_TEMPFAIL): who restarts jobs tells it from 1.
+SHUTDOWN_SECONDS = 20
+# Exit status after another process was preempted or lost (EX_TEMPFAIL), so that a scheduler can restart the
+# job.
 TRY_AGAIN, SIGTERM_STATUS = 75, 143
-WAITING_TOLD_AFTER_SECONDS = 10
+WAITING_MESSAGE_SECONDS = 10
 WEEK_MILLISECONDS = 7 * 24 * 3600 * 1000
-# What a collective says when its other end is gone.
+# Words in the error of a collective that has lost its other end.
 LOST = ("Connection", "connection", "Gloo", "gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Socket", "heartbeat")
 
 
 def maybe_initialize_distributed() -> None:
-    """Makes this process one of several, where it is one; call before anything else of JAX.
+    """Connects this process with the others of its run, if any; call before any other use of JAX.
 
-    It is where JAX_COORDINATOR_ADDRESS is set (with JAX_NUM_PROCESSES and JAX_PROCESS_ID, unless Slurm or
-    Open MPI, which JAX knows, tell them) and on a machine with TPUs, where JAX finds the other workers of
-    the pod, if there are any. JAXIR_HEARTBEAT_SECONDS is how long a process may be silent before the others
-    take it for dead.
-
-    Raises:
-      UserError: the processes do not find each other.
+    On TPU machines JAX finds the other workers of the pod. Elsewhere there are others if
+    JAX_COORDINATOR_ADDRESS is set, with JAX_NUM_PROCESSES and JAX_PROCESS_ID unless Slurm or Open MPI
+    provide them. JAXIR_HEARTBEAT_SECONDS is how long a process may be silent before it counts as dead.
     """
     if jax.distributed.is_initialized():
         return
-    asked = "JAX_COORDINATOR_ADDRESS" in os.environ
-    if not asked and not _has_tpu():
+    requested = "JAX_COORDINATOR_ADDRESS" in os.environ
+    if not requested and not _has_tpu():
         return
     numbers = {"num_processes": ("JAX_NUM_PROCESSES", Count), "process_id": ("JAX_PROCESS_ID", Natural)}
     given = {name: _number_of(v, kind) for name, (v, kind) in numbers.items() if v in os.environ}
     try:
-        with _waiting_is_told():
+        with _waiting_message():
             jax.distributed.initialize(
                 **given,
                 cluster_detection_method="deactivate" if len(given) == 2 else None,
                 heartbeat_timeout_seconds=_heartbeat_seconds(),
-                shutdown_timeout_seconds=FAREWELL_SECONDS,
+                shutdown_timeout_seconds=SHUTDOWN_SECONDS,
             )
     except ValueError as error:
-        if not asked:
-            return  # TPUs of one machine: there is nothing to join
+        if not requested:
+            return  # TPUs of a single machine
         raise UserError(
             f"JAX_COORDINATOR_ADDRESS is set, but: {error} Set JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error
@@ -68,12 +65,10 @@ def maybe_initialize_distributed() -> None:
 
 
 @contextlib.contextmanager
-def _waiting_is_told() -> Iterator[None]:
-    """Says what this process waits for, as where a command was started on one worker of a pod only."""
+def _waiting_message() -> Iterator[None]:
+    """Reports what this process waits for, for example if only one worker of a pod was started."""
     sentence = "waiting for the other processes of this run: start the same command on each machine of it"
-    timer = threading.Timer(
-        WAITING_TOLD_AFTER_SECONDS, print, [sentence], {"file": sys.stderr, "flush": True}
-    )
+    timer = threading.Timer(WAITING_MESSAGE_SECONDS, print, [sentence], {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
     try:
@@ -91,7 +86,7 @@ def _number_of(variable: str, kind: Any) -> int:
     try:
         return parse(os.environ[variable], kind)
     except BadValueError as error:
-        raise UserError(f"the environment's {variable} {error}") from None
+        raise UserError(f"the environment variable {variable} {error}") from None
 
 
 def _has_tpu() -> bool:
@@ -103,34 +98,32 @@ def _has_tpu() -> bool:
 def together() -> Iterator[None]:
     """While in force, the processes of a run end together: none waits for one that is gone.
 
-    A process that ends with an error says so, exits with the status of `error_report` and tells the others,
-    which name it and exit within seconds, with status 75 if it was ended by SIGTERM, else 1; one that is
-    killed or cut off is missed after half of the heartbeat timeout, and they exit with 75. The process then
-    exits at once, without unwinding: every farewell would wait for the others. One that has nothing left to
-    do waits for the slowest, and they part here: JAX would let them meet when their interpreters end, for
-    `FAREWELL_SECONDS` only, and then abort them all, though everything is saved. Alone, a process is left
-    alone.
+    A process that fails reports its error to the others. They name it and exit within seconds, with status
+    75 if it was ended by SIGTERM, else 1. A killed or disconnected process is noticed after half of the
+    heartbeat timeout; the others then exit with 75. All exits are immediate, because cleanup would wait
+    for other processes. A process that is done waits for the slowest one: JAX would wait only for
+    `SHUTDOWN_SECONDS` and then abort all of them. Does nothing in a single process.
     """
     if jax.process_count() == 1:
         yield
         return
-    company = _Company()
-    company.start()
+    heartbeat = _Heartbeat()
+    heartbeat.start()
     try:
         yield
-        company.part()
+        heartbeat.finish()
     except BaseException as error:
-        company.leave(error)
+        heartbeat.fail(error)
 
 
-class _Company(threading.Thread):
-    """Tells the other processes that this one lives, by JAX's key-value service, and watches them."""
+class _Heartbeat(threading.Thread):
+    """Signals by JAX's key-value service that this process is alive, and watches the others."""
 
     ALIVE, FAILED = "jaxir/alive/", "jaxir/failed/"
 
     def __init__(self):
-        super().__init__(name="company", daemon=True)
-        # No public interface of JAX reaches the service; Orbax takes the same way.
+        super().__init__(name="heartbeat", daemon=True)
+        # JAX has no public access to the service; Orbax does the same.
         self._client = jax._src.distributed.global_state.client
         self._patience = 0.5 * _heartbeat_seconds()
         self._interval = min(1.0, self._patience / 6)
@@ -148,29 +141,29 @@ class _Company(threading.Thread):
                 reached = time.monotonic()
             except jax.errors.JaxRuntimeError:
                 if now - reached > self._patience:
-                    self._exit("process 0 does not answer any more", TRY_AGAIN)
+                    self._exit("process 0 no longer answers", TRY_AGAIN)
                 beats, failed = {}, []
-            for key, told in failed:
-                status, _, reason = told.partition(" ")
+            for key, report in failed:
+                status, _, reason = report.partition(" ")
                 again = int(status) in (TRY_AGAIN, SIGTERM_STATUS)
                 self._exit(f"process {key.rpartition('/')[2]} stopped ({reason})", TRY_AGAIN if again else 1)
             for key, value in beats.items():
                 if seen.get(key, ("", 0.0))[0] != value:
                     seen[key] = value, now
                 elif now - seen[key][1] > self._patience:
-                    self._exit(f"process {key.rpartition('/')[2]} does not answer any more", TRY_AGAIN)
+                    self._exit(f"process {key.rpartition('/')[2]} no longer answers", TRY_AGAIN)
             if self._ended.wait(self._interval):
                 return
 
-    def part(self) -> None:
-        """Waits, however long, until all are here, and takes leave of them."""
+    def finish(self) -> None:
+        """Waits until all processes are done, then disconnects."""
         self._client.wait_at_barrier("jaxir/parting", WEEK_MILLISECONDS)
         self._ended.set()
         self.join()
         jax.distributed.shutdown()
 
-    def leave(self, error: BaseException) -> None:
-        """Tells everyone why this process ends, and ends it."""
+    def fail(self, error: BaseException) -> None:
+        """Reports the error to the other processes and ends this one."""
         self._ended.set()
         first_line, status = str(error).partition("\n")[0], 1
         if isinstance(error, KeyboardInterrupt | Terminated):
@@ -179,13 +172,13 @@ class _Company(threading.Thread):
             )
         elif isinstance(error, UserError | OSError):
             reason = error_report.explain(error).sentence
-        elif _is_of_the_lost(error):
+        elif _has_lost_process(error):
             reason = f"another process is gone ({first_line:.160}); run the same command again to resume"
             status = TRY_AGAIN
         else:
             whose, status = error_report.blame(error)
             reason = f"{whose}: {type(error).__name__}: {first_line:.160}"
-            # Not into a file: on a machine of a pod that may be gone with the process.
+            # Not into a file, which could be lost with a machine of a pod.
             with contextlib.suppress(OSError):  # as in `_end`
                 traceback.print_exception(error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -198,27 +191,29 @@ class _Company(threading.Thread):
             self._end(f"{what}, so process {me} ends too; run the same command again to resume", status)
 
     def _end(self, sentence: str, status: int) -> None:
-        with contextlib.suppress(OSError):  # their readers may have gone: the process ends all the same
+        with contextlib.suppress(OSError):  # the readers of the streams may be gone
             print(f"error: {sentence}", file=sys.stderr, flush=True)
             sys.stdout.flush()
         if jax.process_index() == 0:
-            time.sleep(3 * self._interval)  # the service ends with this process: let the others read it first
+            time.sleep(
+                3 * self._interval
+            )  # the service ends with this process: let the others read the report first
         leave_nothing_empty()
         os._exit(status)
 
 
-def _is_of_the_lost(error: BaseException) -> bool:
-    """Whether a collective failed for want of its other end; JAX dispatches some of them at once."""
+def _has_lost_process(error: BaseException) -> bool:
+    """Returns whether a collective failed because another process is gone."""
     if isinstance(error, ValueError):
         return "Gloo" in str(error)
     return isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST)
 
 
 def share_of_batch(partitioner: Partitioner) -> tuple[int, int]:
-    """Returns which equal part of every batch this process must have, as (part, parts).
+    """Returns which equal part of every batch this process reads, as (part, parts).
 
-    Processes whose devices hold the same rows (tensor parallelism over processes) have the same part; one
-    whose rows do not lie together has all of them.
+    Processes whose devices hold the same rows (tensor parallelism) read the same part. A process with
+    non-contiguous rows reads the whole batch.
     """
     divisor = partitioner.batch_divisor()
     indices = partitioner.sharding(("batch",)).addressable_devices_indices_map((divisor,))
@@ -233,7 +228,7 @@ def share_of_batch(partitioner: Partitioner) -> tuple[int, int]:
 def place_share(
     batch: Mapping[str, np.ndarray], partitioner: Partitioner, part: int, parts: int
 ) -> dict[str, jax.Array]:
-    """Puts this process's part of a batch (see `share_of_batch`) onto the mesh, as part of the whole."""
+    """Puts this process's part of a batch (see `share_of_batch`) onto the mesh."""
     rows = partitioner.sharding(("batch",))
 
     def one(x: np.ndarray) -> jax.Array:
@@ -261,14 +256,14 @@ def note(text: str) -> None:
 
 
 def wait_for_all(where: str) -> None:
-    """Returns when every process has come here."""
+    """Returns when every process has called it."""
     if jax.process_count() > 1:
         with jax.transfer_guard("allow"):
             multihost_utils.sync_global_devices(where)
 
 
 def all_agree(fine: bool) -> bool:
-    """Returns whether `fine` is true in every process, once every one has come here."""
+    """Returns whether `fine` is true in every process; all processes must call it."""
     if jax.process_count() == 1:
         return fine
     with jax.transfer_guard("allow"):
@@ -276,7 +271,7 @@ def all_agree(fine: bool) -> bool:
 
 
 def of_all(text: str) -> list[str]:
-    """Returns the texts that the processes have, in their order, once every one has come here."""
+    """Returns the texts of all processes in order; all processes must call it."""
     if jax.process_count() == 1:
         return [text]
     own = np.frombuffer(text.encode(), np.uint8)
@@ -287,7 +282,7 @@ def of_all(text: str) -> list[str]:
 
 
 def as_first(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns the values that process 0 has; all must have the same names."""
+    """Returns the values of process 0; all must have the same names."""
     if jax.process_count() == 1:
         return dict(values)
     names = sorted(values)

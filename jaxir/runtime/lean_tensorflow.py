@@ -1,4 +1,4 @@
-"""TensorFlow without its log, and without Keras, which would import pandas, matplotlib and scikit-learn."""
+"""Imports TensorFlow without its log and without Keras, which imports pandas, matplotlib and scikit-learn."""
 
 import os
 import sys
@@ -8,14 +8,13 @@ LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow in less than half of the usual time; to be called before whatever else imports it.
+    """Imports TensorFlow in less than half of the usual time; call before any other import of it.
 
-    TensorFlow imports Keras when it starts, unless it is told that there is an older Keras instead, which
-    it then does not find. `tf.keras` is the usual one: it is imported when it is first used.
+    TensorFlow imports Keras at start, unless TF_USE_LEGACY_KERAS requests an older Keras, which is not
+    installed. `tf.keras` still works: it is imported on first use.
 
-    Of what its C++ libraries write to standard error only what ends the process remains: they log as errors
-    that there is no GPU, and what fails is an exception too. JAX has set their level to 1 by then;
-    TF_CPP_MIN_LOG_LEVEL=0 shows everything.
+    Messages of its C++ libraries are hidden unless they end the process, since they report a missing GPU
+    as an error. TF_CPP_MIN_LOG_LEVEL=0 shows everything.
     """
     if "tensorflow" in sys.modules:
         return

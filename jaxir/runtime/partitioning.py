@@ -1,9 +1,8 @@
-"""Where arrays live: a device mesh and the rules from logical axis names to its axes.
+"""The device mesh, and rules from logical axis names to mesh axes.
 
-Models name the axes of their parameters and activations in T5X's terms ("batch", "length", "embed", "mlp",
-"heads", "joined_kv", "vocab", ...); a rule maps each name to mesh axes or to none. Nothing here knows a
-model.
-With no mesh in force every constraint is the identity, so a model runs in a notebook as it is.
+Models name the axes of parameters and activations as T5X does ("batch", "length", "embed", "mlp", "heads",
+"joined_kv", "vocab", ...). A rule maps each name to mesh axes or to none. With no mesh in force every
+constraint is the identity, so models also run in a notebook.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from jaxir.core.errors import UserError
 from jaxir.core.platforms import check_devices
 from jaxir.core.values import Count, checked
 
-# -1 takes all that the other axes leave.
+# -1 takes all devices that the other axes leave.
 Devices = Count | Literal[-1]
 
-# The name, for `jax.checkpoint`, of weights that were gathered from several devices.
+# Name of gathered weights for `jax.checkpoint`.
 GATHERED = "gathered_weight"
 MESH_AXES = ("slices", "data", "fsdp", "tensor")
 
 # (logical axis, mesh axes), in order of preference; see `Partitioner.spec`.
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
-# "batch" lies over every axis that holds data; "embed" is what FSDP splits.
+# "batch" uses every axis that holds data; FSDP splits "embed".
 DEFAULT_RULES: Rules = (
     ("batch", ("slices", "data", "fsdp")),
     ("length", None),
@@ -60,15 +59,15 @@ class MeshConfig:
     """The shape of the device mesh.
 
     Attributes:
-      slices: groups of devices joined by a slow network (TPU slices over DCN, GPU nodes). The batch is split
-        over them, parameters are not.
-      data: devices of a slice over which only the batch is split; -1 takes all that the other axes leave.
-      fsdp: devices over which the batch and the parameters are split (fully sharded data parallelism).
-      tensor: devices over which heads and feed-forward units are split.
-      rules: (logical axis, mesh axes) pairs that go before `DEFAULT_RULES`.
-      fused_attention: whether TPUs run attention as one kernel where it can be (docs/planning.md).
-      sparse_cores: whether the SparseCores of TPUs that have some (v5p, v6e) send and receive, while the rest
-        of the chip computes (docs/planning.md).
+      slices: groups of devices joined by a slow network (TPU slices over DCN, GPU nodes). They split the
+        batch, but not parameters.
+      data: devices of a slice that split only the batch; -1 takes all that the other axes leave.
+      fsdp: devices that split the batch and the parameters (fully sharded data parallelism).
+      tensor: devices that split heads and feed-forward units.
+      rules: (logical axis, mesh axes) pairs that precede `DEFAULT_RULES`.
+      fused_attention: whether TPUs run attention as one kernel if possible (docs/planning.md).
+      sparse_cores: whether the SparseCores of TPUs that have them (v5p, v6e) run collectives while the
+        rest of the chip computes (docs/planning.md).
     """
 
     slices: Devices = 1
@@ -80,28 +79,30 @@ class MeshConfig:
     sparse_cores: bool = False
 
     def build(self, devices: Sequence[jax.Device] | None = None) -> Partitioner:
-        """Lays `devices` (default: all) out as [slices, data, fsdp, tensor].
+        """Arranges `devices` (default: all) as [slices, data, fsdp, tensor].
 
         Raises:
-          UserError: the sizes do not multiply to the number of devices, they do not fit the slices that the
-            devices lie in, or a rule names a mesh axis that there is not.
+          UserError: the sizes do not fit the number of devices or their slices, or a rule names an unknown
+            axis.
         """
         if devices is None:
             check_devices()
         devices = jax.devices() if devices is None else list(devices)
-        asked = {axis: getattr(self, axis) for axis in MESH_AXES}
-        sizes = list(asked.values())
+        requested = {axis: getattr(self, axis) for axis in MESH_AXES}
+        sizes = list(requested.values())
         if sizes.count(-1) > 1:
-            raise UserError(f"of the mesh sizes at most one may be -1; got {asked}")
+            raise UserError(f"at most one mesh size may be -1, not {requested}")
         known = math.prod(s for s in sizes if s != -1)
         if -1 in sizes and len(devices) % known == 0:
             sizes[sizes.index(-1)] = len(devices) // known
         if math.prod(sizes) != len(devices):
-            raise UserError(f"mesh {asked} does not cover {len(devices)} devices exactly")
+            raise UserError(f"mesh {requested} does not cover {len(devices)} devices exactly")
         rules = tuple((name, _axes(target)) for name, target in (*self.rules, *DEFAULT_RULES))
         for name, target in rules:
             if wrong := [a for a in target if a not in MESH_AXES]:
-                raise UserError(f"rule for {name!r}: no mesh axis {wrong[0]!r}; there are {MESH_AXES}")
+                raise UserError(
+                    f"rule for {name!r}: unknown mesh axis {wrong[0]!r}; give some of {MESH_AXES}"
+                )
         grid = _lay_out(devices, sizes)
         types = (jax.sharding.AxisType.Auto,) * len(MESH_AXES)
         mesh = Mesh(grid, MESH_AXES, axis_types=types)
@@ -114,7 +115,7 @@ def _axes(target: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _lay_out(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
-    """Arranges devices so that the fastest links lie along the last axes and only `slices` crosses slices."""
+    """Arranges devices so that the last axes have the fastest links and only `slices` crosses slices."""
     found = len({getattr(d, "slice_index", 0) for d in devices})
     if found > 1 and found == sizes[0]:
         inner, outer = (1, *sizes[1:]), (sizes[0], *(1 for _ in sizes[1:]))
@@ -122,25 +123,17 @@ def _lay_out(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
     if devices[0].platform != "tpu":
         return np.array(devices).reshape(sizes)
     if found != sizes[0]:
-        raise UserError(f"mesh: the TPUs lie in {found} slices; set slices to {found}, not {sizes[0]}")
+        raise UserError(f"mesh: the TPUs are in {found} slices; set slices to {found}, not {sizes[0]}")
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Partitioner:
-    """A mesh with its rules.
-
-    Attributes:
-      mesh: the devices.
-      rules: which mesh axes split a logical axis.
-      stand_in: whether the devices only stand for others, as in a plan.
-      fused_attention: as MeshConfig has it.
-      sparse_cores: likewise.
-    """
+    """A mesh with its rules."""
 
     mesh: Mesh
-    rules: Rules = DEFAULT_RULES
-    stand_in: bool = False
+    rules: Rules = DEFAULT_RULES  # which mesh axes split a logical axis
+    stand_in: bool = False  # whether the devices only represent others, as in a plan
     fused_attention: bool = True
     sparse_cores: bool = False
 
@@ -151,23 +144,19 @@ class Partitioner:
 
     @property
     def on_tpu(self) -> bool:
-        """Whether programs will run on TPUs, those of a plan too."""
+        """Whether programs will run on TPUs, also those of a plan."""
         return self.mesh.devices.flat[0].platform == "tpu"
 
     def spec(self, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> PartitionSpec:
-        """Returns the PartitionSpec of an array whose dimensions are named `axes`.
+        """Returns the PartitionSpec of an array with dimensions named `axes`; None leaves a dimension whole.
 
-        Rules are tried in their order, as in T5X: each gives its mesh axes to the first dimension of its name
-        that has none yet, unless another dimension has one of them or, where `shape` is known, they do not
-        divide its size evenly (a vocabulary of 30,522 over 4 devices). Then the next rule of that name, if
-        there is one, gets its turn. A rule without mesh axes settles that the dimension stays whole.
-
-        Args:
-          axes: one logical name per dimension; None leaves the dimension whole.
-          shape: the array's shape, where known.
+        Rules apply in order, as in T5X. Each gives its mesh axes to the first dimension of its name that
+        has none. It does not apply if another dimension has one of these axes or, if `shape` is given,
+        they do not divide its size (a vocabulary of 30,522 over 4 devices). Then the next rule of that
+        name applies.
 
         Raises:
-          ValueError: a name that no rule maps, or another number of names than dimensions.
+          ValueError: a name without a rule, or another number of names than dimensions.
         """
         unknown = sorted({a for a in axes if a is not None} - {name for name, _ in self.rules})
         if unknown:
@@ -189,19 +178,19 @@ class Partitioner:
         return PartitionSpec(*((p[0] if len(p) == 1 else p or None) for p in parts))
 
     def sharding(self, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> NamedSharding:
-        """Returns the sharding of an array whose dimensions are named `axes`; see `spec`."""
+        """Returns the sharding of an array with dimensions named `axes`; see `spec`."""
         return NamedSharding(self.mesh, self.spec(axes, shape))
 
     def batch_axes(self) -> tuple[str, ...]:
-        """Returns the mesh axes over which the rows of a batch are split."""
+        """Returns the mesh axes that split the rows of a batch."""
         return _axes(self.spec(("batch",))[0])
 
     def batch_divisor(self) -> int:
-        """Returns the number that a batch must be a multiple of: the devices that split its rows."""
+        """Returns the number of devices that split the rows of a batch."""
         return math.prod(self.mesh.shape[n] for n in self.batch_axes())
 
     def without_batch_axes(self, spec: PartitionSpec) -> PartitionSpec:
-        """Returns `spec` without the mesh axes that split the batch: where a weight lies while it is used."""
+        """Returns `spec` without the mesh axes that split the batch: the sharding of a weight in use."""
         kept = (tuple(n for n in _axes(part) if n not in self.batch_axes()) for part in spec)
         return PartitionSpec(*((k[0] if len(k) == 1 else k or None) for k in kept))
 
@@ -220,24 +209,21 @@ _IN_FORCE: contextvars.ContextVar[Partitioner | None] = contextvars.ContextVar("
 
 
 def in_force() -> Partitioner | None:
-    """Returns the partitioner in force, None where there is none."""
+    """Returns the partitioner in force, or None."""
     return _IN_FORCE.get()
 
 
 def batch_shards(rows: int) -> int:
-    """Returns into how many parts the partitioner in force splits a batch of `rows`; 1 if it splits none."""
+    """Returns the number of parts into which the partitioner in force splits `rows`; 1 if it cannot."""
     partitioner = _IN_FORCE.get()
     divisor = 1 if partitioner is None else partitioner.batch_divisor()
     return 1 if rows % divisor else divisor
 
 
 def constrain(x: jax.Array, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> jax.Array:
-    """Constrains an activation to the sharding of `axes` under the partitioner in force, if there is one.
+    """Constrains an activation to the sharding of `axes`, if a partitioner is in force.
 
-    Args:
-      x: any array.
-      axes: the logical names of its dimensions.
-      shape: into how many a dimension can be cut, where not into its size: H for [..., H K].
+    `shape` has the number of units to divide in each dimension, if not its size: H for [..., H K].
     """
     partitioner = _IN_FORCE.get()
     if partitioner is None:
@@ -246,15 +232,10 @@ def constrain(x: jax.Array, axes: Sequence[str | None], shape: Sequence[int] | N
 
 
 def gather_weight(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
-    """Returns a weight as computing wants it: whole along the mesh axes that split the batch.
+    """Returns a weight, in the compute dtype, gathered along the mesh axes that split the batch (FSDP).
 
-    This is FSDP: a device gathers a layer's weights when it needs them, and keeps its own part of their
-    gradient. Left to itself the compiler may move activations to the weights instead. Identity with no
-    partitioner in force.
-
-    Args:
-      x: a parameter (or a layer of a stack), in the type that it is computed with.
-      axes: the logical names of its dimensions.
+    A device gathers a layer's weights when they are used, and keeps only its part of their gradient.
+    Without this constraint the compiler may move activations instead.
     """
     partitioner = _IN_FORCE.get()
     if partitioner is None:
@@ -282,11 +263,11 @@ _gather.defvjp(_gather_forward, _gather_backward)
 
 
 def look_up(table: jax.Array, ids: jax.Array, axes: tuple[str | None, str | None], dtype: Any) -> jax.Array:
-    """Returns the rows of a table [N, E] with the given ids [...], in `dtype`; NaN for an id outside it.
+    """Returns the rows of a table [N, E] with ids [...], in `dtype`; NaN for ids outside the table.
 
-    With a partitioner in force and ids [B, ...], each device adds up the gradient of its own rows of the
-    batch in the table's type, and what the devices exchange are those sums, in `dtype`: left to itself the
-    compiler may exchange the gradients of [B, L, E] activations.
+    With a partitioner in force and ids [B, ...], each device sums the gradient of its rows of the batch in
+    the table's dtype. The devices exchange these sums in `dtype`. Otherwise the compiler may exchange
+    gradients of [B, L, E] activations.
     """
     partitioner = _IN_FORCE.get()
     if partitioner is None or ids.ndim < 2 or len(ids) % partitioner.batch_divisor():
@@ -307,21 +288,21 @@ def _look_up_backward(partitioner, axes, dtype, kept, gradient):
     table, ids = kept
     mesh, at_rest = partitioner.mesh, partitioner.sharding(axes, table.shape)
     batch = tuple(n for n in partitioner.batch_axes() if mesh.shape[n] > 1)
-    # Of each dimension of the table: the axes that also split the batch, and the others.
+    # For each dimension of the table: its axes that also split the batch, and the others.
     scattered = [tuple(n for n in _axes(part) if n in batch) for part in at_rest.spec]
     others = [tuple(n for n in _axes(part) if n not in partitioner.batch_axes()) for part in at_rest.spec]
     rows = table.shape[0] // math.prod(mesh.shape[n] for n in others[0])
 
     def of_own_rows(ids, gradient):
         first = jax.lax.axis_index(others[0]) * rows if others[0] else 0
-        places = jnp.where(ids >= first, ids - first, rows)  # beyond the last: dropped
+        places = jnp.where(ids >= first, ids - first, rows)  # out of range, so dropped
         total = jnp.zeros((rows, gradient.shape[-1]), table.dtype)
         total = total.at[places].add(gradient.astype(table.dtype), mode="drop")
-        total = total.astype(dtype)  # what is exchanged, as of the gradients of other weights
+        total = total.astype(dtype)  # exchanged in this dtype, like gradients of other weights
         for dimension, names in enumerate(scattered):
             if names:
-                # The parts one below another first: of many a reduce-scatter along the last dimension TPU's
-                # compiler makes an all-reduce, which sends twice as much (docs/results/planning.md).
+                # Stack the parts along the first dimension: for a reduce-scatter of many along the last one,
+                # the TPU compiler emits an all-reduce, which sends twice as much (docs/results/planning.md).
                 parts = jnp.split(total, math.prod(mesh.shape[n] for n in names), axis=dimension)
                 total = jax.lax.psum_scatter(jnp.concatenate(parts), names, scatter_dimension=0, tiled=True)
         whole = tuple(n for n in batch if not any(n in names for names in scattered))

@@ -1,4 +1,4 @@
-"""An account of every request: a line of the access log, and the metrics."""
+"""Logs and counts every request."""
 
 from __future__ import annotations
 
@@ -19,21 +19,15 @@ from jaxir.storage.outputs import check_named
 
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 LONGEST_PATH = 200
-_LINE = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.+]+ ")  # the beginning of each line
+_LINE = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.+]+ ")  # prefix of each line
 
 
 class AccessLog:
     """A line for each request: time (UTC), client, method, path, status, milliseconds.
 
-    What stands behind a `?` in an address and what a request's body holds are questions of people, and are
-    not written. A file that is moved away is begun anew, as logrotate wants it. A full disk costs the lines
-    and one sentence, never an answer.
-
-    Args:
-      path: a file, which is appended to; None is standard error.
-
-    Raises:
-      UserError: the file cannot be written, or holds something else than an access log.
+    Query strings and bodies are not logged, because they contain questions. The file is reopened if it is
+    moved away (logrotate). A write error is reported once and never fails a request. `path` None logs to
+    standard error.
     """
 
     def __init__(self, path: str | None):
@@ -47,7 +41,7 @@ class AccessLog:
                     with Path(path).open("rb") as file:
                         first = file.readline(1000)
                     if first and not _LINE.match(first):
-                        raise UserError(f"{path} is there already and is no access log: give another file")
+                        raise UserError(f"{path} exists and is not an access log: give another file")
                 self._handler = logging.handlers.WatchedFileHandler(local_path(path, "written to"))
             except OSError as error:
                 raise UserError(f"cannot write the access log {path}: {error.strerror.lower()}") from None
@@ -61,7 +55,7 @@ class AccessLog:
         self._handler.handle(logging.makeLogRecord({"msg": line}))
 
     def close(self) -> None:
-        """Closes the file; that its last lines are lost on a full disk has been reported."""
+        """Closes the file; lost lines have already been reported."""
         with contextlib.suppress(OSError):
             self._handler.close()
 
@@ -71,14 +65,8 @@ class AccessLog:
             print(f"the access log cannot be written: {sys.exc_info()[1]}", file=sys.stderr)
 
 
-class Account:
-    """An ASGI application around another one, which counts and logs every request once it is answered.
-
-    Args:
-      app: the application.
-      metrics: what counts.
-      log: what writes.
-    """
+class RequestLog:
+    """ASGI middleware that logs and counts every request after its answer."""
 
     def __init__(self, app: Any, metrics: Metrics, log: AccessLog):
         self._app, self._metrics, self._log = app, metrics, log
@@ -87,9 +75,9 @@ class Account:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 500  # what uvicorn answers where nothing is sent
+        started, status = time.perf_counter(), 500  # uvicorn's answer if the application sends none
 
-        async def send_noted(message: Any) -> None:
+        async def send_and_record(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -97,7 +85,7 @@ class Account:
 
         try:
             with self._metrics.in_progress.track_inprogress():
-                await self._app(scope, receive, send_noted)
+                await self._app(scope, receive, send_and_record)
         finally:
             seconds, method = time.perf_counter() - started, scope["method"]
             known = method if method in METHODS else "other"

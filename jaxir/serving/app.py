@@ -1,4 +1,4 @@
-"""The HTTP application: routers, one sentence for every error, the page at / and documentation at /docs."""
+"""The HTTP application: routers, errors as one sentence, the page at / and the reference at /docs."""
 
 import base64
 import contextlib
@@ -26,7 +26,7 @@ from jaxir.version import __version__
 
 
 def build_app(service: Service, metrics: Metrics) -> FastAPI:
-    """Returns the application of a service, which it opens and closes with its own life."""
+    """Returns the application of a service, which opens and closes with the application."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -38,9 +38,9 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
         version=__version__,
         description="Dense, sparse and hybrid retrieval over indexes made by jaxir.",
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's own pages load their code from another host
+        docs_url=None,  # FastAPI's pages load scripts from another host
         redoc_url=None,
-        redirect_slashes=False,  # a redirection is to the Host header's name: behind a proxy to localhost
+        redirect_slashes=False,  # redirects use the Host header, which is localhost behind a proxy
         responses=PROBLEMS,
         exception_handlers={
             RequestValidationError: _invalid,
@@ -76,7 +76,7 @@ def _page_router(app: FastAPI) -> APIRouter:
 
 
 def _html(text: str) -> HTMLResponse:
-    """Returns a page that may run only the scripts and styles it holds, and speak only to this service."""
+    """Returns a page with a policy that allows only its inline scripts and styles, and this service."""
 
     def hashes(tag: str) -> str:
         found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
@@ -96,7 +96,7 @@ async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         return JSONResponse({"detail": "the body is not JSON"}, 400)
     where = ".".join(map(str, first["loc"][1:]))
     sentence = f"{where}: {first['msg']}" if where else first["msg"]
-    if isinstance(error.body, bytes):  # it was not read as JSON: a page of another site could send it
+    if isinstance(error.body, bytes):  # not parsed as JSON: another site's page could send it
         sentence = "the request needs the header content-type: application/json"
     return JSONResponse({"detail": sentence}, 422)
 
@@ -110,11 +110,11 @@ async def _busy(_: Request, error: Busy) -> JSONResponse:
 
 
 async def _failed(_: Request, error: UserError) -> JSONResponse:
-    print(f"error: {error}", file=sys.stderr, flush=True)  # with paths and addresses of this machine
-    sentence = "the service cannot answer this now; its standard error says why"
+    print(f"error: {error}", file=sys.stderr, flush=True)  # contains paths and addresses of this machine
+    sentence = "the service cannot answer now; see its standard error"
     return JSONResponse({"detail": sentence}, 503, headers={"retry-after": "1"})
 
 
 async def _fault(_: Request, error: Exception) -> JSONResponse:
-    # Starlette raises it again once this is sent, and uvicorn prints it.
-    return JSONResponse({"detail": f"a fault of the service ({type(error).__name__})"}, 500)
+    # Starlette re-raises it after this response, and uvicorn prints it.
+    return JSONResponse({"detail": f"internal error ({type(error).__name__})"}, 500)

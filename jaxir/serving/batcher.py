@@ -1,7 +1,6 @@
-"""Work that comes one by one, done many at a time: what waits while a batch is done makes the next batch.
+"""Batches concurrent jobs: the jobs that wait during one batch form the next.
 
-Nothing waits for a batch to fill. So one client alone has no delay, and the more clients there are, the
-larger are the batches.
+Nothing waits for a batch to fill, so a single client has no delay; more clients make larger batches.
 """
 
 from __future__ import annotations
@@ -21,22 +20,11 @@ R = TypeVar("R")
 
 
 class Busy(Exception):
-    """More work waits than there may be. The message says how much."""
+    """Too many jobs wait."""
 
 
 class Batcher(Generic[J, R]):
-    """Does jobs in batches, one batch at a time, on a thread of its own. Use it as an async context.
-
-    Args:
-      work: J jobs in, J results out, in the same order.
-      max_batch: the most jobs of a batch.
-      max_waiting: the most jobs that wait.
-      name: of the thread.
-
-    Attributes:
-      sizes: how many batches there were of each size.
-      busy_seconds: how long the thread has worked.
-    """
+    """Runs jobs in batches on its own thread; an async context."""
 
     def __init__(
         self, work: Callable[[list[J]], Sequence[R]], *, max_batch: int, max_waiting: int, name: str
@@ -44,12 +32,12 @@ class Batcher(Generic[J, R]):
         self._work, self._max_batch, self._max_waiting, self._name = work, max_batch, max_waiting, name
         self._waiting: collections.deque[tuple[J, asyncio.Future[R]]] = collections.deque()
         self._arrival = asyncio.Event()
-        self.sizes: collections.Counter[int] = collections.Counter()
-        self.busy_seconds = 0.0
+        self.sizes: collections.Counter[int] = collections.Counter()  # batch size -> number of batches
+        self.busy_seconds = 0.0  # running time of the thread
 
     @property
     def waiting(self) -> int:
-        """The number of jobs that wait."""
+        """The number of waiting jobs."""
         return len(self._waiting)
 
     async def __aenter__(self) -> Batcher[J, R]:
@@ -66,14 +54,9 @@ class Batcher(Generic[J, R]):
         await asyncio.to_thread(self._thread.shutdown)
 
     async def results(self, jobs: Sequence[J]) -> list[R]:
-        """Returns the results of `jobs`. Jobs of a caller that is cancelled are dropped, if not yet begun.
-
-        Raises:
-          Busy: too many jobs wait already.
-          Exception: what `work` raised on one of these jobs.
-        """
+        """Returns the results of `jobs`; raises `Busy` or an error of `work`."""
         if len(self._waiting) + len(jobs) > self._max_waiting:
-            raise Busy(f"{len(self._waiting):,} queries wait already")
+            raise Busy(f"{len(self._waiting):,} queries are already waiting")
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in jobs]
         self._waiting.extend(zip(jobs, futures, strict=True))
@@ -113,12 +96,12 @@ class Batcher(Generic[J, R]):
         return batch
 
     def _attempt(self, jobs: list[J]) -> Sequence[R | Exception]:
-        """Returns results; where the batch failed for reasons of one job, only that job's is an exception."""
+        """Returns results; if the batch fails because of one job, only that result is an exception."""
         try:
             return self._work(jobs)
         except Exception as error:
             if len(jobs) == 1:
                 return [error]
             if isinstance(error, UserError):
-                return [error] * len(jobs)  # the machine's or the settings' fault: it will fail all
+                return [error] * len(jobs)  # caused by the machine or the settings, so all jobs fail
             return [self._attempt([job])[0] for job in jobs]

@@ -1,4 +1,4 @@
-"""Texts to vectors: /encode."""
+"""The endpoint /encode."""
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
@@ -9,7 +9,6 @@ from jaxir.serving.service import Service
 
 
 def encode_router(service: Service) -> APIRouter:
-    """Returns the endpoint that encodes."""
     router, limits = APIRouter(), service.limits
     encode_request = encode_request_model(limits)
 
@@ -19,7 +18,9 @@ def encode_router(service: Service) -> APIRouter:
         longest = limits.query_characters if request.tower == "query" else limits.passage_characters
         for number, text in enumerate(request.texts):
             if len(text) > longest:
-                raise HTTPException(422, f"texts.{number}: a {request.tower} may have {longest:,} characters")
+                raise HTTPException(
+                    422, f"texts.{number}: a {request.tower} may have at most {longest:,} characters"
+                )
         try:
             opened, vectors, cuts = await service.encode(request.texts, request.tower, request.index)
         except KeyError as error:

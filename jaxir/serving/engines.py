@@ -1,4 +1,4 @@
-"""Questions in, answers out, many at a time: what lies behind one batcher."""
+"""Engines answer batches of questions, behind one batcher each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOWERS: tuple[Tower, ...] = ("query", "passage")
 
 
 class Question(NamedTuple):
-    """A text, and the names of the indexes to search with it; none where only its vector is wanted."""
+    """A text, and the names of the indexes to search; none if only its vector is wanted."""
 
     text: str
     indexes: frozenset[str] = frozenset()
@@ -25,7 +25,7 @@ class Question(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What an index found: ids and scores, best first, and how long its batch took in milliseconds."""
+    """Results of an index: ids and scores, best first, and the milliseconds of its batch."""
 
     ids: list[str]
     scores: list[float]
@@ -34,31 +34,17 @@ class Found(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What an engine answers to a question.
+    """Answer of an engine to a question."""
 
-    Attributes:
-      vector: of the text, [D]; None for an engine without vectors.
-      found: what each index found, by its name.
-      cut_at: how many characters of the text the model read; None if it read all.
-    """
-
-    vector: np.ndarray | None
-    found: dict[str, Found]
-    cut_at: int | None = None
+    vector: np.ndarray | None  # of the text, [D]; None for a sparse engine
+    found: dict[str, Found]  # by index name
+    cut_at: int | None = None  # number of characters that the model read; None if all
 
 
 class DenseEngine:
-    """A model and the indexes of its vectors: every distinct text is encoded once.
+    """A model and the indexes of its vectors; every distinct text is encoded once.
 
-    Args:
-      encoder: the model.
-      indexes: by name.
-      k: the depth of every search.
-
-    Attributes:
-      name: the names of the indexes, by commas.
-      towers: what it encodes with.
-      texts_cut: how many texts of each tower were longer than the model reads.
+    `k` is the depth of every search.
     """
 
     towers = TOWERS
@@ -67,13 +53,13 @@ class DenseEngine:
         self.name = ",".join(indexes)
         self._encoder, self._indexes, self._k = encoder, indexes, k
         self._shapes = FewShapes(encoder.model)
-        # A model of one tower has one set of programs, though queries and passages may differ in length.
+        # Towers with shared weights share programs, though queries and passages may differ in length.
         alike = encoder.model.config.sharing == "sde"
         self._functions = {tower: EMBED["query" if alike else tower] for tower in TOWERS}
-        self.texts_cut: dict[Tower, int] = dict.fromkeys(TOWERS, 0)
+        self.texts_cut: dict[Tower, int] = dict.fromkeys(TOWERS, 0)  # texts beyond the model's length
 
     def warm_up(self, max_batch: int) -> None:
-        """Compiles all that texts of both towers and a batch of at most `max_batch` queries may need."""
+        """Compiles everything for texts of both towers and batches of up to `max_batch` queries."""
         for tower in TOWERS:
             self._shapes.compile(self._functions[tower], self._encoder.text_settings(tower)[1])
         for index in self._indexes.values():
@@ -84,19 +70,14 @@ class DenseEngine:
                 rows *= 2
 
     def compiled_shapes(self, tower: Tower) -> int:
-        """Returns how many programs there are for texts of a tower."""
+        """Returns the number of compiled programs of a tower."""
         wanted = self._functions[tower]
         return sum(function is wanted for function, _, _ in tuple(self._shapes.compiled))
 
     def encode(self, texts: list[str], tower: Tower) -> tuple[np.ndarray, list[int | None]]:
-        """Encodes N texts, and finds where the model's length cuts them.
+        """Returns vectors of N texts, float32 [N, D], equal to those of `DualEncoder.encode` up to rounding.
 
-        Returns:
-          float32 vectors [N, D], to rounding the ones that `DualEncoder.encode` gives; and how many
-          characters of each text the model read, None if it read all.
-
-        Raises:
-          UserError: the model gives vectors that are not finite.
+        Also returns the number of characters that the model read of each text, None if all.
         """
         encoder = self._encoder
         tokens, (prompt, max_length) = encoder.tokens(texts, tower), encoder.text_settings(tower)
@@ -136,13 +117,7 @@ class DenseEngine:
 
 
 class SparseEngine:
-    """An index that takes texts as they are.
-
-    Args:
-      name: its name.
-      searcher: it.
-      k: the depth of every search.
-    """
+    """An index that is searched with texts; `k` is the depth of every search."""
 
     towers = ("query",)
 
@@ -150,12 +125,11 @@ class SparseEngine:
         self.name, self._searcher, self._k = name, searcher, k
 
     def warm_up(self, max_batch: int) -> None:
-        """Starts what answers, and has it answer enough for Java to compile what it runs often."""
+        """Runs searches, so that Java compiles the code that they use."""
         for number in range(4):
             self._searcher.search([f"a first question {number}"] * max_batch, self._k)
 
     def answer(self, questions: list[Question]) -> list[Answer]:
-        """Answers questions."""
         texts = {text: row for row, text in enumerate(dict.fromkeys(q.text for q in questions))}
         started = time.perf_counter()
         scores, ids = self._searcher.search(list(texts), self._k)
@@ -169,7 +143,7 @@ def _found(ids: list[str], scores: np.ndarray, encode_ms: float, search_ms: floa
 
 
 def _power_of_two(vectors: np.ndarray) -> np.ndarray:
-    """Returns [Q, D] with its last row repeated until Q is a power of two: engines compile for each Q."""
+    """Pads [Q, D] with its last row to a power of two, because engines compile for each Q."""
     missing = (1 << (len(vectors) - 1).bit_length()) - len(vectors)
     return np.pad(vectors, [(0, missing), (0, 0)], mode="edge")
 

@@ -1,4 +1,4 @@
-"""A few phrases out of documents, for a page that has nothing to show yet."""
+"""Example queries from documents, for the start page."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from jaxir.data.formats.sources import Document
 from jaxir.retrieval.indexes.base_index import Index
 
 LONGEST = 80  # characters of an example
-READ = 1_000  # characters of a text that are split into sentences
-FIRST = 2  # sentences of a text that are looked at: later ones speak of what came before
-TRIED = 15  # documents read for each example that is wanted
+READ = 1_000  # characters of a text to split into sentences
+FIRST = 2  # sentences of a text to consider: later ones need context
+TRIED = 15  # documents to read for each example
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|[\n。！？]+")
 
 
 def examples(index: Index, count: int, chooser: random.Random) -> list[str]:
-    """Returns at most `count` titles, or sentences where titles are no phrases, of random documents."""
+    """Returns at most `count` titles, or sentences if a title is no phrase, of random documents."""
     drawn = chooser.sample(range(len(index.ids)), min(len(index.ids), TRIED * count))
     phrases: dict[str, None] = {}
     for row in drawn:
@@ -29,7 +29,7 @@ def examples(index: Index, count: int, chooser: random.Random) -> list[str]:
 
 
 def phrase_of(document: Document) -> str | None:
-    """Returns the title, else a first sentence of the text, that reads like something a person would type."""
+    """Returns the title, else a first sentence, that resembles a typed query; None without one."""
     title = " ".join(document.title.split())
     if _reads(title, fewest=2):
         return title
@@ -39,9 +39,9 @@ def phrase_of(document: Document) -> str | None:
 
 
 def _reads(phrase: str, *, fewest: int) -> bool:
-    """Whether a phrase is neither long nor short, and made of letters rather than of numbers and signs.
+    """Returns whether a phrase has a suitable length and consists mostly of letters.
 
-    Of languages that do not part words by spaces, four letters go for a word.
+    In languages without spaces four letters count as a word.
     """
     letters = sum(c.isalpha() or c == " " for c in phrase)
     words = len(phrase.split()) if phrase.isascii() else max(len(phrase.split()), len(phrase) // 4)

@@ -1,7 +1,7 @@
-"""A model's programs in a few shapes, all of which can be compiled before the first client comes.
+"""Runs a model in a few batch shapes, all compiled before the first request.
 
-`Runner.run` picks the shapes that suit many texts; it would compile while a client waits. Here lengths are
-16, 32, 64 ... up to the maximum and rows 1, 2, 4, 8, 16, whatever the texts are.
+`Runner.run` picks shapes that suit many texts and would compile while a client waits. Here lengths are 16,
+32, 64, ... up to the maximum and rows 1, 2, 4, 8, 16.
 """
 
 from __future__ import annotations
@@ -21,34 +21,27 @@ from jaxir.runtime.partitioning import MeshConfig
 
 ROWS = (1, 2, 4, 8, 16)
 SHORTEST = 16
-# Padded tokens that one batch less is worth: on a CPU time goes by tokens, on an accelerator by batches.
+# Padded tokens worth adding to save one batch. CPU time depends on tokens, accelerator time on batches.
 CALL_TOKENS = {"cpu": 16}
 ACCELERATOR_CALL_TOKENS = 32_768
 
 
 class FewShapes:
-    """Runs functions of a model over small numbers of rows of tokens, on the first device of this process.
-
-    Args:
-      model: the module.
-
-    Attributes:
-      compiled: the programs that there are: (function, rows, length).
-    """
+    """Runs functions of a model on small numbers of token rows, on this process's first device."""
 
     def __init__(self, model: nnx.Module):
-        self.compiled: set[tuple[Function, int, int]] = set()
+        self.compiled: set[tuple[Function, int, int]] = set()  # (function, rows, length)
         self._runner = Runner(model, MeshConfig().build(local_devices()[:1]))
         self._batch_tokens = self._runner.batch_tokens
         self._call_tokens = CALL_TOKENS.get(jax.default_backend(), ACCELERATOR_CALL_TOKENS)
 
     def shapes(self, max_length: int) -> list[tuple[int, int]]:
-        """Returns the shapes (rows, length) that rows of up to `max_length` tokens are laid out in."""
+        """Returns all shapes (rows, length) for texts of up to `max_length` tokens."""
         shapes = itertools.product(ROWS, lengths_up_to(max_length))
         return [s for s in shapes if s[0] == 1 or s[0] * s[1] <= self._batch_tokens]
 
     def compile(self, function: Function, max_length: int, *, columns: int = 1) -> None:
-        """Compiles and runs all new shapes of a function of so many arrays, two at a time."""
+        """Compiles and runs all new shapes of a function of `columns` arrays, two at a time."""
         with ThreadPoolExecutor(2, thread_name_prefix="compiler") as pool:
             runs = [
                 pool.submit(self._call, function, [np.ones(shape, np.int32)] * columns)
@@ -65,7 +58,7 @@ class FewShapes:
         max_length: int,
         of: tuple[int, ...] = (),
     ) -> np.ndarray:
-        """Returns float32 [N, *of] of N rows, to rounding what `Runner.run` gives."""
+        """Returns float32 [N, *of] for N rows, equal to `Runner.run` up to rounding."""
         results = np.empty([len(columns[0]), *of], np.float32)
         plan = lay_out(
             [len(row) for row in columns[0]],
@@ -75,7 +68,7 @@ class FewShapes:
         )
         for rows, length, chosen in plan:
             arrays = [fill(column, Batch(np.array(chosen), rows, length)) for column in columns]
-            arrays[0][len(chosen) :, 0] = 1  # no row is empty
+            arrays[0][len(chosen) :, 0] = 1  # padding rows are not empty
             results[chosen] = self._call(function, arrays)[: len(chosen)]
         return results
 
@@ -86,7 +79,7 @@ class FewShapes:
 
 
 def lengths_up_to(max_length: int) -> list[int]:
-    """Returns 16, 32, 64 ... and `max_length`, ascending."""
+    """Returns 16, 32, 64, ... and `max_length`, ascending."""
     lengths = [max_length]
     while lengths[0] > SHORTEST:
         lengths.insert(0, 1 << ((lengths[0] - 1).bit_length() - 1))
@@ -96,16 +89,10 @@ def lengths_up_to(max_length: int) -> list[int]:
 def lay_out(
     token_counts: Sequence[int], *, lengths: Sequence[int], batch_tokens: int, call_tokens: int
 ) -> list[tuple[int, int, list[int]]]:
-    """Lays N texts out in batches of few shapes.
+    """Arranges N texts, given their token counts, in batches (rows, length, texts) of few shapes.
 
-    Args:
-      token_counts: [N] tokens of each text, at most `lengths[-1]`.
-      lengths: the lengths of batches, ascending.
-      batch_tokens: the most tokens of a batch that has more than one row.
-      call_tokens: how many padded tokens one batch less is worth.
-
-    Returns:
-      (rows, length, texts) of each batch: rows is one of `ROWS`, at least as many as it has texts.
+    `rows` is in `ROWS` and may exceed the number of texts: `call_tokens` padded tokens are worth adding to
+    save a batch. Batches of several rows have at most `batch_tokens`.
     """
     texts_of: dict[int, list[int]] = {}
     for text, count in enumerate(token_counts):

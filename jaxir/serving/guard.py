@@ -1,4 +1,4 @@
-"""What stands before the application: the Host header, a body's size, the time of an answer."""
+"""ASGI middleware that checks the Host header, the size of a body and the time of an answer."""
 
 from __future__ import annotations
 
@@ -27,16 +27,10 @@ class _Refused(Exception):
 
 
 class Guard:
-    """An ASGI application around another one.
+    """Limits concurrent requests, the size of a body and the time of an answer, and adds headers.
 
-    It bounds the number of requests under way, the size of a body, which it reads whole before the
-    application sees it, and the time of an answer. It adds headers to every answer. A request that it refuses
-    gets one sentence.
-
-    Args:
-      app: the application.
-      limits: the limits.
-      hosts: decides which Host headers are accepted; None accepts addresses and localhost.
+    It reads the whole body before it calls the application. A refused request gets one sentence. `hosts`
+    decides which Host headers are accepted; None accepts addresses and localhost.
     """
 
     def __init__(self, app: Any, *, limits: Limits, hosts: Hosts | None = None):
@@ -50,7 +44,7 @@ class Guard:
         started = False
         body: bytes | None = None
 
-        async def send_marked(message: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
@@ -59,54 +53,56 @@ class Guard:
 
         async def refuse(status: int, detail: str) -> None:
             headers = {"retry-after": "1"} if status == 503 else None
-            await JSONResponse({"detail": detail}, status, headers)(scope, receive, send_marked)
+            await JSONResponse({"detail": detail}, status, headers)(scope, receive, send_with_headers)
 
         self._under_way += 1
         try:
             async with asyncio.timeout(self._limits.answer_seconds):
                 self._check(scope)
                 body = await self._body(receive)
-                await self._app(scope, _replaying(body, receive), send_marked)
+                await self._app(scope, _replaying(body, receive), send_with_headers)
         except _Refused as refused:
             await refuse(refused.status, refused.detail)
         except TimeoutError:
             seconds = f"{self._limits.answer_seconds:g} s"
             if body is None:
                 await refuse(408, f"the request's body did not arrive within {seconds}")
-            elif not started:  # else uvicorn notices that the answer is not whole, and closes the connection
+            elif not started:  # otherwise uvicorn closes the connection of the incomplete answer
                 await refuse(503, f"there was no answer within {seconds}: the service is busy")
-        except asyncio.CancelledError:  # by uvicorn, which waits no longer for answers under way
+        except asyncio.CancelledError:  # by uvicorn at shutdown
             if started:
                 raise
-            await refuse(503, "the service ends")
+            await refuse(503, "the service is shutting down")
         finally:
             self._under_way -= 1
 
     def _check(self, scope: Any) -> None:
         if self._under_way > self._limits.requests:
-            raise _Refused(503, f"{self._limits.requests:,} requests are under way already")
+            raise _Refused(503, f"{self._limits.requests:,} requests are already in progress")
         header = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
         if (refusal := self._hosts.refusal(header)) is not None:
             raise _Refused(400, refusal)
 
     async def _body(self, receive: Any) -> bytes:
-        """Returns the whole body. A larger one is read to its end too: only then do clients read answers."""
+        """Returns the whole body. Reads also a body that is too large, because clients read the answer only
+        then.
+        """
         body, size, more = bytearray(), 0, True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _Refused(400, "the client left before its request was whole")
+                raise _Refused(400, "the client disconnected before its request was complete")
             part, more = message.get("body", b""), message.get("more_body", False)
             size += len(part)
             if size <= self._limits.body_bytes:
                 body += part
         if size > self._limits.body_bytes:
-            raise _Refused(413, f"a request's body may have {self._limits.body_bytes:,} bytes")
+            raise _Refused(413, f"a request's body may have at most {self._limits.body_bytes:,} bytes")
         return bytes(body)
 
 
 def _replaying(body: bytes, receive: Any) -> Any:
-    """Returns what gives the body that has been read, then what else the connection says."""
+    """Returns a `receive` that gives the body that was read, then further messages."""
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def replay() -> Any:
@@ -116,25 +112,18 @@ def _replaying(body: bytes, receive: Any) -> Any:
 
 
 class Hosts:
-    """Decides whether a request's Host header names this service, whatever address it listens to.
+    """Decides whether a request's Host header names this service.
 
-    IP addresses, `localhost` and requests without a Host header are always accepted. Other names must be
-    listed. A page of another site can let its own name resolve to this service's address (DNS rebinding), and
-    the browser then sends that name. No site has an IP address of another machine as its name.
-
-    Args:
-      allowed: names; `*.DOMAIN` accepts every name below a domain, and `*` every name.
-      listening: the value of `--host`; a name there is accepted.
-
-    Raises:
-      UserError: an entry of `allowed` is no name of a host.
+    IP addresses, `localhost`, `listening` and requests without the header are accepted. Other names must
+    be in `allowed`; `*.DOMAIN` accepts all names below a domain, `*` every name. With DNS rebinding, a
+    page of another site resolves its own name to this service, and browsers send that name.
     """
 
     def __init__(self, allowed: Iterable[str] = (), listening: str = "localhost"):
         self._names = {"localhost", listening.lower(), *map(_checked, allowed)}
 
     def refusal(self, header: str) -> str | None:
-        """Returns the sentence that refuses a Host header, NAME or NAME:PORT; None if it is accepted."""
+        """Returns why a Host header NAME or NAME:PORT is refused; None if it is accepted."""
         name = re.sub(r":\d*$", "", header.strip().lower()).removesuffix(".")
         if not name or _is_address(name):
             return None
@@ -143,7 +132,9 @@ class Hosts:
         if self._names & {"*", name, *above}:
             return None
         flag = f"--allowed_hosts={name}" if _NAME.fullmatch(name) else "--allowed_hosts"
-        return f"this service is not called {name!r:.80}: start it with {flag}, or use its IP address"
+        return (
+            f"this service does not accept the name {name!r:.80}: start it with {flag}, or use its IP address"
+        )
 
 
 def _checked(entry: str) -> str:
@@ -151,19 +142,19 @@ def _checked(entry: str) -> str:
         return entry
     star, domain = ("*.", entry[2:]) if entry.startswith("*.") else ("", entry)
     try:
-        name = domain.lower().removesuffix(".").encode("idna").decode()  # as browsers send it
+        name = domain.lower().removesuffix(".").encode("idna").decode()  # the form that browsers send
     except UnicodeError:
         name = ""
     if not _NAME.fullmatch(name) and not _is_address(name) and not _is_address(f"[{name}]"):
         raise UserError(
-            f"--allowed_hosts has {entry!r}: give names of hosts without scheme, port and path, such as"
+            f"--allowed_hosts={entry!r}: give host names without scheme, port and path, such as"
             " search.example.org, *.example.org for all names below it, or * for every name"
         )
     return star + name
 
 
 def _is_address(name: str) -> bool:
-    """Whether a host is an IPv4 address, or an IPv6 address in brackets."""
+    """Returns whether a host is an IPv4 address, or an IPv6 address in brackets."""
     bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
     try:
         return (ipaddress.ip_address(bare).version == 6) == (bare != name)

@@ -1,7 +1,7 @@
-"""Which words of a document a question has, and the part of a document worth showing.
+"""Highlights a question's words in documents, and selects snippets.
 
-Words are the same if BM25 in Lucene takes them for the same: in lower case, without 's, by their Porter stem.
-English stop words are never marked. Places are counted in Unicode code points.
+Words match if they match for BM25 in Lucene: lower case, without 's, equal Porter stems. English stop
+words never match. Positions are in Unicode code points.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import snowballstemmer
 
-SNIPPET = 300  # characters shown of a text
-READ = 3_000  # characters of a text in which the best part is looked for
-HEADING = 80  # characters of a text that stand for a missing title
+SNIPPET = 300  # characters of a snippet
+READ = 3_000  # characters of a text to search for the best snippet
+HEADING = 80  # characters of a text that replace a missing title
 # Snowball's English stop words, and auxiliary verbs. Lucene's own list lacks "how", "what", "do" and "I".
 STOP_WORDS = (
     "a about above after again against all also am an and any are as at be because been before being"
@@ -31,63 +31,59 @@ STOP_WORDS = (
 )
 _STOP = frozenset(STOP_WORDS.split())
 _CONTRACTION = re.compile("'(?:s|m|re|ve|d|ll)$")
-# Chinese and Japanese characters are words of their own, as they are to Lucene's tokenizer.
+# Chinese and Japanese characters are single words, as in Lucene's tokenizer.
 _CHARACTERS = "\u3040-\u309f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _LETTERS = rf"[^\W{_CHARACTERS}]+"
 _WORD = re.compile(rf"{_LETTERS}(?:['’]{_LETTERS})*|[{_CHARACTERS}]")
 _STEMMER = snowballstemmer.stemmer("porter")
-_STEMMER_LOCK = threading.Lock()  # a stemmer holds the word it works on
+_STEMMER_LOCK = threading.Lock()  # the stemmer is not thread-safe
 
 Spans = list[tuple[int, int]]
 
 
-class Shown(NamedTuple):
-    """A part of a text, and where in it the question's words are, as [start, end)."""
+class Highlighted(NamedTuple):
+    """A part of a text, and the question's words in it as [start, end)."""
 
     text: str
     matches: Spans
 
 
-class Marker:
-    """Finds a question's words in documents.
-
-    Args:
-      question: the question.
-    """
+class Highlighter:
+    """Finds a question's words in documents."""
 
     def __init__(self, question: str):
         self._stems = {_stem_of(word) for word in _WORD.finditer(question)} - {""}
 
     def matches(self, text: str) -> Spans:
-        """Returns where in `text` the question's words are."""
+        """Returns the positions of the question's words."""
         return [word.span() for word in _WORD.finditer(text) if _stem_of(word) in self._stems]
 
-    def heading(self, title: str, text: str) -> Shown:
-        """Returns the title with its marks, or the first words of the text if there is no title."""
+    def heading(self, title: str, text: str) -> Highlighted:
+        """Returns the highlighted title, or the first words of the text if there is no title."""
         if title.strip():
-            return self.mark(title)
+            return self.highlight(title)
         text = " ".join(text[:READ].split())
         end = _end(text, HEADING)
-        return Shown(text[:end] + (" …" if end < len(text) else ""), self.matches(text[:end]))
+        return Highlighted(text[:end] + (" …" if end < len(text) else ""), self.matches(text[:end]))
 
-    def mark(self, text: str) -> Shown:
-        """Returns all of a text with its marks."""
-        return Shown(text, self.matches(text))
+    def highlight(self, text: str) -> Highlighted:
+        """Returns the whole text, highlighted."""
+        return Highlighted(text, self.matches(text))
 
-    def snippet(self, text: str) -> Shown:
-        """Returns the part of a text, cut at words, that holds most different words of the question."""
+    def snippet(self, text: str) -> Highlighted:
+        """Returns the part of a text, cut at words, with most different words of the question."""
         text = " ".join(text[:READ].split())
         matches = self.matches(text)
         if len(text) <= SNIPPET:
-            return Shown(text, matches)
+            return Highlighted(text, matches)
         start, end = _cut(text, max(self._windows(text, matches), default=(0, 0, 0))[2])
         inside = [(a - start, b - start) for a, b in matches if start <= a and b <= end]
         before, after = "… " if start else "", " …" if end < len(text) else ""
         shift = len(before)
-        return Shown(before + text[start:end] + after, [(a + shift, b + shift) for a, b in inside])
+        return Highlighted(before + text[start:end] + after, [(a + shift, b + shift) for a, b in inside])
 
     def _windows(self, text: str, matches: Spans) -> Iterator[tuple[int, int, int]]:
-        """Yields (different words, minus start, start) of a window that begins before each match."""
+        """Yields (different words, -start, start) of a window around each match."""
         stems = [_stem(text[a:b]) for a, b in matches]
         for first, (start, _) in enumerate(matches):
             inside = {
@@ -98,7 +94,7 @@ class Marker:
 
 
 def _cut(text: str, start: int) -> tuple[int, int]:
-    """Returns `start` and `SNIPPET` beyond it, moved to where words begin and end, if that is near."""
+    """Returns `start` and `start + SNIPPET`, moved to nearby word boundaries."""
     if start:
         space = text.find(" ", start, start + 40)
         start = space + 1 if space >= 0 else start
@@ -106,7 +102,7 @@ def _cut(text: str, start: int) -> tuple[int, int]:
 
 
 def _end(text: str, end: int) -> int:
-    """Returns `end`, moved to where a word ends, if that is near."""
+    """Returns `end`, moved to a nearby end of a word."""
     if end >= len(text):
         return len(text)
     space = text.rfind(" ", end - 40, end)

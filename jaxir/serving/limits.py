@@ -1,4 +1,4 @@
-"""What a client may ask of the service, and how long it may take over it."""
+"""Limits of requests."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from jaxir.core.values import Count, Positive, checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Limits:
-    """The bounds of a request. What lies beyond is refused with a sentence and costs next to nothing.
+    """Limits of requests; requests beyond them are refused at once.
 
     Attributes:
       body_bytes: size of a request's body.
       queries: queries of a search, or texts to encode, in one request.
       query_characters: length of a query.
       passage_characters: length of a passage to encode; the model cuts it at its own maximum length.
-      k: documents asked for each query. Every search has this depth, so that there is one program for it.
-      whole_characters: length of all the whole documents, their metadata as JSON included, that one search
-        may answer with.
-      answer_seconds: time from a request's head to the end of the answer.
-      waiting: queries of all clients that wait for one engine; no fewer than `queries`, which come at once.
-      requests: requests under way.
+      k: documents for each query. Every search has this depth, so that one program suffices.
+      whole_characters: total length of the whole documents in an answer, including metadata as JSON.
+      answer_seconds: time from the start of a request to the end of the answer.
+      waiting: queries of all clients that may wait for one engine; at least `queries`.
+      requests: concurrent requests.
 
     Raises:
-      UserError: `waiting` is below `queries`: a request of so many would never be answered.
+      UserError: `waiting` is below `queries`, so that a full request could never be answered.
     """
 
     body_bytes: Count = 2_000_000
@@ -42,6 +41,6 @@ class Limits:
     def __post_init__(self):
         if self.waiting < self.queries:
             raise UserError(
-                f"Limits: waiting is {self.waiting}, but one request may have {self.queries} queries: make"
-                " waiting larger, or queries smaller"
+                f"Limits: waiting is {self.waiting}, but one request may have {self.queries} queries:"
+                " increase waiting or reduce queries"
             )

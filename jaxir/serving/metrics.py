@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus: requests, their time, what waits, and how work is batched."""
+"""Metrics for Prometheus: requests, their time, queues and batch sizes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-    """The metrics of one service, in a registry of their own: a process may hold several services.
-
-    Args:
-      service: the service.
-    """
+    """The metrics of one service, in their own registry because a process may hold several services."""
 
     def __init__(self, service: Service):
         self._registry = CollectorRegistry()
@@ -36,33 +32,35 @@ class Metrics:
             buckets=SECONDS,
             registry=self._registry,
         )
-        self.in_progress = Gauge("jaxir_requests_in_progress", "Requests under way.", registry=self._registry)
+        self.in_progress = Gauge(
+            "jaxir_requests_in_progress", "Requests in progress.", registry=self._registry
+        )
         self._registry.register(_Engines(service))
         ProcessCollector(registry=self._registry)
 
     def count(self, endpoint: str, method: str, status: int, seconds: float) -> None:
-        """Counts a request that has been answered. Endpoints and methods must be few: each is a series."""
+        """Counts an answered request. Endpoints and methods must be few, since each is a series."""
         self._requests.labels(endpoint, method, status).inc()
         self._seconds.labels(endpoint).observe(seconds)
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """Returns all metrics in the format that an Accept header asks for, and its content type."""
+        """Returns all metrics in the format of an Accept header, and the content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
 
 class _Engines:
-    """Reads what a service counts by itself. It is asked on the service's event loop."""
+    """Reads the service's own counters, on the service's event loop."""
 
     def __init__(self, service: Service):
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        of_batcher = ["indexes", "tower"]
-        queue = GaugeMetricFamily("jaxir_queue_length", "Texts that wait for an engine.", labels=of_batcher)
-        sizes = HistogramMetricFamily("jaxir_batch_size", "Texts answered together.", labels=of_batcher)
+        per_batcher = ["indexes", "tower"]
+        queue = GaugeMetricFamily("jaxir_queue_length", "Texts that wait for an engine.", labels=per_batcher)
+        sizes = HistogramMetricFamily("jaxir_batch_size", "Texts answered together.", labels=per_batcher)
         busy = CounterMetricFamily(
-            "jaxir_engine_busy_seconds", "Time that an engine has worked.", labels=of_batcher
+            "jaxir_engine_busy_seconds", "Time that an engine was busy.", labels=per_batcher
         )
         for (indexes, tower), batcher in self._service.batchers.items():
             queue.add_metric([indexes, tower], batcher.waiting)
@@ -72,12 +70,12 @@ class _Engines:
             texts = sum(size * number for size, number in batcher.sizes.items())
             sizes.add_metric([indexes, tower], [*buckets, ("+Inf", batcher.sizes.total())], sum_value=texts)
         shapes = GaugeMetricFamily(
-            "jaxir_compiled_shapes", "Programs compiled: one for each shape of a batch.", labels=of_batcher
+            "jaxir_compiled_shapes", "Programs compiled: one for each shape of a batch.", labels=per_batcher
         )
         for (indexes, tower), compiled in self._service.compiled_shapes().items():
             shapes.add_metric([indexes, tower], compiled)
         cut = CounterMetricFamily(
-            "jaxir_texts_cut", "Texts that were longer than the model reads.", labels=of_batcher
+            "jaxir_texts_cut", "Texts longer than the model's maximum length.", labels=per_batcher
         )
         for (indexes, tower), texts in self._service.texts_cut().items():
             cut.add_metric([indexes, tower], texts)

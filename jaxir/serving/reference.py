@@ -1,4 +1,4 @@
-"""An OpenAPI description as one plain page of HTML, which needs nothing from another host."""
+"""Renders an OpenAPI description as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ td, th { border-bottom: 1px solid #8888; padding: 0.2rem 1rem 0.2rem 0; text-ali
 
 
 def reference_page(openapi: dict[str, Any]) -> str:
-    """Returns the page of an OpenAPI 3.1 description: its operations, then the schemas they name."""
+    """Returns the page of an OpenAPI 3.1 description: its operations, then their schemas."""
     info = openapi["info"]
     operations = [
         _operation(method, path, operation)
@@ -48,8 +48,8 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     statuses = []
     for status, response in sorted(operation["responses"].items()):
         ((kind, content),) = response["content"].items()
-        gives = _type(content["schema"]) if kind == "application/json" else _text(kind)
-        statuses.append((status, gives, _text(response["description"])))
+        returns = _type(content["schema"]) if kind == "application/json" else _text(kind)
+        statuses.append((status, returns, _text(response["description"])))
     parameters = [
         (f"<code>{_text(each['name'])}</code>", _type(each["schema"]), _text(_notes(each)))
         for each in operation.get("parameters", ())
@@ -59,7 +59,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
         _paragraph(operation.get("description")),
         f"<p>Takes {_type(body)} as JSON.</p>" if body is not None else "",
         _table(("parameter", "type", ""), parameters) if parameters else "",
-        _table(("status", "gives", ""), statuses),
+        _table(("status", "returns", ""), statuses),
     ]
     return "\n".join(parts)
 
@@ -82,20 +82,15 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table of cells that are HTML."""
+    """Returns a table of HTML cells."""
     lines = [[f"<th>{name}</th>" for name in header], *([f"<td>{cell}</td>" for cell in row] for row in rows)]
     body = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
     return f"<table>{body}</table>"
 
 
 def _bounds(schema: dict[str, Any]) -> str:
-    words = {
-        "minimum": "from",
-        "maximum": "up to",
-        "minItems": "at least",
-        "maxItems": "at most",
-        "maxLength": "characters at most",
-    }
+    words = {"minimum": "from", "maximum": "up to", "minItems": "at least", "maxItems": "at most"}
+    words["maxLength"] = "characters at most"
     of_items = schema.get("items", {})
     bounds = [f"{word} {schema[key]:,}" for key, word in words.items() if key in schema]
     bounds += [f"each {words['maxLength']} {of_items['maxLength']:,}"] if "maxLength" in of_items else []

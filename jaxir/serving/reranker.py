@@ -1,4 +1,4 @@
-"""A cross-encoder as the last stage of a search: it reads the best documents again with the question."""
+"""A cross-encoder as the last stage of a search."""
 
 from __future__ import annotations
 
@@ -16,16 +16,7 @@ Pair = tuple[str, str]
 
 
 class Reranker:
-    """Scores pairs of texts in few compiled shapes, those of all clients together.
-
-    Args:
-      spec: the cross-encoder, as `CrossEncoder.load` takes it.
-      depth: documents of a question that are read.
-
-    Attributes:
-      shapes: its programs.
-      batcher: pairs to scores; `new_batcher` makes it.
-    """
+    """Scores the first `depth` documents of each question, for all clients together, in few shapes."""
 
     def __init__(self, spec: str, *, depth: int):
         self.encoder, self.depth = CrossEncoder.load(spec, devices=local_devices()[:1]), depth
@@ -36,18 +27,14 @@ class Reranker:
         self.shapes.compile(score_pairs, self.encoder.max_length, columns=2)
 
     def score(self, pairs: Sequence[Pair]) -> list[float]:
-        """Returns the logits of pairs, to rounding those of `CrossEncoder.score`.
-
-        Raises:
-          UserError: the model gives scores that are not finite.
-        """
+        """Returns the logits of pairs, equal to those of `CrossEncoder.score` up to rounding."""
         tokens = self.encoder.tokens(pairs)
         columns = [pair.ids for pair in tokens], [pair.types for pair in tokens]
         scores = self.shapes.run(score_pairs, *columns, max_length=self.encoder.max_length)
         return self.encoder.checked(scores).tolist()
 
     def new_batcher(self, max_waiting: int) -> Batcher[Pair, float]:
-        """Returns the batcher of all clients' pairs, an async context; `max_waiting` questions may wait."""
+        """Makes the batcher of all clients' pairs, an async context; `max_waiting` questions may wait."""
         waiting = max_waiting * self.depth
         self.batcher = Batcher(self.score, max_batch=MAX_BATCH, max_waiting=waiting, name="reranker")
         return self.batcher
@@ -55,13 +42,9 @@ class Reranker:
     async def rerank(
         self, queries: Sequence[str], found: Sequence[Sequence[str]], text_of: Callable[[str], str]
     ) -> tuple[list[dict[str, float]], float]:
-        """Returns the scores of each query's documents by id, best first, and the milliseconds it took.
+        """Returns the scores of each query's documents by id, best first, and the milliseconds taken.
 
-        The first `depth` ids of each query in `found`, best first, are read; `text_of` gives their texts.
-
-        Raises:
-          Busy: too many pairs wait.
-          UserError: the model fails.
+        Scores the first `depth` ids of each query in `found`, with texts from `text_of`.
         """
         started = time.perf_counter()
         chosen = [list(ids)[: self.depth] for ids in found]

@@ -1,4 +1,4 @@
-"""What requests and answers hold: the service checks requests against it, and /docs is made of it."""
+"""Schemas of requests and answers; /docs is generated from them."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,25 +13,25 @@ Span = Annotated[list[int], Field(min_length=2, max_length=2)]
 
 
 class Shown(BaseModel):
-    """A text and where in it the question's words are: [start, end) in Unicode code points."""
+    """A text and the positions of the question's words in it: [start, end) in Unicode code points."""
 
     text: str
     matches: list[Span]
 
 
 class Document(BaseModel):
-    """A whole document, as the corpus has it."""
+    """A whole document as in the corpus."""
 
     id: str
     title: str
     text: str
-    metadata: dict[str, Any] | None = Field(description="of the corpus, null where it has none")
+    metadata: dict[str, Any] | None = Field(description="from the corpus, null if it has none")
 
 
 class DocumentResponse(Document):
-    """A whole document, and where in it a question's words are."""
+    """A whole document, and the positions of a question's words in it."""
 
-    index: str = Field(description="the index that it is stored with")
+    index: str = Field(description="the index that stores it")
     title_matches: list[Span] = Field(description="[start, end) in Unicode code points; none without `query`")
     text_matches: list[Span]
 
@@ -42,53 +42,47 @@ class Hit(BaseModel):
     rank: int = Field(description="from 1")
     id: str
     score: float = Field(description="cosine or inner product, BM25, the sum of reciprocal ranks, or a logit")
-    title: Shown | None = Field(None, description="where documents are asked for; its text may be empty")
+    title: Shown | None = Field(None, description="if `documents` is true; its text may be empty")
     heading: Shown | None = Field(
         None, description="the title, or the first words of the text if there is none"
     )
     snippet: Shown | None = Field(None, description="the part of the text with most words of the question")
-    document: Document | None = Field(
-        None, description="where `full` is asked for; null where its text is not stored"
-    )
+    document: Document | None = Field(None, description="if `full` is true; null if its text is not stored")
 
 
 class SystemResults(BaseModel):
-    """What one system found, best first."""
+    """Results of one system, best first."""
 
     system: str
     hits: list[Hit]
-    cut_at: int | None = Field(
-        description="how many characters of the query were read, null if all; a model has a maximum length"
-    )
+    cut_at: int | None = Field(description="characters of the query that the model read, null if all")
     ms: dict[str, float] = Field(
-        description="milliseconds: encode, search and fuse of the query's batch; rerank; total, with waiting"
+        description="milliseconds: encode, search, fuse (of the query's batch), rerank, total with waiting"
     )
 
 
 class QueryResults(BaseModel):
-    """What all systems found for one query."""
+    """Results of all systems for one query."""
 
     query: str
     systems: list[SystemResults]
 
 
 class SearchResponse(BaseModel):
-    """One entry for each query, in their order."""
+    """One entry for each query, in order."""
 
     results: list[QueryResults]
 
 
 class EncodeResponse(BaseModel):
-    """One vector of `dimension` numbers for each text, in their order."""
+    """One vector of `dimension` numbers for each text, in order."""
 
-    index: str = Field(description="the index whose model made them")
-    fingerprint: str = Field(description="of the model: vectors of two fingerprints must not be compared")
+    index: str = Field(description="the index whose model encoded the texts")
+    fingerprint: str = Field(description="of the model; do not compare vectors of different fingerprints")
     similarity: Literal["cosine", "dot"]
     dimension: int
     vectors: list[list[float]]
-    cut_at: list[int | None] = Field(
-        description="how many characters of each text were read, null if all; a model has a maximum length"
-    )
+    cut_at: list[int | None] = Field(description="characters of each text that the model read, null if all")
 
 
 class IndexFacts(BaseModel):
@@ -99,31 +93,31 @@ class IndexFacts(BaseModel):
     engine: str
     similarity: str
     documents: int
-    has_texts: bool = Field(description="whether titles and texts are stored with it")
+    has_texts: bool = Field(description="whether it stores titles and texts")
     model: str | None
     fingerprint: str | None
     dimension: int
-    query_tokens: int | None = Field(description="the model reads so many tokens of a query, null for all")
+    query_tokens: int | None = Field(description="tokens of a query that the model reads, null for all")
 
 
 class Health(BaseModel):
-    """The service answers."""
+    """The service is running."""
 
     status: Literal["ok"]
     indexes: list[IndexFacts]
-    systems: list[str] = Field(description="what can be searched")
+    systems: list[str] = Field(description="systems to search")
     reranker: str | None = Field(description="the model of the system `reranked`")
     limits: dict[str, float]
 
 
 class Examples(BaseModel):
-    """Something to begin with."""
+    """Queries to begin with."""
 
-    examples: list[str] = Field(description="titles or sentences of documents drawn at random; may be empty")
+    examples: list[str] = Field(description="titles or sentences of random documents; may be empty")
 
 
 class Problem(BaseModel):
-    """What is wrong, in a sentence."""
+    """An error as one sentence."""
 
     detail: str
 
@@ -132,19 +126,19 @@ def _problems(**sentences: str) -> dict[int | str, dict[str, Any]]:
     return {int(s[1:]): {"model": Problem, "description": sentence} for s, sentence in sentences.items()}
 
 
-# What every request may be answered, and what some may be beside.
+# Errors of every request, and of some requests.
 PROBLEMS = _problems(
-    _400="no HTTP, no JSON, or another host's name",
-    _408="the request came too slowly",
+    _400="not HTTP, not JSON, or a host name that is not allowed",
+    _408="the request arrived too slowly",
     _413="the request is too large",
-    _500="a fault of the service; its standard error says more",
-    _503="too busy, or an engine fails: try again later; or the index was changed on disk",
+    _500="internal error; see the service's standard error",
+    _503="too busy, an engine failed, or the index changed on disk; try again later",
 )
-UNFIT = _problems(_422="the request asks for what cannot be had")
-UNKNOWN = _problems(_404="there is no such document, or its text is not stored")
+UNFIT = _problems(_422="the request is invalid")
+UNKNOWN = _problems(_404="no such document, or its text is not stored")
 
 
-# Names that other services give to what ours call otherwise, as far as they are not alike.
+# Names of these keys in other services.
 SYNONYMS = {
     "k": ("top_k", "topk", "top", "n", "num", "limit", "size", "count", "num_results", "max_results"),
     "queries": ("q", "text", "texts", "question", "questions", "input", "inputs"),
@@ -155,7 +149,7 @@ SYNONYMS = {
 
 
 class _Request(BaseModel):
-    """A JSON body. A key that it does not have is named, with the one that was meant."""
+    """A JSON body; the error for an unknown key suggests the intended one."""
 
     model_config = ConfigDict(strict=True)
 
@@ -178,16 +172,16 @@ class _Request(BaseModel):
 
 def _question(text: str) -> str:
     if not has_text(text):
-        raise PydanticCustomError("no_text", "there is no text in it")
+        raise PydanticCustomError("no_text", "it contains no text")
     return text
 
 
-# Blanks stay, as in every other command: some models read them.
+# Whitespace stays, as in every command, because some models read it.
 Text = Annotated[str, StringConstraints(min_length=1), AfterValidator(_question)]
 
 
 def search_request_model(known: list[str], limits: Limits) -> type[BaseModel]:
-    """Returns what /search takes, with the limits of a service and the names of its systems."""
+    """Returns the body of /search for a service's limits and systems."""
     query = Annotated[
         str,
         StringConstraints(min_length=1, max_length=limits.query_characters),
@@ -195,7 +189,7 @@ def search_request_model(known: list[str], limits: Limits) -> type[BaseModel]:
     ]
 
     class SearchRequest(_Request):
-        """Queries, and what to show of what is found."""
+        """Queries, and what to return for each result."""
 
         model_config = ConfigDict(json_schema_extra={"examples": [{"queries": ["how to join two arrays"]}]})
         queries: list[query] = Field(min_length=1, max_length=limits.queries)
@@ -206,14 +200,14 @@ def search_request_model(known: list[str], limits: Limits) -> type[BaseModel]:
             max_length=len(known),
             description=f"some of {', '.join(known)}; all by default",
         )
-        documents: bool = Field(True, description="whether titles and snippets come along, or ids only")
-        full: bool = Field(False, description="whether whole documents come along, with their metadata")
+        documents: bool = Field(True, description="whether to return titles and snippets")
+        full: bool = Field(False, description="whether to return whole documents with metadata")
 
     return SearchRequest
 
 
 def encode_request_model(limits: Limits) -> type[BaseModel]:
-    """Returns what /encode takes, with the limits of a service."""
+    """Returns the body of /encode for a service's limits."""
 
     class EncodeRequest(_Request):
         """Texts of one kind."""
@@ -221,6 +215,8 @@ def encode_request_model(limits: Limits) -> type[BaseModel]:
         model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["how to join two arrays"]}]})
         texts: list[Text] = Field(min_length=1, max_length=limits.queries)
         tower: Literal["query", "passage"] = "query"
-        index: str | None = Field(None, description="whose model; the first that has one by default")
+        index: str | None = Field(
+            None, description="the index whose model encodes; by default the first that has one"
+        )
 
     return EncodeRequest

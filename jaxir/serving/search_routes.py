@@ -1,4 +1,4 @@
-"""What is found and shown: /search, /document and /examples."""
+"""The endpoints /search, /document and /examples."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from jaxir.core.errors import suggest
-from jaxir.serving.highlight import Marker
+from jaxir.serving.highlight import Highlighter
 from jaxir.serving.schemas import (
     UNFIT,
     UNKNOWN,
@@ -25,13 +25,12 @@ EXAMPLES = 4
 
 
 def search_router(service: Service) -> APIRouter:
-    """Returns the endpoints that find and show documents."""
     router, limits = APIRouter(), service.limits
     search_request = search_request_model(service.systems, limits)
 
     @router.post("/search", response_model=SearchResponse, responses=UNFIT)
     async def search(request: search_request) -> JSONResponse:
-        """Searches for queries. Queries of all clients that wait are encoded and searched together."""
+        """Searches for queries. Waiting queries of all clients are searched together."""
         systems = service.systems if request.systems is None else request.systems
         for name in systems:
             _check_named(name, service.systems, "system")
@@ -42,19 +41,20 @@ def search_router(service: Service) -> APIRouter:
     async def document(
         doc_id: str,
         index: Annotated[
-            str | None, Query(description="the index to take it from; the first that has it by default")
+            str | None, Query(description="the index to read it from; by default the first that has it")
         ] = None,
         query: Annotated[
-            str, Query(max_length=limits.query_characters, description="a question whose words are marked")
+            str,
+            Query(max_length=limits.query_characters, description="a question whose words are highlighted"),
         ] = "",
     ) -> JSONResponse:
-        """Gives a whole document. What is special in an address is quoted in the id: ? as %3F."""
+        """Returns a whole document. Special characters of the id must be quoted: ? as %3F."""
         _check_named(index, [o.name for o in service.opened], "index")
         return await asyncio.to_thread(_document_response, service, doc_id, index, query)
 
     @router.get("/examples", response_model=Examples)
     async def examples() -> JSONResponse:
-        """Gives a few phrases to search for, out of the documents; other ones each time."""
+        """Returns a few phrases from random documents as example queries."""
         return JSONResponse({"examples": await asyncio.to_thread(service.examples, EXAMPLES)})
 
     return router
@@ -62,44 +62,44 @@ def search_router(service: Service) -> APIRouter:
 
 def _check_named(name: str | None, known: Sequence[str], what: str) -> None:
     if name is not None and name not in known:
-        there = ", ".join(known)
-        raise HTTPException(422, f"there is no {what} {name!r}; there are {there}{suggest(name, known)}")
+        names = ", ".join(known)
+        raise HTTPException(422, f"unknown {what} {name!r}; give one of {names}{suggest(name, known)}")
 
 
 def _search_response(service: Service, request: Any, found: list[dict[str, Ranking]]) -> JSONResponse:
     results, whole_characters = [], 0
     for query, rankings in zip(request.queries, found, strict=True):
-        marker = Marker(query) if request.documents else None
+        highlighter = Highlighter(query) if request.documents else None
         shown: dict[str, dict[str, Any]] = {}
         systems = []
         for system, ranking in rankings.items():
             hits = []
             for rank, (doc_id, score) in enumerate(zip(ranking.ids, ranking.scores, strict=True), start=1):
                 if doc_id not in shown:
-                    shown[doc_id] = _shown(service, marker, doc_id, full=request.full)
+                    shown[doc_id] = _shown(service, highlighter, doc_id, full=request.full)
                 hits.append({"rank": rank, "id": doc_id, "score": score, **shown[doc_id]})
                 whole_characters += _length(shown[doc_id].get("document"))
                 if whole_characters > service.limits.whole_characters:
                     most = f"{service.limits.whole_characters:,} characters"
-                    raise HTTPException(422, f"full: these documents have more than {most}: ask for fewer")
+                    raise HTTPException(422, f"full: these documents have more than {most}: request fewer")
             ms = {part: round(value, 3) for part, value in ranking.ms.items()}
             systems.append({"system": system, "hits": hits, "cut_at": ranking.cut_at, "ms": ms})
         results.append({"query": query, "systems": systems})
     return JSONResponse({"results": results})
 
 
-def _shown(service: Service, marker: Marker | None, doc_id: str, *, full: bool) -> dict[str, Any]:
-    if marker is None and not full:
+def _shown(service: Service, highlighter: Highlighter | None, doc_id: str, *, full: bool) -> dict[str, Any]:
+    if highlighter is None and not full:
         return {}
     found = service.document(doc_id)
     document = found[1] if found is not None else None
     shown: dict[str, Any] = {}
-    if marker is not None:
+    if highlighter is not None:
         title, text = (document.title[:500], document.text) if document is not None else ("", "")
         parts = {
-            "title": marker.mark(title),
-            "heading": marker.heading(title, text),
-            "snippet": marker.snippet(text),
+            "title": highlighter.highlight(title),
+            "heading": highlighter.heading(title, text),
+            "snippet": highlighter.snippet(text),
         }
         shown |= {name: part._asdict() for name, part in parts.items()}
     if full:
@@ -108,7 +108,7 @@ def _shown(service: Service, marker: Marker | None, doc_id: str, *, full: bool) 
 
 
 def _length(document: dict[str, Any] | None) -> int:
-    """Returns the characters of a whole document, its metadata as they are sent."""
+    """Returns the characters of a whole document, including metadata as JSON."""
     if document is None:
         return 0
     metadata = json.dumps(document["metadata"], ensure_ascii=False)
@@ -119,11 +119,13 @@ def _document_response(service: Service, doc_id: str, index: str | None, query: 
     stored = [o.name for o in service.opened if o.index.documents is not None and index in (None, o.name)]
     if not stored:
         which = f"the index {index} was" if index else "the indexes here were"
-        raise HTTPException(404, f"{which} built without --corpus: it is not known what documents say")
+        raise HTTPException(404, f"{which} built without --corpus, so texts are not stored")
     found = service.document(doc_id, index)
     if found is None:
-        raise HTTPException(404, f"there is no document {doc_id!r} in {' or '.join(stored)}")
+        raise HTTPException(404, f"no document {doc_id!r} in {' or '.join(stored)}")
     opened, document = found
-    marker = Marker(query)
-    marked = {f"{field}_matches": marker.matches(getattr(document, field)) for field in ("title", "text")}
-    return JSONResponse({**document._asdict(), "index": opened.name, **marked})
+    highlighter = Highlighter(query)
+    positions = {
+        f"{field}_matches": highlighter.matches(getattr(document, field)) for field in ("title", "text")
+    }
+    return JSONResponse({**document._asdict(), "index": opened.name, **positions})

@@ -1,4 +1,4 @@
-"""The process: a socket, uvicorn on it, and an end in good order."""
+"""The server process: a socket, uvicorn, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ import uvicorn
 from jaxir.core.errors import UserError
 
 KEEP_ALIVE_SECONDS = 75
-END_SECONDS = 15  # for answers under way when the process is told to end
+END_SECONDS = 15  # for answers in progress at shutdown
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Takes an address, so that nobody loads a model for one that cannot be had. Port 0 takes a free one.
-
-    Raises:
-      UserError: it is in use, may not be taken, or does not belong to this machine.
-    """
+    """Binds an address before any model is loaded; port 0 picks a free port."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -31,38 +27,32 @@ def listen(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen()  # a second process can bind an address that nobody listens to
+            listener.listen()  # without this a second process could bind the address too
         except OSError:
             listener.close()
             raise
-    except (OSError, UnicodeError) as error:  # of names that cannot be a host's
+    except (OSError, UnicodeError) as error:  # from invalid host names
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot serve on {host}, port {port}: {reason.lower()} (--host, --port)") from None
     return listener
 
 
 def url_of(listener: socket.socket) -> str:
-    """Returns the address that a browser takes."""
+    """Returns the URL for a browser."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can reach it."""
+    """Returns whether only this machine can reach it."""
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 def run(app: Any, listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serves `app` until SIGTERM or SIGINT, then ends what is under way and returns.
-
-    Args:
-      app: the ASGI application.
-      listener: from `listen`.
-      on_ready: called when the first client may come.
-    """
+    """Serves `app` until SIGTERM or SIGINT, then finishes open requests; calls `on_ready` once ready."""
     config = uvicorn.Config(
         app,
-        http="h11",  # bounds the size of a request's head
+        http="h11",  # limits the size of headers
         ws="none",
         lifespan="on",
         access_log=False,
@@ -73,7 +63,7 @@ def run(app: Any, listener: socket.socket, on_ready: Callable[[], None]) -> None
         timeout_graceful_shutdown=END_SECONDS,
     )
     server = _Server(config, on_ready)
-    # Having ended in good order, uvicorn raises the signal again for whoever handled it before.
+    # After an orderly shutdown uvicorn raises the signal again for the previous handler.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         server.run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""Indexes that are open, and what can be asked of them."""
+"""Searchable indexes behind batchers."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ MAX_BATCH = 64
 
 
 class Ranking(NamedTuple):
-    """The documents that a system found, best first, and the milliseconds that it took.
+    """Results of a system, best first.
 
-    `ms` names the parts "encode", "search" and "fuse" (of the batch that a query was in), "rerank" (of the
-    request), and "total", which also has the time that the query waited. `cut_at` says how many characters
-    of the query the models read, None if they read all.
+    `ms` has milliseconds: "encode", "search" and "fuse" of the query's batch, "rerank" of the request, and
+    "total" including waiting. `cut_at` is the number of characters of the query that the models read, None
+    if all.
     """
 
     ids: list[str]
@@ -47,12 +47,7 @@ class Ranking(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """An index that is served.
-
-    Attributes:
-      name: what requests and answers call it.
-      searcher: the index and its model.
-    """
+    """A served index with its model, and its name in requests and answers."""
 
     name: str
     searcher: Searcher
@@ -67,17 +62,11 @@ class Opened:
 
 
 class Service:
-    """One or more indexes behind batchers. `Service.open` it, then use it as an async context.
+    """One or more indexes behind batchers. Create it with `open`, then use it as an async context.
 
-    Attributes:
-      opened: the indexes, in the order that they were named.
-      engines: what answers, by the name of the index; indexes of one model share an engine.
-      systems: what can be searched: their names, "hybrid" where there are two or more, "reranked" where there
-        is a reranker.
-      reranker: what reads the best documents of the hybrid, or of the one index, again; None for nothing.
-      batchers: what does the work, by the engine's name and tower; the reranker's is that of
-        ("reranked", "pair"). Empty until the service is entered.
-      limits: as given; this class itself holds only those on what waits and on depth.
+    Indexes of one model share an engine. `systems` are the indexes, "hybrid" of two or more, and
+    "reranked", of the hybrid or the only index. `batchers` are keyed by engine name and tower, the
+    reranker's by ("reranked", "pair").
     """
 
     def __init__(self, opened: Sequence[Opened], limits: Limits, reranker: Reranker | None = None):
@@ -108,19 +97,10 @@ class Service:
         reranker: str | None = None,
         rerank_depth: int = 50,
     ) -> Service:
-        """Reads indexes and models, and compiles and starts what answers.
+        """Opens indexes (DIR, or NAME=DIR) and models, compiles, and starts the engines.
 
-        Args:
-          indexes: index directories, each as DIR (its name is the last part of the path) or NAME=DIR.
-          model: the model that encodes queries; None takes the one recorded in each index.
-          dtype: type of the models' matrix products.
-          limits: None takes the defaults.
-          reranker: a cross-encoder, as `CrossEncoder.load` takes it; None for none.
-          rerank_depth: documents of a query that it reads.
-
-        Raises:
-          UserError: there is none, two have one name or no document in common, or one cannot be searched; or
-            the reranker cannot be loaded, or lacks a text to read.
+        `model` encodes queries; None: the one recorded in each index. `reranker` is a cross-encoder that
+        reranks the first `rerank_depth` documents.
         """
         limits = limits or Limits()
         if not indexes:
@@ -132,17 +112,17 @@ class Service:
             name, directory = _named(spec)
             if name in [HYBRID, RERANKED, *(o.name for o in opened)]:
                 raise UserError(
-                    f"the name {name!r} is taken: give {directory} another one, --index=NAME={directory}"
+                    f"the name {name!r} is taken: give {directory} another name by --index=NAME={directory}"
                 )
             opened.append(Opened(name, _searcher(directory, opened, model, dtype)))
             first, other = opened[0], opened[-1]
             if set(first.index.ids).isdisjoint(other.index.ids):
                 raise UserError(
-                    f"the indexes {first.name} and {other.name} have no document in common:"
-                    " they cannot be searched side by side"
+                    f"the indexes {first.name} and {other.name} have no document in common: serve indexes of"
+                    " one corpus"
                 )
         if model is not None and all(o.searcher.encoder is None for o in opened):
-            raise UserError(f"no index here holds vectors: leave out the model {model}")
+            raise UserError(f"no index has vectors: remove --model={model}")
         stage = None
         if reranker is not None:
             _check_texts(opened)
@@ -155,7 +135,7 @@ class Service:
         return service
 
     def truncated(self) -> list[str]:
-        """Returns a line for each index of which it is known how many of its documents were cut."""
+        """Returns a line for each index that recorded how many of its documents were cut."""
         lines = []
         for opened in self.opened:
             info = opened.index.info
@@ -186,11 +166,8 @@ class Service:
     async def search(
         self, queries: Sequence[str], k: int, systems: Sequence[str]
     ) -> list[dict[str, Ranking]]:
-        """Returns, for each query, the first k documents of each of `systems`.
-
-        Raises:
-          Busy: too many queries wait.
-          UserError: an engine cannot answer.
+        """Returns, for each query, the first k documents of each of `systems`. Raises `Busy` if too many
+        wait.
         """
         if RERANKED in systems:
             return await self._reranked(queries, k, systems)
@@ -220,7 +197,7 @@ class Service:
     async def _reranked(
         self, queries: Sequence[str], k: int, systems: Sequence[str]
     ) -> list[dict[str, Ranking]]:
-        """Searches with all systems but the reranker, and has that read what the last of them found."""
+        """Searches with all systems and reranks the results of the last one."""
         before = self._reranked_system
         others = list(dict.fromkeys([*(s for s in systems if s != RERANKED), before]))
         found = await self.search(queries, max(k, self.reranker.depth), others)
@@ -242,15 +219,11 @@ class Service:
     async def encode(
         self, texts: Sequence[str], tower: Tower, index: str | None
     ) -> tuple[Opened, np.ndarray, list[int | None]]:
-        """Encodes N texts by a tower of the index named, or of the first that has a model.
+        """Encodes N texts with the model of the named index, or of the first dense one.
 
-        Returns:
-          The index whose model made the vectors, the vectors, float32 [N, D], and how many characters of each
-          text the model read, None if it read all.
-
-        Raises:
-          KeyError: there is no such index, or it has no model; its argument is a sentence.
-          Busy: too many texts wait.
+        Returns the index, vectors (float32 [N, D]), and for each text the number of characters that the
+        model read, None if all. Raises `KeyError` with a sentence if there is no such index or model, and
+        `Busy`.
         """
         dense = {o.name: o for o in self.opened if o.kind == "dense"}
         opened = dense.get(index) if index is not None else next(iter(dense.values()), None)
@@ -262,7 +235,7 @@ class Service:
         return opened, np.stack([a.vector for a in answers]), [a.cut_at for a in answers]
 
     def document(self, doc_id: str, index: str | None = None) -> tuple[Opened, Document] | None:
-        """Returns a document and the index, by default the first, that has it stored; None where none has."""
+        """Returns a document and the index that stores it, by default the first; None if none does."""
         for opened in self.opened:
             if opened.index.documents is not None and index in (None, opened.name):
                 with contextlib.suppress(KeyError):
@@ -270,7 +243,7 @@ class Service:
         return None
 
     def examples(self, count: int) -> list[str]:
-        """Returns phrases out of documents, other ones each time; none where no documents are stored."""
+        """Returns phrases from random documents; none if no documents are stored."""
         for opened in self.opened:
             if opened.index.documents is not None:
                 found = examples(opened.index, count, random.Random())
@@ -284,7 +257,7 @@ class Service:
         return of_texts | of_pairs
 
     def texts_cut(self) -> dict[tuple[str, str], int]:
-        """Returns how many texts were longer than a model reads, by engine and tower."""
+        """Returns the number of texts beyond a model's length, by engine and tower."""
         return {(e.name, t): count for e in self._dense_engines() for t, count in e.texts_cut.items()}
 
     def _engines(self) -> list[DenseEngine | SparseEngine]:
@@ -316,10 +289,10 @@ def _ranking(
 
 
 def _named(spec: str) -> tuple[str, str]:
-    """Takes NAME=DIR or DIR apart."""
+    """Splits NAME=DIR, or names DIR."""
     name, equals, directory = spec.partition("=")
     if not equals or "/" in name:
-        name, directory = Path(os.path.realpath(spec)).name, spec  # Path.resolve raises on a loop of links
+        name, directory = Path(os.path.realpath(spec)).name, spec  # Path.resolve raises on a symlink loop
     if not name or not directory:
         raise UserError(f"{spec!r} lacks a {'directory' if name else 'name'}; write NAME=DIR")
     return name, directory
@@ -328,7 +301,7 @@ def _named(spec: str) -> tuple[str, str]:
 def _searcher(
     directory: str, opened: Sequence[Opened], model: str | None, dtype: Literal["float32", "bfloat16"]
 ) -> Searcher:
-    """Opens an index, with a model that another one has opened where it is the same."""
+    """Opens an index, reusing the model of another index if it is the same."""
     index = load_index(directory)
     if index.query_kind != "vectors":
         return Searcher(index)
@@ -341,14 +314,10 @@ def _searcher(
 
 
 def _check_texts(opened: Sequence[Opened]) -> None:
-    """Checks that a reranker can read every document that the indexes may find.
-
-    Raises:
-      UserError: a document's text is stored with no index: it would be judged as an empty one.
-    """
+    """Refuses documents without stored text, which the reranker would judge as empty."""
     stored = [o for o in opened if o.index.documents is not None]
     if not stored:
-        raise UserError(f"{RERANKED}: no index has texts to read; build one with --corpus")
+        raise UserError(f"{RERANKED}: no index stores texts; build one with --corpus")
     without = [o for o in opened if o.index.documents is None]
     read = set().union(*(o.index.ids for o in stored)) if without else set()
     for each in without:

@@ -1,4 +1,4 @@
-"""What the service is and how it fares: /metrics and /healthz."""
+"""The endpoints /metrics and /healthz."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ SHOWN_LIMITS = ("body_bytes", "queries", "query_characters", "k", "answer_second
 
 
 def status_router(service: Service, metrics: Metrics) -> APIRouter:
-    """Returns the endpoints for whoever runs the service."""
     router = APIRouter()
 
     @router.get(
@@ -23,13 +22,13 @@ def status_router(service: Service, metrics: Metrics) -> APIRouter:
         responses={200: {"content": {"text/plain": {}}, "description": "metrics in Prometheus's format"}},
     )
     async def prometheus(request: Request) -> Response:
-        """Gives counts and times of requests, what waits, and sizes of batches, for Prometheus."""
+        """Returns metrics for Prometheus: requests, their time, queues and batch sizes."""
         text, content_type = metrics.text(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type})
 
     @router.get("/healthz", response_model=Health)
     async def healthz() -> JSONResponse:
-        """Says that the service answers, what it serves, and its limits."""
+        """Returns what is served, and the limits."""
         reranker = Path(service.reranker.encoder.spec).name if service.reranker is not None else None
         return JSONResponse(
             {
@@ -53,7 +52,7 @@ def _index_facts(opened: Opened) -> dict[str, Any]:
         "similarity": info.similarity,
         "documents": info.count,
         "has_texts": opened.index.documents is not None,
-        # The path would tell clients about the machine.
+        # Without its path, which would reveal the machine's directories.
         "model": Path(encoder.spec).name if encoder is not None and encoder.spec else None,
         "fingerprint": encoder.fingerprint if encoder is not None else None,
         "dimension": info.dimension,

@@ -53,7 +53,7 @@ SLIPS = [
     (
         "serve",
         ["--index=i", "--port=0", "--access_log=a.trec"],
-        "a.trec is there already and is no access log",
+        "a.trec exists and is not an access log",
     ),
     ("serve", ["--index=i", "--port=0", "--access_log=~"], "~: shells leave ~ as it is"),
     ("serve", ["--index=i", "--port=0", "--access_log=gs://b/log"], "gs://b/log: this is"),
@@ -76,7 +76,7 @@ SLIPS = [
     (
         "grid",
         ["--recipe=r", "--datasets=d", "--steps=3", "--models=m", "--gin.grid.variants=['x']"],
-        "variants must be a list, each @Variant(), not ['x']",
+        "variants must be a list of @Variant(), not ['x']",
     ),
 ]
 

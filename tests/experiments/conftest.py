@@ -1,4 +1,4 @@
-"""A small model for the small folder of tests/conftest.py."""
+"""A small model, and flags of experiments on the small folder of tests/conftest.py."""
 
 from pathlib import Path
 
@@ -53,3 +53,9 @@ def rounds_flags(tmp_path, folder, tiny_gin) -> list[str]:
         "--metrics=P@1 RR",
         "--bindings=BATCH_SIZE=8,DEV_DISTRACTORS=4,NEGATIVES=2",
     ]
+
+
+@pytest.fixture
+def no_rehearsal(monkeypatch):
+    """Skips the check of training runs, which takes a process of its own."""
+    monkeypatch.setattr("jaxir.experiments.rehearsal.rehearse", lambda *_: None)

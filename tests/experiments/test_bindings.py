@@ -1,4 +1,4 @@
-"""The shipped experiments bind today what they bound when their figures were measured."""
+"""The shipped experiments still bind the settings with which their figures were measured."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from jaxir.train import train
 GOLDEN = Path(__file__).parent / "bindings.json"
 GRIDS = ("table1", "minilm_grid", "minilm_duplicates_grid")
 RECIPES = ("quickstart", "samtone_base", "samtone_large", "samtone_xxl")
-# What a setting is where no file binds it.
+# Values of settings that no file binds.
 DEFAULTS = {name: p.default for name, p in inspect.signature(train).parameters.items()}
 DEFAULTS["mesh"] = MeshConfig()
 OF_DEV = ("eval_every", "dev_metric", "dev_distractors")
@@ -36,7 +36,7 @@ def forget_gin():
 
 
 def settings_of(words: list[str]) -> dict[str, object]:
-    """Returns what a training command sets, by dotted name: objects are taken apart."""
+    """Returns the settings of a training command by dotted name; objects are expanded."""
     files = [w.removeprefix("--gin_file=") for w in words if w.startswith("--gin_file=")]
     bindings = [w.removeprefix("--gin.") for w in words if w.startswith("--gin.")]
     gin_config.bind(train, files, bindings, {"output_dir": "run"})
@@ -83,7 +83,7 @@ def commands(tmp_path: Path, folder: Path, capsys) -> Iterator[tuple[str, str, l
 
 
 def measured(tmp_path: Path, folder: Path, capsys) -> dict[str, dict[str, dict[str, object]]]:
-    """Returns experiment -> run -> settings; those that all runs of an experiment share stand under `all`."""
+    """Returns the settings of each run; those that all runs of an experiment share are under `all`."""
     found: dict[str, dict[str, dict[str, object]]] = {}
     for experiment, run, words in commands(tmp_path, folder, capsys):
         found.setdefault(experiment, {})[run] = settings_of(words)
@@ -96,5 +96,5 @@ def measured(tmp_path: Path, folder: Path, capsys) -> dict[str, dict[str, dict[s
     return json.loads(json.dumps(found))
 
 
-def test_the_experiments_bind_what_they_were_measured_with(tmp_path, folder, capsys):
+def test_shipped_experiments_keep_their_settings(tmp_path, folder, capsys):
     assert measured(tmp_path, folder, capsys) == json.loads(GOLDEN.read_text())

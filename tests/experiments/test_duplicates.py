@@ -1,4 +1,4 @@
-"""Duplicate-rich pairs: by hand, through a pair source to keys in batches, and on the real collection."""
+"""Duplicate-rich pairs: by hand, as keys of batches, and on the real collection."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def pairs(count):
     return [PairExample(f"q{i}", f"query {i}", f"d{i}", f"text {i}") for i in range(count)]
 
 
-def test_the_largest_groups_are_kept_and_share_the_first_passage():
+def test_largest_groups_share_their_first_passage():
     groups = ["b", "a", "a", "c", "b", "a", "a", "d"]
     merged = merge_passages(pairs(8), groups, unique=1 / 3)
     assert [(p.query_id, p.query, p.passage_id, p.passage) for p in merged] == [
@@ -37,16 +37,13 @@ def test_the_largest_groups_are_kept_and_share_the_first_passage():
     assert merge_passages(pairs(8), list("abcdefgh"), unique=1) == pairs(8)
 
 
-@pytest.mark.parametrize(
-    ("unique", "message"), [(0.2, "the largest group has 4 pairs"), (0, "more than 0"), (1.5, "more than 0")]
-)
-def test_merge_passages_refuses_impossible_unique_shares(unique, message):
-    with pytest.raises(UserError, match=message):
-        merge_passages(pairs(8), ["b", "a", "a", "c", "b", "a", "a", "d"], unique=unique)
+def test_impossible_share_of_unique_passages_is_refused():
+    with pytest.raises(UserError, match=r"the largest group has 4 pairs, so unique=0.2"):
+        merge_passages(pairs(8), ["b", "a", "a", "c", "b", "a", "a", "d"], unique=0.2)
 
 
 @pytest.mark.parametrize("mask", [True, False])
-def test_keys_of_a_batch_tell_duplicates_only_where_masking_is_wanted(folder, model, mask):
+def test_duplicates_share_keys_only_if_masked(folder, model, mask):
     source = DuplicateRich(directory=str(folder), unique=0.34, mask_duplicates=mask)
     tokenizer = Tokenizer.load(Path(model.removeprefix("hf:")))
     dataset = source.build(tokenizer, pair_features(TextFormat(query_length=8, passage_length=12)))
@@ -57,7 +54,7 @@ def test_keys_of_a_batch_tell_duplicates_only_where_masking_is_wanted(folder, mo
     assert len(np.unique(batch["passage_key"], axis=0)) == (4 if mask else 12)
 
 
-def test_a_document_without_a_group_is_named(folder):
+def test_document_without_group_is_refused(folder):
     corpus = folder / "corpus.jsonl"
     lines = corpus.read_text().splitlines()
     lines[2] = json.dumps({"_id": "d2", "text": "no group", "metadata": {}})
@@ -67,7 +64,7 @@ def test_a_document_without_a_group_is_named(folder):
 
 
 @pytest.mark.skipif(not REAL_DATA.is_dir(), reason="the package descriptions are not here")
-def test_package_descriptions_become_as_repetitive_as_trivia_qa():
+def test_package_descriptions_reach_the_share_of_triviaqa():
     found = list(DuplicateRich(directory=str(REAL_DATA)).examples(OnBadInput()))
     passages = {pair.passage_id for pair in found}
     assert (len(found), len(passages)) == (22_301, 3_791)

@@ -1,4 +1,4 @@
-"""The shipped grids: each cell's commands resolve to the model and the loss that it is named after."""
+"""The shipped grids: each cell's commands resolve to the model and loss in its name."""
 
 import re
 import shlex
@@ -27,13 +27,13 @@ def forget_gin():
 
 
 def bound_grid(name: str, **given):
-    """Returns a shipped grid's function; `given` are names that will be given, of no matter which value."""
+    """Returns a shipped grid's function; `given` names settings that will be given later."""
     needed = {"output_dir": "x", "datasets": ["x"], **given}
     return gin_config.bind(grid, [f"gin/experiments/{name}.gin"], [], needed)[0]
 
 
 def resolve(words):
-    """Returns what gin binds of `train` in a training command."""
+    """Returns gin's bindings of `train` in a training command."""
     files = [w.removeprefix("--gin_file=") for w in words if w.startswith("--gin_file=")]
     bindings = [w.removeprefix("--gin.") for w in words if w.startswith("--gin.")]
     gin_config.bind(train, files, bindings, {"output_dir": "run", "seed": 0})
@@ -41,8 +41,7 @@ def resolve(words):
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_a_shipped_grid_has_its_cells_and_says_how_to_run_it(name, folder, tmp_path, capsys):
-    """What each cell of it trains is held by test_bindings.py."""
+def test_shipped_grid_has_its_cells_and_its_instructions(name, folder, tmp_path, capsys):
     output = tmp_path / "grid"
     assert bound_grid(name)(output_dir=str(output), datasets=[f"data={folder}"], dry_run=True) == 0
     cells = [cell.splitlines() for cell in capsys.readouterr().out.strip().split("\n\n")]
@@ -57,7 +56,7 @@ def test_a_shipped_grid_has_its_cells_and_says_how_to_run_it(name, folder, tmp_p
     assert "Commonly overridden:" in head
 
 
-def test_a_grid_over_a_whole_recipe_keeps_its_settings_and_changes_what_the_axes_say(folder):
+def test_axes_of_a_grid_override_a_whole_recipe(folder):
     chosen = {"models": ["gin/experiments/minilm.gin"], "objectives": ["samtone"], "sharing": ["ade"]}
     (cell,) = planned(folder, recipe=["gin/pairs.gin"], **chosen)
     ((_, words),) = cell.commands.training
@@ -66,11 +65,6 @@ def test_a_grid_over_a_whole_recipe_keeps_its_settings_and_changes_what_the_axes
     assert bound["objective"].loss.__name__ == "samtone"
     assert (bound["steps"], bound["epochs"], bound["dev"].split) == (7, None, "dev")
     assert gin.query_parameter("samtone.temperature") == 0.05
-
-
-def test_a_folder_may_be_named_as_other_commands_name_it(folder):
-    (cell,) = planned(folder, datasets=[f"toy=beir:{folder}"])
-    assert f"--dataset=beir:{folder}" in cell.commands.testing
 
 
 OF_TEXTS = {
@@ -94,7 +88,16 @@ OF_TEXTS = {
 }
 
 
-def test_the_grid_of_objectives_on_texts(folder, tmp_path, capsys):
+DETAILS = {
+    "SimCSE": lambda found: found.loss.__name__,
+    "ConSERT": lambda found: found.second,
+    "WeightedSum": lambda found: type(found.parts["autoencoder"]).__name__,
+    "DiffCSE": lambda found: found.projector,
+    "CPDAE": lambda found: found.contrast,
+}
+
+
+def test_grid_of_objectives_on_texts(folder, tmp_path, capsys):
     grid_bound = bound_grid("texts_grid", judges=["x"], bindings=["x"], untrained=["x"])
     pairs = tmp_path / "pairs.tsv"
     pairs.touch()
@@ -117,20 +120,12 @@ def test_the_grid_of_objectives_on_texts(folder, tmp_path, capsys):
             [f"--model={directory}/model", f"--dataset=sts:{pairs}"],
         ]
         if seed != 1:
-            continue  # the same recipes again
+            continue  # repeats the recipes of seed 1
         bound = resolve(training)
         found = bound["objective"]
         assert type(found).__name__ == objective
-        if objective == "SimCSE":
-            assert found.loss.__name__ == detail
-        if objective == "ConSERT":
-            assert (found.first, found.second) == (["token_shuffling"], detail)
-        if objective == "WeightedSum":
-            assert type(found.parts["autoencoder"]).__name__ == detail
-        if objective == "DiffCSE":
-            assert found.projector == detail
-        if objective == "CPDAE":
-            assert found.contrast == detail
+        if objective in DETAILS:
+            assert DETAILS[objective](found) == detail
         assert (bound["data"].path, bound["steps"], bound["batch_size"]) == (str(folder), 900, 64)
         assert bound["dev_metric"] == "spearman" and bound["evaluators"][0].path == str(pairs)
     assert [shlex.split(line)[3:5] for line in last.splitlines()] == [
@@ -141,7 +136,7 @@ def test_the_grid_of_objectives_on_texts(folder, tmp_path, capsys):
     assert words[3:5] == [f"--run={pairs}", f"--qrels={folder}/qrels/test.tsv"]
 
 
-def test_the_grid_of_weights(folder, tmp_path, capsys):
+def test_grid_of_autoencoder_weights(folder, tmp_path, capsys):
     pairs = tmp_path / "pairs.tsv"
     pairs.touch()
     bound = bound_grid("texts_weights_grid", bindings=["x"])
@@ -167,7 +162,7 @@ def variant(name: str, *bindings: str, title: str = "") -> Variant:
     return Variant(name=name, title=title or name, bindings=bindings)
 
 
-def test_a_temperature_that_is_given_is_that_of_an_objective_with_one_of_its_own(folder):
+def test_given_temperature_overrides_a_methods_default(folder):
     changes = {
         "objectives": ["cpdae_r"],
         "variants": [PLAIN, variant("cold", "TEMPERATURE=0.01")],
@@ -181,7 +176,7 @@ def test_a_temperature_that_is_given_is_that_of_an_objective_with_one_of_its_own
     ]
 
 
-def test_stages_share_the_steps_and_follow_one_another(folder):
+def test_stages_share_the_steps_and_start_from_the_one_before(folder):
     own = "mine=gin/objectives/pair.gin+gin/objectives/samtone.gin+gin/objectives/pair.gin"
     (cell,) = planned(folder, objectives=[own])
     assert cell.name == "pairs-minilm-sde-mine-seed0"
@@ -196,7 +191,7 @@ def test_stages_share_the_steps_and_follow_one_another(folder):
     assert starts == [[], [f"--gin.MODEL={runs[0]}"], [f"--gin.MODEL={runs[1]}"]]
 
 
-def test_only_the_first_stage_starts_from_a_checkpoint_that_is_given(folder):
+def test_only_the_first_stage_starts_from_the_given_checkpoint(folder):
     (cell,) = planned(
         folder,
         models=["t5_1_1/base"],
@@ -210,17 +205,10 @@ def test_only_the_first_stage_starts_from_a_checkpoint_that_is_given(folder):
     assert (found.source, found.tokenizer, found.projection) == (f"grid/cells/{cell.name}/stage1", None, 8)
 
 
-def test_only_the_first_stage_starts_from_random_parameters(folder):
-    (cell,) = planned(folder, objectives=["pair"], bindings=["FROM_SCRATCH=True"])
-    first, second = (resolve(words)["model"] for _, words in cell.commands.training)
-    assert first.from_scratch and second.from_scratch is None
-    assert second.source == f"grid/cells/{cell.name}/stage1"
-
-
-def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
+def test_identity_of_a_cell_is_independent_of_directories(folder, tmp_path):
     (here,) = planned(folder, tmp_path / "here")
     moved = folder.rename(tmp_path / "moved")
-    (there,) = planned(moved, tmp_path / "there", datasets=[f"pairs={moved}"])
+    (there,) = planned(moved, tmp_path / "there", datasets=[f"pairs=beir:{moved}"])
     assert here.identity == there.identity
     assert here.commands != there.commands
     assert here.inputs == there.inputs

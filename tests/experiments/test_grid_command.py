@@ -1,4 +1,4 @@
-"""`python -m jaxir.grid` from flags to table, with real training in real processes."""
+"""`python -m jaxir.grid` from flags to table, with training in real processes."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from jaxir.storage.locks import locked
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_grid_from_end_to_end(tmp_path, grid_flags):
+def test_grid_end_to_end(tmp_path, grid_flags):
     def run(*more):
         command = [sys.executable, "-m", "jaxir.grid", *grid_flags, "--sharing=ade_spl", *more]
         return subprocess.run(command, capture_output=True, text=True, timeout=800)
@@ -49,20 +49,20 @@ def test_a_grid_from_end_to_end(tmp_path, grid_flags):
     assert found["mean"] == pytest.approx(scores["metrics"]["RR"])
     assert len(scores["per_query"]["RR"]) == 8
 
-    for name in ("commands.txt", "inputs.json"):  # as if what --dry_run prints had been typed
+    for name in ("commands.txt", "inputs.json"):  # like runs that a user typed
         (pair / name).unlink()
     other = run("--objectives=pair", "--steps=20")
     assert other.returncode == 1 and other.stderr.count("\n") == 1
     assert "pair-seed0/stage1 was trained with train.steps = 12: give another output_dir" in other.stderr
     again = run("--objectives=pair")
     assert again.returncode == 0
-    assert "1 of 1 cells are finished already" in again.stderr
+    assert "1 of 1 cells are already finished" in again.stderr
     assert again.stdout == done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_grid_on_texts_with_judges_an_untrained_model_and_a_run(tmp_path, folder, model):
+def test_grid_with_judges_untrained_model_and_run(tmp_path, folder, model):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("score\tsentence1\tsentence2\n5\ta cat\tcats\n1\ta cat\tthe table\n3\ta dog\ta cat\n")
     command = [sys.executable, "-m", "jaxir.grid", "--gin_file=gin/experiments/texts_grid.gin"]
@@ -97,7 +97,7 @@ def test_a_grid_on_texts_with_judges_an_untrained_model_and_a_run(tmp_path, fold
         "12.5",
         "-",
         "-",
-    ]  # one of eight queries, and no judge
+    ]  # one of eight queries; run files have no judges
     cells = tmp_path / "out" / "cells"
     assert sorted(p.name for p in (cells / "toy-BERT").iterdir()) == [
         *(
@@ -110,22 +110,22 @@ def test_a_grid_on_texts_with_judges_an_untrained_model_and_a_run(tmp_path, fold
         )
     ]
     log = (cells / "toy-minilm-sde-simcse-seed7" / "log.txt").read_text()
-    assert log.count("$ python -m jaxir.train") == 1  # what was there when the judge came was left alone
+    assert log.count("$ python -m jaxir.train") == 1  # finished results were kept when the judge was added
     assert log.count("$ python -m jaxir.evaluate") == 3
-    said = json.loads((cells / "toy-BERT" / "judge_cats.json").read_text())["spearman"]["all"]
-    assert lines[3][2].strip("*") == f"{said:.1f}"
+    value = json.loads((cells / "toy-BERT" / "judge_cats.json").read_text())["spearman"]["all"]
+    assert lines[3][2].strip("*") == f"{value:.1f}"
     accuracy = json.loads((cells / "toy-BERT" / "judge_tasks.json").read_text())["average"]["accuracy"]
     assert lines[3][3].strip("*") == f"{accuracy:.1f}" and accuracy > 0
 
 
-def test_two_at_once_in_one_directory_are_refused(tmp_path, grid_flags, capsys):
+def test_second_grid_in_a_directory_is_refused(tmp_path, grid_flags, no_rehearsal, capsys):
     with locked(tmp_path / "out", "held by this test"):
         assert cli.main("jaxir.grid:grid", grid_flags) == 1
     assert capsys.readouterr().err == f"error: another process works in {tmp_path}/out\n"
     assert not (tmp_path / "out").exists()
 
 
-def test_dry_run_prints_what_can_be_typed(tmp_path, grid_flags, capsys):
+def test_dry_run_prints_commands(tmp_path, grid_flags, capsys):
     assert cli.main("jaxir.grid:grid", [*grid_flags, "--dry_run", "--objectives=pair", "--sharing=sde"]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
     assert [line.split()[2] for line in lines] == ["jaxir.train", "jaxir.train", "jaxir.evaluate"]

@@ -1,4 +1,4 @@
-"""What an experiment reads is told by hashes: they change with what decides its results, and with no more."""
+"""Hashes of an experiment's inputs change with what decides its results, and with nothing else."""
 
 import json
 
@@ -22,14 +22,13 @@ def appended(path, text: str) -> None:
         (["DEV_SPLIT='other'"], ["train"]),
     ],
 )
-def test_the_splits_that_runs_train_on_and_choose_by_are_those_that_bindings_name(folder, bindings, splits):
-    told = inputs.of_training_splits(BeirFolder(folder), "toy", bindings)
+def test_training_splits_follow_bindings(folder, bindings, splits):
+    hashes = inputs.of_training_splits(BeirFolder(folder), "toy", bindings)
     paths = {f"split {split} of toy": folder / "qrels" / f"{split}.tsv" for split in splits}
-    assert told == {name: inputs.of_file(path) for name, path in paths.items()}
+    assert hashes == {name: inputs.of_file(path) for name, path in paths.items()}
 
 
-def test_a_folder_is_the_names_and_sizes_of_its_files(tmp_path):
-    """As that of a judge's tasks."""
+def test_hash_of_a_folder_covers_names_and_sizes(tmp_path):
     (tmp_path / "tasks" / "MR").mkdir(parents=True)
     file = tmp_path / "tasks" / "MR" / "train.tsv"
     seen = [inputs.of_file(tmp_path / "tasks")]
@@ -41,38 +40,37 @@ def test_a_folder_is_the_names_and_sizes_of_its_files(tmp_path):
     assert len(set(seen)) == 4
 
 
-def test_recipes_of_jaxirs_own_do_not_count_and_those_that_include_each_other_end(tmp_path):
+def test_shipped_recipes_are_not_hashed_and_cycles_end(tmp_path):
     for one, other in ("ab", "ba"):
         (tmp_path / f"{one}.gin").write_text(f"include '{tmp_path}/{other}.gin'\ninclude 'gin/pairs.gin'\n")
-    told = inputs.of_gin_files([tmp_path / "a.gin", "gin/pairs.gin", "no such file"])
-    assert list(told) == [f"{tmp_path}/a.gin", f"{tmp_path}/b.gin"]
+    hashes = inputs.of_gin_files([tmp_path / "a.gin", "gin/pairs.gin", "no such file"])
+    assert list(hashes) == [f"{tmp_path}/a.gin", f"{tmp_path}/b.gin"]
 
 
-@pytest.mark.parametrize("scheme", ["hf:", "st:", "w2v:", "t5x:"])
-def test_a_model_of_others_is_whatever_its_folder_holds(tmp_path, scheme):
+def test_hash_of_a_foreign_model_covers_its_files(tmp_path):
     place = tmp_path / "model"
     place.mkdir()
-    seen = [inputs.of_model(f"{scheme}{place}")]
+    seen = [inputs.of_model(f"hf:{place}")]
     for name in ("weights", "other", "weights"):
         appended(place / name, "1")
-        seen.append(inputs.of_model(f"{scheme}{place}"))
+        seen.append(inputs.of_model(f"hf:{place}"))
     (place / "weights").rename(place / "renamed")
-    seen.append(inputs.of_model(f"{scheme}{place}"))
+    seen.append(inputs.of_model(f"hf:{place}"))
     assert None not in seen and len(set(seen)) == len(seen)
     (place / ".cache").mkdir()
     (place / ".cache" / "file").touch()
     (place / "README.md").touch()
-    assert inputs.of_model(f"{scheme}{place}") == seen[-1]
+    assert inputs.of_model(f"hf:{place}") == seen[-1]
 
 
-def test_paths_that_are_no_local_model_have_no_hash(tmp_path):
-    (tmp_path / "train").mkdir()  # as a split is called
+def test_paths_without_a_local_model_have_no_hash(tmp_path):
+    (tmp_path / "train").mkdir()  # named like a split
     (tmp_path / "train" / "rows").touch()
     for spec in (str(tmp_path / "train"), "hf:someone/model", "x" * 5000, "hf:" + "x" * 300):
         assert inputs.of_model(spec) is None
 
 
-def test_a_run_is_its_description_and_its_best_checkpoint(tmp_path):
+def test_hash_of_a_run_covers_its_config_and_best_checkpoint(tmp_path):
     run = tmp_path / "run"
     for step in (1, 2):
         (run / "checkpoints" / str(step) / "run").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`python -m jaxir.rounds`: its commands, what it takes up again, and a whole run in real processes."""
+"""`python -m jaxir.rounds`: its commands, how it resumes, and a whole run in real processes."""
 
 import json
 import shutil
@@ -23,8 +23,8 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_rounds_from_end_to_end(tmp_path, folder, rounds_flags):
-    """Round 0 trains on negatives of another system's run, round 1 on those of its own."""
+def test_rounds_end_to_end(tmp_path, folder, rounds_flags):
+    """Round 0 trains on negatives of another system's run, round 1 on its own."""
     queries = [json.loads(line)["_id"] for line in (folder / "queries.jsonl").read_text().splitlines()]
     documents = [json.loads(line)["_id"] for line in (folder / "corpus.jsonl").read_text().splitlines()]
     ranked = (f"{q} Q0 {d} {n} {100 - n} bm25\n" for q in queries for n, d in enumerate(documents[:10], 1))
@@ -71,7 +71,7 @@ def test_rounds_from_end_to_end(tmp_path, folder, rounds_flags):
     assert other.returncode == 1 and "was begun with" in other.stderr
 
 
-def test_a_command_that_fails_is_named_and_finished_ones_are_left_alone(tmp_path, rounds_flags, capsys):
+def test_failed_command_is_named_and_finished_ones_are_kept(tmp_path, rounds_flags, no_rehearsal, capsys):
     out = tmp_path / "out"
     (out / "round0" / "model").mkdir(parents=True)
     (out / "round0" / "model" / "COMPLETE").touch()
@@ -80,7 +80,7 @@ def test_a_command_that_fails_is_named_and_finished_ones_are_left_alone(tmp_path
     reader = [f"--mine=cross_encoder={name},max_relevance=0.1"]
     assert cli.main("jaxir.rounds:rounds", [*rounds_flags, *reader]) == 1
     error = capsys.readouterr().err
-    assert error.splitlines()[0] == "round1: jaxir.encode", "round 0 is there, or so it seems"
+    assert error.splitlines()[0] == "round1: jaxir.encode", "round 0 looks finished"
     assert "error: round1: jaxir.encode failed:" in error and f"(see {out}/round1/log.txt)" in error
     mining = next(
         line for line in (out / cell_runner.COMMANDS).read_text().splitlines() if "jaxir.mine" in line
@@ -93,14 +93,14 @@ def test_a_command_that_fails_is_named_and_finished_ones_are_left_alone(tmp_path
     ]
 
 
-def test_two_at_once_in_one_directory_are_refused(tmp_path, rounds_flags, capsys):
+def test_second_process_in_a_directory_is_refused(tmp_path, rounds_flags, no_rehearsal, capsys):
     with locked(tmp_path / "out", "held by this test"):
         assert cli.main("jaxir.rounds:rounds", rounds_flags) == 1
     assert capsys.readouterr().err == f"error: another process works in {tmp_path}/out\n"
     assert not (tmp_path / "out").exists()
 
 
-def test_rounds_over_a_whole_recipe_train_on_what_they_mine(tmp_path, folder):
+def test_rounds_of_a_whole_recipe_train_on_mined_negatives(tmp_path, folder):
     settings = RoundSettings(
         recipe=["gin/pairs.gin"],
         dataset=f"beir:{folder}",
@@ -130,7 +130,7 @@ def test_rounds_over_a_whole_recipe_train_on_what_they_mine(tmp_path, folder):
 
 
 def finish(out: Path) -> None:
-    """Makes a round on pairs and one on mined negatives, as if all their commands had run."""
+    """Makes two finished rounds."""
     for number in (0, 1):
         here = out / f"round{number}"
         for made in ("index/index.json", "negatives/mining.json", "model/COMPLETE"):
@@ -145,7 +145,7 @@ def finish(out: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "called"), [("bert", "MODEL"), ("cross_bert", "cross_encoder")])
-def test_rounds_go_on_with_the_models_that_they_were_begun_with(tmp_path, rounds_flags, capsys, name, called):
+def test_rounds_refuse_changed_models(tmp_path, rounds_flags, capsys, name, called):
     for golden in ("bert", "cross_bert"):
         shutil.copytree(GOLDEN / golden, tmp_path / golden)
     last = f"--mine=last=20,cross_encoder=hf:{tmp_path / 'cross_bert'},max_relevance=0.1"
@@ -154,7 +154,7 @@ def test_rounds_go_on_with_the_models_that_they_were_begun_with(tmp_path, rounds
     finish(tmp_path / "out")
     assert cli.main("jaxir.rounds:rounds", [*bound, last]) == 0
     weights = tmp_path / name / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))  # of the same size
+    weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))  # same size
     capsys.readouterr()
     assert cli.main("jaxir.rounds:rounds", [*bound, last]) == 1
     assert f"out was begun when {called} had other content; give another" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Cells in real processes: finished ones are left alone, failing ones told, interrupted ones taken up."""
+"""Cells in real processes: finished ones are kept, failures are reported, interrupted ones resume."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from jaxir.experiments.grid_cells import Cell, Commands, Row, plan_cells
 from jaxir.storage.locks import locked
 
 ROOT = Path(__file__).resolve().parents[2]
-# A run that trains: a line of its log per step, COMPLETE at the end, and 143 when told to stop.
+# A training run: a log line per step, COMPLETE at the end, status 143 on SIGTERM.
 TRAIN = """
 import json, pathlib, signal, sys, time
 run, steps, pause = pathlib.Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
@@ -60,30 +60,29 @@ def cell(directory: Path, *, fails: bool = False, pause: float = 0.0, steps: int
     )
 
 
-def test_cells_run_once_and_a_failing_one_does_not_stop_the_others(tmp_path, capsys):
+def test_failed_cell_does_not_stop_the_others(tmp_path, capsys):
     cells = [cell(tmp_path / "a"), cell(tmp_path / "b", fails=True), cell(tmp_path / "c")]
     results = []
     failures = cell_runner.run_cells(cells, steps=4, on_result=lambda: results.append(len(results)))
-    assert [f.cell.name for f in failures] == ["b"]
-    assert failures[0].reason == "the data are bad"
-    assert "so far so good" in failures[0].log.read_text()
+    assert failures == [(cells[1], "the data are bad")]
+    assert "so far so good" in cells[1].log.read_text()
     assert [c.result.exists() for c in cells] == [True, False, True]
     assert len(results) == 2
-    said = capsys.readouterr().err
-    assert "[3/3] c" in said and "failed: the data are bad" in said and "P@1 0.4000" in said
+    log = capsys.readouterr().err
+    assert "[3/3] c" in log and "failed: the data are bad" in log and "P@1 0.4000" in log
 
     made = [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])]
     mended = [cells[0], cell(tmp_path / "b"), cells[2]]
-    assert cell_runner.run_cells(mended, steps=4, on_result=lambda: None) == [], "nothing of b could be lost"
+    assert cell_runner.run_cells(mended, steps=4, on_result=lambda: None) == [], "b has no results"
     with pytest.raises(UserError, match=r"b was begun with --steps=\d; give another output_dir"):
         cell_runner.run_cells([cells[1]], steps=4, on_result=lambda: None)
     assert [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])] == made
-    assert "2 of 3 cells are finished already" in capsys.readouterr().err
+    assert "2 of 3 cells are already finished" in capsys.readouterr().err
 
 
 @pytest.fixture
 def grid_of(tmp_path, folder, model, tiny_gin):
-    """Plans a grid of everything, whose cells are all finished; `write` replaces what it reads."""
+    """Plans a grid of finished cells with every kind of input."""
     (tmp_path / "mine.gin").write_text(f"include '{tmp_path}/base.gin'\n")
     (tmp_path / "base.gin").write_text("include 'gin/objectives/in_batch_softmax.gin'\n")
     (tmp_path / "sts.tsv").write_text("score\tsentence1\tsentence2\n5\ta cat\tcats\n")
@@ -120,11 +119,8 @@ def grid_of(tmp_path, folder, model, tiny_gin):
 
 CHANGES = {
     "mine.gin": ("train.train.seed = 3\n", "toy-tiny-sde-mine-seed0 was begun when .*mine.gin had other"),
-    "tiny.gin": ("PASSAGE_LENGTH = 9\n", "sde-standard-seed0 was begun when .*tiny.gin had other"),
     "base.gin": ("TEMPERATURE = 0.5\n", "-mine-seed0 was begun when .*base.gin had other content"),
-    "data/qrels/train.tsv": ("q1\td2\t1\n", "was begun when data set toy had other content"),
     "data/qrels/dev.tsv": ("q1\td2\t1\n", "was begun when split dev of data set toy had other content"),
-    "data/qrels/test.tsv": ("q1\td2\t1\n", "was begun when data set toy had other content"),
     "data/corpus.jsonl": ('{"_id": "x", "text": "x"}\n', "was begun when data set toy had other content"),
     "bm25.trec": ("q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was begun when run BM25 had other content"),
     "dev.tsv": ("1\ta cat\ta dog\n", "-seed0 was begun when STS had other content"),
@@ -145,7 +141,7 @@ def test_cells_that_read_changed_files_are_refused(grid_of, tmp_path):
     assert run() == []
     for file, (added, sentence) in CHANGES.items():
         content = (tmp_path / file).read_bytes()
-        changed = content[:-4] + bytes(4) if added is None else content + added.encode()  # of the same size
+        changed = content[:-4] + bytes(4) if added is None else content + added.encode()  # same size
         assert changed != content
         (tmp_path / file).write_bytes(changed)
         with pytest.raises(UserError, match=sentence):
@@ -155,19 +151,17 @@ def test_cells_that_read_changed_files_are_refused(grid_of, tmp_path):
 
 
 def judged(before: Cell, content: str) -> Cell:
-    """The cell with a judge, whose data have that content."""
+    """Returns the cell with a judge whose data have that content."""
     judging = {"rated": ("-c", JUDGE, str(before.directory / "judge_rated.json"))}
     commands = before.commands._replace(judging=judging)
     return dataclasses.replace(before, commands=commands, judged_by={"rated": content})
 
 
 def test_finished_steps_of_a_cell_are_kept(tmp_path, capsys):
-    """Its model where its test had failed, and both where a judge comes later."""
-
     def commands_of(made: Cell) -> list[str]:
         assert cell_runner.run_cells([made], steps=4, on_result=lambda: None) == []
-        said = (tmp_path / "a" / "log.txt").read_text()
-        return [line[-9:] for line in said.splitlines() if line.startswith("$ python")]
+        log = (tmp_path / "a" / "log.txt").read_text()
+        return [line[-9:] for line in log.splitlines() if line.startswith("$ python")]
 
     plain = cell(tmp_path / "a")
     assert len(commands_of(plain)) == 2
@@ -184,21 +178,21 @@ def test_judged_results_of_other_data_are_refused_until_removed(tmp_path):
     plain = cell(tmp_path / "a")
     assert run(judged(plain, "1")) == []
     plain.result.unlink()
-    assert run(plain) == []  # which writes down what is read, but for the judge's data
+    assert run(plain) == []  # records the inputs, except the judge's data
     other = judged(plain, "2")
     with pytest.raises(UserError, match=r"judge_rated\.json was made when judge rated had other data"):
         run(other)
-    other.judged["rated"].unlink()  # as that sentence advises
+    other.judged["rated"].unlink()  # as the error advises
     assert run(other) == [] and run(other) == []
 
 
-def test_the_bar_counts_steps(tmp_path, capsys, monkeypatch):
+def test_progress_bar_counts_steps(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0)
     assert cell_runner.run_cells([cell(tmp_path / "a")], steps=4, on_result=lambda: None) == []
     assert "grid: 4 of 4 steps," in capsys.readouterr().err
 
 
-def test_the_steps_of_a_stage_come_after_those_before(tmp_path):
+def test_progress_adds_the_steps_of_stages(tmp_path):
     first = cell(tmp_path / "a")
     second = tmp_path / "a" / "second"
     train = (second, ("-c", TRAIN, str(second), "3", "0"))
@@ -208,19 +202,19 @@ def test_the_steps_of_a_stage_come_after_those_before(tmp_path):
     assert seen == sorted(seen) and seen[-1] == 4 + 3 and 4 in seen
 
 
-def test_the_end_of_a_log_that_is_being_written(tmp_path):
+def test_incomplete_log_lines_are_skipped(tmp_path):
     assert cell_runner.last_step(tmp_path) == 0
     log = tmp_path / "log.jsonl"
     for torn in ("", '{"step": 9', '{"loss": 1}\n', "null\n"):
         log.write_text("".join(f'{{"step": {n}, "loss": 0.5}}\n' for n in range(1, 300)) + torn)
         assert cell_runner.last_step(tmp_path) == 299
     log.write_bytes(b"a bar\r1 of 2\r2 of 2\rerror: no room\n")
-    assert cell_runner.last_words(log) == "no room"
+    assert cell_runner.last_line(log) == "no room"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 @pytest.mark.slow
-def test_a_signal_reaches_the_command_and_the_cell_is_taken_up_where_it_was(tmp_path, number):
+def test_cell_resumes_after_a_signal(tmp_path, number):
     slow = cell(tmp_path / "slow", pause=0.1, steps=40)
     script = (
         "import sys\nfrom pathlib import Path\n"
@@ -235,7 +229,7 @@ def test_a_signal_reaches_the_command_and_the_cell_is_taken_up_where_it_was(tmp_
         time.sleep(0.02)
     process.send_signal(number)
     assert process.wait(60) == (143 if number == signal.SIGTERM else -number)
-    time.sleep(0.2)  # where nobody waits for the command
+    time.sleep(0.2)  # after SIGKILL nothing waits for the command
     before = cell_runner.last_step(slow.directory / "model")
     time.sleep(0.3)
     assert 2 <= before < 40
@@ -249,31 +243,31 @@ def test_a_signal_reaches_the_command_and_the_cell_is_taken_up_where_it_was(tmp_
     assert steps == list(range(1, 41))
 
 
-def test_a_killed_command_is_a_failure(tmp_path):
+def test_killed_command_is_a_failure(tmp_path):
     victim = cell(tmp_path / "victim")
     kill = ("-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     commands = victim.commands._replace(training=((tmp_path / "victim" / "model", kill),))
-    (failure,) = cell_runner.run_cells(
+    ((_, reason),) = cell_runner.run_cells(
         [Cell(**{**vars(victim), "commands": commands})], steps=4, on_result=lambda: None
     )
-    assert failure.reason == "killed by SIGKILL"
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # handlers are put back
+    assert reason == "killed by SIGKILL"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # handlers are restored
 
 
 @pytest.mark.parametrize("ends", ["os.kill(os.getpid(), signal.SIGTERM)", "sys.exit(128 + signal.SIGTERM)"])
-def test_a_command_that_is_stopped_from_outside_stops_the_grid(tmp_path, ends):
-    """Which would else go on with what its user, or the system that shuts down, has just stopped."""
+def test_command_stopped_from_outside_stops_the_grid(tmp_path, ends):
+    """Otherwise the grid would start the next cell of what a user or a shutdown has stopped."""
     stopped = cell(tmp_path / "stopped")
     stop = ("-c", f"import os, signal, sys; {ends}")
     commands = stopped.commands._replace(training=((tmp_path / "stopped" / "model", stop),))
     cells = [dataclasses.replace(stopped, commands=commands), cell(tmp_path / "next")]
-    with pytest.raises(cell_runner.Interrupted) as told:
+    with pytest.raises(cell_runner.Interrupted) as stop:
         cell_runner.run_cells(cells, steps=4, on_result=lambda: None)
-    assert told.value.args == (signal.SIGTERM,)
+    assert stop.value.args == (signal.SIGTERM,)
     assert not (tmp_path / "next").exists()
 
 
-def test_a_command_that_nobody_waits_for_any_more_ends(tmp_path):
+def test_command_ends_if_its_caller_raises(tmp_path):
     place = tmp_path / "pid"
     script = "import os, sys, time; os.write(os.open(sys.argv[1], 65), b'%d' % os.getpid()); time.sleep(60)"
 
@@ -299,7 +293,7 @@ with locked(out, "held"):
 SAVES = """
 import pathlib, signal, sys, time
 out = pathlib.Path(sys.argv[1])
-signal.signal(signal.SIGTERM, lambda *_: (out / "told").touch())
+signal.signal(signal.SIGTERM, lambda *_: (out / "terminated").touch())
 (out / "begun").touch()
 while not (out / "saved").exists():
     time.sleep(0.02)
@@ -313,16 +307,16 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.skipif(not cell_runner._dying_with_parent(), reason="no setpriv here")
-def test_the_command_of_a_killed_grid_holds_its_directory_until_it_has_saved(tmp_path):
-    """Else the next grid would find its own cell taken, count it as failed and go on."""
+@pytest.mark.skipif(not cell_runner._terminated_with_parent(), reason="no setpriv here")
+def test_command_of_a_killed_grid_keeps_the_lock_until_it_has_saved(tmp_path):
+    """Otherwise the next grid would count the locked cell as failed."""
     out = tmp_path / "out"
     grid = subprocess.Popen([sys.executable, "-c", WORKS, str(out), SAVES])
     try:
         wait_for(out / "begun")
         grid.kill()
         grid.wait()
-        wait_for(out / "told")
+        wait_for(out / "terminated")
         with pytest.raises(UserError, match="another works there"), locked(out, "another works there"):
             pass
     finally:

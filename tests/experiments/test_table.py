@@ -1,4 +1,4 @@
-"""The paper's table from cells' scores: means, deviations, differences and what is missing."""
+"""The paper's table from cells' scores: means, deviations, differences and missing cells."""
 
 import dataclasses
 import json
@@ -39,12 +39,14 @@ def cell(directory: Path, objective: str, seed: int, values, *, dataset="data", 
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "null", "[]", "{}", '{"metrics"', '{"metrics": {"RR": "x"}, "per_query": {"RR": {"q": 1}}}'),
-        *('{"metrics": {"RR": 1}, "per_query": {"RR": [1]}}', '{"metrics": {"RR": 1}, "per_query": {}}'),
-        '{"metrics": {"RR": 1}, "per_query": {"RR": {"q": NaN}}}',
+        *("", "{}", '{"metrics": {"RR": "x"}, "per_query": {"RR": {"q": 1}}}'),
+        *(
+            '{"metrics": {"RR": 1}, "per_query": {}}',
+            '{"metrics": {"RR": 1}, "per_query": {"RR": {"q": NaN}}}',
+        ),
     ],
 )
-def test_damaged_scores_are_told(cells, content):
+def test_damaged_scores_name_their_file(cells, content):
     path = cells[1].directory / "test.json"
     path.write_text(content)
     for reader in (lambda: table.collect(cells), lambda: table.rounds_table([path])):
@@ -71,18 +73,18 @@ def test_means_and_deviations_over_seeds(cells):
 
 
 def judged(cell: Cell, content: object) -> Cell:
-    """The cell with a judge who has said so."""
+    """Returns the cell with a judge's output."""
     found = dataclasses.replace(cell, commands=Commands(training=(), testing=(), judging={"sickr": ()}))
     found.judged["sickr"].write_text(json.dumps(content))
     return found
 
 
-def test_a_judge_has_a_column_and_untrained_models_have_rows(cells, tmp_path):
-    said = [{"spearman": {"x": 9.0, "all": rho}} for rho in (70.0, 80.0, 81.0)]
-    said.append({"tasks": {}, "average": {"all": 81.0, "mean": 1.0}})
+def test_judges_have_columns_and_untrained_models_have_rows(cells, tmp_path):
+    outputs = [{"spearman": {"x": 9.0, "all": rho}} for rho in (70.0, 80.0, 81.0)]
+    outputs.append({"tasks": {}, "average": {"all": 81.0, "mean": 1.0}})
     of_one_tower = [dataclasses.replace(c, row=dataclasses.replace(c.row, sharing="sde")) for c in cells]
-    trained = [judged(c, content) for c, content in zip(of_one_tower, said, strict=True)]
-    row = Row(model="", sharing="", objective="GloVe", variant="")
+    trained = [judged(c, content) for c, content in zip(of_one_tower, outputs, strict=True)]
+    row = Row(objective="GloVe")
     untrained = dataclasses.replace(cell(tmp_path, "GloVe", 0, [1, 1, 1]), row=row)
     results = table.collect([*trained, judged(untrained, {"spearman": {"all": 50.0}})])
     assert table.scores_table(results).splitlines() == [
@@ -100,9 +102,9 @@ def test_a_judge_has_a_column_and_untrained_models_have_rows(cells, tmp_path):
             table.collect([judged(trained[3], content)])
 
 
-def test_a_judge_of_transfer_tasks_has_their_mean_accuracy(cells):
-    said = {"tasks": {"MR": {"accuracy": 76.0}}, "average": {"accuracy": 80.0, "dev": 79.0}, "missing": {}}
-    results = table.collect([judged(cells[0], said)])
+def test_judge_of_transfer_tasks_scores_mean_accuracy(cells):
+    output = {"tasks": {"MR": {"accuracy": 76.0}}, "average": {"accuracy": 80.0, "dev": 79.0}, "missing": {}}
+    results = table.collect([judged(cells[0], output)])
     assert results.score(cells[0].row, "data", "sickr accuracy").mean == pytest.approx(0.8)
     assert results.judged == {"sickr accuracy"}
 
@@ -114,14 +116,14 @@ def test_differences_are_paired_over_queries_and_seeds(cells):
     assert (found.row.objective, found.baseline.objective, found.seeds) == ("SamToNe", "Standard", (0, 1))
     assert found.difference == pytest.approx(1 / 3)
     assert (found.wins, found.losses, found.deviation) == (1, 0, pytest.approx(0.0))
-    assert found.low == 0.0  # of three queries one differs: a sample without it has no difference
+    assert found.low == 0.0  # one of three queries differs: a resample without it has no difference
     assert found.high == pytest.approx(1.0)
     assert "| ADE-SPL | SamToNe | Standard | data | P@1    | +33.33" in table.differences_table(
         results, differences
     )
 
 
-def test_missing_cells_are_named_and_pair_only_common_seeds(tmp_path):
+def test_missing_cells_are_named_and_only_common_seeds_compared(tmp_path):
     cells = [
         cell(tmp_path, "Standard", 0, [0, 0, 1]),
         cell(tmp_path, "Standard", 1, None),
@@ -139,7 +141,7 @@ def test_missing_cells_are_named_and_pair_only_common_seeds(tmp_path):
     assert numbers["differences"][0]["difference"] == pytest.approx(1 / 3)
 
 
-def test_variants_are_compared_with_the_first_and_data_sets_averaged(tmp_path):
+def test_variants_are_compared_with_the_first_and_datasets_averaged(tmp_path):
     cells = [
         cell(tmp_path, objective, 0, [first, second], dataset=dataset, variant=variant)
         for dataset, second in (("A", 0), ("B", 1))

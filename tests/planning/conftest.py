@@ -1,4 +1,4 @@
-"""Plans read what XLA writes down while it compiles, and a program of the run's cache is not compiled."""
+"""Fixtures of plans. Plans read what XLA dumps while compiling, so cached programs must not be used."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ QUICK = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_anew():
-    """Scoped to modules: a package's fixtures would stay in force until the session ends."""
+    """Module scope: a package's fixtures would last until the session ends."""
     keep_no_more_programs()
     yield
     jax.config.update("jax_enable_compilation_cache", True)
@@ -57,7 +57,7 @@ def small_macros(model) -> list[str]:
 
 @pytest.fixture
 def in_process(tmp_path):
-    """Runs `python WORDS` as users do, with devices of its own: no fake ones, no chosen platform."""
+    """Runs `python WORDS` as users do: no fake devices, no chosen platform."""
 
     def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
         env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | environment

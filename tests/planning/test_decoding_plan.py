@@ -1,4 +1,4 @@
-"""Plans of generation: counts against hands, and the TPU's own compiler."""
+"""Plans of generation: counts against hand calculation, and the TPU's own compiler."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ def planned(how: Decoding) -> decoding_plan.DecodingPlan:
 
 
 def by_hand(new_tokens: int, outputs: int) -> float:
-    """Operations of the products of a batch: for every text, and every token of every output."""
+    """Operations of a batch's products: for each text, and each token of each output."""
     feed_forward, inner = 2 * 3 * E * F, H * K
     text = LAYERS * S * (2 * 4 * E * inner + feed_forward + 2 * 2 * S * inner)  # the encoder
     text += LAYERS * S * 2 * 2 * E * inner  # keys and values of its output
@@ -49,7 +49,7 @@ def by_hand(new_tokens: int, outputs: int) -> float:
     [Decoding(max_new_tokens=8), Decoding(max_new_tokens=16, num_outputs=3, temperature=1.0)],
     ids=["greedy", "samples"],
 )
-def test_the_loop_counts_as_often_as_an_output_has_tokens(how):
+def test_work_and_rate_of_the_decoding_loop_equal_hand_counts(how):
     plan = planned(how)
     assert plan.costs.work.flops * CHIPS == by_hand(how.max_new_tokens, how.num_outputs)
     assert plan.batch.tokens == ROWS * how.num_outputs * how.max_new_tokens
@@ -81,7 +81,7 @@ def test_generator_is_described_without_weights(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_compiles_for_chips_that_are_not_there(tpu_compiler, in_process, tmp_path):
+def test_plan_command_compiles_generation_for_a_tpu_slice(tpu_compiler, in_process, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     write_json(folder / "config.json", hf_config.describe(BACKBONE, 0) | {"tie_word_embeddings": False})

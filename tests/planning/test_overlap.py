@@ -1,4 +1,4 @@
-"""What a step sends behind other work: schedules as a TPU's compiler writes them, worked out by hand."""
+"""Overlap of communication, for schedules as a TPU's compiler writes them, against hand calculation."""
 
 import types
 
@@ -11,18 +11,18 @@ from jaxir.costs import collectives, hlo, overlap, roofline, targets, work
 
 V5E = targets.parse("v5e:2x2")
 SQUARE = [types.SimpleNamespace(coords=(x, y, 0)) for x in range(2) for y in range(2)]
-# Four chips in a ring of two links: what a chip sends of an [N] gathered by four is 3/4 of it.
+# Four chips in a ring of two links: each sends 3/4 of an [N] array that four gather.
 GATHER = 3 / 4 * 4096 * 4096 * 2 / (2 * V5E.chip.link_bandwidth)
-PRODUCT = 2 * 4096**3 / V5E.chip.flops  # longer than its traffic with HBM, and than a gather
+PRODUCT = 2 * 4096**3 / V5E.chip.flops  # longer than its HBM traffic, and than a gather
 COPY = 4096 * 4096 * 2 / V5E.chip.memory_bandwidth
 BIG = "bf16[4096,4096]{1,0}"
-# In the chip's own memory: without traffic.
+# In the chip's own memory: no HBM traffic.
 WHOLE, PART = "bf16[4096,4096]{1,0:S(1)}", "bf16[1024,4096]{1,0:S(1)}"
 OVER_ALL = "replica_groups=[1,4]<=[4], dimensions={0}"
 
 
 def program(body: str, others: str = "") -> hlo.Program:
-    """Returns a program of these lines, for which %a and %b are there, and of other computations."""
+    """Returns a program of these lines, with %a and %b defined, and other computations."""
     lines = [f"%a = {WHOLE} parameter(0)", f"%b = {PART} parameter(1)"]
     lines += [line.strip() for line in body.strip().splitlines()]
     main = "ENTRY %main (a: f32[1]) -> f32[1] {\n  " + "\n  ".join(lines) + "\n}\n"
@@ -44,7 +44,7 @@ def follow(found: hlo.Program) -> overlap.Overlap:
     return followed
 
 
-def test_a_collective_in_one_part_is_waited_for():
+def test_synchronous_collective_is_waited_for():
     found = follow(program(f"{product('x')}\n%g = {WHOLE} all-gather(%b), {OVER_ALL}\n{product('y')}"))
     assert found.seconds == pytest.approx(2 * PRODUCT + GATHER)
     assert found.hidden_seconds == 0 and not any(found.hidden_bytes.values())
@@ -64,7 +64,7 @@ def test_work_between_start_and_done_hides_a_collective():
     assert found.hidden_seconds == 0
 
 
-def test_a_start_that_wraps_a_collective_is_one():
+def test_start_of_a_computation_with_a_collective_hides_it():
     wrapped = f"""%wrapped (p: f32[1]) -> f32[1] {{
   %p = {PART} parameter(0)
   ROOT %g = {WHOLE} all-gather(%p), {OVER_ALL}
@@ -76,7 +76,7 @@ def test_a_start_that_wraps_a_collective_is_one():
     found = follow(program(text, wrapped))
     assert found.hidden_seconds == pytest.approx(GATHER)
     assert found.seconds == pytest.approx(PRODUCT)
-    # One that a SparseCore runs.
+    # A SparseCore runs this one.
     where = 'async_execution_thread="sparsecore", to_apply=%wrapped'
     line = f"%s = (({PART}, token[]), {WHOLE}) call-start(%b), {where}"
     read = program(f"{line}\n{product('x')}\n%d = {WHOLE} call-done(%s)", wrapped)
@@ -87,7 +87,7 @@ def test_a_start_that_wraps_a_collective_is_one():
     assert gather.kind == "all-gather" and gather.traffic == 3 / 4 * 4096 * 4096 * 2
 
 
-def test_the_links_send_one_thing_after_the_other():
+def test_links_send_one_collective_at_a_time():
     begun = "\n".join(started(f"s{i}") for i in range(9))
     ended = "\n".join(f"%g{i} = {WHOLE} all-gather-done(%s{i})" for i in range(9))
     found = follow(program(f"{begun}\n{product('x')}\n{ended}"))
@@ -95,7 +95,8 @@ def test_the_links_send_one_thing_after_the_other():
     assert found.seconds == pytest.approx(9 * GATHER) and 9 * GATHER > PRODUCT
 
 
-# What libtpu fuses into products: its start, the product that carries it on, another that does not, its end.
+# A collective that libtpu fuses into products: its start, a product that continues it, another that does not,
+# its end.
 CARRIED = f"""HloModule m
 
 %start (p0: f32[1]) -> f32[1] {{
@@ -141,7 +142,7 @@ ENTRY %main (a: f32[1]) -> f32[1] {{
 
 
 @pytest.mark.parametrize("carries", [True, False])
-def test_carried_collectives_advance_during_their_products_only(carries):
+def test_fused_collectives_advance_during_their_products_only(carries):
     text = CARRIED if carries else CARRIED.replace("calls=%carry", "calls=%plain")
     plain = CARRIED[CARRIED.index("%carry (") : CARRIED.index("%end (")].replace("%carry", "%plain", 1)
     plain = "\n".join(line for line in plain.splitlines() if "all-gather" not in line) + "\n\n"
@@ -153,7 +154,7 @@ def test_carried_collectives_advance_during_their_products_only(carries):
     assert found.seconds == pytest.approx(5 * (2 * PRODUCT + GATHER) - hidden)
 
 
-def test_a_copy_from_hbm_has_the_time_that_a_product_leaves_it():
+def test_copies_from_hbm_overlap_products():
     copied = f"%c = ({WHOLE}, {BIG}, u32[]) copy-start(%a)"
     ended = f"%d = {WHOLE} copy-done(%c)"
     assert COPY < PRODUCT

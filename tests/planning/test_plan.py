@@ -1,18 +1,15 @@
-"""A plan of a small dual encoder: its numbers against those of shapes, hands and XLA."""
+"""Plans of a small dual encoder, against shapes, hand calculation and XLA."""
 
 import dataclasses
 import functools
-import math
 import re
-import types
 
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 from jaxir.core.errors import UserError
-from jaxir.costs import collectives, hlo, roofline, targets, work
+from jaxir.costs import collectives, hlo, targets, work
 from jaxir.costs.collectives import Collective
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
@@ -20,8 +17,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.simcse import SimCSE
-from jaxir.planning import activation_memory, advice, prices, program, run_plan
-from jaxir.planning.typed import OF_RECIPES, Command
+from jaxir.planning import prices, program, run_plan
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.memory import HEADROOM
@@ -49,7 +45,7 @@ def config(**changes) -> DualEncoderConfig:
 def planned(model=None, *, optimizer=None, mesh=None, devices=4, objective=None, **how) -> program.Planned:
     mesh = mesh or MeshConfig(fsdp=2)
     recipe = Recipe(
-        model=object(),  # the configuration is given
+        model=object(),  # unused: the configuration is given
         mesh=mesh,
         objective=objective or Contrastive(),
         data=None,
@@ -66,7 +62,7 @@ def small_step(model=None, *, objective=None, **how) -> program.Step:
 
 @functools.cache
 def step_of(model, **how) -> program.Step:
-    """One for all tests that ask for it, and so traced once: JAX keeps what it has traced of a step."""
+    """Cached, so that JAX traces each step once."""
     return program.make_step(planned(model, **how))
 
 
@@ -75,7 +71,7 @@ def traced(function, step) -> work.Work:
         return work.traced(function, step.state, step.batch)
 
 
-def test_the_products_of_a_step_are_those_of_pencil_and_paper():
+def test_products_of_a_step_equal_a_hand_count():
     step = small_step()
     with step.partitioner():
         forward = work.traced(step.forward, step.trained, step.state, step.batch).flops
@@ -89,7 +85,7 @@ def test_the_products_of_a_step_are_those_of_pencil_and_paper():
     assert forward == expected
 
 
-def test_a_step_of_another_kind_of_model_is_refused():
+def test_objective_of_another_kind_of_model_is_refused():
     with pytest.raises(
         UserError, match=r"Reranking trains a cross-encoder .*, but the model is a dual encod"
     ):
@@ -103,7 +99,7 @@ def compiled() -> tuple[program.Step, program.Compiled]:
     return step, program.compile_step(step)
 
 
-def test_a_chip_does_its_share_of_the_products(compiled):
+def test_compiled_chip_does_its_share_of_the_products(compiled):
     step, done = compiled
     whole = traced(step.function, step).flops
     unrolled = small_step(config(scan_layers=False))
@@ -136,28 +132,20 @@ def test_counted_work_of_frozen_layers_is_their_forward_pass():
     assert work.differentiated(loss, *shapes) == product * (3 + 1 + 2 * (3 + 2) + 3 / 2)
 
 
-def test_recomputing_blocks_costs_a_forward_pass_and_saves_memory():
+def test_remat_saves_memory_and_leaves_useful_flops():
     plain, products, remat = (small_step(config(remat=of)) for of in (False, "products", True))
-    assert 1.2 < traced(remat.function, remat).flops / traced(plain.function, plain).flops < 1.4
-    all_kept, some_kept, least_kept = map(activation_memory.kept, (plain, products, remat))
-    assert least_kept.activations < 0.5 * all_kept.activations
-    assert least_kept.activations < 0.7 * some_kept.activations
-    assert some_kept.activations < 0.7 * all_kept.activations
+    all_kept, some_kept, least_kept = (step.activation_bytes() for step in (plain, products, remat))
+    assert least_kept < 0.5 * all_kept
+    assert least_kept < 0.7 * some_kept
+    assert some_kept < 0.7 * all_kept
     assert useful(remat) == useful(products) == useful(plain) == traced(plain.function, plain).flops
-    assert least_kept.gradients == all_kept.gradients > 0
-
-
-def test_more_devices_keep_less_of_the_batch_each():
-    one = activation_memory.kept(small_step(mesh=MeshConfig(fsdp=1), devices=1))
-    four = activation_memory.kept(small_step(mesh=MeshConfig(fsdp=4)))
-    assert four.activations < 0.3 * one.activations
-    assert four.gradients < 0.3 * one.gradients
 
 
 def test_state_and_batch_are_the_compiled_programs_arguments():
     step = small_step(optimizer=AdamW(), mesh=MeshConfig(tensor=2, fsdp=2), num_negatives=2)
     with step.partitioner():
-        compiled = step.function.lower(step.state, step.batch).compile()
+        lowered = step.function.lower(step.state, step.batch)
+    compiled = lowered.compile(compiler_options={"xla_backend_optimization_level": 0})
     held = program.bytes_of(step.state) + program.bytes_of(step.batch)
     assert compiled.memory_analysis().argument_size_in_bytes == held
     assert program.bytes_of(step.batch) * 2 == 4 * BATCH * (8 + 16 * 3 + 2 * 4)
@@ -172,14 +160,14 @@ def gpu() -> run_plan.Plan:
     return make()
 
 
-def test_a_plan_by_arithmetic_holds_together(gpu):
+def test_estimated_plan_is_consistent(gpu):
     made = gpu
     assert made.fits
     assert not made.compiled
     assert made.mesh == {"slices": 1, "data": 2, "fsdp": 2, "tensor": 1}
     step = small_step()
     assert made.num_parameters == sum(x.size for x in jax.tree.leaves(step.state.params))
-    assert made.memory.state == program.bytes_of(step.state) - 4  # without the count of steps
+    assert made.memory.state == program.bytes_of(step.state) - 4  # excludes the step counter
     assert made.memory.temporaries > made.memory.gradients + made.memory.activations > 0
     assert made.costs.work.flops * 4 == pytest.approx(traced(step.function, step).flops, rel=0.02)
     assert made.costs.work.vector > 0
@@ -190,8 +178,7 @@ def test_a_plan_by_arithmetic_holds_together(gpu):
     assert ("all-reduce", ("data",)) in kinds
     assert ("all-gather", ("fsdp",)) in kinds
     text = run_plan.render(made)
-    for line in ("plan for gpu:4xl4", "parameters, float32", "all-gather", "1,000 steps", "fits: "):
-        assert line in text
+    assert text.startswith("fits: ") and "1,000 steps" in text and "parameters, float32" in text
 
 
 @pytest.mark.parametrize(
@@ -199,13 +186,12 @@ def test_a_plan_by_arithmetic_holds_together(gpu):
     [
         ({}, False),
         ({"jax_optimization_level": "O1"}, True),
-        ({"jax_exec_time_optimization_effort": -1.0}, True),
         ({"jax_memory_fitting_effort": -0.5, "jax_memory_fitting_level": "O0"}, True),
         ({"jax_exec_time_optimization_effort": 0.5, "jax_optimization_level": "O3"}, False),
     ],
 )
-def test_a_plan_says_how_thorough_its_compiler_was(changed, quick, gpu):
-    """In a plan of TPUs; one of GPUs has seen no compiler whose settings count."""
+def test_plan_names_its_compiler_settings(changed, quick, gpu):
+    """Only in plans for TPUs: those for GPUs use no compiler."""
     was = {name: getattr(jax.config, name) for name in changed}
     try:
         for name, value in changed.items():
@@ -238,12 +224,12 @@ def test_plan_that_does_not_fit_advises_changes():
     words, command = made.advice[-2:]
     assert re.fullmatch(r"\d+ chips, fsdp=\d+.* \(about [\d.]+ GiB on each chip\):", words)
     assert re.fullmatch(r"  python -m jaxir\.plan --topology=gpu:(\d+)xl4 --fsdp=\1.*", command)
-    assert text.splitlines()[2:5] == ["try one of these:", f"  {made.advice[0]}", f"  {made.advice[1]}"]
+    assert text.splitlines()[1:4] == ["try one of these:", f"  {made.advice[0]}", f"  {made.advice[1]}"]
 
 
 @pytest.mark.slow
 def test_advised_settings_fit():
-    """By its shapes, not in proportion: the logits of a batch do not shrink with its chunks."""
+    """Checked from shapes: the logits of a batch do not shrink with its chunks."""
     target = dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(make().memory.total * 0.9))
     changed = {"--fsdp": "fsdp", "--remat": "remat", "--chunks": "chunks", "--batch_size": "size"}
     commands = run_plan.make(target, planned()).advice[1::2]
@@ -259,45 +245,25 @@ def test_advised_settings_fit():
         assert run_plan.make(target, planned(**how)).fits, command
 
 
-@pytest.mark.parametrize(("text", "costs"), [("l4=0.5", "0.00"), ("l4=90000,h100=3", r"[\d,.]+ to [\d,.]+")])
-def test_prices_are_of_any_plan(gpu, text, costs):
-    priced = prices.read(text.split(","), [gpu.target])
-    said = run_plan.render(gpu, priced).splitlines()
-    assert re.fullmatch(rf"1,000 steps at full speed: .*, costs {costs}", said[1])
+def test_priced_plan_costs_chip_hours(gpu):
+    priced = prices.read(["l4=90000", "h100=3"], [gpu.target])
+    lines = run_plan.render(gpu, priced).splitlines()
+    assert re.fullmatch(r"1,000 steps at full speed: .*, costs [\d,.]+ to [\d,.]+", lines[1])
     hours = gpu.costs.roofline.overlapped * 1000 / 3600
-    assert f"costs {hours * 4 * priced['l4']:,.2f}" in "\n".join(said[2:])
+    assert f"costs {hours * 4 * priced['l4']:,.2f}" in "\n".join(lines[2:])
 
 
-@pytest.mark.parametrize(
-    ("typed", "changed"),
-    [
-        (["--topology=gpu:1xl4", "--prices=l4=1"], "--topology=gpu:2xl4 --remat=True"),
-        (
-            ["--topology", "gpu:1xl4", "--remat=none", "--steps=3"],
-            "--steps=3 --topology=gpu:2xl4 --remat=True",
-        ),
-        (["--model=a b"], "'--model=a b' --topology=gpu:2xl4 --remat=True"),
-    ],
-)
-def test_a_typed_command_is_changed(typed, changed):
-    command = Command(["python", "-m", "jaxir.plan", *typed], OF_RECIPES.flags)
-    settings = {"topology": "gpu:2xl4", "remat": True, "prices": None}
-    assert command.changed(settings) == f"python -m jaxir.plan {changed}"
-
-
-def test_a_step_too_large_for_one_chip_is_told_without_a_compiler():
-    step = types.SimpleNamespace(
-        message="Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm. Exceeded"
-    )
-    found = program._does_not_fit(RuntimeError(step.message), held=2**30)
+def test_compiler_error_yields_the_missing_memory():
+    message = "Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm. Exceeded"
+    found = program._does_not_fit(RuntimeError(message), held=2**30)
     assert (found.limit, found.temporaries) == (int(15.75 * 2**30), int(19.5 * 2**30))
     assert found.short_by == pytest.approx(4.75 * 2**30)
-    with pytest.raises(UserError, match="the compiler refuses the step: mosaic failed"):
+    with pytest.raises(UserError, match="the compiler refused the step: mosaic failed"):
         program._does_not_fit(RuntimeError("mosaic failed\nat line 3"), held=0)
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_but_for_products_of_attention_none_is_computed_anew(chunks):
+def test_remat_recomputes_the_products_of_its_policy(chunks):
     objective = Contrastive(chunks=chunks)
     flops = []
     for remat in (False, "products", True):
@@ -306,169 +272,46 @@ def test_but_for_products_of_attention_none_is_computed_anew(chunks):
     attention = linear = 0
     for length in (LENGTHS.query_max_length, LENGTHS.passage_max_length):
         attention += 2 * LAYERS * 2 * BATCH * HEADS * length * length * K
-        linear += 2 * LAYERS * BATCH * length * (4 * E * HEADS * K + 2 * E * F)  # not a block's last
+        linear += 2 * LAYERS * BATCH * length * (4 * E * HEADS * K + 2 * E * F)  # except a block's last
     assert flops[1] - flops[0] == attention
     assert flops[2] - flops[1] == linear
 
 
 @pytest.mark.slow
 def test_auto_remat_is_chosen_for_the_planned_chip():
-    def on_one(remat, room):  # of which the program need not be partitioned
+    def on_one(remat, room):  # one device: needs no partitioning
         one = planned(config(remat=remat), mesh=MeshConfig(fsdp=1), devices=1)
         return run_plan.make(dataclasses.replace(targets.parse("gpu:1xl4"), chip=chip(room)), one)
 
-    sizes = {remat: on_one(remat, 2**40).memory.total for remat in (False, "products", True)}
-    assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
-    for remat, words in (("products", "remat but for products"), (True, "remat")):
-        chosen = on_one("auto", sizes[remat])
-        assert f"float32, {words}, scanned" in chosen.model
-        assert chosen.memory.total == sizes[remat]
-    with pytest.raises(UserError, match=r"does not fit into .* even with remat=True: .*, or set chunks$"):
-        on_one("auto", 1000)
+    wanted = on_one("products", 2**40)
+    chosen = on_one("auto", wanted.memory.total)
+    assert "float32, remat except products, scanned" in chosen.model
+    assert chosen.memory.total == wanted.memory.total < on_one(False, 2**40).memory.total
 
 
 @pytest.mark.slow
 def test_chunks_are_chosen_for_the_planned_chips_memory():
-    sizes = {n: make(objective=Contrastive(chunks=n)).memory.total for n in (1, 3)}
-    assert sizes[3] < sizes[1]
-    roomy, tight = (dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(sizes[n])) for n in (1, 3))
-    auto = planned(objective=Contrastive(chunks="auto"))
-    assert "chunks" not in run_plan.make(roomy, auto).batch
-    chosen = run_plan.make(tight, auto)
+    size = make(objective=Contrastive(chunks=3)).memory.total
+    tight = dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(size))
+    chosen = run_plan.make(tight, planned(objective=Contrastive(chunks="auto")))
     assert chosen.batch.endswith("embedded in 3 chunks")
-    assert chosen.memory.total == sizes[3]
-    assert chosen.fits
-    with pytest.raises(UserError, match=r"does not fit into .* even with one example a chunk"):
-        run_plan.make(dataclasses.replace(tight, chip=chip(1000)), auto)
+    assert chosen.memory.total == size and chosen.fits
 
 
 def chip(room: float) -> targets.Chip:
-    """A chip with just enough memory for `room` bytes and some counters."""
+    """A chip that has just enough memory for `room` bytes and some counters."""
     return dataclasses.replace(targets.parse("gpu:4xl4").chip, memory=(room + 64) / HEADROOM)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "machine", "macros"),
-    [
-        ({"fsdp": 16}, "v5p:2x2x2", {"fsdp": 8}),
-        ({"fsdp": 16}, "v5e:4x4*2", {"slices": 2}),
-        ({"fsdp": 16, "tensor": 4}, "gpu:8xh100", {"fsdp": 2}),
-        ({"fsdp": 3, "tensor": 3}, "gpu:8xh100", {"fsdp": 1, "tensor": 1}),
-        ({"data": 2, "fsdp": 4}, "v6e:4x4", {"data": -1}),
-        ({"data": 4, "fsdp": -1}, "v6e:1x1", {"data": 1}),
-    ],
-)
-def test_a_mesh_for_other_chips_says_which_macros_to_change(mesh, machine, macros):
-    target = targets.parse(machine)
-    there = [
-        types.SimpleNamespace(platform="tpu", slice_index=i % target.slices) for i in range(target.count)
-    ]
-    if target.chip.kind == "gpu":
-        there = [types.SimpleNamespace(platform="cpu")] * target.count
-    changes = " ".join(f"--{advice.MACROS[axis].lower()}={size}" for axis, size in macros.items())
-    with pytest.raises(UserError, match=f"for {re.escape(machine)} set {changes} ") as raised:
-        advice.build_mesh(MeshConfig(**mesh), there, target)
-    assert all(f"MeshConfig.{axis}" in str(raised.value) for axis in macros)
-    # What is advised is accepted.
-    sizes = {"data": -1} | mesh | macros
-    known = math.prod(size for size in sizes.values() if size != -1)
-    assert target.count % known == 0 and (-1 in sizes.values() or known == target.count)
-    assert sizes.get("slices", 1) == (target.slices if target.chip.kind == "tpu" else 1)
+def test_float32_products_of_gpus_count_as_tf32(gpu):
+    assert gpu.costs.work.single_flops > 0.9 * gpu.costs.work.flops  # in the partitioned program
+    for dtype, least, most in (("float32", 0.9, 1.0), ("bfloat16", 0.0, 0.2)):
+        step = small_step(config(dtype=dtype))
+        done = traced(step.function, step)
+        assert least <= done.single_flops / done.flops <= most
 
 
-def test_advice_names_the_smallest_changes_that_are_enough():
-    gib = 2**30
-    setting = advice.Setting(fsdp=1, remat=False, chunks=1, batch_size=64)
-    kept = {False: 16 * gib, "products": 9 * gib, True: 4 * gib}
-    costs = advice.Costs(state=20 * gib, activations=kept, rest=gib, fixed=gib)
-    target = targets.parse("v6e:2x2")
-
-    def found(limit: float, without: str = "", **mesh: int) -> list[advice.Change]:
-        can = OF_RECIPES.settings - {without}
-        how = {"target": target, "mesh": MeshConfig(**mesh), "fsdp": [1, 2, 4], "divisor": 4, "can": can}
-        return advice.suggest(setting, costs, limit=limit * gib, **how)
-
-    assert costs.of(setting, setting) == 38 * gib
-    assert found(32)[0] == ("fsdp=2", {"fsdp": 2}, 28 * gib)
-    assert found(32)[1] == ("remat=True", {"remat": True}, 26 * gib)
-    assert found(34)[1] == ("remat=products", {"remat": "products"}, 31 * gib)
-    larger = {"topology": "v6e:2x4", "fsdp": 2}
-    assert found(32)[-1][:2] == ("a slice of 8 chips, fsdp=2", larger)
-    assert found(32, slices=2)[-1].settings == larger | {"slices": 1}
-    assert found(32, data=4)[0].settings == {"fsdp": 2, "data": -1}
-    assert [c.words for c in found(32, without="remat")][:2] == ["fsdp=2", "chunks=4"]
-    # Little memory: only several changes at once, each line no superset of another.
-    tight = found(9)
-    assert tight[0].words.startswith("fsdp=4, chunks=")
-    assert all("fsdp" in change.settings for change in tight)
-    (other,) = found(0.1)  # of another chip, whose memory is another's
-    assert other.settings == {"topology": "v5p:2x2x1", "prices": None}
-
-
-def ring(coords, slices=None):
-    slices = slices or [0] * len(coords)
-    return [types.SimpleNamespace(coords=(*c, 0), slice_index=s) for c, s in zip(coords, slices, strict=True)]
-
-
-def test_bandwidth_follows_the_torus():
-    v5e = targets.parse("v5e:4x4")
-    devices = ring([(x, y) for x in range(4) for y in range(4)])
-    link = v5e.chip.link_bandwidth
-    assert roofline.bandwidth([0, 1, 2, 3], v5e, devices) == link  # a line: its ends are not joined
-    assert roofline.bandwidth(range(16), v5e, devices) == 2 * link
-    wide = targets.parse("v5e:16x16")
-    assert roofline.bandwidth(range(16), wide, ring([(0, y) for y in range(16)])) == 2 * link
-    v5p = targets.parse("v5p:4x4x4")
-    cube = ring([(x, y, z) for x in range(4) for y in range(4) for z in range(4)])
-    assert roofline.bandwidth(range(64), v5p, cube) == 6 * v5p.chip.link_bandwidth
-    two = targets.parse("v5e:2x2*2")
-    apart = ring([(0, 0), (0, 1), (0, 0), (0, 1)], [0, 0, 1, 1])
-    assert roofline.bandwidth(range(4), two, apart) == 2 * two.chip.network_bandwidth
-
-
-def test_bandwidth_of_gpus_ends_at_the_node():
-    target = targets.parse("gpu:16xh100")
-    inside, outside = target.chip.link_bandwidth, target.chip.network_bandwidth
-    assert roofline.bandwidth(range(8), target, []) == inside
-    assert roofline.bandwidth([0, 8], target, []) == outside
-    assert roofline.bandwidth(range(16), target, []) == 8 * outside
-
-
-def test_the_roofline_is_arithmetic_on_the_tables():
-    target = targets.parse("gpu:8xh100")
-    gather = Collective("all-gather", ("fsdp",), 8_000_000, 10, 8, tuple(range(8)), (), "")
-    done = work.Work(flops=989e12, precise_flops=0.0, vector=0.0, bytes=3350e9)
-    times = roofline.estimate(done, [gather], target, [])
-    assert times.compute == pytest.approx(1)
-    assert times.memory == pytest.approx(1)
-    assert times.vector is None
-    assert times.interconnect == pytest.approx(10 * 7e6 / 450e9)
-    precise = roofline.estimate(done._replace(precise_flops=done.flops), [], target, [])
-    assert precise.compute == pytest.approx(989 / 67)
-    # A GPU multiplies float32 in TF32, at half of the rate; a TPU in bfloat16.
-    single = done._replace(single_flops=done.flops / 2)
-    assert roofline.estimate(single, [], target, []).compute == pytest.approx(1.5)
-    of_tpu = [work.seconds(targets.parse("v5e:2x2").chip)[0] for work in (done, single)]
-    assert of_tpu[0] == of_tpu[1] > 0
-
-
-@pytest.mark.parametrize("gpus", [1, 4])
-def test_products_in_float32_take_a_gpu_twice_as_long(gpus, gpu):
-    """By arithmetic on one, and in the program that four are given."""
-    if gpus == 1:
-        low, whole = (
-            make("gpu:1xh100", config(dtype=dtype), mesh=MeshConfig(fsdp=1), devices=1)
-            for dtype in ("bfloat16", "float32")
-        )
-    else:
-        low, whole = make(model=config(dtype="bfloat16")), gpu
-    done = {"bfloat16": low, "float32": whole}
-    single = {dtype: made.costs.work.single_flops / made.costs.work.flops for dtype, made in done.items()}
-    assert single["bfloat16"] < 0.2 and single["float32"] > 0.9, single
-    assert done["float32"].costs.roofline.compute > 1.5 * done["bfloat16"].costs.roofline.compute
-
-
-def test_activations_of_the_whole_batch_on_every_chip_are_pointed_out():
+def test_plan_warns_of_whole_batch_activations():
     array = hlo.Array("f32", (BATCH, LENGTHS.passage_max_length, E), False)
     lost = Collective("all-gather", ("data",), array.bytes, 1, 2, (0, 1), (array,), "scatter-add")
     weights = lost._replace(arrays=(hlo.Array("bf16", (E, F), False),))
@@ -483,7 +326,7 @@ def test_activations_of_the_whole_batch_on_every_chip_are_pointed_out():
     assert "f32[24, 16, 32]" in lines[0]
 
 
-def test_gradients_that_are_not_scattered_are_pointed_out():
+def test_plan_warns_of_gradients_reduced_whole():
     params = {"wi": jax.ShapeDtypeStruct((LAYERS, E, F), np.float32)}
     array = hlo.Array("bf16", (E, F), False)
     whole = Collective("all-reduce", ("fsdp",), array.bytes, 8, 4, (0, 1, 2, 3), (array,), "")
@@ -493,28 +336,17 @@ def test_gradients_that_are_not_scattered_are_pointed_out():
     assert run_plan.warn_of_whole_gradients([whole._replace(axes=("data",))], params) == []
 
 
-@pytest.mark.slow
-def test_a_batch_is_described_by_what_the_objective_reads():
-    how = {"num_negatives": 2, "objective": Contrastive()}
-    assert make(**how).batch == "24 pairs of 8 + 16 + 2 x 16 tokens, 1,344 in all"
-    dropping = config()
-    dropping = dataclasses.replace(
-        dropping, backbone=dataclasses.replace(dropping.backbone, dropout_rate=0.1)
-    )
-    assert make(model=dropping, objective=SimCSE()).batch == "24 texts of 16 tokens, 384 in all"
+def test_plan_describes_the_batch_of_its_objective():
+    pairs = planned(num_negatives=2, objective=Contrastive())
+    assert run_plan._describe_batch(pairs) == "24 pairs of 8 + 16 + 2 x 16 tokens, 1,344 in all"
+    assert run_plan._describe_batch(planned(objective=SimCSE())) == "24 texts of 16 tokens, 384 in all"
 
 
-def test_our_own_step_moves_no_activations(compiled):
+def test_shipped_step_gathers_no_activations(compiled):
     step, done = compiled
     found = collectives.read(done.program, step.partitioner.mesh)
     assert sum(c.count for c in found if c.kind == "all-gather") > 10 * LAYERS
     assert run_plan.warn(found, BATCH, LENGTHS) == []
-    # Were JAX to name what is differentiated otherwise, nothing would be warned of any more.
+    # Guards the warning against other names of differentiated operations in JAX.
     named = [c for c in found if c.source.startswith("jit(")]
     assert sum("jvp(" in c.source for c in named) > len(named) / 2 > 1
-
-
-def test_meshes_of_any_device_order_are_read():
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    mesh = Mesh(devices[::-1], ("data", "fsdp"))
-    assert collectives.crossed([[0, 1]], mesh) == ("fsdp",)

@@ -1,4 +1,4 @@
-"""What is read out of compiled programs (loops, collectives, operations, bytes) against known numbers."""
+"""Loops, collectives, operations and bytes read from compiled programs, against known numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def compiled_loop(mesh, *, unroll):
 
 
 @pytest.mark.parametrize("unroll", [False, True])
-def test_a_loop_counts_as_often_as_it_turns(mesh, unroll):
+def test_loop_counts_as_often_as_it_iterates(mesh, unroll):
     compiled, function, abstract = compiled_loop(mesh, unroll=unroll)
     program = hlo.parse(compiled.as_text())
     assert any(s.instruction.op == "while" for s in program.steps()) == (not unroll)
@@ -60,7 +60,7 @@ def test_a_loop_counts_as_often_as_it_turns(mesh, unroll):
     assert sum(c.traffic for c in found) == OUTER * INNER * (B // 2) * E * 4
 
 
-def test_operations_are_those_of_xlas_own_analysis(mesh):
+def test_operations_agree_with_xla_cost_analysis(mesh):
     compiled, _, _ = compiled_loop(mesh, unroll=True)
     ours = work.compiled(hlo.parse(compiled.as_text()))
     theirs = compiled.cost_analysis()
@@ -102,9 +102,9 @@ def test_the_axes_a_collective_crosses(mesh):
     assert collectives.crossed([[0, 3]], mesh) == ("data", "tensor")
 
 
-# How a TPU's compiler writes what it hides behind products: a gather stands in its start, in the product that
-# carries it on and in its end; a reduction that is scattered is a fusion; only the condition of a loop says
-# how often it turns.
+# libtpu's form of collectives hidden behind products. A gather is repeated in its start, the product that
+# continues it and its end. A scattered reduction is a fusion. Only the condition of the loop has its number
+# of iterations.
 TPU = """HloModule step, entry_computation_layout={()->f32[]}
 
 %start (p0: bf16[4,8]) -> (bf16[4,8], bf16[16,8], u32[]) {
@@ -172,7 +172,7 @@ ENTRY %main (a: bf16[4,8], b: f32[5,6], c: f32[6,7], d: f32[16,8]) -> f32[16,8] 
 """  # noqa: E501
 
 
-def test_a_tpus_hidden_collectives_count_once_a_turn():
+def test_hidden_tpu_collectives_count_once_an_iteration():
     program = hlo.parse(TPU)
     mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",))
     found = {c.kind: c for c in collectives.read(program, mesh)}
@@ -194,7 +194,7 @@ def test_a_tpus_hidden_collectives_count_once_a_turn():
         ("fusion(%i, %p), kind=kLoop, calls=%whole", 64 * 8),
     ],
 )
-def test_a_fusion_reads_what_it_slices_also_in_a_fusion_within(use, read):
+def test_fusion_reads_only_what_it_slices(use, read):
     program = hlo.parse(
         f"""HloModule slices
 
@@ -229,15 +229,15 @@ ENTRY %main (x: f32[64,8], at: s32[]) -> f32[4,8] {{
 
 
 @pytest.mark.parametrize(("precision", "passes"), [("highest", 6), ("high", 3), ("default", 1)])
-def test_a_float32_product_takes_as_many_passes_as_its_precision_wants(precision, passes):
-    said = "" if precision == "default" else f", operand_precision={{{precision},{precision}}}"
+def test_float32_product_takes_the_passes_of_its_precision(precision, passes):
+    attribute = "" if precision == "default" else f", operand_precision={{{precision},{precision}}}"
     program = hlo.parse(
         f"""HloModule product
 
 ENTRY %main (a: f32[5,6], b: f32[6,7]) -> f32[5,7] {{
   %a = f32[5,6]{{1,0}} parameter(0)
   %b = f32[6,7]{{1,0}} parameter(1)
-  ROOT %c = f32[5,7]{{1,0}} convolution(%a, %b), dim_labels=bf_io->bf{said}, metadata={{op_name="high"}}
+  ROOT %c = f32[5,7]{{1,0}} convolution(%a, %b), dim_labels=bf_io->bf{attribute}, metadata={{op_name="high"}}
 }}
 """
     )
@@ -250,11 +250,11 @@ ENTRY %main (a: f32[5,6], b: f32[6,7]) -> f32[5,7] {{
     [
         # A plain product, [5, 6] by [6, 7].
         (("f32[5,6]", "f32[6,7]", "f32[5,7]"), "dim_labels=bf_io->bf", 2 * 5 * 6 * 7),
-        # A product for each of 3 heads, as a convolution that the gaps keep apart.
+        # A product for each of 3 heads, as a convolution with dilated input.
         (
             ("f32[5,3,6]", "f32[3,6,7]", "f32[5,3,7]"),
             "window={size=3 stride=2 pad=2_2 lhs_dilate=3 rhs_reversal=1}, dim_labels=b0f_0io->b0f",
-            None,
+            2 * 5 * 6 * 7 * 3,  # position 2 o + k - 2 is an element if 3 divides it: one k for each o
         ),
         # A window of 3 over 5 elements with a border of 1: two of the 15 positions lie outside.
         (
@@ -264,7 +264,7 @@ ENTRY %main (a: f32[5,6], b: f32[6,7]) -> f32[5,7] {{
         ),
     ],
 )
-def test_a_convolution_counts_what_meets_an_element(shapes, attributes, flops):
+def test_convolution_counts_only_positions_with_an_element(shapes, attributes, flops):
     left, right, out = shapes
     text = (
         "HloModule m\n\nENTRY %main (a: f32[1]) -> f32[1] {\n"
@@ -272,19 +272,10 @@ def test_a_convolution_counts_what_meets_an_element(shapes, attributes, flops):
         f"  ROOT %c = {out}{{0}} convolution(%a, %b), {attributes}\n}}\n"
     )
     counted = work.compiled(hlo.parse(text)).flops
-    if flops is None:
-        # Position o * 2 + k - 2 of the dilated input is an element where 3 divides it: one k for each o.
-        flops = (
-            2
-            * 5
-            * 6
-            * 7
-            * sum((2 * o + k - 2) % 3 == 0 and 0 <= 2 * o + k - 2 <= 6 for o in range(3) for k in range(3))
-        )
     assert counted == flops
 
 
-def test_bytes_of_a_loop_are_of_the_slices_it_reads():
+def test_loop_reads_slices_of_its_stack():
     n, e = 64, 128
 
     def function(x, layers):
@@ -293,11 +284,11 @@ def test_bytes_of_a_loop_are_of_the_slices_it_reads():
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((e, e), (n, e, e))]
     moved = work.compiled(hlo.parse(jax.jit(function).lower(*shapes).compile().as_text())).bytes
     once = n * e * e * 4  # every layer, read
-    # A turn copies a layer out and multiplies with it; it does not read the whole stack, n times more.
+    # An iteration copies a layer out and multiplies with it; it does not read the whole stack.
     assert 2 * once < moved < 10 * once
 
 
-# How libtpu writes a Pallas kernel, whose inside no text shows.
+# libtpu's form of a Pallas kernel; the text does not show its body.
 KERNEL = """HloModule attend
 
 ENTRY %main (q: bf16[16,64,128], lengths: s32[16]) -> (bf16[16,64,128], f32[16,1,2,64]) {
@@ -311,7 +302,7 @@ ENTRY %main (q: bf16[16,64,128], lengths: s32[16]) -> (bf16[16,64,128], f32[16,1
 """  # noqa: E501
 
 
-def test_a_kernel_counts_as_what_it_says_of_itself():
+def test_kernel_counts_as_it_declares():
     done = work.compiled(hlo.parse(KERNEL))
     assert done == work.Work(3221, 0, 777, 4 * 16 * 64 * 128 * 2 + 16 * 4 + 16 * 2 * 64 * 4)
     silent = hlo.parse(KERNEL.replace('"elementwise":"777"', "").replace('"flops":"3221",', ""))

@@ -1,4 +1,4 @@
-"""How a plan writes numbers: three digits and the unit that suits them once they are rounded."""
+"""Numbers of a plan: three digits, with the unit chosen after rounding."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which settings a search compiles, and which it knows not to be worth it; the command, with a compiler."""
+"""Which settings a search compiles and which it skips; the command with a compiler."""
 
 import dataclasses
 import os
@@ -31,11 +31,7 @@ START = Choice(1, 1, True, 1, True, False)
 
 
 class Machine:
-    """Steps of which memory and time are sums: a state that `fsdp` splits, activations that chunks split.
-
-    Attributes:
-      compiled: what was asked for, in order.
-    """
+    """Steps whose memory and time are sums: a state split by `fsdp`, activations split by chunks."""
 
     def __init__(self, *, limit, state=2.0, kept=(40.0, 12.0, 2.0), fsdp_ms=1.0, scan_ms=-2.0, sent_ms=0.0):
         self.limit, self.state, self.kept = limit, state, dict(zip(LEVELS["remat"], kept, strict=True))
@@ -68,7 +64,7 @@ class Machine:
         return self.figures(choice)
 
     def quickest(self, levels=LEVELS):
-        """Returns what compiling everything would find, with the fewest chunks."""
+        """Returns the optimum of compiling everything, with the fewest chunks."""
         for chunks in levels["chunks"]:
             fitting = [
                 Choice(fsdp, tensor, remat, chunks, scan, sparse_cores)
@@ -86,21 +82,20 @@ class Machine:
 
 
 def run(machine, start=START, levels=LEVELS):
-    told = []
+    reports = []
     rows = setting_search.search(
-        start, levels, machine.refuse, machine.measure, lambda *given: told.append(given)
+        start, levels, machine.refuse, machine.measure, lambda *given: reports.append(given)
     )
-    assert [choice for choice, _, _ in told] == machine.compiled == list(dict.fromkeys(machine.compiled))
+    assert [choice for choice, _, _ in reports] == machine.compiled == list(dict.fromkeys(machine.compiled))
     return rows
 
 
 @pytest.mark.parametrize(
     ("limit", "most"),
     [
-        (50.0, 8),  # all fits: one change at a time, then the one combination that is quicker
-        (15.0, 7),  # nothing kept does not
-        (12.8, 9),  # products fit with parameters split by four, which is slower by itself
-        (3.0, 7),
+        (50.0, 8),  # everything fits: single changes, then the one faster combination
+        (15.0, 7),  # keeping everything does not fit
+        (12.8, 9),  # products fit only with parameters split by four, which alone is slower
         (1.5, 7),  # in two chunks
     ],
 )
@@ -113,12 +108,12 @@ def test_search_finds_the_optimum_with_few_compilations(limit, most):
         assert (choice in machine.compiled) == isinstance(found, Figures)
 
 
-def test_each_that_is_not_compiled_says_why():
+def test_skipped_settings_have_reasons():
     rows = run(Machine(limit=15.0, fsdp_ms=2.0))
     reasons = {choice: why for choice, why in rows.items() if isinstance(why, str)}
-    assert reasons[START._replace(fsdp=4)] == "fsdp=2 is slower already"
-    assert reasons[START._replace(fsdp=2, remat="products")] == "by what each change does, 97 ms"
-    assert reasons[START._replace(fsdp=2, remat=False)] == "by what each change does, 41.00 GiB"
+    assert reasons[START._replace(fsdp=4)] == "fsdp=2 is already slower"
+    assert reasons[START._replace(fsdp=2, remat="products")] == "predicted from single changes: 97 ms"
+    assert reasons[START._replace(fsdp=2, remat=False)] == "predicted from single changes: 41.00 GiB"
 
 
 def test_search_skips_settings_that_do_not_divide():
@@ -131,15 +126,15 @@ def test_search_skips_settings_larger_than_one_that_does_not_fit():
     machine = Machine(limit=5.0)
     rows = run(machine)
     assert START._replace(remat="products") in machine.compiled
-    told = "needs more than there is, as fsdp=1 tensor=1 remat=products chunks=1 scan=True tells"
-    assert rows[START._replace(remat=False)] == told
+    reason = "larger than fsdp=1 tensor=1 remat=products chunks=1 scan=True, which does not fit"
+    assert rows[START._replace(remat=False)] == reason
 
 
-def test_chunks_that_cannot_be_enough_are_passed_over():
+def test_search_skips_chunks_that_cannot_fit():
     machine = Machine(limit=0.75, state=0.4)
     rows = run(machine)
     assert setting_search.best(rows).chunks == 4 == machine.quickest().chunks
-    assert "needs more than there is" in rows[START._replace(chunks=2)]
+    assert "larger than " in rows[START._replace(chunks=2)]
     assert {c.chunks for c in machine.compiled} == {1, 4}
 
 
@@ -149,8 +144,8 @@ def test_search_finds_no_best_setting_if_nothing_fits():
 
 
 @pytest.mark.parametrize(("sent_ms", "sends"), [(10.0, True), (0.5, False)])
-def test_sparse_cores_send_where_that_is_quicker(sent_ms, sends):
-    """Parameters must be split and are sent, by SparseCores beside the rest; .5 % is not worth it."""
+def test_sparse_cores_are_chosen_only_if_clearly_faster(sent_ms, sends):
+    """Parameters must be split and are sent; saving .5 % of the time is not enough."""
     machine = Machine(limit=3.2, state=4.8, sent_ms=sent_ms)
     levels = LEVELS | {"sparse_cores": [False, True]}
     rows = run(machine, levels=levels)
@@ -165,12 +160,17 @@ def test_sparse_cores_send_where_that_is_quicker(sent_ms, sends):
     [
         (None, None, "v5e:4x4", []),
         ({"v5e": 1.0, "v5p": 4.0}, None, "v5e:2x2", ["8.00", "12.80", "12.80"]),
-        ({"v5e": 1.0, "v5p": 4.0}, 1.5, "v5e:4x4", ["8.00", "12.80", "12.80"]),  # as dear as v5p, but sooner
+        (
+            {"v5e": 1.0, "v5p": 4.0},
+            1.5,
+            "v5e:4x4",
+            ["8.00", "12.80", "12.80"],
+        ),  # as expensive as v5p, but faster
         ({"v5e": 1.0, "v5p": 3.0}, 1.5, "v5p:2x2x1", ["8.00", "12.80", "9.60"]),
         ({"v5e": 1.0, "v5p": 4.0}, 0.5, None, ["8.00", "12.80", "12.80"]),
     ],
 )
-def test_the_cheapest_slice_that_is_quick_enough(prices, hours, chosen, costs):
+def test_cheapest_slice_within_the_time_limit_is_chosen(prices, hours, chosen, costs):
     """1,000 steps of 7.2, 2.88 and 2.88 s; the last slice has nothing that fits."""
     machine = Machine(limit=50.0)
     found = []
@@ -181,16 +181,16 @@ def test_the_cheapest_slice_that_is_quick_enough(prices, hours, chosen, costs):
     recipe = types.SimpleNamespace(steps=1000)
     best = slices.choose(found, recipe, prices, hours)
     assert (best and best.target.name) == chosen
-    told = list(slices.comparison(found, best, recipe, prices, hours))
-    assert [line.split()[0] for line in told[2:6]] == [s.target.name for s in found]
-    assert [cost in line for cost, line in zip(costs, told[2:], strict=False)] == [True] * len(costs)
+    reports = list(slices.comparison(found, best, recipe, prices, hours))
+    assert [line.split()[0] for line in reports[2:6]] == [s.target.name for s in found]
+    assert [cost in line for cost, line in zip(costs, reports[2:], strict=False)] == [True] * len(costs)
     late = [s for s in found if s.best and hours is not None and s.seconds / 3.6 > hours]
-    assert sum(line.endswith("too slow") for line in told) == len(late)
-    assert ("  none is quick enough" in told) == (chosen is None)
+    assert sum(line.endswith("too slow") for line in reports) == len(late)
+    assert ("  none is fast enough" in reports) == (chosen is None)
 
 
 @pytest.mark.slow
-def test_a_search_that_was_killed_goes_on(tpu_compiler, tmp_path):
+def test_killed_search_continues_from_cached_figures(tpu_compiler, tmp_path):
     (tmp_path / "model").mkdir()
     tiny = t5.T5Config(vocab_size=64, embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64)
     write_json(tmp_path / "model" / "config.json", hf_config.describe(tiny, 0))
@@ -207,7 +207,7 @@ def test_a_search_that_was_killed_goes_on(tpu_compiler, tmp_path):
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     kept, *others = done.stderr.splitlines()
-    assert kept.partition(" (")[0] == first.partition(" (")[0] and "(kept)" in kept
+    assert kept.partition(" (")[0] == first.partition(" (")[0] and "(cached)" in kept
     assert [line.partition(":")[2].partition(" chunks")[0] for line in others] == [
         "1x1 fsdp=1 tensor=1 remat=products",
         "1x1 fsdp=1 tensor=1 remat=none",
@@ -215,7 +215,7 @@ def test_a_search_that_was_killed_goes_on(tpu_compiler, tmp_path):
     verdict, settings, slices, table = done.stdout.split("\n\n")[:4]
     assert verdict.startswith("v5e:1x1: ") and verdict.endswith("below a gin file's includes:")
     assert [line.split()[3] for line in table.splitlines()[2:5]].count("all") == 1
-    assert "quickest" in table.splitlines()[2]
+    assert "fastest" in table.splitlines()[2]
     assert "batch_size must be a multiple of the 256 devices" in slices and "cheapest" in slices
     assert "SLICES = 1\nMESH_DATA = -1\nFSDP = 1\nTENSOR = 1\nREMAT = " in settings
     assert settings.endswith("\nSCAN = False\nCHUNKS = 1") and "compiled under quick settings" in done.stdout

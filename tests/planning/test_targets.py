@@ -1,4 +1,4 @@
-"""Machines by name, and what the tables say of them."""
+"""Machines by name, and the tables of chips."""
 
 import pytest
 
@@ -41,8 +41,8 @@ def test_other_names_of_a_machine_are_understood(text, meant):
         targets.parse(text)
 
 
-@pytest.mark.parametrize("text", ["tpu", "cpu", "t4", "rtx4090", "v5e:3x3", "gpu:8", ""])
-def test_no_machine_is_suggested_for_what_is_unlike_all(text):
+@pytest.mark.parametrize("text", ["tpu", "t4", "v5e:3x3", "gpu:8", ""])
+def test_unknown_names_get_no_suggestion(text):
     with pytest.raises(UserError) as error:
         targets.parse(text)
     assert "did you mean" not in str(error.value)
@@ -61,23 +61,13 @@ def test_larger_slices_are_offered_smallest_first():
     assert [t.count for t in targets.parse("gpu:8xh100").larger()] == [16, 32, 64, 128]
 
 
-def test_no_more_gpus_are_offered_than_fill_their_nodes():
-    """12 of three times four, or of six twice, do not: a step too large for six ended with that sentence."""
+def test_larger_gpu_counts_fill_their_nodes():
+    """12 GPUs do not fill nodes of 8; offering them made the plan of six GPUs fail."""
     assert [t.count for t in targets.parse("gpu:3xl4").larger()] == [6, 24, 48]
     assert [t.count for t in targets.parse("gpu:6xh100").larger()] == [24, 48, 96]
 
 
-def test_rings_close_where_the_makers_say():
+def test_torus_ends_are_joined_as_published():
     assert CHIPS["v5p"].wraps((4, 4, 8)) == (True, True, True)
     assert CHIPS["v5p"].wraps((2, 4, 4)) == (False, False, False)
     assert CHIPS["v5e"].wraps((8, 16)) == (False, True)
-
-
-def test_the_tables_are_in_the_units_they_claim():
-    for chip in CHIPS.values():
-        assert 15e9 < chip.memory < 300e9
-        assert 1e14 < chip.flops < 1e16
-        # A product uses its operands often: chips compute far faster than they read, and read than they send.
-        assert 50 < chip.flops / chip.memory_bandwidth < 1000
-        assert chip.memory_bandwidth > chip.link_bandwidth > chip.network_bandwidth
-        assert chip.flops > 5 * chip.vector_rate

@@ -1,4 +1,4 @@
-"""Compiled programs are kept between processes, by kind of processor, and never in the way."""
+"""The cache of compiled programs, and compiler options."""
 
 import dataclasses
 import os
@@ -40,12 +40,12 @@ def run(**environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory) -> tuple[Path, str]:
-    """A user's cache that one process has filled, and what that printed. (A copy would serve no other.)"""
+    """A cache that one process has filled, and that process's output."""
     home = tmp_path_factory.mktemp("home")
     return home, run(XDG_CACHE_HOME=str(home))
 
 
-def test_programs_are_kept_and_used_again(filled):
+def test_programs_are_cached_and_reused(filled):
     home, first = filled
     (kept,) = (home / "jaxir").iterdir()
     assert kept.name.startswith("programs-")
@@ -55,13 +55,13 @@ def test_programs_are_kept_and_used_again(filled):
     assert {p.name for p in kept.iterdir() if p.name.endswith("-cache")} == names
 
 
-def test_a_users_own_setting_wins(tmp_path):
+def test_users_cache_setting_is_kept(tmp_path):
     run(XDG_CACHE_HOME=str(tmp_path), JAX_COMPILATION_CACHE_DIR="")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("damage", ["unwritable", pytest.param("truncated", marks=pytest.mark.slow)])
-def test_a_broken_cache_costs_nothing_but_time(tmp_path, damage):
+def test_broken_cache_fails_no_command(tmp_path, damage):
     if damage == "unwritable":
         (tmp_path / "jaxir").write_text("a file where the directory should be")
     else:
@@ -71,7 +71,7 @@ def test_a_broken_cache_costs_nothing_but_time(tmp_path, damage):
     assert float(run(XDG_CACHE_HOME=str(tmp_path))) > 0
 
 
-def test_a_program_that_was_half_written_when_its_process_was_killed_is_in_nobodys_way(filled):
+def test_half_written_programs_are_removed(filled):
     home, _ = filled
     (kept,) = (home / "jaxir").iterdir()
     programs = set(kept.glob("*-cache"))
@@ -83,7 +83,7 @@ def test_a_program_that_was_half_written_when_its_process_was_killed_is_in_nobod
     os.utime(half, (0, 0))
     run(XDG_CACHE_HOME=str(home))
     assert set(kept.glob("*-cache")) == programs
-    half.write_bytes(b"half")  # just now: it may be on its way
+    half.write_bytes(b"half")  # recent, so it may be in progress
     run(XDG_CACHE_HOME=str(home))
     assert half.exists()
     half.unlink()
@@ -91,7 +91,7 @@ def test_a_program_that_was_half_written_when_its_process_was_killed_is_in_nobod
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What a compiler's options go by."""
+    """The attributes that select compiler options."""
 
     platform: str
     device_kind: str
@@ -109,13 +109,13 @@ def test_compiler_options_follow_platform_and_mesh():
     assert compiler_options(mesh_of(gpu)) == compiler_options(mesh_of(gpu, sparse_cores=True)) == GPU_OPTIONS
     for kind, has in (("TPU v5p", True), ("TPU v5", True), ("TPU v6 lite", True), ("TPU v5 lite", False)):
         assert compiler_options(mesh_of(Device("tpu", kind))) == {}
-        told = compiler_options(mesh_of(Device("tpu", kind), sparse_cores=True))
-        assert told == (SPARSE_CORE_OPTIONS if has else {})
+        options = compiler_options(mesh_of(Device("tpu", kind), sparse_cores=True))
+        assert options == (SPARSE_CORE_OPTIONS if has else {})
         assert compiler_options(mesh_of(Device("tpu", kind), sparse_cores=True, count=1)) == {}
     assert compiler_options(MeshConfig(sparse_cores=True).build()) == {}
 
 
-def test_a_compiler_that_does_not_know_an_option_compiles_without(monkeypatch, capsys):
+def test_unknown_compiler_options_are_dropped(monkeypatch, capsys):
     lowered = jax.jit(lambda x: jnp.tanh(x @ x)).lower(jnp.ones((2, 2)))
     given = []
 

@@ -1,4 +1,4 @@
-"""A command starts itself anew with huge pages, once, as it was started, and only where that helps."""
+"""A command restarts itself with huge pages, once, and only if that helps."""
 
 import os
 import subprocess
@@ -27,10 +27,10 @@ if __name__ == "__main__":
 
 
 def run(folder: Path, *command: str, **environment: str) -> tuple[list[str], list[str]]:
-    """Runs a command in a folder that has the probe; returns what it printed, and its starts."""
+    """Runs a command in a folder with the probe; returns its output, and its starts."""
     (folder / "probe.py").write_text(PROBE)
     inherited = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-    # Python puts the folder on its path in both ways of starting.
+    # On the path with -c and with -m.
     done = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
@@ -43,13 +43,13 @@ def run(folder: Path, *command: str, **environment: str) -> tuple[list[str], lis
     return done.stdout.splitlines(), (folder / "starts").read_text().split()
 
 
-def test_one_process_begins_twice(tmp_path):
+def test_command_restarts_once_in_the_same_process(tmp_path):
     printed, starts = run(tmp_path, "-X", "utf8", "-m", "probe", "a", "b c")
     assert printed == ["glibc.malloc.hugetlb=1 ['a', 'b c'] 1 typed"]
     assert len(starts) == 2 and len(set(starts)) == 1
 
 
-def test_help_is_answered_at_once(tmp_path):
+def test_help_does_not_restart(tmp_path):
     printed, starts = run(tmp_path, "-m", "probe", "--help")
     assert printed == ["None ['--help'] 0 typed"]
     assert len(starts) == 1
@@ -61,7 +61,7 @@ def test_users_glibc_tunables_are_kept_without_a_restart(tmp_path):
     assert len(starts) == 1
 
 
-def test_a_launcher_is_not_started_again(tmp_path):
+def test_launchers_are_not_restarted(tmp_path):
     code = "import runpy; runpy.run_module('probe', run_name='__main__')"
     (tmp_path / "launcher.py").write_text(code)
     for command in (["-c", code], ["-m", "launcher"], ["launcher.py", "-m", "probe"]):
@@ -70,8 +70,7 @@ def test_a_launcher_is_not_started_again(tmp_path):
         assert printed[-1].startswith("None ") and len(starts) == 1, command
 
 
-def test_training_does_it(tmp_path):
-    """The restarted process has the setting; what it prints is what the first would have printed."""
+def test_training_restarts_with_huge_pages(tmp_path):
     inherited = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
     (tmp_path / "sitecustomize.py").write_text(
         "import os, pathlib\n"

@@ -1,4 +1,4 @@
-"""The mesh, and where its rules put arrays."""
+"""The mesh, and the sharding of arrays by its rules."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from jaxir.core.errors import UserError
 from jaxir.runtime.partitioning import MeshConfig, _lay_out, constrain, gather_weight, look_up
 
 
-def test_a_mesh_covers_all_devices():
+def test_mesh_covers_all_devices():
     assert MeshConfig().build().mesh.devices.shape == (1, 4, 1, 1)
     assert MeshConfig(fsdp=2).build().mesh.devices.shape == (1, 2, 2, 1)
     assert MeshConfig(slices=2, fsdp=2).build().mesh.devices.shape == (2, 1, 2, 1)
@@ -24,17 +24,16 @@ def test_a_mesh_covers_all_devices():
     ("sizes", "sentence"),
     [
         ({"data": 3}, "does not cover 4 devices"),
-        ({"fsdp": 3}, "does not cover 4 devices"),
         ({"data": 0}, "data must be a whole number of at least 1 or -1, not 0"),
-        ({"data": -1, "fsdp": -1}, "at most one may be -1"),
+        ({"data": -1, "fsdp": -1}, "at most one mesh size may be -1"),
     ],
 )
-def test_sizes_that_do_not_fit_cost_a_sentence(sizes, sentence):
+def test_invalid_mesh_sizes_are_refused(sizes, sentence):
     with pytest.raises(UserError, match=sentence):
         MeshConfig(**sizes).build()
 
 
-def test_names_map_to_mesh_axes_and_unknown_ones_are_an_error():
+def test_names_map_to_mesh_axes():
     partitioner = MeshConfig(data=1, fsdp=2, tensor=2).build()
     assert partitioner.spec(("embed", "mlp")) == PartitionSpec("fsdp", "tensor")
     assert partitioner.spec(("batch", None)) == PartitionSpec(("slices", "data", "fsdp"), None)
@@ -44,7 +43,7 @@ def test_names_map_to_mesh_axes_and_unknown_ones_are_an_error():
         partitioner.spec(("embedd",))
 
 
-def test_a_dimension_that_does_not_divide_or_repeats_is_left_whole():
+def test_indivisible_or_repeated_dimensions_stay_whole():
     partitioner = MeshConfig(data=1, fsdp=2, tensor=2).build()
     assert partitioner.spec(("vocab", "embed"), (30_521, 8)) == PartitionSpec(None, "fsdp")
     assert partitioner.spec(("embed", "embed"), (8, 8)) == PartitionSpec("fsdp", None)
@@ -53,7 +52,7 @@ def test_a_dimension_that_does_not_divide_or_repeats_is_left_whole():
         partitioner.spec(("embed",), (8, 8))
 
 
-def test_constrain_lays_activations_out_only_where_a_mesh_is_in_force():
+def test_constrain_needs_a_mesh_in_force():
     x = jnp.ones([8, 6])
     assert constrain(x, ("batch", None)) is x
     partitioner = MeshConfig(fsdp=2).build()
@@ -70,31 +69,31 @@ def test_constrain_lays_activations_out_only_where_a_mesh_is_in_force():
 
 
 @pytest.mark.parametrize(("heads", "own"), [(8, 6), (6, 24)])
-def test_heads_are_split_between_them_and_not_within(heads, own):
+def test_heads_are_split_only_between_heads(heads, own):
     x = jnp.ones([2, 24])
     with MeshConfig(tensor=4).build()():
         split = jax.jit(lambda x: constrain(2 * x, (None, "heads"), (2, heads))).lower(x).compile()
     assert split(x).addressable_shards[0].data.shape == (2, own)
 
 
-def test_a_mesh_is_in_force_in_its_own_thread_only():
+def test_mesh_is_in_force_in_its_own_thread_only():
     x = jnp.ones([8, 6])
     with MeshConfig(fsdp=2).build()(), ThreadPoolExecutor(1) as pool:
         assert pool.submit(constrain, x, ("batch", None)).result() is x
 
 
-def test_rules_of_a_run_go_before_the_default_ones():
+def test_rules_of_a_run_precede_the_defaults():
     rules = [("mlp", ["fsdp", "tensor"]), ("mlp", "tensor"), ("position", "fsdp")]
     partitioner = MeshConfig(data=1, fsdp=2, tensor=2, rules=rules).build()
     assert partitioner.spec(("position", "mlp"), (6, 8)) == PartitionSpec(None, ("fsdp", "tensor"))
     assert partitioner.spec(("position", "mlp"), (6, 6)) == PartitionSpec("fsdp", "tensor")
     assert partitioner.spec(("vocab", "embed"), (6, 6)) == PartitionSpec("tensor", "fsdp")
-    with pytest.raises(UserError, match="no mesh axis 'model'"):
+    with pytest.raises(UserError, match="unknown mesh axis 'model'"):
         MeshConfig(rules=[("mlp", "model")]).build()
 
 
 class FakeTpu(NamedTuple):
-    """What laying devices out asks of a TPU."""
+    """The attributes of a TPU that laying out devices reads."""
 
     id: int
     slice_index: int
@@ -110,11 +109,11 @@ def test_only_the_slices_axis_crosses_slices():
     grid = _lay_out(tpus[::-1], (2, 2, 2, 1))
     assert [{d.slice_index for d in part.flat} for part in grid] == [{0}, {1}]
     assert grid.shape == (2, 2, 2, 1) and len({d.id for d in grid.flat}) == 8
-    with pytest.raises(UserError, match="lie in 2 slices; set slices to 2, not 1"):
+    with pytest.raises(UserError, match="are in 2 slices; set slices to 2, not 1"):
         _lay_out(tpus, (1, 4, 2, 1))
 
 
-def test_a_gathered_weight_is_whole_where_it_is_used_and_its_gradient_is_not():
+def test_gathered_weight_is_whole_and_its_gradient_is_sharded():
     partitioner = MeshConfig(data=1, fsdp=2, tensor=2).build()
     at_rest = partitioner.sharding(("embed", "mlp"))
     x = jax.device_put(jnp.arange(32.0).reshape(4, 8), at_rest)
@@ -135,12 +134,16 @@ def test_a_gathered_weight_is_whole_where_it_is_used_and_its_gradient_is_not():
     [
         ({"data": 1, "fsdp": 2, "tensor": 2}, (), 4),
         ({"data": 1, "fsdp": 2, "tensor": 2}, [("vocab", "fsdp"), ("embed", "tensor")], 4),
-        ({"data": 1, "fsdp": 2, "tensor": 2}, [("embed", ["tensor", "fsdp"])], 4),  # both split one dimension
-        ({"data": 2, "fsdp": 2}, (), 4),  # "data" splits the rows and not the table
-        ({"data": 2, "fsdp": 2}, (), 3),  # which four devices do not share
+        (
+            {"data": 1, "fsdp": 2, "tensor": 2},
+            [("embed", ["tensor", "fsdp"])],
+            4,
+        ),  # both axes split one dimension
+        ({"data": 2, "fsdp": 2}, (), 4),  # "data" splits the rows, not the table
+        ({"data": 2, "fsdp": 2}, (), 3),  # not divisible by four devices
     ],
 )
-def test_a_lookup_on_a_mesh_equals_that_on_one_device(sizes, rules, rows):
+def test_lookup_on_a_mesh_equals_one_device(sizes, rules, rows):
     partitioner = MeshConfig(**sizes, rules=rules).build()
     table = jnp.sin(jnp.arange(48.0)).reshape(6, 8)
     ids = jnp.array([[0, 5, 5], [1, 0, 5], [3, 3, 3], [2, 0, 1]])[:rows]
@@ -157,7 +160,7 @@ def test_a_lookup_on_a_mesh_equals_that_on_one_device(sizes, rules, rows):
     assert jnp.isnan(look_up(table, jnp.array([[6]]), ("vocab", "embed"), "float32")).all()
 
 
-def test_gradients_of_a_lookup_are_summed_in_the_tables_type_and_exchanged_in_the_models():
+def test_lookup_gradients_are_summed_in_float32_and_exchanged_in_bfloat16():
     partitioner = MeshConfig(data=4).build()
     table, ids = jnp.zeros((6, 8)), jnp.zeros((4, 300), jnp.int32)  # bfloat16 cannot count beyond 256 by ones
 

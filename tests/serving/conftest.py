@@ -50,7 +50,7 @@ class Server:
         return urlsplit(self.url).hostname, urlsplit(self.url).port
 
     def request(self, method: str, path: str, body=None, **headers: str) -> tuple[int, dict, bytes]:
-        """Returns (status, headers, body) of one request on a connection of its own."""
+        """Returns (status, headers, body) of a request on its own connection."""
         connection = http.client.HTTPConnection(*self.address, timeout=60)
         with contextlib.closing(connection):
             if body is not None and not isinstance(body, bytes):
@@ -60,7 +60,7 @@ class Server:
             return response.status, dict(response.getheaders()), response.read()
 
     def ask(self, path: str, **body) -> dict:
-        """Returns the answer to a request that must be answered."""
+        """Returns the answer of a successful POST."""
         status, _, content = self.request("POST", path, body)
         assert status == 200, content
         return json.loads(content)
@@ -88,7 +88,7 @@ def running(directory: Path, *flags: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory) -> types.SimpleNamespace:
-    """A model, a dense index and another one: Lucene's where it can be had, else a second dense one."""
+    """A model, a dense index, and a second index: Lucene's if available, else dense."""
     from jaxir import DualEncoder, ExactIndex
     from jaxir.retrieval.indexes.lucene_index import build_lucene_index
 
@@ -123,7 +123,7 @@ def world(tmp_path_factory) -> types.SimpleNamespace:
 
 
 def write_limits(path: Path, **limits: float) -> str:
-    """Writes a gin file of limits and returns the flag for it."""
+    """Writes a gin file of limits and returns its flag."""
     head = ["from __gin__ import dynamic_registration", "from jaxir import serve"]
     head += ["from jaxir.serving import limits", "serve.serve.limits = @limits.Limits()"]
     path.write_text(
@@ -150,7 +150,7 @@ def served(tmp_path_factory, both_indexes) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def without_texts(tmp_path_factory, world) -> Iterator[Server]:
-    """A server of an index that was built without a corpus, at 127.0.0.2, and its access.log."""
+    """A server at 127.0.0.2 of an index without a corpus, and its access.log."""
     directory = tmp_path_factory.mktemp("without_texts")
     flags = [f"--index={world.root}/without_texts", f"--access_log={directory}/access.log"]
     flags.append("--host=127.0.0.2")

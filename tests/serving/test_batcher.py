@@ -1,4 +1,4 @@
-"""Jobs that wait make the next batch."""
+"""Waiting jobs form the next batch."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ from jaxir.serving.batcher import Batcher, Busy
 
 
 class Recorder:
-    """Work that notes its batches and waits until it is let go."""
+    """Work that records its batches and blocks until `go` is set."""
 
     def __init__(self):
         self.batches, self.go, self.begun = [], threading.Event(), threading.Event()
@@ -39,7 +39,7 @@ def run(scenario, *, max_batch=4, max_waiting=100):
 
 
 async def under_way(batcher, work, job: int = 0) -> asyncio.Task:
-    """Returns the task of a job that has begun, after which others wait."""
+    """Returns the task of a job that has begun, so that others wait."""
     task = asyncio.create_task(batcher.results([job]))
     await asyncio.to_thread(work.begun.wait, 20)
     return task
@@ -61,7 +61,7 @@ def test_waiting_requests_share_a_batch_in_order():
 
 
 @pytest.mark.parametrize(("bad", "others_fail"), [(-1, False), (-2, True)])
-def test_a_bad_job_fails_alone_but_a_bad_machine_fails_all(bad, others_fail):
+def test_bad_job_fails_alone_but_machine_error_fails_all(bad, others_fail):
     async def scenario(batcher, work):
         await under_way(batcher, work)
         tasks = [asyncio.create_task(batcher.results([job])) for job in (1, bad, 2)]
@@ -78,7 +78,7 @@ def test_a_bad_job_fails_alone_but_a_bad_machine_fails_all(bad, others_fail):
     run(scenario)
 
 
-def test_jobs_of_a_caller_that_left_are_not_done():
+def test_jobs_of_a_cancelled_caller_are_dropped():
     async def scenario(batcher, work):
         first = await under_way(batcher, work)
         gone = asyncio.create_task(batcher.results([1, 2]))
@@ -98,7 +98,7 @@ def test_too_many_waiting_jobs_are_refused_at_once():
         first = await under_way(batcher, work)
         waiting = asyncio.create_task(batcher.results([1, 2]))
         await asyncio.sleep(0)
-        with pytest.raises(Busy, match="2 queries wait already"):
+        with pytest.raises(Busy, match="2 queries are already waiting"):
             await batcher.results([3, 4])
         work.go.set()
         assert await waiting == [10, 20] and await first == [0]

