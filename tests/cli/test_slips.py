@@ -48,14 +48,14 @@ SLIPS = [
     ("rerank", ["--model=", "--run=a.trec", "--dataset=beir:."], "--model is empty"),
     ("analyze", ["--models=A=,B=m", "--dataset=beir:."], "'A=' lacks a model"),
     ("analyze", ["--models==m", "--dataset=beir:."], "'=m' lacks a name"),
-    ("sample", ["--dataset=beir:.", "--train=3", "--output=~/here"], "~/here: shells leave ~ as it is"),
+    ("sample", ["--dataset=beir:.", "--train=3", "--output=~/here"], "~/here: shells do not expand ~"),
     ("serve", ["--index=i", "--host=..", "--port=0"], "cannot serve on .., port 0"),
     (
         "serve",
         ["--index=i", "--port=0", "--access_log=a.trec"],
         "a.trec is there already and is no access log",
     ),
-    ("serve", ["--index=i", "--port=0", "--access_log=~"], "~: shells leave ~ as it is"),
+    ("serve", ["--index=i", "--port=0", "--access_log=~"], "~: shells do not expand ~"),
     ("serve", ["--index=i", "--port=0", "--access_log=gs://b/log"], "gs://b/log: this is"),
     ("serve", ["--index=a=", "--port=0"], "'a=' lacks a directory"),
     (

@@ -264,7 +264,7 @@ def _finish(output: Path, info: EmbeddingsInfo) -> None:
     names = [name for number in range(info.shards) for name in files_of(number)]
     if gone := next((name for name in names if not (output / name).exists()), None):
         raise UserError(f"{output / gone} was removed meanwhile; run the same command again to make it anew")
-    sums = checksums.take_up(output, names)
+    sums = checksums.digests(output, names)
     info = dataclasses.replace(info, complete=True, cut=_number_cut(output, info.shards))
     sums[MANIFEST] = hashlib.sha256(_described(info).encode()).hexdigest()
     checksums.write(output, sums)
