@@ -74,7 +74,7 @@ def rendered(path: Path) -> str:
 
 def commands() -> Iterator[str]:
     """Yields a section for each command, by its function's docstring and its parser."""
-    for name, example in sorted(_found_commands().items()):
+    for name, example in sorted(found_commands().items()):
         module, function_name = name.split(":")
         function = getattr(importlib.import_module(module), function_name)
         doc = _parsed(function)
@@ -136,17 +136,23 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
-def _found_commands() -> dict[str, str]:
-    """Returns {"package.module:function": example}, as the modules give them to `cli.main`."""
+def found_commands() -> dict[str, str]:
+    """Returns {"package.module:function": examples} of all commands, from the sources."""
     found = {}
     for path in (*(ROOT / "jaxir").glob("*.py"), *(ROOT / "jaxir").glob("*/__main__.py")):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         texts = {ast.unparse(n.targets[0]): n.value for n in nodes if isinstance(n, ast.Assign)}
-        for node in nodes:
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "cli.main":
-                given = {k.arg: texts.get(ast.unparse(k.value), k.value) for k in node.keywords}
-                if "example" in given:  # else it is no command of its own
-                    found[ast.literal_eval(node.args[0])] = ast.literal_eval(given["example"])
+        if "EXAMPLES" in texts:  # a module of several commands
+            module = f"jaxir.{path.stem}"
+            for action, lines in ast.literal_eval(texts["EXAMPLES"]).items():
+                found[f"{module}:{action}"] = cli.command_lines(module, lines)
+            continue
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
+            if ast.unparse(call.func) == "cli.start":
+                name, lines = map(ast.literal_eval, call.args)
+                found[name] = cli.command_lines(name.partition(":")[0], lines)
+            elif ast.unparse(call.func) == "cli.main" and call.keywords:  # jaxir.sidecar
+                found[ast.literal_eval(call.args[0])] = ast.literal_eval(texts["EXAMPLE"])
     return found
 
 

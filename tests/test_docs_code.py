@@ -36,7 +36,7 @@ MINILM = "st:sentence-transformers/all-MiniLM-L6-v2"
 BLOCK = re.compile(
     r"(?:^<!-- (slow|needs [^\n]+) -->\n+)?^( *)```(\w+)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL
 )
-MAIN = re.compile(r'cli\.main\(\s*"([\w.]+:\w+)"')
+MAIN = re.compile(r'cli\.(?:main|start)\(\s*"([\w.]+:\w+)"')
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?")
 
 

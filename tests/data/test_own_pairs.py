@@ -114,8 +114,8 @@ def test_a_group_too_large_is_trained_on_and_what_cannot_be_held_out_is_said(tmp
     assert capsys.readouterr().err == ""
     assert prepare(f"--dataset=pairs:{path}", "--test=30", "--dev=0", f"--output={tmp_path / 'b'}") == 0
     assert capsys.readouterr().err == (
-        "warning: test was to have 30 queries; more cannot be held out, for 40 queries share passages with"
-        " each other\n"
+        "warning: test was to have 30 queries; more cannot be held out, because 40 queries share passages"
+        " with each other\n"
     )
     # From 1 on it is a number, below a share, rounded up.
     assert prepare(f"--dataset=pairs:{path}", "--test=1", "--dev=0.05", f"--output={tmp_path / 'd'}") == 0
