@@ -1,16 +1,16 @@
 # make quickstart   everything from a fresh clone to search results, on the documentation installed with Python
 # make install      .venv with all of jaxir (4.5 GB); EXTRAS=cuda or EXTRAS=tpu adds what an accelerator needs
 # make test         lint and the everyday tests
-# make test-slow    the others, and those against others' numbers once more, compiled as users compile (an hour)
-# make lint         what `make test` checks first
-# make format       rewrite the sources as `make lint` wants them
+# make test-slow    all other tests, and tests against references again, with XLA's usual optimisation (an hour)
+# make lint         the checks of the sources, which `make test` runs first
+# make format       format the sources and fix what `make lint` can fix
 # make constraints  refresh constraints.txt from .venv
-# make sidecar      what the tests of BM25 need (200 MB to fetch, in .pytest_cache/)
+# make sidecar      Pyserini and Java for the tests of BM25 (200 MB to fetch, in .pytest_cache/)
 # make wheel        dist/jaxir-VERSION-py3-none-any.whl, which installs without this clone
 # make docs         the pages of docs/ as a site, in site/
-# make docs-reference  write the pages of docs/reference/ that follow from the code
+# make docs-reference  write the generated pages of docs/reference/
 # make plan-tools   the TPU compiler for `jaxir.train --plan=v5p:4x4x4` (220 MB to fetch, in .plan-tools/)
-# make clean        remove .venv, quickstart, .plan-tools, build, dist and site; docs/disk_space.md says what is left
+# make clean        remove .venv, quickstart, .plan-tools, build, dist and site (docs/disk_space.md lists the rest)
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,19 +19,19 @@ STAMP := $(VENV)/.installed
 UV := $(shell command -v uv 2>/dev/null)
 # Transparent huge pages for malloc: JAX's CPU training step takes a quarter less CPU time (docs/results/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
-# Tests make and drop programs all the time: memory that malloc keeps, the kernel need not clear again.
+# Tests create and drop programs all the time; memory that malloc keeps is not cleared again by the kernel.
 TESTS_MALLOC := glibc.malloc.trim_threshold=4000000000:glibc.malloc.top_pad=67108864:glibc.malloc.mmap_threshold=1073741824
 test test-slow: export GLIBC_TUNABLES := $(GLIBC_TUNABLES):$(TESTS_MALLOC)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
-# Python keeps the modules it compiles, whatever the shell says: each process of a fresh clone's tests, hundreds
-# of them, would spend seconds to compile what the one before it compiled.
+# Keep compiled modules, whatever the shell says: the hundreds of processes that tests start would each spend
+# seconds to compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
 ifneq ($(UV),)
   MAKE_VENV := $(UV) venv --quiet --clear --python $(PYTHON) $(VENV)
   INSTALL := $(UV) pip install --python $(RUN)
   FREEZE := $(UV) pip freeze --python $(RUN)
-  # As pip does; without, each of the first processes compiles the Python of JAX and TensorFlow for itself.
+  # As pip does; otherwise each of the first processes compiles the modules of JAX and TensorFlow itself.
   COMPILE := --compile-bytecode
 else
   MAKE_VENV := $(PYTHON) -m venv --clear $(VENV)
@@ -40,7 +40,7 @@ else
 endif
 
 .PHONY: help install quickstart test test-slow lint format constraints sidecar wheel docs docs-reference plan-tools clean
-# First, so that `make` alone answers instead of installing 4.5 GB.
+# First, so that `make` alone lists the targets instead of installing 4.5 GB.
 help:
 	@sed -n 's/^# \(make [a-z]\)/\1/p' Makefile
 
@@ -58,7 +58,7 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: $(STAMP)
 	$(RUN) -m jaxir.quickstart --output=quickstart
 
-# As many workers as cores that CI has: with a third each test takes a sixth more CPU time, and all take longer.
+# As many workers as CI has cores: with a third, each test takes a sixth more CPU time.
 test: lint sidecar
 	$(RUN) -m pytest -n 2 --dist=worksteal -q -m "not slow"
 
@@ -66,7 +66,7 @@ test-slow: sidecar .plan-tools
 	JAXIR_AS_USERS_COMPILE=1 $(RUN) -m pytest -n 2 --dist=worksteal -q --timeout=900 -m compiled
 	$(RUN) -m pytest -n 2 --dist=worksteal -q --timeout=900 -m "slow and not compiled"
 
-# Pyserini and its Java, where the tests look for them; users get theirs on first use.
+# In the cache of the tests; users get theirs on first use.
 sidecar: $(STAMP)
 	XDG_CACHE_HOME=$(CURDIR)/.pytest_cache/xdg $(RUN) -m jaxir.sidecar install
 
@@ -81,20 +81,20 @@ format: $(STAMP)
 constraints: $(STAMP)
 	{ sed -n 1p constraints.txt; $(FREEZE) --exclude-editable | grep -v '^pip=='; } > constraints.new && mv constraints.new constraints.txt
 
-# What an earlier build has left would be packed too.
+# Remove the files of an earlier build, which would be packed too.
 wheel: $(STAMP)
 	rm -rf build dist
 	$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	rm -rf build
 
-# --strict: a dead link, or a page that the nav has not, fails the build.
+# --strict: a dead link, or a page that is not in the nav, fails the build.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 docs-reference: $(STAMP)
 	$(RUN) docs/make_reference.py
 
-# Outside .venv: where libtpu is importable, JAX looks for TPUs in every run.
+# Outside .venv: if libtpu is importable, JAX looks for TPUs in every run.
 plan-tools .plan-tools: $(STAMP)
 	rm -rf .plan-tools.part
 	$(INSTALL) --no-deps --target .plan-tools.part "$$($(RUN) -c 'from jaxir.planning.devices import requirement; print(requirement())')"

@@ -1,7 +1,7 @@
-"""Writes the pages of docs/reference/ that follow from the code: commands, recipes and the Python interface.
+"""Writes the generated pages of docs/reference/: commands, recipes and the Python interface.
 
-`make docs-reference` runs it. A page is written by hand down to its line `<!-- generated: NAME ... -->`, and
-everything below that line is replaced. The same code gives the same text; a test fails when a page is stale.
+`make docs-reference` runs it. It replaces everything below the line `<!-- generated: NAME ... -->` of a page.
+A test fails if a page is stale.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _METHODS = ("method", "class method", "static method")
 _MARKER = re.compile(r"^<!-- generated: (\w+), by `make docs-reference` -->\n", re.MULTILINE)
 _LINE = 100  # characters of a signature; a longer one has a line for each argument
 
-# Beside what `from jaxir import ...` gives: what a script of one's own calls, and settings that gin binds.
+# Documented besides the names of `from jaxir import ...`: functions for scripts, and classes that gin binds.
 INTERFACE = (
     "jaxir.interop.model_dir:load",
     "jaxir.interop.build:Pretrained",
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def generated_pages() -> list[Path]:
-    """Returns the pages with a part that is generated."""
+    """Returns the pages that have a generated part."""
     pages = sorted((ROOT / "docs" / "reference").glob("*.md"))
     return [path for path in pages if _MARKER.search(path.read_text(encoding="utf-8"))]
 
@@ -74,14 +74,14 @@ def rendered(path: Path) -> str:
 
 def commands() -> Iterator[str]:
     """Yields a section for each command, by its function's docstring and its parser."""
-    for name, example in sorted(_found_commands().items()):
+    for name, example in sorted(found_commands().items()):
         module, function_name = name.split(":")
         function = getattr(importlib.import_module(module), function_name)
         doc = _parsed(function)
         parser = cli.build_parser(function, prog=f"python -m {module}", example=example)
         flags = {a.dest: a for a in parser._actions if a.dest not in ("help", "gin_file")}
         words = module.removeprefix("jaxir.").split(".")
-        words += [] if words[-1] == function_name else [function_name]  # jaxir.expand has several
+        words += [] if words[-1] == function_name else [function_name]  # a module of several commands
         yield from (f"## {' '.join(words)}", "", *_prose(doc), "")
         if example:
             yield from ("```sh", example, "```", "")
@@ -96,7 +96,7 @@ def commands() -> Iterator[str]:
 
 
 def recipes() -> Iterator[str]:
-    """Yields a section for each file of gin/: its head, and what it and what it includes set."""
+    """Yields a section for each file of gin/: its head, and its settings."""
     for path in sorted((ROOT / "gin").rglob("*.gin"), key=lambda p: (len(p.relative_to(ROOT).parts), p)):
         name = path.relative_to(ROOT).as_posix()
         head = [line.removeprefix("#") for line in path.read_text().split("\n\n")[0].splitlines()]
@@ -136,22 +136,28 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
-def _found_commands() -> dict[str, str]:
-    """Returns {"package.module:function": example}, as the modules give them to `cli.main`."""
+def found_commands() -> dict[str, str]:
+    """Returns {"package.module:function": examples} of all commands, from the sources."""
     found = {}
     for path in (*(ROOT / "jaxir").glob("*.py"), *(ROOT / "jaxir").glob("*/__main__.py")):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         texts = {ast.unparse(n.targets[0]): n.value for n in nodes if isinstance(n, ast.Assign)}
-        for node in nodes:
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "cli.main":
-                given = {k.arg: texts.get(ast.unparse(k.value), k.value) for k in node.keywords}
-                if "example" in given:  # else it is no command of its own
-                    found[ast.literal_eval(node.args[0])] = ast.literal_eval(given["example"])
+        if "EXAMPLES" in texts:  # a module of several commands
+            module = f"jaxir.{path.stem}"
+            for action, lines in ast.literal_eval(texts["EXAMPLES"]).items():
+                found[f"{module}:{action}"] = cli.command_lines(module, lines)
+            continue
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
+            if ast.unparse(call.func) == "cli.start":
+                name, lines = map(ast.literal_eval, call.args)
+                found[name] = cli.command_lines(name.partition(":")[0], lines)
+            elif ast.unparse(call.func) == "cli.main" and call.keywords:  # jaxir.sidecar
+                found[ast.literal_eval(call.args[0])] = ast.literal_eval(texts["EXAMPLE"])
     return found
 
 
 def _settings(name: str) -> Iterator[tuple[str, str, str]]:
-    """Yields short name, value and parameters of what a gin file and all that it includes set."""
+    """Yields short name, value and parameters of all settings of a gin file and its includes."""
     found = Bindings(lambda: None)
     Reader(found).files([name])
     for short, (value, keys) in sorted(settings(found).items()):
@@ -160,7 +166,7 @@ def _settings(name: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _head(lines: list[str]) -> Iterator[str]:
-    """Yields the head of a gin file: prose, and what is indented there in blocks."""
+    """Yields the head of a gin file as prose and, where it is indented, as blocks."""
     inside = False
     for line in lines:
         if line.startswith("   ") != inside:
@@ -185,12 +191,11 @@ def _described(name: str, thing: Any) -> Iterator[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    """Returns lines that an editor shows whole."""
     return textwrap.wrap(text, 158, break_long_words=False, break_on_hyphens=False)
 
 
 def _signature(thing: Any, before: int) -> str:
-    """Returns (parameters) -> result as the source has them, to follow a name of `before` characters."""
+    """Returns (parameters) -> result as in the source, to follow a name of `before` characters."""
     result = ""
     if dataclasses.is_dataclass(thing):
         written = _fields_of(thing)
@@ -199,7 +204,7 @@ def _signature(thing: Any, before: int) -> str:
         thing = thing.__init__ if inspect.isclass(thing) else thing
         thing = inspect.unwrap(getattr(thing, "__func__", thing))
         if not inspect.isfunction(thing):
-            return "()"  # a class without a constructor of its own
+            return "()"  # a class without an own constructor
         function = _source_of(thing)
         arguments = _arguments(function.args)
         if function.returns and ast.unparse(function.returns) != "None":
@@ -211,7 +216,7 @@ def _signature(thing: Any, before: int) -> str:
 
 
 def _fields_of(kind: type) -> dict[str, str]:
-    """Returns {name: "name: type = default"} of a dataclass, inherited fields too."""
+    """Returns {name: "name: type = default"} of a dataclass, with inherited fields."""
     found = {}
     for base in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
         for node in _source_of(base).body:
@@ -222,13 +227,13 @@ def _fields_of(kind: type) -> dict[str, str]:
 
 
 def _default(value: ast.expr | None) -> ast.expr | None:
-    """Returns the default of a field, which may be what a factory makes."""
+    """Returns the default of a field, or the call of its factory."""
     factories = [k.value for k in getattr(value, "keywords", ()) if k.arg == "default_factory"]
     return ast.Call(factories[0], [], []) if factories else value
 
 
 def _arguments(given: ast.arguments) -> list[str]:
-    """Returns the parameters of a function as the source has them, without `self` and `cls`."""
+    """Returns the parameters of a function as in the source, without `self` and `cls`."""
     positional = [*given.posonlyargs, *given.args]
     defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
     parts = [_spelt_out(ast.unparse(a), d) for a, d in zip(positional, defaults, strict=True)]
@@ -274,7 +279,7 @@ def _cell(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Returns text in which only backquotes are Markdown."""
+    """Returns text in which Markdown but for backquotes is escaped."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(p if p.startswith("`") else re.sub(r"([*_<\[\]])", r"\\\1", p) for p in parts)
 

@@ -1,6 +1,6 @@
 """jaxir: train, index, search and evaluate dual-encoder text retrievers with JAX.
 
-The names below are imported when they are first used, so `import jaxir` costs nothing:
+The names below are imported when they are first used, so that `import jaxir` is fast:
 
     from jaxir import DualEncoder, Pairs, fit
     encoder = fit("st:sentence-transformers/all-MiniLM-L6-v2", Pairs.read("faq.csv"))
@@ -40,33 +40,28 @@ if TYPE_CHECKING:
     from jaxir.training.step.optimizers import Adafactor as Adafactor
     from jaxir.training.step.optimizers import AdamW as AdamW
 
-_HOME = {
-    "Adafactor": "jaxir.training.step.optimizers",
-    "AdamW": "jaxir.training.step.optimizers",
-    "Contrastive": "jaxir.objectives.contrastive",
-    "CrossEncoder": "jaxir.retrieval.encoding.pair_scorer",
-    "Decoding": "jaxir.models.decoding",
-    "DualEncoder": "jaxir.retrieval.encoding.text_encoder",
-    "ExactIndex": "jaxir.retrieval.indexes.exact",
-    "FromScratch": "jaxir.interop.build",
-    "Generator": "jaxir.retrieval.encoding.generator",
-    "Index": "jaxir.retrieval.indexes.base_index",
-    "MilvusIndex": "jaxir.retrieval.indexes.milvus_index",
-    "Pairs": "jaxir.data.sets.own_pairs",
-    "Pretrained": "jaxir.interop.build",
-    "PretrainedCrossEncoder": "jaxir.interop.build",
-    "PretrainedSeq2Seq": "jaxir.interop.build",
-    "ScannIndex": "jaxir.retrieval.indexes.scann_index",
-    "Seq2Seq": "jaxir.objectives.seq2seq",
-    "encode_corpus": "jaxir.retrieval.encoding.embeddings",
-    "fit": "jaxir.training.fit",
-    "in_batch_softmax": "jaxir.losses.in_batch",
-    "load_index": "jaxir.retrieval.indexes.base_index",
-    "pair": "jaxir.losses.pair",
-    "read_run": "jaxir.retrieval.ranking.runs",
-    "samtone": "jaxir.losses.samtone",
-    "write_run": "jaxir.retrieval.ranking.runs",
+_NAMES = {
+    "data.sets.own_pairs": "Pairs",
+    "interop.build": "FromScratch Pretrained PretrainedCrossEncoder PretrainedSeq2Seq",
+    "losses.in_batch": "in_batch_softmax",
+    "losses.pair": "pair",
+    "losses.samtone": "samtone",
+    "models.decoding": "Decoding",
+    "objectives.contrastive": "Contrastive",
+    "objectives.seq2seq": "Seq2Seq",
+    "retrieval.encoding.embeddings": "encode_corpus",
+    "retrieval.encoding.generator": "Generator",
+    "retrieval.encoding.pair_scorer": "CrossEncoder",
+    "retrieval.encoding.text_encoder": "DualEncoder",
+    "retrieval.indexes.base_index": "Index load_index",
+    "retrieval.indexes.exact": "ExactIndex",
+    "retrieval.indexes.milvus_index": "MilvusIndex",
+    "retrieval.indexes.scann_index": "ScannIndex",
+    "retrieval.ranking.runs": "read_run write_run",
+    "training.fit": "fit",
+    "training.step.optimizers": "Adafactor AdamW",
 }
+_HOME = {name: f"jaxir.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted((*_HOME, "__version__"))
 

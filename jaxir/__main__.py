@@ -1,8 +1,7 @@
-"""`jaxir`, or `python -m jaxir`: lists the commands, or becomes one of them.
+"""`jaxir`, or `python -m jaxir`: lists the commands, or runs one of them.
 
-`jaxir train ...` is `python -m jaxir.train ...`, the same process from then on: what a command does when it
-is started (huge pages, the working directory on Python's path) stands in its own file.
-Nothing heavy is imported to answer, so the descriptions are read from the sources.
+`jaxir train ...` replaces this process by `python -m jaxir.train ...`. To list the commands fast, their
+descriptions are read from the sources without importing them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Answers `--help`, `--version` and mistakes; anything else becomes a command and does not return."""
+    """Answers `--help`, `--version` and mistakes; becomes the command otherwise, and does not return."""
     command, *arguments = sys.argv[1:] or ["help"]
     prog = "python -m jaxir" if sys.argv[0].endswith("__main__.py") else "jaxir"
     if command == "--version":
@@ -38,7 +37,7 @@ def main() -> int:
     helps = ("help", "--help", "-h")
     if command in helps:
         if not arguments or arguments[0] in helps:
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `head` may have seen enough
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback if the output goes to `head`
             print(overview(prog))
             return 0
         command, arguments = arguments[0], [*arguments[1:], "--help"]  # `help expand generate`
@@ -50,15 +49,15 @@ def main() -> int:
         )
         print(f"error: there is no command {command!r}{more}", file=sys.stderr)
         return 2
-    import subprocess  # the list of commands does without
+    import subprocess  # not needed to list the commands
 
-    options = subprocess._args_from_interpreter_flags()  # of this Python: -P, -X utf8, -W error ...
+    options = subprocess._args_from_interpreter_flags()  # such as -P, -X utf8, -W error
     sys.stdout.flush()
     return os.execv(sys.executable, [sys.executable, *options, "-m", f"jaxir.{command}", *arguments])
 
 
 def overview(prog: str) -> str:
-    """Returns all commands with a line each, as wide as the terminal."""
+    """Returns a line for each command, wrapped to the terminal's width."""
     width = shutil.get_terminal_size().columns
     lines = [f"usage: {prog} COMMAND [--FLAG=VALUE ...]"]
     for title, names in COMMANDS.items():

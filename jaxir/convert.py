@@ -1,4 +1,4 @@
-"""`python -m jaxir.convert`: weights in, and out again."""
+"""Command: converts a model from one format to another."""
 
 from typing import Literal
 
@@ -20,26 +20,26 @@ def convert(
     """Converts a model from one format to another.
 
     A model with two towers becomes two folders, query/ and passage/, in formats hf and sentence_transformers.
-    Parameters are read and written one by one, and what a bucket holds is a model only when it is whole: so a
-    large model is put where every host of a pod reads its own part of it (--output=gs://BUCKET/MODEL, then
-    --model=gs://BUCKET/MODEL).
+    Parameters are read and written one by one, so a model may be larger than memory. To train a large model
+    on a pod, write it to a bucket (--output=gs://BUCKET/MODEL) and start from there
+    (--model=gs://BUCKET/MODEL): each host then reads only its part.
 
     Args:
       source: hf:DIR_OR_NAME, st:DIR_OR_NAME (sentence-transformers), t5x:DIR (a T5X checkpoint or run, local
         or gs://), w2v:FILE (word vectors of word2vec or GloVe), or a jaxir model or run directory, local or
         gs://. A name on the hub may be followed by @ and a branch, tag, commit or refs/pr/N.
-      output: the directory to write, local or (formats jaxir and t5x) gs://BUCKET/PATH; it must not exist or
-        be empty.
+      output: the directory to write, which must not exist or be empty: local, or gs://BUCKET/PATH for formats
+        jaxir and t5x.
       to: the format to write; hf holds the encoder alone, without pooling and normalisation.
-      tokenizer: the SentencePiece model of a T5X checkpoint (a file, local or gs://), or a directory with a
-        tokenizer; by default what lies beside the checkpoint or what the run's config.gin names.
-      pooling: how a dual encoder makes one vector of a text's tokens, instead of its own way: the mean, the
-        first token or the last real one; of the BERT family also the mean of the first block's output and the
-        last's, or of what the first block reads and the last's output.
-      similarity: how a dual encoder's vectors are compared, instead of its own way: with cosine they have
-        length 1, with dot the length they come out with.
-      kind: the kind of model to read (default: as the folder says; T5's hold a generator, seq2seq, and the
-        encoder of a dual encoder, which is the default there).
+      tokenizer: for a T5X checkpoint, a SentencePiece model (a file, local or gs://) or a directory with a
+        tokenizer (default: beside the checkpoint, or named by the run's config.gin).
+      pooling: how a dual encoder pools the vectors of a text's tokens: their mean, the first token's, or the
+        last real token's; for the BERT family also the mean of the first block's and the last block's output,
+        or of the embeddings and the last block's output (default: as the model does).
+      similarity: how a dual encoder's vectors are compared: by cosine, which scales them to length 1, or by
+        dot product (default: as the model does).
+      kind: the kind of model to read (default: as the folder says; a T5 folder holds a generator, seq2seq,
+        and the encoder of a dual encoder, which is the default).
     """
     from jaxir.interop import formats
 
@@ -50,9 +50,4 @@ def convert(
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.convert:convert",
-            example="python -m jaxir.convert --source=st:all-MiniLM-L6-v2 --output=models/minilm",
-        )
-    )
+    cli.start("jaxir.convert:convert", "--source=st:all-MiniLM-L6-v2 --output=models/minilm")

@@ -1,4 +1,4 @@
-"""The command `python -m jaxir.encode`: texts in, vectors out."""
+"""Command: encodes texts into vectors."""
 
 from __future__ import annotations
 
@@ -28,29 +28,28 @@ def encode(
 ) -> None:
     """Encodes a corpus, or queries, into a directory of vectors.
 
-    Run again after an interruption, the same command continues where it stopped. Several machines that see
-    the same files share the work, started as for training (docs/sharding.md); so do those of a Ray cluster.
+    After an interruption, the same command continues where it stopped. Several machines that see the same
+    files share the work, started as for training (docs/sharding.md); so do those of a Ray cluster.
 
     Args:
       model: a jaxir model or run directory, or st: or hf: and a local directory or hub name.
-      input: corpus.jsonl[.gz] (_id, title, text), or with --tower=query queries.jsonl[.gz] (_id, text);
-        or with either tower a .txt[.gz] with a text on each line, whose number is the id.
+      input: corpus.jsonl[.gz] (_id, title, text), or with --tower=query queries.jsonl[.gz] (_id, text); or
+        with either tower a .txt[.gz] with a text on each line, whose number is its id.
       output: directory of the vectors: embeddings-00000.npy, ids-00000.json, ..., embeddings.json.
-      tower: the tower that reads the texts.
-      max_length: tokens that are kept of a text (default: as many as the model says); a longer one is cut.
-      batch_tokens: tokens of a batch on one device; lower it where memory is short (default: suits the
-        platform).
-      shard_size: texts in a shard, at most one of which is lost by an interruption.
-      dtype: type of the matrix products; the vectors are float32 all the same.
-      expansions: queries generated for each document of the corpus, which the passage tower reads with it: a
-        file or a folder, as docs/generation.md lists them.
+      tower: the tower that encodes the texts.
+      max_length: most tokens of a text; a longer one is cut (default: as the model says).
+      batch_tokens: tokens of a batch on one device; lower it if memory is short (default: by platform).
+      shard_size: texts in a shard; an interruption loses at most one shard.
+      dtype: type of the matrix products; the vectors are float32 in any case.
+      expansions: queries generated for each document, which the passage tower encodes with it: a file or a
+        folder, as docs/generation.md lists them.
       expansion: for --expansions, typical (the mean of the vectors of a document with each query, the
         default), corpus (a vector for each, of which the best one is found) or document (all queries at
         once).
-      views: for --expansions, queries of a document, the first ones (default: 10).
+      views: for --expansions, the number of a document's first queries to use (default: 10).
       on_bad_input: stop at the first malformed line, or skip and count them.
-      ray: have the machines of a Ray cluster encode (docs/big_corpora.md): HOST:PORT of its head, or auto for
-        the cluster that this machine is of. They need jaxir and the model, and no other file.
+      ray: encode on the machines of a Ray cluster (docs/big_corpora.md): HOST:PORT of its head, or auto for
+        this machine's cluster. They need jaxir and the model, but no other file.
     """
     from jaxir.data.text.truncation import truncation_note
     from jaxir.retrieval.encoding.cluster import Cluster
@@ -90,10 +89,4 @@ def encode(
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.encode:encode",
-            example="python -m jaxir.encode --model=st:sentence-transformers/all-MiniLM-L6-v2 "
-            "--input=corpus.jsonl --output=embeddings",
-        )
-    )
+    cli.start("jaxir.encode:encode", "--model=st:all-MiniLM-L6-v2 --input=corpus.jsonl --output=embeddings")

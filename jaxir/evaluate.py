@@ -1,4 +1,4 @@
-"""Command: scores and compares run files or written answers, or scores a model on a whole test collection."""
+"""Command: scores and compares runs or written answers, or scores a model on a test collection."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from jaxir.evaluation.retrieval_metrics import (
     TITLE_METRICS,
 )
 from jaxir.evaluation.sts_files import has_splits
+from jaxir.storage.files import atomic_file
 from jaxir.storage.outputs import writes
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ METRICS = {
     "cqadupstack": QUESTION_METRICS,
     "eproduct": TITLE_METRICS,
 }
-FILES = {"run", "answers", "predictions"}  # what is evaluated without a model
-# Flags, what they are for, and what is evaluated without reading them.
+FILES = {"run", "answers", "predictions"}  # evaluated without a model
+# Flags, what they are for, and the kinds of evaluation that do not read them.
 IDLE = (
     (("metrics", "identical_ids"), "retrieval", {"predictions", "sts", "senteval"}),
     (("depth", "strict"), "retrieval", {"sts", "senteval"}),
@@ -67,58 +68,53 @@ def evaluate(
     """Scores and compares run files or written answers, or scores a model on a whole test collection.
 
     Give --run and --qrels, --run and --answers with --corpus, --predictions and --answers, or --model and
-    --dataset. A judged query without answers counts 0. Several systems are compared by paired tests over the
-    queries, with --baseline all others with that one, else every two; p-values are corrected (Holm).
+    --dataset. A judged query without results scores 0. Several systems are compared by paired tests over the
+    queries: every two, or with --baseline each with that one. p-values are corrected (Holm).
 
     Args:
-      run: TREC run files to score, separated by commas; each may be NAME=FILE, and FILE+FILE+FILE are one
-        system's runs with several seeds, whose mean and standard deviation are told.
+      run: TREC run files to score, separated by commas; each may be NAME=FILE. FILE+FILE+FILE are one
+        system's runs with several seeds, of which the mean and standard deviation are reported.
       qrels: judgements of the runs' queries: BEIR (query-id, corpus-id, score) or TREC format.
-      answers: instead of judgements, lines of {"_id": query, "answers": [text, ...]}: a document that holds
-        one is relevant, and Success@k is the top-k accuracy of open-domain question answering.
-      answers_in: look for answers in a document's text, as DPR does, or in the document, its title too.
+      answers: instead of judgements, lines of {"_id": query, "answers": [text, ...]}: a document that
+        contains one is relevant, and Success@k is the top-k accuracy of open-domain question answering.
+      answers_in: look for answers in a document's text, as DPR does, or in the document, its title included.
       corpus: corpus.jsonl[.gz] with the texts of the documents, for --answers.
-      predictions: in place of runs, files of written answers (of jaxir.read), scored by exact match and F1.
+      predictions: instead of runs, files of written answers (of jaxir.read), scored by exact match and F1.
       model: model to evaluate: a jaxir model or run directory, or st: or hf: and a directory or hub name.
-      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; exact search); quora:DIR and
-        cqadupstack:DIR (duplicate questions) and eproduct:DIR (titles), likewise; sts:DIR (rated pairs: .tsv
+      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; exact search), quora:DIR and
+        cqadupstack:DIR (duplicate questions) or eproduct:DIR (titles), likewise; sts:DIR (rated pairs: .tsv
         files of score, sentence1, sentence2, a year of STS, STS-B, SICK, or a folder of such folders;
         Spearman's correlation x 100); senteval:DIR (transfer tasks; accuracy of logistic regression).
       split: the name of a file under qrels/; which part of STS-B and SICK in a folder of several tasks.
-      metrics: separated by spaces, as ir_measures spells them; None: nDCG@10 RR@10 P@1 R@100, by answers
-        Success@1 Success@5 Success@20 Success@100, of duplicate questions nDCG@10 R@10 P@10 R@100, of titles
-        CappedR@10 P@10.
-      baseline: what to compare with: one of the systems by name, or [NAME=]FILE[+FILE...].
-      identical_ids: keep or drop answers that have their query's own id (ArguAna needs drop; collections that
+      metrics: separated by spaces, as ir_measures spells them; None: nDCG@10 RR@10 P@1 R@100, for answers
+        Success@1 Success@5 Success@20 Success@100, for duplicate questions nDCG@10 R@10 P@10 R@100, for
+        titles CappedR@10 P@10.
+      baseline: the system to compare the others with, by name, or [NAME=]FILE[+FILE...].
+      identical_ids: keep or drop results with their query's own id (ArguAna needs drop; collections that
         number queries and documents from 1 need keep).
-      depth: answers per query that are searched for in a beir: dataset.
-      strict: refuse judgements of documents or queries that are not there, repeated lines and grades such as
-        1.0. By default one line counts them; as in trec_eval, a missing document counts as not retrieved.
+      depth: documents to search for each query of a --dataset.
+      strict: refuse judgements of missing documents or queries, repeated lines and grades such as 1.0. By
+        default one line counts them; as in trec_eval, a missing document counts as not retrieved.
       per_query: print every query's values too.
-      table: how tables are printed.
+      table: format of printed tables.
       output: JSON file for all values, every query's included.
 
     Returns:
-      What the JSON file holds.
-
-    Raises:
-      UserError: flags that do not go together, unreadable or malformed files, an unknown metric.
+      The content of the JSON file.
     """
     given = types.SimpleNamespace(**locals())
     _settle(given)
     report = _report_on_files(given) if given.kind in FILES else _report_on_model(given)
     if output is not None:
-        _write(report.values, output)
+        with atomic_file(output, errors="backslashreplace") as file:  # names of files may be no UTF-8
+            json.dump(report.values, file, indent=2, ensure_ascii=False)
+            file.write("\n")
     print(report.text)
     return report.values
 
 
 def _settle(given: types.SimpleNamespace) -> None:
-    """Sets what is evaluated, `kind`, the directory of a dataset, `path`, and the metrics.
-
-    Raises:
-      UserError: flags that do not go together.
-    """
+    """Sets `kind`, what is evaluated, `path`, the directory of a dataset, and the metrics."""
     inputs = ("run", "qrels", "answers", "corpus", "predictions", "model", "dataset")
     names = {name for name in inputs if getattr(given, name) not in (None, [], ())}
     if names == {"run", "qrels"}:
@@ -184,20 +180,9 @@ def _report_on_model(given: types.SimpleNamespace) -> Report:
     return evaluation_report.retrieval(scored, per_query=given.per_query, style=given.table)
 
 
-def _write(values: dict[str, Any], output: str) -> None:
-    from jaxir.storage.files import atomic_file
-
-    # A file's name need not be Unicode: what is not becomes JSON's own escape.
-    with atomic_file(output, errors="backslashreplace") as file:
-        json.dump(values, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-
-
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.evaluate:evaluate",
-            example="python -m jaxir.evaluate --run=hybrid.trec --qrels=qrels/test.tsv --baseline=bm25.trec\n"
-            "  python -m jaxir.evaluate --model=st:all-MiniLM-L6-v2 --dataset=beir:DIR",
-        )
+    cli.start(
+        "jaxir.evaluate:evaluate",
+        "--run=hybrid.trec --qrels=qrels/test.tsv --baseline=bm25.trec\n"
+        "--model=st:all-MiniLM-L6-v2 --dataset=beir:DIR",
     )

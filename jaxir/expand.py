@@ -1,5 +1,4 @@
-"""The commands `python -m jaxir.expand generate`, `plan`: texts that a model writes for texts; what questions
-find with them and which are best: `retrieve`, `rerank`, `choose`, `folds`."""
+"""Commands: texts that a generator writes for texts, and searching with them. Actions are functions below."""
 
 from __future__ import annotations
 
@@ -16,19 +15,17 @@ from jaxir.storage.outputs import writes
 if TYPE_CHECKING:
     from jaxir.data.expanded.candidates import Candidates
 
-EXAMPLE = (
-    "python -m jaxir.expand generate --model=hf:castorini/doc2query-t5-base-msmarco --input=corpus.jsonl"
-    " --output=queries.jsonl --num_outputs=10 --top_k=10"
-)
-RETRIEVE = (
-    "python -m jaxir.expand retrieve --index=bm25 --queries=queries.jsonl --expansions=expansions.jsonl"
-    " --answers=answers.jsonl --output=candidates.jsonl"
-)
-RERANK = "python -m jaxir.expand rerank --model=RUN --candidates=candidates.jsonl --output=ear.jsonl"
-CHOOSE = "python -m jaxir.expand choose --candidates=candidates.jsonl --by=oracle --output=best.jsonl"
-TARGETS = "python -m jaxir.expand targets --kind=answer --queries=q.jsonl --answers=a.jsonl --output=t.jsonl"
-FOLDS = "python -m jaxir.expand folds --targets=targets.jsonl --queries=queries.jsonl --output=FOLDS"
-PLAN = "python -m jaxir.expand plan --model=hf:t5-base --topology=v5e:2x2 --num_outputs=10 --top_k=10"
+EXAMPLES = {
+    "generate": "generate --model=hf:castorini/doc2query-t5-base-msmarco --input=corpus.jsonl"
+    " --output=queries.jsonl --num_outputs=10 --top_k=10",
+    "plan": "plan --model=hf:t5-base --topology=v5e:2x2 --num_outputs=10 --top_k=10",
+    "targets": "targets --kind=answer --queries=q.jsonl --answers=a.jsonl --output=t.jsonl",
+    "folds": "folds --targets=targets.jsonl --queries=queries.jsonl --output=FOLDS",
+    "retrieve": "retrieve --index=bm25 --queries=queries.jsonl --expansions=expansions.jsonl"
+    " --answers=answers.jsonl --output=candidates.jsonl",
+    "rerank": "rerank --model=RUN --candidates=candidates.jsonl --output=ear.jsonl",
+    "choose": "choose --candidates=candidates.jsonl --by=oracle --output=best.jsonl",
+}
 
 
 @writes(output="shared outputs file")
@@ -44,23 +41,22 @@ def generate(
     on_bad_input: Literal["stop", "skip"] = "stop",
     ray: str | None = None,
 ) -> None:
-    """Writes texts for texts with a generator: queries for documents, say.
+    """Writes texts for texts with a generator, such as queries for documents.
 
-    Greedily, unless there are beams, or a temperature, top_k or top_p to sample with. Run again after an
-    interruption, the same command continues where it stopped. Outputs of a text that say the same are one.
-    Several machines that see the same files share the work, started as for training (docs/sharding.md); so do
-    those of a Ray cluster.
+    Decodes greedily, unless num_beams, temperature, top_k or top_p is given. After an interruption, the same
+    command continues where it stopped. Equal outputs of a text are written once. Several machines that see
+    the same files share the work, started as for training (docs/sharding.md); so do those of a Ray cluster.
 
     Args:
-      model: the generator: a run or a model directory of ours, or hf: and a directory or hub name of a T5.
-      input: .jsonl[.gz] of _id, text and maybe title; as corpus.jsonl and queries.jsonl.
+      model: the generator: a jaxir run or model directory, or hf: and a directory or hub name of a T5.
+      input: .jsonl[.gz] of _id, text and optionally title, such as corpus.jsonl or queries.jsonl.
       output: the .jsonl to write, of _id and outputs.
-      batch_tokens: tokens of the texts of a batch on one device; lower it where memory is short (default:
-        suits the platform).
+      batch_tokens: tokens of the texts of a batch on one device; lower it if memory is short (default: by
+        platform).
       dtype: type of the matrix products.
       on_bad_input: stop at the first malformed line, or skip and count them.
-      ray: have the machines of a Ray cluster generate (docs/big_corpora.md): HOST:PORT of its head, or auto
-        for the cluster that this machine is of. They need jaxir and the model, and no other file.
+      ray: generate on the machines of a Ray cluster (docs/big_corpora.md): HOST:PORT of its head, or auto for
+        this machine's cluster. They need jaxir and the model, but no other file.
     """
     from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.generator import Generator
@@ -92,18 +88,19 @@ def plan(
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
     prices: list[str] | None = None,
 ) -> int:
-    """Plans generation: compiles it for TPUs that are not there, and says what it needs and how fast it is.
+    """Plans generation: compiles it for TPUs without having them, and prints its memory and speed.
 
     Reads no weights. Prints whether it fits, then memory, work, and tokens a second by roofline; the exit
     status is 1 if the chips lack the memory.
 
     Args:
-      model: the generator: as `generate` takes it, or t5x: and a checkpoint.
+      model: the generator: as for `generate`, or t5x: and a checkpoint.
       topology: the chips, such as v5e:2x2.
-      max_length: tokens of each text (default: as many as the model keeps).
-      batch_tokens: tokens of the texts of a batch on one device (default: as `generate` has on accelerators).
+      max_length: tokens of each text (default: the model's maximum).
+      batch_tokens: tokens of the texts of a batch on one device (default: that of `generate` on
+        accelerators).
       dtype: type of the matrix products.
-      prices: of a chip and hour, such as v5e=1.2: what a million texts cost.
+      prices: of a chip and hour, such as v5e=1.2: prints the cost of a million texts.
     """
     from jaxir.planning import decoding_plan
     from jaxir.retrieval.encoding.batch_runner import ACCELERATOR_BATCH_TOKENS
@@ -135,26 +132,25 @@ def retrieve(
     lines_each: Count = 1,
     on_bad_input: Literal["stop", "skip"] = "stop",
 ) -> None:
-    """Searches with each expansion of each question, and tells where the first answer is found.
+    """Searches with each expansion of each question, and records the rank of the first answer.
 
-    Writes a file of candidates, which rerankers of queries learn from and order (docs/ear.md). Run again
-    after an interruption, the same command continues where it stopped. Several machines that see the same
-    files share the work, started as for training.
+    Writes a file of candidates, on which rerankers of queries are trained, and which they order
+    (docs/ear.md). After an interruption, the same command continues where it stopped. Several machines that
+    see the same files share the work, started as for training.
 
     Args:
-      index: an index, of BM25 or of vectors; with --answers one that has the texts of its passages.
+      index: an index of BM25 or of vectors; with --answers one that holds the texts of its passages.
       queries: the questions, queries.jsonl[.gz].
-      expansions: what was written for them: files or folders, as `generate` writes them or others do; of
-        several a question has those of all.
+      expansions: texts generated for the questions: files or folders, in the format of `generate` or others
+        (docs/generation.md); a question has the expansions of all of them.
       output: the .jsonl to write: a line for each question, with its expansions and what they find.
-      answers: lines of {"_id": question, "answers": [text, ...]}, of all questions (default: not known, as
-        when a reranker is used).
-      answers_in: where in a passage they are looked for: in its text, as DPR does, or in the document, its
-        title too.
-      depth: passages of a query among which an answer is looked for.
-      num_candidates: expansions of a question that are taken, the first ones (default: all).
-      with_question: whether the question alone is a candidate after them (the paper's lists are without).
-      lines_each: where a line is an expansion: how many of a question follow each other.
+      answers: lines of {"_id": question, "answers": [text, ...]} for all questions; not needed to apply a
+        reranker.
+      answers_in: look for answers in a passage's text, as DPR does, or in the document, its title included.
+      depth: passages of a query in which an answer is looked for.
+      num_candidates: number of a question's first expansions to use (default: all).
+      with_question: add the question alone as the last candidate (the paper does not).
+      lines_each: for files with an expansion on each line: successive lines of a question.
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
     from jaxir.data.expanded.candidates import read_questions
@@ -197,25 +193,24 @@ def rerank(
     lines_each: Count = 1,
     batch_tokens: Count | None = None,
 ) -> None:
-    """Orders the expansions of each question by a reranker of queries, the most promising first.
+    """Orders the expansions of each question by a reranker of queries, best first.
 
-    The output is a queries.jsonl of the best queries, `_id` and `text`, for `jaxir.search`, and a file of
-    candidates in their new order, from which `choose` takes others. Run again after an interruption, the same
-    command continues where it stopped. Several machines that see the same files share the work.
+    The output is both a queries.jsonl of the best queries (`_id`, `text`) for `jaxir.search`, and a file of
+    candidates in their new order for `choose`. After an interruption, the same command continues where it
+    stopped. Several machines that see the same files share the work.
 
     Args:
-      model: the reranker, trained by gin/ear_ri.gin or gin/ear_rd.gin: a run or a model directory of ours, or
+      model: the reranker, trained with gin/ear_ri.gin or gin/ear_rd.gin: a jaxir run or model directory, or
         hf: and a directory.
       output: the .jsonl to write.
-      candidates: what `retrieve` wrote; needed by a reranker that reads passages.
-      queries: in its place, the questions, queries.jsonl[.gz].
-      expansions: and what was written for them.
+      candidates: the output of `retrieve`; required by a reranker that reads passages.
+      queries: instead of --candidates, the questions, queries.jsonl[.gz].
+      expansions: the expansions of --queries.
       corpus: corpus.jsonl[.gz] with the passages, for a reranker that reads them.
-      keep: expansions of a question that are written, the best ones (default: all).
-      num_candidates: expansions of a question that are looked at, the first ones (default: all).
-      lines_each: with --expansions, as `retrieve` has it.
-      batch_tokens: tokens of a batch on one device; lower it where memory is short (default: suits the
-        platform).
+      keep: best expansions of a question to write (default: all).
+      num_candidates: number of a question's first expansions to score (default: all).
+      lines_each: with --expansions, as for `retrieve`.
+      batch_tokens: tokens of a batch on one device; lower it if memory is short (default: by platform).
     """
     from jaxir.retrieval.encoding.query_reranker import QueryReranker
     from jaxir.retrieval.encoding.windowed_file import summary
@@ -242,19 +237,20 @@ def choose(
     num_candidates: Count | None = None,
     lines_each: Count = 1,
 ) -> None:
-    """Chooses an expanded query of each question, without a model: GAR's, or by the answers it finds.
+    """Chooses an expanded query for each question without a model: as GAR does, or by the answers it finds.
 
     Writes a queries.jsonl for `jaxir.search`.
 
     Args:
       output: the .jsonl to write, of _id and text.
-      candidates: what `retrieve` or `rerank` wrote; needed by oracle.
-      queries: in its place, the questions, queries.jsonl[.gz].
-      expansions: and what was written for them.
-      by: the expansion at --place; all of them behind each other; or the one that finds an answer first.
-      place: which expansion, counted from 1; questions that have fewer are left out.
-      num_candidates: expansions of a question that are looked at, the first ones (default: all).
-      lines_each: with --expansions, as `retrieve` has it.
+      candidates: the output of `retrieve` or `rerank`; required by oracle.
+      queries: instead of --candidates, the questions, queries.jsonl[.gz].
+      expansions: the expansions of --queries.
+      by: the expansion at --place; all expansions concatenated; or (oracle) the one with the best-ranked
+        answer.
+      place: the expansion's place, from 1; questions with fewer are left out.
+      num_candidates: number of a question's first expansions to choose from (default: all).
+      lines_each: with --expansions, as for `retrieve`.
     """
     from jaxir.retrieval.encoding.windowed_file import summary
     from jaxir.retrieval.ranking.query_choice import write_chosen
@@ -273,7 +269,7 @@ def _questions(
     lines_each: int,
     num_candidates: int | None,
 ) -> list[Candidates]:
-    """Returns the questions with their candidates, of one of the two sources that the flags name."""
+    """Returns the questions with their candidates, from one of the two sources that the flags name."""
     from jaxir.data.expanded.candidates import read_candidates, read_questions
 
     if (candidates is None) == (queries is None) or (queries is None) != (expansions is None):
@@ -296,21 +292,21 @@ def targets(
     corpus: str | None = None,
     answers_in: Literal["text", "document"] = "text",
 ) -> None:
-    """Writes what a generator is to write for questions: answers, or sentences or titles of their passages.
+    """Writes training targets of a generator: answers, or sentences or titles of passages with answers.
 
-    They are what gin/experiments/targets.gin trains a generator on (GAR, Mao et al. 2021). Of the passages of
-    a question the first that holds an answer counts; a question without one is left out.
+    gin/experiments/targets.gin trains a generator on them (GAR, Mao et al. 2021). A question's first passage
+    that contains an answer is used; questions without one are left out.
 
     Args:
-      kind: the first answer; the first sentence that holds one; or the passage's title.
+      kind: the first answer; the first sentence that contains one; or the passage's title.
       queries: the questions, queries.jsonl[.gz].
       answers: lines of {"_id": question, "answers": [text, ...]}.
       output: the .jsonl to write, of source and target.
       run: TREC run file with the passages, best first.
-      qrels: in its place, judgements that name the relevant ones.
+      qrels: instead of --run, judgements that name the relevant passages.
       corpus: corpus.jsonl[.gz] with the passages.
-      answers_in: of --kind=title, where in a passage an answer is looked for: in its text, as DPR does, or in
-        the document, its title too.
+      answers_in: for --kind=title, look for answers in a passage's text, as DPR does, or in the document, its
+        title included.
     """
     from jaxir.data.formats.answers import read_answers
     from jaxir.evaluation.expansion_targets import write_targets
@@ -338,16 +334,16 @@ def targets(
 
 @writes(output="directory")
 def folds(*, targets: str, queries: str, output: str, folds: Annotated[int, Within(2)] = 5) -> None:
-    """Splits targets into folds, so that each question is written for by a generator that never saw it.
+    """Splits targets into folds, so that no question is expanded by a generator that was trained on it.
 
-    Writes targets-K.jsonl, all but those of fold K, to train on, and queries-K.jsonl, the questions of fold
-    K, to write for (docs/ear.md). A question's fold follows from its text alone.
+    Writes for each fold K targets-K.jsonl, the targets outside of the fold, to train on, and queries-K.jsonl,
+    the fold's questions, to expand (docs/ear.md). A question's fold depends on its text alone.
 
     Args:
       targets: a .jsonl of {"source", "target"}, or GAR's NAME.source with NAME.target beside it.
-      queries: the questions, queries.jsonl[.gz], as they stand in the sources.
+      queries: the questions, queries.jsonl[.gz], spelled as in the sources.
       output: the directory to write.
-      folds: how many.
+      folds: number of folds.
     """
     from jaxir.data.expanded.folds import write_folds
 
@@ -355,35 +351,20 @@ def folds(*, targets: str, queries: str, output: str, folds: Annotated[int, With
     print(f"{output}: {report}")
 
 
-ACTIONS = ("generate", "plan", "targets", "folds", "retrieve", "rerank", "choose")
-
-
 def main(arguments: list[str]) -> int:
-    """Writes texts for texts (`generate`), searches with them (`retrieve`) and chooses of them (`rerank`)."""
+    """Writes texts for texts (`generate`), searches with them (`retrieve`) and ranks them (`rerank`)."""
     action, *rest = arguments or [""]
-    match action:
-        case "generate":
-            return cli.main("jaxir.expand:generate", rest, example=EXAMPLE, action=action)
-        case "plan":
-            return cli.main("jaxir.expand:plan", rest, example=PLAN, action=action)
-        case "targets":
-            return cli.main("jaxir.expand:targets", rest, example=TARGETS, action=action)
-        case "folds":
-            return cli.main("jaxir.expand:folds", rest, example=FOLDS, action=action)
-        case "retrieve":
-            return cli.main("jaxir.expand:retrieve", rest, example=RETRIEVE, action=action)
-        case "rerank":
-            return cli.main("jaxir.expand:rerank", rest, example=RERANK, action=action)
-        case "choose":
-            return cli.main("jaxir.expand:choose", rest, example=CHOOSE, action=action)
-        case "--help" | "-h":
-            print("usage: python -m jaxir.expand ACTION [--FLAG=VALUE ...]\n")
-            for name in ACTIONS:
-                print(f"  {name:9} {globals()[name].__doc__.splitlines()[0]}")
-            print("\n`python -m jaxir.expand ACTION --help` has its flags and an example.")
-            return 0
-    told = f"there is no {action!r}{suggest(action, ACTIONS)}" if action else "say what to do"
-    print(f"error: {told} (`python -m jaxir.expand --help` lists what there is)", file=sys.stderr)
+    if action in EXAMPLES:
+        example = cli.command_lines("jaxir.expand", EXAMPLES[action])
+        return cli.main(f"jaxir.expand:{action}", rest, example=example, action=action)
+    if action in ("--help", "-h"):
+        print("usage: python -m jaxir.expand ACTION [--FLAG=VALUE ...]\n")
+        for name in EXAMPLES:
+            print(f"  {name:9} {globals()[name].__doc__.splitlines()[0]}")
+        print("\n`python -m jaxir.expand ACTION --help` has its flags and an example.")
+        return 0
+    problem = f"there is no action {action!r}{suggest(action, EXAMPLES)}" if action else "no action is given"
+    print(f"error: {problem} (`python -m jaxir.expand --help` lists the actions)", file=sys.stderr)
     return 2
 
 

@@ -1,4 +1,4 @@
-"""`python -m jaxir.export`: a trained model for other toolkits and for servers."""
+"""Command: writes a trained model for other toolkits and for servers."""
 
 from typing import Literal
 
@@ -21,11 +21,12 @@ def export(
 ) -> None:
     """Writes a model for another toolkit, or to be served.
 
-    A model with two towers becomes two folders, query/ and passage/, in formats hf and st.
-    t5x makes OUTPUT/checkpoint_STEP, which T5X and T5X Retrieval restore, and OUTPUT/tokenizer. saved_model
-    makes a TensorFlow SavedModel that takes token ids or texts and gives vectors, or with --index documents;
-    its README.md says how to use it. onnx makes a graph for each tower, from a tokenizer's output to vectors,
-    with the tokenizer and a README.md. Both make of a cross-encoder what takes pairs and gives scores.
+    A model with two towers becomes two folders, query/ and passage/, in formats hf and st. Format t5x writes
+    OUTPUT/checkpoint_STEP, which T5X and T5X Retrieval restore, and OUTPUT/tokenizer. Format saved_model
+    writes a TensorFlow SavedModel that maps token ids or texts to vectors, or with --index to documents.
+    Format onnx writes a graph for each tower, from a tokenizer's output to vectors, with the tokenizer. A
+    cross-encoder is exported as a function of pairs that returns scores. The README.md of both says how to
+    use them.
 
     Args:
       model: a jaxir model or run directory, or hf: or st: and a directory or hub name.
@@ -35,8 +36,8 @@ def export(
       optimizer_state: write the state of Adafactor too, from a training run to t5x.
       signatures: for saved_model, whether it takes texts too or token ids alone (default: text).
       dtype: for saved_model, the type of matrix products and of their weights (default: float32).
-      index: for saved_model, an index of the scann engine that it is to search.
-      k: how many documents a search finds (default: 10).
+      index: for saved_model, an index of the scann engine for it to search.
+      k: documents that a search returns (default: 10).
     """
     if optimizer_state and format in ("saved_model", "onnx"):
         raise UserError(f"the state of the optimizer can be written to t5x only, not to {format}")
@@ -83,9 +84,4 @@ def _graph(
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.export:export",
-            example="python -m jaxir.export --model=runs/mine --format=st --output=out",
-        )
-    )
+    cli.start("jaxir.export:export", "--model=runs/mine --format=st --output=out")

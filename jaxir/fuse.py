@@ -26,7 +26,7 @@ class ReciprocalRanks:
     """Settings of --method=rrf.
 
     Attributes:
-      constant: of rrf.
+      constant: added to each rank by rrf.
     """
 
     constant: Natural = 60
@@ -35,14 +35,14 @@ class ReciprocalRanks:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Alphas:
-    """The weights of a second run, of which the best is taken.
+    """The weight of a second run, given or found by a sweep.
 
     Attributes:
-      alpha: of rescore: score = first + alpha * second; of interpolate with two runs: (1 - alpha) * first +
+      alpha: weight for rescore: first + alpha * second; for interpolate with two runs: (1 - alpha) * first +
         alpha * second.
       sweep: alphas to try.
       qrels: judgements for --sweep, of a split that is not tested on.
-      metric: what --sweep compares by (default: nDCG@10).
+      metric: what --sweep maximises (default: nDCG@10).
     """
 
     alpha: float | None = None
@@ -60,7 +60,7 @@ class Alphas:
 
     @property
     def all_(self) -> list[float]:
-        """The alphas to try; none where there is no second run to weigh."""
+        """The alphas to try; empty if no second run is weighted."""
         return _numbers("sweep", self.sweep) or ([] if self.alpha is None else [self.alpha])
 
 
@@ -70,8 +70,8 @@ class Interpolation(Alphas):
     """Settings of --method=interpolate.
 
     Attributes:
-      weights: of interpolate, one for each run; equal by default.
-      normalization: of interpolate, within each query and run.
+      weights: for interpolate, one for each run; equal by default.
+      normalization: of scores within each query and run, for interpolate.
     """
 
     weights: list[str] | None = None
@@ -94,7 +94,7 @@ class Rescoring(Alphas):
     """Settings of --method=rescore.
 
     Attributes:
-      embeddings: EMB_DIR that gives rescore the second scores, of every document of the one run.
+      embeddings: EMB_DIR from which rescore computes the second scores, for every document of the one run.
       queries: queries.jsonl[.gz] of the run, for --embeddings.
       model: encodes those queries (default: the one that made the embeddings).
     """
@@ -139,16 +139,16 @@ def fuse(
 ) -> None:
     """Fuses runs into one.
 
-    rrf adds 1 / (constant + rank); interpolate adds weighted, normalised scores; rescore adds to the first
-    run's scores alpha times a second's, for the first run's documents only; round_robin takes the best
-    documents of the runs in turns. With --sweep several alphas are tried on the judgements of --qrels, a
-    table is printed and the best one is written. Of equal scores the greater document id comes first.
+    rrf adds 1 / (constant + rank). interpolate adds weighted, normalised scores. rescore adds alpha times a
+    second run's scores to the first run's, for the first run's documents only. round_robin takes the best
+    documents of the runs in turns. --sweep tries several alphas on the judgements of --qrels, prints a table
+    and writes the best run. Documents with equal scores are ordered by descending id.
 
     Args:
-      runs: TREC run files, the first one in front.
-      method: how.
+      runs: TREC run files; the order matters.
+      method: how the runs are fused.
       output: the run file to write.
-      depth: answers of a query to keep, and to rescore.
+      depth: documents of a query to keep, and to rescore.
     """
     settings = settings_of(METHODS, f"--method={method}", given)
     _check_count(runs, settings)
@@ -166,7 +166,7 @@ def fuse(
 
 
 def _check_count(runs: list[str], settings: Any) -> None:
-    """Checks that there are as many runs as a method takes; fusion itself wants two or more."""
+    """Checks the number of runs that a method takes; fusion itself requires two or more."""
     if isinstance(settings, Rescoring) and len(runs) != (1 if settings.embeddings is not None else 2):
         raise UserError(
             f"rescore takes two runs, or one and --embeddings with --queries; there are {len(runs)}"
@@ -220,7 +220,7 @@ def _dense_run(first: Run, settings: Rescoring, depth: int) -> Run:
 
 
 def _best(fused: Callable[[float], Run], alphas: list[float], qrels: str, metric: str) -> Run:
-    """Prints what each alpha scores and returns the run of the best; of equal ones the first."""
+    """Prints the score of each alpha and returns the best run; of equal ones the first."""
     from jaxir.evaluation.judgements import read_judgements
     from jaxir.evaluation.retrieval_metrics import evaluate_run
     from jaxir.evaluation.text_tables import format_table
@@ -241,9 +241,4 @@ def _best(fused: Callable[[float], Run], alphas: list[float], qrels: str, metric
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.fuse:fuse",
-            example="python -m jaxir.fuse --runs=bm25.trec,dense.trec --method=rrf --output=hybrid.trec",
-        )
-    )
+    cli.start("jaxir.fuse:fuse", "--runs=bm25.trec,dense.trec --method=rrf --output=hybrid.trec")

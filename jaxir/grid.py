@@ -14,20 +14,19 @@ from jaxir.storage.outputs import writes
 @writes(output_dir="grid", unless="dry_run")
 @cli.takes(GridSettings)
 def grid(settings: GridSettings, *, output_dir: str, dry_run: bool = False) -> int:
-    """Trains and tests every cell of a grid, and prints the paper's table of it: SamToNe's Table 1, say.
+    """Trains and tests every cell of a grid, and prints the paper's table of it, such as SamToNe's Table 1.
 
     A cell is one model: a data set, a pretrained encoder, a way of sharing between the towers, an objective
-    and a seed. It is trained by `python -m jaxir.train` and tested by `python -m jaxir.evaluate`, in
-    processes and a directory of its own. Run the same command again to go on where it was interrupted, or
-    with more seeds, objectives or data sets: finished cells are left alone. When one fails, the others go on.
+    and a seed. Each is trained by `python -m jaxir.train` and tested by `python -m jaxir.evaluate`, in
+    processes and a directory of its own. Run the same command again to continue after an interruption, or
+    with more seeds, objectives or data sets: finished cells are kept. If one fails, the others continue.
 
     Writes table.md, results.json and cells/NAME/{stage1,model,test.json,judge_NAME.json,log.txt} into the
-    output directory.
-    Numbers are means over seeds with their standard deviation; differences have bootstrap intervals over the
-    test queries.
+    output directory. Numbers are means over seeds with their standard deviation; differences have bootstrap
+    intervals over the test queries.
 
     Args:
-      output_dir: the grid's directory, new or to be taken up again.
+      output_dir: the grid's directory, new or to be continued.
       dry_run: print the commands that would be run, and do nothing.
     """
     from jaxir.evaluation.retrieval_metrics import parse_metrics
@@ -58,10 +57,6 @@ def grid(settings: GridSettings, *, output_dir: str, dry_run: bool = False) -> i
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.grid:grid",
-            example="python -m jaxir.grid --gin_file=gin/experiments/table1.gin --datasets=msmarco=DIR"
-            " --output_dir=GRID",
-        )
+    cli.start(
+        "jaxir.grid:grid", "--gin_file=gin/experiments/table1.gin --datasets=msmarco=DIR --output_dir=OUT"
     )

@@ -1,4 +1,4 @@
-"""The command `python -m jaxir.index`: vectors or texts in, a searchable index out."""
+"""Command: builds or updates a searchable index of vectors or texts."""
 
 from __future__ import annotations
 
@@ -34,24 +34,22 @@ def index(
     update: str | None = None,
     **given: Any,
 ) -> None:
-    """Builds an index over encoded passages, or over the words of a corpus; or changes one (--update).
+    """Builds an index of encoded passages, or of the words of a corpus; or updates one (--update).
 
-    scann, exact and milvus take --embeddings; lucene takes --corpus and no model (BM25, in a process of its
-    own that is installed on first use), lucene_impact the --vectors of a learned sparse model.
+    scann, exact and milvus need --embeddings. lucene needs --corpus and no model (BM25, in a process of its
+    own that is installed on first use). lucene_impact needs the --vectors of a learned sparse model.
 
     Args:
       output: the index directory.
       backend: scann (the default; approximate, fast, exact up to some thousands of passages), exact, lucene
         (BM25), lucene_impact (learned sparse vectors), or milvus (embedded, or a server by --uri).
-      update: an index to change, instead of --output: passages of --embeddings, with their --corpus, are
-        added (of --corpus alone, to a lucene index), those of --delete taken out. It is written anew and
-        then takes the old one's place; a Milvus elsewhere is changed where it is.
+      update: an index to change, instead of --output: passages of --embeddings with their --corpus (for a
+        lucene index of --corpus alone) are added, those of --delete are removed. The new index replaces the
+        old one when it is complete; a Milvus server is changed in place.
     """
     if update is not None:
         if output is not None or backend is not None:
-            raise UserError(
-                "--output and --backend are for a new index, --update for one that stays what it is"
-            )
+            raise UserError("--output and --backend are for a new index: leave them out with --update")
         _update(update, settings_of(SETTINGS, "--update", given))
         return
     if output is None:
@@ -81,12 +79,12 @@ def _of_words(output: str, settings: LuceneSettings | ImpactSettings) -> Index:
 
 
 def _opened(settings: NearestSettings | MilvusSettings) -> StoredEmbeddings:
-    """Returns the vectors, once it is known that the corpus and the model are theirs."""
+    """Returns the vectors after checking that the corpus and the model belong to them."""
     from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
     from jaxir.retrieval.indexes.documents import check_corpus
 
     stored = open_embeddings(settings.embeddings)
-    if settings.corpus is not None:  # its texts are read when all else is done
+    if settings.corpus is not None:  # before the work; its texts are read last
         check_corpus(settings.corpus, stored)
     if settings.model is not None:
         _check_model(settings.model, stored.info.fingerprint)
@@ -130,7 +128,7 @@ def _in_parts(output: str, backend: str, settings: NearestSettings) -> None:
 
 @contextlib.contextmanager
 def _together(output: str) -> Iterator[None]:
-    """Joins the processes that this one is started with, of which the first holds the output."""
+    """Joins the processes that were started together, the first of which locks the output."""
     import jax
 
     from jaxir.runtime import distributed
@@ -142,13 +140,13 @@ def _together(output: str) -> Iterator[None]:
 
 
 def _check_model(model: str, fingerprint: str) -> None:
-    """Checks that queries can be encoded with a model; jaxir.search would find out otherwise."""
+    """Checks now, and not only in jaxir.search, that queries can be encoded with a model."""
     from jaxir.interop import model_dir
     from jaxir.interop.model import stored
 
     found, known = model_dir.read(model)
     if (known or stored.fingerprint(found)) != fingerprint:
-        raise UserError(f"--model={model} is not the model that encoded the passages: its vectors are others")
+        raise UserError(f"--model={model} is not the model that encoded the passages: give that one")
 
 
 def _update(directory: str, settings: UpdateSettings) -> None:
@@ -165,9 +163,4 @@ def _update(directory: str, settings: UpdateSettings) -> None:
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.index:index",
-            example="python -m jaxir.index --embeddings=embeddings --corpus=corpus.jsonl --output=index",
-        )
-    )
+    cli.start("jaxir.index:index", "--embeddings=embeddings --corpus=corpus.jsonl --output=index")

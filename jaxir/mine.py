@@ -24,25 +24,24 @@ def mine(
     strict: bool = False,
     **given: Any,
 ) -> None:
-    """Mines hard negatives for the queries of a split from what a retriever found for them.
+    """Mines hard negatives for the queries of a split from a retriever's run.
 
-    Writes OUTPUT/train.jsonl, which TevatronPairs(path=...) of jaxir.data.sets.pair_sources trains on with
-    num_negatives, and OUTPUT/mining.json with the settings. Documents that any split judges relevant to the
-    query or to another of the same text, and documents of the same text as one of those or as the query, are
-    never its negatives.
+    Writes OUTPUT/train.jsonl, on which TevatronPairs(path=...) of jaxir.data.sets.pair_sources trains with
+    num_negatives, and OUTPUT/mining.json with the settings. Never negatives of a query are documents that any
+    split judges relevant to it or to a query of the same text, and documents with the text of one of those or
+    of the query.
 
     Args:
-      run: TREC run file over the split's queries (jaxir.search --queries writes one), of any retriever.
-      dataset: beir:DIR, where queries, documents and judgements are.
+      run: TREC run file over the split's queries, of any retriever (jaxir.search --queries writes one).
+      dataset: beir:DIR, with queries, documents and judgements.
       output: directory to write; it must not exist.
       split: the judgements whose queries are mined for.
-      cross_encoder: hf: or st: and a directory or hub name of a cross-encoder that reads each candidate with
-        its query, so that unjudged relevant documents are dropped; needs --max_relevance, --relevance_margin
-        or both.
-      teacher: hf: or st: and a directory or hub name of a cross-encoder whose score of each passage is
-        written beside it, to distil (gin/objectives/margin_mse.gin); may be the one that filters.
-      strict: refuse judgements of documents or queries that are not there, repeated lines and grades such as
-        1.0. By default they are counted, and judgements of what is not there are left out.
+      cross_encoder: hf: or st: and a directory or hub name of a cross-encoder that scores each candidate, so
+        that unjudged relevant documents are dropped; needs --max_relevance, --relevance_margin or both.
+      teacher: hf: or st: and a directory or hub name of a cross-encoder whose scores of passages are written
+        for distillation (gin/objectives/margin_mse.gin); may be the same model.
+      strict: refuse judgements of missing documents or queries, repeated lines and grades such as 1.0. By
+        default they are counted, and judgements of missing ones are left out.
     """
     from jaxir.data.formats.sources import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
@@ -74,9 +73,4 @@ def mine(
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.mine:mine",
-            example="python -m jaxir.mine --run=train.trec --dataset=beir:DIR --last=100 --output=NEGATIVES",
-        )
-    )
+    cli.start("jaxir.mine:mine", "--run=train.trec --dataset=beir:DIR --last=100 --output=NEGATIVES")

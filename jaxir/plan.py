@@ -1,17 +1,16 @@
-"""`python -m jaxir.plan`: what a run needs of chips and how long it takes, before anything is paid."""
+"""Command: plans a training run: the memory, time and cost that it needs."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxir import cli
 from jaxir.core.errors import UsageError
-from jaxir.core.values import Positive, check_idle, hints_of, simple
+from jaxir.core.values import Positive, check_idle
 from jaxir.training.run.recipe import Recipe
 
-# What of a recipe decides a step; epochs, that a plan cannot count them.
+# Fields of a recipe that decide a step; epochs is there to be refused, because a plan cannot count them.
 OF_A_STEP = (
     *("model", "objective", "steps", "epochs", "batch_size", "optimizer", "mesh", "num_negatives", "frozen"),
     "seed",
@@ -30,23 +29,24 @@ def plan(
     prices: list[str] | None = None,
     hours: Positive | None = None,
 ) -> int:
-    """Plans a training run: compiles its step for chips that are not there, and says what it needs of them.
+    """Plans a training run: compiles its step for chips without having them, and prints what it needs.
 
-    Takes what `jaxir.train` takes, gin files above all, but reads neither data nor weights, needs no output
+    Takes the same gin files and flags as `jaxir.train`, but reads neither data nor weights, needs no output
     directory and trains nothing. Prints whether the step fits and how long the run takes, then memory, time
     and traffic; the exit status is 1 if the chips lack the memory. See docs/planning.md.
 
     Args:
-      topology: the chips: v5p:4x4x4, or by arithmetic gpu:8xh100.
-      search: find the mesh, rematerialisation, chunks and scan that are quickest, by compiling some of them;
-        topology may then be several TPU slices, v5e:2x2,v5e:4x4. What was compiled is kept: the same command
-        goes on where it was stopped.
-      prices: of a chip and hour, v5e=1.2,v5p=4.2: what the run costs, and of a search the cheapest slice.
-      hours: that the run may take, of the search.
+      topology: the chips: v5p:4x4x4 compiles, gpu:8xh100 estimates by arithmetic.
+      search: find the fastest mesh, rematerialisation, chunks and scan by compiling some of them; topology
+        may then be several TPU slices, v5e:2x2,v5e:4x4. Compiled programs are kept: the same command
+        continues where it was stopped.
+      prices: of a chip and hour, v5e=1.2,v5p=4.2: prints the run's cost, and for a search the cheapest slice.
+      hours: most hours that the run may take, for --search.
     """
     return _plan(recipe, _flags(recipe), topology, search, prices, hours)
 
 
+@cli.takes_typed(Recipe, only=OF_A_STEP)
 def plan_recipe(
     recipe: str,
     *,
@@ -56,14 +56,14 @@ def plan_recipe(
     hours: Positive | None = None,
     **typed: Any,
 ) -> int:
-    """Plans the recipe that a Python file makes: `def recipe() -> Recipe`.
+    """Plans the recipe that a Python file defines by `def recipe() -> Recipe`.
 
     Args:
       recipe: the file.
-      topology: as for `plan`, and so are the next three.
-      search: likewise.
-      prices: likewise.
-      hours: likewise.
+      topology: as for `plan`.
+      search: as for `plan`.
+      prices: as for `plan`.
+      hours: as for `plan`.
       **typed: fields of the recipe that are flags.
     """
     from jaxir.training.run.recipe_file import read_recipe, with_typed
@@ -74,19 +74,6 @@ def plan_recipe(
     return _plan(with_typed(read_recipe(recipe), typed), flags, topology, search, prices, hours)
 
 
-_HINTS = hints_of(Recipe)
-plan_recipe.__signature__ = inspect.Signature(
-    [
-        *(p for p in inspect.signature(plan_recipe).parameters.values() if p.name != "typed"),
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-            for name in OF_A_STEP
-            if simple(_HINTS[name]) is not None
-        ),
-    ]
-)
-
-
 def _plan(
     recipe: Recipe,
     flags: Mapping[str, Sequence[str]],
@@ -95,7 +82,7 @@ def _plan(
     prices: list[str] | None,
     hours: float | None,
 ) -> int:
-    """Prints a plan or a search; `flags` are those that set each thing that advice may change."""
+    """Prints a plan or a search; `flags` names the flags that set each thing that advice may change."""
     if search:
         from jaxir.planning import slices
 
@@ -108,7 +95,7 @@ def _plan(
 
 
 def _flags(recipe: Recipe) -> dict[str, list[str]]:
-    """Returns the flags that change a recipe of gin files."""
+    """Returns the flags that set parts of a recipe of gin files."""
     from jaxir.cli.short_names import flags_of
     from jaxir.runtime.partitioning import MESH_AXES
 
@@ -126,9 +113,4 @@ def _flags(recipe: Recipe) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.plan:plan",
-            example="python -m jaxir.plan --gin_file=gin/samtone_xxl.gin --topology=v5p:4x4x4",
-        )
-    )
+    cli.start("jaxir.plan:plan", "--gin_file=gin/samtone_xxl.gin --topology=v5p:4x4x4")

@@ -1,4 +1,4 @@
-"""Commands: one's own pairs, or a published data set, as a BEIR folder; training data larger than memory."""
+"""Commands: pairs or a published data set as a BEIR folder; training data larger than memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ SOURCES = {
     "nq": "FILE",
     "tfds": "beir/NAME",
 }
-COUNTED = 10_000  # texts of a kind that are tokenised to say how many training cuts: some seconds
-# What of a recipe decides how its data are tokenised.
+COUNTED = 10_000  # texts of a kind that are tokenised, in seconds, to count how many training cuts
+# Fields of a recipe that decide how its data are tokenised.
 OF_RECORDS = ("model", "objective", "data", "num_negatives", "on_bad_input")
-PREPARE = """python -m jaxir.prepare --dataset=pairs:faq.csv --output=faq
-  python -m jaxir.prepare --dataset=msmarco:DIR --splits=train,dev.small --output=beir
-  python -m jaxir.prepare --output=squad-test\
- --dataset=multireqa:mrqa/dev/SQuAD.jsonl.gz,MultiReQA/data/dev/SQuAD/candidates.json.gz"""
-RECORDS = "python -m jaxir.prepare records --gin_file=gin/samtone_base.gin --data=msmarco --output=records"
+EXAMPLES = {
+    "prepare": """--dataset=pairs:faq.csv --output=faq
+--dataset=msmarco:DIR --splits=train,dev.small --output=beir
+--output=squad-test\
+ --dataset=multireqa:mrqa/dev/SQuAD.jsonl.gz,MultiReQA/data/dev/SQuAD/candidates.json.gz""",
+    "records": "records --gin_file=gin/samtone_base.gin --data=msmarco --output=records",
+}
 
 
 @writes(output="directory")
@@ -51,9 +53,9 @@ def prepare(
     data_dir: str | None = None,
     on_bad_input: Literal["stop", "skip"] = "stop",
 ) -> None:
-    """Writes one's own pairs, or a published data set, as a BEIR folder.
+    """Writes pairs of your own, or a published data set, as a BEIR folder.
 
-    The folder has a corpus, queries and judgements: training takes it (gin/pairs.gin), and so do encode,
+    The folder holds a corpus, queries and judgements. Training reads it (gin/pairs.gin), and so do encode,
     index, mine, rounds, grid and evaluate. --dataset is one of
 
       pairs:FILE                                 pairs of texts: .jsonl, .json, .tsv, .csv (or .gz), .parquet
@@ -62,37 +64,33 @@ def prepare(
       nq:FILE                                    Natural Questions' long answers, from a simplified file
       tfds:beir/NAME                             a set of BEIR that TensorFlow Datasets has prepared
 
-    Of pairs:FILE, queries are held out for dev and test; pairs that share a query or a passage stay on one
-    side. The columns are found by their usual names: query, question, anchor, sentence1, text1 or title, and
+    For pairs:FILE, queries are held out for dev and test; pairs that share a query or a passage stay in one
+    split. Columns are found by their usual names: query, question, anchor, sentence1, text1 or title, and
     passage, positive, answer, context, document, pos, sentence2, text2, body or text. A passage may be a list
-    of passages. TSV and CSV files have a header line; of one without, name the columns by number:
-    --query=1 --passage=2. TSV knows no quotes.
+    of passages. TSV and CSV files have a header line; for a file without one, give the columns by number:
+    --query=1 --passage=2. Quotes have no meaning in TSV.
 
     `python -m jaxir.prepare records` writes training data larger than memory.
 
     Args:
-      dataset: what to read.
-      output: the folder to make.
-      query: of pairs: the column, or key, of the query.
-      passage: of pairs: that of the passage.
-      negatives: of pairs: that of irrelevant passages, one or a list; written to negatives.jsonl, too.
-      title: of pairs: that of the passage's title.
-      query_id: of pairs: that of the query's id; a hash of the text where there is none.
-      passage_id: of pairs: that of the passage's id, likewise.
-      dev: of pairs: queries to hold out for evaluation while training, a number or a share such as 0.1; by
-        default a twentieth, at most 1,000, of few queries up to a tenth. 0 for none.
-      test: of pairs: queries to hold out for testing, likewise; by default at most 2,000.
-      seed: of pairs: of the choice of what is held out.
-      splits: of the others: splits to write judgements of (default: test), such as dev.small of MS MARCO or
+      dataset: the data set to read.
+      output: the folder to write.
+      query: for pairs: the column, or key, of the query.
+      passage: for pairs: the column of the passage.
+      negatives: for pairs: the column of irrelevant passages, one or a list; also written to negatives.jsonl.
+      title: for pairs: the column of the passage's title.
+      query_id: for pairs: the column of the query's id; by default a hash of the text.
+      passage_id: for pairs: the column of the passage's id; by default a hash of the text.
+      dev: for pairs: queries to hold out for evaluation while training, a number or a share such as 0.1; 0
+        for none. The default is a twentieth, at most 1,000, and of few queries up to a tenth.
+      test: for pairs: queries to hold out for testing, as for --dev; by default at most 2,000.
+      seed: for pairs: of the choice of held-out queries.
+      splits: for the others: splits to write judgements of (default: test), such as dev.small of MS MARCO or
         validation of TFDS; a data set that is one file has one split, which gets this name.
-      with_context: whether a passage of MultiReQA is the sentence followed by its context, or the sentence.
-      data_dir: where TFDS keeps its data sets; its default if not given.
-      on_bad_input: stop at the first malformed record, or skip and count them; pairs that lack a query or a
+      with_context: for multireqa: whether a passage is the sentence followed by its context, or the sentence.
+      data_dir: for tfds: where TFDS keeps its data sets; its default if not given.
+      on_bad_input: stop at the first malformed record, or skip and count them; pairs without a query or a
         passage are left out and counted in any case.
-
-    Raises:
-      UserError: no such data set or split, columns that cannot be told, or the folder exists.
-      BadInputError: a malformed record, unless they are skipped.
     """
     from jaxir.data.formats.pair_table import PairColumns
 
@@ -133,11 +131,11 @@ def _prepare_collection(
     from jaxir.data.sets.collection_files import write_collection
     from jaxir.storage.files import atomic_directory
 
-    # Strict: a judgement of a missing document is how a download that was cut off shows.
+    # Strict, because a judgement of a missing document is the sign of an incomplete download.
     splits, on_bad_input = list(dict.fromkeys(splits)), OnBadInput(policy, strict=True)
     for split in splits:
         if not re.fullmatch(r"\w[\w.-]*", split):
-            raise UserError(f"--splits has {split!r}, which is no name of a file: qrels/SPLIT.tsv")
+            raise UserError(f"--splits has {split!r}, which is no file name for qrels/SPLIT.tsv")
     with atomic_directory(output) as folder:
         collection = _read(kind, where, splits, with_context, data_dir, on_bad_input)
         counts = write_collection(folder, **collection)
@@ -180,7 +178,7 @@ def _prepare_pairs(
     for split, wanted in zip(made.held_out.names, made.held_out.wanted, strict=True):
         if made.queries[split] < 0.5 * wanted:
             print(
-                f"warning: {split} was to have {wanted:,} queries; more cannot be held out, for"
+                f"warning: {split} was to have {wanted:,} queries; more cannot be held out, because"
                 f" {made.held_out.largest:,} queries share passages with each other",
                 file=sys.stderr,
             )
@@ -198,9 +196,9 @@ def _prepare_pairs(
 
 
 def _cut_by_default(folder: str) -> str | None:
-    """Returns a line on how many texts of a BEIR folder gin/pairs.gin's model cuts.
+    """Returns a line on how many texts of a BEIR folder the model of gin/pairs.gin cuts.
 
-    None if the model is not on this machine: `jaxir.train` fetches it, and reports the counts, too.
+    None if the model is not on this machine; `jaxir.train` fetches it and reports the counts too.
     """
     from jaxir.data.formats.lines import OnBadInput
     from jaxir.data.formats.sources import read_corpus, read_queries
@@ -212,7 +210,7 @@ def _cut_by_default(folder: str) -> str | None:
         if (directory := hub.local_minilm()) is None:
             return None
         _, settings, tokenizer = outline_of(Pretrained(source=f"st:{directory}"), weights=False)
-    except UserError:  # a damaged copy of the model is reported by the command that needs it
+    except UserError:  # The command that needs the model reports a damaged copy.
         return None
     path, counts = Path(folder), {}
     texts = {
@@ -267,17 +265,13 @@ def _read(
 def records(recipe: Recipe, *, output: str) -> None:
     """Writes a recipe's training data as records that training reads from the disk, batch by batch.
 
-    For data larger than memory (docs/datasets.md): tokenised once, for the model, lengths, prompts and fields
-    of the recipe, in ArrayRecord files. Batches are those of the data themselves. Some thousand examples are
-    in memory at a time, and what reading their source holds: of files of pairs a line, of a BEIR folder its
-    corpus.
-
-    Raises:
-      UserError: data that have no records, or the directory exists.
-      BadInputError: a malformed record, unless they are skipped.
+    For data larger than memory (docs/datasets.md). The data are tokenised once, for the recipe's model,
+    lengths, prompts and fields, into ArrayRecord files. Training then draws the same batches as from the
+    data. Only some thousand examples are in memory at a time, and what reading their source needs: a line for
+    files of pairs, the corpus for a BEIR folder.
 
     Args:
-      output: the directory to make.
+      output: the directory to write.
     """
     from jaxir.data.batches.record_files import write_records
     from jaxir.data.batches.text_data import RecordSource
@@ -302,10 +296,11 @@ def records(recipe: Recipe, *, output: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes a BEIR folder; with `records` as first argument, what training reads from the disk."""
-    if arguments[:1] != ["records"]:
-        return cli.main("jaxir.prepare:prepare", arguments, example=PREPARE)
-    return cli.main("jaxir.prepare:records", arguments[1:], example=RECORDS, action="records")
+    """Runs `records` if it is the first argument, else `prepare`."""
+    action = "records" if arguments[:1] == ["records"] else ""
+    name = action or "prepare"
+    example = cli.command_lines("jaxir.prepare", EXAMPLES[name])
+    return cli.main(f"jaxir.prepare:{name}", arguments[bool(action) :], example=example, action=action)
 
 
 if __name__ == "__main__":

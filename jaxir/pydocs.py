@@ -1,4 +1,4 @@
-"""Training and test text from the documentation of the installed packages: see `pydocs`."""
+"""Command: training and test data from the documentation of the installed packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pydocs(*, output: str) -> None:
     are held out for dev and test; OUTPUT/dev and OUTPUT/test are BEIR folders of the held-out packages alone.
 
     Args:
-      output: the folder to make.
+      output: the folder to write.
     """
     from jaxir.data.sets import package_docs as source
 
@@ -27,4 +27,4 @@ def pydocs(*, output: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.end(cli.main("jaxir.pydocs:pydocs", example="python -m jaxir.pydocs --output=pydocs"))
+    cli.start("jaxir.pydocs:pydocs", "--output=pydocs")

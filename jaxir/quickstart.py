@@ -1,4 +1,4 @@
-"""The main job on real text, as the commands a user would type: see `quickstart`."""
+"""Command: trains, indexes and searches on real text, by the commands that a user would type."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def quickstart(*, output: str = "quickstart") -> int:
     """Fine-tunes MiniLM on the documentation installed with Python, then indexes, searches and compares.
 
     The documentation of some packages is never trained on: their summary lines are the queries, the rest of
-    each docstring is the passage to be found. Each step is a command that you could type; a step whose output
-    is there is not run again, so an interrupted quickstart continues where it stopped.
+    each docstring is the passage to be found. Each step prints the command that it runs. A step whose output
+    exists is skipped, so an interrupted quickstart continues where it stopped.
 
     Args:
-      output: directory for everything that is made.
+      output: directory for all outputs.
     """
     from jaxir.experiments.cell_runner import Interrupted
     from jaxir.storage.locks import locked
@@ -46,7 +46,7 @@ def quickstart(*, output: str = "quickstart") -> int:
 
 
 def run_all(out: Path) -> None:
-    """Runs what is not done yet."""
+    """Runs the steps that are not done yet."""
     docs, before, tuned, after = out / "pydocs", out / "before", out / "model", out / "after"
     started = time.monotonic()
     title(1, "Collect the documentation of the installed Python packages")
@@ -67,8 +67,8 @@ def run_all(out: Path) -> None:
 
 
 def make_run(model: str | Path, docs: Path, out: Path) -> None:
-    """Encodes the held-out passages, builds an index over them and searches the held-out queries."""
-    backend = "scann" if importlib.util.find_spec("scann") else "exact"  # an extra, on Linux only
+    """Encodes and indexes the held-out passages, and searches them for the held-out queries."""
+    backend = "scann" if importlib.util.find_spec("scann") else "exact"  # an extra
     corpus, queries = docs / "test" / "corpus.jsonl", docs / "test" / "queries.jsonl"
     embeddings, index, run = out / "embeddings", out / "index", out.with_suffix(".trec")
     step("encode", makes=index, model=model, input=corpus, tower="passage", output=embeddings)
@@ -77,22 +77,17 @@ def make_run(model: str | Path, docs: Path, out: Path) -> None:
 
 
 def title(number: int, what: str) -> None:
-    """Prints the head of a part."""
     print(f"\n== {number} of 6: {what}", flush=True)
 
 
 def step(command: str, *, makes: Path | None, questions: tuple[str, ...] = (), **flags: object) -> None:
-    """Runs `python -m jaxir.COMMAND` in a process of its own, unless what it makes is there.
+    """Runs `python -m jaxir.COMMAND` in a process of its own, unless its output exists.
 
     Args:
       command: its name.
-      makes: the file or directory that shows that it was done; None to run it always.
-      questions: lines to type at it.
+      makes: its output; None to run it always.
+      questions: lines for its standard input.
       **flags: its flags.
-
-    Raises:
-      UserError: the command failed, having said why.
-      Interrupted: SIGINT or SIGTERM came, and the command has saved what it had.
     """
     from jaxir.experiments.cell_runner import run_attended
 
@@ -110,4 +105,4 @@ def step(command: str, *, makes: Path | None, questions: tuple[str, ...] = (), *
 
 
 if __name__ == "__main__":
-    cli.end(cli.main("jaxir.quickstart:quickstart", example="python -m jaxir.quickstart --output=quickstart"))
+    cli.start("jaxir.quickstart:quickstart", "--output=quickstart")

@@ -26,22 +26,22 @@ def read(
 ) -> None:
     """Answers questions from retrieved passages with a reader, a Fusion-in-Decoder.
 
-    Greedily, unless there are beams. Questions that the run lacks are not read. Run again after an
+    Decodes greedily, unless num_beams is given. Questions that are not in the run are skipped. After an
     interruption, the same command continues where it stopped. Several machines that see the same files share
     the work, started as for training (docs/sharding.md).
 
     Args:
-      model: the reader: a run or a model directory of ours, or hf: and a directory or hub name of a T5.
+      model: the reader: a jaxir run or model directory, or hf: and a directory or hub name of a T5.
       run: TREC run file, of any retriever.
-      queries: queries.jsonl[.gz] of _id and text: the questions themselves, not what they were expanded to.
-      corpus: corpus.jsonl[.gz] of _id, text and maybe title.
+      queries: queries.jsonl[.gz] of _id and text: the questions themselves, not their expansions.
+      corpus: corpus.jsonl[.gz] of _id, text and optionally title.
       output: the .jsonl to write, of _id and outputs, which holds the answer.
-      passages: best passages of a question that are read.
+      passages: best passages of a question to read.
       passage_length: most tokens of a question with a passage (default: as the model says).
       max_new_tokens: most tokens of an answer.
       num_beams: beams of an answer; 1: no beam search.
-      batch_tokens: tokens of all passages of the questions of a batch on one device; lower it where memory is
-        short (default: suits the platform).
+      batch_tokens: tokens of all passages of a batch on one device; lower it if memory is short (default: by
+        platform).
       dtype: type of the matrix products.
     """
     from jaxir.data.expanded.candidates import check_unexpanded
@@ -73,10 +73,7 @@ def read(
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.read:read",
-            example="python -m jaxir.read --model=READER --run=run.trec --queries=DIR/queries.jsonl"
-            " --corpus=DIR/corpus.jsonl --output=answers.jsonl",
-        )
+    cli.start(
+        "jaxir.read:read",
+        "--model=READER --run=run.trec --queries=queries.jsonl --corpus=corpus.jsonl --output=answers.jsonl",
     )

@@ -14,19 +14,16 @@ def rerank(
 ) -> None:
     """Reranks the best documents of each query of a run with a cross-encoder.
 
-    Writes a run with the cross-encoder's scores (logits). Documents that the run ranks below --depth are left
-    out, or with --keep_rest follow in the run's order.
+    Writes a run with the cross-encoder's scores (logits). Documents below --depth are left out, or with
+    --keep_rest follow in the run's order.
 
     Args:
-      model: the cross-encoder: a run or a model directory of ours, hf: or st: and a directory or hub name.
+      model: the cross-encoder: a jaxir run or model directory, or hf: or st: and a directory or hub name.
       run: TREC run file, of any retriever.
-      dataset: beir:DIR, where queries and documents are.
+      dataset: beir:DIR, with queries and documents.
       output: the run file to write.
-      depth: documents of a query that are read.
-      keep_rest: whether those below come after them, each with a score that is one less.
-
-    Raises:
-      UserError: no such model, files that do not go together, or a query or document that the dataset lacks.
+      depth: documents of a query to rerank.
+      keep_rest: append the documents below --depth, with scores that decrease by one.
     """
     from jaxir.data.formats.sources import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
@@ -45,9 +42,4 @@ def rerank(
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.rerank:rerank",
-            example="python -m jaxir.rerank --model=MODEL --run=a.trec --dataset=beir:DIR --output=b.trec",
-        )
-    )
+    cli.start("jaxir.rerank:rerank", "--model=MODEL --run=a.trec --dataset=beir:DIR --output=b.trec")

@@ -16,12 +16,12 @@ from jaxir.storage.outputs import writes
 def rounds(settings: RoundSettings, *, output_dir: str) -> int:
     """Trains, mines hard negatives with the trained model, and trains on them, several times over.
 
-    Every step is a command of its own (train, encode, index, search, mine, evaluate); what it says is in
-    OUTPUT/roundN/log.txt. Run the same command again to go on where it was interrupted. At the end a table
+    Every step is a command of its own (train, encode, index, search, mine, evaluate), whose output is in
+    OUTPUT/roundN/log.txt. Run the same command again to continue after an interruption. At the end a table
     compares the rounds.
 
     Args:
-      output_dir: directory of the rounds, new or to be taken up again.
+      output_dir: directory of the rounds, new or to be continued.
     """
     from jaxir.evaluation.retrieval_metrics import parse_metrics
     from jaxir.experiments import cell_runner, mining_rounds, table
@@ -50,11 +50,7 @@ def rounds(settings: RoundSettings, *, output_dir: str) -> int:
 
 
 def check_mining(settings: RoundSettings) -> None:
-    """Refuses now what jaxir.mine would refuse after a round of training.
-
-    Raises:
-      UserError: --mine has a flag that jaxir.mine lacks or that rounds set, or values that do not fit.
-    """
+    """Refuses flags of --mine now that jaxir.mine would refuse after a round of training."""
     from jaxir.core.errors import UserError, suggest
     from jaxir.core.values import hints_of, parse
     from jaxir.mine import mine
@@ -81,10 +77,7 @@ def check_mining(settings: RoundSettings) -> None:
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.rounds:rounds",
-            example="python -m jaxir.rounds --gin_file=gin/experiments/minilm_rounds.gin --dataset=beir:DIR"
-            " --output_dir=ROUNDS",
-        )
+    cli.start(
+        "jaxir.rounds:rounds",
+        "--gin_file=gin/experiments/minilm_rounds.gin --dataset=beir:DIR --output_dir=ROUNDS",
     )

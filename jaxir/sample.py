@@ -11,19 +11,16 @@ from jaxir.storage.outputs import writes
 def sample(*, dataset: str, output: str, train: Count, split: str = "train", seed: Seed = 0) -> None:
     """Writes a smaller BEIR folder, for a first look at an experiment.
 
-    Keeps some judgements of the training split, drawn at random, and all of the other splits, with the
-    queries and documents that are judged in them. In the smaller corpus metrics are higher than in the whole
-    one: they are comparable only with others on the same sample.
+    Keeps randomly drawn judgements of the training split, all judgements of the other splits, and the queries
+    and documents that these judge. Metrics are higher in the smaller corpus, so compare them only on the same
+    sample.
 
     Args:
       dataset: beir:DIR, the folder to draw from.
       output: directory to write; it must not exist.
       train: judgements of the training split to keep.
       split: the name of the training split.
-      seed: of the drawing.
-
-    Raises:
-      UserError: no such folder or split, fewer judgements, or the output exists.
+      seed: of the random draw.
     """
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.experiments.subsample import write_sample
@@ -34,9 +31,4 @@ def sample(*, dataset: str, output: str, train: Count, split: str = "train", see
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.sample:sample",
-            example="python -m jaxir.sample --dataset=beir:DIR --train=5000 --output=SMALL",
-        )
-    )
+    cli.start("jaxir.sample:sample", "--dataset=beir:DIR --train=5000 --output=SMALL")

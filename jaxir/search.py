@@ -1,4 +1,4 @@
-"""The command `python -m jaxir.search`: questions in, documents out."""
+"""Command: searches an index."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ def search(
     b: Share | None = None,
     feedback: Literal["rm3", "rocchio"] | None = None,
 ) -> None:
-    """Searches an index: a file of queries into a TREC run, one question, or questions typed at it.
+    """Searches an index: for a file of queries, one question, or questions on standard input.
 
-    Without --query and --queries each line of standard input is a question. A lucene_impact index takes token
-    weights for queries: {"token": 12, ...} in place of a question, "vector" in place of "text" in --queries.
-    Several machines search an exact
-    index, or one in parts, together: start the same command, with --queries, once on each (TPU pods are known
-    by themselves, elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is who).
-    Each reads its part of the vectors, and process 0 writes the run (docs/exact_search.md).
+    Without --query and --queries each line of standard input is a question. For a lucene_impact index,
+    queries are token weights: {"token": 12, ...} instead of a question, "vector" instead of "text" in
+    --queries. Several machines search an exact index, or one in parts, together: start the same command with
+    --queries once on each. TPU pods are detected, others need JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID. Each reads its part of the vectors, and process 0 writes the run (docs/exact_search.md).
 
     Args:
       index: the index directory.
@@ -45,7 +44,7 @@ def search(
       query: one question.
       queries: queries.jsonl[.gz] (_id, text; for a lucene_impact index _id, vector); needs --output.
       output: the run file of --queries.
-      k: how many documents for each query (default: 100 with --queries, else 5).
+      k: documents for each query (default: 100 with --queries, else 5).
       dtype: type of the model's matrix products.
       on_bad_input: stop at the first malformed line of --queries, or skip and count them.
       k1: for a lucene index, how soon more occurrences of a word stop to count (default: 0.9).
@@ -91,7 +90,6 @@ def search(
 
 
 def _searcher(index: Index, *, model: str | None, **opening: Any) -> Searcher | WeightsSearcher:
-    """Returns what answers questions that are typed."""
     from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
     if index.query_kind != "weights":
@@ -102,7 +100,7 @@ def _searcher(index: Index, *, model: str | None, **opening: Any) -> Searcher | 
 
 
 def _processes() -> tuple[int, int]:
-    """Joins the processes that this one is started with; returns (its number, how many there are)."""
+    """Joins the processes that were started together; returns this one's number and their count."""
     import jax
 
     from jaxir.runtime import distributed
@@ -121,7 +119,7 @@ def _search_file(
     writes: bool = True,
     **opening: Any,
 ) -> None:
-    """Searches for a file of queries; of several processes only one writes the run."""
+    """Searches for a file of queries; one of several processes writes the run."""
     from jaxir.data.formats.sources import read_queries
     from jaxir.data.formats.sparse_vectors import read_sparse_vectors
     from jaxir.retrieval.ranking.runs import write_run
@@ -143,7 +141,7 @@ def _search_file(
 def _ranked(
     index: Index, k1: float | None, b: float | None, feedback: Literal["rm3", "rocchio"] | None
 ) -> Index:
-    """Returns a lucene index as these flags want it searched."""
+    """Returns a lucene index that ranks as the flags say."""
     from jaxir.retrieval.indexes.lucene_index import LuceneIndex
     from jaxir.sidecar.lucene_settings import Bm25, Rm3, Rocchio
 
@@ -155,9 +153,4 @@ def _ranked(
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.search:search",
-            example='python -m jaxir.search --index=index --query="how do I join two arrays?"',
-        )
-    )
+    cli.start("jaxir.search:search", '--index=index --query="how do I join two arrays?"')

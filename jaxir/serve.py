@@ -1,4 +1,4 @@
-"""The command `python -m jaxir.serve`: indexes over HTTP, and a page to search them."""
+"""Command: serves indexes over HTTP, with a page to search them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def serve(
     rerank_depth: Count = 50,
     access_log: str | None = None,
 ) -> None:
-    """Serves indexes over HTTP: a page to search them, and an interface for programs that /docs describes.
+    """Serves indexes over HTTP: a page to search them, and an API that /docs describes.
 
-    With two or more indexes there is a hybrid of them all (reciprocal rank fusion). It ends in good order on
-    SIGTERM or Ctrl-C. There is no password and no encryption: whoever reaches the address can search.
+    Two or more indexes also form a hybrid of them all (reciprocal rank fusion). The server shuts down cleanly
+    on SIGTERM or Ctrl-C. It has no password and no encryption: anyone who reaches the address can search.
 
     Args:
       index: index directories, each as DIR or NAME=DIR; repeat the flag or separate them by commas.
@@ -39,11 +39,11 @@ def serve(
         commas.
       model: the model that encodes queries (default: the one recorded in each index).
       dtype: type of the model's matrix products.
-      limits: what a client may ask (`jaxir.serving.limits.Limits`).
-      reranker: a cross-encoder (a run or directory of ours, hf: or st:) that reads again what the hybrid, or
-        the one index, has found; its order is the system "reranked".
-      rerank_depth: documents of a question that it reads.
-      access_log: a file that a line is added to for each request (default: standard error): time, client,
+      limits: limits on requests (`jaxir.serving.limits.Limits`).
+      reranker: a cross-encoder (a jaxir run or model directory, hf: or st:) that reranks the results of the
+        hybrid, or of the one index; its results are the system "reranked".
+      rerank_depth: documents of a question to rerank.
+      access_log: a file to which a line is added for each request (default: standard error): time, client,
         method, path, status, milliseconds. Questions are not written.
     """
     if reranker is None:
@@ -86,9 +86,4 @@ def serve(
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.serve:serve",
-            example="python -m jaxir.serve --index=dense=index --index=bm25=lucene_index",
-        )
-    )
+    cli.start("jaxir.serve:serve", "--index=dense=index --index=bm25=lucene_index")

@@ -1,8 +1,7 @@
-"""`python -m jaxir.train`: trains a dual encoder, or resumes where an earlier run stopped."""
+"""Command: trains a model, or resumes a run."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from typing import Any
 
 from jaxir import cli
 from jaxir.core.errors import UsageError
-from jaxir.core.values import hints_of, simple
 from jaxir.runtime.cpu import restart_with_huge_pages
 from jaxir.storage.outputs import writes
 from jaxir.training.run.recipe import Recipe
@@ -26,14 +24,15 @@ from jaxir.training.run.recipe import Recipe
 def train(recipe: Recipe, *, output_dir: str) -> int:
     """Trains a dual encoder, or resumes the run in the output directory.
 
-    The model, the objective and the data come from a gin file (see gin/); everything below can be a flag,
-    which overrides the file, and so can be what the file's objects have: --learning_rate=1e-4 sets the
-    optimizer's. RUN/config.gin is what ran: --gin_file=RUN/config.gin repeats it.
-    The output directory is a model that every other command takes: its best checkpoint by the dev metric,
-    else its latest. Run the same command again to resume a run that was interrupted; it ends with the
-    parameters it would have had. SIGTERM and Ctrl-C save a checkpoint first; the exit status is then 143 or
-    130. On several machines start it once on each: TPU pods are known by themselves, elsewhere
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is who (docs/sharding.md).
+    The model, the objective and the data come from gin files (see gin/). Each flag below overrides them, and
+    so does any setting of their objects: --learning_rate=1e-4 sets the optimizer's. RUN/config.gin records
+    all settings: --gin_file=RUN/config.gin repeats the run.
+
+    The output directory is a model for every other command: its best checkpoint by the dev metric, else its
+    latest. Run the same command again to resume after an interruption; the parameters at the end are the same
+    as without one. SIGTERM and Ctrl-C save a checkpoint first; the exit status is then 143 or 130. On several
+    machines start the command once on each: TPU pods are detected, others need JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID (docs/sharding.md).
 
     Args:
       output_dir: directory of the run, new or to be resumed; local or gs://BUCKET/PATH.
@@ -41,11 +40,13 @@ def train(recipe: Recipe, *, output_dir: str) -> int:
     return _train(lambda: recipe, output_dir, bindings=_gin_bindings, on_start=_write_gin)
 
 
+@cli.takes_typed(Recipe)
 @writes(output_dir="run")
 def train_recipe(recipe: str, *, output_dir: str, **typed: Any) -> int:
-    """Trains the recipe that a Python file makes: `def recipe() -> Recipe`.
+    """Trains the recipe that a Python file defines by `def recipe() -> Recipe`.
 
-    Typed flags replace fields of the recipe. RUN/recipe.py is what ran: --recipe=RUN/recipe.py repeats it.
+    Typed flags replace fields of the recipe. RUN/recipe.py records it: --recipe=RUN/recipe.py repeats the
+    run.
 
     Args:
       recipe: the file.
@@ -63,21 +64,11 @@ def train_recipe(recipe: str, *, output_dir: str, **typed: Any) -> int:
     )
 
 
-_FLAGS = [name for name, hint in hints_of(Recipe).items() if simple(hint) is not None]
-_NAMED = inspect.signature(train_recipe.__wrapped__).parameters
-train_recipe.__signature__ = inspect.Signature(
-    [
-        *(_NAMED[name] for name in ("recipe", "output_dir")),
-        *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _FLAGS),
-    ]
-)
-
-
 def _train(
     make: Callable[[], Recipe], output_dir: str, *, on_start: Callable[[Path], None], **bindings: Any
 ) -> int:
-    """Trains the recipe that `make` returns, says how the run ended, and returns the exit status."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks are not for users
+    """Trains the recipe that `make` returns, prints how the run ended, and returns the exit status."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides XLA's remarks
     from jaxir.runtime.distributed import maybe_initialize_distributed, say, together
     from jaxir.training import trainer
 
@@ -85,11 +76,9 @@ def _train(
     with together():
         recipe = make()
         result = trainer.train(recipe, output_dir, on_start=on_start, **bindings)
-        best = (
-            ""
-            if result.best_step is None
-            else f"; best {recipe.dev_metric} {result.best_value:.4f} at step {result.best_step}"
-        )
+        best = ""
+        if result.best_step is not None:
+            best = f"; best {recipe.dev_metric} {result.best_value:.4f} at step {result.best_step}"
         if result.stopped_by is None:
             done = "was already complete" if result.started_at == result.steps else "is complete"
             say(f"{output_dir} {done}: {result.step} steps{best}")
@@ -102,7 +91,7 @@ def _train(
 
 
 def _write_gin(run_dir: Path) -> None:
-    """Writes the bindings of the run, where there are any, so that it can be repeated."""
+    """Writes the gin bindings of the run, if there are any, so that it can be repeated."""
     if "gin" not in sys.modules:
         return
     from jaxir.cli import gin_config
@@ -115,21 +104,16 @@ def _write_gin(run_dir: Path) -> None:
 
 
 def _gin_bindings(function: Any) -> dict[str, Any]:
-    """Returns what gin binds of `function`, so that a run with other bindings is known to be another run."""
+    """Returns what gin binds of `function`, which is part of the run's fingerprint."""
     gin = sys.modules.get("gin")
     if gin is None or not hasattr(function, "__wrapped__"):
         return {}
     try:
         return gin.get_bindings(function)
-    except ValueError:  # no configurable of gin's: something else has wrapped it
+    except ValueError:  # wrapped, but not by gin
         return {}
 
 
 if __name__ == "__main__":
     restart_with_huge_pages("jaxir.train")
-    cli.end(
-        cli.main(
-            "jaxir.train:train",
-            example="python -m jaxir.train --gin_file=gin/quickstart.gin --output_dir=run",
-        )
-    )
+    cli.start("jaxir.train:train", "--gin_file=gin/quickstart.gin --output_dir=run")

@@ -1,4 +1,4 @@
-"""`python -m jaxir.whiten`: a model whose vectors are decorrelated over a corpus."""
+"""Command: whitens a model's vectors over a corpus."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def whiten(
     dimensions: Count | None = None,
     on_bad_input: Literal["stop", "skip"] = "stop",
 ) -> None:
-    """Whitens a model (Su et al. 2021): over the texts given, its vectors get mean 0 and covariance 1.
+    """Whitens a model (Su et al. 2021): over the given texts, its vectors get mean 0 and covariance 1.
 
-    The result is a model like any other, with the linear map as its projection.
+    The result is an ordinary model, with the linear map as its projection.
 
     Args:
       model: a jaxir model or run directory, or st:, hf: or w2v: and a directory or name; of one tower.
-      input: the texts to fit to: a text on each line, a .jsonl[.gz] of documents (_id, text, maybe title), or
-        a BEIR folder.
+      input: the texts to fit to: a text on each line, a .jsonl[.gz] of documents (_id, text, optionally
+        title), or a BEIR folder.
       output: the directory of the model, which must not exist or be empty, local or gs://BUCKET/PATH.
-      dimensions: keep as many, those with the most variance (default: as many as the vectors of the
-        texts span: for BERT, whose vectors a LayerNorm made, one less than they have).
+      dimensions: dimensions to keep, those with the most variance (default: as many as the vectors of the
+        texts span; for BERT, whose vectors a LayerNorm normalises, one less than they have).
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
     from jaxir.data.formats.lines import OnBadInput
@@ -53,10 +53,6 @@ def whiten(
 
 
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.whiten:whiten",
-            example="python -m jaxir.whiten --model=hf:google-bert/bert-base-uncased --input=corpus.jsonl "
-            "--output=whitened",
-        )
+    cli.start(
+        "jaxir.whiten:whiten", "--model=hf:google-bert/bert-base-uncased --input=texts.txt --output=whitened"
     )

@@ -1,4 +1,4 @@
-"""A small BEIR folder."""
+"""Writing a small BEIR folder."""
 
 import json
 from pathlib import Path

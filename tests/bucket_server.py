@@ -1,7 +1,6 @@
-"""A bucket: a local server that speaks as much of Cloud Storage's JSON API as TensorStore and gcsfs use.
+"""A bucket: a local server with the part of Cloud Storage's JSON API that TensorStore and gcsfs use.
 
-Writes are conditional where the request asks for it, an object appears when it is whole, and nothing can be
-appended or renamed.
+As in the real one, writes may be conditional, and an object appears only when it is whole.
 """
 
 import contextlib
@@ -40,8 +39,8 @@ class Bucket:
 
     Attributes:
       url: where it is served.
-      credentials: every Authorization header that came.
-      admit: asked, with its name, whether an object may be written (else: 503), in the server's thread.
+      credentials: every Authorization header received.
+      admit: returns whether the object of this name may be written (else: 503); runs in the server's thread.
     """
 
     def __init__(self, url: str):
@@ -54,7 +53,7 @@ class Bucket:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a process that takes this for Google's servers, and has no credentials."""
+        """The environment of a process that uses this server instead of Google's, without credentials."""
         local = {"TENSORSTORE_GCS_HTTP_URL": self.url, "STORAGE_EMULATOR_HOST": self.url}
         nobody = {"GCE_METADATA_ROOT": self.url.removeprefix("http://"), "NO_GCE_CHECK": "true"}
         return {**os.environ, **local, **nobody}
@@ -96,7 +95,7 @@ class Bucket:
             return 404 if self._objects.pop(name, None) is None else 204
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Returns what the API says of an object."""
+        """Returns the API's description of an object."""
         stored = self._objects[name]
         return {
             "kind": "storage#object",
@@ -110,7 +109,7 @@ class Bucket:
         }
 
     def begin(self, name: str) -> str:
-        """Begins an upload in parts; returns its key."""
+        """Begins an upload in parts and returns its key."""
         with self._lock:
             self._uploads[key := str(len(self._uploads))] = (name, bytearray())
             return key
@@ -135,8 +134,6 @@ def serve() -> Iterator[Bucket]:
 
 
 class Handler(local_server.Handler):
-    """One connection."""
-
     bucket: Bucket
 
     def do_GET(self):
@@ -157,12 +154,12 @@ class Handler(local_server.Handler):
         if query.get("ifGenerationMatch", str(stored.generation)) != str(stored.generation):
             return self._answer(412, b"")
         headers = {"x-goog-generation": str(stored.generation)}
-        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if asked is None:
+        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if wanted is None:
             return self._answer(200, stored.content, headers)
         size = len(stored.content)
-        first = int(asked[1]) if asked[1] else size - int(asked[2])
-        last = min(int(asked[2]), size - 1) if asked[1] and asked[2] else size - 1
+        first = int(wanted[1]) if wanted[1] else size - int(wanted[2])
+        last = min(int(wanted[2]), size - 1) if wanted[1] and wanted[2] else size - 1
         headers["Content-Range"] = f"bytes {first}-{last}/{size}"
         return self._answer(206, stored.content[first : last + 1], headers)
 
@@ -225,7 +222,7 @@ class Handler(local_server.Handler):
             if found:
                 prefixes[prefix + inner + delimiter] = None
             else:
-                with contextlib.suppress(KeyError):  # it has just been removed
+                with contextlib.suppress(KeyError):  # removed meanwhile
                     items.append(self.bucket.describe(name))
         return {"kind": "storage#objects", "items": items, "prefixes": list(prefixes)}
 

@@ -1,4 +1,4 @@
-"""The outputs of every command, for the tests of what all of them have in common."""
+"""All commands and their outputs."""
 
 import importlib
 

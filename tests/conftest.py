@@ -1,4 +1,4 @@
-"""Strictness for every test: four fake devices, no implicit dtype or rank promotion, warnings are errors."""
+"""Settings, hooks and fixtures of all tests: four CPU devices, and errors where JAX would convert or warn."""
 
 import contextlib
 import gc
@@ -22,34 +22,32 @@ from tests.shallow import first_layers
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# A shell starts background jobs without Ctrl-C, and processes of tests would inherit that.
+# Shells ignore Ctrl-C in background jobs, and processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Skips that `.ci/run` expects; any other skip there fails the run.
-EXPECTED_SKIPS = ("a CPU that multiplies bfloat16 numbers is needed",)
+# ---------------------------------------------------------------------------------------------- speed
 
-# ----------------------------------------------------------------------------------------------- time
-
-# Traces make millions of objects that live long. Python's own threshold of 700 costs a twentieth of the time.
-gc.set_threshold(10_000, 20, 20)
-of_thread = threading.local()
+gc.set_threshold(
+    10_000, 20, 20
+)  # traces create millions of long-lived objects; saves a twentieth of the time
+mlir_contexts = threading.local()
 
 
-def shared_context(make=mlir.make_ir_context):
-    """Loads MLIR's dialects once for 500 programs; JAX loads them for each, a fourteenth of all time."""
-    if getattr(of_thread, "left", 0) == 0:
-        of_thread.context, of_thread.left = make(), 500
-    of_thread.left -= 1
-    return of_thread.context
+def shared_mlir_context(make=mlir.make_ir_context):
+    """Returns one context for 500 programs; JAX loads MLIR's dialects for each, a fourteenth of the time."""
+    if getattr(mlir_contexts, "uses_left", 0) == 0:
+        mlir_contexts.context, mlir_contexts.uses_left = make(), 500
+    mlir_contexts.uses_left -= 1
+    return mlir_contexts.context
 
 
-mlir.make_ir_context = shared_context
+mlir.make_ir_context = shared_mlir_context
 
 
 @pytest.fixture(scope="module", autouse=True)
 def freeze_old_objects():
-    """Keeps long-lived objects out of the garbage collection that ends each training run."""
+    """Excludes long-lived objects from the garbage collection at the end of each training run."""
     gc.collect()
     gc.freeze()
 
@@ -61,25 +59,28 @@ def pytest_configure(config):
     """Removes compiled programs that are older than two weeks."""
     if not hasattr(config, "workerinput"):
         for program in (environment.CACHE / "programs").glob("*"):
-            with contextlib.suppress(FileNotFoundError):  # two runs may begin at once
+            with contextlib.suppress(FileNotFoundError):  # removed by another run
                 if program.stat().st_mtime < time.time() - 14 * 24 * 3600:
                     program.unlink()
 
 
 def pytest_collection_modifyitems(items):
-    """Puts long tests first, and those of servers next, so that one worker has all of these."""
+    """Runs long tests first, then those of servers, so that one worker runs all of these."""
     serving = Path(__file__).parent / "serving"
     items.sort(key=lambda i: (i.get_closest_marker("long") is None, serving not in i.path.parents))
 
 
+EXPECTED_SKIPS = ("a CPU that multiplies bfloat16 numbers is needed",)  # in `.ci/run`
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
-    """Fails the run on an unexpected skip where `.ci/run` sets JAXIR_CI."""
+    """Fails the run on any other skip if JAXIR_CI is set, as by `.ci/run`."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not os.environ.get("JAXIR_CI") or reporter is None:
         return
-    reports = reporter.stats.get("skipped", [])
-    unexpected = [r for r in reports if not any(reason in str(r.longrepr) for reason in EXPECTED_SKIPS)]
+    skipped = reporter.stats.get("skipped", [])
+    unexpected = [r for r in skipped if not any(reason in str(r.longrepr) for reason in EXPECTED_SKIPS)]
     for report in unexpected:
         reporter.write_line(f"a skip that CI does not expect: {report.nodeid}: {report.longrepr}", red=True)
     if unexpected:
@@ -90,7 +91,7 @@ def pytest_sessionfinish(session):
 
 
 def package_folder(name: str) -> Path:
-    """Returns the directory of a package, without importing it; skips the test where it is not installed."""
+    """Returns the directory of a package without importing it; skips the test if it is not installed."""
     spec = importlib.util.find_spec(name)
     if spec is None:
         pytest.skip(f"{name} is not installed")

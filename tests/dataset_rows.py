@@ -1,4 +1,4 @@
-"""What a dataset holds, whatever its order, and whether batches are the same."""
+"""Comparing datasets and batches, with or without their order."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def rows(batch: Mapping[str, np.ndarray], lists: Sequence[str] = ()) -> list:
-    """Returns the examples in one order for all datasets; of features that are `lists`, each item once."""
+    """Returns the examples, sorted; each item of features that are `lists` counts once."""
     names = sorted(set(batch) - set(lists))
 
     def example(i: int) -> tuple:

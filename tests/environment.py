@@ -15,8 +15,8 @@ QUICK_XLA_FLAGS = (
 
 DEFAULTS = {
     "JAX_PLATFORMS": "cpu",
-    "NPROC": "16",  # threads of XLA's pool: one for each of four devices, or collectives starve
-    "OMP_WAIT_POLICY": "passive",  # OpenMP's threads sleep while they wait, instead of taking a core
+    "NPROC": "16",  # threads of XLA's pool; with fewer than devices, collectives deadlock
+    "OMP_WAIT_POLICY": "passive",  # OpenMP's threads sleep while they wait
     "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # Java starts faster
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "HF_HUB_OFFLINE": "1",
@@ -27,11 +27,11 @@ FIXED = {
     "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4" + quick,
     "JAXIR_QUICK_XLA_FLAGS": quick,  # for processes with another number of devices
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "0" if AS_USERS_COMPILE else "1",
-    # Every process, and the next run, reuses programs that one has compiled.
+    # All processes and later runs share compiled programs.
     "JAX_COMPILATION_CACHE_DIR": str(CACHE / "programs"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.01",
     "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
-    # A program that another process is writing, or was killed while it wrote, is compiled again.
+    # A program that another process has written only in part is compiled again.
     "PYTHONWARNINGS": "ignore:Error reading persistent compilation cache,"
     "ignore:Error writing persistent compilation cache",
 }

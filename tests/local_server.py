@@ -1,4 +1,4 @@
-"""A server of HTTP on this machine, for as long as a test needs it."""
+"""An HTTP server on this machine, for the duration of a test."""
 
 import contextlib
 import http.server
@@ -8,14 +8,12 @@ from collections.abc import Iterator
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """One connection."""
-
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer is one packet: else each waits 40 ms for the acknowledgement of its headers
+    wbufsize = -1  # one packet a response; otherwise each waits 40 ms for its headers' acknowledgement
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Takes it calmly when a client is killed, or asks twice and listens to the first answer only."""
+    """Ignores clients that close their connection early."""
 
     daemon_threads = True
 

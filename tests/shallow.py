@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 def first_layers(folder: Path, name: str, counts: tuple[str, ...], others: str) -> Path:
     """Copies a golden model with its first layer alone.
 
-    `counts` of config.json say how many there are; `others` matches names of the others' parameters.
+    `counts` are the entries of config.json that count layers; `others` matches the other layers' parameters.
     """
     shutil.copytree(Path(__file__).parent / "golden" / name, folder)
     config, weights = folder / "config.json", folder / "model.safetensors"

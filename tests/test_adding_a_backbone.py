@@ -1,4 +1,4 @@
-"""docs/adding_a_backbone.md, as a stranger follows it: its files, outside jaxir, train and are loaded."""
+"""The backbone of docs/adding_a_backbone.md trains from a user's file; mistakes in one are refused."""
 
 import dataclasses
 import importlib
@@ -94,7 +94,7 @@ class Positions(backbones.Encoder):
         return self.token(ids) + positions[None, :, None]
 
 
-def test_a_length_that_goes_into_numpy_is_warned_of_and_not_exported(capsys):
+def test_length_that_numpy_reads_is_warned_of_and_not_exported(capsys):
     made = {library: PositionsConfig(numpy=library).make(rngs=nnx.Rngs(0)) for library in (jnp, np)}
     any_length.warn(made[jnp])
     assert not capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_a_length_that_goes_into_numpy_is_warned_of_and_not_exported(capsys):
 
 
 @pytest.mark.slow
-def test_the_pages_backbone_trains_saves_and_loads_from_a_users_own_file(tmp_path):
+def test_pages_backbone_trains_saves_and_loads_from_a_users_file(tmp_path):
     code, recipe = (re.search(rf"```{kind}\n(.*?)^```", PAGE, re.M | re.S)[1] for kind in ("python", "gin"))
     (tmp_path / "llama.py").write_text(code)
     sizes = "".join(f"llama.LlamaConfig.{name} = {value}\n" for name, value in SMALL.items())
@@ -127,7 +127,7 @@ def test_the_pages_backbone_trains_saves_and_loads_from_a_users_own_file(tmp_pat
     assert described["pooling"] == "lasttoken"
     assert described["backbone"].items() >= {"kind": "llama", "module": "llama", "num_kv_heads": 2}.items()
 
-    # Who has not imported it is told what to import.
+    # Without the import, the error names the module to import.
     done = run(tmp_path, "jaxir.convert", "--model=run", "--output=lost", "--to=jaxir")
     assert done.returncode == 1
     assert re.search("unknown backbone 'llama', known are bert, .*, t5, .*: import llama first", done.stderr)
@@ -153,7 +153,7 @@ def test_the_pages_backbone_trains_saves_and_loads_from_a_users_own_file(tmp_pat
     assert done.stdout.startswith("20 True DualEncoderModel(llama, 2 layers x 32, mean pooling"), done.stdout
 
 
-def test_a_configuration_that_lacks_fields_is_told_where_it_is_registered():
+def test_configuration_without_required_fields_is_refused():
     class Bare(backbones.BackboneConfig):
         kind = "bare"
         vocab_size = embed_dim = 4
@@ -164,7 +164,7 @@ def test_a_configuration_that_lacks_fields_is_told_where_it_is_registered():
         backbones.register(Bare)
 
 
-def test_a_configuration_whose_own_fields_would_be_left_out_is_refused(monkeypatch):
+def test_configuration_that_is_no_dataclass_is_refused(monkeypatch):
     monkeypatch.setattr(backbones, "_KINDS", dict(backbones._KINDS))
 
     class Wide(BertConfig):
@@ -177,8 +177,8 @@ def test_a_configuration_whose_own_fields_would_be_left_out_is_refused(monkeypat
     assert backbones.register(dataclasses.dataclass(frozen=True)(Wide)) is backbones._KINDS["wide"]
 
 
-def test_the_pages_backbone_computes_what_transformers_does(tmp_path, monkeypatch):
-    """Grouped heads, a causal mask and RoPE, of weights that its table read and that it writes again."""
+def test_pages_backbone_equals_transformers(tmp_path, monkeypatch):
+    """It has grouped heads, a causal mask and RoPE; its weights are read and written by its table."""
     (tmp_path / "llama.py").write_text(re.search(r"```python\n(.*?)^```", PAGE, re.M | re.S)[1])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(backbones, "_KINDS", dict(backbones._KINDS))
@@ -259,7 +259,7 @@ class Mixed(Encoder):
 
 @pytest.fixture
 def mixed(tmp_path, monkeypatch):
-    """The module of a user's file, which is not registered."""
+    """The module of a user's file; its backbone is not registered."""
     (tmp_path / "mixed.py").write_text(LEAKY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(backbones, "_KINDS", dict(backbones._KINDS))
@@ -269,7 +269,7 @@ def mixed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("mesh", [None, MeshConfig(data=2, fsdp=2)])
-def test_one_that_looks_at_padding_is_refused_however_it_gets_its_parameters(mesh, mixed):
+def test_backbone_that_reads_padding_is_refused(mesh, mixed):
     make, partitioner = mixed.MixedConfig, mesh and mesh.build()
 
     def both(masked):
@@ -280,7 +280,9 @@ def test_one_that_looks_at_padding_is_refused_however_it_gets_its_parameters(mes
         yield lambda: stored.build(read, partitioner)
 
     for build in both(masked=True):
-        assert build().encoder.token.embedding[...].any(axis=1).all(), "of padding, too, nothing has changed"
+        assert build().encoder.token.embedding[...].any(axis=1).all(), (
+            "the check must not change any row, not even that of padding"
+        )
     for build in both(masked=False):
         with pytest.raises(
             UserError, match=r"^mixed\.Mixed returns different vectors for a text when its padding"
@@ -290,7 +292,7 @@ def test_one_that_looks_at_padding_is_refused_however_it_gets_its_parameters(mes
 
 @pytest.mark.parametrize("mesh", [None, MeshConfig(data=2, fsdp=2)])
 def test_backbone_takes_flax_layers_and_refuses_plain_arrays(mesh, mixed):
-    """Flax's own layers, whose axes have no names, but no arrays that nothing would train or save."""
+    """Flax's layers have axes without names; plain arrays would be neither trained nor saved."""
     partitioner = mesh and mesh.build()
 
     def initialized(beside):
@@ -309,7 +311,7 @@ def test_backbone_takes_flax_layers_and_refuses_plain_arrays(mesh, mixed):
     assert again.any() and np.array_equal(again, model.encoder.linear.kernel[...])
 
 
-def test_a_setting_that_a_table_lacks_is_named_where_it_would_be_lost(mixed, monkeypatch):
+def test_setting_that_a_table_would_lose_is_refused(mixed, monkeypatch):
     codec = HuggingFace(
         model_type="mixed",
         architecture="MixedModel",
@@ -326,15 +328,15 @@ def test_a_setting_that_a_table_lacks_is_named_where_it_would_be_lost(mixed, mon
         hf_config.describe(dataclasses.replace(config, window=5), 0)
 
 
-def test_one_that_is_not_registered_is_refused_before_it_is_trained(mixed):
+def test_unregistered_backbone_is_refused_before_training(mixed):
     config = DualEncoderConfig(backbone=mixed.MixedConfig(masked=True))
     source = FromScratch(config=config, tokenizer="none", query_max_length=8, passage_max_length=8)
     with pytest.raises(UserError, match=r"^MixedConfig is not registered, .* put @register"):
         source.outline()
 
 
-def test_a_module_that_a_table_lacks_is_named():
-    """A trained model of such a backbone ends `jaxir.convert --to=hf` with it."""
+def test_module_without_a_table_entry_is_refused():
+    """`jaxir.convert --to=hf` of a trained model reports it."""
     params = {"layers.0.up.kernel": np.ones((2, 3), np.float32)}
     shapes = {name: x.shape for name, x in params.items()}
     assert set(hf.tensors_of_part({"layers.*.up": "block.*.fc"}, shapes, params)) == {"block.0.fc.weight"}
@@ -342,7 +344,7 @@ def test_a_module_that_a_table_lacks_is_named():
         hf.tensors_of_part({"layers.*.down": "block.*.fc"}, shapes, params)
 
 
-def test_a_name_is_given_once():
+def test_name_of_a_backbone_is_unique():
     known = dict(backbones._KINDS)
 
     class Other(backbones.BackboneConfig):

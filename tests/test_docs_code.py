@@ -1,7 +1,7 @@
-"""The code in README.md and on the pages of docs/: Python blocks are run, command lines are parsed and bound.
+"""The code in README.md and docs/: Python blocks are run, command lines are parsed and bound.
 
-A block that cannot be run here has a line before it that readers do not see: `<!-- needs a TPU -->`; one that
-takes long, `<!-- slow -->`: `make test-slow` runs it.
+A block that cannot run here has a comment before it, such as `<!-- needs a TPU -->`. One that takes long has
+`<!-- slow -->`, and `make test-slow` runs it.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.cli import gin_config
+from tests.documentation import EXAMPLES
 from tests.shallow import first_layers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,16 +29,14 @@ GOLDEN = ROOT / "tests/golden"
 PAGES = {
     str(path.relative_to(ROOT)): path
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    if "<!-- generated: "
-    not in path.read_text(encoding="utf-8")  # made of docstrings, not written as examples
+    if "<!-- generated: " not in path.read_text(encoding="utf-8")
 }
 SCRIPTS = {f"benchmarks/{path.name}": path for path in sorted((ROOT / "benchmarks").glob("*.sh"))}
-# `make test` puts a small model in MiniLM's place and leaves out what is slow; `make test-slow` runs all.
+# `make test` replaces MiniLM by a small model and leaves out slow blocks; `make test-slow` runs all.
 MINILM = "st:sentence-transformers/all-MiniLM-L6-v2"
 BLOCK = re.compile(
     r"(?:^<!-- (slow|needs [^\n]+) -->\n+)?^( *)```(\w+)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL
 )
-MAIN = re.compile(r'cli\.main\(\s*"([\w.]+:\w+)"')
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?")
 
 
@@ -60,7 +59,7 @@ def blocks(page: str, *languages: str) -> list[Block]:
 
 
 def expected_lines(page: str) -> list[str]:
-    """What the page says that its Python prints: comments behind print(...), and the text block after one."""
+    """Returns what a page says its Python prints: comments after print(...), or the text block after it."""
     lines = []
     for block in blocks(page, "python", "text"):
         if block.language == "python":
@@ -76,9 +75,9 @@ def expected_lines(page: str) -> list[str]:
 
 
 def run_python(page: str, folder: Path, monkeypatch, *, instead: str = "") -> list[str]:
-    """Runs the page's Python blocks one after the other; returns the lines that they print.
+    """Runs the page's Python blocks and returns the lines that they print.
 
-    With another model in MiniLM's place those that take long are left out.
+    With a model `instead` of MiniLM, slow blocks are left out.
     """
     monkeypatch.chdir(folder)
     printed, names = io.StringIO(), {"__name__": "__main__"}
@@ -95,9 +94,9 @@ WITH_PYTHON = [page for page in PAGES if any(not block.mark for block in blocks(
 
 
 @pytest.fixture(scope="module")
-def in_minilms_place(tmp_path_factory) -> str:
-    """A T5 of one layer: its steps take half the time to compile. With BERT's words, for pairs of texts."""
-    folder = tmp_path_factory.mktemp("in_minilms_place") / "t5"
+def small_model(tmp_path_factory) -> str:
+    """A T5 of one layer, which compiles in half the time, with BERT's tokenizer, for pairs of texts."""
+    folder = tmp_path_factory.mktemp("small_model") / "t5"
     first_layers(folder, "t5_1_1", ("num_layers",), r"block\.[12]\.")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(GOLDEN / "bert" / name, folder)
@@ -105,8 +104,8 @@ def in_minilms_place(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON)
-def test_python_runs(page, tmp_path, monkeypatch, in_minilms_place):
-    printed = run_python(page, tmp_path, monkeypatch, instead=in_minilms_place)
+def test_python_runs(page, tmp_path, monkeypatch, small_model):
+    printed = run_python(page, tmp_path, monkeypatch, instead=small_model)
     assert len(printed) <= len(expected_lines(page))
 
 
@@ -123,7 +122,7 @@ def test_python_prints_what_the_page_says(page, tmp_path, monkeypatch):
 
 
 class Command(NamedTuple):
-    """A command line of ours on a page."""
+    """A command line of jaxir on a page."""
 
     page: str
     line: int
@@ -155,7 +154,7 @@ def commands(page: str) -> list[Command]:
 
 
 def module_of(words: list[str]) -> tuple[str, list[str]] | None:
-    """Returns module and arguments of a command line of ours: python -m jaxir.x ..., or jaxir x ..."""
+    """Returns module and arguments of a command line: python -m jaxir.x ..., or jaxir x ..."""
     for at, word in enumerate(words):
         if word == "-m" and words[at + 1].split(".")[0] == "jaxir":
             return words[at + 1], words[at + 2 :]
@@ -165,7 +164,7 @@ def module_of(words: list[str]) -> tuple[str, list[str]] | None:
 
 
 def files_to_write(page: str) -> dict[str, str]:
-    """Returns the files that a page tells its readers to write: blocks after a name such as `my_run.gin`."""
+    """Returns the files that a page's readers write: blocks after a name such as `my_run.gin`."""
     lines, found = PAGES[page].read_text(encoding="utf-8").splitlines(), {}
     for block in blocks(page, "gin", "python"):
         before = "\n".join(lines[: block.line - 2]).rstrip().rpartition("\n\n")[2]
@@ -177,14 +176,13 @@ COMMANDS = [command for page in [*PAGES, *SCRIPTS] for command in commands(page)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=[f"{c.page}:{c.line} {c.module}" for c in COMMANDS])
-def test_commands_can_be_typed(command, tmp_path, monkeypatch, capsys):
-    """The command exists, its flags and values parse, its gin files bind, and nothing required is missing."""
-    source = importlib.util.find_spec(command.module)
-    assert source is not None, f"there is no command {command.module}"
-    mains = MAIN.findall(Path(source.origin).read_text())
-    if not mains:  # in a room of its own: jaxir.sidecar, jaxir
+def test_command_lines_parse_and_bind(command, tmp_path, monkeypatch, capsys):
+    """The command exists, its flags parse, its gin files bind, and no required parameter is missing."""
+    assert importlib.util.find_spec(command.module) is not None, f"there is no command {command.module}"
+    mains = [name for name in EXAMPLES if name.startswith(f"{command.module}:")]
+    if not mains:  # jaxir.sidecar, jaxir
         return
-    # Of several functions (jaxir.expand generate) the first argument says which.
+    # The first argument chooses one of several functions (jaxir.expand generate).
     main = next((main for main in mains if command.arguments[:1] == [main.partition(":")[2]]), mains[0])
     module_name, function_name = main.split(":")
     module = importlib.import_module(module_name)
@@ -224,7 +222,7 @@ BENCHMARKS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py"))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_benchmarks_have_the_flags_that_pages_give_them(name):
+def test_benchmarks_have_the_flags_that_pages_use(name):
     text = "".join(
         path.read_text().replace("\\\n", "") for path in [*PAGES.values(), ROOT / "benchmarks/README.md"]
     )

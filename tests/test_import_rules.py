@@ -1,4 +1,4 @@
-"""The walls of jaxir/: rooms import one way, names occur once, heavy libraries wait until they are used."""
+"""The structure of jaxir/: rooms import one way, file names occur once, heavy imports are delayed."""
 
 import ast
 import functools
@@ -52,7 +52,7 @@ def room_of(module: str) -> str:
     return "" if directory == "." else directory
 
 
-def test_files_import_each_other_in_no_circle():
+def test_imports_have_no_circle():
     graphlib.TopologicalSorter(imports()).prepare()
 
 
@@ -75,7 +75,7 @@ def test_no_room_imports_a_command():
             assert not wrong, f"{module} must not import {sorted(wrong)}"
 
 
-def test_the_top_is_a_menu():
+def test_top_level_holds_only_commands():
     commands = {name for names in COMMANDS.values() for name in names} - {"sidecar"}
     top = {path.stem for path in ROOT.glob("*.py")}
     assert top == commands | {"__init__", "__main__", "version"}
@@ -88,15 +88,15 @@ def test_a_file_name_occurs_once():
             continue
         other = seen.setdefault(path.name, path)
         rooms = {p.parent.relative_to(ROOT).as_posix() for p in (path, other)}
-        assert other == path or rooms <= PARALLEL, f"{path} and {other} have one name"
+        assert other == path or rooms <= PARALLEL, f"{path} and {other} have the same name"
 
 
-def test_gin_stays_at_the_edge():
+def test_only_cli_imports_gin():
     users = [p for p in FILES.values() if re.search(r"^\s*(import|from) gin\b", p.read_text(), re.M)]
     assert {p.parent.name for p in users} == {"cli"}
 
 
-def test_no_heavy_library_is_imported_until_it_is_used():
+def test_importing_jaxir_imports_no_heavy_library():
     code = (
         f"import importlib, sys\nfor m in {sorted(FILES)!r}: importlib.import_module(m)\n"
         f"print([m for m in {LAZY!r} if m in sys.modules])"
@@ -107,7 +107,7 @@ def test_no_heavy_library_is_imported_until_it_is_used():
 
 
 @pytest.mark.slow
-def test_scann_brings_tensorflow_but_not_keras_which_stays_to_be_had():
+def test_scann_imports_tensorflow_without_keras_and_leaves_keras_usable():
     code = (
         "import sys\nfrom jaxir.retrieval.indexes import scann_index\nscann_index._scann()\n"
         "print(*(m in sys.modules for m in ('tensorflow', 'keras', 'pandas', 'matplotlib')))\n"

@@ -1,4 +1,4 @@
-"""The quickstart from end to end, as a process, on a small part of the documentation it would take."""
+"""The quickstart from end to end, as a process, on a small part of the installed documentation."""
 
 import json
 import os
@@ -39,9 +39,9 @@ def quickstart(output, recipe) -> str:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_from_documentation_to_answers(tmp_path, minilm_folder):
+def test_quickstart_trains_compares_and_answers(tmp_path, minilm_folder):
     output, sources = tmp_path / "quickstart", tmp_path / "site-packages"
-    for name in ("numpy", "chex", "rich"):  # a train, a dev and a test package: all take minutes to read
+    for name in ("numpy", "chex", "rich"):  # a train, a dev and a test package; reading all takes minutes
         for path in (minilm_folder.parents[1] / name).rglob("*.py"):
             copy = sources / path.relative_to(minilm_folder.parents[1])
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -77,12 +77,12 @@ def test_from_documentation_to_answers(tmp_path, minilm_folder):
 
 
 def commands_in(output: Path) -> list[int]:
-    """Returns the processes that have a place in `output` among their arguments."""
+    """Returns the processes that write into `output`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has ended
+        except OSError:  # it ended meanwhile
             continue
         if any(argument.startswith(f"--output={output}/") for argument in arguments):
             found.append(int(path.parent.name))
@@ -90,7 +90,7 @@ def commands_in(output: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_one_works_in_a_directory_and_its_command_ends_with_it(tmp_path, number):
+def test_second_quickstart_is_refused_and_its_command_ends_with_the_first(tmp_path, number):
     output = tmp_path / "quickstart"
     command = [sys.executable, "-m", "jaxir.quickstart", f"--output={output}"]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -112,6 +112,6 @@ def test_one_works_in_a_directory_and_its_command_ends_with_it(tmp_path, number)
         assert f"{output}: stopped by {number.name}; run the same command again to go on\n" in errors
     deadline = time.monotonic() + 60
     while commands_in(output):
-        assert time.monotonic() < deadline, "its command works on"
+        assert time.monotonic() < deadline, "its command still runs"
         time.sleep(0.05)
     assert not output.exists() or not list(output.iterdir())

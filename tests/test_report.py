@@ -1,4 +1,4 @@
-"""The report that users send back: written part by part, and told as it was measured."""
+"""benchmarks/report.py: the report that users send back is written part by part."""
 
 import importlib.util
 import json
@@ -27,14 +27,14 @@ def figures_of(text: str) -> dict:
 def module():
     spec = importlib.util.spec_from_file_location("report_script", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its NamedTuple looks for its types
+    sys.modules[spec.name] = module  # its NamedTuple resolves types there
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(SCRIPT.parent)  # as for a script
         spec.loader.exec_module(module)
         yield module
 
 
-def test_a_report_says_which_commit_it_is_of_on_the_machines_of_a_slice_too(module, tmp_path):
+def test_report_names_its_commit_in_a_clone_and_in_an_archive(module, tmp_path):
     repository, unpacked = tmp_path / "repository", tmp_path / "unpacked"
     repository.mkdir()
     unpacked.mkdir()
@@ -50,7 +50,7 @@ def test_a_report_says_which_commit_it_is_of_on_the_machines_of_a_slice_too(modu
     assert module.commit(unpacked) == full[:12]
 
 
-def test_measured_stands_beside_planned(module):
+def test_report_compares_measured_with_planned(module):
     training = {"model": "T5", "parameters": 110e6, "dtype": "bfloat16", "pairs": 512, "lengths": [64, 256]}
     training |= {"steps": 20, "compile_seconds": 61.2, "step_seconds": 0.4, "examples_per_second": 1280.0}
     training |= {"products_at_peak_seconds": 0.1, "mfu": 0.25, "peak_memory_gib": 4.75}
@@ -65,8 +65,8 @@ def test_measured_stands_beside_planned(module):
 
 
 @pytest.mark.slow
-def test_fsdp_without_and_with_sparse_cores(module):
-    """Measured where there are none, which go without: two times of one program."""
+def test_report_measures_fsdp_without_and_with_sparse_cores(module):
+    """Without SparseCores both times are of the same program."""
     found = module.sparse_cores(module.SCALES["tiny"], available=True)
     assert found["with"]["loss"] == found["without"]["loss"] and found["with"]["step_seconds"] > 0
     text = module.render({"date": "2026-11-26", "sparsecores": found})
@@ -78,7 +78,7 @@ def test_fsdp_without_and_with_sparse_cores(module):
 
 
 @pytest.mark.slow
-def test_all_parts_are_measured_in_one_command(tmp_path):
+def test_one_command_measures_all_parts(tmp_path):
     with report(tmp_path / "report.md") as process:
         out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err

@@ -1,4 +1,4 @@
-"""Rows of papers' tables: the flags that pages give for each bind, and make another run than the base."""
+"""Rows of papers' tables on pages: their flags bind, and make another run than the base."""
 
 import ast
 import collections
@@ -18,7 +18,7 @@ from jaxir.training.run.recipe import Recipe
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NEEDED = ["TEXT=texts.txt", "MODEL=hf:google-bert/bert-base-uncased"]
-# What the rows of a page, below a heading of it, are added to.
+# The settings, objective and bindings to which the rows below a page's heading are added.
 BASES = {
     ("reference/tables_without_labels.md", "## Wang 2022"): ("wang2022", None, ["DEV_TEXT=held_out.txt"]),
     ("reference/tables_without_labels.md", "## Chuang 2024"): ("chuang2024", None, ["STS=dev.tsv"]),
@@ -28,7 +28,7 @@ BASES = {
 
 
 class Row(NamedTuple):
-    """A run that a page gives flags for: settings, objectives and flags."""
+    """A run of a table: where it is, and its settings, objectives, flags and required bindings."""
 
     where: str
     settings: str
@@ -54,7 +54,7 @@ def rows() -> list[Row]:
 
 
 def variants(cell: str) -> list[list[str]]:
-    """Returns the flags of each run: "`--a=1 --b=2`, `3`" are two, of which the second has b = 3."""
+    """Returns the flags of each run: "`--a=1 --b=2`, `3`" are two runs, the second with b = 3."""
     found = [[]] if cell.startswith("none") else []
     for flags, others in re.findall(r"`(--[^`]+)`((?:, `[^`]+`)*)", cell):
         first = shlex.split(flags.replace('"', '\\"') if "'" not in flags else flags)
@@ -92,13 +92,13 @@ def base_of(settings: str, *objectives: str) -> str:
     return bound(row, [])[1]
 
 
-def test_every_trained_row_of_the_papers_has_a_line():
+def test_pages_list_every_trained_row_of_the_papers():
     own = collections.Counter((r.settings, *r.objectives) for r in ROWS)
     assert len(ROWS) >= 90 and own["chuang2024", "diffcse"] >= 46 and own["ma2022", "cpdae"] >= 9, own
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{r.where} {' '.join(r.flags)}" for r in ROWS])
-def test_a_row_binds(row):
+def test_row_binds(row):
     recipe, config = bound(row, row.flags)
     without = base_of(row.settings, *row.objectives)
     assert recipe.batch_size >= 32 and recipe.objective.features is not None
@@ -107,7 +107,7 @@ def test_a_row_binds(row):
 
 
 def test_wangs_short_runs_end_within_the_warm_up():
-    """Table 5.11: 195 steps of 512 texts, of which 910 would be the warm-up."""
+    """Table 5.11: 195 steps of 512 texts, with a warm-up of 910 steps."""
     row = Row("", "wang2022", ["simcse"], [], ["DEV_TEXT=held_out.txt"])
     recipe, _ = bound(row, ["--batch_size=512"])
     settled = recipe.settled(100_000)

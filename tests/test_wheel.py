@@ -1,4 +1,4 @@
-"""The wheel, built and installed without the clone: every command finds what it needs, from any directory."""
+"""The wheel, installed without the clone: commands find their files from any directory."""
 
 import json
 import os
@@ -24,7 +24,8 @@ PAIRS = [
     for a in ("red", "old", "big")
     for b in ("sea", "hat", "sun", "elk")
 ]
-# Ours: the model and the loss's piece. Theirs: the run, found before ours of that name.
+# The model and the loss are pieces of the wheel; the run is a file of the working directory with the name of
+# one of its pieces.
 RECIPE = """
 include "gin/models/minilm.gin"
 include "gin/objectives/in_batch_softmax.gin"
@@ -58,7 +59,7 @@ def louder(*arrays, **settings):
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Runs a command that sees neither this clone nor this environment's variables for Python."""
+    """Runs a command without this clone and without this environment's variables for Python."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "XLA_"))}
     env |= {"JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
     done = subprocess.run(
@@ -70,7 +71,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """A copy of what git knows or would know, for building leaves files behind."""
+    """A copy of all files that git tracks or would track, because building leaves files behind."""
     listed = run("git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     copy = tmp_path_factory.mktemp("source")
     for name in filter(lambda name: (ROOT / name).exists(), listed.split("\0")[:-1]):
@@ -92,12 +93,12 @@ def wheel(source, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def jaxir(wheel, tmp_path_factory) -> Path:
-    """The command of an environment that has the wheel, and what the wheel needs from this environment."""
+    """The command of an environment with the wheel and the dependencies of this environment."""
     home = tmp_path_factory.mktemp("environment")
     venv.create(home, symlinks=True, with_pip=False)
     run(*PIP, "--python", home / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
     (packages,) = home.glob("lib/python*/site-packages")
-    # Files .pth of these folders, such as an editable installation's, are not read.
+    # Python does not read .pth files, such as an editable installation's, of folders that a .pth file names.
     needed = [path for path in sys.path if Path(path).name == "site-packages"]
     (packages / "needed.pth").write_text("\n".join(needed) + "\n")
     return home / "bin" / "jaxir"
@@ -118,7 +119,7 @@ def test_wheel_holds_code_recipes_and_tasks(source, wheel):
 
 
 @pytest.mark.slow
-def test_a_source_distribution_makes_the_same_wheel(source, wheel, tmp_path):
+def test_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):
     code = f"from setuptools.build_meta import build_sdist; build_sdist({str(tmp_path / 'sdist')!r})"
     run(sys.executable, "-W", "ignore", "-c", code, cwd=source)
     (archive,) = (tmp_path / "sdist").iterdir()
@@ -148,7 +149,7 @@ def test_wheel_command_reports_version_and_commands(jaxir, wheel, tmp_path):
 
 
 @pytest.mark.slow
-def test_plan_train_encode_index_search(jaxir, tmp_path):
+def test_wheel_plans_trains_encodes_indexes_and_searches(jaxir, tmp_path):
     plan = ["--gin_file=gin/quickstart.gin", f"--gin.MODEL=hf:{MODEL}", "--topology=gpu:1xh100"]
     assert "fits: " in run(jaxir, "plan", *plan, cwd=tmp_path)
     assert not list(tmp_path.iterdir())
@@ -166,5 +167,5 @@ def test_plan_train_encode_index_search(jaxir, tmp_path):
 
 
 @pytest.mark.slow
-def test_train_on_a_seqio_task(jaxir, tmp_path):
+def test_wheel_trains_on_a_seqio_task(jaxir, tmp_path):
     train(jaxir, tmp_path, "seqio_pairs.SeqioPairs")

@@ -1,9 +1,8 @@
-"""From a function to a command: flags, gin, and errors of one sentence.
+"""From a function to a command: flags, gin files and error messages.
 
-A command is one documented function. Its simple parameters become flags, its docstring becomes `--help`, its
-defaults are the flags' defaults, and gin may bind any of its parameters. So the command, the library call and
-the gin binding have the same names. A flag overrides what a gin file says; the same thing by a flag and by
-`--gin.` is an error.
+A command is one documented function. Its parameters of simple types become flags, its docstring becomes
+`--help`, and gin may bind any of its parameters. A flag overrides a gin file. Setting one thing both by a
+flag and by `--gin.` is an error.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ import docstring_parser
 
 from jaxir.core import choices, error_report, values
 from jaxir.core.errors import BadValueError, Terminated, UsageError, UserError, suggest
-from jaxir.core.process_signals import hearing_terminals_end, open_streams, unwinding_on_sigterm
+from jaxir.core.process_signals import hearing_terminals_end, unwinding_on_sigterm
 from jaxir.core.progress import drop
 from jaxir.core.values import simple
 from jaxir.runtime.compile_cache import keep_compiled_programs
 
-# Python looks for cycles after each 700 new objects. Imports and traces make millions, which stay: a command
-# that looks less often starts an eighth sooner.
+# New objects after which Python looks for cycles. Its default of 700 makes commands start an eighth later,
+# because imports and traces create millions of objects that stay.
 YOUNG_OBJECTS = 10_000
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-TYPED: list[str] = []  # the command line that `run` works on, from "python" on
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses
+TYPED: list[str] = []  # the command line of `run`, from "python" on
 GIN_HELP = (
-    "gin file (may be repeated); --name=VALUE sets the parameter of this name that its objects have,"
-    " --gin.object.parameter=VALUE any"
+    "gin file (may be repeated); --name=VALUE sets the parameter of that name of its objects,"
+    " --gin.object.parameter=VALUE any parameter"
 )
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-def _note(**attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns a decorator that gives a command's function these attributes."""
 
+def _note(**attributes: Any) -> Decorator:
     def note(function: Callable[..., Any]) -> Callable[..., Any]:
         vars(function).update(attributes)
         return function
@@ -52,47 +51,45 @@ def _note(**attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
     return note
 
 
-def one_of(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Notes ways to say one thing: to type one sets aside what a gin file says of the others."""
+def one_of(*names: str) -> Decorator:
+    """Notes alternative parameters: a typed one overrides what a gin file sets of the others."""
     return _note(one_of=names)
 
 
-def gives_way(**to: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Notes that a gin file's value of a parameter does not limit what is typed.
+def gives_way(**to: str) -> Decorator:
+    """Notes parameters whose gin value must not limit what is typed.
 
-    With `gives_way(min_steps="epochs")` a typed --epochs sets min_steps to the function's own default, unless
-    min_steps is typed too.
+    With `gives_way(min_steps="epochs")` a typed --epochs resets min_steps to its default, unless min_steps is
+    typed too.
     """
     return _note(gives_way=to)
 
 
-def also_called(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Notes second spellings: with `also_called(output_dir="output")` --output does as --output_dir."""
+def also_called(**names: str) -> Decorator:
+    """Notes second spellings: `also_called(output_dir="output")` makes --output set output_dir."""
     return _note(also_called=names)
 
 
-def hands_over(**commands: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Notes flags with which another command ("package.module:function") is what is asked for.
+def hands_over(**commands: str) -> Decorator:
+    """Notes flags that call another command ("package.module:function") instead.
 
-    The flag's value is that of the command's own first parameter; of the other flags it has those it knows.
+    The flag's value becomes that command's first parameter; other flags that it has are passed on.
     """
     return _note(hands_over=commands)
 
 
-def bound_as(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Notes that gin files speak of another command's parameters ("package.module:function")."""
+def bound_as(name: str) -> Decorator:
+    """Notes that gin files bind the parameters of another command ("package.module:function")."""
     return _note(bound_as=name)
 
 
-def takes(
-    settings: type, *, only: Collection[str] | None = None, **fixed: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Has a command take the fields of a dataclass as parameters, and gives it an object of them.
+def takes(settings: type, *, only: Collection[str] | None = None, **fixed: Any) -> Decorator:
+    """Makes a command take the fields of a dataclass as parameters, and passes it an object of them.
 
     Args:
-      settings: the dataclass; its `Attributes:` become those of the command's documentation.
-      only: which fields; None for all.
-      **fixed: values of others that have no default.
+      settings: the dataclass; its `Attributes:` become part of the command's documentation.
+      only: the fields; None for all.
+      **fixed: values of other fields that have no default.
     """
     fields = inspect.signature(settings).parameters
     chosen = {name: p for name, p in fields.items() if only is None or name in only}
@@ -110,26 +107,36 @@ def takes(
     return decorate
 
 
+def takes_typed(settings: type, *, only: Collection[str] | None = None) -> Decorator:
+    """Makes fields of a dataclass flags of a command; its `**typed` holds the texts of typed ones."""
+    names = [name for name, hint in values.hints_of(settings).items() if simple(hint) is not None]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    taken = [inspect.Parameter(n, kind, default=None) for n in only or names if n in names]
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        *own, _ = inspect.signature(function).parameters.values()
+        function.__signature__ = inspect.Signature([*own, *taken])
+        return function
+
+    return decorate
+
+
 def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", action: str = "") -> int:
-    """Runs the command `name` ("package.module:function") and returns the exit status.
+    """Runs the command `name` ("package.module:function") and returns its exit status.
 
-    `action` is what stands before the flags, where a module has several commands.
-
-    The function is imported by name, never taken from `__main__`, so that gin files and the command speak
-    of the same object. Whatever goes wrong costs one sentence on standard error (see `error_report`): the
-    status is 1 for what a user can mend, 2 for a command line that is none, 70 for a fault of ours, 130 for
-    Ctrl-C, 141 for a reader of the output that has gone, 143 for SIGTERM.
+    The status is 1 after errors that a user can fix, 2 after a malformed command line, 70 after a bug, 130
+    after Ctrl-C, 141 if the reader of the output is gone, 143 after SIGTERM. `action` is the word before the
+    flags if a module has several commands. The function is imported by its name, not taken from `__main__`,
+    so that gin files bind the same object.
     """
     module_name = name.partition(":")[0]
     arguments = sys.argv[1:] if argv is None else argv
-    open_streams()
     gc.set_threshold(YOUNG_OBJECTS)
     try:
         with unwinding_on_sigterm(), hearing_terminals_end():
             keep_compiled_programs()
-            function = _load(name)
             prog = f"python -m {module_name} {action}".rstrip()
-            status = run(function, arguments, prog=prog, example=example)
+            status = run(_load(name), arguments, prog=prog, example=example)
             sys.stdout.flush()
             return status
     except KeyboardInterrupt:
@@ -137,45 +144,48 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", act
     except Terminated:
         return _stopped("stopped by SIGTERM", signal.SIGTERM)
     except BrokenPipeError:
-        _drop_output()
+        drop(sys.stdout.fileno())
         return 141
-    except Exception as raised:
-        error = _as_raised(raised)
+    except Exception as error:
+        # gin raises copies of errors in its calls, without errno and path.
+        while error.__context__ is not None and "In call to configurable" in str(error):
+            error = error.__context__
         if isinstance(error, OSError) and error.errno in error_report.OF_OUTPUTS:
-            _drop_output()  # it may be standard output: what is in its buffer would fail again at the end
+            drop(sys.stdout.fileno())  # If standard output is full, its buffer would fail again at exit.
         sentence, status = error_report.explain(error)
         print(f"error: {sentence}", file=sys.stderr)
         return status
 
 
-def _as_raised(error: BaseException) -> BaseException:
-    """Returns what a bound function has raised, of which gin raises a copy that has no errno and no path."""
-    while error.__context__ is not None and "In call to configurable" in str(error):
-        error = error.__context__
-    return error
+def start(name: str, examples: str) -> NoReturn:
+    """Runs the command `name` ("package.module:function") and ends the process; see `command_lines`."""
+    end(main(name, example=command_lines(name.partition(":")[0], examples)))
+
+
+def command_lines(module: str, examples: str) -> str:
+    """Returns the command lines that end --help; each line of `examples` has the arguments of one."""
+    return "\n  ".join(f"python -m {module} {arguments}" for arguments in examples.splitlines())
 
 
 def end(status: int) -> NoReturn:
     """Ends the process of a command with the status that `main` returned.
 
-    A command that was stopped leaves without the interpreter's farewell. JAX compiles on a thread of its own,
-    which no signal reaches: the process would wait for it, and die of a segmentation fault, for JAX's client
-    goes first. What the command held is closed by then: its stack was unwound.
+    A stopped command skips the interpreter's shutdown, which would wait for JAX's compilation thread and then
+    crash, because JAX's client is destroyed first.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends what is done by now without a traceback
-    gc.collect()  # what closes itself when it goes, and is part of a cycle
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if Ctrl-C arrives during shutdown
+    gc.collect()  # finalizes objects in cycles
     if status in STOPPED:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-    gc.freeze()  # or the interpreter looks for cycles in all of JAX, time and again: 0.3 s
+    gc.freeze()  # saves 0.3 s of collections during shutdown
     raise SystemExit(status)
 
 
 def _stopped(words: str, number: signal.Signals) -> int:
-    """Says that a command was stopped by a signal, and nothing else; returns the status."""
-    # What a library was about to await goes now, of which Python would complain.
+    # Libraries leave coroutines behind, about which Python would warn.
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
     print(words, file=sys.stderr)
     return 128 + number
@@ -186,13 +196,8 @@ def _load(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module_name), function_name)
 
 
-def _drop_output() -> None:
-    """Has what is still to be written to standard output go nowhere."""
-    drop(sys.stdout.fileno())
-
-
 def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example: str) -> int:
-    """Parses `argv` for `function`, binds gin where asked, and calls it."""
+    """Parses `argv` for `function`, binds gin files and settings if any are given, and calls the function."""
     TYPED[:] = [*prog.split(), *argv]
     parser = build_parser(function, prog=prog, example=example)
     bindings = [a.removeprefix("--gin.") for a in argv if a.startswith("--gin.")]
@@ -211,11 +216,11 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     for flag, value in flags.items():
         values.check_not_empty(f"--{flag}", value)
     gin_files = flags.pop("gin_file", [])
-    asked, prog, flags = _handed_over(function, prog, flags)
-    if short and asked is not function and not hasattr(asked, "bound_as"):
+    requested, prog, flags = _handed_over(function, prog, flags)
+    if short and requested is not function and not hasattr(requested, "bound_as"):
         flag = short[0].partition("=")[0]
-        raise UsageError(f"{flag} sets what a gin file names, and {prog} reads none: set it there")
-    function = asked
+        raise UsageError(f"{flag} is a setting of gin files, and {prog} reads none: set it in the recipe")
+    function = requested
     call, bound = function, set()
     if gin_files or bindings or short:
         from jaxir.cli import gin_config
@@ -238,7 +243,7 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
 def _handed_over(
     function: Callable[..., Any], prog: str, flags: dict[str, Any]
 ) -> tuple[Callable[..., Any], str, dict[str, Any]]:
-    """Returns the command that the flags ask for, its name and its flags; see `hands_over`."""
+    """Returns the command that the flags call, its name and its flags; see `hands_over`."""
     while flag := next((name for name in getattr(function, "hands_over", {}) if name in flags), None):
         function, prog = _load(function.hands_over[flag]), f"{prog} --{flag}"
         first, *others = _parameters(function)
@@ -248,7 +253,7 @@ def _handed_over(
 
 
 def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, settings: Sequence[str] = ()) -> str:
-    """Returns what to say of an argument that no flag takes; `settings` are flags of the recipe's."""
+    """Returns the message for an unknown argument; `settings` are flags that set a recipe's parameters."""
     flag = argument.split("=")[0]
     if not flag.startswith("-"):
         return f"{argument!r:.80} belongs to no flag; flags are written --NAME=VALUE (see {prog} --help)"
@@ -262,13 +267,6 @@ def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, settings
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with errors of one sentence."""
-
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        if "--" in arg_strings:  # which argparse would drop, and give the flag an empty list
-            raise argparse.ArgumentError(action, "cannot be '--'")
-        return super()._get_values(action, arg_strings)
-
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (--[^/:]+)[^:]*: ", r"\1 ", message)
         message = re.sub(
@@ -278,7 +276,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def check_required(function: Callable[..., Any], given: set[str], prog: str) -> None:
-    """Raises a UserError that names the parameters still to be given, and how."""
+    """Raises a UserError that names the missing parameters, and says how to give them."""
     hints = typing.get_type_hints(function, include_extras=True)
     missing = [n for n, p in _parameters(function).items() if p.default is p.empty and n not in given]
     objects = [n for n in missing if simple(hints.get(n, str)) is None]
@@ -293,13 +291,12 @@ def check_required(function: Callable[..., Any], given: set[str], prog: str) -> 
 
 
 def build_parser(function: Callable[..., Any], *, prog: str, example: str) -> argparse.ArgumentParser:
-    """Makes a parser whose flags are the parameters of `function` that have simple types."""
+    """Returns a parser whose flags are the parameters of `function` that have simple types."""
     doc = docstring_parser.parse(function.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
     described = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
-    description = "\n\n".join(filter(None, [doc.short_description, doc.long_description]))
     parser = _Parser(
         prog=prog,
-        description=description,
+        description="\n\n".join(filter(None, [doc.short_description, doc.long_description])),
         epilog=f"example:\n  {example}" if example else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,4 +1,4 @@
-"""What gin files and typed bindings say: which value each parameter has, and which objects that makes.
+"""The values that gin files and typed bindings give to parameters, and the objects that these make.
 
 gin files are read with gin's own parser (`gin.config_parser`). Values stay data here: a `Reference` to an
 object or function, or a `Macro`. gin gets the result as one text (`Bindings.text`) and makes the objects.
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.values import Later, hints_of
+from jaxir.core.values import Deferred, hints_of
 
 MACRO = "gin.macro"
-UNKNOWN = inspect.Parameter.empty  # a value that only a call gives
+UNKNOWN = inspect.Parameter.empty  # a value that only a call returns
 LINE_LENGTH = 100  # of the text for gin
 
 
@@ -31,12 +31,10 @@ class Key(NamedTuple):
 
     @classmethod
     def of_macro(cls, name: str) -> Key:
-        """Returns the key of a macro."""
         return cls(name, MACRO, "value")
 
     @property
     def is_macro(self) -> bool:
-        """Whether it is a macro."""
         return self.selector == MACRO
 
     @property
@@ -65,7 +63,7 @@ REQUIRED = Macro("gin.REQUIRED")
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """`@scope/NAME()`, or `@scope/NAME` where `called` is False; `selector` is the module and the name."""
+    """`@scope/NAME()`, or `@scope/NAME` if `called` is False; `selector` is the module and the name."""
 
     scope: str
     selector: str
@@ -76,15 +74,15 @@ class Reference:
 
 
 class Bindings:
-    """Values of parameters, the last one of each, and the functions and classes that they speak of.
+    """The last value of each bound parameter, and the functions and classes that have these parameters.
 
     Attributes:
       command: selector of the function that is called.
-      values: what is bound.
+      values: the value of each key.
       typed: the keys that the command line sets, as they were typed.
       objects: functions and classes by selector.
       modules: the names of their modules by selector.
-      imported: the modules that gin files import, by the names that they have there.
+      imported: the modules that gin files import, by their names there.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -96,14 +94,9 @@ class Bindings:
         self.imported: dict[str, types.ModuleType] = {}
 
     def find(self, name: str, imported: dict[str, types.ModuleType]) -> str:
-        """Returns the selector of a function or class.
+        """Returns the selector of a function or class that a gin file names.
 
-        Args:
-          name: as a gin file writes it: it begins with an imported module, or is the end of a selector.
-          imported: what the gin file imports.
-
-        Raises:
-          UserError: there is none, or several.
+        The name begins with one of the `imported` modules, or is the end of a known selector.
         """
         first, *rest = name.split(".")
         if rest and first in imported:
@@ -130,11 +123,10 @@ class Bindings:
         return matches[0]
 
     def parameters_of(self, selector: str) -> dict[str, inspect.Parameter]:
-        """Returns the parameters of a function or class."""
         return _parameters(self.objects[selector])
 
     def key(self, scope: str, selector: str, parameter: str) -> Key:
-        """Returns the key of a parameter; raises a UserError if there is none of this name."""
+        """Returns the key of a parameter; refuses an unknown name."""
         known = self.parameters_of(selector)
         if parameter not in known and all(p.kind is not p.VAR_KEYWORD for p in known.values()):
             name = ".".join(selector.split(".")[-2:])
@@ -142,7 +134,6 @@ class Bindings:
         return Key(scope, selector, parameter)
 
     def of_command(self, parameter: str) -> Key:
-        """Returns the key of a parameter of the command's function."""
         return Key("", self.command, parameter)
 
     def chain(self, key: Key) -> list[Key]:
@@ -155,11 +146,7 @@ class Bindings:
         return chain
 
     def macros_behind(self, keys: Iterable[Key]) -> set[str]:
-        """Returns the macros that keys are bound to, directly or by way of other macros.
-
-        Raises:
-          UserError: a macro refers to itself.
-        """
+        """Returns the macros that keys are bound to, directly or through other macros; refuses circles."""
         found: set[str] = set()
 
         def follow(value: Any, within: tuple[str, ...]) -> None:
@@ -177,7 +164,7 @@ class Bindings:
         return found
 
     def references(self, value: Any) -> Iterator[Reference]:
-        """Yields the objects and functions that a value refers to, also by way of macros."""
+        """Yields the objects and functions that a value refers to, directly or through macros."""
         for part in _parts(value):
             if isinstance(part, Reference):
                 yield part
@@ -185,20 +172,16 @@ class Bindings:
                 yield from self.references(self.values.get(Key.of_macro(part.name)))
 
     def innermost(self, scope: str, selector: str) -> dict[str, Key]:
-        """Returns the keys of a function's or class's bound parameters, as they count within a scope."""
+        """Returns the keys that bind a function's or class's parameters within a scope, by parameter."""
         parts = scope.split("/") if scope else []
         scopes = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
         bound = [key for key in self.values if key.selector == selector and key.scope in scopes]
         return {key.parameter: key for key in sorted(bound, key=lambda key: len(key.scope))}
 
     def made(self) -> dict[tuple[str, str], int]:
-        """Returns what the command hangs on: scope and selector of the command, of its objects, of theirs.
+        """Returns scope and selector of the command and all its objects, and their distance from the command.
 
-        The values are how far they are from the command. What another file has put an object in the place
-        of is not among them.
-
-        Raises:
-          UserError: an object is made of itself.
+        Objects that another binding has replaced are not among them. Refuses an object made of itself.
         """
         depths = {("", self.command): 0}
 
@@ -218,20 +201,19 @@ class Bindings:
         return depths
 
     def read(self) -> list[Key]:
-        """Returns the bound parameters that count: those of `made`, and of what a user's code has decorated.
+        """Returns the bound parameters of `made`, and of functions and classes decorated by a user's code.
 
-        What is decorated with `gin.configurable` takes its bindings wherever it is called.
+        gin passes bindings to a `gin.configurable` wherever it is called.
         """
         keys = [key for made in self.made() for key in self.innermost(*made).values()]
         decorated = {s for s, found in self.objects.items() if _is_decorated(found)}
         return list(dict.fromkeys([*keys, *(key for key in self.values if key.selector in decorated)]))
 
     def hint(self, key: Key) -> Any:
-        """Returns the type hint of a parameter."""
         return hints_of(self.objects[key.selector]).get(key.parameter, Any)
 
     def resolved(self, value: Any) -> Any:
-        """Returns a value with that of its macros, and `Later` or `UNKNOWN` where a call gives it."""
+        """Returns a value without macros; `Deferred` or `UNKNOWN` replaces what a call will return."""
         if isinstance(value, list | tuple):
             return type(value)(map(self.resolved, value))
         if isinstance(value, dict):
@@ -242,11 +224,11 @@ class Bindings:
             return value
         made, name = self.objects[value.selector], f"@{value.selector.rpartition('.')[2]}"
         if not value.called:
-            return Later(name, type(made))
-        return Later(f"{name}()", made) if inspect.isclass(made) else UNKNOWN
+            return Deferred(name, type(made))
+        return Deferred(f"{name}()", made) if inspect.isclass(made) else UNKNOWN
 
     def text(self) -> str:
-        """Returns a gin file of what counts, from which the same objects are made."""
+        """Returns a gin file of the bindings that are read, which makes the same objects."""
         keys = sorted(self.read(), key=lambda key: (key.selector.split(".")[::-1], key))
         macros = sorted(map(Key.of_macro, self.macros_behind(keys)))
         used = {r.selector for key in keys for r in self.references(self.values[key])}
@@ -290,7 +272,7 @@ def _parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yields a value, or of a list, tuple or dict those in it, at any depth."""
+    """Yields a value, or the values in a list, tuple or dict, at any depth."""
     if isinstance(value, list | tuple):
         for part in value:
             yield from _parts(part)
@@ -302,17 +284,16 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def given_twice(what: object, first: str, second: str) -> UserError:
-    """Returns the error for one thing that two flags or bindings set."""
     return UserError(f"{what} is given twice, by {first} and by {second}; keep one of them")
 
 
 def has_reference(value: Any) -> bool:
-    """Whether there is an object or function in a value."""
+    """Whether a value contains an object or function."""
     return any(isinstance(part, Reference) for part in _parts(value))
 
 
 def _is_decorated(found: Any) -> bool:
-    """Whether a user's code has put `gin.configurable` on a function or class."""
+    """Whether a function or class is decorated with `gin.configurable`."""
     import gin
 
     call = found.__init__ if inspect.isclass(found) else found

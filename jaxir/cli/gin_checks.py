@@ -1,4 +1,4 @@
-"""What is refused of a recipe's bindings before anything is made of them."""
+"""Checks of a recipe's bindings, before any object is made from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxir.core.values import check_not_empty, check_value
 
 
 def check_read(bindings: Bindings) -> None:
-    """Refuses parameters and macros that are typed of something that the command does not make."""
+    """Refuses typed parameters and macros of objects that the command does not make."""
     read = bindings.read()
     macros = bindings.macros_behind(read)
     for key in bindings.typed:
@@ -23,7 +23,7 @@ def check_read(bindings: Bindings) -> None:
 
 
 def check_set(bindings: Bindings) -> None:
-    """Refuses macros without a value, and required values that are left open."""
+    """Refuses macros and required parameters that have no value."""
     read = bindings.read()
     macros = [Key.of_macro(name) for name in sorted(bindings.macros_behind(read))]
     defined = {key.scope for key in bindings.values if key.is_macro}
@@ -35,7 +35,7 @@ def check_set(bindings: Bindings) -> None:
 
 
 def check_values(bindings: Bindings) -> None:
-    """Refuses values that a parameter cannot have, and empty texts of the command, by the name it goes by."""
+    """Refuses values that do not fit their parameters, and empty texts of the command's own parameters."""
     for made in bindings.made():
         parameters = bindings.parameters_of(made[1])
         for name, key in bindings.innermost(*made).items():

@@ -1,7 +1,7 @@
-"""gin at the edge: files and bindings in, one bound call out. The core never imports gin.
+"""gin files and bindings in, one bound call out; only `cli` imports gin.
 
 gin files use dynamic registration (`from __gin__ import dynamic_registration`, then plain imports), so any
-function or class of the project, or of a user's own module, is configurable without being registered.
+function or class of jaxir or of a user's own module can be bound without being registered.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from jaxir.cli.gin_checks import check_read, check_set, check_values
 from jaxir.cli.gin_files import Reader
 from jaxir.core.errors import UserError
 
-PLACES = ("output_dir",)  # where a run lies is no part of what it is
-_text: list[str] = []  # what gin has been given, as one gin file
+PLACES = ("output_dir",)  # the directory of a run, which is not part of its settings
+_text: list[str] = []  # the gin text of the last `bind`
 
 
 def bind(
@@ -31,24 +31,19 @@ def bind(
     *,
     only: Collection[str] | None = None,
 ) -> tuple[Callable[..., Any], set[str]]:
-    """Parses gin files, then bindings, then flags; returns the bound function and what is set.
+    """Reads gin files, then bindings, then flags; returns the bound function and the parameters that are set.
 
-    What is typed overrides what files say. A name in capitals that no parameter is bound to is a short name
-    (`short_names`). A flag whose parameter a file binds to a macro sets the macro, so that what else hangs on
-    it follows. Where two flags hang on one macro, the one of its name sets it, the other its parameter alone.
-    Flags become bindings, but for those of `PLACES`, so that `operative_config` repeats the run.
+    Later values override earlier ones. A flag whose parameter a file binds to a macro sets the macro, and
+    with it everything bound to that macro. If two flags share a macro, only the one of its name sets it.
+    Flags become bindings, so that `operative_config` repeats the run.
 
     Args:
-      function: the command's entry point; `one_of` is what `cli.one_of` has noted.
-      files: gin files, later ones override earlier ones.
-      bindings: `NAME=VALUE` or `--name=VALUE`, applied after them; NAME is a short name, a macro or
+      function: the command's function.
+      files: gin files.
+      bindings: `NAME=VALUE` or `--name=VALUE`; NAME is a short name (`short_names`), a macro or
         `function.parameter`.
       flags: the flags that were given.
-      only: the parameters that will be read, where not all are: what others hang on need not be set.
-
-    Raises:
-      UserError: a file that does not exist, a misspelt name (with the one that was meant), one that is typed
-        and that nothing reads, a required value left open, a value of the wrong type, or one thing set twice.
+      only: the parameters that will be read; None for all. Objects of others need not be set.
     """
     found = Bindings(function)
     reader = Reader(found)
@@ -85,32 +80,21 @@ def arguments(
     flags: Mapping[str, Any],
     only: Collection[str],
 ) -> dict[str, Any]:
-    """Returns what `bind` would give to some parameters of a function; nothing else need be set.
-
-    Args:
-      function: whose parameters files and bindings speak of.
-      files: as for `bind`.
-      bindings: as for `bind`.
-      flags: those that are given; of others than `function`'s parameters it makes nothing.
-      only: which parameters.
-
-    Raises:
-      UserError: as `bind`.
-    """
+    """Returns the values that `bind` gives to the parameters `only`; flags of other functions are ignored."""
     own = inspect.signature(function).parameters
     bind(function, files, bindings, {n: value for n, value in flags.items() if n in own}, only=only)
     return gin.get_bindings(function)
 
 
 def operative_config() -> str | None:
-    """Returns the bindings that the run has used, as a gin file; None where no gin was given."""
+    """Returns the bindings that the run has used, as a gin file; None if no gin was given."""
     return _text[0] if _text and gin.config_is_locked() else None
 
 
 def settled(command: str, text: str) -> dict[str, str]:
-    """Returns what a gin file sets of a command ("package.module:function") and of its objects.
+    """Returns the non-default settings that a gin text gives a command ("package.module:function").
 
-    What is the default is left out, so that two files are the same if they make the same run.
+    Two texts that make the same run return the same.
     """
     module, _, function = command.partition(":")
     found = Bindings(getattr(importlib.import_module(module), function))
@@ -152,7 +136,7 @@ def _is_typed(found: Bindings, name: str, flags: Mapping[str, Any]) -> bool:
 
 
 def _give_way(found: Bindings, function: Callable[..., Any], flags: Mapping[str, Any]) -> None:
-    """Sets aside what gin files say of a parameter that would limit what is typed; see `cli.gives_way`."""
+    """Resets parameters whose gin value would limit what is typed; see `cli.gives_way`."""
     for name, other in getattr(function, "gives_way", {}).items():
         if not _is_typed(found, name, flags) and _is_typed(found, other, flags):
             found.values[found.of_command(name)] = inspect.signature(function).parameters[name].default

@@ -17,23 +17,19 @@ from gin import config_parser
 
 from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, given_twice
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.installation import PACKAGE, find_recipe, missing_recipe
+from jaxir.core.installation import find_recipe, missing_recipe
 
-DEFAULT = "default"  # before a macro's name: its value where nothing else sets it
-# Modules that were renamed when they moved, of those that a run's config.gin may import.
-RENAMED = {"jaxir.evaluators.search": "corpus_search", "jaxir.experiments.plan": "grid_cells"}
+DEFAULT = "default"  # default/NAME is the value of a macro that nothing else sets
 
 
 class _Named(NamedTuple):
-    """A reference as it is written."""
+    """`@NAME` or `@NAME()` as it is written."""
 
     name: str
     called: bool
 
 
 class _Delegate(config_parser.ParserDelegate):
-    """What gin's parser makes of `@NAME` and `%NAME`."""
-
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> _Named:
         return _Named(scoped_configurable_name, evaluate)
 
@@ -42,17 +38,14 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 class Reader:
-    """Reads gin files, then what is typed, into `Bindings`; what comes later overrides what came before.
-
-    A UserError says with file and line what cannot be read, or which file does not exist or includes itself.
-    """
+    """Reads gin files, then typed bindings, into `Bindings`; later values override earlier ones."""
 
     def __init__(self, into: Bindings) -> None:
         self._into = into
         self._defaults: dict[Key, Any] = {}
 
     def files(self, files: Sequence[str]) -> None:
-        """Reads gin files, and gives macros their defaults where nothing else has set them."""
+        """Reads gin files, then sets macros that are still unset to their defaults."""
         for file in files:
             self._file(file, ())
         for key, value in self._defaults.items():
@@ -64,15 +57,12 @@ class Reader:
                 raise UserError(f"{DEFAULT}/{key} gives a macro a value, but nothing uses it{meant}")
 
     def text(self, text: str, name: str = "config.gin", within: tuple[Path, ...] = ()) -> None:
-        """Reads the text of a gin file, which errors call by this name; `within` are the files around it."""
-        for key, value in self._statements(with_moved_imports(text), name, {}, within):
+        """Reads the text of the gin file `name`; `within` are the files that include it."""
+        for key, value in self._statements(text, name, {}, within):
             self._into.values[key] = value
 
     def typed(self, bindings: Sequence[str]) -> None:
-        """Reads `NAME=VALUE` and `--name=VALUE`, each NAME a macro, a short name or `function.parameter`.
-
-        A bare word as a value is text: `MODEL=st:all-MiniLM-L6-v2`. Nothing may be set twice.
-        """
+        """Reads `NAME=VALUE` and `--name=VALUE`; a bare word is text: `MODEL=st:all-MiniLM-L6-v2`."""
         typed = self._into.typed
         for binding in bindings:
             name, _, value = (part.strip() for part in binding.partition("="))
@@ -96,7 +86,7 @@ class Reader:
     def _statements(
         self, text: str, name: str, imported: dict[str, types.ModuleType], within: tuple[Path, ...]
     ) -> Iterator[tuple[Key, Any]]:
-        """Yields keys and values of a gin text, and reads what it includes; adds modules to `imported`."""
+        """Yields keys and values of a gin text and of its includes; adds its modules to `imported`."""
         stream = io.StringIO(text)
         stream.name = name
         line = 0
@@ -130,7 +120,7 @@ class Reader:
             raise UserError(f"{name}:{line}: {error}" if within and not has_place else str(error)) from error
 
     def _resolved(self, value: Any, imported: dict[str, types.ModuleType]) -> Any:
-        """Returns a parsed value whose references name functions and classes by their selectors."""
+        """Returns a parsed value with the selectors of the functions and classes that it names."""
         if isinstance(value, _Named):
             scope, _, name = value.name.rpartition("/")
             return Reference(scope, self._into.find(name, imported), value.called)
@@ -150,7 +140,7 @@ def _quoted(value: str) -> str:
 
 
 def _explained(error: SyntaxError, name: str) -> str:
-    """Returns what gin's parser does not understand, in a sentence."""
+    """Returns the message for text that gin's parser refused."""
     message = str(error.msg)
     if re.match(r"\s*(from\s.*)?import\s.*,", error.text or ""):
         message = "gin imports one name on a line"
@@ -160,7 +150,7 @@ def _explained(error: SyntaxError, name: str) -> str:
 
 
 def _imported(statement: config_parser.ImportStatement) -> types.ModuleType:
-    """Imports a module, and returns what its name in the file stands for."""
+    """Imports a module, and returns the module that its name in the file is bound to."""
     try:
         module = importlib.import_module(statement.module)
     except ModuleNotFoundError as error:
@@ -181,31 +171,3 @@ def _names_in(module: str) -> list[str]:
     except ImportError:
         return []
     return [*vars(found), *(m.name for m in pkgutil.iter_modules(getattr(found, "__path__", [])))]
-
-
-def with_moved_imports(text: str) -> str:
-    """Returns the text of a gin file with the present names of modules that it imports by earlier ones.
-
-    So `RUN/config.gin` of a run from before modules moved still repeats the run. A file's base name occurs
-    once in jaxir, so it finds the module.
-    """
-
-    def moved(line: re.Match[str]) -> str:
-        package, name, alias = line.groups()
-        if _is_file(f"{package}.{name}"):
-            return line[0]
-        now = RENAMED.get(f"{package}.{name}", name)
-        rooms = [found.parent for found in PACKAGE.rglob(f"{now}.py")]
-        if package == "jaxir.evaluators":
-            rooms = [room for room in rooms if room.name == "evaluators"]
-        if len(rooms) != 1:
-            return line[0]
-        room = ".".join(("jaxir", *rooms[0].relative_to(PACKAGE).parts))
-        return f"from {room} import {now}" + (alias or (f" as {name}" if now != name else ""))
-
-    return re.sub(r"^from (jaxir(?:\.\w+)*) import (\w+)( as \w+)?$", moved, text, flags=re.M)
-
-
-def _is_file(name: str) -> bool:
-    path = PACKAGE.parent.joinpath(*name.split("."))
-    return path.is_dir() or path.with_suffix(".py").is_file()

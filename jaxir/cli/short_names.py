@@ -1,7 +1,7 @@
-"""Short names: `--learning_rate=1e-4` sets the parameter `learning_rate` of whatever object a recipe has.
+"""Short names: `--learning_rate=1e-4` sets the parameter `learning_rate` of any object of a recipe.
 
-In a gin file `LEARNING_RATE = 1e-4` does the same after all files are read, and `--gin.LEARNING_RATE=1e-4`
-is another spelling of the flag. A macro of the same name that the recipe uses comes first.
+`LEARNING_RATE = 1e-4` in a gin file and `--gin.LEARNING_RATE=1e-4` do the same, after all files are read. A
+macro of that name that the recipe uses has priority.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from jaxir.core.errors import UsageError, UserError, suggest
 from jaxir.core.installation import RECIPES
 from jaxir.core.values import fits, simple
 
-MISSPELT = 0.8  # so like another name that it was meant to be that one
-# Parameters of functions and classes, and their short names where these are other ones: several objects of a
-# recipe have a parameter of that name, or the name says too little without its object.
+MISSPELT = 0.8  # likeness above which a name is a misspelling of another
+# Short names that differ from the parameter's name, because several objects of a recipe have a parameter of
+# that name, or because it is unclear without its object.
 _OTHERWISE = """
 object: dropout_rate=dropout num_negatives=negatives scan_layers=scan
 object: passage_max_length=passage_length query_max_length=query_length
@@ -66,12 +66,7 @@ OTHERWISE = {
 
 
 class UnknownFlagError(UsageError):
-    """A flag that names no parameter of the recipe's.
-
-    Attributes:
-      flag: as it was typed, without its value.
-      known: flags of the recipe's parameters and of all shipped recipes'.
-    """
+    """A flag, without its value, that names no parameter of the recipe; `known` are flags that exist."""
 
     def __init__(self, flag: str, known: Iterable[str]) -> None:
         self.flag, self.known = flag, [f"--{name}" for name in known]
@@ -79,7 +74,7 @@ class UnknownFlagError(UsageError):
 
 
 def short_name(key: Key) -> str:
-    """Returns the short name of a parameter, or the name of a macro, in small letters."""
+    """Returns the short name of a parameter, or the name of a macro in lower case."""
     if key.is_macro:
         return key.scope.lower()
     name = f"{key.owner}.{key.parameter}"
@@ -87,13 +82,13 @@ def short_name(key: Key) -> str:
 
 
 def flags_of(name: str, parameter: str) -> list[str]:
-    """Returns the flags that set a parameter of the class or function of this name, the best one first."""
+    """Returns the flags that set a parameter of the class or function `name`, the best one first."""
     short = short_name(Key("", name, parameter))
     return [f"--{short}", f"--gin.{short.upper()}", f"--gin.{name}.{parameter}"]
 
 
 def settings(bindings: Bindings) -> dict[str, tuple[Any, list[Key]]]:
-    """Returns value and parameters of each short name that gin files set; a name in capitals comes last."""
+    """Returns the value and parameters of each short name that gin files set."""
     found: dict[str, tuple[Any, list[Key]]] = {}
     macros = [Macro(key.scope) for key in bindings.values if key.is_macro]
     for key, value in sorted(bindings.values.items(), key=lambda item: item[0].is_macro):
@@ -106,27 +101,23 @@ def settings(bindings: Bindings) -> dict[str, tuple[Any, list[Key]]]:
 
 
 def known_names(bindings: Bindings) -> set[str]:
-    """Returns the short names of a recipe's parameters, and the macros that it uses."""
+    """Returns the short names of a recipe's parameters and the macros that it uses, in lower case."""
     keys = [Key(*made, name) for made in bindings.made() for name in bindings.parameters_of(made[1])]
     read = bindings.read()
     return {short_name(key) for key in [*keys, *read]} | {m.lower() for m in bindings.macros_behind(read)}
 
 
 def shipped_names() -> set[str]:
-    """Returns the short names that jaxir's own gin files set, which are no misspellings."""
+    """Returns the short names that jaxir's own gin files set."""
     files = (RECIPES / "gin").rglob("*.gin")
     found = (re.findall(r"^(?:[\w/]+\.)*(?:default/)?(\w+) *=", file.read_text(), re.M) for file in files)
     return {name.lower() for names in found for name in names} | set(OTHERWISE.values())
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits arguments that no flag takes into settings of recipes, such as --learning_rate, and others.
+    """Splits arguments that no flag takes into `--name=value` settings of recipes, and others.
 
-    Args:
-      arguments: as they were typed: `--name=value`, or `--name` and `value`.
-
-    Returns:
-      `--name=value` of each, just `--name` where no value follows; the other arguments.
+    A value may also be the next argument. A name without a value stays `--name`.
     """
     short, others, left = {}, [], list(arguments)
     while left:
@@ -143,7 +134,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def check_have_values(bindings: Bindings, typed: Sequence[str]) -> None:
-    """Refuses flags without a value: by that, or as flags that there are not."""
+    """Refuses flags without a value, unknown ones as unknown."""
     for flag in typed:
         if "=" in flag:
             continue
@@ -154,13 +145,12 @@ def check_have_values(bindings: Bindings, typed: Sequence[str]) -> None:
 
 
 def apply(bindings: Bindings) -> None:
-    """Has each name in capitals that nothing uses set the parameter of that short name.
+    """Makes each macro that nothing uses set the parameter of that short name.
 
-    Raises:
-      UserError: a name is that of several parameters, or a typed or misspelt one is that of none.
+    Refuses names of several parameters, and typed or misspelt names of none.
     """
     names = [key for key in bindings.values if key.is_macro]
-    # Objects first: their parameters are then there to be set.
+    # Objects first, because later names may set their parameters.
     for key in sorted(names, key=lambda key: not has_reference(bindings.values[key])):
         users = bindings.read() if key in bindings.typed else bindings.values
         if key.scope in bindings.macros_behind(users):
@@ -173,9 +163,8 @@ def apply(bindings: Bindings) -> None:
         target, *others = found
         spelled = bindings.typed.get(key)
         if others:
-            there_are = ", ".join(map(str, found))
-            said = spelled or f"{key} ="
-            raise UserError(f"{said} may be any of {there_are}: write --gin.{target}=...")
+            candidates = ", ".join(map(str, found))
+            raise UserError(f"{spelled or f'{key} ='} may be any of {candidates}: write --gin.{target}=...")
         if spelled and target in bindings.typed:
             raise given_twice(target, bindings.typed[target], spelled)
         if spelled or target not in bindings.typed:
@@ -185,10 +174,7 @@ def apply(bindings: Bindings) -> None:
 
 
 def _parameters(bindings: Bindings, name: str, value: Any) -> list[Key]:
-    """Returns the parameters that a short name means.
-
-    Those that a gin file binds come before those that have their defaults, then the nearest to the command.
-    """
+    """Returns a short name's parameters: bound before unbound ones, then those nearest to the command."""
     found: dict[Key, tuple[bool, int]] = {}
     for (scope, selector), depth in bindings.made().items():
         bound = bindings.innermost(scope, selector)
@@ -202,7 +188,7 @@ def _parameters(bindings: Bindings, name: str, value: Any) -> list[Key]:
 
 
 def _may_be(bindings: Bindings, key: Key, value: Any) -> bool:
-    """Whether a parameter is meant by a short name: not where it has an object and the value is none."""
+    """Whether a short name may set a parameter to this value: a plain value does not replace an object."""
     if isinstance(bindings.values.get(key), Reference) and not has_reference(value):
         return False
     hint = bindings.hint(key)
@@ -210,9 +196,9 @@ def _may_be(bindings: Bindings, key: Key, value: Any) -> bool:
 
 
 def _check_known(bindings: Bindings, key: Key) -> None:
-    """Refuses a name that sets nothing where it was typed or is misspelt, warns where it is unknown."""
+    """Refuses a name that sets nothing if it is typed or misspelt; warns if it is unknown."""
     if holders(bindings, key):
-        return  # `gin_checks.check_read` refuses it where it was typed
+        return  # If it is typed, `gin_checks.check_read` refuses it.
     known, shipped = known_names(bindings), shipped_names()
     spelled = bindings.typed.get(key)
     if spelled and not spelled.startswith("--gin."):
@@ -227,7 +213,7 @@ def _check_known(bindings: Bindings, key: Key) -> None:
 
 
 def holders(bindings: Bindings, macro: Key) -> list[Key]:
-    """Returns the bound parameters of a short name or macro, also those that the command does not make."""
+    """Returns the bound parameters of a short name or macro, also of objects that are not made."""
     keys = [key for key in bindings.values if not key.is_macro]
     name = macro.scope.lower()
     return [key for key in keys if short_name(key) == name or macro.scope in bindings.macros_behind([key])]

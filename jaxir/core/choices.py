@@ -1,4 +1,4 @@
-"""Flags that one choice of a command takes, such as an engine or a method: a settings dataclass a choice."""
+"""Flags of a command that come from settings dataclasses, such as one for each engine or method."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from jaxir.core.values import hints_of
 
 
 def with_flags_of(*settings: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Has a command take the fields of dataclasses as parameters; its `**given` has those that are given.
+    """Makes a command take the fields of dataclasses as parameters; its `**given` holds those that are given.
 
-    Args:
-      *settings: the dataclasses; their `Attributes:` end the command's documentation. The first one that has
-        a field documents it.
+    Of a field that several dataclasses have, the first one is documented.
     """
     fields: dict[str, dataclasses.Field] = {}
     for cls in settings:
         for field in dataclasses.fields(cls):
             fields.setdefault(field.name, field)
+    # A field without a default is needed by some choices only, so its flag may be missing.
+    defaults = {name: None if f.default is dataclasses.MISSING else f.default for name, f in fields.items()}
     taken = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(field))
-        for name, field in fields.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in defaults.items()
     ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,14 +49,10 @@ def with_parameters(
     taken: Iterable[inspect.Parameter],
     settings: Sequence[type],
 ) -> Callable[..., Any]:
-    """Returns `command` with the name of `function`, and with parameters that dataclasses document.
+    """Returns `command`, which calls `function`, with that one's name and documentation.
 
-    Args:
-      command: what is called.
-      function: what it calls; its documentation comes first.
-      own: the parameters of the function.
-      taken: the parameters that are fields of `settings`.
-      settings: the dataclasses; the first one that has a field gives its type.
+    Its parameters are `own`, those of the function, then `taken`, which are fields of `settings`. The first
+    dataclass that has a field gives its type and documentation.
     """
     own, taken = list(own), list(taken)
     functools.update_wrapper(command, function)
@@ -76,10 +72,7 @@ def settings_of(choices: Mapping[str, type], chosen: str, given: Mapping[str, An
     Args:
       choices: the settings dataclass of each choice, by what a user types for it.
       chosen: one of them.
-      given: the flags by name.
-
-    Raises:
-      UserError: a flag is for other choices, or one that this choice needs is missing.
+      given: flags by name; None counts as not given.
     """
     names = {choice: [f.name for f in dataclasses.fields(cls)] for choice, cls in choices.items()}
     given = {name: value for name, value in given.items() if value is not None}
@@ -94,13 +87,8 @@ def settings_of(choices: Mapping[str, type], chosen: str, given: Mapping[str, An
     return choices[chosen](**given)
 
 
-def _default(field: dataclasses.Field) -> Any:
-    """Returns the default of a flag; one that only some choices need may be missing."""
-    return None if field.default is dataclasses.MISSING else field.default
-
-
 def _documented(settings: Sequence[type], names: Collection[str]) -> list[str]:
-    """Returns the lines of the `Attributes:` sections about `names`, each name once."""
+    """Returns the lines of the dataclasses' `Attributes:` sections about `names`, each name once."""
     lines, seen = [], set()
     for base in dict.fromkeys(itertools.chain.from_iterable(cls.__mro__[:-1] for cls in settings)):
         about, here = "", set()

@@ -1,6 +1,6 @@
-"""How a generator writes: greedily, by beams or by sampling.
+"""How a generator decodes: greedily, by beam search or by sampling.
 
-Beside no model, so that the `--help` of commands with these flags needs no JAX.
+A module of its own, so that the `--help` of commands with these flags does not import JAX.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from jaxir.core.values import Count, Seed, Temperature, Within, checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Decoding:
-    """How outputs are made: greedily unless there are beams, or something of sampling is given.
+    """How outputs are decoded: greedily, unless num_beams or a setting of sampling is given.
 
     Attributes:
-      max_new_tokens: most tokens of an output, its end included.
-      num_outputs: outputs of a text: samples, or the best beams.
-      num_beams: beams of a text; 1: no beam search.
-      temperature: sample, from logits divided by this; None: 1, if top_k or top_p is given.
-      top_k: sample, from this many most likely tokens.
-      top_p: sample, from the fewest of the most likely tokens that have this probability together.
+      max_new_tokens: most tokens of an output, its end token included.
+      num_outputs: outputs of each text: samples, or the best beams.
+      num_beams: beams of each text; 1: no beam search.
+      temperature: sample from logits divided by this; None: 1, if top_k or top_p is given.
+      top_k: sample from this many most likely tokens.
+      top_p: sample from the fewest most likely tokens whose probabilities sum to this.
       seed: of sampling.
     """
 
@@ -40,11 +40,11 @@ class Decoding:
             raise UserError("beams are not sampled: give either num_beams, or temperature, top_k and top_p")
         if not self.samples and self.num_outputs > self.num_beams:
             raise UserError(
-                f"{self.num_outputs} outputs of an input are sampled or the best of as many beams: give"
-                " temperature, top_k or top_p, or num_beams"
+                f"{self.num_outputs} outputs of a text need sampling or as many beams: give temperature,"
+                " top_k or top_p, or a larger num_beams"
             )
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn."""
+        """Whether tokens are sampled."""
         return any(x is not None for x in (self.temperature, self.top_k, self.top_p))

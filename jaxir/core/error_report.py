@@ -1,12 +1,10 @@
-"""Any error as one sentence and an exit status; a traceback, which is no user's affair, goes into a file."""
+"""Any error as one sentence and an exit status; the traceback of an unexpected error goes into a file."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import errno
 import os
-import re
 import site
 import tempfile
 import time
@@ -18,54 +16,46 @@ from jaxir.core.errors import UsageError, UserError
 from jaxir.core.installation import PACKAGE, cache_directory
 from jaxir.core.platforms import missing_device
 
-INTERNAL = 70  # EX_SOFTWARE of sysexits.h
-KEPT = 20  # tracebacks
-OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # writing fails without saying where
+INTERNAL = 70  # exit status EX_SOFTWARE of sysexits.h
+KEPT = 20  # tracebacks in the user's cache
+OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # failed writes, whose OSError has no path
 
 
 class Fault(NamedTuple):
-    """What a command says of an error (without "error: ") and its exit status."""
+    """What a command prints about an error (without "error: ") and its exit status."""
 
     sentence: str
     status: int
 
 
 def explain(error: BaseException) -> Fault:
-    """Returns what to say of an error; of one that is nobody's mistake it writes the traceback to a file.
-
-    The file is in the user's cache directory, else in the system's temporary one.
-    """
+    """Returns what to print about an error; writes the traceback of an unexpected one to a file."""
     if isinstance(error, UserError):
         return Fault(_printable(str(error)), 2 if isinstance(error, UsageError) else 1)
     if isinstance(error, OSError):
         return Fault(_of_system(error), 1)
-    if isinstance(error, ValueError) and str(error) == "embedded null byte":  # so Python says of a path
-        return Fault("a path has a zero byte in it, which no file's name can have", 1)
-    # `Path.resolve` of Python 3.11 and 3.12 raises this where every other function raises an OSError.
-    if isinstance(error, RuntimeError) and (loop := re.fullmatch("Symlink loop from (.*)", str(error), re.S)):
-        path = ast.literal_eval(loop[1])
-        return Fault(_of_system(OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)), 1)
-    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # of os.fsdecode
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # by os.fsdecode
         text = error.object if len(error.object) <= 80 else f"...{error.object[error.start :]:.80}"
         return Fault(f"{text!r} has a byte in it that is no UTF-8, and cannot be written into a file", 1)
     if (sentence := missing_device(error)) is not None:
         return Fault(_printable(sentence), 1)
     if isinstance(error, MemoryError) or _is_of_device_memory(error):
-        return Fault(f"there is not enough memory{_reason(error)}; {_kept(error)}", 1)
-    text = " ".join(str(error).split())
+        reason = f" ({_one_line(error):.160})" if str(error) else ""
+        return Fault(f"there is not enough memory{reason}; {_kept(error)}", 1)
+    text = _one_line(error)
     text = text if len(text) <= 800 else f"{text[:800]}..."
-    whose, status = blame(error)
-    return Fault(f"{whose}: {type(error).__name__}: {text}; {_kept(error)}", status)
+    place, status = blame(error)
+    return Fault(f"{place}: {type(error).__name__}: {text}; {_kept(error)}", status)
 
 
 def blame(error: BaseException) -> tuple[str, int]:
-    """Returns whose fault an error seems to be, and the exit status.
+    """Returns the innermost line of the user's own code that an error passed, and the exit status.
 
-    That is the innermost line of code that is neither jaxir's nor installed: of an objective, say, that a gin
-    file names. Without one the fault is "internal".
+    The user's code, such as an objective that a gin file names, is neither jaxir's nor installed. If there
+    is none, the place is "internal".
     """
     lines: list[str] = []
-    while error is not None:  # what was raised first is seen last
+    while error is not None:  # the innermost cause comes last
         lines += [
             f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
             for frame, line in traceback.walk_tb(error.__traceback__)
@@ -76,50 +66,48 @@ def blame(error: BaseException) -> tuple[str, int]:
 
 
 def _is_of_device_memory(error: BaseException) -> bool:
-    """Whether XLA could not allocate an array: on a CPU it does not say RESOURCE_EXHAUSTED."""
+    """Whether XLA could not allocate an array; on a CPU its error does not contain RESOURCE_EXHAUSTED."""
     words = ("RESOURCE_EXHAUSTED", "Out of memory allocating")
     return type(error).__name__ == "JaxRuntimeError" and any(w in str(error) for w in words)
 
 
 def _is_users(filename: str) -> bool:
-    import sysconfig  # slow, and seldom asked
+    import sysconfig  # slow, and seldom needed
 
-    # Ours, the standard library and what is installed.
     others = (PACKAGE, *sysconfig.get_paths().values(), *site.getsitepackages())
     path = Path(filename)
     return path.is_absolute() and not any(path.is_relative_to(place) for place in others)
 
 
 def _of_system(error: OSError) -> str:
-    """Returns a sentence with the paths that the system could not do something with, and why."""
+    """Returns the paths of a system error and its reason."""
     places = [
         os.fsdecode(p) for p in (error.filename, error.filename2) if isinstance(p, str | bytes | os.PathLike)
     ]
-    why = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    why = error.strerror or _one_line(error) or type(error).__name__
     why = why[:1].lower() + why[1:]
     if places:
-        return f"{' -> '.join(map(_one_line, places))}: {why}"
+        return f"{' -> '.join(map(_path, places))}: {why}"
     if error.errno in OF_OUTPUTS:
         return f"output: {why}"
     return f"{why} ({type(error).__name__}; {_kept(error)})"
 
 
-def _one_line(path: str) -> str:
+def _path(path: str) -> str:
     return path if len(path) <= 200 and path.isprintable() else f"{path[:200]!r}"
 
 
 def _printable(sentence: str) -> str:
-    """Returns it on one line, whatever signs the names in it have."""
+    """Returns a sentence in one line: what is not printable, in names of files say, is escaped."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in sentence)
 
 
-def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f" ({text:.160})" if text else ""
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _kept(error: BaseException) -> str:
-    """Writes a traceback to a file; returns where it is."""
+    """Writes a traceback to a file of the user's cache, else of the temporary directory; says where."""
     text = "".join(traceback.format_exception(error))
     for directory in (cache_directory() / "tracebacks", Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
@@ -128,12 +116,7 @@ def _kept(error: BaseException) -> str:
             descriptor, name = tempfile.mkstemp(".txt", f"jaxir-{moment}-", directory)
             with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
                 file.write(text)
-            _remove_oldest(cache_directory() / "tracebacks")
+            for old in sorted((cache_directory() / "tracebacks").glob("*.txt"))[:-KEPT]:
+                old.unlink(missing_ok=True)
             return f"the traceback is in {name}"
     return f"the traceback could not be written to a file:\n{text}"
-
-
-def _remove_oldest(directory: Path) -> None:
-    with contextlib.suppress(OSError):
-        for old in sorted(directory.glob("*.txt"))[:-KEPT]:
-            old.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Errors that a user can mend. Commands print their one sentence and exit 1; anything else is a bug."""
+"""Errors that a user can fix: commands print their sentence and exit with 1. Other errors are bugs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _HASH = re.compile(r",? ?(?:\bhash )?\b[0-9a-f]{12,}\b")
 
 
 class Terminated(BaseException):
-    """SIGTERM has come. Raised where Ctrl-C raises KeyboardInterrupt, so that all is left in good order."""
+    """SIGTERM arrived. Raised as Ctrl-C raises KeyboardInterrupt, so that context managers clean up."""
 
 
 class UserError(Exception):
-    """Bad input, settings or environment. The message is one clear sentence that says what to do."""
+    """Bad input, settings or environment. The message is one sentence that says what to do."""
 
 
 class BadInputError(UserError):
@@ -24,7 +24,7 @@ class BadInputError(UserError):
 
     Args:
       path: the file.
-      line: its 1-based line number, or None where the whole file is at fault.
+      line: the 1-based line number; None if the whole file is malformed.
       reason: what is wrong with it, in a few words.
     """
 
@@ -35,11 +35,11 @@ class BadInputError(UserError):
 
 
 class DamagedError(UserError):
-    """A file that jaxir has written is not what it was.
+    """A file that jaxir wrote has changed since.
 
     Args:
       path: the file.
-      reason: what is wrong, in a sentence that does not name the path: clients of a service may read it.
+      reason: what is wrong, without the path: clients of a service may read it.
     """
 
     def __init__(self, path: str | Path, reason: str):
@@ -48,27 +48,27 @@ class DamagedError(UserError):
 
 
 class UsageError(UserError):
-    """A command line that cannot be understood; the exit status is 2."""
+    """A malformed command line; the exit status is 2."""
 
 
 class BadValueError(UserError, ValueError):
-    """A value of the wrong type, or one that makes no sense for what it is given to."""
+    """A value of the wrong type, or outside of the allowed range."""
 
 
 def without_hashes(text: str) -> str:
-    """Returns a text without fingerprints, which say nothing to a reader: "8 queries, hash 5cef26ee87d1"."""
+    """Returns a text without fingerprints, such as "8 queries, hash 5cef26ee87d1"."""
     return _HASH.sub("", text).strip()
 
 
 def changed(name: str, before: Any, now: Any) -> str:
-    """Returns e.g. "another window (5, now 4)" for a setting that was one value and is another now."""
+    """Returns, for example, "another window (5, now 4)" for a setting that has changed."""
     values = [without_hashes(repr(value)) for value in (before, now)]
     if values != [repr(before), repr(now)]:
         return f"another {name}"
     return f"another {name} ({before!r:.40}, now {now!r:.40})"
 
 
-# What other tools call what we call otherwise.
+# Names of other tools for our settings.
 SYNONYMS = {
     **dict.fromkeys(("lr", "lr_rate", "learn_rate", "learningrate", "peak_lr"), "learning_rate"),
     **dict.fromkeys(
@@ -89,14 +89,10 @@ SYNONYMS = {
 
 
 def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
-    """Returns `; did you mean 'x'?` for the name nearest to `wrong` in any case, or an empty string.
+    """Returns `; did you mean 'x'?` for the known name most like `wrong`, or an empty string.
 
-    Hyphens count as underscores, and what other tools call a setting (`SYNONYMS`) as its name here.
-
-    Args:
-      wrong: what was written.
-      known: what might have been meant.
-      likeness: from 0 to 1, difflib's ratio; 0.8 is a misspelling, 0.6 a name of the same kind.
+    Case is ignored, hyphens count as underscores, and other tools' names (`SYNONYMS`) as ours. `likeness` is
+    the lowest difflib ratio, from 0 to 1: 0.8 is a misspelling, 0.6 a name of the same kind.
     """
     names: dict[str, list[str]] = {}
     for name in known:
@@ -104,11 +100,11 @@ def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
     plain = _plain(wrong)
     near = [name for name in (plain, SYNONYMS.get(plain)) if name in names]
     near = near[:1] or difflib.get_close_matches(plain, names, n=1, cutoff=likeness)
-    # Of names that differ in case alone, the one that does so least.
+    # Among names that differ only in case, choose the one most like `wrong`.
     meant = [max(names[n], key=lambda x: difflib.SequenceMatcher(None, wrong, x).ratio()) for n in near]
     return f"; did you mean {meant[0]!r}?" if meant else ""
 
 
 def _plain(name: str) -> str:
-    """Returns a name as names are compared: without the dashes of a flag, which make short ones alike."""
+    """Returns a name for comparison; the dashes of flags would make short names alike."""
     return re.sub(r"^--?(gin\.)?", "", name.lower()).replace("-", "_")

@@ -1,9 +1,8 @@
-"""What a batch holds: which field of an example becomes which array.
+"""The features of a batch: which field of an example becomes which array.
 
-An objective says it, once, in its `features`; data sources, mixtures, prepared arrays, the stand-in batch of
-a plan and the dev data follow. An example is a record with named fields: a text is a pair (id, text), and
-there are numbers, and lists of either. All lists of a record run in parallel: item i of each belongs to item
-i of the others (a hard negative and its score, say), and one draw serves them all.
+An objective declares them in its `features`, and every dataset builds its batches from them. An example is a
+record with named fields: texts, each a pair (id, text), numbers, and lists of either. All lists of a record
+are parallel: item i of one belongs to item i of the others, such as a hard negative and its score.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ import numpy as np
 from jaxir.core.errors import UserError
 
 Record = Mapping[str, Any]
-# Arrays of token ids hold 0 after the last token of a text. A text may also spell out the tokenizer's padding
-# token ("[PAD]"), which is a token like any other: arrays hold this number for it, and models read row 0 of
-# their table there. So `ids != 0` is true at every token of a text and nowhere else.
+# Arrays of token ids hold 0 after the last token of a text, so `ids != 0` is true at its tokens alone.
+# If the text itself contains the padding token "[PAD]", they hold this number, and models read row 0
+# of their table.
 PADDING_TOKEN = -1
-_LISTS = (list, tuple, Sequence)  # the usual ones first: to ask whether it is a Sequence takes longer
+_LISTS = (list, tuple, Sequence)  # Sequence last, because it is slow to check
 _NUMBERS = (float, int)
 _LARGEST = float(np.finfo(np.float32).max)
-# What a cross-encoder reads: a query and a passage; an expanded query by itself (EAR's retrieval-independent
-# reranker); or an expanded query and the first passage that it finds (the retrieval-dependent one).
+# What a cross-encoder reads. The second is EAR's retrieval-independent reranker; the third, its
+# retrieval-dependent one, also reads the first passage that the expanded query finds.
 Reads = Literal["pair", "expanded_query", "expanded_query_and_passage"]
 
 
 @dataclasses.dataclass(frozen=True)
 class TextFormat:
-    """How long texts may be and what stands before them, as a model wants it.
+    """The lengths and prompts of a model's texts.
 
     Attributes:
       query_length: most tokens of a query.
-      passage_length: most tokens of a passage, a negative, or a text that is neither.
+      passage_length: most tokens of a passage, a negative, or any other text.
       num_negatives: negatives of an example in a batch.
-      query_prompt: put before each query, as the encoder will.
+      query_prompt: put before each query.
       passage_prompt: put before each passage and negative.
-      mask_id: the id of the tokenizer's mask token; None where it has none.
-      vocabulary: tells which token has which id (`Tokenizer.vocabulary`); None where that is not known.
+      mask_id: the id of the tokenizer's mask token; None if it has none.
+      vocabulary: identifies the tokens and their ids (`Tokenizer.vocabulary`); None if unknown.
       reads: what a cross-encoder reads.
     """
 
@@ -53,12 +52,8 @@ class TextFormat:
     vocabulary: str | None = None
     reads: Reads = "pair"
 
-    def __post_init__(self):
-        if self.num_negatives < 0:
-            raise UserError(f"num_negatives must be 0 or more, got {self.num_negatives}")
-
     def need_mask(self) -> int:
-        """Returns the id of the mask token; raises a UserError where there is none."""
+        """Returns the id of the mask token; raises a UserError if the tokenizer has none."""
         if self.mask_id is None:
             raise UserError("this objective masks tokens, but the model's tokenizer has no mask token")
         return self.mask_id
@@ -66,21 +61,20 @@ class TextFormat:
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """Token ids of a text: int32 [length], or [count, length] of a list of texts; 0 is padding.
+    """Token ids of a text, int32 [length], or of a list of texts, [count, length]; 0 is padding.
 
-    A padding token that the text itself spells out is `PADDING_TOKEN`.
+    A padding token that the text itself contains is `PADDING_TOKEN`.
 
     Attributes:
       field: the field of the record.
       length: most tokens of a text.
       prompt: put before each text.
-      count: of a list, how many texts; None for a single text. In training each epoch has its own order. It
-        draws some of a longer list, and repeats those of a shorter one. An evaluation keeps the record's
-        order and refuses a list of another length, unless the evaluator lets items be drawn
-        (`Bench.examples`).
-      among: which texts are known together: of one id, only one is kept. By default those of the field.
-      unlike: another field: texts of the list that have the very tokens of that one's are left out while
-        there are others. One that must stay has that text's key.
+      count: texts taken from a list; None for a single text. Each training epoch takes them in another order:
+        it draws from a longer list and repeats a shorter one. An evaluation keeps the record's order and
+        refuses a list of another length, unless the evaluator lets items be drawn (`Bench.examples`).
+      among: the table in which texts with the same id are one; by default a table of the field's own.
+      unlike: another field. Texts of the list with the same tokens as that field's text are left out while
+        others remain; one that must stay gets that text's key.
     """
 
     field: str
@@ -92,12 +86,12 @@ class Tokens:
 
     @property
     def table(self) -> str:
-        """The name of the texts that are known together."""
+        """The table in which texts with the same id are one."""
         return self.among or self.field
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """The shape for one example."""
         return (self.length,) if self.count is None else (self.count, self.length)
 
     dtype = np.dtype(np.int32)
@@ -105,11 +99,11 @@ class Tokens:
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What tells a text by its id: two int32, a hash; the losses compare them. [2], or [count, 2] of a list.
+    """A hash of a text's id, which losses compare: int32 [2], or [count, 2] for a list.
 
     Attributes:
-      field: the field of the record, a text that is also read as `Tokens`.
-      count: of a list, as of its tokens; None for a single text.
+      field: the field of the record, which must also be read as `Tokens`.
+      count: as for its tokens.
     """
 
     field: str
@@ -117,7 +111,7 @@ class Key:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """The shape for one example."""
         return (2,) if self.count is None else (self.count, 2)
 
     dtype = np.dtype(np.int32)
@@ -125,11 +119,11 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """A number, or as many of a list: float32 [], or [count].
+    """A number, float32 [], or numbers of a list, [count].
 
     Attributes:
       field: the field of the record.
-      count: of a list, how many; None for a single number.
+      count: numbers taken from a list; None for a single number.
     """
 
     field: str
@@ -137,19 +131,19 @@ class Numbers:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """The shape for one example."""
         return () if self.count is None else (self.count,)
 
     dtype = np.dtype(np.float32)
 
 
 class TokenCounts(NamedTuple):
-    """How often each token comes in the texts of a field, but for the special ones at both ends.
+    """Counts of each token in the texts of a field, without the special tokens at both ends.
 
     Attributes:
-      texts: how many different texts there are.
-      texts_with: int64 [V], how many of them have the token.
-      occurrences: int64 [V], how often it comes in all of them.
+      texts: the number of different texts.
+      texts_with: int64 [V], the number of texts that contain the token.
+      occurrences: int64 [V], the token's occurrences in all texts.
     """
 
     texts: int
@@ -162,17 +156,16 @@ Features = Mapping[str, Feature]
 
 
 def fields_of(features: Features) -> dict[str, Tokens | Numbers]:
-    """Returns what is read of each field, in order: its tokens or its numbers.
+    """Returns how each field is read, in order: as tokens or as numbers.
 
     Raises:
-      ValueError: two features want different things of one field, or a key has no tokens beside it.
-      UserError: one is something else.
+      ValueError: two features read one field differently, or the field of a key is not read as tokens.
     """
     found: dict[str, Tokens | Numbers] = {}
     for name, feature in features.items():
         if not isinstance(feature, Tokens | Numbers | Key):
-            told = f"Tokens, Numbers or Key of jaxir.core.features, not {type(feature).__name__}"
-            raise UserError(f"feature {name!r} must be a {told}")
+            kinds = f"Tokens, Numbers or Key of jaxir.core.features, not {type(feature).__name__}"
+            raise UserError(f"feature {name!r} must be a {kinds}")
     for feature in features.values():
         if not isinstance(feature, Key) and found.setdefault(feature.field, feature) != feature:
             raise ValueError(f"{feature} and {found[feature.field]} read one field")
@@ -185,17 +178,10 @@ def fields_of(features: Features) -> dict[str, Tokens | Numbers]:
 
 
 def check_record(record: Record, fields: Mapping[str, Tokens | Numbers], number: int) -> None:
-    """Checks that a record has what is read of it, as texts, finite numbers or lists of them.
+    """Checks that example `number`, from 0, has the `fields` that are read, and their values are valid.
 
-    Args:
-      record: the record.
-      fields: what is read, as `fields_of` gives it.
-      number: which example it is, from 0.
-
-    Raises:
-      UserError: it lacks a field, or has another kind of value in it.
+    It runs for millions of records, so valid values pass quickly.
     """
-    # On the path of millions of records: what is right is passed by quickly.
     if not isinstance(record, Mapping):
         raise UserError(
             f"example {number} must be a dict of fields, such as {{{next(iter(fields))!r}: ...}},"
@@ -229,7 +215,7 @@ def _of_another_kind(name: str, field: Tokens | Numbers, found: str, number: int
 
 
 def _described(value: Any) -> str:
-    """Returns a value as an error shows it, and what it is if that is a string, a tuple or a list."""
+    """Returns a value for an error message, with its kind if it is a string, a tuple or a list."""
     names = {str: "a string", bytes: "bytes", type(None): "None", int: "an integer", float: "a number"}
     if isinstance(value, str):
         return f"{value!r:.60}, a string"
@@ -250,4 +236,4 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, _NUMBERS) and -_LARGEST <= value <= _LARGEST  # and no nan
+    return isinstance(value, _NUMBERS) and -_LARGEST <= value <= _LARGEST  # False for nan

@@ -1,4 +1,4 @@
-"""Where jaxir lies: its recipes, the clone it runs from, its cache; and how to install more of it."""
+"""The places of jaxir: its recipes, its clone and its cache; and commands that install its extras."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from jaxir.core.errors import UserError, suggest
 from jaxir.version import __version__
 
 PACKAGE = Path(__file__).resolve().parent.parent
-# The recipes are in PACKAGE/gin, in a clone by way of a link, so that "gin/quickstart.gin" is found from any
-# directory once PACKAGE is searched. What the working directory has of the same name comes first.
+# The parent of gin/ (a link in a clone), so that "gin/quickstart.gin" is found from any directory.
+# A file of the same name in the working directory comes first.
 RECIPES = PACKAGE
-MISSPELT = 0.9  # so like another path that it was meant to be that one, not a file of its name elsewhere
+MISSPELT = 0.9  # likeness above which a path is a misspelling of another, not a file in another directory
 
 
 def find_recipe(file: str | Path) -> Path | None:
-    """Returns the gin file that `file` means: that of the working directory, else jaxir's own, else None."""
+    """Returns a gin file of the working directory, else of jaxir, else None."""
     return next((path for path in (Path(file), RECIPES / file) if path.is_file()), None)
 
 
 def missing_recipe(file: str) -> str:
-    """Returns what to say of a gin file that is not there: the one that may be meant, first of all."""
+    """Returns the error message for a missing gin file, with the file that may be meant."""
     path = Path(file)
     if (path / "config.gin").is_file():
         return f"{file} is a directory; did you mean {str(path / 'config.gin')!r}?"
@@ -43,46 +43,44 @@ def missing_recipe(file: str) -> str:
 
 
 def included_in(text: str) -> list[str]:
-    """Returns the gin files that one with this text includes, as it names them."""
+    """Returns the gin files that a gin file's text includes, as it names them."""
     return re.findall(r"""^include\s+['"](.+?)['"]""", text, re.M)
 
 
 def clone() -> Path | None:
-    """Returns the root of the clone that jaxir runs from; None where it was installed from a wheel."""
+    """Returns the root of the clone that jaxir runs from; None if it was installed from a wheel."""
     root = PACKAGE.parent
     return root if (root / "pyproject.toml").is_file() else None
 
 
 def cache_directory() -> Path:
-    """Returns the user's directory for what can be made anew: $XDG_CACHE_HOME/jaxir, else ~/.cache/jaxir.
-
-    Raises:
-      UserError: the user has no home, as in a container that gives him a number alone.
-    """
+    """Returns the user's cache: $XDG_CACHE_HOME/jaxir, else ~/.cache/jaxir."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxir"
-    except RuntimeError:
+    except RuntimeError:  # as in a container started with a bare user number
         raise UserError(
             f"user {os.getuid()} has no home directory here; set HOME or XDG_CACHE_HOME to a directory"
         ) from None
 
 
 def pip_install(*arguments: str) -> str:
-    """Returns the command that installs into the environment of this process, ready to be typed."""
+    """Returns the command that installs into the environment of this process."""
     if importlib.util.find_spec("pip"):
         return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
-    return shlex.join(["uv", "pip", "install", "--python", sys.executable, *arguments])  # uv leaves pip out
+    return shlex.join(
+        ["uv", "pip", "install", "--python", sys.executable, *arguments]
+    )  # Environments of uv have no pip.
 
 
 def how_to_install(extra: str) -> str:
-    """Returns the command that adds an extra of pyproject.toml to this environment, ready to be typed."""
+    """Returns the command that adds an extra of pyproject.toml to this environment."""
     root = clone()
     return pip_install("-e", f"{root}[{extra}]") if root else pip_install(_origin(extra))
 
 
 def _origin(extra: str) -> str:
-    """Returns what jaxir was installed from, with an extra: as pip has noted it (PEP 610), else a wheel."""
-    import importlib.metadata  # here, for every command imports this file
+    """Returns what jaxir was installed from, with an extra: as pip recorded it (PEP 610), else a wheel."""
+    import importlib.metadata  # here, because every command imports this file
     import json
     from urllib.parse import unquote, urlsplit
 
@@ -99,7 +97,7 @@ def _origin(extra: str) -> str:
 
 
 def require(extra: str, *modules: str) -> None:
-    """Raises a UserError that says how to install what an extra of pyproject.toml brings, where it lacks."""
+    """Raises a UserError that says how to install an extra if one of its modules is missing."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise UserError(f"{module} is not installed: {how_to_install(extra)}")

@@ -1,4 +1,4 @@
-"""The devices that JAX_PLATFORMS names: one sentence where this machine does not have them."""
+"""The devices of JAX_PLATFORMS, and the error message if this machine does not have them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
 
-if TYPE_CHECKING:  # importing JAX takes long, and every command imports this file
+if TYPE_CHECKING:  # importing JAX is slow, and every command imports this file
     import jax
 
 _CUDA = ("cuda", ("jax_cuda13_plugin", "jax_cuda12_plugin"), "NVIDIA GPU")
@@ -21,7 +21,7 @@ _UNSET = "unset JAX_PLATFORMS to use what this machine has"
 
 
 def missing_device(error: BaseException) -> str | None:
-    """Returns a sentence about the device that JAX did not find; None if `error` has another cause."""
+    """Returns the message for a device that JAX did not find; None if `error` has another cause."""
     if not _is_of_initialization(error):
         return None
     import jax
@@ -41,7 +41,7 @@ def missing_device(error: BaseException) -> str | None:
 
 
 def check_devices() -> None:
-    """Raises a UserError where JAX has no device of the platform that JAX_PLATFORMS names."""
+    """Raises a UserError if JAX has no device of the platform that JAX_PLATFORMS names."""
     import jax
 
     try:
@@ -54,7 +54,7 @@ def check_devices() -> None:
 
 
 def local_devices() -> list[jax.Device]:
-    """Returns the devices of this process, once they are known to be there; see `check_devices`."""
+    """Returns the devices of this process after `check_devices`."""
     import jax
 
     check_devices()
@@ -62,10 +62,7 @@ def local_devices() -> list[jax.Device]:
 
 
 def memory_of(device: jax.Device) -> int | None:
-    """Returns the bytes of memory that a device has; None where that is not known.
-
-    All CPU devices of a process share the memory of the machine.
-    """
+    """Returns a device's memory in bytes, None if unknown; CPU devices share the machine's memory equally."""
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
@@ -80,7 +77,7 @@ def _is_of_initialization(error: BaseException) -> bool:
         return str(error).startswith("Unable to initialize backend")
     if not isinstance(error, AssertionError) or str(error) or "jax" not in sys.modules:
         return False
-    # JAX 0.10 asserts without a message that there is a backend, and removes its frames from the traceback.
+    # JAX 0.10 asserts without a message that a backend exists, and removes its frames from the traceback.
     try:
         sys.modules["jax"].local_devices()
     except (AssertionError, RuntimeError):

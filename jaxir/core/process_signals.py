@@ -1,4 +1,4 @@
-"""Signals and streams of a command's process: SIGTERM and a closed terminal unwind its stack."""
+"""Signals and streams of a command: SIGTERM and a closed terminal unwind its stack."""
 
 from __future__ import annotations
 
@@ -15,21 +15,11 @@ from typing import Any
 from jaxir.core.errors import Terminated
 from jaxir.core.progress import drop
 
-AGAIN_SECONDS = 0.05  # until a signal that Python has dropped comes again
-
-
-def open_streams() -> None:
-    """Opens the standard streams that are closed: a file would get their numbers, and what libraries say."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+AGAIN_SECONDS = 0.05  # until a signal whose exception Python dropped is sent again
 
 
 def _is_unheard(number: signal.Signals) -> bool:
-    """Whether a signal would end the process, and a handler can be set here."""
+    """Whether a signal would end the process, and this thread may set a handler."""
     return (
         threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL
     )
@@ -37,16 +27,16 @@ def _is_unheard(number: signal.Signals) -> bool:
 
 @contextlib.contextmanager
 def unwinding_on_sigterm() -> Iterator[None]:
-    """Has SIGTERM raise `Terminated` where it would end the process at once; a second one does that.
+    """Makes SIGTERM raise `Terminated`; a second one ends the process at once.
 
-    What is raised within a callback of the garbage collector, or while an object is finalized, Python drops:
-    there this signal, or Ctrl-C, comes again a moment later.
+    Python drops what is raised within callbacks of the garbage collector and finalizers. There, this
+    signal or Ctrl-C is sent again a moment later.
     """
     owner, usual = os.getpid(), sys.unraisablehook
 
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() != owner:  # a library's fork, which has nothing to put in order
+        if os.getpid() != owner:  # a library's fork, which has nothing to clean up
             os.kill(os.getpid(), signal.SIGTERM)
         raise Terminated
 
@@ -76,9 +66,9 @@ def unwinding_on_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def hearing_terminals_end() -> Iterator[None]:
-    """Takes SIGHUP, which comes when a terminal or its ssh connection has gone, as SIGTERM.
+    """Treats SIGHUP, which a closing terminal or ssh connection sends, as SIGTERM.
 
-    Where it is ignored (`nohup`), it stays so. What is written to the terminal from then on goes nowhere.
+    If it is ignored (`nohup`), it stays ignored. Later output to the terminal is discarded.
     """
 
     def stop(number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and time left on a terminal, elsewhere a line a minute."""
+"""Progress of long work: a bar on a terminal, elsewhere a line each minute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 from tqdm import tqdm
 
 T = TypeVar("T")
-EVERY = 60.0  # seconds between lines; what is done sooner prints none
+EVERY = 60.0  # seconds between lines, and before the first
 _KNOWN = "{desc}: {n_fmt} of {total_fmt}{unit}, {elapsed} so far, about {remaining} left"
 _ENDLESS = "{desc}: {n_fmt}{unit}, {elapsed} so far"
 
@@ -28,18 +28,18 @@ def progress(
     hidden: bool = False,
     lines: bool = True,
 ) -> tqdm:
-    """Wraps `items` (or counts by `.update(n)`) and shows on standard error how far `what` is.
+    """Wraps `items`, or counts by `.update(n)`, and shows the progress on standard error.
 
     Args:
-      items: what to go through; None where the caller counts.
-      total: how many there are.
-      what: what is done, such as "encode".
+      items: what to iterate over; None if the caller counts.
+      total: the number of items.
+      what: the work, such as "encode".
       unit: what is counted.
-      initial: how many are done already.
+      initial: items that are already done.
       hidden: whether to show nothing.
-      lines: whether to print lines where standard error is no terminal (not: the caller prints its own).
+      lines: whether to print lines if standard error is no terminal.
     """
-    # Of bars within a bar, window after window, only the outer one stays when it is done.
+    # leave=None: a bar within another one disappears when it is done.
     how: dict[str, object] = {"dynamic_ncols": True, "leave": None}
     terminal = sys.stderr is not None and sys.stderr.isatty()
     if lines and not terminal:
@@ -60,9 +60,9 @@ def progress(
 
 @contextlib.contextmanager
 def outliving_reader() -> Iterator[None]:
-    """Has standard error go nowhere from then on if its reader has gone: `tee` at Ctrl-C, or a terminal.
+    """Discards standard error from the moment its reader is gone (`tee` at Ctrl-C, or a terminal).
 
-    For what is told of work that is worth more than the telling.
+    The work whose progress is printed continues.
     """
     try:
         yield
@@ -73,14 +73,14 @@ def outliving_reader() -> Iterator[None]:
 
 
 def drop(descriptor: int) -> None:
-    """Has what is written to `descriptor` from then on go nowhere."""
+    """Discards what is written to `descriptor` from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 
 class _Lines(io.TextIOBase):
-    """Prints what tqdm writes over and over into one line as lines on standard error."""
+    """Prints each state of a tqdm bar as a line on standard error."""
 
     def write(self, text: str) -> int:
         if line := text.strip():

@@ -37,7 +37,6 @@ from jaxir.storage.files import (
     atomic_file,
     check_bucket,
     check_free,
-    check_unicode,
     is_bucket,
     move_tree,
     path_of,
@@ -188,7 +187,6 @@ def _read(
         return named.read(form, name, kind, weights=weights), None
     directory = path_of(spec)
     check_bucket(directory)
-    check_unicode(directory)
     if not directory.is_dir():
         raise UserError(
             f"{spec}: no such model directory; write hf:NAME for a model of Hugging Face, st:NAME for one of"

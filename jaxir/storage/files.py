@@ -1,8 +1,4 @@
-"""Paths that may be in a bucket, and output files and directories that appear only when whole.
-
-`path_of` gives what reads and writes a place, be it a local path or gs://BUCKET/PATH. Buckets are reached
-through gcsfs, which only a process that names one imports.
-"""
+"""Paths that may be in a bucket, and output files and directories that appear only when whole."""
 
 from __future__ import annotations
 
@@ -24,22 +20,18 @@ from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
 from jaxir.storage.temporary_outputs import remove_directory, temporary_output
 
-BUCKET_SECONDS = 20.0  # how long a bucket may take to answer at first, attempts included
+BUCKET_SECONDS = 20.0  # within which a bucket must answer the first request, retries included
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # arguments of renameat2
 
 
 def is_bucket(path: str | Path) -> bool:
-    """Whether a path is in a bucket."""
     return str(path).startswith("gs://")
 
 
 def path_of(place: str | Path) -> Path:
-    """Returns the path of a local file or directory, or of an object in a bucket, which has the same methods.
+    """Returns a local path, or a path in a bucket (gs://BUCKET/PATH), which has the same methods.
 
-    In a bucket there are no directories: one is there as long as something is in it, and `mkdir` does
-    nothing. A file that is written there appears when whole. `Path.rename` of a directory is `move_tree`.
-
-    Raises:
-      UserError: `place` is a URL of another kind than gs://BUCKET/PATH, or gcsfs is not installed.
+    A bucket has no directories: `exists` is true while any object has the prefix, and `mkdir` does nothing.
     """
     if not is_bucket(place):
         if re.match(r"\w\w+://", str(place)):
@@ -59,16 +51,11 @@ def path_of(place: str | Path) -> Path:
 
 
 def check_bucket(path: Path, *, writing: bool = False) -> None:
-    """Checks, in seconds, that the bucket of `path` answers; nothing where `path` is local.
-
-    Libraries try for minutes to reach a bucket, and each has its own way of giving up.
+    """Checks within seconds that the bucket of `path` answers; libraries would retry for minutes.
 
     Args:
-      path: from `path_of`.
-      writing: whether a run is to be written there, for which credentials are needed.
-
-    Raises:
-      UserError: there is no such bucket, there are no credentials for it, or it cannot be reached.
+      path: from `path_of`; a local one is not checked.
+      writing: whether the user needs credentials that may write.
     """
     if not is_bucket(path):
         return
@@ -86,7 +73,7 @@ def check_bucket(path: Path, *, writing: bool = False) -> None:
             if writing:
                 raise
             client = storage.Client.create_anonymous_client()
-        if writing:  # Orbax asks for the bucket too
+        if writing:  # Orbax requests the bucket's description too, which needs a role of its own.
             client.get_bucket(bucket, **how)
         next(iter(client.list_blobs(bucket, prefix=prefix, max_results=1, **how)), None)
     except DefaultCredentialsError as error:
@@ -101,24 +88,12 @@ def check_bucket(path: Path, *, writing: bool = False) -> None:
         raise UserError(
             f"{path}: these credentials may not use the bucket {bucket}; the roles needed there: {needed}"
         ) from error
-    except Exception as error:  # of requests, urllib3, google.auth, google.api_core
+    except Exception as error:  # requests, urllib3, google.auth and google.api_core each raise their own
         raise UserError(f"{path}: the bucket cannot be reached ({_reason(error)})") from error
 
 
-def check_unicode(path: Path) -> None:
-    """Checks that a model's directory has a name that the libraries which read and write models can take.
-
-    Raises:
-      UserError: a byte in its absolute path is no UTF-8.
-    """
-    try:
-        str(path if is_bucket(path) else path.absolute()).encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{path} has a byte in its path that is no UTF-8: a model can't lie there") from None
-
-
 def remove_tree(path: Path) -> None:
-    """Removes a directory with all that is in it, as far as it can."""
+    """Removes a directory and its contents, as far as possible."""
     if is_bucket(path):
         with contextlib.suppress(Exception):
             path.rmtree()
@@ -127,11 +102,11 @@ def remove_tree(path: Path) -> None:
 
 
 def move_tree(source: Path, target: Path) -> None:
-    """Moves a directory. In a bucket object after object: if it is interrupted, a part of them has moved."""
+    """Moves a directory. In a bucket objects move one by one: an interruption leaves some of them moved."""
     if is_bucket(source):
         import fsspec
 
-        bucket = fsspec.filesystem("gcs", finalize_on_close=True)  # the very object that etils uses
+        bucket = fsspec.filesystem("gcs", finalize_on_close=True)  # the cached object that etils uses
         for name in bucket.find(str(source)):
             bucket.mv(name, f"{target}/{name.removeprefix(str(source).removeprefix('gs://') + '/')}")
     else:
@@ -143,12 +118,8 @@ def move_tree(source: Path, target: Path) -> None:
 def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO[Any]]:
     """Opens a file beside `path` for writing; renames it to `path` on success, removes it on any error.
 
-    What a killed process has left beside `path` goes, too.
-
-    In a bucket the content is kept in memory and sent at the end, as one object.
-
-    Raises:
-      UserError: the bucket did not take it.
+    Also removes files that killed processes left beside `path`. An object in a bucket is kept in memory and
+    sent at the end.
     """
     path = path_of(path)
     if "b" not in mode:
@@ -160,11 +131,11 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
         file.flush()
         try:
             path.write_bytes(content.getvalue())
-        except Exception as error:  # of gcsfs, aiohttp, google.auth
+        except Exception as error:  # gcsfs, aiohttp and google.auth each raise their own
             raise UserError(f"{path} could not be written ({_reason(error)})") from error
         return
     check_replaceable(path)
-    path = Path(os.path.realpath(path))  # a link stays one
+    path = Path(os.path.realpath(path))  # Write through a link instead of replacing it.
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_output(path, directory=False) as (temporary, descriptor):
         try:
@@ -179,49 +150,29 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
 
 
 def check_replaceable(path: Path) -> None:
-    """Checks that nothing but a file is at a local path.
-
-    Raises:
-      UserError: something else is there, or nothing can be there.
-    """
+    """Checks that a local path is a file or does not exist."""
     found = status_of(path)
     if found is not None and not stat.S_ISREG(found.st_mode):
         raise UserError(f"{path} is {'a directory' if path.is_dir() else 'no file'}; give a file to write")
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """Returns what is at a local path, None where nothing is.
-
-    Raises:
-      UserError: nothing can be there.
-    """
+    """Returns the status of a local path, None if nothing exists there."""
     try:
         return path.stat()
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be written ({_words(error)})") from None
+        raise _not_writable(path, error) from None
 
 
 def check_new_directory(path: str | Path) -> None:
-    """Checks that `atomic_directory` can write a directory there, before work begins.
-
-    Raises:
-      UserError: `path` exists and is not an empty directory, nothing can be written there, or it is in a
-        bucket.
-    """
+    """Checks that `atomic_directory` can write a new directory."""
     check_free(local_path(path, "written to"))
 
 
 def check_free(path: Path) -> None:
-    """Checks that nothing is where a directory is to be written, and that it can be.
-
-    Args:
-      path: from `path_of`.
-
-    Raises:
-      UserError: it exists and is not an empty directory, or nothing can be written there.
-    """
+    """Checks that a path, local or in a bucket, is missing or an empty directory, and can be written."""
     if is_bucket(path):
         taken = path.exists()
     else:
@@ -230,43 +181,33 @@ def check_free(path: Path) -> None:
     if taken:
         raise UserError(f"{path} already exists; give another output or remove it first")
     if not is_bucket(path):
-        if os.path.ismount(path):  # whose name nothing else can get
+        if os.path.ismount(path):  # nothing can be renamed to a mount point
             raise UserError(f"{path} is where a file system is mounted; give a directory in it")
         check_room(path)
 
 
 def check_room(path: Path) -> None:
-    """Checks that something can be made at a local path, and the directories above it that are missing.
-
-    Raises:
-      UserError: it cannot.
-    """
-    above = Path(os.path.realpath(path))
+    """Checks that a local path and the missing directories above it can be created."""
+    above = Path(os.path.realpath(path)).parent
     try:
-        names = [above.name]
-        while not (above := above.parent).exists():
-            names.append(above.name)
+        while not above.exists():
+            above = above.parent
         with tempfile.TemporaryFile(dir=above):
             pass
-        if max(len(os.fsencode(name)) for name in names) > os.pathconf(above, "PC_NAME_MAX"):
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({_words(error)})") from None
+        raise _not_writable(path, error) from None
 
 
 @contextlib.contextmanager
 def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yields an empty directory beside `path`; renames it to `path` on success, removes it on any error.
 
-    What a killed process has left beside `path` goes, too.
-
-    Raises:
-      UserError: `path` is not an empty directory, and `overwrite` is false, be it at the beginning or because
-        another process has written it meanwhile; nothing can be written there; or it is in a bucket.
+    Also removes directories that killed processes left beside `path`. Without `overwrite`, `path` must be
+    missing or an empty directory.
     """
     if not overwrite:
         check_new_directory(path)
-    path = Path(os.path.realpath(local_path(path, "written to")))  # a link stays one
+    path = Path(os.path.realpath(local_path(path, "written to")))  # Write through a link, do not replace it.
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_output(path, directory=True) as (temporary, _):
         try:
@@ -274,48 +215,27 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
             if not _renamed(temporary, path):
                 if not overwrite:
                     raise UserError(
-                        f"{path} is there now, by another process, and stays as it is; what this one made is"
-                        " gone"
+                        f"another process wrote {path} meanwhile, and it was kept; this process's output is"
+                        " discarded: give another output or remove it first"
                     )
-                if _exchanged(temporary, path):
-                    remove_directory(temporary)
-                else:  # there is a moment without either: the old one's name is none that others remove
-                    old = temporary.with_suffix(".old")
-                    path.rename(old)
-                    temporary.rename(path)
-                    remove_directory(old)
+                _replace(path, temporary)
         except BaseException:
             remove_directory(temporary)
             raise
 
 
 def local_path(place: str | Path, where: str = "read from") -> Path:
-    """Returns the path of what cannot be in a bucket.
-
-    Args:
-      place: what the user gave.
-      where: what is done with it, for the sentence.
-
-    Raises:
-      UserError: it is a URL.
-    """
-    if re.match(r"\w\w+://|gs:/", str(place)):  # the second has been a `Path`
+    """Returns the path of something that cannot be in a bucket; `where` says what is done with it."""
+    if re.match(r"\w\w+://|gs:/", str(place)):  # `Path` makes gs:/ of gs://
         bucket = "copy it to the bucket afterwards" if where == "written to" else "copy it here first"
         raise UserError(f"{place}: this is {where} local paths only; {bucket}")
     return Path(place)
 
 
 def inside(directory: str | Path, name: object, *, said_by: str | Path) -> str:
-    """Returns the path of what a file of a directory names in it, never one outside.
+    """Returns the path of a file in `directory` that the file `said_by` names; refuses any path outside.
 
-    Args:
-      directory: where it must be; local or gs://BUCKET/PATH.
-      name: what the file says: a path relative to `directory`.
-      said_by: the file.
-
-    Raises:
-      UserError: it is no such path: absolute, with `..`, or a link that leads out of the directory (but for
-        those of the hub's cache, whose snapshots link to the blobs beside them).
+    A link may only lead out of the directory in the hub's cache, whose snapshots link to blobs beside them.
     """
     path = f"{directory}/{name}"
     if not isinstance(name, str) or not name.strip("/.") or "\0" in name:
@@ -332,12 +252,13 @@ def inside(directory: str | Path, name: object, *, said_by: str | Path) -> str:
     return path
 
 
-def _words(error: OSError | ValueError) -> str:
-    return (getattr(error, "strerror", None) or str(error)).lower()
+def _not_writable(path: Path, error: OSError | ValueError) -> UserError:
+    reason = (getattr(error, "strerror", None) or str(error)).lower()
+    return UserError(f"{path} cannot be written ({reason})")
 
 
 def _renamed(source: Path, target: Path) -> bool:
-    """Renames a directory; false where something is there but an empty directory."""
+    """Renames a directory; returns False if anything but an empty directory is at the target."""
     try:
         source.rename(target)
     except OSError as error:
@@ -347,38 +268,41 @@ def _renamed(source: Path, target: Path) -> bool:
     return True
 
 
-def _exchanged(one: Path, other: Path) -> bool:
-    """Lets two directories of one file system change names in one step; false where the system cannot."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:  # not Linux
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+def _replace(old: Path, new: Path) -> None:
+    """Puts the directory `new` in the place of `old`: in one step, unless the file system cannot do that."""
+    names = (_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old))
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is not None and rename(*names, _RENAME_EXCHANGE) == 0:
+        remove_directory(new)
+        return
+    aside = new.with_suffix(".old")  # not removed by other processes, as names ending in .part may be
+    old.rename(aside)
+    new.rename(old)
+    remove_directory(aside)
 
 
 @functools.cache
 def _prepare_gcsfs() -> None:
-    """Makes etils use gcsfs, not TensorFlow where that is installed, and gcsfs list what is there now."""
+    """Makes etils use gcsfs instead of TensorFlow, without a cache of listings."""
     os.environ.setdefault("EPATH_USE_TF", "false")
-    # Its support for other kinds of buckets asks Google's control service about each one, over gRPC.
+    # Support for hierarchical namespaces would request each bucket's kind from a control service over gRPC.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import fsspec.config
-    import gcsfs  # noqa: F401 (fsspec imports it late, and says less where it is missing)
+    import gcsfs  # noqa: F401 (fsspec imports it late, and its error says less)
     from etils.epath import gpath
 
-    # TensorStore writes to the same places, of which a cache would know nothing.
+    # TensorStore writes to the same places, which a cache of listings would not see.
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
-    gpath._is_tf_installed.cache_clear()  # it has been asked where a local path was used before
-    for name in ("gcsfs", "google.auth"):  # what they say is said by the error that follows
+    gpath._is_tf_installed.cache_clear()  # cached if a local path was used before
+    for name in ("gcsfs", "google.auth"):  # Their warnings repeat the error that follows.
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _reason(error: BaseException) -> str:
-    """Returns what is at the root of an error, in one line: the system's own words where there are some."""
+    """Returns the root cause of an error in one line: the system's message if it has one."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split()) or type(error).__name__
-    if told := re.search(r"\[Errno -?\d+\] ([\w ]+)", text):
-        return told[1].lower()
+    if found := re.search(r"\[Errno -?\d+\] ([\w ]+)", text):
+        return found[1].lower()
     return text if len(text) <= 160 else f"{text[:160]}..."

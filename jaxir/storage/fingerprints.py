@@ -1,4 +1,4 @@
-"""What tells one data set from another: a hash of all that its batches are made of."""
+"""Hashes of data sets and plain values, by which two are compared."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-DIGITS = 16  # of a hash, where a person reads it
+DIGITS = 16  # of a hash where a person reads it
 
 
 def of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns a hash (hex) of the names, types, shapes and numbers of arrays; each is read once, in order."""
+    """Returns a hash (hex) of the names, types, shapes and numbers of arrays."""
     digest = hashlib.blake2b(digest_size=32)
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -21,7 +21,7 @@ def of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 class ValuesHash:
-    """A hash of plain values, one after the other: texts, bytes, numbers, None, tuples and lists of them.
+    """A hash of plain values, added one by one: texts, bytes, numbers, None, tuples and lists of them.
 
     Attributes:
       count: how many were added.
@@ -32,12 +32,10 @@ class ValuesHash:
         self._digest = hashlib.blake2b(digest_size=32)
 
     def add(self, value: object) -> None:
-        """Adds a value."""
         self.count += 1
         self._digest.update(repr(value).encode() + b"\n")
 
     def hex(self) -> str:
-        """Returns the hash of what was added so far."""
         return self._digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""JSON files as their readers want them: what is damaged or holds something else costs one sentence."""
+"""Reading JSON files; damaged or unexpected content raises a UserError."""
 
 from __future__ import annotations
 
@@ -16,33 +16,21 @@ Made = TypeVar("Made")
 
 
 def read_json(path: Path, kind: Any = Any) -> Any:
-    """Reads a JSON file.
-
-    Args:
-      path: the file.
-      kind: a hint of what it must hold, such as `list[str]` (see `values.fits`).
-
-    Raises:
-      UserError: it is missing, cannot be read, is malformed, or holds something else.
-    """
+    """Reads a JSON file, whose content must fit the type hint `kind` (see `values.fits`)."""
     try:
         content = json.loads(read_text(path))
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # malformed JSON, not UTF-8, or brackets without end
+    except (ValueError, RecursionError) as error:  # malformed, not UTF-8, or too deeply nested
         raise UserError(f"{path}: not valid JSON ({error})") from error
-    check_value(f"{path}: the file is damaged: what it holds", content, kind)
+    check_value(f"{path}: the file is damaged: its content", content, kind)
     return content
 
 
 def made(cls: type[Made], content: Mapping[str, Any], path: Path) -> Made:
-    """Returns the dataclass that an object of JSON, read from `path`, holds the fields of.
-
-    Raises:
-      UserError: a field is missing, unknown, or has a value that it cannot have.
-    """
+    """Returns the dataclass `cls` made from a JSON object, which was read from `path`."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name in content.keys() - fields.keys():
         raise UserError(f"{path}: {name!r:.80} is unknown{suggest(name, fields)}")

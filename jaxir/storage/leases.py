@@ -1,8 +1,8 @@
-"""Directories in a bucket that one process works in at a time, by an object that it renews.
+"""Leases: one process at a time works in a directory of a bucket, by an object that it renews.
 
-The object is made, and renewed, only if nobody else has written it meanwhile (Cloud Storage's preconditions).
-One that has not been renewed for a while is taken over: a crash leaves nothing behind that somebody must
-remove. No clocks are compared: who wants the lease watches it.
+The object is written only if no other process has written it meanwhile (Cloud Storage's preconditions).
+A lease that is not renewed for `STALE_AFTER` seconds is taken over, so a crash blocks nobody for long.
+Clocks of machines are not compared: a waiting process watches the object's generation.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from jaxir.storage.files import check_bucket
 LEASE = "LEASE"
 RENEWED_EVERY = 15.0  # seconds
 STALE_AFTER = 60.0  # seconds without renewal
-ATTEMPTS = 30.0  # seconds that one request may take, with all its attempts
+ATTEMPTS = 30.0  # seconds that one request may take, retries included
 
 
 class _Found(NamedTuple):
-    """A lease in a bucket: the number of its last write, and what it says."""
+    """A lease in a bucket: the number of its last write, and its content."""
 
     generation: int
     content: dict[str, Any]
@@ -40,17 +40,17 @@ class _Found(NamedTuple):
 
 
 class Lease:
-    """A lease on a directory in a bucket, held from `__enter__` on and renewed by a thread.
+    """A lease on a directory in a bucket, held while the context is active and renewed by a thread.
 
     Args:
       directory: from `files.path_of`.
-      doing: what a process does there, as "trains in".
+      doing: what the process does there, for error messages, such as "trains in".
     """
 
     def __init__(self, directory: Path, doing: str):
         check_bucket(directory, writing=True)
         from google.cloud import storage
-        from google.cloud.storage.retry import DEFAULT_RETRY  # api_core's own knows no failed upload
+        from google.cloud.storage.retry import DEFAULT_RETRY  # unlike api_core's, it retries failed uploads
 
         self._directory, self._doing = directory, doing
         bucket, _, prefix = str(directory).removeprefix("gs://").partition("/")
@@ -58,24 +58,20 @@ class Lease:
         self._name = f"{prefix.rstrip('/')}/{LEASE}".lstrip("/")
         self._how = {"timeout": ATTEMPTS / 2, "retry": DEFAULT_RETRY.with_timeout(ATTEMPTS)}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._about = {"host": socket.gethostname(), "process": os.getpid(), "since": now}
-        self._about["token"] = secrets.token_hex(16)
+        self._content = {"host": socket.gethostname(), "process": os.getpid(), "since": now}
+        self._content["token"] = secrets.token_hex(16)
         self._generation, self._renewed, self._lost = 0, 0.0, ""
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def __enter__(self) -> Lease:
-        """Takes the lease; where there is one, watches whether it is renewed.
-
-        Raises:
-          UserError: another process renews it, or the bucket does not let it be written.
-        """
+        """Takes the lease; if another process holds it, watches whether that process renews it."""
         try:
             if not self._write(0):
                 self._take_over()
-        except (UserError, KeyboardInterrupt):
+        except UserError:
             raise
-        except Exception as error:  # of google.api_core, requests, google.auth
+        except Exception as error:  # google.api_core, requests and google.auth each raise their own
             raise UserError(
                 f"{self._directory} could not be leased, so nothing is done there ({error!s:.160})"
             ) from error
@@ -86,19 +82,15 @@ class Lease:
         self._ended.set()
         self._thread.join()
         if not self._lost:
-            with contextlib.suppress(Exception):  # of google.api_core, requests; it goes stale
+            with contextlib.suppress(Exception):  # A lease that is not deleted goes stale.
                 self._bucket.blob(self._name).delete(if_generation_match=self._generation, **self._how)
 
     def check(self) -> None:
-        """Checks that the lease is still held; call before something is written that another might destroy.
-
-        Raises:
-          UserError: another process has taken it over, or whether it is held cannot be told.
-        """
+        """Raises a UserError if the lease is lost or cannot be renewed; call it before each output."""
         if not self._lost and time.monotonic() - self._renewed > STALE_AFTER / 2:
             try:
                 self._renew()
-            except Exception as error:  # of google.api_core, requests, google.auth
+            except Exception as error:
                 raise UserError(
                     f"the lease on {self._directory} could not be renewed ({error!s:.160}); run the same"
                     " command again to resume"
@@ -131,40 +123,38 @@ class Lease:
 
     def _keep(self) -> None:
         while not self._lost and not self._ended.wait(RENEWED_EVERY):
-            with contextlib.suppress(Exception):  # tried again; `check` tells if it goes on
+            with contextlib.suppress(Exception):  # It is tried again; `check` reports lasting failures.
                 self._renew()
 
     def _renew(self) -> None:
         with self._lock:
             if not self._write(self._generation):
                 found = self._read()
-                self._lost = str(found) if found else "it has come and gone"
+                self._lost = str(found) if found else "it has ended since"
 
     def _write(self, generation: int) -> bool:
-        """Writes the lease if its last write was this one (0: if there is none); tells if it is ours."""
+        """Writes the lease if its generation is this one (0: no lease exists); returns whether it is ours."""
         from google.api_core.exceptions import PreconditionFailed
 
         begin, blob = time.monotonic(), self._bucket.blob(self._name)
         try:
-            blob.upload_from_string(json.dumps(self._about), if_generation_match=generation, **self._how)
+            blob.upload_from_string(json.dumps(self._content), if_generation_match=generation, **self._how)
             self._generation, self._renewed = blob.generation, begin
         except PreconditionFailed:
             found = self._read()
-            if found is None or found.content.get("token") != self._about["token"]:
+            if found is None or found.content.get("token") != self._content["token"]:
                 return False
-            self._generation, self._renewed = found.generation, begin  # only the answer was lost
+            # The upload had succeeded and its response was lost, so its retry failed.
+            self._generation, self._renewed = found.generation, begin
         return True
 
     def _read(self) -> _Found | None:
         from google.api_core.exceptions import NotFound
 
+        blob = self._bucket.get_blob(self._name, **self._how)
+        if blob is None:
+            return None
         try:
-            blob = self._bucket.get_blob(self._name, **self._how)
-            if blob is None:
-                return None
-            content = json.loads(blob.download_as_bytes(**self._how))
-        except NotFound:  # it is being renewed
+            return _Found(blob.generation, json.loads(blob.download_as_bytes(**self._how)))
+        except NotFound:  # This generation was replaced meanwhile.
             return self._read()
-        except ValueError:
-            content = {}
-        return _Found(blob.generation, content if isinstance(content, dict) else {})

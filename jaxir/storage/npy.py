@@ -1,4 +1,4 @@
-"""Writing .npy files through plain writes, whose errors (a full disk) can be told; and reading them."""
+"""Reading and writing .npy files; plain writes, because numpy's own save hides why a write failed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from jaxir.core.errors import UserError
 
 
 def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Opens an array that was written here, memory-mapped.
-
-    Raises:
-      UserError: the file is missing, is damaged, or holds another array than one of this dtype and shape.
-    """
+    """Opens an array of this dtype and shape, memory-mapped."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
         found = np.load(path, mmap_mode="r")
-    except Exception as error:  # numpy's, or of Python's own parser, which reads the header
+    except Exception as error:  # numpy reads the header with Python's parser, which raises various errors
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, np.ndarray):
         raise UserError(f"{path} is an archive of arrays, not one")
@@ -31,21 +27,16 @@ def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_npy(file: IO[bytes], parts: Sequence[np.ndarray]) -> None:
-    """Writes arrays [n_i, ...] one after another as the one array [sum n_i, ...] of a .npy file.
-
-    numpy's own save hides the reason of a failed write, and a memory-mapped file dies of SIGBUS on a full
-    disk.
-    """
+    """Writes arrays [n_i, ...] as the one array [sum n_i, ...] of a .npy file."""
     stream_npy(file, (sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype, parts)
 
 
 def stream_npy(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype, parts: Iterable[np.ndarray]) -> None:
-    """As `write_npy`, of parts that are made one by one; the array they make has this shape and dtype."""
+    """Does what `write_npy` does, with parts that are computed one by one."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
-    for part in parts:
-        for at in range(0, len(part), 65_536):
-            file.write(np.ascontiguousarray(part[at : at + 65_536]).data)
+    for piece in pieces(parts, 65_536):
+        file.write(np.ascontiguousarray(piece).data)
 
 
 def pieces(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
@@ -56,7 +47,7 @@ def pieces(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
 
 
 def gather(shards: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Returns the vectors of `rows`, which count through all shards, as float32 [len(rows), D]."""
+    """Returns the vectors of `rows`, numbered through all shards, as float32 [len(rows), D]."""
     starts = np.cumsum([0, *map(len, shards)])
     of_shard = np.searchsorted(starts, rows, side="right") - 1
     found = np.empty((len(rows), shards[0].shape[1]), np.float32)

@@ -1,4 +1,4 @@
-"""What a command writes, looked at before it works: see `writes`."""
+"""The outputs of a command, checked before it works: see `writes`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from jaxir.storage.files import (
     check_new_directory,
     check_replaceable,
     check_room,
-    check_unicode,
     is_bucket,
     local_path,
     path_of,
@@ -29,35 +28,34 @@ from jaxir.storage.locks import writing
 from jaxir.storage.open_files import open_to_read
 from jaxir.storage.temporary_outputs import is_temporary
 
-# A file of ranked answers or a report replaces one of its kind; a directory must be new, unless it is to be
-# changed, or was begun by the same command. Models and training runs may be in a bucket too; who writes them
-# looks at that. Several processes together may write a shared file: the one that does holds it.
+# A file of ranked answers or a report replaces one of its kind. A directory must be new, unless the command
+# changes it, or has begun it earlier. Only models and runs may be in a bucket, which their writers check.
+# Several processes may write a shared file together: the one that does so locks it.
 Kind = Literal[
     *("run file", "shared run file", "report", "shared outputs file"),
     *("directory", "changed directory", "model", "run"),
     *("embeddings directory", "grid", "rounds directory", "quickstart directory"),
 ]
 FILES = ("run file", "shared run file", "report", "shared outputs file")
-WHOLE = ("run file", "report", "directory", "model")  # held meanwhile; who works in the others holds them
-# Directories that are worked in, and taken up again, and what they have from the beginning: one of these.
+WHOLE = ("run file", "report", "directory", "model")  # locked here; writers of the others lock them
+# Directories that an interrupted command resumes; each has one of these entries from the beginning.
 BEGUN = {
     "embeddings directory": {"embeddings.json"},
     "grid": {"cells"},
     "rounds directory": {"commands.txt", "round0"},
     "quickstart directory": {"pydocs"},
 }
-# Keys in the JSON of a file, one of which it has.
-_KEYS = {"report": {"per_query", "systems", "spearman"}, "file of outputs": {"outputs"}}
+_KEYS = {"report": {"per_query", "systems", "spearman"}, "file of outputs": {"outputs"}}  # one is in the JSON
 
 
 def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Has a command look at all its outputs before it works, whether flags, gin or Python name them.
+    """Makes a command check all its outputs before it works, whether flags, gin or Python name them.
 
-    What appears when whole is held against other processes meanwhile.
+    An output that appears only when whole is locked until the command ends.
 
     Args:
-      unless: a parameter with which nothing is written, or the function looks and holds itself.
-      **kinds: parameters that name outputs, and what each is; None is looked at nowhere.
+      unless: a parameter with which nothing is written, or the function checks and locks by itself.
+      **kinds: the kind of each parameter that names an output; None is not checked.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +63,7 @@ def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..
 
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind_partial(*args, **kwargs)  # what is missing, the function says
+            given = signature.bind_partial(*args, **kwargs)  # The call below reports what is missing.
             given.apply_defaults()
             with contextlib.ExitStack() as held:
                 if unless is None or not given.arguments[unless]:
@@ -78,10 +76,9 @@ def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..
                                 check_not_foreign(path, kind)
                             if kind in WHOLE:
                                 held.enter_context(alone(path))
-                                check_output(f"--{name}", path, kind)  # who held it has written it
                 return function(*args, **kwargs)
 
-        checked.__signature__ = signature  # gin asks for it
+        checked.__signature__ = signature  # for gin
         checked.outputs = kinds
         return checked
 
@@ -89,20 +86,12 @@ def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..
 
 
 def alone(path: str | Path) -> contextlib.AbstractContextManager[None]:
-    """Holds an output against other processes until it is written; nothing in a bucket.
-
-    Raises:
-      UserError: another process is writing it.
-    """
+    """Locks an output against other processes; an output in a bucket is not locked."""
     return contextlib.nullcontext() if is_bucket(path) else writing(path_of(path))
 
 
 def check_output(what: str, path: str | Path, kind: Kind) -> None:
-    """Checks that an output can be written; changes nothing.
-
-    Raises:
-      UserError: it cannot. The sentence begins with `what` where `path` is empty, else with `path`.
-    """
+    """Checks that an output can be written; changes nothing. `what` names the flag if `path` is empty."""
     check_named(what, path)
     if kind in FILES:
         place = path_of(path)
@@ -116,11 +105,9 @@ def check_output(what: str, path: str | Path, kind: Kind) -> None:
     elif kind == "directory":
         check_new_directory(path)
     elif kind in ("model", "run"):
-        place = path_of(path)
-        check_unicode(place)
-        if not is_bucket(place):
+        if not is_bucket(place := path_of(path)):
             check_free(place) if kind == "model" else check_directory(place)
-    elif kind == "changed directory":  # it is written anew beside itself
+    elif kind == "changed directory":  # The new directory is written beside the old one.
         place = local_path(path, "written to")
         status_of(place)
         check_room(place)
@@ -129,29 +116,17 @@ def check_output(what: str, path: str | Path, kind: Kind) -> None:
 
 
 def check_named(what: str, path: str | Path) -> None:
-    """Checks that an output has a name, and one that is meant.
-
-    Raises:
-      UserError: it has none, or a shell was to make another of it. The sentence begins as `check_output`'s.
-    """
+    """Refuses an empty name, and one that a shell should have expanded."""
     if not str(path):
         raise UserError(f"{what} is empty")
     if str(path).startswith("~"):
         raise UserError(
-            f"{path}: shells leave ~ as it is behind an =, and so would make a directory of that name"
+            f"{path}: shells do not expand ~ behind =, so this would make a directory named ~; write $HOME"
         )
 
 
 def check_not_read(path: str | Path, arguments: Mapping[str, Any]) -> None:
-    """Checks that a file that will be replaced is not one that the command reads.
-
-    Args:
-      path: the file.
-      arguments: the others of the command; those that are texts, or lists of them, may name files.
-
-    Raises:
-      UserError: it is.
-    """
+    """Refuses to replace a file that the command reads, as far as its other arguments name it."""
     place = path_of(path)
     if is_bucket(place) or not place.is_file():
         return
@@ -164,11 +139,7 @@ def check_not_read(path: str | Path, arguments: Mapping[str, Any]) -> None:
 
 
 def check_not_foreign(path: str | Path, kind: Kind) -> None:
-    """Checks that a file that will be replaced is empty or of the kind that takes its place.
-
-    Raises:
-      UserError: it is something else, which may be dear to someone.
-    """
+    """Refuses to replace a file that is neither empty nor of the kind to be written."""
     place = path_of(path)
     if is_bucket(place) or not place.is_file() or not place.stat().st_size:
         return
@@ -188,11 +159,7 @@ def _is_kind(path: Path, what: str) -> bool:
 
 
 def check_work_directory(path: str | Path, kind: Kind) -> None:
-    """Checks that a local directory can be worked in: it is missing, empty, or was begun as one of its kind.
-
-    Raises:
-      UserError: it is something else, or no file can be written into it.
-    """
+    """Checks that a local directory is missing, empty, or was begun as one of its kind, and is writable."""
     check_directory(path)
     place = local_path(path, "written to")
     if place.is_dir():
@@ -202,11 +169,7 @@ def check_work_directory(path: str | Path, kind: Kind) -> None:
 
 
 def check_directory(path: str | Path) -> None:
-    """Checks that files can be written into a local directory, which need not be there.
-
-    Raises:
-      UserError: something else is there, or no file can be written into it.
-    """
+    """Checks that files can be written into a local directory, which may be missing."""
     place = local_path(path, "written to")
     found = status_of(place)
     if found is not None and not stat.S_ISDIR(found.st_mode):

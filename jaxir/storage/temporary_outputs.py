@@ -1,7 +1,6 @@
-"""Hidden files and directories beside an output, where it is written until it is whole.
+"""Temporary files and directories beside an output, in which it is written until it is whole.
 
-The process that writes one locks it. A killed process leaves it unlocked, and the next output that is written
-into the same directory removes it.
+The writing process locks them. The next output in the same directory removes those that nobody locks.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from pathlib import Path
 
 from jaxir.storage.locks import open_locked
 
-# Seconds. The locks of another machine may not show here, and a container's name may be new each time.
+# Seconds after which the temporary outputs of other hosts are removed. Their locks may not show here, and a
+# container's host name may be new each time.
 ABANDONED_AFTER = 86_400.0
 ATTEMPTS = 20  # to remove a directory into which a library's threads still write
 ATTEMPT_SECONDS = 0.1  # between two attempts
@@ -28,14 +28,14 @@ _NAME = re.compile(r"\..+?\.(?:([0-9a-f]{8})\.)?[0-9a-f]{12}\.part", re.DOTALL)
 
 @contextlib.contextmanager
 def temporary_output(path: Path, *, directory: bool, mode: int = 0o777) -> Iterator[tuple[Path, int]]:
-    """Yields a new file or directory beside `path`, locked meanwhile, and its descriptor.
+    """Yields a new locked file or directory beside `path`, and its descriptor.
 
     The caller renames or removes it.
     """
     _remove_abandoned(path.parent)
     flags = os.O_RDONLY if directory else os.O_RDWR | os.O_CREAT | os.O_EXCL
     while True:
-        temporary = path.with_name(f".{path.name[:48]}.{_machine()}.{secrets.token_hex(6)}.part")
+        temporary = path.with_name(f".{path.name[:48]}.{_host()}.{secrets.token_hex(6)}.part")
         if directory:
             temporary.mkdir(mode)
         with contextlib.suppress(BlockingIOError, FileNotFoundError):  # removed before it was locked
@@ -49,7 +49,7 @@ def temporary_output(path: Path, *, directory: bool, mode: int = 0o777) -> Itera
 
 @contextlib.contextmanager
 def temporary_directory(near: Path | None = None) -> Iterator[Path]:
-    """Yields an empty directory that only this user can read, in `near` (None: the system's own place)."""
+    """Yields an empty directory that only this user can read, in `near` (None: in $TMPDIR or /tmp)."""
     place = Path(tempfile.gettempdir()) if near is None else near
     with temporary_output(place / "jaxir", directory=True, mode=0o700) as (temporary, _):
         try:
@@ -71,23 +71,22 @@ def remove_directory(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file or directory of this name is a temporary output, or holds the name of an output."""
+    """Whether a name is that of a temporary output or of an output's lock file."""
     return bool(_NAME.fullmatch(name)) or (name.startswith(".") and name.endswith(".held"))
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Removes what killed processes left in a directory."""
+    """Removes temporary outputs that killed processes left in a directory."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             found = _NAME.fullmatch(entry.name)
-            if found and (found[1] == _machine() or _age(Path(entry.path)) > ABANDONED_AFTER):
-                with contextlib.suppress(OSError):  # locked: it is being written
+            if found and (found[1] == _host() or _age(Path(entry.path)) > ABANDONED_AFTER):
+                with contextlib.suppress(OSError):  # A locked one is still being written.
                     _remove_unlocked(Path(entry.path), directory=entry.is_dir(follow_symlinks=False))
 
 
 def _remove_unlocked(path: Path, *, directory: bool) -> None:
-    # NFS locks only what is open for writing.
-    descriptor = open_locked(path, (os.O_RDONLY if directory else os.O_RDWR) | os.O_NOFOLLOW)
+    descriptor = open_locked(path, os.O_RDONLY if directory else os.O_RDWR)  # NFS locks only writable files
     try:
         remove_directory(path) if directory else path.unlink()
     finally:
@@ -99,5 +98,5 @@ def _age(path: Path) -> float:
     return time.time() - max(found.lstat().st_mtime for found in (path, *path.rglob("*")))
 
 
-def _machine() -> str:
+def _host() -> str:
     return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:8]

@@ -109,8 +109,8 @@ def test_groups_that_are_too_large_stay_in_training(tmp_path, capsys):
     assert capsys.readouterr().err == ""
     assert prepare(f"--dataset=pairs:{path}", "--test=30", "--dev=0", f"--output={tmp_path / 'b'}") == 0
     assert capsys.readouterr().err == (
-        "warning: test was to have 30 queries; more cannot be held out, for 40 queries share passages with"
-        " each other\n"
+        "warning: test was to have 30 queries; more cannot be held out, because 40 queries share passages"
+        " with each other\n"
     )
     # A number from 1 on, or a share below 1, rounded up.
     assert prepare(f"--dataset=pairs:{path}", "--test=1", "--dev=0.05", f"--output={tmp_path / 'd'}") == 0

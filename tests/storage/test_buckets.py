@@ -1,4 +1,4 @@
-"""Leases on directories in a bucket, and what is said of a bucket that cannot be used."""
+"""Leases on directories in a bucket, and errors for a bucket that cannot be used."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def lease() -> leases.Lease:
     return leases.Lease(path_of("gs://bucket/run"), "trains in")
 
 
-def test_a_lease_that_is_renewed_is_respected_and_goes_with_its_process(bucket, capsys):
+def test_second_process_is_refused_while_the_lease_is_renewed(bucket, capsys):
     with lease() as held:
         about = json.loads(bucket["run/LEASE"])
         first = bucket.get("run/LEASE").generation
@@ -43,7 +43,7 @@ def test_a_lease_that_is_renewed_is_respected_and_goes_with_its_process(bucket, 
     assert not bucket.names()
 
 
-def test_a_lease_that_a_crash_left_is_taken_over_once(bucket, capsys):
+def test_stale_lease_is_taken_over_by_one_process_only(bucket, capsys):
     bucket.put("run/LEASE", json.dumps({"host": "gone", "process": 7, "since": "then"}).encode())
     outcomes = []
 
@@ -79,7 +79,7 @@ def test_lost_lease_ends_the_holder_and_keeps_the_new_lease(bucket):
     assert json.loads(bucket["run/LEASE"])["host"] == "other"
 
 
-def test_a_bucket_that_is_away_for_a_while_costs_no_lease_and_for_long_a_sentence(bucket, monkeypatch):
+def test_lease_survives_a_short_outage_and_reports_a_long_one(bucket, monkeypatch):
     monkeypatch.setattr(leases, "ATTEMPTS", 0.3)
     monkeypatch.setattr(leases, "STALE_AFTER", 6.0)
     with lease() as held:
@@ -92,7 +92,9 @@ def test_a_bucket_that_is_away_for_a_while_costs_no_lease_and_for_long_a_sentenc
             while True:
                 time.sleep(0.05)
                 held.check()
-        assert time.monotonic() - held._renewed < leases.STALE_AFTER, "before another may take it over"
+        assert time.monotonic() - held._renewed < leases.STALE_AFTER, (
+            "reported before another process may take it over"
+        )
         bucket.admit = lambda name: True
         held.check()
     bucket.admit = lambda name: False
@@ -100,15 +102,7 @@ def test_a_bucket_that_is_away_for_a_while_costs_no_lease_and_for_long_a_sentenc
         pass
 
 
-def test_a_lease_that_another_took_over_unnoticed_is_left_to_it(bucket, monkeypatch):
-    monkeypatch.setattr(leases, "RENEWED_EVERY", 60.0)
-    with lease():
-        bucket.put("run/LEASE", b'{"host": "other"}')
-    assert bucket["run/LEASE"] == b'{"host": "other"}'
-
-
-def test_a_lease_of_which_only_the_answer_was_lost_is_ones_own(bucket, monkeypatch, capsys):
-    """The bucket has written it, and says on being asked again that it is there."""
+def test_lease_is_held_if_only_the_response_to_its_write_was_lost(bucket, monkeypatch, capsys):
     put, lost = bucket.put, []
 
     def put_and_lose_the_first_answer(name, content, condition=None):
@@ -125,18 +119,7 @@ def test_a_lease_of_which_only_the_answer_was_lost_is_ones_own(bucket, monkeypat
     assert not bucket.names()
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[1]"])
-def test_a_lease_that_says_nothing_is_taken_over_too(bucket, monkeypatch, capsys, content):
-    monkeypatch.setattr(leases, "STALE_AFTER", 0.2)
-    monkeypatch.setattr(leases, "RENEWED_EVERY", 0.05)
-    bucket.put("run/LEASE", content)
-    with lease() as held:
-        held.check()
-    said = capsys.readouterr().err
-    assert "gs://bucket/run is leased (?, process ?, since ?)" in said and "is taken over" in said
-
-
-def test_a_bucket_out_of_reach_costs_one_sentence_within_seconds(bucket, monkeypatch):
+def test_unusable_bucket_is_reported_within_seconds(bucket, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -160,9 +143,8 @@ def test_a_bucket_out_of_reach_costs_one_sentence_within_seconds(bucket, monkeyp
             files.path_of(wrong)
 
 
-@pytest.mark.parametrize("code", [502, 504])
-def test_a_bucket_whose_gateway_fails_for_a_moment_is_asked_again(monkeypatch, code):
-    codes = [code]
+def test_bad_gateway_is_retried(monkeypatch):
+    codes = [502]
 
     class Gateway(local_server.Handler):
         def do_GET(self):
@@ -182,7 +164,7 @@ def test_a_bucket_whose_gateway_fails_for_a_moment_is_asked_again(monkeypatch, c
     assert codes == []
 
 
-def test_without_gcsfs_a_bucket_costs_one_sentence(monkeypatch):
+def test_missing_gcsfs_is_reported_with_the_command_that_installs_it(monkeypatch):
     files._prepare_gcsfs.cache_clear()
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(UserError, match=r"gcsfs is needed to reach a bucket: .* pip install"):

@@ -1,6 +1,6 @@
-"""One process at a time in a directory, on a disk and in a bucket."""
+"""One process at a time works in a local directory, and one writes an output."""
 
-import errno
+import contextlib
 import fcntl
 import subprocess
 import sys
@@ -13,39 +13,39 @@ from jaxir.storage.locks import descriptors, leave_nothing_empty, locked, writin
 HOLDER = """
 import sys, time
 from pathlib import Path
-from jaxir.storage.locks import locked
-with locked(Path(sys.argv[1]), "held"):
+from jaxir.storage.locks import locked, writing
+with {lock}:
     print("mine", flush=True)
     time.sleep(60)
 """
 
 
-WRITER = """
-import sys, time
-from pathlib import Path
-from jaxir.storage.locks import writing
-with writing(Path(sys.argv[1])):
-    print("mine", flush=True)
-    time.sleep(60)
-"""
+@contextlib.contextmanager
+def other_process(lock, place):
+    """Runs a process that holds `lock` until it is killed."""
+    code = HOLDER.format(lock=lock)
+    with subprocess.Popen([sys.executable, "-c", code, place], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "mine\n"
+            yield
+        finally:
+            holder.kill()
 
 
-def test_a_lock_is_held_against_other_processes_until_they_are_killed(tmp_path):
+def test_directory_is_locked_until_its_process_is_killed(tmp_path):
     place = tmp_path / "a" / "b"
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, place], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout.readline() == "mine\n"
-        with pytest.raises(UserError, match="no"), locked(place, "no"):
-            pass
-    finally:
-        holder.kill()
-        holder.communicate()
+    with (
+        other_process("locked(Path(sys.argv[1]), 'held')", place),
+        pytest.raises(UserError, match="no"),
+        locked(place, "no"),
+    ):
+        pass
     with locked(place, "no"):
         pass
-    assert place.is_dir(), "it was there before"
+    assert place.is_dir(), "it existed before"
 
 
-def test_a_directory_made_for_a_lock_goes_if_nothing_came_into_it(tmp_path):
+def test_directory_created_for_a_lock_is_removed_if_it_stays_empty(tmp_path):
     with (
         locked(tmp_path / "a" / "b", "no"),
         pytest.raises(UserError, match="no"),
@@ -56,14 +56,12 @@ def test_a_directory_made_for_a_lock_goes_if_nothing_came_into_it(tmp_path):
     with locked(tmp_path / "a" / "b", "no"):
         (tmp_path / "a" / "b" / "file").touch()
     assert (tmp_path / "a" / "b" / "file").exists()
-    with locked(tmp_path / "a" / "b", "held still"):
-        pass
     with pytest.raises(UserError, match="file is not a directory"), locked(tmp_path / "a/b/file", "no"):
         pass
 
 
-def test_a_lock_tells_when_its_directory_is_gone_or_another_and_is_forgotten_when_left(tmp_path):
-    place, before = tmp_path / "a", descriptors()
+def test_lock_reports_that_its_directory_was_removed_or_replaced(tmp_path):
+    place, before = tmp_path / "a", descriptors()  # which the commands of a grid inherit
     with locked(place, "no") as lock:
         lock.check()
         assert descriptors() == (*before, lock.descriptor)
@@ -76,7 +74,7 @@ def test_a_lock_tells_when_its_directory_is_gone_or_another_and_is_forgotten_whe
     assert descriptors() == before
 
 
-def test_a_directory_that_its_holder_removes_while_it_is_taken_is_made_again(tmp_path, monkeypatch):
+def test_directory_that_its_last_holder_removes_meanwhile_is_created_again(tmp_path, monkeypatch):
     place, removed, real = tmp_path / "a", [], fcntl.flock
 
     def flock(descriptor, how):
@@ -92,39 +90,21 @@ def test_a_directory_that_its_holder_removes_while_it_is_taken_is_made_again(tmp
     assert not place.exists()
 
 
-def test_an_output_is_held_by_the_process_that_writes_it_and_no_longer(tmp_path):
+def test_output_is_locked_by_the_process_that_writes_it(tmp_path):
     out = tmp_path / "a" / "out"
     (tmp_path / "link").symlink_to("a")
     with writing(out), writing(tmp_path / "link" / "out"):  # as parts of one command do
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["link"]
-    holder = subprocess.Popen([sys.executable, "-c", WRITER, out], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout.readline() == "mine\n"
+    with other_process("writing(Path(sys.argv[1]))", out):
         for place in (out, tmp_path / "link" / "out"):
             with pytest.raises(UserError, match=f"another process is writing {place}"), writing(place):
                 pass
-    finally:
-        holder.kill()
-        holder.communicate()
 
 
-def test_a_process_that_ends_without_unwinding_leaves_nothing_empty(tmp_path):
+def test_process_that_ends_without_unwinding_removes_its_empty_directories(tmp_path):
     with locked(tmp_path / "a" / "b", "no"), writing(tmp_path / "a" / "b" / "c" / "out"):
         for name in (p for p in (tmp_path / "a" / "b" / "c").iterdir() if p.name.startswith(".")):
             name.unlink()
         leave_nothing_empty()
         assert not list(tmp_path.iterdir())
-
-
-def test_a_directory_that_the_system_cannot_lock_is_worked_in_with_a_warning(tmp_path, monkeypatch, capsys):
-    """As on NFS, which there is none of here."""
-
-    def flock(descriptor, how):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with locked(tmp_path, "no") as lock:
-        lock.check()
-    said = capsys.readouterr().err
-    assert said.startswith(f"warning: {tmp_path} cannot be locked there (no locks available): see to it")

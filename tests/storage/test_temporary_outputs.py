@@ -1,4 +1,4 @@
-"""What is written beside an output until it is whole, and what becomes of it when a process is killed."""
+"""Temporary outputs: those of killed processes are removed, those of live ones are kept."""
 
 import contextlib
 import os
@@ -46,13 +46,13 @@ def writer(tmp_path):
         process.communicate()
 
 
-def test_temporary_files_of_killed_writers_go_and_of_live_ones_stay(tmp_path, writer):
+def test_temporary_outputs_of_killed_writers_are_removed_and_of_live_ones_kept(tmp_path, writer):
     killed = writer()
     left = hidden(tmp_path)
     assert len(left) == 2
     killed.kill()
     killed.wait()
-    writer()  # of the same names
+    writer()
     live = hidden(tmp_path)
     assert len(live) == 2 and not set(live) & set(left)
     with atomic_directory(tmp_path / "other") as aside:
@@ -73,7 +73,7 @@ with temporary_directory() as place:
 """
 
 
-def test_the_temporary_directory_of_a_killed_process_goes_with_the_next(tmp_path, monkeypatch):
+def test_temporary_directory_of_a_killed_process_is_removed_by_the_next(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     command = [sys.executable, "-c", TEMPORARY]
     killed, living = (subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2))
@@ -86,7 +86,7 @@ def test_the_temporary_directory_of_a_killed_process_goes_with_the_next(tmp_path
     new = Path(again.stdout.readline().strip())
     assert hidden(tmp_path) == sorted([held, new]) and (held / "log").is_file()
     for process in (living, again):
-        process.terminate()  # Python ends without unwinding
+        process.terminate()  # Python does not unwind on SIGTERM
         process.communicate()
     assert len(hidden(tmp_path)) == 2
     subprocess.run([sys.executable, "-c", TEMPORARY.replace("100", "0")], check=True)
@@ -111,7 +111,7 @@ def test_old_leftovers_of_other_machines_are_removed(tmp_path):
     assert all(p.exists() for p in foreign)
 
 
-def test_writers_in_one_directory_leave_each_other_alone(tmp_path):
+def test_writers_in_one_directory_do_not_disturb_each_other(tmp_path):
     faults = []
 
     def write(name: str) -> None:
@@ -134,16 +134,14 @@ def test_writers_in_one_directory_leave_each_other_alone(tmp_path):
     assert not faults and not hidden(tmp_path)
 
 
-def test_every_temporary_directory_is_one_that_the_next_process_clears():
-    """Python's own stay for good when the process is killed."""
+def test_no_module_makes_temporary_directories_by_tempfile():
+    """Those of tempfile are never removed if the process is killed."""
     jaxir = Path(__file__).parent.parent.parent / "jaxir"
     found = {str(p.relative_to(jaxir)) for p in jaxir.rglob("*.py") for word in MADE if word in p.read_text()}
-    assert found == {"core/error_report.py"}, "which keeps tracebacks"
+    assert found == {"core/error_report.py"}, "it keeps tracebacks"
 
 
-def test_a_directory_is_removed_though_a_thread_still_writes_into_it(tmp_path):
-    """A library's threads may go on for a moment when the process is interrupted."""
-
+def test_directory_is_removed_though_a_thread_still_writes_into_it(tmp_path):
     def write(directory: Path) -> None:
         for number in range(3_000):
             with contextlib.suppress(FileNotFoundError):

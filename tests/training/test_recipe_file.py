@@ -67,7 +67,7 @@ def test_gin_beside_a_recipe_file_is_refused(tmp_path, capsys):
     assert cli.main("jaxir.train:train", flags) == 2
     assert "--recipe is a whole recipe in Python" in capsys.readouterr().err
     assert cli.main("jaxir.train:train", [*flags[:2], "--learning_rate=1e-4"]) == 2
-    assert "--learning_rate sets what a gin file names" in capsys.readouterr().err
+    assert "--learning_rate is a setting of gin files" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

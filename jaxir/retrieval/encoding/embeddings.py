@@ -257,7 +257,7 @@ def _finish(output: Path, info: EmbeddingsInfo) -> None:
     names = [name for number in range(info.shards) for name in shard_files(number)]
     if gone := next((name for name in names if not (output / name).exists()), None):
         raise UserError(f"{output / gone} was removed while texts were encoded; run the same command again")
-    sums = checksums.take_up(output, names)
+    sums = checksums.digests(output, names)
     info = dataclasses.replace(info, complete=True, cut=_number_cut(output, info.shards))
     sums[MANIFEST] = hashlib.sha256(_described(info).encode()).hexdigest()
     checksums.write(output, sums)

@@ -1,4 +1,4 @@
-"""Values that make no sense, bound to pieces of gin/: each costs a sentence before anything is made."""
+"""Settings of the pieces of gin/ refuse values out of range and of other kinds, also in Python."""
 
 import dataclasses
 import functools
@@ -26,89 +26,45 @@ from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-NUMBER = ["1e999", "-1", "'text'", "[1]", "None", "@partitioning.MeshConfig()"]
-COUNT = [*NUMBER, "0", "1.5"]
-SHARE = [*NUMBER, "1.5"]
-CHOICE = ["'text'", "''", "3", "None", "['paper']", "@partitioning.MeshConfig()"]
-OBJECT = ["'text'", "1", "[1]", "@partitioning.MeshConfig()"]
-LOSS = [*OBJECT, "None", "@ranking.list_softmax", "@distillation.margin_mse", "@simcse.SimCSE()"]
-TEXTS = ["TEXT=texts.txt"]
-SETTINGS = {
-    "bce": {
-        "TEMPERATURE": [*NUMBER, "0", "True", "{}", "@in_batch.in_batch_softmax"],
-        "CHUNKS": [*COUNT, f"{10**30}"],
-        "bce.g": CHOICE,
-    },
-    "in_batch_softmax": {"BLOCK_SIZE": set(COUNT) - {"None"}, "Contrastive.loss": LOSS},
-    "margin": {"ALPHA": set(NUMBER) - {"-1"}, "CHOICE": CHOICE, "SAME_TOWER": ["1", "'both'", "None"]},
-    "matryoshka": {
-        "DIMENSIONS": ["[0]", "[8, 'a']", "8", "[1.5]", "'text'", "[-8]"],
-        "WEIGHTS": ["[-1.0]", "['a']", "1.0", "[1e999]", "'text'"],
-        "NESTED_LOSS": [*OBJECT, "None"],
-    },
-    "pair": {"ALPHA": SHARE},
-    "samtone": {"SAME_TOWER": CHOICE},
-    "triplet": {"EPSILON": [*NUMBER, "0"]},
-    "kl_distillation": {"TEACHER_TEMPERATURE": [*NUMBER, "0"], "Distillation.loss": LOSS[:-2]},
-    "clm_autoencoder": {
-        "DECODER_LAYERS": [*COUNT, "1000000"],
-        "CLMAutoencoder.decoder_dropout": [*SHARE, "1"],
-        "CLMAutoencoder.mean_over": CHOICE,
-    },
-    "tsdae": {"DELETION": [*SHARE, "1"], "DECODER_LAYERS": [*COUNT, "1000000"]},
-    "mlm_autoencoder": {"MASKING": [*SHARE, "0", "1"], "VECTOR": CHOICE},
-    "consert": {
-        "FIRST_VIEW": ["'token_cutoff'", "['words']", "None", "[1]"],
-        "TOKEN_CUTOFF": SHARE,
-        "EMBEDDING_DROPOUT": [*SHARE, "1"],
-        "CONTRASTIVE_LOSS": LOSS,
-    },
-    "simcse": {"CONTRASTIVE_LOSS": LOSS},
-    "cpdae": {
-        "WEIGHT": NUMBER,
-        "CONTRAST": CHOICE[:3],
-        "IDF": ["1", "'text'", "None"],
-        "MLM_MASKING": [*SHARE, "0"],
-        "MLM_HEAD": OBJECT,
-    },
-    "diffcse": {
-        "LAMBDA": NUMBER,
-        "CONTRASTIVE_WEIGHT": NUMBER,
-        "MASKING_RATIO": [*SHARE, "0"],
-        "CHANGE": CHOICE,
-        "TASK": CHOICE,
-        "DIFFCSE_OF": OBJECT,
-        "HEAD": OBJECT,
-        "GENERATOR": ["1", "[1]"],
-    },
-    "multi_task": {"WEIGHT": NUMBER, "CONTRASTIVE": OBJECT, "AUTOENCODER": OBJECT},
-    "prop": {"MARGIN": [*NUMBER, "0"], "MEAN_WORDS": [*NUMBER, "0"], "SUBSAMPLING": ["0", "-1", "'text'"]},
-    "seed": {"SPAN": COUNT},
-    "ict": {"KEEP": SHARE, "PASSAGE_SENTENCES": ["1", *NUMBER]},
-    "cross_encoder": {
-        "RANKING_LOSS": [*OBJECT, "None"],
-        "TEMPERATURE": [*NUMBER, "0"],
-        "RANKING_MARGIN": [*NUMBER, "0"],
-    },
-    "reader": {"PASSAGES": COUNT, "CHUNKS": COUNT},
-    "query_reranking": {
-        "ALPHA": NUMBER,
-        "RANK_REDUCTION": CHOICE,
-        "CANDIDATES": COUNT,
-        "MAX_RANK": COUNT,
-        "READS": ["'text'", "3"],
-        "objectives.query_reranking.QueryReranking.loss": OBJECT,
-        "QueryReranking.loss": ["@ranking.rank_margin"],  # an evaluator has the name too
-    },
+# For each piece of gin/, a value out of range or of another kind for each of its settings.
+OBJECTIVES = {
+    "bce": "TEMPERATURE=0 TEMPERATURE=True TEMPERATURE={} CHUNKS=0 CHUNKS=1.5 bce.g='text'",
+    "in_batch_softmax": "BLOCK_SIZE=0 Contrastive.loss='text' Contrastive.loss=@ranking.list_softmax"
+    " Contrastive.loss=@distillation.margin_mse Contrastive.loss=@simcse.SimCSE()",
+    "margin": "ALPHA='text' CHOICE='text' SAME_TOWER='both'",
+    "matryoshka": "DIMENSIONS=[0] DIMENSIONS=8 DIMENSIONS=[1.5] WEIGHTS=[-1.0] WEIGHTS=1.0 NESTED_LOSS=None",
+    "pair": "ALPHA=1.5",
+    "samtone": "SAME_TOWER='text'",
+    "triplet": "EPSILON=0",
+    "kl_distillation": "TEACHER_TEMPERATURE=0 Distillation.loss=1",
+    "clm_autoencoder": "DECODER_LAYERS=0 DECODER_LAYERS=1000000 CLMAutoencoder.decoder_dropout=1"
+    " CLMAutoencoder.mean_over='text'",
+    "tsdae": "DELETION=1 DECODER_LAYERS=0",
+    "mlm_autoencoder": "MASKING=0 MASKING=1 VECTOR='text'",
+    "consert": "FIRST_VIEW='token_cutoff' FIRST_VIEW=['words'] TOKEN_CUTOFF=1.5 EMBEDDING_DROPOUT=1"
+    " CONTRASTIVE_LOSS=@ranking.list_softmax",
+    "simcse": "CONTRASTIVE_LOSS=@partitioning.MeshConfig()",
+    "cpdae": "WEIGHT=-1 CONTRAST='text' IDF=1 MLM_MASKING=0 MLM_HEAD='text'",
+    "diffcse": "LAMBDA=-1 CONTRASTIVE_WEIGHT=1e999 MASKING_RATIO=0 CHANGE='text' TASK=3 DIFFCSE_OF='text'"
+    " HEAD=[1] GENERATOR=1",
+    "multi_task": "WEIGHT=None CONTRASTIVE='text' AUTOENCODER=@partitioning.MeshConfig()",
+    "prop": "MARGIN=0 MEAN_WORDS=0 SUBSAMPLING=0",
+    "seed": "SPAN=0",
+    "ict": "KEEP=1.5 PASSAGE_SENTENCES=1",
+    "cross_encoder": "RANKING_LOSS=None TEMPERATURE=0 RANKING_MARGIN=0",
+    "reader": "PASSAGES=0 CHUNKS=[1]",
+    "query_reranking": "ALPHA=-1 RANK_REDUCTION='text' CANDIDATES=0 MAX_RANK=0 READS='text'"
+    " objectives.query_reranking.QueryReranking.loss='text'"
+    " QueryReranking.loss=@ranking.rank_margin",  # an evaluator has that name too
 }
 EVALUATORS = {
-    "reading": {"DEV_NEW_TOKENS": COUNT, "DEV_BEAMS": COUNT, "READING_EVERY": ["0", "-1", "'text'"]},
-    "generation": {"DEV_NEW_TOKENS": COUNT, "DEV_BEAMS": COUNT, "GENERATION_EVERY": ["0", "-1", "'text'"]},
-    "loss": {"LOSS_EVERY": ["0", "-1", "'text'"]},
-    "reranking": {"DEV_RUN_DEPTH": [*COUNT, "9"], "DEV_RUN_SPLIT": ["1", "None"]},
-    "search": {"DEV_METRICS": ["1", "''", "None", "'R@2000'"], "SEARCH_EVERY": ["0", "'text'"]},
-    "senteval": {"SENTEVAL_FOLDS": [*COUNT, "1"], "SENTEVAL": ["1", "None"]},
-    "sts": {"STS_SETTING": CHOICE, "STS_EVERY": ["0", "[1]"]},
+    "reading": "DEV_NEW_TOKENS=0 DEV_BEAMS=0 READING_EVERY=0",
+    "generation": "DEV_NEW_TOKENS=1.5 DEV_BEAMS=None GENERATION_EVERY=-1",
+    "loss": "LOSS_EVERY=0",
+    "reranking": "DEV_RUN_DEPTH=9 DEV_RUN_SPLIT=1",
+    "search": "DEV_METRICS='' DEV_METRICS='R@2000' SEARCH_EVERY=0",
+    "senteval": "SENTEVAL_FOLDS=1 SENTEVAL=None",
+    "sts": "STS_SETTING='text' STS_EVERY=[1]",
 }
 NEEDED = {
     "generation": ["DEV_METRIC=rougeL"],
@@ -129,58 +85,52 @@ def forget_gin():
 
 
 def recipe(piece: str) -> tuple[list[str], list[str]]:
-    """Returns gin files with a piece in them, and what must be set."""
-    needed = [f"MODEL=hf:{GOLDEN / 'bert'}", "STEPS=2", "BATCH_SIZE=4", *NEEDED.get(piece, [])]
+    """Returns gin files with a piece in them, and the bindings that they require."""
+    model, seq2seq = (f"MODEL=hf:{GOLDEN / name}" for name in ("bert", "seq2seq_1_1"))
+    kind = "evaluators" if piece in EVALUATORS else "objectives"
+    files = [f"gin/{kind}/{piece}.gin"]
     if piece == "kl_distillation":
-        files, needed = (
+        files[:0], needed = (
             ["gin/pairs.gin", "gin/experiments/mined.gin"],
-            [*needed, "DATA=x", "MINED=mined.jsonl"],
+            [model, "DATA=x", "MINED=mined.jsonl"],
         )
     elif piece == "query_reranking":
-        files, needed = ["gin/ear_ri.gin"], [*needed, "TRAIN_CANDIDATES=mined.jsonl"]
+        files[:0], needed = ["gin/ear_ri.gin"], [model, "TRAIN_CANDIDATES=mined.jsonl"]
     elif piece in ("cross_encoder", "reranking"):
-        files, needed = ["gin/reranker.gin"], [*needed, "DATA=corpus", "MINED=mined.jsonl"]
+        files[:0], needed = ["gin/reranker.gin"], [model, "DATA=corpus", "MINED=mined.jsonl"]
     elif piece in ("reader", "reading"):
-        needed = [*needed[1:], f"MODEL=hf:{GOLDEN / 'seq2seq_1_1'}", "DATA=corpus", "RUN=x", "ANSWERS=y"]
-        return ["gin/reader.gin", *(["gin/evaluators/reading.gin"] if piece == "reading" else [])], needed
+        files = ["gin/reader.gin", *(files if piece == "reading" else [])]
+        needed = [seq2seq, "DATA=corpus", "RUN=x", "ANSWERS=y"]
     elif piece == "generation":
-        files, needed = (
-            ["gin/generator.gin"],
-            [*needed[1:], "DATA=corpus", f"MODEL=hf:{GOLDEN / 'seq2seq_1_1'}"],
-        )
+        files[:0], needed = ["gin/generator.gin"], [seq2seq, "DATA=corpus"]
     elif piece in OF_PAIRS:
-        files, needed = ["gin/pairs.gin"], [*needed, "DATA=corpus"]
+        files[:0], needed = ["gin/pairs.gin"], [model, "DATA=corpus"]
     else:
-        files, needed = ["gin/unsupervised.gin"], [*needed, *TEXTS]
-    kind = "evaluators" if piece in EVALUATORS else "objectives"
-    return [*files, f"gin/{kind}/{piece}.gin"], needed
+        files[:0], needed = ["gin/unsupervised.gin"], [model, "TEXT=texts.txt"]
+    return files, [*needed, "STEPS=2", "BATCH_SIZE=4", *NEEDED.get(piece, [])]
 
 
-@pytest.mark.parametrize("piece", [*SETTINGS, *EVALUATORS])
-def test_nonsense_costs_a_sentence_before_anything_is_made(piece, tmp_path, capsys, monkeypatch):
-    """The data and the run's directory are never looked at: neither is there."""
+@pytest.mark.parametrize("piece", [*OBJECTIVES, *EVALUATORS])
+def test_invalid_setting_is_refused_before_data_or_output_are_touched(piece, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files, needed = recipe(piece)
-    settings = SETTINGS.get(piece) or EVALUATORS[piece]
-    extra = tmp_path / "more.gin"
-    modules = ("losses import distillation", "losses import ranking", "losses import in_batch")
-    modules += ("objectives import simcse", "objectives import contrastive")
-    lines = ["from __gin__ import dynamic_registration", "from jaxir.runtime import partitioning"]
-    extra.write_text("\n".join([*lines, *(f"from jaxir.{module}" for module in modules)]) + "\n")
-    typed = [*(f"--gin_file={file}" for file in [*files, str(extra)]), "--output_dir=run"]
-    left = []
-    for name, value in [(n, v) for n, values in settings.items() for v in values]:
-        kept = [f"--gin.{binding}" for binding in needed if not binding.startswith(f"{name}=")]
-        status = cli.main("jaxir.train:train", [*typed, *kept, f"--gin.{name}={value}"])
+    modules = ("losses import distillation", "losses import ranking", "objectives import simcse")
+    modules += ("objectives import contrastive", "runtime import partitioning")
+    lines = ["from __gin__ import dynamic_registration", *(f"from jaxir.{module}" for module in modules)]
+    (tmp_path / "more.gin").write_text("\n".join(lines) + "\n")
+    typed = [*(f"--gin_file={file}" for file in [*files, "more.gin"]), "--output_dir=run"]
+    accepted = []
+    for setting in (OBJECTIVES | EVALUATORS)[piece].split():
+        kept = [f"--gin.{other}" for other in needed if other.split("=")[0] != setting.split("=")[0]]
+        status = cli.main("jaxir.train:train", [*typed, *kept, f"--gin.{setting}"])
         said = capsys.readouterr().err.strip().splitlines()
         if status != 1 or len(said) != 1 or "texts.txt" in said[0] or "corpus" in said[0]:
-            left.append((name, value, status, said[-1:]))
+            accepted.append((setting, status, said[-1:]))
         gin.clear_config()
-    assert not left and not (tmp_path / "run").exists()
-    # Without it the data are missed.
+    assert not accepted and not (tmp_path / "run").exists()
+    # Without an invalid setting, the error is that the data are missing.
     assert cli.main("jaxir.train:train", [*typed, *(f"--gin.{binding}" for binding in needed)]) == 1
     assert re.search(r"texts\.txt|corpus|mined\.jsonl", capsys.readouterr().err)
-    gin.clear_config()
 
 
 LOSSES = [bce.bce, hinges.margin, hinges.triplet, in_batch.in_batch_softmax, matryoshka.matryoshka]
@@ -190,8 +140,8 @@ OF_TEACHERS = [distillation.margin_mse, distillation.kl_distillation]
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, *OF_LISTS, *OF_TEACHERS], ids=lambda loss: loss.__name__)
-def test_a_setting_that_may_be_a_number_may_be_a_whole_one(loss):
-    """0 and 1 in a gin file are whole numbers."""
+def test_setting_of_a_loss_may_be_a_whole_number(loss):
+    """gin reads 0 and 1 as whole numbers."""
     vectors = jnp.eye(4, 8)
     given = [vectors, vectors, jnp.ones((4, 2, 8)) / 8**0.5]
     if loss in OF_LISTS:
@@ -212,7 +162,7 @@ def test_a_setting_that_may_be_a_number_may_be_a_whole_one(loss):
 
 
 def test_settings_of_our_classes_have_resolvable_type_hints():
-    """Else they would be accepted whatever they are."""
+    """Settings without a hint would accept any value."""
     found = []
     for room in ("data", "evaluators", "losses", "objectives", "training", "interop", "models"):
         for module in pkgutil.walk_packages(jaxir.__path__, "jaxir."):
@@ -227,7 +177,7 @@ def test_settings_of_our_classes_have_resolvable_type_hints():
     assert len(found) > 40 and "jaxir.training.evaluators.corpus_search.Search" in found
 
 
-def test_objects_and_losses_of_another_kind_in_python():
+def test_python_objects_refuse_losses_and_objects_of_other_kinds():
     with pytest.raises(UserError, match="loss must be a function, @NAME in gin files, not 'text'"):
         SimCSE(loss="text")
     with pytest.raises(UserError, match="list_softmax is not a loss for this objective: got an unexpected"):
@@ -252,7 +202,7 @@ def test_objects_and_losses_of_another_kind_in_python():
         DiffCSE(weight=0, contrastive_weight=0)
 
 
-def test_shares_of_0_and_1_may_be_whole_numbers():
+def test_shares_may_be_whole_numbers():
     x, key = jnp.ones((2, 3, 4)), jax.random.key(0)
     assert (drop_numbers(x, jnp.ones((2, 3), bool), key=key, rate=0) == x).all()
 
@@ -267,7 +217,7 @@ def test_shares_of_0_and_1_may_be_whole_numbers():
         assert found.passage[:, 0].tolist() == shown.sum((1, 2)).tolist()
 
 
-def test_an_object_that_would_be_made_of_itself(tmp_path, capsys):
+def test_object_made_of_itself_is_refused(tmp_path, capsys):
     flags = ["--gin_file=gin/unsupervised.gin", "--gin_file=gin/objectives/simcse.gin", "--gin.TEXT=x"]
     flags += [f"--output_dir={tmp_path / 'run'}", "--gin.CONTRASTIVE_LOSS=@simcse.SimCSE()"]
     assert cli.main("jaxir.train:train", flags) == 1

@@ -1,0 +1,109 @@
+"""Command lines that a command refuses with one sentence, before it reads or writes anything."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxir import cli
+from jaxir.evaluation.sts_files import has_splits
+
+FUSE = "fuse --runs=a.trec,b.trec --output=out"
+MINE = "mine --dataset=beir:. --output=out"
+SERVE = "serve --port=0"
+# The command line, in a folder with a.trec, b.trec and a small BEIR folder; and words of the error.
+REFUSED = [
+    # empty or malformed values
+    ("fuse --runs= --method=rrf --output=out", "--runs is empty"),
+    (f"{FUSE} --method=rrf --gin.fuse.queries=''", "fuse.queries is empty"),
+    (f"{FUSE} --method=interpolate --weights=0,-0.0", "--weights are all 0 (0,-0.0)"),
+    (
+        f"{FUSE} --method=interpolate --sweep=0.1 --qrels=q --metric=RR|P@1",
+        "--metric must be one, not 'RR P@1'",
+    ),
+    ("evaluate --run= --qrels=q", "--run is empty"),
+    ("evaluate --gin.evaluate.run=[] --qrels=q", "give --run and --qrels"),
+    ("evaluate --run=a.trec+ --qrels=q", "'a.trec+' lacks a run file"),
+    ("rerank --model=hf: --run=run.trec --dataset=beir:. --output=out", "write hf:DIR or hf:NAME"),
+    ("encode --model=w2v: --input=a.trec --output=out", "write w2v:FILE"),
+    (f"{MINE} --run=a.trec --gin.mine.margin=True", "mine.margin must be a number"),
+    (f"{MINE} --run=a\nb", r"a\nb: no such run file"),
+    ("analyze --models=A=,B=m --dataset=beir:. --output=out", "'A=' lacks a model"),
+    ("analyze --models==m --dataset=beir:. --output=out", "'=m' lacks a name"),
+    (f"{SERVE} --index=i --host=..", "cannot serve on .., port 0"),
+    (f"{SERVE} --index=i --access_log=a.trec", "a.trec is there already and is no access log"),
+    (f"{SERVE} --index=i --access_log=~", "~: shells do not expand ~"),
+    (f"{SERVE} --index=i --access_log=gs://b/log", "gs://b/log: this is"),
+    (f"{SERVE} --index=a=", "'a=' lacks a directory"),
+    # objects of another kind in gin files
+    (
+        "plan --gin_file=gin/samtone_base.gin --topology=gpu:8xh100 --gin.train.mesh=[]",
+        "train.mesh must be",
+    ),
+    ("plan --gin_file=gin/samtone_base.gin --topology=gpu:8xh100 --gin.train.objective=3", "object, @NAME()"),
+    (f"{SERVE} --index=i --gin.serve.limits=3", "serve.limits must be an object, Limits or None"),
+    (
+        "grid --recipe=r --datasets=d --steps=3 --models=m --gin.grid.variants=['x'] --output_dir=out",
+        "variants must be a list, each @Variant(), not ['x']",
+    ),
+    # flags that nothing would read
+    (f"{FUSE} --method=rrf --metric=RR", "--metric is for --method=interpolate"),
+    (f"{FUSE} --method=interpolate --constant=3", "--constant is for --method=rrf"),
+    (f"{FUSE} --method=rescore --alpha=1 --model=absent", "--model is for --embeddings: leave it out"),
+    ("evaluate --run=a.trec --qrels=q --split=dev", "--split is for a --dataset"),
+    ("evaluate --model=m --dataset=sts:. --metrics=RR", "--metrics is for retrieval"),
+    ("evaluate --model=absent --dataset=sts:a.trec --split=dev", "--split is for data that have splits"),
+    ("analyze --models=absent --dataset=sts:a.trec --output=out --split=dev", "--split is for beir: "),
+    ("search --index=absent --query=why --on_bad_input=skip", "--on_bad_input is for --queries"),
+    (f"{MINE} --run=absent --sampling=top --seed=1", "--seed is for --sampling=random"),
+    ("expand:generate --model=absent --input=absent --output=out --num_beams=2 --seed=1", "is for sampling"),
+    (
+        "prepare --dataset=pairs:absent --output=out --data_dir=absent",
+        "--data_dir is for published data",
+    ),
+    ("prepare --dataset=nq:absent --output=out --seed=1", "--seed is for --dataset=pairs:FILE"),
+    (f"{SERVE} --index=absent --rerank_depth=3", "--rerank_depth is for --reranker"),
+    ("index --embeddings=absent --output=out --on_bad_input=skip", "--on_bad_input is for --backend=lucene"),
+    ("index --update=absent --delete=absent --on_bad_input=skip", "--on_bad_input is for the --corpus of a"),
+    # inputs in a bucket, where only local ones can be read
+    ("search --index=gs://b/x --query=why", "gs://b/x: this is "),
+    (f"{SERVE} --index=name=gs://b/x", "gs://b/x: this is "),
+    ("index --embeddings=gs://b/x --output=out", "gs://b/x: this is "),
+    ("index --backend=lucene --corpus=gs://b/x --output=out", "gs://b/x: this is "),
+    ("index --update=gs://b/x --delete=ids", "gs://b/x: this is "),
+    ("evaluate --run=gs://b/x --qrels=gs://b/x", "gs://b/x: this is "),
+    ("evaluate --model=absent --dataset=beir:gs://b/x", "gs://b/x: this is "),
+    ("fuse --runs=gs://b/x --method=rrf --output=out", "gs://b/x: this is "),
+    ("mine --run=absent --dataset=gs://b/x --output=out", "gs://b/x: this is "),
+    ("prepare --dataset=pairs:gs://b/x --output=out", "gs://b/x: this is "),
+    ("convert --source=hf:gs://b/x --output=out", "gs://b/x: this is "),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), REFUSED)
+def test_refused_command_line_changes_no_file(line, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.trec", "b.trec"):
+        Path(name).write_text("q0 Q0 d0 1 0.5 t\n")
+    Path("run.trec").write_text("0 Q0 0 1 0.5 t\n")
+    Path("qrels").mkdir()
+    for name in ("corpus", "queries"):
+        Path(f"{name}.jsonl").write_text('{"_id": "0", "text": "a"}\n')
+    Path("qrels/train.tsv").write_text("query-id\tcorpus-id\tscore\n0\t0\t1\n")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    command, *flags = (word.replace("|", " ") for word in line.split(" "))
+    name = command if ":" in command else f"{command}:{command}"
+    assert cli.main(f"jaxir.{name}", flags) in (1, 2)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == (2 if said[0].startswith("loading") else 1), said
+    assert said[-1].startswith("error: ") and message in said[-1]
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_only_a_folder_of_several_tasks_has_splits(tmp_path):
+    """--split is refused for a single task, of which one file would be evaluated whatever the split."""
+    (tmp_path / "STSBenchmark").mkdir()
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"STSBenchmark/sts-{split}.csv").touch()
+    assert has_splits(tmp_path) and not has_splits(tmp_path / "STSBenchmark")
+    (tmp_path / "STSBenchmark" / "other.tsv").touch()
+    assert not has_splits(tmp_path)
