@@ -90,7 +90,7 @@ def test_an_objective_that_got_a_field_resumes_its_runs_where_that_has_its_defau
     assert run(place, objective=Grown(), **SETTINGS).started_at == 6
     expected, found = arrays(whole, 12), arrays(place, 12)
     assert all(expected[name].tobytes() == found[name].tobytes() for name in expected)
-    with pytest.raises(UserError, match=r"objective.margin=0.0, which there is no more; give"):
+    with pytest.raises(UserError, match=r"objective.margin=0.0, a setting that no longer exists; give"):
         run(place, objective=Sigmoid(), **SETTINGS)
 
 
@@ -148,7 +148,7 @@ def test_an_auxiliary_that_was_told_by_its_hash_alone_is_known():
     now = {"auxiliary": {"hash": "1 arrays a", "arrays": {"bias": "[] float32"}}}
     assert disagreement({"auxiliary": "1 arrays a"}, now) is None
     assert "modules that began with other values" in disagreement({"auxiliary": "1 arrays b"}, now)
-    assert "modules, of which there are none now; " in disagreement({"auxiliary": "1 arrays b"}, {})
+    assert "modules, but now the objective has none; " in disagreement({"auxiliary": "1 arrays b"}, {})
     assert disagreement({}, now).startswith("was trained with auxiliary.bias=nothing, not [] float32;")
     assert disagreement(now, {}).startswith("was trained with auxiliary.bias=[] float32, not nothing;")
 
@@ -250,7 +250,7 @@ def test_a_model_with_other_state_is_refused():
     from jaxir.runtime.partitioning import MeshConfig
     from jaxir.training.step.optimizers import AdamW
 
-    with pytest.raises(UserError, match=r"the model holds 'mean' \(BatchStat\): only an nnx\.Param is"):
+    with pytest.raises(UserError, match=r"the model holds 'mean' \(BatchStat\), but only an nnx\.Param is"):
         state_lib.plan_state(Averaging(), AdamW().build(1).transform, MeshConfig().build())
 
 

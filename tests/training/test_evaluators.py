@@ -70,7 +70,7 @@ def evaluation(dev, *, distractors=0, batch_size=8, devices=4, objective=None, t
     suite = Suite(evaluators, bench, best_by="loss", eval_every=1, steps=1)
     transform = AdamW().build(1).transform
     plan = plan_state(model, transform, bench.partitioner)
-    suite.compile(plan)
+    bench.compile(plan)
     return model, suite.measure(1, initial_state(model, transform, plan))
 
 
@@ -237,11 +237,11 @@ def test_evaluators_have_a_schedule_of_their_own_as_a_share_too(tmp_path):
         ),
         (
             {"evaluators": [Retrieval(name="none", data=None)]},
-            "evaluator Retrieval 'none': it has no data: DEV_SPLIT, or what else names them, is None",
+            "evaluator Retrieval 'none': it has no data: DEV_SPLIT, or the setting that names them, is None",
         ),
         (
             {"objective": Norm()},
-            "objective must be an Objective of jaxir.objectives.objective, which ",
+            "objective must be an Objective of jaxir.objectives.objective, not a",
         ),
     ],
 )
@@ -287,7 +287,7 @@ def test_resume_compares_the_settings_of_an_evaluator_that_is_not_jaxirs():
 
     def dev(**settings):
         suite = Suite([Scaled(**settings)], None, best_by="norm", eval_every=1, steps=1)
-        return {"dev": suite.told}
+        return {"dev": suite.fingerprint}
 
     one = dev(scale=1.0, data=pairs(4))
     assert disagreement(one, dev(scale=1.0, data=pairs(8), every=2)) is None  # `data` has its fingerprint

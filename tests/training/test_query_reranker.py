@@ -115,7 +115,7 @@ def test_candidates_that_were_not_searched_deep_enough_are_no_measure(folder, tm
         "--gin.DEV_METRIC=Success@5",
     ]
     assert train(folder, "ri", tmp_path / "run", "--steps=3", *more) == 1
-    assert "Success@20 wants candidates that were searched that deep, not to 10" in capsys.readouterr().err
+    assert "Success@20 needs candidates searched to depth 20, not 10" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

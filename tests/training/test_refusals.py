@@ -25,7 +25,10 @@ def groups(**groups) -> dict:
         ({"batch_size": 9}, "^batch_size must be a multiple of the 2 devices that share it, not 9"),
         ({"batch_size": 80}, "^batch_size is 80, but there are only 64 pairs: give a smaller one"),
         ({"log_every": 0}, "^log_every must be a whole number of at least 1, not 0"),
-        ({"profile_steps": "5:9"}, "^profile_steps must be the first and the last of some of the 5 steps"),
+        (
+            {"profile_steps": "5:9"},
+            "^profile_steps must be the first and the last step to trace, of the 5 steps",
+        ),
         ({"dev_metric": "ndcg@10"}, "^there is no dev metric 'ndcg@10', only nDCG@10, RR@10, loss, accuracy"),
         (
             {"dev": pairs(1)},
@@ -45,11 +48,11 @@ def groups(**groups) -> dict:
             {"evaluators": [Retrieval(data=pairs(8), name="x", dimensions=[8, 99])]},
             "have 32 dimensions, not 99",
         ),
-        ({"frozen": ["tabel"]}, "no parameter is called 'tabel'"),
+        ({"frozen": ["tabel"]}, "frozen: no parameter matches 'tabel'"),
         ({"frozen": ["*"]}, "all parameters are frozen"),
         (
             groups(**{"auxilary.*": {"learning_rate": 0.1}}),
-            r"'auxilary\.\*': no parameter is called so",
+            r"'auxilary\.\*' matches no parameter",
         ),
         (
             groups(**{"t*": {"learning_rate": 0.1}, "table": {"learning_rate": 0.2}}),

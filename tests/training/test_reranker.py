@@ -147,7 +147,7 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
     for shallow, sentence in (
         (
             [f"--gin.DEV_RUN={folder}/run.trec"],
-            "run.trec has at most 4 documents of a query, and nDCG@10 and RR@10 want 10",
+            "run.trec has at most 4 documents of a query, and nDCG@10 and RR@10 need 10",
         ),
         (
             [f"--gin.DEV_RUN={deep}", "--gin.DEV_RUN_DEPTH=9"],
@@ -313,7 +313,7 @@ def test_dev_pairs_are_refused_before_anything_is_made(folder, tmp_path, capsys)
     run = tmp_path / "run"
     assert train(folder, run, "--steps=2", "--gin.DEV_SPLIT=train") == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "Reranking has neither vectors to search dev pairs by nor a loss of them" in error
+    assert "Reranking has neither vectors to search dev pairs by nor a loss on them" in error
     assert "gin/evaluators/reranking.gin" in error and not run.exists()
     model = PretrainedCrossEncoder(source=f"st:{GOLDEN / 'bert'}")
     pairs = TevatronPairs(path=str(folder / "mined.jsonl"))

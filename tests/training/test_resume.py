@@ -77,14 +77,14 @@ def test_a_run_of_before_whose_data_cannot_be_told_is_not_resumed(tmp_path, stop
         record["settings"]["data"] = "64 examples 0123456789abcdef"
         del record["sha256"], record["checksums"]  # which came with the data's hash
         path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="by an earlier jaxir, which knew its data by their first batch"):
+    with pytest.raises(UserError, match="by an earlier jaxir, which recorded only the first batch"):
         run(tmp_path / "run", **STOPPED)
     assert saved_steps(tmp_path / "run") == saved_steps(stopped)
 
 
 def test_a_dev_set_of_before_that_cannot_be_told_is_named_as_such():
     saved, now = {"dev": "nDCG@10 on 21 examples 0123456789abcdef"}, {"dev": "nDCG@10 on 21 pairs"}
-    assert disagreement(saved, now).startswith("was begun by an earlier jaxir, which knew its data by their")
+    assert disagreement(saved, now).startswith("was begun by an earlier jaxir, which recorded only the")
 
 
 def test_a_model_is_known_by_its_config_and_by_the_names_shapes_and_types_of_its_parameters():
