@@ -126,6 +126,10 @@ def fit(
         eval_every=eval_every,
         **settings,
     )
+    return _trained(recipe, kind, output_dir)
+
+
+def _trained(recipe: Recipe, kind: type[Any], output_dir: str | Path | None) -> Any:
     with contextlib.ExitStack() as closing:
         place = output_dir or closing.enter_context(temporary_directory()) / "run"
         result = trainer.train(recipe, place, kept=output_dir is not None)

@@ -55,29 +55,6 @@ class TrainResult(NamedTuple):
     best_value: float | None
 
 
-class Share(NamedTuple):
-    """Which part of each batch this process reads, and the number of parts."""
-
-    part: int
-    parts: int
-
-
-class Compiled(NamedTuple):
-    """The compiled step.
-
-    Attributes:
-      step: (state, batch, key data) -> (state, metrics); donates the given state.
-      ideal_seconds: the least time that the chips need for a step; None for unknown chips.
-      figures: memory and communication according to the compiler, for the log.
-      note: a sentence on what was chosen so that the step fits into memory, or None.
-    """
-
-    step: Callable[..., Any]
-    ideal_seconds: float | None
-    figures: Mapping[str, float]
-    note: str | None
-
-
 @dataclasses.dataclass(kw_only=True)
 class Run:
     """A run that is ready for its next step.
@@ -88,11 +65,11 @@ class Run:
       loaded: the model, with tokenizer and settings.
       partitioner: the mesh.
       batches_from: start_step -> the batches of this process from there on.
-      share: which part of each batch this process reads.
+      share: which part of each batch this process reads, and the number of parts.
       suite: the evaluators.
       plan: the layout of the state on the mesh.
       optimizer: built for the steps of the run.
-      state: parameters, moments of the optimizer and step; None until the directory is opened.
+      state: parameters, moments of the optimizer and step.
       start: finished steps: 0, or those of the checkpoint that the run resumes from.
     """
 
@@ -101,12 +78,12 @@ class Run:
     loaded: LoadedModel
     partitioner: Partitioner
     batches_from: Callable[..., Iterator[Mapping[str, np.ndarray]]]
-    share: Share
+    share: tuple[int, int]
     suite: Suite
     plan: train_state.Plan
     optimizer: BuiltOptimizer
-    state: train_state.TrainState | None = None
-    start: int = 0
+    state: train_state.TrainState
+    start: int
 
     def train(self, *, on_start: Callable[[Path], None] = lambda _: None, kept: bool = True) -> TrainResult:
         """Trains until the last step, or until a signal stops it.
@@ -121,14 +98,23 @@ class Run:
                 directory.begin(self.loaded, on_start)  # also replaces files that were damaged or removed
                 directory.mark_complete(steps)
                 return self._result(steps, None)
-            batches = closing.enter_context(self._prefetched())
+            ahead = prefetch(
+                self.batches_from(start_step=self.start),
+                lambda batch: distributed.place_share(batch, self.partitioner, *self.share),
+            )
+            batches = closing.enter_context(ahead)
             if (first := next(batches, None)) is None:
                 raise UserError(ENDED.format(self.start, steps))
             key_data = train_state.key_data_of(recipe.seed, self.plan)
-            compiled = self._compile(first, key_data)
+            compiled_step, note, costs = self._compile(first, key_data)
             directory.begin(self.loaded, on_start)
 
-            reporter = closing.enter_context(self._reporter(compiled))
+            reporter = Reporter(recipe, directory, self.suite, start=self.start, **costs)
+            closing.callback(reporter.narrator.close)
+            if note:
+                reporter.narrator.say(note)
+            if self.start:
+                reporter.narrator.say(f"resuming {directory.path} at step {self.start}")
             stop = closing.enter_context(StopSignal(saves=kept))
             trace = self._trace(reporter)
             closing.callback(trace.close)
@@ -138,7 +124,7 @@ class Run:
             closing.enter_context(jax.transfer_guard("disallow"))
             for batch in itertools.chain([first], batches):
                 trace.before(done + 1)
-                self.state, metrics = compiled.step(self.state, batch, key_data)
+                self.state, metrics = compiled_step(self.state, batch, key_data)
                 if traced := trace.after(done + 1, metrics):
                     reporter.narrator.say(traced)
                 if unread:
@@ -169,15 +155,14 @@ class Run:
                 directory.mark_complete(steps)
             return self._result(done, stop.received if done < steps else None)
 
-    def _prefetched(self) -> contextlib.AbstractContextManager[Iterator[Any]]:
-        """Returns the batches from the next step on, made ahead on a thread and placed on the mesh."""
-        return prefetch(
-            self.batches_from(start_step=self.start),
-            lambda batch: distributed.place_share(batch, self.partitioner, *self.share),
-        )
+    def _compile(
+        self, batch: Any, key_data: jax.Array
+    ) -> tuple[Callable[..., Any], str | None, dict[str, Any]]:
+        """Compiles the step and the evaluation; "auto" settings choose among several compiled steps.
 
-    def _compile(self, batch: Any, key_data: jax.Array) -> Compiled:
-        """Compiles the step and the evaluation; "auto" settings choose among several compiled steps."""
+        Returns the step, (state, batch, key data) -> (state, metrics), which donates the state; a note on
+        the choice; and the costs of the step, for the `Reporter`.
+        """
         objective, partitioner, plan = self.recipe.objective, self.partitioner, self.plan
 
         def compiled_with(remat: Remat, objective: Objective) -> Any:
@@ -186,7 +171,8 @@ class Run:
             with partitioner():
                 return compile_cache.compile_step(jitted.lower(self.state, batch, key_data), partitioner)
 
-        note, remat = None, train_state.remat_of(self.loaded.model)
+        backbone = getattr(getattr(self.loaded.model, "config", None), "backbone", None)
+        note, remat = None, getattr(backbone, "remat", False)
         with timed("compiling the step"):
             if "auto" in (remat, getattr(objective, "chunks", 1)):
                 _, objective, step, note = fit(
@@ -196,34 +182,21 @@ class Run:
                     rows=self.recipe.batch_size // partitioner.batch_divisor(),
                     limit=device_memory(),
                     gathers=partitioner.mesh.shape["fsdp"] > 1,
-                    scanned=train_state.is_scanned(self.loaded.model),
+                    scanned=getattr(backbone, "scan_layers", False),
                     seconds_of=functools.partial(scheduled_seconds, partitioner=partitioner),
                 )
             else:
                 step = compiled_with(remat, objective)
-            ideal = ideal_seconds(plan, objective, self.state, batch, partitioner)
-            figures = planned(step, partitioner) if jax.process_index() == 0 else {}
+            costs = {
+                "ideal_seconds": ideal_seconds(plan, objective, self.state, batch, partitioner),
+                "figures": planned(step, partitioner) if jax.process_index() == 0 else {},
+            }
         if self.suite.evaluators:
             self.suite.bench.objective = objective  # with the chosen number of chunks
             with timed("compiling the evaluation"):
                 self.suite.bench.compile(plan)
             self.suite.try_out(self.state)
-        return Compiled(step, ideal, figures, note)
-
-    def _reporter(self, compiled: Compiled) -> Reporter:
-        reporter = Reporter(
-            self.recipe,
-            self.directory,
-            self.suite,
-            start=self.start,
-            ideal_seconds=compiled.ideal_seconds,
-            figures=compiled.figures,
-        )
-        if compiled.note:
-            reporter.narrator.say(compiled.note)
-        if self.start:
-            reporter.narrator.say(f"resuming {self.directory.path} at step {self.start}")
-        return reporter
+        return step, note, costs
 
     def _trace(self, reporter: Reporter) -> Trace:
         to_trace = steps_to_trace(self.recipe.profile_steps, self.recipe.steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -55,12 +55,6 @@ class Reporter:
             evaluations_from=suite.count_from,
         )
         self._warned: set[tuple[str, str]] = set()
-
-    def __enter__(self) -> Reporter:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self.narrator.close()
 
     def step(self, done: int, metrics: Metrics) -> None:
         """Reads and shows the metrics of a step; logs those of every `log_every`th step."""

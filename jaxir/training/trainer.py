@@ -14,7 +14,6 @@ from flax import nnx
 
 from jaxir.core.features import TextFormat
 from jaxir.core.platforms import check_devices
-from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_data import check_data, dataset_of
 from jaxir.data.text.truncation import ARGUMENTS, FLAGS, told_of_dataset
 from jaxir.interop.model_dir import LoadedModel
@@ -23,7 +22,7 @@ from jaxir.runtime import distributed
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
 from jaxir.training.evaluators.evaluation_context import Bench
 from jaxir.training.evaluators.evaluator import Evaluator
-from jaxir.training.loop import Run, Share, TrainResult
+from jaxir.training.loop import Run, TrainResult
 from jaxir.training.run import warm_start
 from jaxir.training.run.profiling import steps_to_trace
 from jaxir.training.run.recipe import Recipe
@@ -100,41 +99,23 @@ def prepare(
     recipe, whole, data = _with_data(recipe, loaded, form, names)
 
     # The order of the batches, and the evaluators.
-    share = Share(*distributed.share_of_batch(partitioner))
+    share = distributed.share_of_batch(partitioner)
     batches_from = functools.partial(
         data.batches,
         batch_size=recipe.batch_size,
         seed=recipe.seed,
-        process_index=share.part,
-        process_count=share.parts,
+        process_index=share[0],
+        process_count=share[1],
     )
     batches_from(start_step=0)  # raises an error for impossible batches
-    bench = Bench(
-        tokenizer=loaded.tokenizer,
-        form=form,
-        objective=recipe.objective,
-        training_data=data,
-        batch_size=recipe.batch_size,
-        partitioner=partitioner,
-        on_bad_input=recipe.on_bad_input,
-    )
-    suite = Suite(
-        evaluators, bench, best_by=recipe.dev_metric, eval_every=recipe.eval_every, steps=recipe.steps
-    )
+    suite = _suite_of(recipe, evaluators, loaded, form, data, partitioner)
 
     # The objective's auxiliary, and the state.
     rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(recipe.seed), AUXILIARY))
     auxiliary = auxiliary_of(recipe.objective, loaded.model, form=form, rngs=rngs)
     recipe.objective.read_corpus(auxiliary, data)
-    agreed = agreed_settings(
-        recipe,
-        loaded.model,
-        auxiliary,
-        whole,
-        objective=describe(recipe.objective, bindings),
-        dev=suite.fingerprint,
-        parts=share.parts,
-    )
+    described = {"objective": describe(recipe.objective, bindings), "dev": suite.fingerprint}
+    agreed = agreed_settings(recipe, loaded.model, auxiliary, whole, **described, parts=share[1])
     agreed |= weights(loaded.model, partitioner) | warm_start.describe(recipe.auxiliary_from)
     check_alike(agreed | {name: getattr(recipe, name) for name in ("eval_every", "checkpoint_every")})
     optimizer = recipe.optimizer.build(recipe.steps)
@@ -142,7 +123,25 @@ def prepare(
     plan = train_state.plan_state(
         loaded.model, optimizer.transform, partitioner, auxiliary=auxiliary, frozen=frozen
     )
-    run = Run(
+    resumed = directory.open(
+        agreed,
+        plan.abstract,
+        keep_last=recipe.keep_last,
+        metric=suite.best_by,
+        greater_is_better=suite.greater_is_better,
+    )
+    if resumed:
+        state = resumed.state
+    else:
+        state = train_state.initial_state(loaded.model, optimizer.transform, plan, auxiliary)
+        if recipe.auxiliary_from:
+            state = warm_start.with_auxiliary_of(
+                recipe.auxiliary_from,
+                state,
+                plan,
+                read_corpus=lambda beside: recipe.objective.read_corpus(beside, data),
+            )
+    return Run(
         recipe=recipe,
         directory=directory,
         loaded=loaded,
@@ -152,9 +151,30 @@ def prepare(
         suite=suite,
         plan=plan,
         optimizer=optimizer,
+        state=state,
+        start=resumed.step if resumed else 0,
     )
-    _open(run, agreed, auxiliary, data)
-    return run
+
+
+def _suite_of(
+    recipe: Recipe,
+    evaluators: Sequence[Evaluator],
+    loaded: LoadedModel,
+    form: TextFormat,
+    data: Any,
+    partitioner: Partitioner,
+) -> Suite:
+    bench = Bench(
+        tokenizer=loaded.tokenizer,
+        form=form,
+        objective=recipe.objective,
+        training_data=data,
+        batch_size=recipe.batch_size,
+        partitioner=partitioner,
+        on_bad_input=recipe.on_bad_input,
+    )
+    every = {"eval_every": recipe.eval_every, "steps": recipe.steps}
+    return Suite(evaluators, bench, best_by=recipe.dev_metric, **every)
 
 
 def _checked(recipe: Recipe) -> tuple[Recipe, Partitioner, Sequence[Evaluator]]:
@@ -189,26 +209,3 @@ def _with_data(
         recipe = recipe.settled(data.num_examples)
     steps_to_trace(recipe.profile_steps, recipe.steps)  # raises an error for other steps
     return recipe, whole, data.scheduled(recipe.steps)
-
-
-def _open(run: Run, agreed: Mapping[str, Any], auxiliary: nnx.Module | None, data: Dataset) -> None:
-    """Sets a run's state to that of the newest checkpoint, or to that before the first step."""
-    recipe, model, plan = run.recipe, run.loaded.model, run.plan
-    resumed = run.directory.open(
-        agreed,
-        plan.abstract,
-        keep_last=recipe.keep_last,
-        metric=run.suite.best_by,
-        greater_is_better=run.suite.greater_is_better,
-    )
-    if resumed:
-        run.state, run.start = resumed.state, resumed.step
-        return
-    run.state, run.start = train_state.initial_state(model, run.optimizer.transform, plan, auxiliary), 0
-    if recipe.auxiliary_from:
-        run.state = warm_start.with_auxiliary_of(
-            recipe.auxiliary_from,
-            run.state,
-            plan,
-            read_corpus=lambda beside: recipe.objective.read_corpus(beside, data),
-        )

@@ -20,6 +20,8 @@ def groups(**groups) -> dict:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
+        ({"steps": None, "epochs": 0.0}, "^epochs must be a number above 0 or None, not 0.0"),
+        ({"steps": None, "epochs": 1.0, "min_steps": 0}, "^min_steps must be a whole number from 1 to"),
         ({"steps": 0}, "^steps must be a whole number from 1 to 2147483647 or None, not 0"),
         ({"batch_size": -8}, "^batch_size must be a whole number from 1 to 16777216, not -8"),
         ({"batch_size": 9}, "^batch_size must be a multiple of the 2 devices that share it, not 9"),

@@ -73,7 +73,7 @@ class Recipe:
     def __post_init__(self):
         from jaxir.objectives.objective import Objective  # imports JAX
 
-        check_length(self.steps, self.epochs, self.min_steps)
+        check_length(self.steps, self.epochs)
         if not isinstance(self.objective, Objective):
             kind = type(self.objective)
             raise UserError(

@@ -8,16 +8,12 @@ from jaxir.core.values import MOST_STEPS
 _ROUNDING = 1e-9  # subtracted before rounding up, so that 0.1 of 30 is 3
 
 
-def check_length(steps: int | None, epochs: float | None, min_steps: int) -> None:
-    """Raises a UserError unless a run's length is given in steps or in epochs, and is possible."""
+def check_length(steps: int | None, epochs: float | None) -> None:
+    """Raises a UserError unless a run's length is given either in steps or in epochs."""
     if steps is not None and epochs is not None:
         raise UserError(f"steps is {steps} and epochs is {epochs}: keep one, and set the other to None")
     if steps is None and epochs is None:
         raise UserError("steps or epochs must be given: set the length of the run by one of them")
-    if epochs is not None and not 0 < epochs < math.inf:
-        raise UserError(f"epochs must be more than 0, not {epochs}")
-    if min_steps < 1:
-        raise UserError(f"min_steps must be at least 1, not {min_steps}")
 
 
 def steps_of(epochs: float, *, pairs: int, batch_size: int, min_steps: int) -> int:

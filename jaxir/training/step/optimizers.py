@@ -47,7 +47,8 @@ def linear_schedule(
     learning_rate * (steps - t) / (steps - warmup_steps): the full rate at t = warmup_steps, zero at t =
     steps. With `unfinished` the warm-up may be longer than the run.
     """
-    _check_schedule(learning_rate, warmup_steps, max(steps, warmup_steps + 1) if unfinished else steps)
+    if not unfinished:
+        _check_warmup(warmup_steps, steps)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         t = jnp.asarray(step, jnp.float32)
@@ -66,7 +67,6 @@ def inverse_sqrt_schedule(learning_rate: float, *, warmup_steps: int) -> Schedul
     """
     if warmup_steps < 1:
         raise UserError("a learning rate that falls with the square root needs warmup_steps of at least 1")
-    _check_schedule(learning_rate, warmup_steps, warmup_steps + 1)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         part = (jnp.asarray(step, jnp.float32) + 1.0) / warmup_steps
@@ -91,10 +91,8 @@ def t5x_schedule(
       decay_factor: part of the highest rate that each step after the warm-up subtracts; None: the rate is 0
         at `steps`.
     """
-    _check_schedule(learning_rate, warmup_steps, steps)
+    _check_warmup(warmup_steps, steps)
     fall = 1.0 / (steps - warmup_steps) if decay_factor is None else decay_factor
-    if not 0 <= fall < float("inf"):
-        raise UserError(f"decay_factor must be a finite number of at least 0, not {decay_factor}")
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         t = jnp.asarray(step, jnp.float32)
@@ -105,9 +103,7 @@ def t5x_schedule(
     return schedule
 
 
-def _check_schedule(learning_rate: float, warmup_steps: int, steps: int) -> None:
-    if not 0 <= learning_rate < float("inf"):
-        raise UserError(f"learning_rate must be a finite number of at least 0, not {learning_rate}")
+def _check_warmup(warmup_steps: int, steps: int) -> None:
     if not 0 <= warmup_steps < steps:
         raise UserError(
             f"warmup_steps must be at least 0 and less than the {steps} steps of the run, not {warmup_steps}"

@@ -84,17 +84,6 @@ class Plan(NamedTuple):
         return self._replace(graphdef=graphdef, auxiliary=auxiliary)
 
 
-def remat_of(model: nnx.Module) -> Remat:
-    """Returns the `remat` of a model's configuration; False if it has no backbone."""
-    backbone = getattr(getattr(model, "config", None), "backbone", None)
-    return getattr(backbone, "remat", False)
-
-
-def is_scanned(model: nnx.Module) -> bool:
-    """Returns whether a model's blocks are scanned; False if it has no backbone."""
-    return getattr(getattr(getattr(model, "config", None), "backbone", None), "scan_layers", False)
-
-
 def plan_state(
     model: nnx.Module,
     transform: optax.GradientTransformation,
