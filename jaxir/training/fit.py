@@ -1,4 +1,4 @@
-"""`fit`: training as a library call; pairs of texts in, an encoder, a reranker or a generator out."""
+"""`fit`: training as a library call, from pairs of texts to an encoder, a reranker or a generator."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from jaxir.training.loop import TrainResult
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW, Optimizer
 
-# As in gin/pairs.gin and gin/generator.gin, which tests hold them against.
+# The same as in gin/pairs.gin and gin/generator.gin; tests compare them.
 WRITING = Seq2Seq(source="passage", target="query")
 OBJECTIVE = Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.05))
 OPTIMIZER = AdamW(learning_rate=3e-5, warmup_steps=0.05)
 MIN_STEPS, DROPOUT = 100, 0.0
-_CALLED = {"data": "pairs", "mesh": "partitioner"}  # of the recipe -> here
+_CALLED = {"data": "pairs", "mesh": "partitioner"}  # a recipe's setting -> its name here
 
 
 def fit(
@@ -68,39 +68,39 @@ def fit(
 ) -> DualEncoder | CrossEncoder | Generator:
     """Trains a dual encoder on pairs of texts.
 
-    With `PretrainedCrossEncoder` it is a cross-encoder, which by default learns to tell the passage of a
-    query from its hard negatives, and with `PretrainedSeq2Seq` a generator, which by default learns to write
-    the query of a passage, and of which `dev` tells the loss.
+    With `PretrainedCrossEncoder` it trains a cross-encoder, by default to rank the passage of a query above
+    its hard negatives. With `PretrainedSeq2Seq` it trains a generator, by default to write the query of a
+    passage; `dev` then measures the loss.
 
-    What is given as `model` stays as it is. Defaults are what gin/pairs.gin sets. Ctrl-C or SIGTERM ends
-    training after the current step. With `output_dir` a checkpoint is saved, a warning names the step, and
-    the result's `training` has `stopped_by` and `step`. The same call resumes the run.
+    The given `model` is not changed. Defaults are those of gin/pairs.gin. Ctrl-C or SIGTERM ends training
+    after the current step. With `output_dir`, a checkpoint is saved, a warning names the step, and the same
+    call resumes the run.
 
     The result's `training` is a `jaxir.training.loop.TrainResult`: the steps of the run, the last finished
     step, the signal that stopped it (None if it is complete) and the best checkpoint.
 
     Args:
-      model: what to start from: a name (`st:NAME`, `hf:NAME`, a directory of ours) or an encoder, either
-        without dropout, or a Pretrained(...) or FromScratch(...), which say lengths, dropout and towers.
+      model: what to start from: a name (`st:NAME`, `hf:NAME`, a directory of jaxir's) or an encoder, both
+        trained without dropout, or a Pretrained(...) or FromScratch(...), which set lengths, dropout and
+        towers.
       pairs: `Pairs`, or another kind of data of `jaxir.data`, such as BeirPairs(directory=...).
-      steps: optimizer steps; or else
-      epochs: how often to go through the pairs. By default once, and at least 100 steps.
+      steps: optimizer steps; give this or epochs.
+      epochs: number of times to go through the pairs; by default once, and at least 100 steps.
       batch_size: pairs of a step, over all devices.
       objective: the training method; by default the in-batch softmax at temperature 0.05, Reranking() or
         Seq2Seq(...).
       optimizer: AdamW(...) or Adafactor(...); by default AdamW at 3e-5, with a warm-up.
-      dev: pairs to evaluate on while training; the encoder is then the best by them, not the last.
-      eval_every: steps between evaluations on them; below 1, a share of all steps.
-      num_negatives: hard negatives of each pair in a batch; by default 1 where each of `Pairs` has some.
-      output_dir: the run's directory, new or to be resumed, which is a model to every command; by default
+      dev: pairs to evaluate on while training; the result is then the best encoder on them, not the last.
+      eval_every: steps between evaluations on `dev`; below 1, a share of all steps.
+      num_negatives: hard negatives of each pair in a batch; by default 1 if each of `Pairs` has some.
+      output_dir: the run's directory, new or to be resumed, which every command opens as a model; by default
         nothing of the run is kept.
       partitioner: the mesh; by default all devices split the batch.
-      seed: of the order of the data, of dropout and of new parameters.
+      seed: decides the order of the data, dropout and new parameters.
       **settings: other fields of a `jaxir.training.run.recipe.Recipe`: log_every, evaluators, ...
 
     Raises:
-      UserError: no such model, an objective of another kind of model, pairs or settings that make no sense
-        or that there are not, a dev_metric without dev or evaluators, or an `output_dir` that cannot be used.
+      UserError: a setting, the model, the data or `output_dir` cannot be used.
       KeyboardInterrupt: Ctrl-C or SIGTERM stopped training, and no `output_dir` was given.
     """
     _check(settings, steps=steps, dev=dev)
@@ -130,7 +130,6 @@ def fit(
 
 
 def _trained(recipe: Recipe, kind: type[Any], output_dir: str | Path | None) -> Any:
-    """Trains a recipe, and opens the run as a model of this kind."""
     with contextlib.ExitStack() as closing:
         place = output_dir or closing.enter_context(temporary_directory()) / "run"
         result = trainer.train(recipe, place, kept=output_dir is not None)
@@ -144,7 +143,6 @@ def _trained(recipe: Recipe, kind: type[Any], output_dir: str | Path | None) -> 
 
 
 def _check(settings: Mapping[str, Any], *, steps: int | None, dev: Any) -> None:
-    """Raises a UserError where a setting is unknown or cannot go with the others."""
     known = {field.name: field.name for field in dataclasses.fields(Recipe)} | _CALLED
     for name in settings:
         if known.get(name) != name:
@@ -153,13 +151,13 @@ def _check(settings: Mapping[str, Any], *, steps: int | None, dev: Any) -> None:
         raise UserError("min_steps counts with epochs only, and steps is given: leave min_steps out")
     if "dev_metric" in settings and dev is None and not settings.get("evaluators"):
         raise UserError(
-            f"dev_metric is {settings['dev_metric']!r}, but nothing is evaluated that it could be of: give"
-            " dev or evaluators, or leave it out"
+            f"dev_metric is {settings['dev_metric']!r}, but nothing is evaluated: give dev or evaluators, or"
+            " leave dev_metric out"
         )
 
 
 def _kind_of(model: Any, objective: Objective | None) -> tuple[type[Any], Objective]:
-    """Returns the class that opens what is trained, and the objective that trains it by default."""
+    """Returns the class that opens the trained model, and the default objective."""
     if isinstance(model, PretrainedCrossEncoder):
         return (QueryReranker if isinstance(objective, QueryReranking) else CrossEncoder), Reranking()
     if isinstance(model, PretrainedSeq2Seq):
@@ -168,15 +166,13 @@ def _kind_of(model: Any, objective: Objective | None) -> tuple[type[Any], Object
 
 
 def _report_stop(result: TrainResult, output_dir: str | Path | None) -> None:
-    """Warns that training was stopped; raises KeyboardInterrupt where nothing of the run was kept."""
-    told = f"training was stopped by {result.stopped_by.name} after step {result.step} of {result.steps}"
+    """Warns that training was stopped; raises KeyboardInterrupt if nothing of the run is kept."""
+    stop = f"training was stopped by {result.stopped_by.name} after step {result.step} of {result.steps}"
     if output_dir is None:
-        raise KeyboardInterrupt(f"{told}; nothing is kept: give output_dir to resume a stopped run")
-    which = "the last step"
-    if result.best_step is not None:
-        which = f"step {result.best_step}, the best so far"
+        raise KeyboardInterrupt(f"{stop}; nothing is kept: give output_dir to resume a stopped run")
+    which = "the last step" if result.best_step is None else f"step {result.best_step}, the best so far"
     print(
-        f"warning: {told}; the model has the weights of {which}; call fit again with the same arguments to"
+        f"warning: {stop}; the model has the weights of {which}; call fit again with the same arguments to"
         " resume",
         file=sys.stderr,
     )
@@ -184,31 +180,28 @@ def _report_stop(result: TrainResult, output_dir: str | Path | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Shortened(TextData):
-    """Data whose texts are as long as the longest: a model can read more, but steps need take no longer."""
+    """Data padded only to their longest texts, so that steps take no longer than needed."""
 
     data: TextData
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> Dataset:
-        """Builds the data; see `TextData`."""
         found = self.data.build(tokenizer, features, on_bad_input=on_bad_input)
         return found.shortened() if isinstance(found, ArrayDataset) else found
 
 
 def _shortened(what: str, data: Any) -> Any:
-    """Returns data that are `Shortened`; a dataset that was built as it is."""
     check_data(what, data)
     return Shortened(data) if isinstance(data, TextData) else data
 
 
 @dataclasses.dataclass(frozen=True)
 class Copied:
-    """A model to start from that stays as it is: training is given a copy, without dropout."""
+    """A model that is trained as a copy, without dropout, so that the model itself does not change."""
 
     encoder: DualEncoder
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> model_dir.LoadedModel:
-        """Makes the copy; see `interop.build.Source`."""
-        # By way of the host, for the steps of training take the memory of the parameters that they are given.
+        # Copied by way of the host, since training donates the parameters that it is given.
         encoder, model = self.encoder, self.encoder.model
         found = StoredModel(
             config=model.config,

@@ -32,18 +32,18 @@ from jaxir.training.step.prefetch import prefetch
 from jaxir.training.stopping import StopSignal
 from jaxir.training.suite import Suite
 
-ENDED = "step {}: the data's batches ended, of a run of {} steps: `batches` must go on without end"
+ENDED = "step {}: the data's batches ended, of a run of {} steps: `batches` must be endless"
 
 
 class TrainResult(NamedTuple):
     """How a run ended.
 
     Attributes:
-      steps: those of the whole run.
-      started_at: the step it began with: 0, or that of the checkpoint it resumed from.
+      steps: steps of the whole run.
+      started_at: the step that it began with: 0, or that of the checkpoint it resumed from.
       step: the number of finished steps; if it is `started_at`, the run was complete already.
       stopped_by: the signal that stopped it before its last step, or None.
-      best_step: the step of the checkpoint that is best by the dev metric, or None without one.
+      best_step: the step of the best checkpoint by the dev metric, or None without one.
       best_value: its dev metric.
     """
 
@@ -55,42 +55,19 @@ class TrainResult(NamedTuple):
     best_value: float | None
 
 
-class Share(NamedTuple):
-    """Which part of each batch this process reads, and how many parts there are."""
-
-    part: int
-    parts: int
-
-
-class Compiled(NamedTuple):
-    """The compiled step.
-
-    Attributes:
-      step: (state, batch, key data) -> (state, metrics); the state that is given is donated.
-      ideal_seconds: the least time that the chips need for a step; None where their speed is not known.
-      figures: what the compiler says of memory and communication, for the log.
-      note: what was chosen so that the step fits into memory, in words; None if nothing was.
-    """
-
-    step: Callable[..., Any]
-    ideal_seconds: float | None
-    figures: Mapping[str, float]
-    note: str | None
-
-
 @dataclasses.dataclass(kw_only=True)
 class Run:
     """A run that is ready for its next step.
 
     Attributes:
-      recipe: what is trained; all that it says as a share is in steps.
-      directory: where it lies, held.
+      recipe: the settings, with all shares converted to steps.
+      directory: the run's directory, locked.
       loaded: the model, with tokenizer and settings.
       partitioner: the mesh.
       batches_from: start_step -> the batches of this process from there on.
-      share: which part of each batch this process reads.
+      share: which part of each batch this process reads, and the number of parts.
       suite: the evaluators.
-      plan: how the state lies on the mesh.
+      plan: the layout of the state on the mesh.
       optimizer: built for the steps of the run.
       state: parameters, moments of the optimizer and step.
       start: finished steps: 0, or those of the checkpoint that the run resumes from.
@@ -101,39 +78,43 @@ class Run:
     loaded: LoadedModel
     partitioner: Partitioner
     batches_from: Callable[..., Iterator[Mapping[str, np.ndarray]]]
-    share: Share
+    share: tuple[int, int]
     suite: Suite
     plan: train_state.Plan
     optimizer: BuiltOptimizer
-    state: train_state.TrainState | None = None  # until it is opened
-    start: int = 0
+    state: train_state.TrainState
+    start: int
 
     def train(self, *, on_start: Callable[[Path], None] = lambda _: None, kept: bool = True) -> TrainResult:
         """Trains until the last step, or until a signal stops it.
 
-        Args:
-          on_start: called with the directory before the first step.
-          kept: whether the directory outlives the run; if not, a stopped run saves no checkpoint.
-
-        Raises:
-          UserError: a first batch without any negative, a loss or gradient that is not finite, batches that
-            end too soon, or a directory that cannot be written.
+        `on_start` is called with the directory before the first step. Unless `kept`, a stopped run saves no
+        checkpoint.
         """
         recipe, directory, steps = self.recipe, self.directory, self.recipe.steps
         with contextlib.ExitStack() as closing:
             closing.callback(lambda: train_state.put_into(self.loaded.model, self.state.params))
             if self.start == steps:
-                directory.begin(self.loaded, on_start)  # also writes what was damaged or removed since
+                directory.begin(self.loaded, on_start)  # also replaces files that were damaged or removed
                 directory.mark_complete(steps)
                 return self._result(steps, None)
-            batches = closing.enter_context(self._prefetched())
+            ahead = prefetch(
+                self.batches_from(start_step=self.start),
+                lambda batch: distributed.place_share(batch, self.partitioner, *self.share),
+            )
+            batches = closing.enter_context(ahead)
             if (first := next(batches, None)) is None:
                 raise UserError(ENDED.format(self.start, steps))
             key_data = train_state.key_data_of(recipe.seed, self.plan)
-            compiled = self._compile(first, key_data)
+            compiled_step, note, costs = self._compile(first, key_data)
             directory.begin(self.loaded, on_start)
 
-            reporter = closing.enter_context(self._reporter(compiled))
+            reporter = Reporter(recipe, directory, self.suite, start=self.start, **costs)
+            closing.callback(reporter.narrator.close)
+            if note:
+                reporter.narrator.say(note)
+            if self.start:
+                reporter.narrator.say(f"resuming {directory.path} at step {self.start}")
             stop = closing.enter_context(StopSignal(saves=kept))
             trace = self._trace(reporter)
             closing.callback(trace.close)
@@ -143,9 +124,9 @@ class Run:
             closing.enter_context(jax.transfer_guard("disallow"))
             for batch in itertools.chain([first], batches):
                 trace.before(done + 1)
-                self.state, metrics = compiled.step(self.state, batch, key_data)
+                self.state, metrics = compiled_step(self.state, batch, key_data)
                 if traced := trace.after(done + 1, metrics):
-                    reporter.say(traced)
+                    reporter.narrator.say(traced)
                 if unread:
                     reporter.step(*unread)
                 done, unread = done + 1, (done + 1, metrics)
@@ -155,12 +136,12 @@ class Run:
                 if evaluating or saving:
                     reporter.step(*unread)
                     unread, value = None, None
-                    with reporter.paused(evaluating=evaluating), jax.transfer_guard("allow"):
+                    with reporter.narrator.paused(evaluating=evaluating), jax.transfer_guard("allow"):
                         if evaluating:
                             value = reporter.evaluate(done, self.state)
                         if saving or checkpoints.is_best(value):
                             reporter.settle_checkpoint()
-                            reporter.bring_logs()
+                            reporter.log.bring()
                             checkpoints.save(done, self.state, value)
                 else:
                     reporter.poll_checkpoint()
@@ -174,15 +155,14 @@ class Run:
                 directory.mark_complete(steps)
             return self._result(done, stop.received if done < steps else None)
 
-    def _prefetched(self) -> contextlib.AbstractContextManager[Iterator[Any]]:
-        """Returns the batches from the next step on, made ahead on a thread and placed on the mesh."""
-        return prefetch(
-            self.batches_from(start_step=self.start),
-            lambda batch: distributed.place_share(batch, self.partitioner, *self.share),
-        )
+    def _compile(
+        self, batch: Any, key_data: jax.Array
+    ) -> tuple[Callable[..., Any], str | None, dict[str, Any]]:
+        """Compiles the step and the evaluation; "auto" settings choose among several compiled steps.
 
-    def _compile(self, batch: Any, key_data: jax.Array) -> Compiled:
-        """Compiles the step and the evaluation; with "auto" it chooses among several compiled steps."""
+        Returns the step, (state, batch, key data) -> (state, metrics), which donates the state; a note on
+        the choice; and the costs of the step, for the `Reporter`.
+        """
         objective, partitioner, plan = self.recipe.objective, self.partitioner, self.plan
 
         def compiled_with(remat: Remat, objective: Objective) -> Any:
@@ -191,7 +171,8 @@ class Run:
             with partitioner():
                 return compile_cache.compile_step(jitted.lower(self.state, batch, key_data), partitioner)
 
-        note, remat = None, train_state.remat_of(self.loaded.model)
+        backbone = getattr(getattr(self.loaded.model, "config", None), "backbone", None)
+        note, remat = None, getattr(backbone, "remat", False)
         with timed("compiling the step"):
             if "auto" in (remat, getattr(objective, "chunks", 1)):
                 _, objective, step, note = fit(
@@ -201,40 +182,29 @@ class Run:
                     rows=self.recipe.batch_size // partitioner.batch_divisor(),
                     limit=device_memory(),
                     gathers=partitioner.mesh.shape["fsdp"] > 1,
-                    scanned=train_state.is_scanned(self.loaded.model),
+                    scanned=getattr(backbone, "scan_layers", False),
                     seconds_of=functools.partial(scheduled_seconds, partitioner=partitioner),
                 )
             else:
                 step = compiled_with(remat, objective)
-            ideal = ideal_seconds(plan, objective, self.state, batch, partitioner)
-            figures = planned(step, partitioner) if jax.process_index() == 0 else {}
+            costs = {
+                "ideal_seconds": ideal_seconds(plan, objective, self.state, batch, partitioner),
+                "figures": planned(step, partitioner) if jax.process_index() == 0 else {},
+            }
         if self.suite.evaluators:
-            self.suite.bench.objective = objective  # with the chunks that were found
+            self.suite.bench.objective = objective  # with the chosen number of chunks
             with timed("compiling the evaluation"):
-                self.suite.compile(plan)
+                self.suite.bench.compile(plan)
             self.suite.try_out(self.state)
-        return Compiled(step, ideal, figures, note)
-
-    def _reporter(self, compiled: Compiled) -> Reporter:
-        reporter = Reporter(
-            self.recipe,
-            self.directory,
-            self.suite,
-            start=self.start,
-            ideal_seconds=compiled.ideal_seconds,
-            figures=compiled.figures,
-        )
-        if compiled.note:
-            reporter.say(compiled.note)
-        if self.start:
-            reporter.say(f"resuming {self.directory.path} at step {self.start}")
-        return reporter
+        return step, note, costs
 
     def _trace(self, reporter: Reporter) -> Trace:
         to_trace = steps_to_trace(self.recipe.profile_steps, self.recipe.steps)
         trace = Trace(self.directory.path, to_trace, start_step=self.start)
         if trace.begun_before:
-            reporter.say(f"no trace of steps {trace.begun_before}: the run goes on after step {self.start}")
+            reporter.narrator.say(
+                f"no trace of steps {trace.begun_before}: the run resumes after step {self.start}"
+            )
         return trace
 
     def _result(self, step: int, stopped_by: signal.Signals | None) -> TrainResult:

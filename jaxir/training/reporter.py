@@ -1,10 +1,9 @@
-"""Metrics and evaluations of a run while it trains: read or run, checked, logged and shown."""
+"""Metrics and evaluations of a run while it trains: read, checked, logged and shown."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -18,21 +17,21 @@ from jaxir.training.step.train_state import Metrics, TrainState
 from jaxir.training.suite import Suite
 
 NO_NEGATIVES = (
-    "no pair of the {} has a negative, so the loss is 0 whatever the model does: no hard negatives but the"
-    " passages themselves, and no other pairs with another query and another passage (by their ids)"
+    "no pair of the {} has a negative, so the loss is 0 whatever the model does: there are no hard negatives"
+    " but the passages themselves, and no two pairs with different queries and passages (by their ids)"
 )
 
 
 class Reporter:
-    """Reads metrics and evaluations, refuses what is not finite, and logs and shows the rest.
+    """Reads metrics, runs evaluations, refuses values that are not finite, and logs and shows the rest.
 
     Args:
-      recipe: of the run.
-      directory: of the run, begun.
+      recipe: the run's settings.
+      directory: the run's directory, begun.
       suite: the evaluators.
       start: the step that the run starts after.
-      ideal_seconds: the least time that the chips need for a step; None where their speed is not known.
-      figures: values that every logged line has.
+      ideal_seconds: the least time that the chips need for a step; None for unknown chips.
+      figures: values for every logged line.
     """
 
     def __init__(
@@ -48,8 +47,8 @@ class Reporter:
         self._recipe, self._suite = recipe, suite
         self._checkpoints = directory.checkpoints
         self._ideal_seconds, self._figures = ideal_seconds, figures
-        self._log = directory.log(start)
-        self._narrator = Narrator(
+        self.log = directory.log(start)
+        self.narrator = Narrator(
             steps=recipe.steps,
             start_step=start,
             batch_size=recipe.batch_size,
@@ -57,73 +56,47 @@ class Reporter:
         )
         self._warned: set[tuple[str, str]] = set()
 
-    def __enter__(self) -> Reporter:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._narrator.close()
-
-    def say(self, line: str) -> None:
-        """Prints a line above the progress bar."""
-        self._narrator.say(line)
-
-    def paused(self, *, evaluating: bool) -> contextlib.AbstractContextManager[None]:
-        """Leaves what happens inside out of the examples per second."""
-        return self._narrator.paused(evaluating=evaluating)
-
     def step(self, done: int, metrics: Metrics) -> None:
-        """Reads the metrics of a step and shows them; logs those of every `log_every`th step.
-
-        Raises:
-          UserError: the loss or the gradient is not finite, or the first batch has no negatives.
-        """
+        """Reads and shows the metrics of a step; logs those of every `log_every`th step."""
         values = {k: float(v) for k, v in jax.device_get(metrics).items()}
         for name in ("loss", "grad_norm"):
             if not np.isfinite(values[name]):
                 self.fail(f"step {done}: {name} is {values[name]}")
         self._check_negatives(done, values)
-        self._narrator.step(done, values["loss"])
+        self.narrator.step(done, values["loss"])
         if done % self._recipe.log_every == 0 or done == self._recipe.steps:
             own = dict(values)
-            values["examples_per_second"] = self._narrator.lap(done)
+            values["examples_per_second"] = self.narrator.lap(done)
             values["step_seconds"] = self._recipe.batch_size / values["examples_per_second"]
             if self._ideal_seconds is not None:
                 values["mfu"] = self._ideal_seconds / values["step_seconds"]
             values |= peak_memory(jax.local_devices()) | self._figures
-            self._log.write(done, values)
-            self._narrator.tell(done, values, own)
+            self.log.write(done, values)
+            self.narrator.show_step(done, values, own)
 
     def evaluate(self, done: int, state: TrainState) -> float | None:
-        """Runs the evaluators that are due after a step; returns the dev metric, None if it is not measured.
-
-        Raises:
-          UserError: an evaluator fails, or measures what is not finite.
-        """
+        """Runs the evaluators that are due after a step; returns the dev metric if it was measured."""
         try:
             scores = self._suite.measure(done, state)
         except UserError as error:
             self.fail(str(error), error)
         self._check_negatives(done, scores, "dev batches")
-        self._log.write(done, {f"dev/{k}": v for k, v in scores.items()})
+        self.log.write(done, {f"dev/{k}": v for k, v in scores.items()})
         named = {k: scores[k] for k in self._suite.directions if k in scores}
         others = {k: v for k, v in scores.items() if k not in named}
-        self._narrator.tell_dev(done, named, others)
+        self.narrator.show_evaluation(done, named, others)
         return scores.get(self._recipe.dev_metric)
 
     def settle_checkpoint(self) -> None:
-        """Waits for the checkpoint in writing, and logs that it is whole."""
-        self._log.checkpoint(self._checkpoints.settle())
+        """Waits for the checkpoint being written, and logs that it is whole."""
+        self.log.checkpoint(self._checkpoints.settle())
 
     def poll_checkpoint(self) -> None:
-        """Logs that the checkpoint in writing is whole, if it is by now."""
-        self._log.checkpoint(self._checkpoints.poll())
-
-    def bring_logs(self) -> None:
-        """Brings the logs to the run's bucket, before a checkpoint that a resume starts from."""
-        self._log.bring()
+        """Logs that the checkpoint being written is whole, if it is by now."""
+        self.log.checkpoint(self._checkpoints.poll())
 
     def fail(self, why: str, cause: Exception | None = None) -> NoReturn:
-        """Raises a UserError that says why training stops, and where the last good checkpoint is."""
+        """Raises a UserError with the reason why training stops and the last good checkpoint."""
         self.settle_checkpoint()
         raise UserError(f"{why}; training stopped, {self._checkpoints.last_good()}") from cause
 
@@ -137,5 +110,5 @@ class Reporter:
             if done == 1 and what == "batch":
                 raise UserError(f"{sentence}; give other pairs, hard negatives or a larger batch_size")
             if (name, what) not in self._warned:
-                self.say(f"warning: {sentence}")
+                self.narrator.say(f"warning: {sentence}")
                 self._warned.add((name, what))

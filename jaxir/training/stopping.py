@@ -14,10 +14,8 @@ from jaxir.core.progress import outliving_reader
 class StopSignal:
     """Notes SIGTERM and SIGINT while in force; a second SIGINT interrupts at once.
 
-    `saves` says whether a checkpoint is saved when training ends early.
-
-    With several processes all of them must stop after the same step: there JAX's preemption service, which
-    listens for SIGTERM itself, agrees on it.
+    Several processes must all stop after the same step. JAX's preemption service, which listens for SIGTERM
+    itself, then chooses this step. `saves` is whether a checkpoint is saved when training ends early.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -37,7 +35,6 @@ class StopSignal:
             signal.signal(number, handler)
 
     def requested(self, step: int) -> bool:
-        """Returns whether to stop after `step`."""
         if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
             self.received = signal.SIGTERM
         return self.received is not None
@@ -47,5 +44,5 @@ class StopSignal:
             raise KeyboardInterrupt
         self.received = self.received or signal.Signals(number)
         with outliving_reader():
-            # Not print: a signal may come in the midst of one.
+            # Not `print`, which the signal may have interrupted.
             os.write(2, f"\n{self.received.name}: training ends after this step{self._then}\n".encode())

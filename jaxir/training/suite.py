@@ -1,4 +1,4 @@
-"""The evaluators of a run: when each is due, what it measures, and what tells the best checkpoint."""
+"""The evaluators of a run: when they are due, what they measure, and which chooses the best checkpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxir.core.errors import UserError
+from jaxir.data.batches.dataset import Dataset
+from jaxir.data.batches.text_data import TextData
 from jaxir.runtime.distributed import as_first
 from jaxir.training.evaluators.evaluation_context import EVALUATED, Bench
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared, check_evaluators
@@ -20,17 +22,14 @@ from jaxir.training.run.function_code import is_installed_class
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.run.run_fingerprint import describe
 from jaxir.training.step.length import in_steps
-from jaxir.training.step.train_state import Plan, TrainState
+from jaxir.training.step.train_state import TrainState
 
 
 def evaluators_of(recipe: Recipe) -> list[Evaluator]:
-    """Returns the evaluators of a recipe: of its dev pairs, then the others that it has.
+    """Returns the evaluators of a recipe: those of its dev pairs, then its own.
 
-    Dev pairs are evaluated by retrieval, where the model makes vectors, and where plain pairs have what the
-    objective reads, by its loss.
-
-    Raises:
-      UserError: nothing can be measured on its dev pairs; or see `check_evaluators`.
+    Dev pairs are evaluated by retrieval if the model makes vectors, and by the loss if the objective reads
+    plain pairs.
     """
     found: list[Evaluator] = []
     if recipe.dev is not None and recipe.objective.searched_on_pairs:
@@ -39,7 +38,7 @@ def evaluators_of(recipe: Recipe) -> list[Evaluator]:
         found.append(Loss(data=recipe.dev))
     if recipe.dev is not None and not found:
         raise UserError(
-            f"{type(recipe.objective).__name__} has neither vectors to search dev pairs by nor a loss of"
+            f"{type(recipe.objective).__name__} has neither vectors to search dev pairs by nor a loss on"
             " them: leave dev (DEV_SPLIT) out, and give an evaluator, such as Reranking(...) of"
             " jaxir.training.evaluators.reranking (gin/evaluators/reranking.gin)"
         )
@@ -50,7 +49,7 @@ def evaluators_of(recipe: Recipe) -> list[Evaluator]:
 
 @contextlib.contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Has errors say where they were raised."""
+    """Adds to errors where they were raised."""
     try:
         yield
     except UserError as error:
@@ -60,36 +59,32 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def _settings(evaluator: Evaluator) -> str:
-    """Returns the settings of an evaluator that is not jaxir's, as a resume compares them.
+    """Returns the settings of a user's own evaluator, as a resume compares them.
 
-    Data are left out because their fingerprint is compared, and paths because files may move.
+    Data are left out, because their fingerprint is compared, and paths, because files may move.
     """
     if is_installed_class(type(evaluator)):
         return ""
     values = {f.name: getattr(evaluator, f.name) for f in dataclasses.fields(evaluator)}
     values |= beyond_fields(evaluator)
-    told = {
+    compared = {
         name: value
         for name, value in sorted(values.items())
         if name not in ("name", "every", "metrics")
-        and not isinstance(value, os.PathLike)
-        and not any(hasattr(value, method) for method in ("build", "once", "batches"))
+        and not isinstance(value, os.PathLike | TextData | Dataset)
     }
-    return f"{EVALUATED}{type(evaluator).__qualname__}: {describe(told)}" if told else ""
+    return f"{EVALUATED}{type(evaluator).__qualname__}: {describe(compared)}" if compared else ""
 
 
 class Suite:
     """Evaluators with their data read; those that are due measure the state after a step.
 
     Args:
-      evaluators: which; as `evaluators_of` gives them.
+      evaluators: a result of `evaluators_of`.
       bench: what they measure with.
-      best_by: the metric that tells the best checkpoint.
-      eval_every: steps between evaluations, of evaluators that say nothing else.
+      best_by: the metric that chooses the best checkpoint.
+      eval_every: steps between evaluations, for evaluators without `every`.
       steps: of the run; after the last one all are due.
-
-    Raises:
-      UserError: an evaluator's data cannot be had.
     """
 
     def __init__(
@@ -106,8 +101,8 @@ class Suite:
         self.best_by = best_by if evaluators else None
 
     @property
-    def told(self) -> str | None:
-        """What the best checkpoint goes by, and on which data; None where nothing is evaluated."""
+    def fingerprint(self) -> str | None:
+        """The metric that chooses the best checkpoint, and its data; None if nothing is evaluated."""
         for evaluator, prepared, _ in self._parts:
             if self.best_by in evaluator.directions:
                 return f"{self.best_by} on {prepared.data}{_settings(evaluator)}"
@@ -115,21 +110,14 @@ class Suite:
 
     @property
     def greater_is_better(self) -> bool:
-        """Of the metric that tells the best checkpoint."""
+        """Whether the greatest value of the metric that chooses the best checkpoint is the best."""
         return self.directions.get(self.best_by) == "greater"
 
-    def compile(self, plan: Plan) -> None:
-        """Compiles all that will be run."""
-        self.bench.compile(plan)
-
     def try_out(self, state: TrainState) -> None:
-        """Has evaluators measure once, so that faults show before the first step.
+        """Evaluates once before the first step, so that errors appear early.
 
-        They are those that are not jaxir's and, where the best checkpoint goes by another of its metrics than
-        the loss, that of the objective, which may have no such metric.
-
-        Raises:
-          UserError: one has not measured what it names.
+        Tried are users' own evaluators and, if the best checkpoint is chosen by accuracy, the objective's
+        loss, which may not have this metric.
         """
         for evaluator, prepared, _ in self._parts:
             by_objective = isinstance(evaluator, Loss) and self.best_by == evaluator.full_name("accuracy")
@@ -137,22 +125,17 @@ class Suite:
                 self._measured("tried before the first step", evaluator, prepared, state, {})
 
     def due(self, step: int) -> bool:
-        """Returns whether any evaluator measures after `step`."""
         return any(self._due(every, step) for _, _, every in self._parts)
 
     def count_from(self, step: int) -> int:
-        """Returns after how many steps, `step` and later ones, any evaluator measures."""
+        """Returns the number of later steps, `step` included, after which any evaluator measures."""
         at = {self._steps} if self._parts else set()
         for _, _, every in self._parts:
             at.update(range(-(-step // every) * every, self._steps, every))
         return len(at)
 
     def measure(self, step: int, state: TrainState) -> dict[str, float]:
-        """Returns what the evaluators that are due measure; in every process what the first one has.
-
-        Raises:
-          UserError: an evaluator does, or has not measured what it names.
-        """
+        """Returns what the evaluators that are due measure; process 0's values, in every process."""
         found: dict[str, float] = {}
         for evaluator, prepared, every in self._parts:
             if not self._due(every, step):
@@ -172,15 +155,6 @@ class Suite:
         with _naming(where):
             scores = prepared.measure(state)
         scores = as_first({evaluator.full_name(name): float(x) for name, x in scores.items()})
-        self._check(where, evaluator, scores, before)
-        return scores
-
-    def _due(self, every: int, step: int) -> bool:
-        return step % every == 0 or step == self._steps
-
-    def _check(
-        self, where: str, evaluator: Evaluator, scores: Mapping[str, float], before: Mapping[str, float]
-    ) -> None:
         if self.best_by in evaluator.directions and self.best_by not in scores:
             raise UserError(f"{where} has measured no {self.best_by}, only {', '.join(scores)}")
         for name in evaluator.directions:
@@ -188,3 +162,7 @@ class Suite:
                 raise UserError(f"{where}: {name} is {scores[name]}")
         if both := sorted(scores.keys() & before.keys()):
             raise UserError(f"{where} measures {both[0]}, as another one does: give it a name")
+        return scores
+
+    def _due(self, every: int, step: int) -> bool:
+        return step % every == 0 or step == self._steps

@@ -1,4 +1,4 @@
-"""From a recipe and a directory to a run: `prepare` settles everything that it needs, `Run.train` trains."""
+"""From a recipe and a directory to a run: `prepare` builds what the run needs, `Run.train` trains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from flax import nnx
 
 from jaxir.core.features import TextFormat
 from jaxir.core.platforms import check_devices
-from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_data import check_data, dataset_of
 from jaxir.data.text.truncation import ARGUMENTS, FLAGS, dataset_truncation_note
 from jaxir.interop.model_dir import LoadedModel
@@ -23,7 +22,7 @@ from jaxir.runtime import distributed
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
 from jaxir.training.evaluators.evaluation_context import Bench
 from jaxir.training.evaluators.evaluator import Evaluator
-from jaxir.training.loop import Run, Share, TrainResult
+from jaxir.training.loop import Run, TrainResult
 from jaxir.training.run import warm_start
 from jaxir.training.run.profiling import steps_to_trace
 from jaxir.training.run.recipe import Recipe
@@ -31,13 +30,14 @@ from jaxir.training.run.run_directory import RunDirectory
 from jaxir.training.run.run_fingerprint import describe
 from jaxir.training.run.run_settings import agreed_settings, check_alike, weights
 from jaxir.training.step import train_state
+from jaxir.training.step.length import lengthened
 from jaxir.training.suite import Suite, evaluators_of
 
-AUXILIARY = 0xA0  # folded into the seed: its parameters are not drawn as the model's
+AUXILIARY = 0xA0  # folded into the seed, so that auxiliary and model have different random parameters
 
 
 def no_bindings(function: Any) -> Mapping[str, Any]:
-    """Returns the arguments of a function that gin binds where there is no gin: none."""
+    """Returns the arguments of a function that gin binds, without gin: none."""
     return {}
 
 
@@ -49,25 +49,25 @@ def train(
     on_start: Callable[[Path], None] = lambda _: None,
     kept: bool = True,
 ) -> TrainResult:
-    """Trains a recipe's model, or resumes the run in `output_dir` where it stopped.
+    """Trains a recipe's model, or resumes the run in `output_dir` from its newest checkpoint.
 
-    A resumed run sees the same batches and random numbers as one that was never interrupted, and on CPU
-    ends with the same parameters bit for bit. SIGTERM or SIGINT ends the step at hand, saves a checkpoint
-    and returns; a second SIGINT interrupts at once.
+    A resumed run sees the same batches and random numbers as an uninterrupted one, and on CPU ends with the
+    same parameters bit for bit. SIGTERM or SIGINT ends the current step, saves a checkpoint and returns; a
+    second SIGINT interrupts at once.
 
     Args:
-      recipe: what to train; its `model` may be a `LoadedModel`, which is trained in place, its `data` a
-        dataset that was built, its `mesh` a Partitioner.
+      recipe: what to train. Its `model` may be a `LoadedModel`, which is trained in place, its `data` a built
+        dataset, its `mesh` a Partitioner.
       output_dir: the run's directory, local or gs://BUCKET/PATH (see `run_directory`).
-      bindings: the arguments of a function that are bound elsewhere (by gin, say); as the objective's own
-        fields they must be the same when the run is resumed.
+      bindings: function -> its arguments that are bound elsewhere (by gin, say). A resumed run must have the
+        same ones.
       on_start: called with `output_dir` before the first step, once that is known to be usable.
       kept: whether `output_dir` outlives the call; if not, a stopped run saves no checkpoint.
 
     Raises:
-      UserError: settings that make no sense, an objective of another kind of model, a directory that cannot
-        be resumed or in which another process trains, a first batch without any negative, or a loss or
-        gradient that is not finite (no checkpoint is written after it).
+      UserError: impossible settings, an objective of another kind of model, a directory that cannot be
+        resumed or in which another process trains, a first batch without any negative, or a loss or gradient
+        that is not finite (no checkpoint is written after it).
     """
     with contextlib.ExitStack() as closing:
         run = prepare(recipe, output_dir, closing, bindings=bindings)
@@ -83,16 +83,9 @@ def prepare(
 ) -> Run:
     """Settles mesh, model, data, evaluators and state of a run, new or resumed.
 
-    Args:
-      recipe: as for `train`.
-      output_dir: as for `train`.
-      closing: what the run holds is released with it.
-      bindings: as for `train`.
-
-    Raises:
-      UserError: as `train`.
+    Takes the arguments of `train`; what the run holds is released with `closing`.
     """
-    # Settings that need neither the model nor the data are checked before the directory is touched.
+    # Settings that need neither the model nor the data are checked first.
     recipe, partitioner, evaluators = _checked(recipe)
     directory = closing.enter_context(RunDirectory(output_dir))
 
@@ -105,41 +98,50 @@ def prepare(
     names = ARGUMENTS if bindings is no_bindings else FLAGS
     recipe, whole, data = _with_data(recipe, loaded, form, names)
 
-    # The order of the batches, and the evaluators with their own data.
-    share = Share(*distributed.share_of_batch(partitioner))
+    # The order of the batches, and the evaluators.
+    share = distributed.share_of_batch(partitioner)
     batches_from = functools.partial(
         data.batches,
         batch_size=recipe.batch_size,
         seed=recipe.seed,
-        process_index=share.part,
-        process_count=share.parts,
+        process_index=share[0],
+        process_count=share[1],
     )
-    batches_from(start_step=0)  # refuses impossible batches
-    bench = _bench_of(recipe, loaded, form, data, partitioner)
-    suite = Suite(
-        evaluators, bench, best_by=recipe.dev_metric, eval_every=recipe.eval_every, steps=recipe.steps
-    )
+    batches_from(start_step=0)  # raises an error for impossible batches
+    suite = _suite_of(recipe, evaluators, loaded, form, data, partitioner)
 
-    # What the objective trains beside the model, and the state.
+    # The objective's auxiliary, and the state.
     rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(recipe.seed), AUXILIARY))
     auxiliary = auxiliary_of(recipe.objective, loaded.model, form=form, rngs=rngs)
     recipe.objective.read_corpus(auxiliary, data)
-    agreed = agreed_settings(
-        recipe,
-        loaded.model,
-        auxiliary,
-        whole,
-        objective=describe(recipe.objective, bindings),
-        dev=suite.told,
-        parts=share.parts,
-    )
+    described = {"objective": describe(recipe.objective, bindings), "dev": suite.fingerprint}
+    agreed = agreed_settings(recipe, loaded.model, auxiliary, whole, **described, parts=share[1])
+    agreed |= weights(loaded.model, partitioner) | warm_start.describe(recipe.auxiliary_from)
     check_alike(agreed | {name: getattr(recipe, name) for name in ("eval_every", "checkpoint_every")})
     optimizer = recipe.optimizer.build(recipe.steps)
     frozen = (*recipe.objective.frozen, *(recipe.frozen or ()))
     plan = train_state.plan_state(
         loaded.model, optimizer.transform, partitioner, auxiliary=auxiliary, frozen=frozen
     )
-    run = Run(
+    resumed = directory.open(
+        agreed,
+        plan.abstract,
+        keep_last=recipe.keep_last,
+        metric=suite.best_by,
+        greater_is_better=suite.greater_is_better,
+    )
+    if resumed:
+        state = resumed.state
+    else:
+        state = train_state.initial_state(loaded.model, optimizer.transform, plan, auxiliary)
+        if recipe.auxiliary_from:
+            state = warm_start.with_auxiliary_of(
+                recipe.auxiliary_from,
+                state,
+                plan,
+                read_corpus=lambda beside: recipe.objective.read_corpus(beside, data),
+            )
+    return Run(
         recipe=recipe,
         directory=directory,
         loaded=loaded,
@@ -149,13 +151,34 @@ def prepare(
         suite=suite,
         plan=plan,
         optimizer=optimizer,
+        state=state,
+        start=resumed.step if resumed else 0,
     )
-    _open(run, agreed, auxiliary, data)
-    return run
+
+
+def _suite_of(
+    recipe: Recipe,
+    evaluators: Sequence[Evaluator],
+    loaded: LoadedModel,
+    form: TextFormat,
+    data: Any,
+    partitioner: Partitioner,
+) -> Suite:
+    bench = Bench(
+        tokenizer=loaded.tokenizer,
+        form=form,
+        objective=recipe.objective,
+        training_data=data,
+        batch_size=recipe.batch_size,
+        partitioner=partitioner,
+        on_bad_input=recipe.on_bad_input,
+    )
+    every = {"eval_every": recipe.eval_every, "steps": recipe.steps}
+    return Suite(evaluators, bench, best_by=recipe.dev_metric, **every)
 
 
 def _checked(recipe: Recipe) -> tuple[Recipe, Partitioner, Sequence[Evaluator]]:
-    """Returns a recipe in steps if it says how many, its mesh and its evaluators."""
+    """Returns a recipe (in steps, if they are known), its mesh and its evaluators."""
     check_devices()
     if recipe.steps is not None:
         recipe = recipe.settled()
@@ -169,9 +192,9 @@ def _checked(recipe: Recipe) -> tuple[Recipe, Partitioner, Sequence[Evaluator]]:
 def _with_data(
     recipe: Recipe, loaded: LoadedModel, form: TextFormat, names: tuple[str, str]
 ) -> tuple[Recipe, Any, Any]:
-    """Returns a recipe in steps, its dataset, and the same examples without padding that no text needs.
+    """Returns a recipe in steps, its dataset with all padding, and the dataset that is trained on.
 
-    Says on standard error how many texts are cut; `names` are the settings of the two lengths.
+    Prints how many texts are cut; `names` are the names of the two settings of length.
     """
     features = recipe.objective.features(form)
     whole = dataset_of(recipe.data, loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
@@ -180,46 +203,9 @@ def _with_data(
         print(cut, file=sys.stderr, flush=True)
     data = whole.shortened() if whole is not recipe.data else whole
     if recipe.steps is None:
-        if note := recipe.lengthened(data.num_examples):
+        how = {"batch_size": recipe.batch_size, "min_steps": recipe.min_steps}
+        if note := lengthened(recipe.epochs, pairs=data.num_examples, **how):
             distributed.note(note)
         recipe = recipe.settled(data.num_examples)
-    steps_to_trace(recipe.profile_steps, recipe.steps)  # refuses steps that the run has not
+    steps_to_trace(recipe.profile_steps, recipe.steps)  # raises an error for other steps
     return recipe, whole, data.scheduled(recipe.steps)
-
-
-def _bench_of(
-    recipe: Recipe, loaded: LoadedModel, form: TextFormat, data: Any, partitioner: Partitioner
-) -> Bench:
-    return Bench(
-        tokenizer=loaded.tokenizer,
-        form=form,
-        objective=recipe.objective,
-        training_data=data,
-        batch_size=recipe.batch_size,
-        partitioner=partitioner,
-        on_bad_input=recipe.on_bad_input,
-    )
-
-
-def _open(run: Run, agreed: Mapping[str, Any], auxiliary: nnx.Module | None, data: Dataset) -> None:
-    """Gives a run its state: that of the newest checkpoint, or that before the first step."""
-    recipe, model, plan = run.recipe, run.loaded.model, run.plan
-    resumed = run.directory.open(
-        {**agreed, **weights(model, run.partitioner), **warm_start.describe(recipe.auxiliary_from)},
-        plan.abstract,
-        keep_last=recipe.keep_last,
-        metric=run.suite.best_by,
-        greater_is_better=run.suite.greater_is_better,
-    )
-    if resumed:
-        run.state, run.start = resumed.state, resumed.step
-        return
-    run.state, run.start = train_state.initial_state(model, run.optimizer.transform, plan, auxiliary), 0
-    if recipe.auxiliary_from:
-        run.state = warm_start.with_auxiliary_of(
-            recipe.auxiliary_from,
-            run.state,
-            plan,
-            read_corpus=lambda beside: recipe.objective.read_corpus(beside, data),
-        )
-    run.directory.checkpoints.check_begun(run.state)

@@ -107,7 +107,7 @@ def test_recipe_binds_all_that_training_requires(recipe):
     assert isinstance(bound["model"], kinds.get(recipe, Pretrained))
     assert callable(bound["objective"])
     assert callable(bound["data"].build)
-    check_length(bound["steps"], bound["epochs"], bound["min_steps"])
+    check_length(bound["steps"], bound["epochs"])
     assert bound["batch_size"] > 0
 
 

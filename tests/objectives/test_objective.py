@@ -183,7 +183,7 @@ def test_trained_parameters_must_be_float32(dtype):
             self.scale = layers.param(jnp.ones([], dtype))
 
     with pytest.raises(
-        UserError, match=rf"the parameter auxiliary.scale is {dtype} \[\]: what is trained is float32"
+        UserError, match=rf"the parameter auxiliary.scale is {dtype} \[\], but only float32 is trained"
     ):
         plan_state(make_model(), optax.sgd(1.0), MeshConfig().build(), auxiliary=Head())
 

@@ -1,4 +1,4 @@
-"""No command leaves half a file, or a traceback, where a file cannot be written to its end."""
+"""A command that cannot write a file ends with one sentence and leaves no half-written file."""
 
 import json
 import resource
@@ -32,10 +32,8 @@ def folder(tmp_path_factory) -> Path:
         rows = [{"_id": f"{name[0]}{i}", "text": t} for i, t in enumerate(texts)]
         (root / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     embeddings = f"{root}/embeddings"
-    assert (
-        cli.main("jaxir.encode:encode", [MODEL, f"--input={root}/corpus.jsonl", f"--output={embeddings}"])
-        == 0
-    )
+    encoded = [MODEL, f"--input={root}/corpus.jsonl", f"--output={embeddings}"]
+    assert cli.main("jaxir.encode:encode", encoded) == 0
     built = [f"--embeddings={embeddings}", "--backend=exact", f"--output={root}/index"]
     assert cli.main("jaxir.index:index", built) == 0
     return root
@@ -46,12 +44,10 @@ def folder(tmp_path_factory) -> Path:
     [
         ("jaxir.encode", MODEL, "--input={root}/corpus.jsonl"),
         ("jaxir.index", "--embeddings={root}/embeddings", "--backend=exact"),
-        ("jaxir.index", "--embeddings={root}/embeddings", "--backend=scann"),
         ("jaxir.search", "--index={root}/index", "--queries={root}/queries.jsonl", "--k=60"),
         ("jaxir.export", MODEL, "--format=sentence_transformers"),
-        ("jaxir.convert", "--source=st:all-MiniLM-L6-v2"),
     ],
-    ids=lambda arguments: f"{arguments[0]} {arguments[-1].partition('=')[2]}",
+    ids=lambda arguments: arguments[0],
 )
 def test_a_file_that_cannot_be_written_costs_one_sentence(folder, tmp_path, arguments):
     output = tmp_path / "output"

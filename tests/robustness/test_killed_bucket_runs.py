@@ -52,7 +52,7 @@ def bucket():
 
 @pytest.fixture
 def start(bucket):
-    """Starts Python with arguments in a process that knows the bucket; none outlives the test."""
+    """Starts Python in a process that uses the bucket; no process outlives the test."""
     environment = os.environ | bucket.environment | {"XLA_FLAGS": ""}
     started = []
 
@@ -101,7 +101,7 @@ def logged(run_dir: Path) -> list[tuple]:
 
 
 def assert_same_run(ours: Path, theirs: Path, step: int) -> None:
-    # One that was told to stop has saved that step too, and kept it in place of an older one.
+    # A stopped run has saved that step too, and kept it in place of an older one.
     assert saved_steps(ours)[-1] == saved_steps(theirs)[-1] == step
     found, expected = arrays(ours, step), arrays(theirs, step)
     assert found.keys() == expected.keys() and len(found) > 40
@@ -115,10 +115,10 @@ def assert_same_run(ours: Path, theirs: Path, step: int) -> None:
     assert list((ours / "tensorboard").glob("events.*"))
 
 
-def test_a_run_in_a_bucket_outlives_kill_9_amid_saving_and_is_a_model(bucket, start, recipe, tmp_path):
+def test_a_bucket_run_killed_while_saving_resumes_and_is_a_model(bucket, start, recipe, tmp_path):
     train = f"train --gin_file={recipe} --output_dir="
 
-    # From the first array of checkpoint 6 on the bucket takes nothing; there the process is killed.
+    # From the first array of checkpoint 6 on the bucket refuses writes; then the process is killed.
     amid_saving = threading.Event()
 
     def admit(name: str) -> bool:
@@ -170,7 +170,7 @@ def test_a_run_in_a_bucket_outlives_kill_9_amid_saving_and_is_a_model(bucket, st
 
 
 @pytest.mark.timeout(600)
-def test_signals_at_any_moment_change_nothing(bucket, start, tmp_path):
+def test_bucket_run_stopped_by_signals_ends_with_the_same_bits(bucket, start, tmp_path):
     seed = random.SystemRandom().randint(0, 10**6)
     print("seed", seed)
     rng = random.Random(seed)
@@ -184,7 +184,7 @@ def test_signals_at_any_moment_change_nothing(bucket, start, tmp_path):
         process = run("gs://bucket/run")
         while not bucket.names(f"run/checkpoints/{after}/") and process.poll() is None:
             time.sleep(0.005)
-        # A run that goes on from there knows of the steps before from nowhere else.
+        # A resumed run knows the earlier steps only from this log.
         assert f'"step": {after}, '.encode() in bucket["run/log.jsonl"]
         time.sleep(rng.uniform(0, 0.5))
         process.send_signal(number)

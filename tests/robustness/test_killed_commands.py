@@ -1,4 +1,4 @@
-"""Commands that are killed while they write: nothing half-written is left, and the same command completes."""
+"""Commands that are killed while they write leave nothing half-written, and the same command completes."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,7 @@ FLAGS = {
     "export a SavedModel": [f"--model=hf:{GOLDEN / 'bert'}", "--format=saved_model", "--signatures=ids"],
     "whiten": [f"--model=hf:{GOLDEN / 'bert'}", "--input={folder}/corpus.jsonl"],
 }
-# Names of Orbax's files and a number of TensorFlow's are random; jaxir.json has the former's checksums.
+# Files whose names or content are random, in Orbax's and TensorFlow's formats.
 VARY = {"export a SavedModel": r"fingerprint\.pb|SHA256SUMS", "whiten": r"params/.+"}
 
 
@@ -33,7 +33,7 @@ def files(path: Path, but: str | None) -> dict[str, str]:
 
 
 def is_written(directory: Path) -> bool:
-    """Whether something is in what will become an output."""
+    """Returns whether a temporary output has content."""
     with contextlib.suppress(FileNotFoundError):  # it has its name by now
         return any(
             p.is_file() and p.stat().st_size
@@ -60,7 +60,7 @@ def test_a_kill_while_the_output_is_written(command, folder, tmp_path):
         return subprocess.Popen([*line, f"--output={output}"], env=environment, stderr=subprocess.DEVNULL)
 
     def killed(output: Path, number: int) -> int:
-        """Kills the command as it writes, which takes some a millisecond, and returns its status."""
+        """Kills the command while it writes, which may take a millisecond, and returns its status."""
         for _ in range(20):
             with start(output) as process:
                 while process.poll() is None and not is_written(place):

@@ -1,4 +1,4 @@
-"""Interrupted runs, in real processes: they end with the very parameters of an uninterrupted one."""
+"""Interrupted runs, in real processes, end with the parameters of an uninterrupted one, bit for bit."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def wait_for_step(process, run_dir, step):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """A run that nothing interrupts: it has learnt, and kept what it should."""
+    """A run that nothing interrupts, which learnt and kept the right checkpoints."""
     run_dir = tmp_path_factory.mktemp("uninterrupted") / "run"
     code, errors = finish(start(run_dir))
     assert code == 0, errors
@@ -72,7 +72,7 @@ def assert_same_end(run_dir, uninterrupted):
     assert (run_dir / "COMPLETE").exists()
 
 
-def test_sigterm_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrupted):
+def test_sigterm_saves_the_current_step_and_the_run_resumes(tmp_path, uninterrupted):
     at = random.SystemRandom().randint(2, 25)
     print("SIGTERM after step", at)
     run_dir = tmp_path / "run"
@@ -89,10 +89,10 @@ def test_sigterm_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrup
     assert_same_end(run_dir, uninterrupted)
 
 
-def test_a_terminal_that_is_closed_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrupted):
+def test_a_closed_terminal_saves_the_current_step_and_the_run_resumes(tmp_path, uninterrupted):
     run_dir = tmp_path / "run"
     ours, theirs = os.openpty()
-    # `env`, because children of tests that `nohup` started would ignore SIGHUP.
+    # `env` restores SIGHUP, which children of tests under nohup would ignore.
     command = ["env", "--default-signal=HUP", "setsid", "--ctty", sys.executable, *TINY_RUN]
     process = subprocess.Popen([*command, f"--run_dir={run_dir}"], stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)

@@ -1,4 +1,4 @@
-"""A command that is stopped by a signal: at an awkward moment it ends as at any other."""
+"""A command that a signal stops at an awkward moment ends as at any other moment."""
 
 import os
 import signal
@@ -8,17 +8,15 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.slow
-both = pytest.mark.parametrize(
-    ("number", "status", "said"),
-    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "stopped by SIGTERM\n")],
-)
+CODE = "from jaxir import cli; cli.end(cli.main('waiting:wait'))"
+ENDS = {signal.SIGINT: (130, "", "interrupted\n"), signal.SIGTERM: (143, "", "stopped by SIGTERM\n")}
 
 
-def stopped(folder, module: str, number: int, **environment: str) -> tuple[int, str, str]:
-    """Runs a module's command `wait`, which is sent a signal; returns its status and what it wrote."""
+def stopped(folder, module: str, number: int, *starter: str, **environment: str) -> tuple[int, str, str]:
+    """Runs a module's command `wait`, which sends itself a signal; returns its status and output."""
     (folder / "waiting.py").write_text(module)
-    code = "from jaxir import cli; cli.end(cli.main('waiting:wait'))"
-    command = ["env", "--default-signal=INT", sys.executable, "-c", code, f"--number={int(number)}"]
+    starter = starter or ("env", "--default-signal=INT")
+    command = [*starter, sys.executable, "-c", CODE, f"--number={int(number)}"]
     environment = os.environ | environment
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
@@ -30,7 +28,7 @@ import gc, os, time
 def wait(*, number: int) -> None:
     \"\"\"Waits.\"\"\"
 
-    def callback(phase, info):  # as JAX has one; what is raised in there, Python drops
+    def callback(phase, info):  # JAX has one, too; Python drops exceptions that it raises
         gc.callbacks.remove(callback)
         os.kill(os.getpid(), number)
         time.sleep(0)
@@ -39,13 +37,6 @@ def wait(*, number: int) -> None:
     gc.collect()
     time.sleep(50)
 """
-
-
-@both
-def test_a_signal_that_comes_while_garbage_is_collected_is_not_lost(tmp_path, number, status, said):
-    assert stopped(tmp_path, STOPPED_WITHIN, number) == (status, "", said)
-
-
 STOPPED_BEFORE_AWAITING = """
 import os
 
@@ -57,13 +48,6 @@ def wait(*, number: int) -> None:
     writing = write()
     os.kill(os.getpid(), number)
 """
-
-
-@both
-def test_stopped_command_prints_no_unawaited_coroutine_warning(tmp_path, number, status, said):
-    assert stopped(tmp_path, STOPPED_BEFORE_AWAITING, number) == (status, "", said)
-
-
 STOPPED_COMPILING = """
 import os, threading
 import jax
@@ -84,17 +68,25 @@ def wait(*, number: int) -> None:
 """
 
 
-@both
-def test_a_command_that_is_stopped_while_it_compiles_ends_in_good_order(tmp_path, number, status, said):
-    assert stopped(tmp_path, STOPPED_COMPILING, number, JAX_COMPILATION_CACHE_DIR="") == (status, "", said)
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        pytest.param(STOPPED_WITHIN, signal.SIGTERM, id="in garbage collection"),
+        pytest.param(STOPPED_BEFORE_AWAITING, signal.SIGINT, id="before awaiting a coroutine"),
+        pytest.param(STOPPED_COMPILING, signal.SIGINT, id="compiling, by SIGINT"),
+        pytest.param(STOPPED_COMPILING, signal.SIGTERM, id="compiling, by SIGTERM"),
+    ],
+)
+def test_stopped_command_ends_with_its_status_and_one_line(tmp_path, module, number):
+    assert stopped(tmp_path, module, number, JAX_COMPILATION_CACHE_DIR="") == ENDS[number]
 
 
 CLOSED = """
-import atexit, sys, time
+import sys, time
 from pathlib import Path
 
 def wait(*, number: int) -> None:
-    \"\"\"Waits, and puts things in order when it is stopped.\"\"\"
+    \"\"\"Waits, and cleans up when it is stopped.\"\"\"
     try:
         print("ready", flush=True)
         time.sleep(50)
@@ -105,14 +97,12 @@ def wait(*, number: int) -> None:
 """
 
 
-def test_a_command_whose_terminal_is_closed_ends_in_good_order(tmp_path):
+def test_command_whose_terminal_is_closed_cleans_up(tmp_path):
     (tmp_path / "waiting.py").write_text(CLOSED)
-    code = "from jaxir import cli; cli.end(cli.main('waiting:wait'))"
     ours, theirs = os.openpty()
-    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    # The signal is heard also where the tests run under nohup.
-    command = ["env", "--default-signal=HUP", "setsid", "--ctty", sys.executable, "-c", code, "--number=0"]
-    process = subprocess.Popen(command, cwd=tmp_path, **streams)
+    # `env` restores SIGHUP, which children of tests under nohup would ignore.
+    command = ["env", "--default-signal=HUP", "setsid", "--ctty", sys.executable, "-c", CODE, "--number=0"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said = b""
     while not said.endswith(b"\n"):
@@ -131,12 +121,9 @@ def wait(*, number: int) -> None:
 """
 
 
-def test_a_command_under_nohup_stays_when_its_terminal_goes(tmp_path):
-    (tmp_path / "waiting.py").write_text(HUNG_UP)
-    code = "from jaxir import cli; cli.end(cli.main('waiting:wait'))"
-    command = ["nohup", sys.executable, "-c", code, f"--number={int(signal.SIGHUP)}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "on\n"), done.stderr
+def test_command_under_nohup_outlives_its_terminal(tmp_path):
+    status, said, errors = stopped(tmp_path, HUNG_UP, signal.SIGHUP, "nohup")
+    assert (status, said) == (0, "on\n"), errors
 
 
 DONE = """
@@ -152,7 +139,7 @@ class Cycle:
             os.kill(os.getpid(), self.number)
 
 def wait(*, number: int) -> None:
-    \"\"\"Leaves what closes itself.\"\"\"
+    \"\"\"Leaves an object that closes itself.\"\"\"
     gc.disable()
     gc.collect()
     Cycle().number = number
@@ -160,11 +147,10 @@ def wait(*, number: int) -> None:
 """
 
 
-def test_a_command_that_is_done_closes_what_it_left_and_looks_for_no_more(tmp_path):
-    """To look for cycles in all that JAX is, as the interpreter does at its end, takes 0.3 s."""
+def test_finished_command_collects_its_own_garbage_only(tmp_path):
+    """Collecting JAX's modules at the interpreter's end takes 0.3 s."""
     assert stopped(tmp_path, DONE, 0) == (0, "closed\nleft aside: True\n", "")
 
 
-def test_an_interrupt_as_a_command_ends_is_no_traceback(tmp_path):
-    status, said, errors = stopped(tmp_path, DONE, signal.SIGINT)
-    assert (status, said, errors) == (-signal.SIGINT, "closed\n", "")
+def test_interrupt_while_a_command_ends_prints_no_traceback(tmp_path):
+    assert stopped(tmp_path, DONE, signal.SIGINT) == (-signal.SIGINT, "closed\n", "")

@@ -1,4 +1,4 @@
-"""Two trainers in one directory: one trains, the other is told, and nothing is lost."""
+"""Two trainers in one directory: the first trains, the second is refused, and nothing is lost."""
 
 import json
 import os
@@ -18,9 +18,9 @@ TINY_RUN = ["-m", "tests.training.tiny_run"]
 STEPS = '--settings={"steps": 40}'
 
 
-def test_a_directory_that_is_held_is_neither_read_nor_written(tmp_path):
+def test_a_locked_directory_is_neither_read_nor_written(tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "log.jsonl").write_text("not a run of ours, which would be said first")
+    (tmp_path / "run" / "log.jsonl").write_text("not a run of jaxir's, which would be reported first")
     with (
         locked(tmp_path / "run", "held by this test"),
         pytest.raises(UserError, match=f"^another process trains in {tmp_path}/run$"),
@@ -30,9 +30,8 @@ def test_a_directory_that_is_held_is_neither_read_nor_written(tmp_path):
         run(tmp_path / "run")
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_run_that_is_removed_meanwhile_ends_and_is_never_called_complete(tmp_path, replaced):
-    """What Orbax makes anew at its place would be no model: config, tokenizer and log are gone."""
+def test_a_run_whose_directory_is_replaced_ends_and_is_never_marked_complete(tmp_path):
+    """A checkpoint that Orbax would write there is no model: config, tokenizer and log are gone."""
     place = tmp_path / "run"
 
     def before(step: int) -> None:
@@ -40,8 +39,7 @@ def test_a_run_that_is_removed_meanwhile_ends_and_is_never_called_complete(tmp_p
             time.sleep(0.02)
         if step == 12:
             place.rename(tmp_path / "trash")
-            if replaced:
-                place.mkdir()
+            place.mkdir()
 
     with pytest.raises(UserError, match=f"^{place} was removed or replaced while this process worked in it"):
         run(place, data=Hooked(pairs(64), before), dev=None)
@@ -73,11 +71,11 @@ def wait_for(there, process: subprocess.Popen) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_second_of_two_trainers_is_told_and_the_first_goes_on(tmp_path, start):
+def test_the_second_of_two_trainers_is_refused_and_the_first_finishes(tmp_path, start):
     run_dir = tmp_path / "run"
     first = start(str(run_dir))
     wait_for((run_dir / "checkpoints" / "7").is_dir, first)
-    first.send_signal(signal.SIGSTOP)  # it would be done before the other has begun
+    first.send_signal(signal.SIGSTOP)  # so that it does not finish before the other begins
     second = start(str(run_dir))
     _, said = second.communicate(timeout=280)
     assert second.returncode == 1 and said.endswith(f"error: another process trains in {run_dir}\n")
@@ -91,7 +89,7 @@ def test_the_second_of_two_trainers_is_told_and_the_first_goes_on(tmp_path, star
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_trainer_that_sleeps_loses_its_bucket_to_another_and_destroys_nothing(start):
+def test_a_suspended_trainer_loses_its_bucket_to_another_and_destroys_nothing(start):
     with bucket_server.serve() as bucket:
         sleeper = start("gs://bucket/run", **bucket.environment)
         wait_for(lambda: bucket.names("run/checkpoints/7/"), sleeper)
@@ -105,5 +103,5 @@ def test_a_trainer_that_sleeps_loses_its_bucket_to_another_and_destroys_nothing(
         sleeper.send_signal(signal.SIGCONT)
         _, said = sleeper.communicate(timeout=280)
         assert sleeper.returncode == 1 and "another process trains in gs://bucket/run now" in said, said
-        # What it had begun to write of its own checkpoint may still arrive.
+        # Parts of a checkpoint that it had begun to write may still arrive.
         assert {name: bucket.get(name) for name in before} == before

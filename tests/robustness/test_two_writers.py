@@ -1,4 +1,4 @@
-"""Two processes that write one output: the second hears at once, and the first is not disturbed."""
+"""Two processes that write one output: the second is refused at once, and the first is not disturbed."""
 
 import contextlib
 import inspect
@@ -36,7 +36,7 @@ def hidden(directory: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def working(command: str, *flags: str) -> Iterator[subprocess.Popen]:
-    """Runs a command, which waits for what it reads from a pipe."""
+    """Runs a command, which waits for input from a pipe."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"jaxir.{command}", *flags],
         stdout=subprocess.PIPE,
@@ -89,7 +89,7 @@ def test_second_writer_is_refused_before_reading(command, name, kind, tmp_path, 
     assert not (tmp_path / "out").exists()
     holder.kill()
     holder.wait()
-    if command != "pydocs":  # all it reads is there, and it would work a minute
+    if command != "pydocs":  # it needs no input and would run for a minute
         assert cli.main(module, [*flags, f"--{name}={tmp_path}/out"]) == 1
         assert "another process" not in capsys.readouterr().err
         assert [p.name for p in tmp_path.iterdir()] == ["link"], "nothing is left of the lock"
@@ -97,7 +97,7 @@ def test_second_writer_is_refused_before_reading(command, name, kind, tmp_path, 
 
 @pytest.fixture(scope="module")
 def embeddings(tmp_path_factory) -> Path:
-    """What jaxir.encode makes of three passages; these and an index lie beside it."""
+    """Embeddings of three passages, beside the corpus and an index."""
     folder = tmp_path_factory.mktemp("encoded")
     corpus = [{"_id": f"d{i}", "text": f"passage {i}"} for i in range(3)]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(document) + "\n" for document in corpus))
@@ -108,9 +108,10 @@ def embeddings(tmp_path_factory) -> Path:
     return folder / "embeddings"
 
 
-@pytest.mark.parametrize("end", [None, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("command", ["index", "search"])
-def test_the_second_of_two_hears_at_once_and_a_kill_is_in_nobodys_way(
+@pytest.mark.parametrize(
+    ("command", "end"), [("index", None), ("index", signal.SIGKILL), ("search", signal.SIGTERM)]
+)
+def test_a_second_writer_is_refused_at_once_and_succeeds_after_a_kill(
     command, end, tmp_path, embeddings, capsys
 ):
     corpus, out, pipe = embeddings.with_name("corpus.jsonl"), tmp_path / "new" / "out", tmp_path / "pipe"

@@ -98,7 +98,7 @@ def test_generation_metrics_score_the_models_own_output(generator, tmp_path):
         (
             Pretrained(source=f"st:{GOLDEN / 't5_1_1'}", query_max_length=8, passage_max_length=8),
             {"evaluators": [Generation(data=PAIRS)], "dev_metric": "rougeL"},
-            "is measured of generators, which Seq2Seq trains",
+            "Generation measures generators, which Seq2Seq trains, not Contrastive",
         ),
         (START, {"dev": PAIRS, "dev_metric": "nDCG@10"}, "there is no dev metric 'nDCG@10', only loss"),
     ],

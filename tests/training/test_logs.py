@@ -1,4 +1,4 @@
-"""The JSONL log, TensorBoard and what is told on standard error."""
+"""log.jsonl, TensorBoard and progress on standard error."""
 
 import contextlib
 import fcntl
@@ -9,19 +9,14 @@ import struct
 import termios
 import threading
 
-import pytest
 from tensorboardX.proto import event_pb2
 
-from jaxir.training.run.logs import Narrator, RunLog, clock, own_lines, timed
+from jaxir.training.run.logs import Narrator, RunLog, clock, lines_until, timed
 from tests.training import tiny_run
-from tests.training.saved_run import log
+from tests.training.saved_run import log as read_log
 
 
-def lines(run_dir):
-    return log(run_dir)
-
-
-def test_a_resumed_log_has_every_step_once(tmp_path):
+def test_resumed_log_has_every_step_once(tmp_path):
     log = RunLog(tmp_path, start_step=0, run="a")
     for step in (5, 10, 15):
         log.write(step, {"loss": step / 10, "dev/loss": 1.0})
@@ -33,63 +28,49 @@ def test_a_resumed_log_has_every_step_once(tmp_path):
     log = RunLog(tmp_path, start_step=10, run="a")
     log.write(15, {"loss": 7.0})
     log.close()
-    assert [(x["step"], x.get("loss")) for x in lines(tmp_path)] == [
-        (5, 0.5),
-        (10, 1.0),
-        (10, None),
-        (15, 7.0),
-    ]
-    events = b"".join(p.read_bytes() for p in (tmp_path / "tensorboard").iterdir())
-    assert b"train/loss" in events and b"dev/loss" in events
-
-
-def test_a_resumed_board_has_every_step_once(tmp_path):
-    """TensorBoard forgets what was told of the steps that a later file says are done again."""
-    for start, steps in ((0, range(1, 6)), (3, range(4, 8))):
-        log = RunLog(tmp_path, start_step=start, run="a")
-        for step in steps:
-            log.write(step, {"loss": float(step)})
-        log.close()
-    restarts = {}
+    found = [(x["step"], x.get("loss")) for x in read_log(tmp_path)]
+    assert found == [(5, 0.5), (10, 1.0), (10, None), (15, 7.0)]
+    restarts, written = {}, b""
     for path in (tmp_path / "tensorboard").iterdir():
         content, at = path.read_bytes(), 0
+        written += content
         while at < len(content):  # length, its checksum, the event, its checksum
             size = int.from_bytes(content[at : at + 8], "little")
             event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
             at += size + 16
             if event.session_log.status == event_pb2.SessionLog.START:
                 restarts[path.suffix] = event.step
-    assert restarts[".3"] == 4
+    assert restarts[".10"] == 11, "TensorBoard drops earlier events from this step on"
+    assert b"train/loss" in written and b"dev/loss" in written
 
 
-def test_without_a_terminal_there_is_one_line_per_logged_step(capsys):
+def test_unreadable_lines_and_later_steps_are_dropped_from_a_log():
+    own = b'{"step": 1, "run": "a"}\n{"step": 2, "checkpoint": true}\n'
+    left = [line + "\n" for line in own.decode().splitlines()]
+    for end in (b"", b'{"step": 3}\n', b'{"step": 4', b"null\n7\n{}\n", b'\xff{"step": 2}'):
+        assert lines_until(own + end, 2) == left
+    assert lines_until(b'{"step": 1}\r\n', 1) == ['{"step": 1}\n']  # written by an earlier version
+
+
+def test_without_a_terminal_each_logged_step_is_one_line_with_the_objectives_own_metrics(capsys):
     narrator = Narrator(steps=100, start_step=20, batch_size=8)
-    narrator.step(21, 2.5)
-    narrator.tell(30, {"loss": 1.5, "learning_rate": 1e-4, "examples_per_second": 70.0})
-    narrator.tell_dev(30, {"nDCG@10": 0.25})
-    narrator.close()
-    assert capsys.readouterr().err.splitlines() == [
-        "step 30/100  loss 1.5000  lr 0.0001  70 examples/s  8s left",
-        "step 30/100  dev  nDCG@10 0.2500",
-    ]
-
-
-def test_the_objectives_own_metrics_are_shown(capsys):
-    narrator = Narrator(steps=100, start_step=0, batch_size=8)
     values = {"loss": 1.5, "learning_rate": 1e-4, "grad_norm": 3.0, "rows_without_negatives": 0.0}
     own = {"scale": 10.25, "part/loss": 2e-5, **{f"metric_{n}": float(n) for n in range(9)}}
-    narrator.tell(30, values | {"examples_per_second": 70.0}, values | own)
-    narrator.tell_dev(30, {"nDCG@10": 0.25}, {"scale": 10.25})
+    narrator.step(21, 2.5)
+    narrator.show_step(30, values | {"examples_per_second": 70.0})
+    narrator.show_step(30, values | {"examples_per_second": 70.0}, values | own)
+    narrator.show_evaluation(30, {"nDCG@10": 0.25}, {"scale": 10.25})
     narrator.close()
     shown = "  scale 10.25  part/loss 2e-05  metric_0 0  metric_1 1  metric_2 2"
     assert capsys.readouterr().err.splitlines() == [
+        "step 30/100  loss 1.5000  lr 0.0001  70 examples/s  8s left",
         f"step 30/100  loss 1.5000{shown}  lr 0.0001  70 examples/s  8s left",
         "step 30/100  dev  nDCG@10 0.2500  scale 10.25",
     ]
 
 
 def screen(written: str) -> list[str]:
-    """What a terminal shows: the lines that are left when carriage returns and cursor movements are done."""
+    """Returns the lines that a terminal shows after all carriage returns and cursor movements."""
     lines, row, column = [""], 0, 0
     for part in re.split(r"(\x1b\[[A-Z]|[\r\n])", written):
         if part == "\r":
@@ -106,13 +87,13 @@ def screen(written: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def test_on_a_terminal_the_losses_stay_above_the_bar(monkeypatch, tmp_path):
+def test_on_a_terminal_losses_stay_above_the_bar(monkeypatch, tmp_path):
     main, other = pty.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
     written = bytearray()
 
     def listen():
-        with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        with contextlib.suppress(OSError):  # Linux reports a closed other end so
             while part := os.read(main, 10_000):
                 written.extend(part)
 
@@ -125,11 +106,11 @@ def test_on_a_terminal_the_losses_stay_above_the_bar(monkeypatch, tmp_path):
     os.close(main)
     shown = screen(written.decode())
     assert shown.pop() == "" and shown[-1].startswith("train: 100%") and "6/6" in shown[-1]
-    told = [re.sub(r"\d[\d.]*(e-\d+)?", "N", line) for line in shown[:-1]]
+    found = [re.sub(r"\d[\d.]*(e-\d+)?", "N", line) for line in shown[:-1]]
     own = "accuracy N  positive_similarity N  query_query_similarity N"
     step = f"step N/N  loss N  {own}  lr N  N examples/s  Ns left"
     dev = f"step N/N  dev  nDCG@N N  RR@N N  loss N  accuracy N  {own.partition('  ')[2]}"
-    assert told == [
+    assert found == [
         "compiling the step ... Ns",
         "compiling the evaluation ... Ns",
         "N s a step: about Ns for the other N, and N evaluations",
@@ -139,38 +120,27 @@ def test_on_a_terminal_the_losses_stay_above_the_bar(monkeypatch, tmp_path):
     assert [line.split()[1] for line in shown if "lr" in line] == ["2/6", "4/6", "6/6"]
 
 
-def test_elsewhere_compiling_has_a_line_before_and_one_after(capsys):
+def test_without_a_terminal_compiling_has_a_line_before_and_one_after(capsys):
     with timed("compiling the step"):
         assert capsys.readouterr().err == "compiling the step ...\n"
     assert capsys.readouterr().err == "compiling the step: 0s\n"
 
 
-def test_the_second_step_tells_how_long_the_others_take(capsys, monkeypatch):
-    now = iter([0.0, 100.0, 100.0, 160.0, 162.0, 170.0])  # begin, first step, an evaluation of 60 s, second
+def test_time_left_counts_coming_evaluations_and_no_past_ones(capsys, monkeypatch):
+    now = iter([0.0, 10.0, 10.0, 70.0, 72.0, 80.0, 80.0, 110.0])  # a pause of 60 s, and an evaluation of 30 s
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    narrator = Narrator(steps=102, start_step=0, batch_size=8)
+    how = {"steps": 12, "start_step": 0, "batch_size": 8}
+    narrator = Narrator(**how, evaluations_from=lambda step: len(range(step, 13, 3)))
+    values = {"loss": 1.5, "learning_rate": 1e-4, "examples_per_second": 8.0}
     narrator.step(1, 2.5)
     with narrator.paused():
         pass
     narrator.step(2, 2.5)
     narrator.step(3, 2.5)
-    narrator.close()
-    assert capsys.readouterr().err == "2 s a step: about 3m20s for the other 100\n"
-
-
-def test_the_time_left_counts_the_evaluations_to_come(capsys, monkeypatch):
-    now = iter([0.0, 10.0, 12.0, 20.0, 50.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    narrator = Narrator(
-        steps=12, start_step=0, batch_size=8, evaluations_from=lambda step: len(range(step, 13, 3))
-    )
-    values = {"loss": 1.5, "learning_rate": 1e-4, "examples_per_second": 8.0}
-    narrator.step(1, 2.5)
-    narrator.step(2, 2.5)
-    narrator.tell(3, values)
+    narrator.show_step(3, values)
     with narrator.paused(evaluating=True):
         pass
-    narrator.tell(6, values)
+    narrator.show_step(6, values)
     narrator.close()
     assert capsys.readouterr().err.splitlines() == [
         "2 s a step: about 20s for the other 10, and 4 evaluations",
@@ -179,22 +149,5 @@ def test_the_time_left_counts_the_evaluations_to_come(capsys, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (125, "2m05s"), (3725, "1h02m")])
-def test_clock(seconds, text):
-    assert clock(seconds) == text
-
-
-def test_lines_of_later_steps_of_other_runs_and_damaged_ones_are_dropped():
-    own = b'{"step": 1, "run": "a"}\n{"step": 2, "checkpoint": true}\n'
-    left = [line + "\n" for line in own.decode().splitlines()]
-    for end in (b"", b'{"step": 3}\n', b'{"step": 4', b"null\n7\n{}\n" + b"[" * 100_000, b'\xff{"step": 2}'):
-        assert own_lines(own + end, 2, "a") == left
-    assert own_lines(b'{"step": 1}\r\n', 1, "a") == ['{"step": 1}\n']  # of an earlier version
-    lines = [
-        '{"step": 1}',
-        '{"step": 2, "run": "b"}',
-        '{"step": 3}',
-        '{"step": 3, "run": "a"}',
-        '{"step": 4}',
-    ]
-    assert own_lines("\n".join(lines).encode(), 8, "a") == [f"{lines[i]}\n" for i in (0, 3, 4)]
+def test_clock():
+    assert [clock(seconds) for seconds in (0.4, 59.6, 125, 3725)] == ["0s", "1m00s", "2m05s", "1h02m"]

@@ -25,8 +25,7 @@ SETTINGS = {"steps": 6, "dev": None, "checkpoint_every": 6}
 def test_the_log_has_the_time_of_a_step_and_its_share_of_the_peak(tmp_path, monkeypatch):
     def logged(name):
         run(tmp_path / name, **SETTINGS, log_every=3)
-        lines = (tmp_path / name / "log.jsonl").read_text().splitlines()
-        return [line for line in map(json.loads, lines) if "loss" in line]
+        return [line for line in log(tmp_path / name) if "loss" in line]
 
     for line in logged("unknown"):
         assert line["step_seconds"] * line["examples_per_second"] == pytest.approx(8)
@@ -39,27 +38,20 @@ def test_the_log_has_the_time_of_a_step_and_its_share_of_the_peak(tmp_path, monk
         assert line["mfu"] * line["step_seconds"] == pytest.approx(flops / 2e6)  # of two devices
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *(
-            ("TPU v4", "v4"),
-            ("TPU v5 lite", "v5e"),
-            ("TPU v5p", "v5p"),
-            ("TPU v5", "v5p"),
-            ("TPU v6 lite", "v6e"),
-        ),
-        *(("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA L40S", "l40s")),
-        ("cpu", None),
-    ],
-)
-def test_jax_names_chips_otherwise(kind, name):
-    assert chips.of_kind(kind) is chips.CHIPS.get(name)
+def test_chips_are_known_by_jax_s_names():
+    kinds = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5p": "v5p", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
+    kinds |= {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA L40S": "l40s"}
+    for kind, name in kinds.items():
+        assert chips.of_kind(kind) is chips.CHIPS[name]
+    assert chips.of_kind("cpu") is None
 
 
 def test_a_run_traces_the_steps_it_is_told_to(tmp_path, capsys):
     assert run(tmp_path / "run", **SETTINGS, profile_steps="3:4").step == 6
-    assert f"steps 3 to 4 are traced: xprof {tmp_path / 'run' / 'tensorboard'}\n" in capsys.readouterr().err
+    assert (
+        f"steps 3 to 4 are traced; open them with: xprof {tmp_path / 'run' / 'tensorboard'}\n"
+        in capsys.readouterr().err
+    )
     (file,) = (tmp_path / "run").rglob("*.xplane.pb")
     assert file.parent == tmp_path / "run" / "tensorboard" / "plugins" / "profile" / "steps_3_to_4"
     lines = [line for plane in jax.profiler.ProfileData.from_file(str(file)).planes for line in plane.lines]
@@ -91,7 +83,9 @@ def test_the_most_that_a_device_has_held_is_its_backends_count():
 def test_a_program_that_cannot_be_read_does_not_end_the_run(capsys):
     compiled = jax.jit(jnp.sum).lower(jnp.ones([3])).compile()
     assert planned(compiled, None) == {}  # no mesh
-    assert capsys.readouterr().err.startswith("warning: no plan beside the measured figures: AttributeError")
+    assert capsys.readouterr().err.startswith(
+        "warning: the log has no planned/ figures, reading the program failed: AttributeError"
+    )
 
 
 # Prints what a run logs beside its step, and the same figures of the plan, of one program.
@@ -159,7 +153,7 @@ def test_a_run_that_stops_within_or_goes_on_after_has_no_trace_and_says_so(tmp_p
     assert stopped.stopped_by == 15 and 2 < stopped.step < 11
     assert run(tmp_path / "run", **SETTINGS | {"steps": 12}, profile_steps="2:11").step == 12
     told = capsys.readouterr().err
-    assert f"no trace of steps 2:11: the run goes on after step {stopped.step}\n" in told
+    assert f"no trace of steps 2:11: the run resumes after step {stopped.step}\n" in told
     assert "are traced" not in told and not list(tmp_path.rglob("*.xplane.pb"))
 
 

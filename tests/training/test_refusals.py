@@ -20,12 +20,17 @@ def groups(**groups) -> dict:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
+        ({"steps": None, "epochs": 0.0}, "^epochs must be a number above 0 or None, not 0.0"),
+        ({"steps": None, "epochs": 1.0, "min_steps": 0}, "^min_steps must be a whole number from 1 to"),
         ({"steps": 0}, "^steps must be a whole number from 1 to 2147483647 or None, not 0"),
         ({"batch_size": -8}, "^batch_size must be a whole number from 1 to 16777216, not -8"),
         ({"batch_size": 9}, "^batch_size must be a multiple of the 2 devices that share it, not 9"),
         ({"batch_size": 80}, "^batch_size is 80, but there are only 64 pairs: give a smaller one"),
         ({"log_every": 0}, "^log_every must be a whole number of at least 1, not 0"),
-        ({"profile_steps": "5:9"}, "^profile_steps must be the first and the last of some of the 5 steps"),
+        (
+            {"profile_steps": "5:9"},
+            "^profile_steps must be the first and the last step to trace, of the 5 steps",
+        ),
         ({"dev_metric": "ndcg@10"}, "^there is no dev metric 'ndcg@10', only nDCG@10, RR@10, loss, accuracy"),
         (
             {"dev": pairs(1)},
@@ -45,11 +50,11 @@ def groups(**groups) -> dict:
             {"evaluators": [Retrieval(data=pairs(8), name="x", dimensions=[8, 99])]},
             "have 32 dimensions, not 99",
         ),
-        ({"frozen": ["tabel"]}, "no parameter is called 'tabel'"),
+        ({"frozen": ["tabel"]}, "frozen: no parameter matches 'tabel'"),
         ({"frozen": ["*"]}, "all parameters are frozen"),
         (
             groups(**{"auxilary.*": {"learning_rate": 0.1}}),
-            r"'auxilary\.\*': no parameter is called so",
+            r"'auxilary\.\*' matches no parameter",
         ),
         (
             groups(**{"t*": {"learning_rate": 0.1}, "table": {"learning_rate": 0.2}}),

@@ -5,11 +5,9 @@ import shutil
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from flax import nnx
 
 from jaxir import cli, fit
 from jaxir.core.errors import UserError
@@ -19,17 +17,15 @@ from jaxir.evaluation.judgements import read_judgements
 from jaxir.evaluation.retrieval_metrics import evaluate_run
 from jaxir.interop import model_dir
 from jaxir.interop.build import Pretrained, PretrainedCrossEncoder
-from jaxir.models import layers
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.objectives.masked_lm import MaskedLM
 from jaxir.objectives.query_reranking import QueryReranking
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.seq2seq import Seq2Seq
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.ranking.runs import rank, read_run
-from jaxir.runtime.partitioning import MeshConfig
 from tests.training.saved_run import log
+from tests.training.scored import Scored, on_mesh, value_and_grad
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 KINDS = [[f"{a}{b}" for b in "aeio"] for a in "dhlm"]
@@ -144,18 +140,8 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
         "".join(f"{q} Q0 {d} 0 {10 - n} t\n" for q, ids in found.items() for n, d in enumerate(ids))
     )
     flags = ["--gin_file=gin/evaluators/reranking.gin", "--gin.DEV_RUN_SPLIT=held", "--gin.EVAL_EVERY=2"]
-    for shallow, sentence in (
-        (
-            [f"--gin.DEV_RUN={folder}/run.trec"],
-            "run.trec has at most 4 documents of a query, and nDCG@10 and RR@10 want 10",
-        ),
-        (
-            [f"--gin.DEV_RUN={deep}", "--gin.DEV_RUN_DEPTH=9"],
-            "DEV_RUN_DEPTH must be a whole number of at least 10, not 9",
-        ),
-    ):
-        assert train(folder, run, *flags, *shallow, "--steps=6") == 1 and not run.exists()
-        assert sentence in capsys.readouterr().err
+    assert train(folder, run, *flags, f"--gin.DEV_RUN={folder}/run.trec", "--steps=6") == 1
+    assert not run.exists() and "at most 4 documents of a query, and nDCG@10 and" in capsys.readouterr().err
     flags += [f"--gin.DEV_RUN={deep}", "--gin.DEV_RUN_DEPTH=10", "--steps=6"]
     assert train(folder, run, *flags, "--gin.CHECKPOINT_EVERY=2", "--gin.LEARNING_RATE=5e-2") == 0
     lines = log(run)
@@ -184,14 +170,6 @@ def test_trained_reranker_survives_conversion_to_each_format(trained, tmp_path, 
     found, expected = (model_dir.load(str(s), kind="cross_encoder") for s in (spec, trained))
     assert found.fingerprint == expected.fingerprint
     assert found.settings.pair_max_length == expected.settings.pair_max_length == 40
-    if to == "jaxir":
-        return
-    golden = safetensors.numpy.load_file(GOLDEN / "cross_bert/model.safetensors")
-    tensors = safetensors.numpy.load_file(out / "model.safetensors")
-    of_one_layer = {n: x.shape for n, x in golden.items() if "layer.1." not in n}
-    assert {n: x.shape for n, x in tensors.items()} == of_one_layer
-    told, theirs = (json.loads((d / "config.json").read_text()) for d in (out, GOLDEN / "cross_bert"))
-    assert told["architectures"] == theirs["architectures"] and told["id2label"] == theirs["id2label"]
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
@@ -206,18 +184,6 @@ def test_folders_come_out_as_they_went_in(name, tmp_path):
     assert {n: told[n] for n in known} == known and told["model_type"] == name
 
 
-class Scored(nnx.Module):
-    """The least that the objective asks of a model: what the tokens of both texts have in common."""
-
-    def __init__(self, dropout: float = 0.0):
-        self.table = layers.param(layers.normal(1.0)(jax.random.key(0), (50, 16)), "vocab", "embed")
-        self.dropout = dropout
-
-    def score_texts(self, query_ids, passage_ids, *, key=None):
-        one, two = (self.table[...][x].sum(1) for x in (query_ids, passage_ids))
-        return layers.dropout(jnp.tanh(one * two), self.dropout, key).sum(1)
-
-
 def batch_of(rows: int = 16) -> dict:
     rng = np.random.default_rng(0)
     ids = {"query_ids": (rows, 4), "passage_ids": (rows, 6), "negative_ids": (rows, 3, 6)}
@@ -227,53 +193,30 @@ def batch_of(rows: int = 16) -> dict:
     return batch
 
 
-def value_and_grad(objective, model, batch, key=None):
-    graph, state = nnx.split(model)
-    loss_of = lambda state, batch: objective(nnx.merge(graph, state), batch, key)  # noqa: E731
-    (loss, _), gradient = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(state, batch)
-    (gradient,) = jax.tree.leaves(gradient)
-    assert float(jnp.abs(gradient).max()) > 0.01
-    return loss, gradient
-
-
 def test_chunks_and_devices_give_the_same_numbers():
-    model, batch = Scored(), {k: jnp.asarray(v) for k, v in batch_of().items()}
-    direct = value_and_grad(Reranking(), model, batch)
-    for found in (
-        value_and_grad(Reranking(chunks=4), model, batch),
-        value_and_grad(Reranking(chunks=2), Scored(), on_mesh(batch)),
-    ):
+    batch = batch_of()
+    direct = value_and_grad(Reranking(), batch)
+    for chunks, some in ((4, batch), (2, on_mesh(batch))):
+        found = value_and_grad(Reranking(chunks=chunks), some)
         np.testing.assert_allclose(found[0], direct[0], rtol=1e-5)
         np.testing.assert_allclose(found[1], direct[1], atol=1e-5)
-    dropped = value_and_grad(Reranking(chunks=2), Scored(0.5), batch, jax.random.key(0))
+    dropped = value_and_grad(Reranking(chunks=2), batch, jax.random.key(0), Scored(0.5))
     assert abs(dropped[0] - direct[0]) > 1e-3
 
 
-def on_mesh(batch):
-    partitioner = MeshConfig().build()
-    assert partitioner.mesh.size > 1
-    return {
-        k: jax.device_put(x, partitioner.sharding(("batch", *[None] * (x.ndim - 1)), x.shape))
-        for k, x in batch.items()
-    }
-
-
 def test_a_negative_that_is_the_positive_does_not_count():
-    model, batch = Scored(), batch_of()
-    before = value_and_grad(Reranking(), model, {k: jnp.asarray(v) for k, v in batch.items()})[0]
+    batch = batch_of()
+    before = value_and_grad(Reranking(), batch)[0]
     batch["negative_ids"][2, 1] = 7
-    after = value_and_grad(Reranking(), model, {k: jnp.asarray(v) for k, v in batch.items()})[0]
-    assert before == after
+    assert value_and_grad(Reranking(), batch)[0] == before
     batch["negative_ids"][2, 0] = 7
-    assert value_and_grad(Reranking(), model, {k: jnp.asarray(v) for k, v in batch.items()})[0] != after
+    assert value_and_grad(Reranking(), batch)[0] != before
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoder", ["cross_bert", "modernbert"])
-def test_in_python(folder, encoder, tmp_path):
-    source = f"hf:{shutil.copytree(GOLDEN / encoder, tmp_path / 'start')}"
-    if encoder == "modernbert":  # whose tokenizer is of single texts
-        shutil.copy(GOLDEN / "cross_modernbert/tokenizer.json", tmp_path / "start")
+def test_in_python(folder, tmp_path):
+    source = f"hf:{shutil.copytree(GOLDEN / 'modernbert', tmp_path / 'start')}"
+    shutil.copy(GOLDEN / "cross_modernbert/tokenizer.json", tmp_path / "start")  # its own is for single texts
     model = PretrainedCrossEncoder(source=source, query_max_length=16, passage_max_length=24)
     pairs = TevatronPairs(path=str(folder / "mined.jsonl"))
     found = fit(model, pairs, steps=2, batch_size=8, num_negatives=2)  # by default with Reranking()
@@ -290,10 +233,8 @@ def test_in_python(folder, encoder, tmp_path):
     ("kind", "objective", "trains", "given"),
     [
         (Pretrained, Reranking(), r"Reranking trains a cross-encoder \(it calls score_texts\)", "a dual enc"),
-        (Pretrained, QueryReranking(), "QueryReranking trains a cross-encoder", "a dual encoder: give model"),
         (Pretrained, Seq2Seq(source="query", target="passage"), "Seq2Seq trains a generator", "a dual enco"),
         (PretrainedCrossEncoder, Contrastive(), "Contrastive trains a dual encoder", "a cross-encoder: give"),
-        (PretrainedCrossEncoder, MaskedLM(), "MaskedLM trains a dual encoder", "a cross-encoder: give model"),
         (
             Pretrained,
             WeightedSum(parts={"a": Contrastive(), "b": Reranking()}),
@@ -313,7 +254,7 @@ def test_dev_pairs_are_refused_before_anything_is_made(folder, tmp_path, capsys)
     run = tmp_path / "run"
     assert train(folder, run, "--steps=2", "--gin.DEV_SPLIT=train") == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "Reranking has neither vectors to search dev pairs by nor a loss of them" in error
+    assert "Reranking has neither vectors to search dev pairs by nor a loss on them" in error
     assert "gin/evaluators/reranking.gin" in error and not run.exists()
     model = PretrainedCrossEncoder(source=f"st:{GOLDEN / 'bert'}")
     pairs = TevatronPairs(path=str(folder / "mined.jsonl"))

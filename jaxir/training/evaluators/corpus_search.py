@@ -1,4 +1,4 @@
-"""Search in a test collection: any retrieval metric, of the documents and queries that a folder has."""
+"""Search in a test collection: any retrieval metric on a folder's documents and queries."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from jaxir.training.evaluators.evaluator import Direction, Evaluator, Prepared
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Search(Evaluator):
-    """What `jaxir.evaluate --dataset=` says of the model: each judged query is searched among all documents.
+    """The metrics of `jaxir.evaluate --dataset=`: each judged query is searched among all documents.
 
-    All of them are encoded at each evaluation: `jaxir.sample` makes a large collection smaller. Of several
-    collections, CQADupStack's forums, the metrics are means, and each one's are logged as `METRIC/FORUM`.
+    Each evaluation encodes all documents; `jaxir.sample` makes a large collection smaller. For several
+    collections, CQADupStack's forums, metrics are means, and each forum's are logged as `METRIC/FORUM`.
 
     Attributes:
       dataset: beir:DIR, quora:DIR, cqadupstack:DIR or eproduct:DIR, or a BEIR folder.
       split: its judgements.
       wanted: the metrics, separated by spaces, as ir_measures spells them.
       identical_ids: "keep" or "drop" answers that have their query's own id.
-      depth: answers of a query; a metric of more is refused.
+      depth: answers of a query; metrics that need more are refused.
     """
 
     dataset: str
@@ -43,15 +43,9 @@ class Search(Evaluator):
 
     @property
     def metrics(self) -> dict[str, Direction]:
-        """Those that are wanted."""
         return dict.fromkeys(parse_metrics(self.wanted), "greater")
 
     def prepare(self, bench: Bench) -> Prepared:
-        """Reads the collection; see `Evaluator`.
-
-        Raises:
-          UserError: it is not there, or has no such split.
-        """
         kind, path = parse_dataset(self.dataset, *COLLECTIONS, "cqadupstack", what="dataset")
         several = kind == "cqadupstack"
         found = read_cqadupstack(path, self.split) if several else {"": COLLECTIONS[kind](path, self.split)}
@@ -63,10 +57,8 @@ class Search(Evaluator):
             apart = {f"{metric}/{name}": x for name in each for metric, x in each[name].items()}
             return means | (apart if several else {})
 
-        queries, documents = (
-            sum(len(c.queries) for c in found.values()),
-            sum(len(c.documents) for c in found.values()),
-        )
+        queries = sum(len(c.queries) for c in found.values())
+        documents = sum(len(c.documents) for c in found.values())
         texts = ((c.queries, c.documents, str(c.qrels)) for c in found.values())
         sizes = f"{queries} queries among {documents} documents"
         return Prepared(measure, described(sizes, *texts, self.identical_ids, self.depth))
@@ -78,7 +70,7 @@ class Search(Evaluator):
         depth = self.depth + (self.identical_ids == "drop")
 
         def measure(state: State) -> Mapping[str, float]:
-            # Vectors are as the model's similarity wants them, so the inner product is it.
+            # Vectors are prepared for the model's similarity, so it is their inner product.
             found = of_queries(state), of_documents(state)
             run = search_vectors(*found, collection, similarity="dot", depth=depth)
             how = {"identical_ids": self.identical_ids, "depth": self.depth}

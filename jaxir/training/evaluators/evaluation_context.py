@@ -1,4 +1,4 @@
-"""What an evaluator measures with: data as the model reads them, programs compiled before the first step."""
+"""What an evaluator measures with: data as the model reads them, and programs compiled before training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVALUATED = ", evaluated by "
 
 
 class State(Protocol):
-    """What is evaluated: arrays of the model, of what the objective has beside it, of that one's state."""
+    """The arrays to evaluate, of the model and of the objective's auxiliary."""
 
     params: Any
     auxiliary: Any
@@ -45,8 +45,8 @@ class Examples:
 
     Attributes:
       dataset: as training would read it.
-      arrays: each example once, as arrays [N, ...] by name, which evaluators of equal data share.
-      fingerprint: tells the data from any other.
+      arrays: each example once, as arrays [N, ...] by name, shared by evaluators of equal data.
+      fingerprint: distinguishes the data from any other.
     """
 
     dataset: Any
@@ -63,11 +63,11 @@ class Program:
     """A function of (model, auxiliary, batch) that is compiled once and run on the mesh, batch after batch.
 
     Args:
-      function: (model, auxiliary, {name: [B, ...]}) -> arrays; without dropout, so of no key.
-      rows: what it is run on: the same whenever it is run.
-      batch_size: rows of a batch, at most.
+      function: (model, auxiliary, {name: [B, ...]}) -> arrays; without dropout.
+      rows: the rows that it is run on, always the same.
+      batch_size: the most rows of a batch.
       partitioner: the mesh.
-      chunked: whether a batch is one chunk of the objective, where that has chunks.
+      chunked: whether a batch is one chunk of an objective with chunks.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Program:
         self.size = min(batch_size, -(-self.count // divisor) * divisor)
 
     def compile(self, plan: Any, chunks: int = 1) -> None:
-        """Compiles it for a `training.state.Plan`, and an objective of so many chunks."""
+        """Compiles it for a `train_state.Plan`, and an objective with `chunks`."""
         if self._chunked:
             divisor = self._partitioner.batch_divisor()
             self.size = -(-self.size // (chunks * divisor)) * divisor
@@ -107,19 +107,19 @@ class Program:
             self._compiled = aside(lowered.compile)
 
     def of_rows(self, state: State) -> Any:
-        """Returns what the function makes of each row, as host arrays [N, ...]."""
+        """Returns the function's results for each row, as host arrays [N, ...]."""
         parts, last = [], None
         for found in self._run(state, range(0, self.count, self.size)):
-            if last is not None:  # one is fetched while the next is computed: devices hold two
+            if last is not None:  # fetch one result while the next is computed, so devices hold two
                 parts.append(jax.device_get(last))
             last = found
         parts.append(jax.device_get(last))
         return jax.tree.map(lambda *x: np.concatenate(x)[: self.count], *parts)
 
     def of_batches(self, state: State) -> list[Any]:
-        """Returns what it makes of each full batch, on the host.
+        """Returns the function's results for each full batch, on the host.
 
-        Rows that are left after the last one do not count: a filled-up batch would be another one.
+        Rows after the last full batch do not count: padding would make another batch of them.
         """
         return jax.device_get(list(self._run(state, range(0, self.count - self.size + 1, self.size))))
 
@@ -130,20 +130,20 @@ class Program:
             yield cpu.when_done(found) if self._partitioner.on_cpu else found
 
     def _place(self, rows: np.ndarray) -> jax.Array:
-        """Puts rows that every process holds whole onto the mesh, filled up to a batch."""
+        """Puts rows, which every process has completely, onto the mesh, padded to a batch."""
         rows = np.pad(rows, [(0, self.size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
         return jax.make_array_from_callback(rows.shape, self._sharding, lambda index: rows[index])
 
 
 class Bench:
-    """What evaluators find when they prepare.
+    """What evaluators use when they prepare.
 
     Args:
       tokenizer: the model's.
       form: lengths and prompts of its texts; `num_negatives` is that of training.
-      objective: of training.
+      objective: the one that is trained.
       training_data: the dataset that is trained on.
-      batch_size: of training, over all devices.
+      batch_size: that of training, over all devices.
       partitioner: the mesh.
       on_bad_input: what to do with malformed records.
     """
@@ -166,24 +166,20 @@ class Bench:
         self._read: list[tuple[Any, Features, Examples]] = []
 
     def examples(self, data: Any, features: Features, *, drawn: bool = False) -> Examples:
-        """Reads data; evaluators of the same data, or of equal ones, read them once.
-
-        Items of a list stand in the record's order.
+        """Reads data; evaluators of equal data read them once. Items of a list keep the record's order.
 
         Args:
-          data: a `data.text_data.TextData`, or a dataset that was built of one.
+          data: a `data.text_data.TextData`, or a built dataset.
           features: what is read of each example.
-          drawn: whether a list of another length than the feature's `count` is read as in training: of a
-            longer one some items are drawn, always the same ones, and a shorter one begins again.
-
-        Raises:
-          UserError: there are no data, or a list of another length, unless items are `drawn`.
+          drawn: whether to read a list of another length than the feature's `count` as training does: some
+            items of a longer list are drawn, always the same ones, and a shorter list is repeated. Otherwise
+            it is refused.
         """
         if data is None:
-            raise UserError("it has no data: DEV_SPLIT, or what else names them, is None")
+            raise UserError("it has no data: DEV_SPLIT, or the setting that names them, is None")
         check_data("its data", data)
         for known, its_features, examples in self._read:
-            # Where gin names data twice it makes two, which are equal.
+            # gin makes two equal objects of data that are named twice.
             if (known is data or known == data) and its_features == features:
                 if not drawn:
                     _check_lists(examples.dataset, features)
@@ -199,23 +195,20 @@ class Bench:
     def tokens(self, texts: Sequence[str], tower: str) -> np.ndarray:
         """Returns the token ids int32 [N, L] of texts, with the prompt and cut at the length of a tower."""
         form = self.form
-        prompt, length = (
-            (form.query_prompt, form.query_length)
-            if tower == "query"
-            else (form.passage_prompt, form.passage_length)
-        )
+        prompt, length = form.passage_prompt, form.passage_length
+        if tower == "query":
+            prompt, length = form.query_prompt, form.query_length
         return pad_rows(self.tokenizer.encode_batch([prompt + t for t in texts], max_length=length), length)
 
     def program(self, function: Callable[..., Any], rows: Rows, *, chunked: bool = False) -> Program:
-        """Returns a program of (model, auxiliary, batch) on `rows`; it is compiled before the first step.
+        """Returns a program of (model, auxiliary, batch) on `rows`, which is compiled before the first step.
 
-        The function is traced once and may say what is constant: `lambda model, _, batch: ...`. With
-        `chunked` it is run on one chunk of the objective at a time.
+        The function is traced once and may contain constants: `lambda model, _, batch: ...`. With `chunked`
+        it is run on one chunk of the objective at a time.
         """
-        sizes = {"batch_size": self.batch_size, "partitioner": self.partitioner}
-        made = Program(function, rows, **sizes, chunked=chunked)
-        self._programs.append(made)
-        return made
+        how = {"batch_size": self.batch_size, "partitioner": self.partitioner, "chunked": chunked}
+        self._programs.append(Program(function, rows, **how))
+        return self._programs[-1]
 
     def vectors(self, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
         """Returns state -> the vectors float32 [N, D] of texts [N, L] by a tower of a dual encoder."""
@@ -239,54 +232,46 @@ class Bench:
         return texts
 
     def compile(self, plan: Any) -> None:
-        """Compiles all programs for a `training.state.Plan`."""
+        """Compiles all programs for a `train_state.Plan`."""
         for program in self._programs:
             program.compile(plan, getattr(self.objective, "chunks", 1))
 
 
 def described(what: str, *values: object) -> str:
-    """Tells data from any other by a hash of their values, after a word of what they are."""
+    """Returns a fingerprint of data: a phrase and a hash of their values."""
     return f"{what}, hash {fingerprints.of_values(*values)[: fingerprints.DIGITS]}"
 
 
 def written(examples: str, how: Decoding) -> str:
-    """Tells data, of which `examples` tells the examples, with how texts are written of them."""
+    """Returns a fingerprint of examples and of how texts are written for them."""
     return f"{examples}{WRITTEN}max_new_tokens={how.max_new_tokens}, num_beams={how.num_beams}"
 
 
 def _check_lists(dataset: Any, features: Features) -> None:
-    """Checks that lists are as long as they are read, where the dataset says how long they are.
-
-    Raises:
-      UserError: one is not, so that items would be drawn or repeated.
-    """
+    """Raises a UserError if some list has another length than the feature's `count`."""
     fields = {f.field: f.count for f in features.values() if f.count is not None}
-    lengths = dataset.list_lengths() if fields else set()
+    found = dataset.list_lengths() if fields else set()
     for field, count in fields.items():
-        if others := sorted(lengths - {count}):
-            told = ", ".join(map(str, others[:3])) + (", ..." if len(others) > 3 else "")
+        if others := sorted(found - {count}):
+            lengths = ", ".join(map(str, others[:3])) + (", ..." if len(others) > 3 else "")
             raise UserError(
-                f"it reads {count} items of each list {field!r}, but some lists have {told}. An evaluation"
+                f"it reads {count} items of each list {field!r}, but some lists have {lengths}. An evaluation"
                 f" reads whole lists: give lists of {count}, set the feature's count, or let items be drawn"
                 " as in training by bench.examples(..., drawn=True)"
             )
 
 
 def pad_rows(rows: Sequence[np.ndarray], most: int) -> np.ndarray:
-    """Returns int32 [N, L]: rows of at most `most` token ids, then zeros, with the least such L.
+    """Returns int32 [N, L]: rows of at most `most` token ids, then zeros.
 
-    L is a multiple of 16, at which attention has kernels, or `most`.
+    L is as small as possible: a multiple of 16, for which attention has kernels, or `most`.
     """
     longest = max(map(len, rows), default=1)
     return pad_batch(rows, min(most, -(-longest // 16) * 16))
 
 
 def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarray]]:
-    """Returns `count` examples of a dataset, or all, each once, in a random order that is always the same.
-
-    Raises:
-      UserError: the dataset cannot give them.
-    """
+    """Returns `count` examples of a dataset, or all, each once, in a random order that is always the same."""
     return _rows_of(data.once(count))
 
 
@@ -295,7 +280,7 @@ def _rows_of(arrays: Rows) -> list[Rows]:
 
 
 def stack(rows: list[np.ndarray]) -> np.ndarray:
-    """Stacks arrays of one rank; shorter ones are filled with 0, which is padding."""
+    """Stacks arrays of one rank; shorter ones are padded with 0."""
     shape = np.max([row.shape for row in rows], axis=0)
     out = np.zeros((len(rows), *shape), rows[0].dtype)
     for number, row in enumerate(rows):

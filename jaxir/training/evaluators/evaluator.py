@@ -1,4 +1,4 @@
-"""What is measured while a model trains: data, the names of metrics, and how they are had of a state."""
+"""What is measured while a model trains: an evaluator's data, its metrics and how to measure a state."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from jaxir.core.errors import UserError, suggest
 from jaxir.core.values import Interval
 from jaxir.training.evaluators.evaluation_context import Bench, State
 
-Direction = Literal["greater", "smaller"]  # which value of a metric is better
+Direction = Literal["greater", "smaller"]  # the better value of a metric
 
 
 class Prepared(NamedTuple):
     """An evaluator with its data read.
 
     Attributes:
-      measure: state -> {metric: value}, with at least the metrics that the evaluator names; what else it
-        returns is logged, but cannot tell the best checkpoint.
-      data: tells its data from any other; a run whose best checkpoint goes by this evaluator is resumed on
-        the same only.
+      measure: state -> {metric: value}, with at least the metrics that the evaluator names. Others are
+        logged, but cannot choose the best checkpoint.
+      data: a fingerprint of its data; a run whose best checkpoint this evaluator chooses is resumed on the
+        same only.
     """
 
     measure: Callable[[State], Mapping[str, float]]
@@ -30,11 +30,12 @@ class Prepared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator(abc.ABC):
-    """A judge of the model in training: one file, a frozen dataclass of its settings, which owns its data.
+    """Measures the model in training: one file, a frozen dataclass of its settings, with its own data.
 
     Attributes:
-      metrics: the names of what it measures, and which value of each is better.
-      name: put before the names of its metrics, as NAME/METRIC; wanted where two evaluators have the same.
+      metrics: the names of its metrics, and which value of each is better.
+      name: prefix of the names of its metrics, as in NAME/METRIC; needed if two evaluators have the same
+        metrics.
       every: steps between its evaluations; below 1, a share of all steps; None: the run's `eval_every`.
     """
 
@@ -44,19 +45,15 @@ class Evaluator(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, bench: Bench) -> Prepared:
-        """Reads the data and says which programs will be run on them; see `Bench`.
-
-        Raises:
-          UserError: the data cannot be had, or nothing can be measured on them.
-        """
+        """Reads the data and makes the programs that will run on them; see `Bench`."""
 
     @property
     def directions(self) -> dict[str, Direction]:
-        """The metrics by the names that logs have."""
+        """The metrics by their names in logs."""
         return {self.full_name(metric): direction for metric, direction in self.metrics.items()}
 
     def full_name(self, metric: str) -> str:
-        """Returns the name that logs have of a metric."""
+        """Returns a metric's name in logs."""
         return f"{self.name}/{metric}" if self.name else metric
 
     def __str__(self) -> str:
@@ -65,15 +62,9 @@ class Evaluator(abc.ABC):
 
 
 def check_evaluators(evaluators: Any, best_by: str) -> None:
-    """Checks what can be known of evaluators before any data are read.
+    """Checks evaluators before any data are read: their types and the names of their metrics.
 
-    Args:
-      evaluators: those of a run; of none, nothing tells the best checkpoint.
-      best_by: the metric that does.
-
-    Raises:
-      UserError: something in the list is no evaluator, two have a metric of the same name, or none measures
-        `best_by`.
+    `best_by` is the metric that chooses the best checkpoint; without evaluators, no metric does.
     """
     found: dict[str, Evaluator] = {}
     for evaluator in evaluators:

@@ -1,4 +1,4 @@
-"""Generation: how near what a generator writes is to what it should."""
+"""Generation: how similar a generator's outputs are to their targets."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Generation(Evaluator):
-    """ROUGE-L and exact match of what is written for each source, and its target.
+    """ROUGE-L and exact match of the text written for each source, and its target.
 
-    Both are means over the examples. ROUGE-L is the F-measure of the longest common subsequence of words, as
-    the rouge-score package has it, without stemming; texts match as answers do (`evaluation.exact_match`).
-    Targets are what is left of them in the tokens of training.
+    Both are means over the examples. ROUGE-L is the F-measure of the longest common subsequence of words,
+    from the rouge-score package, without stemming. Texts match as answers do (`evaluation.exact_match`).
+    Targets are decoded from the tokens of training.
 
     Attributes:
       data: has the fields that the objective reads: a `data.text_data.TextData`.
-      max_new_tokens: most tokens that are written.
-      num_beams: beams of an output; 1: greedily.
+      max_new_tokens: the most tokens of an output.
+      num_beams: beams of an output; 1 is greedy.
     """
 
     metrics = {"rougeL": "greater", "exact_match": "greater"}  # noqa: RUF012
@@ -39,13 +39,9 @@ class Generation(Evaluator):
     num_beams: Count = 1
 
     def prepare(self, bench: Bench) -> Prepared:
-        """Reads the data; see `Evaluator`.
-
-        Raises:
-          UserError: there are no data, the run trains no generator, or rouge-score is not installed.
-        """
         if not isinstance(bench.objective, Seq2Seq):
-            raise UserError("what is written is measured of generators, which Seq2Seq trains")
+            kind = type(bench.objective).__name__
+            raise UserError(f"Generation measures generators, which Seq2Seq trains, not {kind}")
         require("rouge", "rouge_score")
         from rouge_score.rouge_scorer import RougeScorer
 

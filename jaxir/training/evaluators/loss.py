@@ -1,4 +1,4 @@
-"""The objective's loss over dev data."""
+"""The objective's loss on dev data."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 class Loss(Evaluator):
     """The loss of training and the objective's own metrics, without dropout.
 
-    They are means over the full batches of a fixed order; the rows left after the last full one do not count,
-    for a smaller or filled-up batch would have other in-batch negatives. With fewer data than a batch of
-    training that is one smaller batch, of as many rows as the devices can share: a run whose best checkpoint
-    goes by it is resumed on devices that share as many.
+    They are means over the full batches of a fixed order. Rows after the last full batch do not count: with
+    in-batch negatives, a smaller or padded batch has another loss. If there are fewer rows than a batch of
+    training, they are one smaller batch of as many rows as the devices can share. A run whose best checkpoint
+    is chosen by it is resumed on devices that can share as many.
 
     Attributes:
       data: has the fields that the objective reads: a `data.text_data.TextData`.
-      num_negatives: hard negatives of each pair. Of more, and of other lists that are longer than the
-        objective reads, some are drawn, always the same ones.
+      num_negatives: hard negatives of each pair. Of longer lists, some items are drawn, always the same ones.
     """
 
     metrics = {"loss": "smaller", "accuracy": "greater"}  # noqa: RUF012
@@ -37,14 +36,13 @@ class Loss(Evaluator):
     num_negatives: Natural = 0
 
     def prepare(self, bench: Bench) -> Prepared:
-        """Reads the data; see `Evaluator`."""
         form = dataclasses.replace(bench.form, num_negatives=self.num_negatives)
         features = bench.objective.features(form)
         examples = bench.examples(self.data, features, drawn=True)
         count, divisor = len(next(iter(examples.arrays.values()))), bench.partitioner.batch_divisor()
         if count < divisor:
             raise UserError(f"there are only {count} dev pairs, fewer than the {divisor} devices of a batch")
-        # Of fewer rows than a batch, as many as the devices share.
+        # If there are fewer rows than a batch, keep as many as the devices can share.
         kept = count if count >= bench.batch_size else count // divisor * divisor
         rows = {name: array[:kept] for name, array in examples.arrays.items()}
 

@@ -1,4 +1,4 @@
-"""Query reranking: what the queries find that a reranker chooses (EAR)."""
+"""Query reranking (EAR): what the queries that a reranker chooses find."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CUTS = (1, 5, 20)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class QueryReranking(Evaluator):
-    """Success@k and the mean rank of the queries of the greatest score, over questions with candidates.
+    """Success@k and the mean rank of the best-scored query, over questions with candidates.
 
-    Success@k is the share of questions of which the chosen query finds an answer among its first k passages:
+    Success@k is the share of questions whose chosen query finds an answer among its first k passages:
     the top-k accuracy of Chuang 2024, chapter 3. A query that finds none has the rank `data.max_rank`.
 
     Attributes:
@@ -36,20 +36,14 @@ class QueryReranking(Evaluator):
     data: Object | None
 
     def prepare(self, bench: Bench) -> Prepared:
-        """Reads the data; see `Evaluator`.
-
-        Raises:
-          UserError: they are none, or no candidates, or were not searched deep enough for Success@20, or the
-            model reads pairs.
-        """
         if not isinstance(self.data, QueryCandidates):
             raise UserError("query reranking is measured on candidates: give it some (DEV_CANDIDATES)")
-        # Of what is skipped the count is told below.
+        # `bench.examples` below reports the number of skipped records.
         questions = list(self.data.questions(OnBadInput(bench.on_bad_input)))
         if (depth := min((some.depth for some in questions), default=max(CUTS))) < max(CUTS):
             raise UserError(
-                f"{self.data.path}: Success@{max(CUTS)} wants candidates that were searched that deep, not to"
-                f" {depth}: jaxir.expand retrieve --depth={max(CUTS)}, or more"
+                f"{self.data.path}: Success@{max(CUTS)} needs candidates searched to depth {max(CUTS)}, not"
+                f" {depth}: run jaxir.expand retrieve --depth={max(CUTS)}, or more"
             )
         count = max((len(some.outputs) for some in questions), default=1)
         examples = bench.examples(self.data, query_features(bench.form, count), drawn=True)
@@ -62,7 +56,7 @@ class QueryReranking(Evaluator):
 
         def measure(state: State) -> Mapping[str, float]:
             scores = program.of_rows(state)
-            # Of fewer candidates some are repeated, with the same score and the same rank.
+            # Shorter lists of candidates are repeated, with the same scores and ranks.
             chosen = np.take_along_axis(ranks, scores.argmax(1)[:, None], axis=1)
             found = {f"Success@{k}": float((chosen <= k).mean()) for k in CUTS}
             return found | {"mean_rank": float(chosen.mean())}

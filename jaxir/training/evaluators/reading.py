@@ -19,12 +19,12 @@ from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Reading(Evaluator):
-    """Exact match and F1 of the answers that are written for questions (`evaluation.exact_match`).
+    """Exact match and F1 of the answers written for questions (`evaluation.exact_match`).
 
     Attributes:
       data: the questions, passages and answers.
-      max_new_tokens: most tokens of an answer.
-      num_beams: beams of an answer; 1: greedily.
+      max_new_tokens: the most tokens of an answer.
+      num_beams: beams of an answer; 1 is greedy.
     """
 
     metrics = {"EM": "greater", "F1": "greater"}  # noqa: RUF012
@@ -34,15 +34,11 @@ class Reading(Evaluator):
     num_beams: Count = 1
 
     def prepare(self, bench: Bench) -> Prepared:
-        """Reads the data; see `Evaluator`.
-
-        Raises:
-          UserError: there are no data, or the run trains no reader.
-        """
         if not isinstance(bench.objective, FusionInDecoder):
-            raise UserError("answers are measured of readers, which FusionInDecoder trains")
+            kind = type(bench.objective).__name__
+            raise UserError(f"Reading measures readers, which FusionInDecoder trains, not {kind}")
         if self.data is None:
-            raise UserError("it has no data: DEV_RUN, or what else names them, is None")
+            raise UserError("it has no data: DEV_RUN, or the setting that names them, is None")
         features = bench.objective.features(bench.form)
         examples = bench.examples(self.data, features)
         data: AnsweredDataset = examples.dataset

@@ -1,4 +1,4 @@
-"""Reranking: how well a cross-encoder orders what a retriever has found."""
+"""Reranking: how well a cross-encoder orders a retriever's answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxir.retrieval.ranking.runs import read_run
 from jaxir.training.evaluators.evaluation_context import Bench, State, described
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
-WANTED = 10  # documents of a query, by the metrics
+WANTED = 10  # documents of a query that the metrics need
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,14 @@ WANTED = 10  # documents of a query, by the metrics
 class Reranking(Evaluator):
     """nDCG@10 and RR@10 of a run's best documents in the order of the model's scores.
 
-    What the run has not found counts as missed. Texts are cut one by one, as in training; `jaxir.rerank` cuts
-    the longer one of a pair.
+    Documents that the run did not find count as missed. Texts are cut one by one, as in training;
+    `jaxir.rerank` cuts the longer one of a pair.
 
     Attributes:
       directory: a BEIR folder.
       run: TREC run file over queries of the split, of any retriever.
       split: the judgements.
-      depth: documents of a query that are read, of which the metrics want ten.
+      depth: documents of a query that are read; the metrics need ten.
     """
 
     metrics = {"nDCG@10": "greater", "RR@10": "greater"}  # noqa: RUF012
@@ -45,12 +45,6 @@ class Reranking(Evaluator):
     depth: Annotated[int, Within(WANTED)] = 20
 
     def prepare(self, bench: Bench) -> Prepared:
-        """Reads the files; see `Evaluator`.
-
-        Raises:
-          UserError: the run has no query of the split, or is cut above what the metrics want, or the folder
-            lacks one of its queries or documents.
-        """
         folder = BeirFolder(self.directory)
         judgements = read_judgements(folder.qrels_path(self.split))
         run = {query_id: some for query_id, some in read_run(self.run).items() if query_id in judgements}
@@ -58,7 +52,7 @@ class Reranking(Evaluator):
             raise UserError(f"{self.run} has none of the queries that {folder.qrels_path(self.split)} judges")
         if (most := cut_at(run)) < WANTED:
             raise UserError(
-                f"{self.run} has at most {most} documents of a query, and {' and '.join(self.metrics)} want"
+                f"{self.run} has at most {most} documents of a query, and {' and '.join(self.metrics)} need"
                 f" {WANTED}: search with a larger k"
             )
         candidates = read_candidates(run, folder, depth=self.depth)
@@ -74,7 +68,7 @@ class Reranking(Evaluator):
 
         def scores_of(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
             if not hasattr(model, "score_texts"):
-                raise UserError("reranking is of cross-encoders, and this model makes vectors")
+                raise UserError("Reranking measures cross-encoders, and this model makes vectors")
             return score_lists(model, batch["query_ids"], batch["passage_ids"])
 
         program = bench.program(scores_of, rows)

@@ -25,14 +25,14 @@ METRICS = ("nDCG@10", "RR@10")
 class Retrieval(Evaluator):
     """nDCG@10 and RR@10 of every dev pair.
 
-    Each distinct query is searched among the distinct passages of the dev pairs and the distractors, where
-    texts with the same token ids are one.
+    Each distinct query is searched among the distinct passages of the dev pairs and the distractors. Texts
+    with the same token ids count as one.
 
     Attributes:
       data: pairs: a `data.text_data.TextData`.
       distractors: how many training passages join the passages of the pairs.
-      dimensions: of each number D the metrics of the first D dimensions, with length 1 again, are measured
-        besides, as `nDCG@10/D` and `RR@10/D` (see `losses.matryoshka`).
+      dimensions: for each number D, the metrics of the first D dimensions, normalised again, are measured
+        too, as `nDCG@10/D` and `RR@10/D` (see `losses.matryoshka`).
     """
 
     data: Object | None
@@ -41,19 +41,14 @@ class Retrieval(Evaluator):
 
     @property
     def metrics(self) -> dict[str, Direction]:
-        """Those of all dimensions first."""
+        """The metrics of all dimensions first."""
         return {f"{metric}{end}": "greater" for end in self._cuts() for metric in METRICS}
 
     def _cuts(self) -> dict[str, int | None]:
-        """Returns the number of dimensions by the end of its metrics' names; None for all."""
+        """Returns the number of dimensions by the suffix of their metrics; None for all."""
         return {"": None} | {f"/{dimension}": dimension for dimension in self.dimensions}
 
     def prepare(self, bench: Bench) -> Prepared:
-        """Reads the data; see `Evaluator`.
-
-        Raises:
-          UserError: all queries or passages have the same tokens.
-        """
         form = dataclasses.replace(bench.form, num_negatives=0)
         examples = bench.examples(self.data, pair_features(form))
         rows = examples.rows
@@ -72,7 +67,7 @@ class Retrieval(Evaluator):
         of_passages = self._vectors(bench, stack(list(passage_ids.values())), "passage")
 
         def search(queries: np.ndarray, passages: np.ndarray) -> Mapping[str, float]:
-            # Vectors are as the model's similarity wants them, so the inner product is it.
+            # Vectors are prepared for the model's similarity, so it is their inner product.
             index = ExactIndex.build([passages], list(passage_ids), similarity="dot")
             scores, ids = index.search(queries, min(DEPTH, len(passage_ids)))
             run = {
@@ -92,7 +87,7 @@ class Retrieval(Evaluator):
         return Prepared(measure, f"{examples.fingerprint}, {self.distractors} distractors")
 
     def _vectors(self, bench: Bench, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
-        """As `Bench.vectors`; while that is compiled, dimensions that vectors have not are refused."""
+        """Like `Bench.vectors`, but refuses numbers of dimensions that the vectors do not have."""
 
         def encode(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
             vectors = model.encode(batch["ids"], tower=tower)
@@ -104,7 +99,7 @@ class Retrieval(Evaluator):
 
 
 def _first(vectors: np.ndarray, dimension: int | None) -> np.ndarray:
-    """Returns the first dimensions of vectors [N, D], with length 1; None: all, as they are."""
+    """Returns the first dimensions of vectors [N, D], normalised; None: all, unchanged."""
     if dimension is None:
         return vectors
     cut = vectors[:, :dimension]
@@ -114,14 +109,14 @@ def _first(vectors: np.ndarray, dimension: int | None) -> np.ndarray:
 def _distinct(
     rows: Sequence[Mapping[str, np.ndarray]], extra: Sequence[Mapping[str, np.ndarray]], tower: str
 ) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Returns a name of each text of a tower, of the same tokens the same, and the ids of each name."""
+    """Returns a name for each text of a tower, equal for equal tokens, and the ids of each name."""
     tokens = [row[f"{tower}_ids"] for row in (*rows, *extra)]
     names = [x[x != 0].tobytes().hex() for x in tokens]
     distinct = dict(zip(names, tokens, strict=True))
     ids = {row[f"{tower}_key"].tobytes() for row in rows if f"{tower}_key" in row}
     if len(distinct) == 1 < len(ids):
         raise UserError(
-            f"all {len(ids):,} texts of the dev pairs' {tower} tower have the same tokens, so that any answer"
-            " would be right: does the tokenizer know their words?"
+            f"all {len(ids):,} texts of the dev pairs' {tower} tower have the same tokens, so any answer"
+            " would be right: give a model whose tokenizer knows their words, or other dev pairs"
         )
     return names, distinct

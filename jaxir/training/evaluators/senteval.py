@@ -1,4 +1,4 @@
-"""Transfer tasks: how well a classifier does that has nothing but the frozen vectors."""
+"""Transfer tasks: the accuracy of classifiers on frozen vectors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 class SentEval(Evaluator):
     """`transfer`, the mean accuracy in % on the dev sets of the transfer tasks (Chuang 2024, appendix A.1).
 
-    The accuracy is the one by which SentEval chooses a classifier, so no test row has a part in it. Vectors
-    of the query tower keep their own length, whatever they are compared by, as in the papers. Each task's is
-    logged besides as `transfer/TASK`. Hundreds of classifiers are fitted each time, on the host.
+    The accuracy is the one by which SentEval chooses a classifier; test rows are not used. As in the papers,
+    vectors of the query tower are not normalised, whatever the model's similarity. Each task's accuracy is
+    logged as `transfer/TASK`. Each evaluation fits hundreds of classifiers on the host.
 
     Attributes:
       directory: SentEval's data/downstream, or some of its folders: see
         `evaluation.senteval_files.read_senteval`.
-      folds: of the cross-validations of tasks without a dev set: 10 is SentEval's protocol, 5 half its time.
+      folds: number of folds in the cross-validation of tasks without a dev set: 10 is SentEval's protocol, 5
+        takes half its time.
     """
 
     metrics = {"transfer": "greater"}  # noqa: RUF012
@@ -36,11 +37,6 @@ class SentEval(Evaluator):
     folds: Annotated[int, Within(2)] = FOLDS
 
     def prepare(self, bench: Bench) -> Prepared:
-        """Reads the tasks; see `Evaluator`.
-
-        Raises:
-          UserError: there are none, one has too few rows for the folds, or scikit-learn is not installed.
-        """
         require("analyze", "sklearn")
         tasks = read_senteval(self.directory)
         check_folds(tasks, self.folds)

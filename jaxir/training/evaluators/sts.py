@@ -1,4 +1,4 @@
-"""Semantic textual similarity: how well the cosine of two sentences' vectors ranks pairs as people did."""
+"""Semantic textual similarity: how well cosines of sentence vectors rank pairs as people did."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class STS(Evaluator):
-    """Spearman's correlation x 100 of people's scores and the cosine; the query tower reads both sentences.
+    """Spearman's correlation x 100 of people's scores and the cosine; the query tower encodes both sentences.
 
-    `uniformity` is that of all sentences; `alignment`, of pairs rated above 4, is logged if there are some.
-    Of several files, each one's correlation is logged besides as `spearman/FILE`, and that of each setting.
+    `uniformity` is that of all sentences; `alignment`, of pairs rated above 4, is logged if there are any.
+    For several files, each one's correlation is logged as `spearman/FILE`, and so is that of each setting.
 
     Attributes:
-      path: a file of rated pairs, or a folder of such: see `evaluation.sts_files.read_sts`. Of a folder with
-        train, dev and test it is dev.
-      setting: what `spearman` is of several files: "all" of all pairs together, "mean" of the files' values,
-        "wmean" weighted by their pairs.
+      path: a file of rated pairs, or a folder of such files: see `evaluation.sts_files.read_sts`. In a folder
+        with train, dev and test, dev is used.
+      setting: `spearman` of several files: "all" of all pairs together, "mean" of the files' values, "wmean"
+        weighted by their numbers of pairs.
     """
 
     metrics = {"spearman": "greater", "uniformity": "smaller"}  # noqa: RUF012
@@ -33,7 +33,6 @@ class STS(Evaluator):
     setting: Literal["all", "mean", "wmean"] = "all"
 
     def prepare(self, bench: Bench) -> Prepared:
-        """Reads the files; see `Evaluator`."""
         sets = read_sts(self.path, "dev")
         texts = sentences_of(sets)
         vectors_of = bench.vectors(bench.tokens(texts, "query"), "query")

@@ -1,18 +1,16 @@
-"""Checkpoints of a run over Orbax: asynchronous, atomic, the last few and the best by a dev metric.
+"""Checkpoints of a run, written by Orbax in the background: the newest few, and the best by a dev metric.
 
-RUN/checkpoints/STEP holds `params`, `opt_state`, `run` (step, settings that must agree, dev metric,
-name of the run, checksums) and, where the objective has something beside the model, `auxiliary` and
-`statistics`; RUN/checkpoints/best.json names the best step; RUN/run.json marks the directory (`marker`).
-A checkpoint appears by a rename once whole, and goes by one (in a bucket, which knows no rename, by the mark
-that Orbax puts into it), and is removed only when a later one is whole. One is set aside only if it is known
-to be damaged: what may pass (no memory, a bucket out of reach) ends the run and changes nothing.
+RUN/checkpoints/STEP holds `params`, `opt_state`, the record `run` (step, settings, dev metric, name,
+checksums) and, if the objective has parameters beside the model, `auxiliary` and `statistics`. best.json
+names the best step.
 """
 
 import contextlib
+import itertools
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,27 +22,23 @@ from jaxir.core.errors import UserError
 from jaxir.interop.model.run_dir import COMMITTED, Damaged, checkpoint_steps, read_record, sealed
 from jaxir.interop.weights.quiet import quiet_orbax
 from jaxir.interop.weights.stores import ORBAX_INDEX
-from jaxir.runtime.distributed import all_agree, of_all, wait_for_all
+from jaxir.runtime.distributed import all_agree, wait_for_all
 from jaxir.storage.files import atomic_file, is_bucket, move_tree, path_of, remove_tree
 from jaxir.storage.leases import Lease
 from jaxir.storage.locks import Lock
-from jaxir.training.run.damage import is_damage, place_for_broken, reason
-from jaxir.training.run.marker import MARKER, begin, go_on
+from jaxir.training.run.damage import is_damage, reason
+from jaxir.training.run.marker import MARKER, mark
 from jaxir.training.run.run_settings import disagreement
 from jaxir.training.step.train_state import TrainState, inspect
 
-_LEAST_PART = 1 << 20  # bytes of an array that a device writes of those that all have
+_LEAST_PART = (
+    1 << 20
+)  # bytes; smaller replicated arrays are written by one device, since cutting them is slow
 REMOVED = ".removed"
 
 
 class Resumed(NamedTuple):
-    """A state read back.
-
-    Attributes:
-      state: the state, laid out as asked.
-      step: its number of finished steps.
-      run: the name of the run; None of runs of earlier versions.
-    """
+    """A checkpoint that was read: the state, its number of finished steps, and the run's name if recorded."""
 
     state: TrainState
     step: int
@@ -54,17 +48,13 @@ class Resumed(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run.
 
-    Attributes:
-      run: the name of the run, once it is open.
-
     Args:
-      run_dir: the run's directory; new, empty, or a run to resume.
-      settings: what must agree between the parts of a run (batch size, seed, data fingerprint, ...); JSON
-        values.
-      keep_last: how many of the newest checkpoints to keep; the best one is kept besides.
-      metric: the dev metric that tells the best checkpoint; None for none.
-      greater_is_better: whether its greatest value is the best, or its smallest.
-      hold: on the directory; None in other processes than the first.
+      run_dir: the run's directory: new, empty, or a run to resume.
+      settings: JSON values that a resumed run must share with its checkpoints.
+      keep_last: number of newest checkpoints to keep; the best one is kept besides.
+      metric: the dev metric that chooses the best checkpoint; None if nothing is evaluated.
+      greater_is_better: whether the greatest value of the metric is the best.
+      hold: the lock or lease on the directory; None in every process but the first.
     """
 
     def __init__(
@@ -82,47 +72,40 @@ class Checkpoints:
         self._keep_last, self._metric, self._hold = keep_last, metric, hold
         self._sign = 1.0 if greater_is_better else -1.0
         self._inspect: Callable[[TrainState], tuple[jax.Array, jax.Array]]
-        self._saving: int | None = None
-        self._values: dict[int, float] = {}
-        self.run = ""
+        self._saving: int | None = None  # step of the checkpoint that is being written
+        self._values: dict[int, float] = {}  # dev metric by step
+        self.run = ""  # the run's name, known once it is open
         self._manager: ocp.CheckpointManager | None = None
         self._new = False
         self._quiet = contextlib.ExitStack()
 
     def open(self, abstract: TrainState) -> Resumed | None:
-        """Returns the newest whole checkpoint, or None for a run that starts from its first step.
-
-        A damaged checkpoint is reported on standard error and moved to RUN/broken.
-
-        Raises:
-          UserError: there are checkpoints but none is whole, the newest has other settings, or one could not
-            be read for a reason that may pass.
-        """
+        """Returns the newest whole checkpoint, None if the run has none; moves damaged ones to RUN/broken."""
         wait_for_all("the run's directory is checked")  # before it changes
         self._quiet.enter_context(quiet_orbax())
         self._inspect = jax.jit(inspect).lower(abstract).compile()
-        # Given processes, Orbax's threads wait for each other by the coordination service. Else they would
-        # run collectives on the devices, in the midst of those of a training step.
-        several = jax.process_count() > 1
-        processes = set(range(jax.process_count())) if several else None
-        if jax.process_index() == 0:
+        first = jax.process_index() == 0
+        if first:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._tidy()
+            self._remove_leftovers()
         wait_for_all("the directory of checkpoints is there")
-        # Of an array that several devices have each would write a part, which a program cuts: for what
-        # is small, making the program takes far longer than writing.
-        arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_PART)
-        ocp.type_handlers.register_type_handler(jax.Array, arrays, override=True)
-        self._manager = ocp.CheckpointManager(
-            self.directory if is_bucket(self.directory) else self.directory.resolve(),
-            options=ocp.CheckpointManagerOptions(
-                create=False,
-                cleanup_tmp_directories=True,
-                multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes=processes),
-            ),
-        )
-        broken: dict[int, str] = {}
-        resumed = None
+        self._manager = _manager(self.directory)
+        resumed, broken = self._newest_whole(abstract)
+        if first:
+            for step, why in broken.items():
+                self._set_aside(step, why, earlier_used=step > resumed.step)
+        wait_for_all("broken checkpoints are set aside")
+        self._manager.reload()
+        if first:
+            self._new = not (self.run_dir / MARKER).exists()
+            self.run = mark(self.run_dir, self.settings, resumed and resumed.run)
+            if resumed:
+                self._write_best()
+        return resumed
+
+    def _newest_whole(self, abstract: TrainState) -> tuple[Resumed | None, dict[int, str]]:
+        """Returns the newest whole checkpoint, and why others are damaged, by step."""
+        resumed, broken = None, {}
         for step in reversed(self.steps()):
             try:
                 if resumed is None:
@@ -131,56 +114,41 @@ class Checkpoints:
                 if value is not None:
                     self._values[step] = value
             except Exception as error:
-                if not is_damage(error):
-                    raise self._unread(step, error) from error
-                broken[step] = reason(error)
+                if is_damage(error):
+                    broken[step] = reason(error)
+                    continue
+                if isinstance(error, UserError):
+                    raise
+                raise UserError(
+                    f"{self.directory / str(step)} could not be read ({reason(error)}); nothing was changed:"
+                    " run the same command again, or, if that does not help, move this checkpoint away to"
+                    " resume from an earlier one"
+                ) from error
         if broken and resumed is None:
             newest = max(broken)
             raise UserError(
                 f"no checkpoint of {self.run_dir} is whole (step {newest}: {broken[newest]}); "
                 "give another output_dir to start anew"
             )
-        for step, why in broken.items():
-            self._set_aside(step, why, needed=step > resumed.step)
-        wait_for_all("broken checkpoints are set aside")
-        self._manager.reload()
-        if jax.process_index() == 0:
-            if resumed is None:
-                self._new = not (self.run_dir / MARKER).exists()
-                self.run = begin(self.run_dir, self.settings)
-            else:
-                self.run = go_on(self.run_dir, resumed.run, self.settings)
-                self._write_best()
-        return resumed
-
-    def check_begun(self, state: TrainState) -> None:
-        """Raises a UserError where the state before the first step is another one in another process."""
-        if jax.process_count() == 1:
-            return
-        _, sums = jax.device_get(self._inspect(state))
-        if len(set(of_all(json.dumps(_whole_numbers(sums))))) > 1:
-            raise UserError(
-                "the processes begin with other parameters: give all of them the same model, and what else"
-                " they start from"
-            )
+        return resumed, broken
 
     def withdraw(self) -> None:
-        """Removes what `open` has made, where the run ends before its first step; in a bucket it stays."""
+        """Removes what `open` made on a disk, if the run ends before its first step."""
         if self._new and not is_bucket(self.directory):
-            with contextlib.suppress(OSError):  # there is something else by now
+            with contextlib.suppress(OSError):  # the directory is not empty any more
                 (self.run_dir / MARKER).unlink()
                 self.directory.rmdir()
 
     def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints there are, oldest first."""
+        """Returns the steps of the existing checkpoints, oldest first."""
         return checkpoint_steps(self.directory)
 
     def is_best(self, value: float | None) -> bool:
-        """Returns whether a value of the dev metric, if there is one, beats those of all checkpoints kept."""
+        """Returns whether a value of the dev metric, None if unknown, beats those of all kept checkpoints."""
         return value is not None and all(self._sign * value > self._sign * v for v in self._values.values())
 
     def best(self) -> tuple[int, float] | None:
-        """Returns the best checkpoint's step and its dev metric, or None where nothing was evaluated."""
+        """Returns the best checkpoint's step and dev metric, or None if nothing was evaluated."""
         if not self._values:
             return None
         step = max(self._values, key=lambda s: (self._sign * self._values[s], -s))
@@ -189,11 +157,7 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, dev_value: float | None) -> None:
         """Begins to save `state`; returns once its arrays are copied and may be donated.
 
-        The checkpoint before must be settled.
-
-        Raises:
-          UserError: the state holds a number that is not finite, it could not be written, or the directory
-            is not held any more.
+        The previous checkpoint must be settled. A state with a number that is not finite is refused.
         """
         self._check_held()
         finite, sums = jax.device_get(self._inspect(state))
@@ -210,37 +174,27 @@ class Checkpoints:
             "settings": self.settings,
         }
         self._saving = step
+        items = {name: ocp.args.StandardSave(tree) for name, tree in _items(state).items()}
         try:
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    **{name: ocp.args.StandardSave(tree) for name, tree in _items(state).items()},
-                    run=ocp.args.JsonSave(sealed(record)),
-                ),
-                force=True,
-            )
+            args = ocp.args.Composite(**items, run=ocp.args.JsonSave(sealed(record)))
+            self._manager.save(step, args=args, force=True)
         except Exception as error:
             self._fail(error)
         if dev_value is not None:
             self._values[step] = dev_value
 
     def poll(self) -> int | None:
-        """Settles the checkpoint in writing if it is whole by now; returns its step, else None.
+        """Settles the checkpoint being written if it is complete by now, and returns its step, else None.
 
-        With several processes it is settled when the next one is saved: they would not all see it whole
-        after the same step, and they must settle it together.
+        Several processes must settle it together, but may not all see it complete after the same step. They
+        settle it when the next one is saved.
         """
         if self._saving is None or jax.process_count() > 1 or self._manager.is_saving_in_progress():
             return None
         return self.settle()
 
     def settle(self) -> int | None:
-        """Waits for the checkpoint in writing, names the best and removes the old; returns its step or None.
-
-        Raises:
-          UserError: it could not be written (a full disk, say), or the directory is not held any more. The
-            earlier checkpoints stay.
-        """
+        """Waits for the checkpoint being written, names the best and removes old ones; returns its step."""
         if self._saving is None:
             return None
         try:
@@ -262,10 +216,10 @@ class Checkpoints:
             self._values.pop(old, None)
         wait_for_all(f"the checkpoints before {step} are removed")
         self._manager.reload()
-        return step if step in there else None
+        return step
 
     def close(self) -> None:
-        """Settles what can be settled and lets go of Orbax's threads."""
+        """Settles what can be settled and ends Orbax's threads."""
         if self._manager is not None:
             if jax.process_count() == 1:  # a process that fails must not wait for the others
                 with contextlib.suppress(UserError):
@@ -274,58 +228,39 @@ class Checkpoints:
             self._quiet.close()
 
     def last_good(self) -> str:
-        """Says where the last whole checkpoint is."""
+        """Returns a phrase that names the last whole checkpoint."""
         steps = [s for s in self.steps() if s != self._saving]
-        return (
-            f"the last good checkpoint is {self.directory / str(steps[-1])}"
-            if steps
-            else "none was saved yet"
-        )
+        if not steps:
+            return "none was saved yet"
+        return f"the last good checkpoint is {self.directory / str(steps[-1])}"
 
     def _restore(self, step: int, abstract: TrainState) -> Resumed:
-        item, failure = {}, None
+        path, failure, restored = self.directory / str(step), None, {}
         try:
-            record = read_record(self.directory / str(step))
+            record = read_record(path)
             if wrong := disagreement(record["settings"], self.settings):
                 raise UserError(f"{self.run_dir} {wrong}")
-            self._check_files(step, _items(abstract))
-            item = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    **{name: ocp.args.StandardRestore(tree) for name, tree in _items(abstract).items()}
-                ),
-            )
+            for item in _items(abstract):  # Orbax reads a checkpoint without its index in another way
+                if not (path / item / ORBAX_INDEX).is_file():
+                    raise Damaged(f"{path / item / ORBAX_INDEX}: no such file")
+            items = {name: ocp.args.StandardRestore(tree) for name, tree in _items(abstract).items()}
+            restored = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
             failure = error
         if not all_agree(failure is None):
-            # What one process could not read for a reason that may pass is damaged to none of them.
-            if all_agree(failure is None or is_damage(failure)):
-                raise failure or Damaged("another process finds it damaged")
-            raise failure or UserError(f"another process could not read checkpoint {step}")
+            # If any process failed for a transient reason, the checkpoint is unreadable, not damaged.
+            damaged = all_agree(failure is None or is_damage(failure))
+            other = (
+                Damaged("damaged for another process") if damaged else UserError(f"{path}: unread elsewhere")
+            )
+            raise failure or other
         count = jax.make_array_from_callback((), abstract.step.sharding, lambda _: np.int32(step))
-        state = abstract._replace(step=count, **{name: item[name] for name in _items(abstract)})
+        state = abstract._replace(step=count, **{name: restored[name] for name in _items(abstract)})
         finite, sums = jax.device_get(self._inspect(state))
-        # Checkpoints had one checksum of all once; it is not compared any more.
+        # Checkpoints of earlier versions have one checksum under another name, which is not compared.
         if not finite or record.get("checksums", sums) != _whole_numbers(sums):
             raise Damaged("its checksums do not match its content")
         return Resumed(state, step, record.get("run"))
-
-    def _check_files(self, step: int, items: Iterable[str]) -> None:
-        """Raises a Damaged where Orbax would miss an index that is gone by way of what it finds instead."""
-        for item in items:
-            path = self.directory / str(step) / item / ORBAX_INDEX
-            if not path.is_file():
-                raise Damaged(f"{path}: no such file")
-
-    def _unread(self, step: int, error: Exception) -> UserError:
-        """Says what to do about a checkpoint that could not be read, and may be whole."""
-        if isinstance(error, UserError):
-            return error
-        path = self.directory / str(step)
-        return UserError(
-            f"{path} could not be read ({reason(error)}); nothing was changed: run the same command again,"
-            " or, if that does not help, move it away to go on from an earlier one"
-        )
 
     def _check_held(self) -> None:
         if self._hold is not None:
@@ -343,10 +278,11 @@ class Checkpoints:
             with atomic_file(path) as file:
                 file.write(text)
 
-    def _tidy(self) -> None:
-        """Removes what a killed process had not written, or not removed, to the end.
+    def _remove_leftovers(self) -> None:
+        """Removes checkpoints that a killed process had not completely written or removed.
 
-        Orbax would do the first, but in a bucket a directory goes with its last object; then it fails.
+        Orbax would remove half-written ones, but fails in a bucket, where a directory ends with its last
+        file.
         """
         if is_bucket(self.directory) and self.directory.exists():
             half = [p for p in self.directory.iterdir() if p.is_dir() and not (p / COMMITTED).exists()]
@@ -356,36 +292,55 @@ class Checkpoints:
             remove_tree(path)
 
     def _remove(self, step: int) -> None:
-        """Removes a checkpoint, so that it is whole or gone at any moment; what fails is tried again."""
+        """Removes a checkpoint, which is whole or gone at any moment; the next settling retries a failure."""
         path = self.directory / str(step)
-        with contextlib.suppress(Exception):  # of gcsfs, the system
+        with contextlib.suppress(Exception):  # of gcsfs or the system
             if is_bucket(path):
                 (path / COMMITTED).unlink(missing_ok=True)
             else:
                 path = path.rename(path.with_name(f".{step}{REMOVED}"))
             remove_tree(path)
 
-    def _set_aside(self, step: int, why: str, *, needed: bool) -> None:
-        target = place_for_broken(self.run_dir, str(step))
-        if jax.process_index() == 0:
-            then = ", an earlier one is used" if needed else ""
-            print(f"warning: checkpoint {step} is broken ({why}); moved to {target}{then}", file=sys.stderr)
-            move_tree(self.directory / str(step), target)
+    def _set_aside(self, step: int, why: str, *, earlier_used: bool) -> None:
+        target, number = self.run_dir / "broken" / str(step), itertools.count(2)
+        while target.exists():
+            target = target.with_name(f"{step}-{next(number)}")
+        then = ", an earlier one is used" if earlier_used else ""
+        print(f"warning: checkpoint {step} is broken ({why}); moved to {target}{then}", file=sys.stderr)
+        move_tree(self.directory / str(step), target)
 
     def _fail(self, error: Exception) -> None:
-        """Turns what Orbax raised into one sentence and removes what it had written of the checkpoint."""
+        """Raises what Orbax raised as one sentence, and removes the half-written checkpoint."""
         step, good = self._saving, self.last_good()
         self._saving = None
         self._values.pop(step, None)
-        if jax.process_index() == 0 and not is_bucket(self.directory):  # there the next start does it
+        if jax.process_index() == 0 and not is_bucket(
+            self.directory
+        ):  # in a bucket the next start removes it
             for part in self.directory.glob(f"{step}.*tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
-        self._check_held()  # reports the cause if the directory itself has gone
+        self._check_held()  # a removed directory is the cause, which this check reports
         raise UserError(f"checkpoint {step} could not be saved ({reason(error)}); {good}") from error
 
 
+def _manager(directory: Path) -> ocp.CheckpointManager:
+    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_PART)
+    ocp.type_handlers.register_type_handler(jax.Array, arrays, override=True)
+    # Given the processes, Orbax's threads wait for each other by the coordination service. Otherwise they
+    # would run collectives on the devices, in the midst of those of a training step.
+    processes = set(range(jax.process_count())) if jax.process_count() > 1 else None
+    return ocp.CheckpointManager(
+        directory if is_bucket(directory) else directory.resolve(),
+        options=ocp.CheckpointManagerOptions(
+            create=False,
+            cleanup_tmp_directories=True,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes=processes),
+        ),
+    )
+
+
 def _items(state: TrainState) -> dict[str, Any]:
-    """Returns what of a state is saved as arrays, by its name in a checkpoint."""
+    """Returns the trees of arrays in a checkpoint, by name."""
     items = {name: tree for name, tree in state._asdict().items() if name != "step"}
     return {name: tree for name, tree in items.items() if jax.tree.leaves(tree) or name == "opt_state"}
 

@@ -1,4 +1,4 @@
-"""What a function does, as a text that is the same in every process: its code, not its name."""
+"""What a function does, as a text that is the same in every process: a hash of its code."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ PLAIN = str | int | float | complex | bytes | bool | None
 
 
 def is_installed(function: types.FunctionType) -> bool:
-    """Returns whether a function is jaxir's, Python's or of an installed package: then its name says it."""
-    if str(function.__module__).partition(".")[0] == "jaxir":
-        return True
-    return _is_in_package(function.__code__.co_filename)
+    """Returns whether a function is jaxir's, Python's or an installed package's."""
+    jaxirs = str(function.__module__).partition(".")[0] == "jaxir"
+    return jaxirs or _is_in_package(function.__code__.co_filename)
 
 
 def is_installed_class(cls: type) -> bool:
-    """Returns whether a class is jaxir's, Python's or of an installed package."""
+    """Returns whether a class is jaxir's, Python's or an installed package's."""
     name = str(cls.__module__)
     if name.partition(".")[0] in ("jaxir", "builtins"):
         return True
@@ -47,7 +46,7 @@ def _places() -> tuple[Path, ...]:
 
 
 def innermost(function: Any) -> Any:
-    """Returns what installed wrappers (gin's, JAX's) call; a wrapper of the user's own is code to compare."""
+    """Returns the function inside installed wrappers (gin's, JAX's), not inside a user's own."""
 
     def stop(found: Any) -> bool:
         return isinstance(found, types.FunctionType) and not is_installed(found)
@@ -56,7 +55,7 @@ def innermost(function: Any) -> Any:
 
 
 def enclosed(function: types.FunctionType) -> dict[str, Any]:
-    """Returns the values, by name, that a function has from the function in which it was made."""
+    """Returns the values in a function's closure, by name."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -69,12 +68,9 @@ def enclosed(function: types.FunctionType) -> dict[str, Any]:
 def code_of(function: types.FunctionType, text: Callable[[Any], str]) -> str:
     """Returns the minor version of Python and a hash of a function's code.
 
-    It covers bytecode (so that comments, layout and lines make no difference, nor patch versions of Python),
-    constants, and of the globals that it names plain values and functions.
-
-    Args:
-      function: written in Python.
-      text: gives the same text for equal values.
+    The hash covers bytecode (so comments, layout and patch versions of Python make no difference), constants,
+    and the plain values and functions among the globals that the code names. `text` gives the same text for
+    equal values.
     """
     codes = list(_codes(function.__code__))
     docstrings = [function.__doc__, *[None] * len(codes[1:])]
@@ -89,7 +85,7 @@ def code_of(function: types.FunctionType, text: Callable[[Any], str]) -> str:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yields code and what is defined in it."""
+    """Yields a code object and those of the functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -97,11 +93,11 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _plain(code: types.CodeType, docstring: str | None) -> tuple[Any, ...]:
-    """Returns what decides what code does; code within it is left out, and its docstring."""
+    """Returns what decides the behaviour of a code object, without its docstring and inner functions."""
     constants = tuple(None if isinstance(x, types.CodeType) else x for x in code.co_consts)
     if docstring is not None and constants[:1] == (docstring,):
         constants = (None, *constants[1:])
-    flags = code.co_flags & 0xFF  # of arguments and generators; the others tell of docstrings and imports
+    flags = code.co_flags & 0xFF  # arguments and generators; other bits are about docstrings and imports
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     return code.co_code, code.co_exceptiontable, constants, counts, names

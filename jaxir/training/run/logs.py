@@ -1,8 +1,7 @@
-"""What a run says: RUN/log.jsonl, TensorBoard, and a bar (or plain lines) on standard error.
+"""RUN/log.jsonl, TensorBoard, and progress on standard error.
 
-Nothing can be appended to an object in a bucket: there the logs are kept on this machine, and copied to the
-bucket at each checkpoint and at the end. What a killed process had not copied is logged again with the steps
-that are done again.
+Objects in a bucket cannot be appended to. There, logs are written to a temporary directory and copied at each
+checkpoint and at the end.
 """
 
 import contextlib
@@ -19,15 +18,14 @@ from tqdm import tqdm
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import outliving_reader, progress
-from jaxir.core.values import fits
 from jaxir.storage.files import atomic_file, is_bucket, path_of
 from jaxir.storage.leases import Lease
 from jaxir.storage.locks import Lock
 from jaxir.storage.temporary_outputs import temporary_directory
 
 LOG, BOARD = "log.jsonl", "tensorboard"
-MOST_SHOWN = 5  # metrics of the objective in one line; all are in the log
-# Metrics that the terminal does not show, since it shows what they add up to or warns of them.
+MOST_SHOWN = 5  # the objective's own metrics in one line of the terminal; the log has all
+# Metrics that the terminal does not show: it shows their sum, or warns if they are too high.
 NOT_SHOWN = {
     "loss",
     "grad_norm",
@@ -39,14 +37,13 @@ NOT_SHOWN = {
 
 
 class RunLog:
-    """The log of one run, of process 0; other processes write nothing.
+    """The log of one run, written by process 0 only.
 
     Args:
       run_dir: the run's directory.
-      start_step: the step the run resumes from; what was logged beyond it is dropped, so no step appears
-        twice.
-      run: the name of the run, which the first line of each process has.
-      hold: on the directory.
+      start_step: the step that the run resumes from; lines about later steps are dropped.
+      run: the run's name, which the first line of each process has.
+      hold: the lock or lease on the directory.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class RunLog:
             if (self._run_dir / LOG).exists():
                 (self._place / LOG).write_bytes((self._run_dir / LOG).read_bytes())
         if (self._place / LOG).exists():
-            kept = own_lines((self._place / LOG).read_bytes(), start_step, run)
+            kept = lines_until((self._place / LOG).read_bytes(), start_step)
             with atomic_file(self._place / LOG) as file:
                 file.writelines(kept)
         self._file = (self._place / LOG).open("a", encoding="utf-8")
@@ -79,7 +76,7 @@ class RunLog:
         )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes one line {"step", values..., "time"} and one TensorBoard scalar per value."""
+        """Writes one line {"step", values..., "time"} and one TensorBoard scalar for each value."""
         if self._file is None:
             return
         line = {"step": step, **{k: float(v) for k, v in values.items()}, "time": round(time.time(), 3)}
@@ -88,22 +85,21 @@ class RunLog:
             self._board.add_scalar(name if "/" in name else f"train/{name}", float(value), step)
 
     def checkpoint(self, step: int | None) -> None:
-        """Writes that the checkpoint of `step` is whole; None is for none."""
+        """Writes that the checkpoint of `step`, if it is not None, is whole."""
         if self._file is not None and step is not None:
             self._write_line({"step": step, "checkpoint": True, "time": round(time.time(), 3)})
             self.bring()
 
     def bring(self) -> None:
-        """Brings the logs to the run's bucket, if it is in one.
+        """Copies the logs to the run's bucket, if it is in one.
 
-        Also before a checkpoint is saved: a run that goes on from it has no other place to know of the steps.
+        Called before a checkpoint is saved, since a resumed run knows earlier steps only from these logs.
         """
         if self._file is not None:
             self._board.flush()
             self._copy()
 
     def close(self) -> None:
-        """Flushes and closes both logs."""
         if self._file is not None:
             self._file.close()
             self._board.close()
@@ -111,7 +107,7 @@ class RunLog:
             self._closing.close()
 
     def _copy(self) -> None:
-        """Copies the logs to the bucket of the run, if it is in one. They are not worth ending it for."""
+        """Copies the logs to the run's bucket; a failure is only a warning."""
         if self._place == self._run_dir:
             return
         try:
@@ -129,42 +125,22 @@ class RunLog:
         self._name = {}
 
 
-def own_lines(log: bytes, step: int, run: str) -> list[str]:
-    """Returns the lines of a log that belong to a run which goes on at `step`.
-
-    Left out are lines about later steps, which will be done again, and those that cannot be read.
-
-    Args:
-      log: what the file holds.
-      step: from which the run goes on.
-      run: its name. Lines belong to the run that was named last; of earlier versions none is named.
-    """
-    kept, ours = [], True
+def lines_until(log: bytes, step: int) -> list[str]:
+    """Returns the readable lines of a log about `step` and earlier ones; later steps will be done again."""
+    kept = []
     for line in log.splitlines():
-        if told := _told(line):
-            ours = told.get("run", run if ours else None) == run
-            if ours and told["step"] <= step:
-                kept.append(line.decode().rstrip() + "\n")
+        with contextlib.suppress(ValueError):  # a killed process may have written half a line
+            text = line.decode()
+            record = json.loads(text)
+            if isinstance(record, dict) and record.get("step", step + 1) <= step:
+                kept.append(text + "\n")
     return kept
 
 
-def _told(line: bytes) -> dict[str, Any] | None:
-    """Returns what a line of a log says, None where it is none."""
-    with contextlib.suppress(ValueError, RecursionError):
-        told = json.loads(line.decode())
-        if fits(told, dict[str, Any]) and fits(told.get("step"), int):
-            return told
-    return None
-
-
 class Narrator:
-    """Tells how far training is: one line per logged step and, on a terminal, a bar below them.
+    """Shows progress: one line for each logged step and, on a terminal, a bar below them.
 
-    Args:
-      steps: the run's steps.
-      start_step: those already done.
-      batch_size: examples per step.
-      evaluations_from: how many evaluations are due at a step and later ones.
+    `evaluations_from` maps a step to the number of evaluations due at that step and later ones.
     """
 
     def __init__(
@@ -178,7 +154,7 @@ class Narrator:
         self._steps, self._batch_size, self._evaluations_from = steps, batch_size, evaluations_from
         self._evaluations: list[float] = []  # seconds that each took
         self._start = self._shown = self._lap_step = start_step
-        self._mark = self._first_done = time.perf_counter()
+        self._mark = self._first_done = time.perf_counter()  # moved forward by the time spent in `paused`
         first = jax.process_index() == 0
         self._bar = (
             progress(total=steps, what="train", unit="step", initial=start_step, lines=False)
@@ -187,7 +163,7 @@ class Narrator:
         )
 
     def step(self, step: int, loss: float) -> None:
-        """Moves the bar to the number of finished steps; the second one says how long the rest will take."""
+        """Moves the bar to `step` finished steps; after the second, prints how long the rest will take."""
         self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
         self._bar.update(step - self._shown)
         self._shown = step
@@ -197,28 +173,22 @@ class Narrator:
         elif step == self._start + 2:
             seconds, left = now - self._first_done, self._steps - step
             if left:
-                told = f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
-                rest = f"{told} s a step: about {clock(seconds * left)} for the other {left:,}"
+                each = f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
+                rest = f"{each} s a step: about {clock(seconds * left)} for the other {left:,}"
                 due = self._evaluations_from(step)
                 self.say(rest + (f", and {due:,} evaluation{'s'[: due != 1]}" if due else ""))
 
     def lap(self, step: int) -> float:
-        """Returns examples per second since the last lap, time spent in `paused` left out."""
+        """Returns examples per second since the last lap, without the time spent in `paused`."""
         now = time.perf_counter()
         rate = (step - self._lap_step) * self._batch_size / max(now - self._mark, 1e-9)
         self._mark, self._lap_step = now, step
         return rate
 
-    def tell(
+    def show_step(
         self, step: int, values: Mapping[str, float], metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Shows a logged step.
-
-        Args:
-          step: the number of finished steps.
-          values: the loss, the learning rate and the examples per second.
-          metrics: the metrics of that step, of which the objective's own are shown.
-        """
+        """Prints loss, learning rate and examples per second of `values`, and the objective's `metrics`."""
         rate = values["examples_per_second"]
         left = (self._steps - step) * self._batch_size / max(rate, 1e-9)
         if self._evaluations:
@@ -228,16 +198,10 @@ class Narrator:
             f"  lr {values['learning_rate']:.3g}  {rate:.4g} examples/s  {clock(left)} left"
         )
 
-    def tell_dev(
+    def show_evaluation(
         self, step: int, scores: Mapping[str, float], others: Mapping[str, float] | None = None
     ) -> None:
-        """Shows an evaluation.
-
-        Args:
-          step: the number of finished steps.
-          scores: the metrics that evaluators name. All are shown.
-          others: what evaluators measure beside them, such as the objective's own metrics.
-        """
+        """Prints all metrics that evaluators name (`scores`), and some of the `others`."""
         values = "".join(f"  {name} {value:.4f}" for name, value in scores.items())
         self.say(f"step {step}/{self._steps}  dev{values}{_formatted(others or {})}")
 
@@ -249,7 +213,7 @@ class Narrator:
 
     @contextlib.contextmanager
     def paused(self, *, evaluating: bool = False) -> Iterator[None]:
-        """Leaves what happens inside (an evaluation, a checkpoint) out of the examples per second."""
+        """Excludes the time spent inside (an evaluation, a checkpoint) from examples per second."""
         begin = time.perf_counter()
         yield
         spent = time.perf_counter() - begin
@@ -259,19 +223,17 @@ class Narrator:
         self._first_done += spent
 
     def close(self) -> None:
-        """Ends the bar."""
         self._bar.close()
 
 
 def _formatted(metrics: Mapping[str, float]) -> str:
-    """Returns "  NAME VALUE" of each of at most `MOST_SHOWN` metrics that the objective itself reports."""
     own = {k: v for k, v in metrics.items() if k.rpartition("/")[2] not in NOT_SHOWN or k.endswith("/loss")}
     return "".join([f"  {name} {value:.4g}" for name, value in own.items()][:MOST_SHOWN])
 
 
 @contextlib.contextmanager
 def timed(what: str) -> Iterator[None]:
-    """Says on standard error that work begins which may take minutes, and, afterwards, how long it took."""
+    """Prints on standard error that long work begins, and afterwards how long it took."""
     if jax.process_index() != 0:
         yield
         return

@@ -1,4 +1,4 @@
-"""A run of training as one object: what `train` runs and `plan` plans. Settings are spelled out here."""
+"""The settings of a training run as one object, which `train` runs and `plan` plans."""
 
 from __future__ import annotations
 
@@ -7,51 +7,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir.core.errors import UserError
-from jaxir.core.values import (
-    BatchSize,
-    Count,
-    Interval,
-    Natural,
-    Object,
-    Positive,
-    Seed,
-    Steps,
-    checked,
-)
-from jaxir.training.step.length import check_length, in_steps, lengthened, steps_of
+from jaxir.core.values import BatchSize, Count, Interval, Natural, Object, Positive, Seed, Steps, checked
+from jaxir.training.step.length import check_length, in_steps, steps_of
 
-if TYPE_CHECKING:  # which imports JAX
+if TYPE_CHECKING:  # this module imports JAX
     from jaxir.runtime.partitioning import Partitioner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Recipe:
-    """All that decides a run of training but where it lies; `python -m jaxir.train` has them as flags.
+    """All that decides a training run except its directory; `python -m jaxir.train` has these as flags.
 
     Attributes:
       model: Pretrained(...) or FromScratch(...) of jaxir.interop.build.
       objective: the training method, such as Contrastive(loss=...) of jaxir.objectives.contrastive.
       data: training pairs, such as BeirPairs(...) of jaxir.data.sets.pair_sources.
-      steps: optimizer steps in all; or else
-      epochs: how often to go through the training pairs.
-      min_steps: the fewest steps of a run that is told in epochs.
+      steps: number of optimizer steps; give this or epochs.
+      epochs: number of times to go through the training pairs.
+      min_steps: the fewest steps of a run whose length is given in epochs.
       batch_size: pairs in one step, over all devices.
       dev: pairs to evaluate on while training (nDCG@10, RR@10, accuracy, loss); none by default.
-      evaluators: what else is evaluated, a list such as [STS(...)] of jaxir.training.evaluators.
+      evaluators: further evaluators, a list such as [STS(...)] of jaxir.training.evaluators.
       optimizer: AdamW(...) or Adafactor(...) of jaxir.training.step.optimizers; AdamW() by default.
       mesh: MeshConfig(...) of jaxir.runtime.partitioning; by default all devices split the batch.
       num_negatives: hard negatives of each pair; the data must have them.
       frozen: patterns of names of parameters that are not trained, such as "encoder.embedding.*".
-      auxiliary_from: a run; what its objective learnt beside the model (heads, decoders, temperatures) is
-        what this run's starts from, as the model itself does with MODEL=RUN.
-      seed: of new parameters, the order of the data and dropout.
+      auxiliary_from: a run whose parameters beside the model (heads, decoders, temperatures) this run starts
+        from; MODEL=RUN does the same for the model.
+      seed: decides new parameters, the order of the data and dropout.
       log_every: steps between log lines.
-      eval_every: steps between evaluations, of evaluators that say nothing else; below 1, a share of all
-        steps.
+      eval_every: steps between evaluations, for evaluators without `every`; below 1, a share of all steps.
       checkpoint_every: steps between checkpoints; below 1, a share of all steps.
       keep_last: newest checkpoints to keep, besides the best.
-      dev_metric: what tells the best checkpoint, of all metrics of the evaluators.
+      dev_metric: the metric of an evaluator that chooses the best checkpoint.
       dev_distractors: training passages that join the dev passages in the corpus that is searched.
       on_bad_input: stop at the first malformed record, or skip and count them.
       profile_steps: the first and the last of the steps to trace, such as 10:13 (docs/training.md).
@@ -59,7 +48,7 @@ class Recipe:
 
     model: Object
     objective: Object
-    data: Object | None  # None in plans, which read none
+    data: Object | None  # None in plans, which read no data
     steps: Steps | None = None
     epochs: Positive | None = None
     min_steps: Steps = 1
@@ -82,25 +71,18 @@ class Recipe:
     profile_steps: str | None = None
 
     def __post_init__(self):
-        from jaxir.objectives.objective import Objective  # which imports JAX
+        from jaxir.objectives.objective import Objective  # imports JAX
 
-        check_length(self.steps, self.epochs, self.min_steps)
+        check_length(self.steps, self.epochs)
         if not isinstance(self.objective, Objective):
             kind = type(self.objective)
             raise UserError(
-                f"objective must be an Objective of jaxir.objectives.objective, which {kind.__module__}."
-                f"{kind.__qualname__} is not"
+                "objective must be an Objective of jaxir.objectives.objective, not a"
+                f" {kind.__module__}.{kind.__qualname__}"
             )
 
     def settled(self, num_examples: int | None = None) -> Recipe:
-        """Returns the recipe with defaults filled in and all that is told as a share, in steps.
-
-        Args:
-          num_examples: of the training data; needed, and only then known, where the run is told in epochs.
-
-        Raises:
-          UserError: a number of steps above 1 that is not whole, or an optimizer that such a run cannot have.
-        """
+        """Returns the recipe with defaults, and with shares and epochs (of `num_examples`) as steps."""
         from jaxir.runtime.partitioning import MeshConfig
         from jaxir.training.step.optimizers import AdamW
 
@@ -121,12 +103,6 @@ class Recipe:
             checkpoint_every=in_steps("checkpoint_every", self.checkpoint_every, steps),
         )
 
-    def lengthened(self, num_examples: int) -> str | None:
-        """Returns a note where `min_steps` makes the run longer than its epochs; None where it does not."""
-        return lengthened(
-            self.epochs, pairs=num_examples, batch_size=self.batch_size, min_steps=self.min_steps
-        )
-
     def check_batch(self, partitioner: Partitioner) -> None:
         """Raises a UserError unless the devices, and the objective's chunks if any, divide the batch."""
         divisor = partitioner.batch_divisor()
@@ -144,7 +120,7 @@ class Recipe:
 
 
 def _chunks(objective: Any) -> Iterator[int]:
-    """Yields the chunks of an objective and of those that it holds in its fields, where they are numbers."""
+    """Yields the numbers of chunks of an objective and of those in its fields."""
     if isinstance(chunks := getattr(objective, "chunks", None), int):
         yield chunks
     fields = dataclasses.fields(objective) if dataclasses.is_dataclass(objective) else ()

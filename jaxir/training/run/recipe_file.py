@@ -15,24 +15,17 @@ from jaxir.storage.files import atomic_file
 from jaxir.training.run.recipe import Recipe
 
 FUNCTION = "recipe"
-MODULE = "recipe_file"  # one name, wherever the file lies: a run compares the names of its functions
+MODULE = "recipe_file"  # the same for every file: a resume compares the names of functions
 NAME = "recipe.py"  # in the run's directory
-# Each of these replaces the others, as on the command line of gin recipes.
+# A flag for one length resets the others, as flags of gin recipes do.
 LENGTHS = {"steps": {"epochs": None, "min_steps": 1}, "epochs": {"steps": None, "min_steps": 1}}
 
 
 def read_recipe(file: str | Path) -> Recipe:
-    """Runs a Python file and returns what its function `recipe` returns.
-
-    The file may import modules beside it.
-
-    Raises:
-      UserError: there is no such file, it is not Python, it has no such function, or that returns something
-        else.
-    """
+    """Runs a Python file, which may import modules beside it, and returns its recipe."""
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
-        raise UserError(f"--recipe must be a Python file, such as my_recipe.py; {file} is none")
+        raise UserError(f"--recipe must be a Python file, such as my_recipe.py; there is no such file {file}")
     if (beside := str(path.resolve().parent)) not in sys.path:
         sys.path.insert(0, beside)
     spec = importlib.util.spec_from_file_location(MODULE, path)
@@ -54,7 +47,7 @@ def read_recipe(file: str | Path) -> Recipe:
 
 
 def with_typed(recipe: Recipe, typed: Mapping[str, Any]) -> Recipe:
-    """Returns a recipe with the fields that were typed as flags."""
+    """Returns a recipe with the fields that were given as flags."""
     others: dict[str, Any] = {}
     for name in LENGTHS.keys() & typed.keys():
         others |= LENGTHS[name]
@@ -62,7 +55,7 @@ def with_typed(recipe: Recipe, typed: Mapping[str, Any]) -> Recipe:
 
 
 def write_recipe(file: str | Path, typed: Mapping[str, Any], run_dir: Path) -> None:
-    """Writes RUN/recipe.py: the file, and below it what was typed."""
+    """Writes RUN/recipe.py: the file and, below it, the flags."""
     text = Path(file).read_text(encoding="utf-8")
     if typed:
         text = text.rstrip("\n") + (

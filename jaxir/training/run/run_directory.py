@@ -1,10 +1,10 @@
-"""A run on the disk or in a bucket: what a directory must hold to be resumed, and what is written into it.
+"""A run on a disk or in a bucket.
 
 RUN/run.json        marks the directory and names the run
 RUN/checkpoints/    the newest checkpoints and the best (see `checkpoints`)
 RUN/log.jsonl       metrics, also for TensorBoard in RUN/tensorboard/
 RUN/jaxir.json      with RUN/tokenizer/: the run as a model
-RUN/config.gin      repeats the run; of a recipe in Python, RUN/recipe.py does
+RUN/config.gin      repeats the run; for a recipe in Python, RUN/recipe.py does
 RUN/COMPLETE        written after the last step
 """
 
@@ -31,16 +31,10 @@ COMPLETE = "COMPLETE"
 
 
 class RunDirectory:
-    """The directory of one run, held by this process until the context ends.
+    """The directory of one run, locked by this process until the context ends.
 
-    If the context ends before `begin`, what `open` made on a disk is removed again.
-
-    Attributes:
-      path: the directory, local or in a bucket.
-      checkpoints: those of the run, once it is open.
-
-    Raises:
-      UserError: another process trains there, or the directory holds something else than a run.
+    If the context ends before `begin`, what `open` made on a disk is removed again. `checkpoints` is set by
+    `open`.
     """
 
     def __init__(self, path: str | Path):
@@ -62,41 +56,15 @@ class RunDirectory:
     def __exit__(self, *raised: Any) -> None:
         self._closing.close()
 
-    def open(
-        self,
-        settings: Mapping[str, Any],
-        abstract: TrainState,
-        *,
-        keep_last: int,
-        metric: str | None,
-        greater_is_better: bool,
-    ) -> Resumed | None:
-        """Returns the newest whole checkpoint, or None for a run that starts from its first step.
-
-        Args:
-          settings: what must be equal for the run to be resumed; see `trainer.prepare`.
-          abstract: shapes and shardings of the state.
-          keep_last: how many of the newest checkpoints to keep; the best one is kept besides.
-          metric: the dev metric that chooses the best checkpoint; None for none.
-          greater_is_better: whether the metric's greatest value is the best, or its smallest.
-
-        Raises:
-          UserError: the run was trained with other settings, or no checkpoint of it is whole.
-        """
-        self.checkpoints = Checkpoints(
-            self.path,
-            settings,
-            keep_last=keep_last,
-            metric=metric,
-            greater_is_better=greater_is_better,
-            hold=self._hold,
-        )
+    def open(self, settings: Mapping[str, Any], abstract: TrainState, **which: Any) -> Resumed | None:
+        """Returns the newest whole checkpoint, None for a new run; takes the arguments of `Checkpoints`."""
+        self.checkpoints = Checkpoints(self.path, settings, hold=self._hold, **which)
         self._closing.callback(self.checkpoints.close)
-        self._closing.callback(self._withdraw)
+        self._closing.callback(lambda: None if self._begun else self.checkpoints.withdraw())
         return self.checkpoints.open(abstract)
 
     def begin(self, loaded: LoadedModel, on_start: Callable[[Path], None]) -> None:
-        """Writes what makes the run a model that every command opens, and what `on_start` writes."""
+        """Writes the files that make the run a model, and calls `on_start` with the directory."""
         self._begun = True
         if jax.process_index() != 0:
             return
@@ -116,7 +84,3 @@ class RunDirectory:
         if jax.process_index() == 0 and not path.exists():
             with atomic_file(path) as file:
                 file.write(f"{steps} steps\n")
-
-    def _withdraw(self) -> None:
-        if not self._begun:
-            self.checkpoints.withdraw()

@@ -1,4 +1,4 @@
-"""Settings as texts that are the same in every process, and in what two of them differ."""
+"""Settings as texts that are the same in every process, and the difference of two such texts."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ import numpy as np
 from jaxir.training.run.class_settings import beyond_fields
 from jaxir.training.run.function_code import code_of, enclosed, innermost, is_installed
 
-CODE = "__code__"  # of a function, among its arguments
-# What names of local functions hold, and what stands for it where a text is read as Python.
+CODE = "__code__"  # key of a function's code among its arguments
+# Parts of the names of local functions, and their replacements while a text is parsed as Python.
 _LOCAL = {"<lambda>": "__lambda__", "<locals>": "__locals__"}
 
 
 class Described(str):
-    """A text `Name(field=value, ...)` that knows which of its fields have their defaults.
+    """A text `Name(field=value, ...)`.
 
     Attributes:
-      defaults: texts `Name.field=value`, of the fields within fields too.
+      defaults: texts `Name.field=value` of fields with their default value, nested ones included.
     """
 
     defaults: Collection[str] = ()
@@ -45,7 +45,7 @@ def describe(
 
     Args:
       value: a settings object, a function, or a plain value, nested at will.
-      bindings: the arguments of a function that are bound elsewhere (by gin, say).
+      bindings: function -> its arguments that are bound elsewhere (by gin, say).
       class_attributes: include the plain attributes of classes that are not installed.
     """
     describer = _Describer(bindings, class_attributes)
@@ -55,22 +55,17 @@ def describe(
 
 
 class _Describer:
-    """Describes values, and collects which fields have their defaults.
-
-    Attributes:
-      defaults: texts `Name.field=value`.
-    """
+    """Describes values, and collects in `defaults` the fields that have their default value."""
 
     def __init__(self, bindings: Callable[[Any], Mapping[str, Any]], class_attributes: bool):
         self._bindings, self._class_attributes = bindings, class_attributes
         self.defaults: set[str] = set()
-        self._open: set[int] = set()  # ids of the values that are being described, one within the other
+        self._open: set[int] = set()  # ids of the enclosing values that are being described
 
     def text(self, value: Any) -> str:
-        """Returns the text of any value."""
         if isinstance(value, str | int | float | bool | None) and not isinstance(value, enum.Enum):
             return repr(value)
-        if id(value) in self._open:  # such as a function that encloses itself
+        if id(value) in self._open:  # for example a recursive local function
             return "..."
         self._open.add(id(value))
         try:
@@ -85,7 +80,7 @@ class _Describer:
             return _name(value)
         if isinstance(value, types.MethodType):
             return self._listed(_name(value.__func__), {"self": value.__self__}, {})
-        if callable(value) and isinstance(getattr(value, "__name__", None), str):  # made by jax.jit, say
+        if callable(value) and isinstance(getattr(value, "__name__", None), str):  # also results of jax.jit
             return self._call(value, {})
         if dataclasses.is_dataclass(value):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -129,13 +124,13 @@ class _Describer:
         except ValueError:  # of a function in C
             parameters = {}
         defaults = {n: p.default for n, p in parameters.items() if p.default not in (p.empty, None)}
-        values, untold = defaults | dict(self._bindings(function)) | dict(given), {}
+        values, later = defaults | dict(self._bindings(function)) | dict(given), {}
         if isinstance(core, types.FunctionType):
-            untold = enclosed(core)
+            later = enclosed(core)
             if not is_installed(core):
-                untold[CODE] = code_of(core, self.text)
-        # Runs of earlier versions recorded neither what a function encloses nor its code.
-        return self._listed(_name(core), untold | values, defaults | untold)
+                later[CODE] = code_of(core, self.text)
+        # Runs of earlier versions recorded neither closures nor code.
+        return self._listed(_name(core), later | values, defaults | later)
 
     def _listed(self, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
         texts = {k: self.text(v) for k, v in values.items()}
@@ -145,56 +140,50 @@ class _Describer:
 
 
 def _name(value: Any) -> str:
-    """Returns what a class, function or module is called."""
     called = getattr(value, "__qualname__", value.__name__)
     module = getattr(value, "__module__", None)
     return f"{module}.{called}" if isinstance(module, str) else called
 
 
 def _slots(value: Any) -> dict[str, Any]:
-    """Returns what a value has in `__slots__`."""
     slots = [getattr(cls, "__slots__", ()) for cls in type(value).__mro__]
     names = [name for found in slots for name in ([found] if isinstance(found, str) else found)]
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def _array(value: np.ndarray | jax.Array) -> str:
-    """Returns the shape, type and a hash of the content of an array, where this process has all of it."""
-    told = f"array(shape={list(value.shape)}, dtype={str(value.dtype)!r}"
+    """Returns the shape, type and a hash of the content of an array, if this process has all of the array."""
+    shape = f"array(shape={list(value.shape)}, dtype={str(value.dtype)!r}"
     if isinstance(value, jax.Array):
         if not value.is_fully_addressable:
-            return f"{told})"
+            return f"{shape})"
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
     digest = hashlib.sha256(np.ascontiguousarray(jax.device_get(value)).tobytes()).hexdigest()
-    return f"{told}, content={digest[:16]!r})"
+    return f"{shape}, content={digest[:16]!r})"
 
 
 def _defaults(value: Any) -> dict[str, Any]:
-    """Returns the defaults of a dataclass's fields, of those that have one."""
     fields = dataclasses.fields(value)
     made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
     return made | {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
 def difference(name: str, was: str, now: str) -> str | None:
-    """Says in which setting two texts of `describe` differ; None where they do not.
+    """Returns in which setting two texts of `describe`, of a run and of now, differ; None if in none.
 
-    A field that `was` does not know, and that has its default now, is no difference: it came later.
-
-    Args:
-      name: what they describe.
-      was: of a run, as it was written.
-      now: the settings that are given; with `defaults` where it is a `Described`.
+    A field that only `now` has is no difference if it has its default value: it was added later.
     """
     if was == now:
         return None
     try:
         trees = [ast.parse(_as_python(text), mode="eval").body for text in (was, now)]
-    except SyntaxError:  # of a name that is no word in a dict, say
+    except SyntaxError:  # for example a dict with a key that is not an identifier
         return f"{name}={was}, not {now}"
-    told = next(_differences(name, *trees, _normal(getattr(now, "defaults", ()))), None)
-    return told and _as_told(told)
+    found = next(_differences(name, *trees, _normal(getattr(now, "defaults", ()))), None)
+    for local, replacement in _LOCAL.items():
+        found = found and found.replace(replacement, local)
+    return found
 
 
 def _differences(name: str, was: ast.expr, now: ast.expr, defaults: Collection[str]) -> Iterator[str]:
@@ -216,7 +205,7 @@ def _differences(name: str, was: ast.expr, now: ast.expr, defaults: Collection[s
         if field in old and field in new:
             yield from _differences(f"{name}.{field}", old[field], new[field], defaults)
         elif field in old:
-            yield f"{name}.{field}={ast.unparse(old[field])}, which there is no more"
+            yield f"{name}.{field}={ast.unparse(old[field])}, a setting that no longer exists"
         elif f"{kinds[0]}.{field}={ast.unparse(new[field])}" not in defaults:
             yield f"no {name}.{field}, not with {ast.unparse(new[field])}"
 
@@ -234,14 +223,7 @@ def _other_code(was: ast.expr, now: ast.expr) -> bool:
 
 
 def _as_python(text: str) -> str:
-    """Returns a text with names of local functions and classes as Python can read them."""
+    """Replaces names of local functions and classes by names that Python can parse."""
     for name, word in _LOCAL.items():
         text = text.replace(name, word)
-    return text
-
-
-def _as_told(text: str) -> str:
-    """Undoes `_as_python`."""
-    for name, word in _LOCAL.items():
-        text = text.replace(word, name)
     return text

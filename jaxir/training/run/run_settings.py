@@ -1,9 +1,9 @@
-"""The settings that the parts of an interrupted run must share, as JSON values that name themselves."""
+"""The settings that a run must share with the runs that resume it, as JSON values."""
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -19,10 +19,11 @@ from jaxir.training.run.run_fingerprint import describe, difference
 
 HINT = "give the settings of that run to resume it, or another output_dir"
 _WEIGHTS = "weights"
-_HASHED = ("auxiliary", "model", _WEIGHTS)  # told last: they follow from others, as from the seed
+_HASHED = ("auxiliary", "model", _WEIGHTS)  # compared last: they follow from other settings, such as the seed
 _DESCRIBED = ("objective", "optimizer")
 _OF_LOSS = ("loss on ", "accuracy on ")
-_OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how data were told before `Data.fingerprint`
+_OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how earlier versions recorded data
+_OTHER_CONTENT = "with other content"
 
 
 def agreed_settings(
@@ -35,10 +36,10 @@ def agreed_settings(
     dev: str | None,
     parts: int,
 ) -> dict[str, Any]:
-    """Returns what decides the course of a run: two runs with the same settings end with the same parameters.
+    """Returns the settings that decide a run's course: with equal settings, runs end with equal parameters.
 
-    The mesh is not among them: a run may go on with other devices, to the same numbers up to rounding. Where
-    the order of the data hangs on it, the number of parts that processes read a batch in is.
+    The mesh is not among them: a run may be resumed on other devices, and its numbers change by rounding
+    only. The number of parts in which processes read a batch is, if the order of the data depends on it.
     """
     optional: dict[str, Any] = {"data_parts": parts} if data.order_depends_on_parts else {}
     optional |= {} if auxiliary is None else {"auxiliary": auxiliary_fingerprint(auxiliary)}
@@ -56,60 +57,56 @@ def agreed_settings(
 
 
 def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Says in which way a run, saved with some settings, cannot go on with others; None where it can."""
+    """Returns in which way a run with saved settings cannot be resumed with others; None if it can."""
     for name in sorted({*saved, *now}, key=lambda name: (name in _HASHED, name)):
         was, given = saved.get(name), now.get(name)
         if name == _WEIGHTS:
-            if told := _other_weights(was, given):
-                return told
+            if found := _other_weights(was, given):
+                return found
             continue
-        if name == "dev" and str(was).startswith(_OF_LOSS):  # earlier, distractors were told with losses too
+        if name == "dev" and str(was).startswith(
+            _OF_LOSS
+        ):  # earlier versions recorded distractors with losses
             was = was.partition(" distractors")[0].rpartition(", ")[0] if "distractors" in was else was
-        for told in (EVALUATED, WRITTEN, ONE_BATCH) if name == "dev" and given else ():
-            if told not in str(was):  # runs of earlier versions did not record these
-                given = given.partition(told)[0]
+        for part in (EVALUATED, WRITTEN, ONE_BATCH) if name == "dev" and given else ():
+            if part not in str(was):  # runs of earlier versions did not record these
+                given = given.partition(part)[0]
         if was == given:
             continue
         if name in ("data", "dev") and _OF_FIRST_BATCH.search(str(was)):
             return (
-                "was begun by an earlier jaxir, which knew its data by their first batch only: whether these"
-                " are the same cannot be told; resume it with that jaxir, or give another output_dir"
+                "was begun by an earlier jaxir, which recorded only the first batch of its data, so they"
+                " cannot be compared; resume it with that jaxir, or give another output_dir"
             )
         if name == "data":
             return f"was trained on other data: {_unlike(was, given)}; {HINT}"
-        if (told := _other(name, was, given)) is not None:
-            return f"was trained with {told}; {HINT}"
+        if (found := _other(name, was, given)) is not None:
+            return f"was trained with {found}; {HINT}"
     return None
 
 
-_OTHER_CONTENT = "with other content"
-
-
 def check_alike(settings: Mapping[str, Any]) -> None:
-    """Raises a UserError, in all processes of a run, where one of them has other settings than the first.
-
-    They would train one model on what none of them was told: rows of other data, or replicas that differ.
-    """
+    """Raises a UserError, in all processes of a run, if one has other settings or weights than the first."""
     first, *others = map(json.loads, of_all(json.dumps(settings)))
     for number, own in enumerate(others, start=1):
         for name in sorted({*own, *first}, key=lambda name: (name in _HASHED, name)):
             was, given = own.get(name), first.get(name)
-            if was != given and (told := _other(name, was, given)) is not None:
-                than = "than" if told.endswith(_OTHER_CONTENT) else "as"
+            if was != given and (found := _other(name, was, given)) is not None:
+                found = f"weights {_OTHER_CONTENT}" if name == _WEIGHTS else found
+                than = "than" if found.endswith(_OTHER_CONTENT) else "as"
                 raise UserError(
-                    f"process {number} has {told} {than} process 0 has: start the same command, on the same"
-                    " data, in every process of the run"
+                    f"process {number} has {found} {than} process 0 has: start the same command, on the same"
+                    " model and data, in every process of the run"
                 )
 
 
 def _other_weights(was: Any, now: Any) -> str | None:
-    """Says that a run began from other weights; None where it did not, or where that cannot be told.
+    """Returns that a run began from other weights, or None if it did not or this is unknown.
 
-    Runs of earlier versions did not write theirs, and random weights may be rounded otherwise on other
-    devices or another mesh.
+    Runs of earlier versions did not record weights. Random weights may be rounded otherwise on other devices.
     """
-    told = [value if isinstance(value, Mapping) else {} for value in (was, now)]
-    if len({value.get("on") for value in told}) > 1 or len({value.get("hash") for value in told}) == 1:
+    known = [value if isinstance(value, Mapping) else {} for value in (was, now)]
+    if len({value.get("on") for value in known}) > 1 or len({value.get("hash") for value in known}) == 1:
         return None
     return (
         "was begun from other weights than the model has now; give the model that it began from to resume it,"
@@ -118,7 +115,7 @@ def _other_weights(was: Any, now: Any) -> str | None:
 
 
 def _other(name: str, was: Any, given: Any) -> str | None:
-    """Says how two values of a setting differ; None where they do not."""
+    """Returns how two values of a setting differ; None if they do not."""
     if name == "auxiliary":
         return _other_arrays(_arrays(was), _arrays(given))
     if isinstance(was, str) and isinstance(given, str) and name in _DESCRIBED:
@@ -127,24 +124,24 @@ def _other(name: str, was: Any, given: Any) -> str | None:
 
 
 def _unlike(was: Any, given: Any) -> str:
-    """Returns "64 pairs, not 32 pairs" for two values of a setting; their hashes say nothing to a reader."""
+    """Returns "64 pairs, not 32 pairs" for two values of a setting, without their hashes."""
     before, now = (without_hashes(str(value)) for value in (was, given))
     return f"{before}, not {now}" if before != now else f"{before} {_OTHER_CONTENT}"
 
 
-def _arrays(told: Any) -> Mapping[str, Any]:
-    """Returns an auxiliary's fingerprint as it is told now: not None, and earlier it was the hash alone."""
-    if told is None:
+def _arrays(fingerprint: Any) -> Mapping[str, Any]:
+    """Returns an auxiliary's fingerprint as a dict: it may be None, or a hash from an earlier version."""
+    if fingerprint is None:
         return {"hash": None, "arrays": {}}
-    return {"hash": told, "arrays": None} if isinstance(told, str) else told
+    return {"hash": fingerprint, "arrays": None} if isinstance(fingerprint, str) else fingerprint
 
 
 def _other_arrays(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Says in which array two auxiliaries differ; None where they do not."""
+    """Returns in which array two auxiliaries differ; None if in none."""
     if was["hash"] == now["hash"]:
         return None
     if was["arrays"] is None and now["hash"] is None:
-        return "auxiliary modules, of which there are none now"
+        return "auxiliary modules, but now the objective has none"
     if was["arrays"] is None or was["arrays"] == now["arrays"]:
         return (
             "auxiliary modules that began with other values; these follow from the objective's code and"
@@ -158,30 +155,35 @@ def _other_arrays(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 def weights(model: nnx.Module, partitioner: Partitioner) -> dict[str, dict[str, str]]:
     """Returns, as a setting, a hash of the parameters that a run begins from, and the mesh that made them."""
-    parameters = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    sums = jax.device_get(jax.jit(array_checksums.of_tree)(parameters))
-    lines = [f"{name} {int(value)}" for name, value in sorted(sums.items())]
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return {_WEIGHTS: {"hash": digest[:16], "on": f"{jax.default_backend()} {dict(partitioner.mesh.shape)}"}}
+    digest = _digest(_content(nnx.to_pure_dict(nnx.state(model, nnx.Param))))
+    return {_WEIGHTS: {"hash": digest, "on": f"{jax.default_backend()} {dict(partitioner.mesh.shape)}"}}
 
 
 def auxiliary_fingerprint(auxiliary: nnx.Module) -> dict[str, Any]:
     """Returns a hash of the arrays' names, shapes, types and first content, and each one's shape and type."""
     variables = nnx.to_pure_dict(nnx.state(auxiliary))
-    sums = jax.device_get(jax.jit(array_checksums.of_tree)(variables))
-    lines = [f"{name} {int(value)}" for name, value in sorted(sums.items())]
-    shapes = jax.tree_util.tree_leaves_with_path(variables)
-    lines += [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in shapes]
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    told = {array_checksums.name_of(path): f"{list(x.shape)} {x.dtype}" for path, x in shapes}
-    return {"hash": f"{len(shapes)} arrays {digest[:16]}", "arrays": told}
+    leaves = jax.tree_util.tree_leaves_with_path(variables)
+    digest = _digest([*_content(variables), *_shapes(leaves)])
+    arrays = {array_checksums.name_of(path): f"{list(x.shape)} {x.dtype}" for path, x in leaves}
+    return {"hash": f"{len(leaves)} arrays {digest}", "arrays": arrays}
 
 
 def model_fingerprint(model: nnx.Module) -> str:
     """Returns the number of parameters and a hash of their names, shapes, types and the config."""
     leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    lines = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in leaves]
-    # A hash of the fields only: class attributes of a config came later, and would change old hashes.
-    lines.append(describe(getattr(model, "config", None), class_attributes=False))
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return f"{sum(x.size for _, x in leaves)} parameters {digest[:16]}"
+    # Class attributes of the config are left out: earlier versions did not hash them.
+    config = describe(getattr(model, "config", None), class_attributes=False)
+    return f"{sum(x.size for _, x in leaves)} parameters {_digest([*_shapes(leaves), config])}"
+
+
+def _content(tree: Any) -> list[str]:
+    sums = jax.device_get(jax.jit(array_checksums.of_tree)(tree))
+    return [f"{name} {int(value)}" for name, value in sorted(sums.items())]
+
+
+def _shapes(leaves: Iterable[tuple[Any, Any]]) -> list[str]:
+    return [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in leaves]
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -1,31 +1,23 @@
-"""How long a run is, and what is told as a share of that."""
+"""The length of a run, and settings that are a share of it."""
 
 import math
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import MOST_STEPS
 
-_ROUNDING = 1e-9  # .1 of 30 is 3, whatever floating point makes of it
+_ROUNDING = 1e-9  # subtracted before rounding up, so that 0.1 of 30 is 3
 
 
-def check_length(steps: int | None, epochs: float | None, min_steps: int) -> None:
-    """Raises a UserError unless a run is told either in steps or in epochs, and in possible ones."""
+def check_length(steps: int | None, epochs: float | None) -> None:
+    """Raises a UserError unless a run's length is given either in steps or in epochs."""
     if steps is not None and epochs is not None:
         raise UserError(f"steps is {steps} and epochs is {epochs}: keep one, and set the other to None")
     if steps is None and epochs is None:
-        raise UserError("steps or epochs must be given, to say how long to train")
-    if epochs is not None and not 0 < epochs < math.inf:
-        raise UserError(f"epochs must be more than 0, not {epochs}")
-    if min_steps < 1:
-        raise UserError(f"min_steps must be at least 1, not {min_steps}")
+        raise UserError("steps or epochs must be given: set the length of the run by one of them")
 
 
 def steps_of(epochs: float, *, pairs: int, batch_size: int, min_steps: int) -> int:
-    """Returns the steps that go through `pairs` training pairs `epochs` times; at least `min_steps`.
-
-    Raises:
-      UserError: these are more than a run can have.
-    """
+    """Returns the steps that go through `pairs` training pairs `epochs` times, at least `min_steps`."""
     steps = epochs * pairs / batch_size - _ROUNDING
     if steps > MOST_STEPS:
         raise UserError(
@@ -36,11 +28,11 @@ def steps_of(epochs: float, *, pairs: int, batch_size: int, min_steps: int) -> i
 
 
 def lengthened(epochs: float | None, *, pairs: int, batch_size: int, min_steps: int) -> str | None:
-    """Returns a note where `min_steps` makes a run longer than its epochs; None where it does not."""
-    if (
-        epochs is None
-        or (own := steps_of(epochs, pairs=pairs, batch_size=batch_size, min_steps=1)) >= min_steps
-    ):
+    """Returns a note if `min_steps` makes a run longer than its epochs, else None."""
+    if epochs is None:
+        return None
+    own = steps_of(epochs, pairs=pairs, batch_size=batch_size, min_steps=1)
+    if own >= min_steps:
         return None
     steps = "1 step" if own == 1 else f"{own:,} steps"
     return (
@@ -50,16 +42,7 @@ def lengthened(epochs: float | None, *, pairs: int, batch_size: int, min_steps: 
 
 
 def in_steps(name: str, value: float, steps: int) -> int:
-    """Returns a number of steps that is told as such or, between 0 and 1, as a share of the run, rounded up.
-
-    Args:
-      name: of the setting, for the error.
-      value: what it is.
-      steps: of the run.
-
-    Raises:
-      UserError: a number above 1 that is not whole.
-    """
+    """Returns the setting `name` as a number of steps: a value between 0 and 1 is a share, rounded up."""
     if 0 < value < 1:
         return math.ceil(value * steps - _ROUNDING)
     if value != int(value):

@@ -1,4 +1,4 @@
-"""How much memory a compiled step takes of a device, and the quickest way to make it fit."""
+"""The memory of a compiled step, and the quickest settings with which it fits on a device."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jaxir.costs import hlo, overlap, targets
 from jaxir.models.layers import POLICIES, Remat
 from jaxir.runtime.partitioning import Partitioner
 
-HEADROOM = 0.92  # of a device's memory: allocators need some room between arrays
+HEADROOM = 0.92  # share of a device's memory to use: allocators need some room between arrays
 
 
 def memory_of(compiled: Any) -> int:
-    """Returns the bytes that a compiled program holds of each device at most."""
+    """Returns the bytes of each device that a compiled program needs at most."""
     used = compiled.memory_analysis()
     return (
         used.argument_size_in_bytes
@@ -33,26 +33,23 @@ def memory_of(compiled: Any) -> int:
 
 
 def device_memory() -> int:
-    """Returns the bytes that a program may hold of each device: the same number in every process.
-
-    A CPU's free memory is shared by all of its devices.
-    """
+    """Returns the bytes of each device that a program may use: the same number in every process."""
     devices = jax.local_devices()
     stats = devices[0].memory_stats()
     if stats and "bytes_limit" in stats:
         limit = int(stats["bytes_limit"])
-    else:
+    else:  # a CPU's free memory is shared by all its devices
         available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
         limit = int(available[1]) * 1024 // len(devices)
-    # In MiB, which fit into 32 bits.
+    # MiB fit into 32 bits.
     everywhere = multihost_utils.process_allgather(np.int32(limit >> 20))
     return int(np.min(everywhere)) << 20
 
 
 def scheduled_seconds(compiled: Any, partitioner: Partitioner) -> float | None:
-    """Returns how long a step compiled for TPUs takes at full speed, in the order of its program.
+    """Returns the seconds of a step compiled for TPUs at full speed, in the order of its program.
 
-    None for other devices, whose programs call libraries (cuBLAS, oneDNN) and do not say what these do.
+    None for other devices, whose programs call libraries (cuBLAS, oneDNN) without describing their work.
     """
     devices = list(partitioner.mesh.devices.flat)
     target = targets.of_devices(devices)
@@ -73,28 +70,25 @@ def fit(
     size_of: Callable[[Any], int] = memory_of,
     seconds_of: Callable[[Any], float | None] = lambda compiled: None,
 ) -> tuple[Remat, Any, Any, str]:
-    """Finds the fewest chunks with which a step fits into memory, and the quickest remat with these.
+    """Finds the fewest chunks with which a step fits into memory, and the quickest remat with these chunks.
+
+    Without times, the least recomputation is assumed to be quickest. For scanned blocks it is to keep only
+    the products (and gathered weights): copying everything else into the scan's arrays takes longer than
+    recomputing it (docs/results/gpu.md).
 
     Args:
       remat: what is recomputed of blocks, or "auto".
-      objective: one that caches gradients has a field `chunks`, a number or "auto".
+      objective: an objective that caches gradients has a field `chunks`, a number or "auto".
       compile_step: (remat, objective) -> compiled step.
-      rows: examples of the batch on each device; the chunks divide it.
+      rows: examples of the batch on each device; the chunks divide this number.
       limit: bytes of each device.
-      gathers: whether devices gather weights of each other, which could be kept.
+      gathers: whether devices gather weights from each other, which could be kept.
       scanned: whether the blocks are scanned.
-      size_of: compiled step -> the bytes that it holds of each device.
-      seconds_of: compiled step -> seconds, to compare with others'; None where they are not known: the least
-        that can be recomputed is then taken to be quickest, but of scanned blocks what keeps the products
-        (and gathered weights), since to copy all else into the scan's arrays takes longer than to compute it
-        anew (docs/results/gpu.md).
+      size_of: compiled step -> the bytes of each device that it needs.
+      seconds_of: compiled step -> seconds; None if unknown.
 
     Returns:
-      What is recomputed, the objective with a number of chunks, the compiled step, and a sentence on what was
-      chosen.
-
-    Raises:
-      UserError: the step does not fit even with one example a chunk and all recomputed.
+      The remat, the objective with a number of chunks, the compiled step, and a sentence on this choice.
     """
     in_chunks, by_policy = getattr(objective, "chunks", 1) == "auto", remat == "auto"
     allowed = int(limit * HEADROOM)
@@ -105,10 +99,10 @@ def fit(
         chosen = dataclasses.replace(objective, chunks=chunks) if in_chunks else objective
         fitting: list[tuple[float, Remat, Any, int]] = []
         for policy in policies:
-            # Memory falls no faster than the chunks grow: what cannot fit is not compiled.
+            # n times the chunks need at least 1/n of the memory, so steps that cannot fit are not compiled.
             if needed.get(policy, 0) > allowed * chunks:
                 continue
-            # Nor does what keeps everything fit where what keeps nothing does not.
+            # If recomputing everything does not fit, keeping everything does not fit either.
             if by_policy and scanned and policy is False and all(found[1] is not True for found in fitting):
                 continue
             try:
@@ -127,8 +121,8 @@ def fit(
                 break
         if fitting:
             _, policy, compiled, size = min(fitting, key=lambda found: found[0])
-            told = [f"{chunks} chunks"] * in_chunks + [f"remat={policy}"] * by_policy
-            note = f"{', '.join(told)}: {_gib(size)} of {_gib(limit)} GiB of each device"
+            chosen_values = [f"{chunks} chunks"] * in_chunks + [f"remat={policy}"] * by_policy
+            note = f"{', '.join(chosen_values)}: {_gib(size)} of {_gib(limit)} GiB of each device"
             return policy, chosen, compiled, note
     least = " and ".join(["one example a chunk"] * in_chunks + ["remat=True"] * by_policy)
     more = "" if in_chunks and by_policy else ", or set chunks" if by_policy else ", or set remat"

@@ -1,7 +1,7 @@
-"""AdamW and Adafactor through optax, with linear warm-up and, unless told otherwise, linear decay to zero.
+"""AdamW and Adafactor through optax, with linear warm-up and, by default, linear decay to zero.
 
-How a model is computed does not change its training: what Adafactor measures of a whole parameter it measures
-of each layer of a scanned stack.
+Adafactor treats each layer of a scanned stack as a parameter of its own, so scanning does not change
+training.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from jaxir.training.step.parameter_partition import name_of
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 NEVER_DECAYED = ("bias", "scale")
-LEAST_RATE = 1e-8  # of T5X's schedule
+LEAST_RATE = 1e-8  # the lowest rate in T5X's schedule
 Groups = Mapping[str, Mapping[str, Any]]
 
 
@@ -30,8 +30,8 @@ class BuiltOptimizer(NamedTuple):
     """An optimizer for a run of known length.
 
     Attributes:
-      transform: gradients -> updates; clipping, moments and the learning rate are inside.
-      schedule: number of finished steps -> the learning rate of the next one, float32 [].
+      transform: gradients -> updates, including clipping, moments and the learning rate.
+      schedule: number of finished steps -> the learning rate of the next step, float32 [].
     """
 
     transform: optax.GradientTransformation
@@ -41,17 +41,14 @@ class BuiltOptimizer(NamedTuple):
 def linear_schedule(
     learning_rate: float, *, warmup_steps: int, steps: int, unfinished: bool = False
 ) -> Schedule:
-    """Returns the learning rate at each step: up in a line to `learning_rate`, then down in a line to zero.
+    """Returns step -> learning rate: rises linearly to `learning_rate`, then falls linearly to zero.
 
-    Step t (from 0) of the warm-up has learning_rate * (t + 1) / warmup_steps, so that no step is wasted at
-    rate zero; step t after it has learning_rate * (steps - t) / (steps - warmup_steps), which is the full
-    rate at t = warmup_steps and zero at t = steps, when training is over. `unfinished`: the warm-up may be
-    longer than the run, which then ends on the way up.
-
-    Raises:
-      UserError: a negative or infinite rate, or a warm-up that is negative or not shorter than the run.
+    Step t (from 0) of the warm-up has learning_rate * (t + 1) / warmup_steps. Step t after it has
+    learning_rate * (steps - t) / (steps - warmup_steps): the full rate at t = warmup_steps, zero at t =
+    steps. With `unfinished` the warm-up may be longer than the run.
     """
-    _check_schedule(learning_rate, warmup_steps, max(steps, warmup_steps + 1) if unfinished else steps)
+    if not unfinished:
+        _check_warmup(warmup_steps, steps)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         t = jnp.asarray(step, jnp.float32)
@@ -63,17 +60,13 @@ def linear_schedule(
 
 
 def inverse_sqrt_schedule(learning_rate: float, *, warmup_steps: int) -> Schedule:
-    """Returns the learning rate at each step: up in a line to `learning_rate`, then down by a root.
+    """Returns step -> learning rate: rises linearly, then falls with the inverse square root of the step.
 
     Step t (from 1) has learning_rate * min(t / warmup_steps, (t / warmup_steps) ** -0.5), whatever the length
     of the run (Vaswani et al. 2017, arXiv:1706.03762, equation 3).
-
-    Raises:
-      UserError: a negative or infinite rate, or no warm-up.
     """
     if warmup_steps < 1:
         raise UserError("a learning rate that falls with the square root needs warmup_steps of at least 1")
-    _check_schedule(learning_rate, warmup_steps, warmup_steps + 1)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         part = (jnp.asarray(step, jnp.float32) + 1.0) / warmup_steps
@@ -85,25 +78,21 @@ def inverse_sqrt_schedule(learning_rate: float, *, warmup_steps: int) -> Schedul
 def t5x_schedule(
     learning_rate: float, *, warmup_steps: int, steps: int, decay_factor: float | None = None
 ) -> Schedule:
-    """Returns the learning rate of T5X's `utils.create_learning_rate_scheduler` with factors "linear_decay".
+    """Returns the schedule of T5X's `utils.create_learning_rate_scheduler` with factors "linear_decay".
 
-    At step t (from 0) it is learning_rate * min(t / warmup_steps, 1 - decay_factor * (t - warmup_steps)), and
-    at least 1e-8: the first step of a warm-up has that, and step warmup_steps the full rate.
+    Step t (from 0) has learning_rate * min(t / warmup_steps, 1 - decay_factor * (t - warmup_steps)), at least
+    1e-8.
 
     Args:
       learning_rate: the highest rate; `base_learning_rate` in T5X.
-      warmup_steps: steps of the way up; 0, which T5X cannot have, begins with the full rate.
+      warmup_steps: steps of the way up. With 0, which T5X does not support, training begins with the full
+        rate.
       steps: length of the run.
-      decay_factor: part of the highest rate that each step after the warm-up takes away. None: what brings
-        the rate to 0 at step `steps`, when training is over.
-
-    Raises:
-      UserError: as `linear_schedule`, or a decay that is negative or infinite.
+      decay_factor: part of the highest rate that each step after the warm-up subtracts; None: the rate is 0
+        at `steps`.
     """
-    _check_schedule(learning_rate, warmup_steps, steps)
+    _check_warmup(warmup_steps, steps)
     fall = 1.0 / (steps - warmup_steps) if decay_factor is None else decay_factor
-    if not 0 <= fall < float("inf"):
-        raise UserError(f"decay_factor must be a finite number of at least 0, not {decay_factor}")
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         t = jnp.asarray(step, jnp.float32)
@@ -114,9 +103,7 @@ def t5x_schedule(
     return schedule
 
 
-def _check_schedule(learning_rate: float, warmup_steps: int, steps: int) -> None:
-    if not 0 <= learning_rate < float("inf"):
-        raise UserError(f"learning_rate must be a finite number of at least 0, not {learning_rate}")
+def _check_warmup(warmup_steps: int, steps: int) -> None:
     if not 0 <= warmup_steps < steps:
         raise UserError(
             f"warmup_steps must be at least 0 and less than the {steps} steps of the run, not {warmup_steps}"
@@ -124,7 +111,7 @@ def _check_schedule(learning_rate: float, warmup_steps: int, steps: int) -> None
 
 
 def _in_steps(warmup: float, steps: int) -> int:
-    """Returns the steps of a warm-up; a share leaves a step after it even where there are few."""
+    """Returns the steps of a warm-up; a share leaves at least one step after it."""
     return min(in_steps("warmup_steps", warmup, steps), steps - 1 if warmup < 1 else sys.maxsize)
 
 
@@ -136,18 +123,18 @@ class AdamW:
     Attributes:
       learning_rate: the highest rate, at the end of the warm-up.
       warmup_steps: steps of linear warm-up; below 1, a share of all steps.
-      weight_decay: pull of each weight towards zero, times the learning rate; not for biases and norm scales.
+      weight_decay: share of each weight subtracted at each step, times the learning rate; not for biases and
+        norm scales.
       b1: decay of the first moment.
       b2: decay of the second moment.
       eps: added to the root of the second moment.
       clip_norm: the global norm to which larger gradients are scaled down; None clips nothing.
-      decay: how the rate falls after the warm-up: in a line to zero at the end of the run, or with the
-        square root of the steps, for which there must be a warm-up.
-      unfinished_warmup: whether a run may end before its warm-up does; otherwise that is refused, but with
-        the square root.
-      groups: other values of these for parts of what is trained, by a pattern of names, such as
-        {"auxiliary.*": {"learning_rate": 1e-3}}; the first that matches counts, and the norm of each part is
-        clipped by itself.
+      decay: how the rate falls after the warm-up: linearly to zero at the end of the run, or with the inverse
+        square root of the steps, which requires a warm-up.
+      unfinished_warmup: whether a run may end before its warm-up; with inverse_sqrt it always may.
+      groups: other values of these settings for some parameters, by a pattern of names, such as
+        {"auxiliary.*": {"learning_rate": 1e-3}}. The first pattern that matches counts. Each group's
+        gradients are clipped separately.
     """
 
     learning_rate: NotNegative = 2e-5
@@ -162,21 +149,18 @@ class AdamW:
     groups: Groups | None = None
 
     def build(self, steps: int) -> BuiltOptimizer:
-        """Returns the optimizer of a run of `steps` steps.
-
-        Raises:
-          UserError: settings out of range.
-        """
+        """Returns the optimizer for a run of `steps` steps."""
         if self.groups:
             return _in_groups(self, steps)
         warmup_steps = _in_steps(self.warmup_steps, steps)
         if self.decay == "inverse_sqrt":
-            # A run of one step may be all warm-up.
+            # A run of one step may be entirely warm-up.
             warmup_steps = max(warmup_steps, 1 if 0 < self.warmup_steps < 1 else 0)
             schedule = inverse_sqrt_schedule(self.learning_rate, warmup_steps=warmup_steps)
         else:
-            how = {"warmup_steps": warmup_steps, "steps": steps, "unfinished": self.unfinished_warmup}
-            schedule = linear_schedule(self.learning_rate, **how)
+            schedule = linear_schedule(
+                self.learning_rate, warmup_steps=warmup_steps, steps=steps, unfinished=self.unfinished_warmup
+            )
         adamw = optax.adamw(
             schedule, self.b1, self.b2, self.eps, weight_decay=self.weight_decay, mask=decayed
         )
@@ -188,19 +172,18 @@ class AdamW:
 class Adafactor:
     """Adafactor (Shazeer and Stern 2018, arXiv:1804.04235, algorithms 4 and 5) with T5X's settings.
 
-    No momentum; updates are clipped to a root mean square of 1 and multiplied by that of the parameter (at
-    least 1e-3). Each layer of a scanned stack is a parameter of its own. The learning rate is that of
+    It has no momentum. Updates are clipped to a root mean square of 1 and multiplied by that of the parameter
+    (at least 1e-3). Each layer of a scanned stack is a parameter of its own. The learning rate follows
     `t5x_schedule`.
 
     Attributes:
       learning_rate: the highest rate, relative to the scale of each parameter.
       warmup_steps: steps of linear warm-up, from 0; below 1, a share of all steps.
-      decay_factor: part of the highest rate that each later step takes away; None: what is left is 0 when
-        training is over.
+      decay_factor: part of the highest rate that each later step subtracts; None: the rate is 0 at the end of
+        training.
       decay_rate: the second moment's decay at step t (from 1) is 1 - t ** -decay_rate.
       clipping_threshold: root mean square to which larger updates are scaled down.
-      min_dim_size_to_factor: second moments are kept as row and column means where both are at least this
-        long.
+      min_dim_size_to_factor: second moments are kept as row and column means if both are at least this long.
       clip_norm: the global norm to which larger gradients are scaled down; None (as in T5X) clips nothing.
       groups: as in `AdamW`.
     """
@@ -215,11 +198,7 @@ class Adafactor:
     groups: Groups | None = None
 
     def build(self, steps: int) -> BuiltOptimizer:
-        """Returns the optimizer of a run of `steps` steps.
-
-        Raises:
-          UserError: settings out of range.
-        """
+        """Returns the optimizer for a run of `steps` steps."""
         if self.groups:
             return _in_groups(self, steps)
         schedule = t5x_schedule(
@@ -231,7 +210,7 @@ class Adafactor:
         second_moments = optax.scale_by_factored_rms(
             decay_rate=self.decay_rate, min_dim_size_to_factor=self.min_dim_size_to_factor
         )
-        # What optax.adafactor chains.
+        # The same chain as in optax.adafactor.
         adafactor = optax.chain(
             per_layer(second_moments),
             per_layer(optax.clip_by_block_rms(self.clipping_threshold)),
@@ -246,7 +225,7 @@ Optimizer = AdamW | Adafactor
 
 
 def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
-    """Returns an optimizer that treats each of `optimizer.groups` by settings of its own."""
+    """Returns an optimizer that applies the settings of each of `optimizer.groups` to its parameters."""
     known = [f.name for f in dataclasses.fields(optimizer) if f.name != "groups"]
     rest = dataclasses.replace(optimizer, groups=None)
     built = {"": rest.build(steps)}
@@ -259,22 +238,21 @@ def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
         except UserError as error:
             raise UserError(f"group {pattern!r}: {error}") from error
 
-    def label(path: Sequence[Any], _: Any) -> str:
-        name = name_of([key.key for key in path])
+    def group_of(name: str) -> str:
         return next((p for p in optimizer.groups if fnmatch.fnmatchcase(name, p)), "")
 
     def labels(params: Any) -> Any:
-        found = jax.tree_util.tree_map_with_path(label, params)
+        names = jax.tree_util.tree_map_with_path(lambda path, _: name_of([key.key for key in path]), params)
+        found, flat = jax.tree.map(group_of, names), jax.tree.leaves(names)
         for pattern in optimizer.groups:
             if pattern not in jax.tree.leaves(found):
-                names = [name_of([key.key for key in path]) for path, _ in jax.tree.leaves_with_path(params)]
-                if taken := [name for name in names if fnmatch.fnmatchcase(name, pattern)]:
-                    first = next(p for p in optimizer.groups if fnmatch.fnmatchcase(taken[0], p))
+                if taken := fnmatch.filter(flat, pattern):
                     raise UserError(
                         f"group {pattern!r}: all of its parameters are of a group before it, such as"
-                        f" {taken[0]} of {first!r}, for the first that matches counts: put it before that"
+                        f" {taken[0]} of {group_of(taken[0])!r}; the first pattern that matches counts: put"
+                        f" {pattern!r} first"
                     )
-                raise UserError(f"group {pattern!r}: no parameter is called so{suggest(pattern, names)}")
+                raise UserError(f"group {pattern!r} matches no parameter{suggest(pattern, flat)}")
         return found
 
     transform = optax.partition({pattern: group.transform for pattern, group in built.items()}, labels)
@@ -282,12 +260,12 @@ def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
 
 
 def decayed(params: Any) -> Any:
-    """Returns a tree of bools: which parameters weight decay applies to (all but biases and norm scales)."""
+    """Returns a tree of bools: weight decay applies to all parameters but biases and norm scales."""
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in NEVER_DECAYED, params)
 
 
 def in_stack(path: Sequence[Any]) -> bool:
-    """Returns whether a parameter's path leads into a scanned stack: then its first dimension is "layers"."""
+    """Returns whether a parameter's path leads into a scanned stack; then its first dimension is "layers"."""
     names = [str(key.key) for key in path]
     return any(a == "layers" and not b.isdigit() for a, b in itertools.pairwise(names))
 
@@ -295,12 +273,11 @@ def in_stack(path: Sequence[Any]) -> bool:
 def per_layer(transform: optax.GradientTransformation) -> optax.GradientTransformation:
     """Makes `transform` treat each layer of a scanned stack as a parameter of its own.
 
-    Args:
-      transform: treats each parameter by itself; its state is empty or a `FactoredState`.
+    `transform` must treat each parameter separately; its state is empty or a `FactoredState`.
     """
 
     def along(params: Any) -> tuple[Any, Any]:
-        # Of parameters, then of the state: which dimension vmap walks along; none outside stacks.
+        # The dimension that vmap maps over, for parameters and for the state; None outside stacks.
         axes = jax.tree_util.tree_map_with_path(lambda path, _: 0 if in_stack(path) else None, params)
         state = jax.eval_shape(transform.init, params)
         factored = isinstance(state, optax.FactoredState)

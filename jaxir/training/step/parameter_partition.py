@@ -1,4 +1,4 @@
-"""What of a model and its objective's auxiliary is trained: trees of parameters, by name."""
+"""Which parameters of a model and of its objective's auxiliary are trained: trees of parameters, by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tree = Mapping[str, Any]
 
 
 def joined(params: Tree, auxiliary: Tree) -> Tree:
-    """Returns the parameters of both as one tree; names of the auxiliary's begin with "auxiliary."."""
+    """Returns the parameters of both as one tree; the auxiliary's names begin with "auxiliary."."""
     return {**params, AUXILIARY: auxiliary} if auxiliary else params
 
 
@@ -33,27 +33,23 @@ def select(tree: Tree, wanted: Callable[[str], bool]) -> Tree:
 
 
 def united(tree: Tree, other: Tree) -> Tree:
-    """Returns a tree of both, which have no name in common."""
+    """Returns one tree of two that have no name in common."""
     return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree) | traverse_util.flatten_dict(other))
 
 
 def name_of(path: Sequence[Any]) -> str:
-    """Returns e.g. encoder.layers.0.attention.query.kernel."""
+    """Returns a dotted name such as encoder.layers.0.attention.query.kernel."""
     return ".".join(map(str, path))
 
 
 def frozen_names(tree: Tree, patterns: Sequence[str]) -> frozenset[str]:
-    """Returns the names of a tree that match one of the patterns (`encoder.embedding.*`).
-
-    Raises:
-      UserError: a pattern matches nothing, or all is frozen.
-    """
+    """Returns the names of a tree that match one of the patterns, such as `encoder.embedding.*`."""
     names = [name_of(path) for path in traverse_util.flatten_dict(tree)]
     found: set[str] = set()
     for pattern in patterns:
         matching = fnmatch.filter(names, pattern)
         if not matching:
-            raise UserError(f"no parameter is called {pattern!r}{suggest(pattern, names)}")
+            raise UserError(f"frozen: no parameter matches {pattern!r}{suggest(pattern, names)}")
         found.update(matching)
     if len(found) == len(names):
         raise UserError("all parameters are frozen: there is nothing to train")

@@ -6,33 +6,30 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-AHEAD = 2
+AHEAD = 2  # batches
 
 
 @contextlib.contextmanager
 def prefetch(batches: Iterator[Any], place: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
-    """Yields an iterator over `place(batch)` that is at most `AHEAD` batches ahead; ends its thread on exit.
-
-    What `batches` raises is raised by the iterator in its turn.
-    """
+    """Yields an iterator over `place(batch)`, at most `AHEAD` batches ahead; passes errors on in order."""
     ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=AHEAD)
     stopped = threading.Event()
 
-    def put(item: tuple[Any, BaseException | None]) -> None:
+    def put(batch: Any, error: BaseException | None = None) -> None:
         while not stopped.is_set():
             with contextlib.suppress(queue.Full):
-                ready.put(item, timeout=0.1)
+                ready.put((batch, error), timeout=0.1)
                 return
 
     def work() -> None:
         try:
             for batch in batches:
-                put((place(batch), None))
+                put(place(batch))
                 if stopped.is_set():
                     return
-            put((None, StopIteration()))
+            put(None, StopIteration())
         except BaseException as error:
-            put((None, error))
+            put(None, error)
 
     def read() -> Iterator[Any]:
         while True:

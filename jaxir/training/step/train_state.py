@@ -1,4 +1,4 @@
-"""What a step changes: parameters and optimizer state, sharded by logical axes from the start on."""
+"""The state that a step changes (parameters and optimizer state), and the step itself."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +28,10 @@ class TrainState(NamedTuple):
 
     Attributes:
       step: int32 [], the number of finished steps.
-      params: the model's parameters, as the nested dict `nnx.to_pure_dict` gives.
-      opt_state: what optax keeps for what is trained (`parameter_partition.joined`).
-      auxiliary: the parameters of what the objective has beside the model; empty where it has nothing.
-      statistics: its variables that are no parameters (BatchNorm's averages), likewise.
+      params: the model's parameters, as the nested dict of `nnx.to_pure_dict`.
+      opt_state: optax's state for the trained parameters (`parameter_partition.joined`).
+      auxiliary: the objective's own parameters beside the model; may be empty.
+      statistics: the objective's variables that are not parameters (BatchNorm's averages); may be empty.
     """
 
     step: jax.Array
@@ -42,14 +42,14 @@ class TrainState(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A model taken apart for jit, and where its state lies.
+    """A model split for jit, and the layout of its state on the mesh.
 
     Attributes:
       graphdef: the model without its parameters; static.
-      auxiliary: what the objective has beside it, likewise; None for nothing.
-      frozen: names of what is not trained.
       shardings: a TrainState of NamedShardings.
       abstract: a TrainState of sharded shapes and types, to restore a checkpoint into.
+      auxiliary: graphdef of the objective's auxiliary, or None.
+      frozen: names of parameters that are not trained.
     """
 
     graphdef: Any
@@ -59,12 +59,12 @@ class Plan(NamedTuple):
     frozen: frozenset[str] = frozenset()
 
     def trained(self, params: Any, auxiliary: Any) -> Any:
-        """Returns the tree of what the optimizer changes."""
+        """Returns the tree of trained parameters."""
         tree = joined(params, auxiliary)
         return select(tree, lambda name: name not in self.frozen) if self.frozen else tree
 
     def untrained(self, params: Any, auxiliary: Any) -> Any:
-        """Returns the tree of what it leaves as it is."""
+        """Returns the tree of frozen parameters."""
         return select(joined(params, auxiliary), self.frozen.__contains__) if self.frozen else {}
 
     def modules(self, params: Any, auxiliary: Any, statistics: Any) -> tuple[nnx.Module, nnx.Module | None]:
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
         return model, None if self.auxiliary is None else nnx.merge(self.auxiliary, auxiliary, statistics)
 
     def with_remat(self, remat: Remat) -> "Plan":
-        """Returns the same with `remat` wherever a stack of blocks says "auto"."""
+        """Returns the plan with `remat` in place of "auto" in every stack of blocks."""
         state = self.abstract
         modules = self.modules(state.params, state.auxiliary, state.statistics)
         for _, part in nnx.iter_graph(modules):
@@ -82,17 +82,6 @@ class Plan(NamedTuple):
                 part.config = dataclasses.replace(config, remat=remat)
         graphdef, auxiliary = (None if m is None else nnx.graphdef(m) for m in modules)
         return self._replace(graphdef=graphdef, auxiliary=auxiliary)
-
-
-def remat_of(model: nnx.Module) -> Remat:
-    """Returns what a model's configuration says of recomputing blocks; False where it has no backbone."""
-    backbone = getattr(getattr(model, "config", None), "backbone", None)
-    return getattr(backbone, "remat", False)
-
-
-def is_scanned(model: nnx.Module) -> bool:
-    """Returns whether a model's blocks are scanned; False where it has no backbone."""
-    return getattr(getattr(getattr(model, "config", None), "backbone", None), "scan_layers", False)
 
 
 def plan_state(
@@ -105,24 +94,20 @@ def plan_state(
 ) -> Plan:
     """Decides where the parameters of `model` and their optimizer state lie on the mesh; allocates nothing.
 
-    A parameter lies as its logical axes say (on every device where it names none); a moment of a
-    parameter's shape lies like the parameter, and Adafactor's row and column means like the dimensions of it
-    that they keep; the rest (step counts) is on every device.
+    A parameter is sharded as its logical axes say, and replicated if it names none. A moment of a parameter's
+    shape is sharded like the parameter, Adafactor's row and column means like the dimensions that they keep;
+    the rest (step counts) is replicated.
 
     Args:
-      model: of arrays or of shapes.
+      model: holds arrays or shapes.
       transform: the optimizer's.
       partitioner: the mesh.
-      auxiliary: what the objective has beside the model.
-      frozen: patterns of names that are not trained: no gradient is computed and no moment kept for them.
-
-    Raises:
-      UserError: a pattern of `frozen` matches nothing, they leave nothing to train, what is trained is not
-        float32, or the model holds state that is not a parameter, which no export would have.
+      auxiliary: the objective's modules beside the model.
+      frozen: patterns of names of parameters without gradients and moments.
     """
     graphdef, variables, _ = nnx.split(model, nnx.Param, ...)
     if found := unexpected_array(model, nnx.Param):
-        raise UserError(f"the model holds {found}: only an nnx.Param is trained and saved")
+        raise UserError(f"the model holds {found}, but only an nnx.Param is trained and saved")
     whole = NamedSharding(partitioner.mesh, PartitionSpec())
     params, layout = _laid_out(variables, partitioner)
     aux_graphdef, aux_params, aux_layout, statistics = None, {}, {}, {}
@@ -135,19 +120,17 @@ def plan_state(
     trained, trained_layout = plan.trained(params, aux_params), plan.trained(layout, aux_layout)
     for path, x in jax.tree_util.tree_leaves_with_path(trained):
         if x.dtype != jnp.float32:
-            name = jax.tree_util.keystr(path, simple=True, separator=".")  # as `frozen` has it
-            raise UserError(f"the parameter {name} is {x.dtype} {list(x.shape)}: what is trained is float32")
+            name = jax.tree_util.keystr(path, simple=True, separator=".")  # as in `frozen`
+            raise UserError(
+                f"the parameter {name} is {x.dtype} {list(x.shape)}, but only float32 is trained: convert or"
+                " freeze it"
+            )
     opt_shapes = jax.eval_shape(transform.init, trained)
-    beside = dict(
-        zip(
-            (path for path, _ in jax.tree_util.tree_leaves_with_path(trained)),
-            zip(jax.tree.leaves(trained), jax.tree.leaves(trained_layout), strict=True),
-            strict=True,
-        )
-    )
+    leaves = jax.tree_util.tree_leaves_with_path(trained)
+    beside = {path: (x, s) for (path, x), s in zip(leaves, jax.tree.leaves(trained_layout), strict=True)}
 
     def lies(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        """Finds the parameter that the end of `path` names; before it stands what is kept of it."""
+        """Returns the sharding of the parameter that the end of `path` names."""
         for at in range(len(path)):
             if path[at:] in beside:
                 field = getattr(path[at - 1], "name", "") if at else ""
@@ -169,7 +152,7 @@ def plan_state(
 
 
 def _laid_out(variables: nnx.State, partitioner: Partitioner) -> tuple[Any, Any]:
-    """Returns the shapes of parameters and where they lie, as nested dicts."""
+    """Returns the shapes of parameters and their shardings, as nested dicts."""
     shapes = jax.tree.map(_abstract, nnx.to_pure_dict(variables))
     return shapes, nnx.to_pure_dict(param_shardings(variables, partitioner))
 
@@ -181,10 +164,10 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
 def _like_parameter(
     field: str, shape: tuple[int, ...], param: jax.ShapeDtypeStruct, sharding: NamedSharding
 ) -> NamedSharding | None:
-    """Returns where an array that the optimizer keeps beside `param` lies, or None for anywhere.
+    """Returns the sharding of an array that the optimizer keeps for `param`; None if it may be replicated.
 
-    optax's Adafactor leaves out the largest dimension in `v_row` and the second largest in `v_col`, and
-    keeps an array of one number where it does not factor.
+    optax's Adafactor omits the largest dimension in `v_row` and the second largest in `v_col`, and keeps an
+    array of one number if it does not factor.
     """
     if shape == param.shape:
         return sharding
@@ -203,7 +186,7 @@ def initial_state(
     plan: Plan,
     auxiliary: nnx.Module | None = None,
 ) -> TrainState:
-    """Returns the state before the first step; its arrays may be the model's own, laid out anew if needed."""
+    """Returns the state before the first step; it may contain the model's own arrays."""
     params = jax.device_put(nnx.to_pure_dict(nnx.state(model, nnx.Param)), plan.shardings.params)
     aux_params, statistics = {}, {}
     if auxiliary is not None:
@@ -223,14 +206,14 @@ def initial_state(
 
 
 def put_into(model: nnx.Module, params: Any) -> None:
-    """Gives `model` the parameters of a state."""
+    """Sets the parameters of `model` to those of a state."""
     variables = nnx.state(model, nnx.Param)
     nnx.replace_by_pure_dict(variables, params)
     nnx.update(model, variables)
 
 
 def key_data_of(seed: int, plan: Plan) -> jax.Array:
-    """Returns what the step's keys are made of (uint32 [K], K by JAX's kind of keys), on every device."""
+    """Returns the data of the seed's key (uint32 [K], K depends on JAX's kind of keys), on every device."""
     data = np.asarray(jax.random.key_data(jax.random.key(seed)))
     return jax.make_array_from_callback(data.shape, plan.shardings.step, lambda _: data)
 
@@ -240,10 +223,10 @@ def make_step(
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
     """Returns the pure training step (state, batch, key data) -> (next state, metrics), to be jitted.
 
-    Its key is fold_in(key(seed), step): a function of the step alone, so that a resumed run draws what an
-    uninterrupted one would have drawn. `key_data_of` gives the seed's part; it is no constant of the program,
-    which serves every seed. Metrics hold the objective's own, `loss`, `grad_norm` (the global norm before
-    clipping) and `learning_rate`; float32 [].
+    Its key is fold_in(key(seed), step), so a resumed run draws the same random numbers as an uninterrupted
+    one. `key_data_of` gives the seed's part as an argument, so that one compiled program serves every seed.
+    Metrics are the objective's own, `loss`, `grad_norm` (the global norm before clipping) and
+    `learning_rate`; float32 [].
     """
     loss_of = make_loss(plan, objective)
 
@@ -253,7 +236,7 @@ def make_step(
         (loss, (metrics, statistics)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
             trained, state, batch, key
         )
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes int32 counts with floats
+        with jax.numpy_dtype_promotion("standard"):  # optax combines int32 counts with floats
             updates, opt_state = optimizer.transform.update(gradients, state.opt_state, trained)
         done = state.step + 1
         changed = united(optax.apply_updates(trained, updates), plan.untrained(state.params, state.auxiliary))
@@ -269,7 +252,7 @@ def make_step(
 
 
 def make_loss(plan: Plan, objective: Objective) -> Callable[..., tuple[jax.Array, tuple[Metrics, Any]]]:
-    """Returns (what is trained, state, batch, key) -> (loss, (metrics, statistics)), in training."""
+    """Returns (trained parameters, state, batch, key) -> (loss, (metrics, statistics)), in training."""
 
     def loss_of(
         trained: Any, state: TrainState, batch: Batch, key: jax.Array
@@ -285,10 +268,10 @@ def make_loss(plan: Plan, objective: Objective) -> Callable[..., tuple[jax.Array
 
 
 def inspect(state: TrainState) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
-    """Returns whether every number of the state is finite (bool []) and its checksums (uint32 [] each).
+    """Returns whether every number of the state is finite (bool []), and its checksums (uint32 [] each).
 
-    There is one for each array, by its name in "params", "opt_state" and, where there is one, "auxiliary" and
-    "statistics"; see `interop.weights.array_checksums`.
+    Checksums are by name within "params", "opt_state" and, if not empty, "auxiliary" and "statistics"; see
+    `interop.weights.array_checksums`.
     """
     finite = jnp.bool_(True)
     for leaf in jax.tree.leaves(state):
