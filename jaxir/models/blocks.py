@@ -96,8 +96,8 @@ class PreNormBlock(nnx.Module):
 class PostNormBlock(nnx.Module):
     """Attention, then a feed-forward layer; each is dropped out, added to its input and normalised (BERT).
 
-    Of `config` it reads `embed_dim`, `mlp_dim`, `activation`, `layer_norm_epsilon`, `dropout_rate` and
-    `dtype`. Weights start from N(0, 0.02^2).
+    Reads `embed_dim`, `mlp_dim`, `activation`, `layer_norm_epsilon`, `dropout_rate` and `dtype` of `config`.
+    Weights start from N(0, 0.02^2).
     """
 
     def __init__(self, config: Any, attention: Attention, *, rngs: nnx.Rngs):

@@ -26,8 +26,8 @@ def most_chosen(length: int, share: float) -> int:
 def choose_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int) -> Bool[Array, "B L"]:
     """Chooses words of each text, each with probability `share`, and at least one.
 
-    Of n words share * n are chosen, rounded down or up at random, at most `most_chosen`. Padding (0, on the
-    right) and the special first and last token are never chosen.
+    The number chosen of n words is share * n, rounded down or up at random, at most `most_chosen`. Padding
+    (0, on the right) and the special first and last token are never chosen.
     """
     of_counts, of_tokens = jax.random.split(key)
     inside = is_word(ids)

@@ -71,7 +71,7 @@ def test_some_memory_is_left_and_what_cannot_fit_is_left_out():
 
     assert chosen(8, {1: 919}) == (1, [1])
     assert chosen(8, {1: 930, 2: 600}) == (2, [1, 2])  # 8 % are for what lies between arrays
-    # Of 16 chunks none holds less than a sixteenth.
+    # A sixteenth is the least that one of 16 chunks can hold.
     assert chosen(16, {1: 10_000, 16: 900}) == (16, [1, 16])
     assert chosen(8, {1: 10_000}) == (None, [1])
 
@@ -98,7 +98,7 @@ def test_fewest_chunks_come_first_and_then_the_quickest_to_recompute():
     assert chosen(1, 900, 800, 700, seconds_of=seconds) == ("products", 1, "remat=products", 3)
     assert chosen(1, 950, 800, 700, seconds_of=seconds) == ("products", 1, "remat=products", 3)
     assert chosen(1, 950, 930, 700, seconds_of=seconds) == (True, 1, "remat=True", 3)
-    # Of scanned blocks to keep all is not the quickest; where times are known they decide.
+    # Scanned blocks that keep everything are not the quickest. If times are known, they decide.
     assert chosen(1, 900, 800, 700, scanned=True) == ("products", 1, "remat=products", 1)
     assert chosen(1, 900, 930, 700, scanned=True) == (True, 1, "remat=True", 2)
     assert chosen("auto", 8000, 3000, 1500, scanned=True) == (True, 2, "2 chunks, remat=True", 3)

@@ -151,7 +151,7 @@ def layers_alone(tree):
 
 @pytest.mark.slow
 def test_adafactor_treats_each_layer_of_a_scanned_stack_as_a_parameter_of_its_own():
-    """Of sizes at which a stack would be factored along its layers, and of scales that differ by layer."""
+    """The sizes are those at which a stack would be factored along its layers; scales differ by layer."""
     rng = np.random.default_rng(3)
     sizes = 10.0 ** rng.uniform(-4, 0.5, LAYERS)
 
