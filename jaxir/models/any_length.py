@@ -3,7 +3,6 @@
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +27,8 @@ def export_error(model: nnx.Module) -> str | None:
             continue
         longest = encoder.config.max_positions
         shape = jax.export.symbolic_shape("B, L", constraints=[f"L <= {longest}"] if longest else [])
-        graphdef, state = nnx.split(encoder)
-
-        def encode(state: nnx.State, ids: jax.Array, graphdef: Any = graphdef) -> jax.Array:
-            return nnx.merge(graphdef, state)(ids)
-
         try:
-            jax.eval_shape(encode, state, jax.ShapeDtypeStruct(shape, jnp.int32))
+            nnx.eval_shape(lambda encoder, ids: encoder(ids), encoder, jax.ShapeDtypeStruct(shape, jnp.int32))
         except Exception as error:  # the user's code may raise anything
             return (
                 f"the backbone {encoder.config.kind!r} does not accept texts of any number and length:"

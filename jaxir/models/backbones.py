@@ -26,8 +26,7 @@ from jaxir.models.codec import HuggingFace
 from jaxir.runtime.partitioning import Partitioner
 
 C = TypeVar("C", bound="type[BackboneConfig]")
-# The sizes that every backbone has. Backbones outside jaxir may not check theirs. Without a stack num_layers
-# is 0.
+# The sizes of every backbone; those outside jaxir may not check theirs. Without a stack num_layers is 0.
 SIZES = {"vocab_size": Size, "embed_dim": Size, "num_layers": Annotated[int, Within(0, 1000)]}
 # Changes the token vectors [B, L, E] of a batch before the first block reads them.
 Edit = Callable[[jax.Array], jax.Array]
@@ -226,38 +225,39 @@ def check_padding(model: nnx.Module, partitioner: Partitioner | None = None) -> 
     Three tokens are encoded before five of padding, twice: the second time padding has another token's
     vector. The vectors of the three tokens must be equal bit for bit.
     """
-    encoders = [module for _, module in nnx.iter_modules(model) if isinstance(module, Encoder)]
-    for encoder in encoders:
-        if type(encoder).__module__.startswith("jaxir."):
-            continue
-        graphdef, state = nnx.split(encoder)
-        name = f"{type(encoder).__module__}.{type(encoder).__name__}"
-        length = min(8, encoder.config.max_positions or 8)
-        ids = np.where(np.arange(length) < 3, np.arange(1, length + 1), 0) % encoder.config.vocab_size
-        batch = np.tile(ids, (partitioner.batch_divisor() if partitioner else 1, 1)).astype(np.int32)
+    for _, encoder in nnx.iter_modules(model):
+        if isinstance(encoder, Encoder) and not type(encoder).__module__.startswith("jaxir."):
+            with partitioner() if partitioner else contextlib.nullcontext():
+                _check_padding(encoder, rows=partitioner.batch_divisor() if partitioner else 1)
 
-        def tokens(
-            state: nnx.State, row: int, graphdef: Any = graphdef, ids: Any = batch, name: str = name
-        ) -> Any:
-            copy = nnx.merge(graphdef, state)
-            table = copy.token_table.embedding
-            table[...] = table[...].at[0].set(table[row])
-            found, wanted = copy(jnp.asarray(ids)), (*ids.shape, copy.config.embed_dim)
-            if jnp.shape(found) != wanted:
-                raise UserError(
-                    f"{name} must return a vector for each token, [B, L, E] {list(wanted)}, not"
-                    f" {list(jnp.shape(found))}: the dual encoder pools them (docs/adding_a_backbone.md)"
-                )
-            return found[:, :3]
 
-        # One program runs twice: two copies in one program might be rounded differently.
-        run, same = jax.jit(tokens), jax.jit(functools.partial(jnp.array_equal, equal_nan=True))
-        with partitioner() if partitioner else contextlib.nullcontext():
-            if not same(*(run(state, np.int32(row)) for row in (0, 1))):
-                raise UserError(
-                    f"{name} returns different vectors for a text when its padding changes: zero or mask"
-                    " positions whose id is 0 before other positions read them (docs/adding_a_backbone.md)"
-                )
+def _check_padding(encoder: Encoder, *, rows: int) -> None:
+    graphdef, state = nnx.split(encoder)
+    name = f"{type(encoder).__module__}.{type(encoder).__name__}"
+    length = min(8, encoder.config.max_positions or 8)
+    ids = np.where(np.arange(length) < 3, np.arange(1, length + 1), 0) % encoder.config.vocab_size
+    ids = np.tile(ids, (rows, 1)).astype(np.int32)
+
+    @jax.jit
+    def first_tokens(state: nnx.State, row: int) -> jax.Array:
+        copy = nnx.merge(graphdef, state)
+        table = copy.token_table.embedding
+        table[...] = table[...].at[0].set(table[row])
+        found, wanted = copy(jnp.asarray(ids)), (*ids.shape, copy.config.embed_dim)
+        if jnp.shape(found) != wanted:
+            raise UserError(
+                f"{name} must return a vector for each token, [B, L, E] {list(wanted)}, not"
+                f" {list(jnp.shape(found))}: the dual encoder pools them (docs/adding_a_backbone.md)"
+            )
+        return found[:, :3]
+
+    # One program runs twice: two copies in one program might be rounded differently.
+    one, other = (first_tokens(state, np.int32(row)) for row in (0, 1))
+    if not jax.jit(functools.partial(jnp.array_equal, equal_nan=True))(one, other):
+        raise UserError(
+            f"{name} returns different vectors for a text when its padding changes: zero or mask"
+            " positions whose id is 0 before other positions read them (docs/adding_a_backbone.md)"
+        )
 
 
 def edited(xs: Sequence[jax.Array], edits: Sequence[Edit | None] | None) -> list[jax.Array]:
@@ -307,9 +307,7 @@ def register(config: C) -> C:
             f"the backbone {config.__module__}.{config.__qualname__} lacks {', '.join(missing)}"
             " (docs/adding_a_backbone.md)"
         )
-    parameters = vars(config).get(
-        "__dataclass_params__"
-    )  # not inherited: a base's would leave out this class's fields
+    parameters = vars(config).get("__dataclass_params__")  # not inherited: it lacks this class's fields
     if parameters is None or not parameters.frozen:
         raise TypeError(
             f"the backbone {config.__module__}.{config.__qualname__} is not a frozen dataclass: write"
