@@ -26,8 +26,8 @@ class Separability:
 
     auc: float  # area under the ROC curve of a linear classifier of the tower, on held-out pairs
     accuracy: float  # of this classifier
-    # Share of an embedding's nearest neighbours from its own tower (Schilling 1986), also if not separable
-    # linearly.
+    # Share of an embedding's nearest neighbours from its own tower (Schilling 1986); also shows separations
+    # that are not linear.
     neighbours: float
 
 

@@ -35,7 +35,7 @@ class CLMAutoencoder(DecoderObjective):
     In evaluation (no key) nothing is deleted.
 
     Attributes:
-      deletion: share of the tokens that are deleted, independently, from the encoder's input (TSDAE).
+      deletion: share of the tokens, chosen at random, that are deleted from the encoder's input (TSDAE).
       mean_over: "texts": the equation's sum over the tokens of a text; "tokens": their mean.
     """
 

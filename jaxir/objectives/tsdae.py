@@ -14,7 +14,7 @@ from jaxir.objectives.clm_autoencoder import CLMAutoencoder
 class TSDAE(CLMAutoencoder):
     """A denoising autoencoder of texts (arXiv:2104.06979, section 3): the CLM autoencoder with deletion.
 
-    Tokens are deleted independently; at least one of a text stays. In the paper encoder and decoder share all
+    Random tokens of each text are deleted; at least one stays. In the paper encoder and decoder share all
     weights; here they share the token vectors only.
     """
 
