@@ -127,7 +127,7 @@ def test_its_loss_is_measured_on_dev_data_that_have_scores(tmp_path):
     assert found[0]["dev/loss"] != found[1]["dev/loss"]
 
 
-def test_a_line_whose_scores_are_incomplete_is_told_where_they_are_read(tmp_path):
+def test_incomplete_scores_are_refused_only_if_they_are_read(tmp_path):
     tokenizer, source = Tokenizer.load(GOLDEN), write(tmp_path / "mined.jsonl")
     lines = (tmp_path / "mined.jsonl").read_text().splitlines(keepends=True)
     lines[4] = lines[4].replace(', "score": 2.0', "")

@@ -49,13 +49,12 @@ def start() -> DualEncoder:
 
 @pytest.fixture(scope="module")
 def small(one_layer) -> DualEncoder:
-    """What is trained."""
     return DualEncoder.load(f"st:{one_layer}")
 
 
 @pytest.fixture(scope="module")
 def fitted(small, tmp_path_factory):
-    """What it is after training, its vectors before, what was said, and where a run might have been left."""
+    """The trained encoder, its vectors before, the printed losses, and the temporary directory."""
     place, before = tmp_path_factory.mktemp("fitted"), encode(small)
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stderr(io.StringIO()) as said:
         patched.setattr(tempfile, "tempdir", str(place))
@@ -140,7 +139,7 @@ def test_defaults_suit_the_pairs(capsys):
     encoder = fit(
         start, Pairs(PAIRS.queries, PAIRS.passages, negatives), objective=Watched(), epochs=1, log_every=1
     )
-    # 60 pairs once, 32 at a time, with a hard negative each; none has more than 16 tokens of the 24 allowed.
+    # 60 pairs in batches of 32, each with a hard negative; the longest text has 16 of the 24 allowed tokens.
     assert "step 2/2" in capsys.readouterr().err
     assert seen[0]["query_ids"] == (32, 16) and seen[0]["negative_ids"] == (32, 1, 16)
     assert encoder.settings == DualEncoder.load(BERT).settings
@@ -191,7 +190,7 @@ def test_a_stopped_fit_reports_its_step_or_raises(small, tmp_path, capsys):
         ((["a", "b"], ["c", "d"], [["e"], None]), "pair 1: its negatives must be a list of texts, not None"),
     ],
 )
-def test_pairs_that_are_none(arguments, message):
+def test_impossible_pairs_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         Pairs(*arguments)
 
@@ -214,7 +213,7 @@ def test_fit_refuses_impossible_models_and_settings(model, settings, message):
         fit(model, PAIRS, **settings)
 
 
-def test_pairs_and_dev_that_are_no_data_are_said_by_these_names():
+def test_pairs_and_dev_must_be_data():
     listed = [("how do I undo a commit?", "git revert makes a new commit.")]
     known = r"must be data, such as Pairs\(queries, passages\) or BeirPairs\(.*\), not \["
     with pytest.raises(UserError, match=f"^pairs {known}"):
@@ -224,13 +223,13 @@ def test_pairs_and_dev_that_are_no_data_are_said_by_these_names():
             fit(BERT, PAIRS, steps=1, dev=nothing)
 
 
-def test_a_dataset_that_was_built_is_trained_on_as_it_is(small, fitted):
+def test_built_dataset_is_trained_on_unchanged(small, fitted):
     form = small.settings.text_format_of(small.tokenizer, 0)
     data = PAIRS.build(small.tokenizer, pair_features(form)).shortened()
     np.testing.assert_array_equal(encode(fit(small, data, **SETTINGS)), encode(fitted[0]))
 
 
-def test_a_dataset_that_was_built_with_another_tokenizer_is_refused(small):
+def test_dataset_built_with_another_tokenizer_is_refused(small):
     other = DualEncoder.load(f"st:{Path(__file__).parents[1] / 'golden/roberta'}")
     form = other.settings.text_format_of(other.tokenizer, 0)
     with pytest.raises(UserError, match="the dataset was built with another tokenizer than the model's"):

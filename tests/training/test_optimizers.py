@@ -69,7 +69,7 @@ def test_the_rate_may_fall_with_the_square_root_whatever_the_length_of_the_run()
 
 
 @pytest.mark.parametrize("warmup_steps", [10, 40])
-def test_a_run_may_end_within_its_warm_up_where_it_is_told_so(warmup_steps):
+def test_run_may_end_within_its_warm_up_if_allowed(warmup_steps):
     schedule = AdamW(learning_rate=2.0, warmup_steps=warmup_steps, unfinished_warmup=True).build(10).schedule
     expected = [2.0 * (t + 1) / warmup_steps for t in range(10)]
     np.testing.assert_allclose([float(schedule(jnp.int32(t))) for t in range(10)], expected, rtol=1e-6)
@@ -109,7 +109,7 @@ def test_t5x_s_rate_is_its_formula():
         (AdamW, {"b2": 1.0}, "b2 must be a number of at least 0 and below 1, not 1.0"),
     ],
 )
-def test_settings_out_of_range_cost_a_sentence(kind, settings, sentence):
+def test_settings_out_of_range_are_refused(kind, settings, sentence):
     with pytest.raises(UserError, match=sentence):
         kind(**settings).build(10)
 

@@ -149,7 +149,7 @@ def test_outputs_without_text_are_left_out(data, tmp_path):
 
 @pytest.fixture
 def damaged(one_layer_seq2seq, tmp_path) -> str:
-    """A generator with a weight of the decoder that is no number."""
+    """A generator with a weight that is not a number."""
     model = shutil.copytree(one_layer_seq2seq, tmp_path / "damaged")
     weights = safetensors.numpy.load_file(model / "model.safetensors")
     weights["decoder.block.0.layer.2.DenseReluDense.wo.weight"][0, 0] = np.nan
@@ -269,7 +269,7 @@ def test_two_processes_share_the_texts_and_one_finishes_what_they_began(tmp_path
         (["--input=nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
-def test_bad_input_costs_one_sentence(data, tmp_path, capsys, flags, sentence):
+def test_bad_input_is_refused_in_one_sentence(data, tmp_path, capsys, flags, sentence):
     given = {"--model": f"hf:{GOLDEN / 'seq2seq_1_1'}", "--input": f"{data}/texts.jsonl"}
     given |= dict(flag.split("=", 1) for flag in flags)
     arguments = [f"{name}={value}" for name, value in given.items()]
@@ -279,7 +279,7 @@ def test_bad_input_costs_one_sentence(data, tmp_path, capsys, flags, sentence):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_of_something_else_is_not_replaced(data, tmp_path, capsys):
+def test_file_of_something_else_is_not_replaced(data, tmp_path, capsys):
     other = tmp_path / "mine.jsonl"
     other.write_text('{"_id": "1", "text": "dear"}\n')
     assert generate(data, "hf:nowhere", other) == 1
