@@ -38,8 +38,8 @@ def encode(encoder):
     return encoder.encode_passages(PAIRS.passages[:9], show_progress=False)
 
 
-def losses(told: str) -> list[float]:
-    return [float(line.split()[3]) for line in told.splitlines() if "  loss " in line]
+def losses(printed: str) -> list[float]:
+    return [float(line.split()[3]) for line in printed.splitlines() if "  loss " in line]
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,10 @@ def fitted(small, tmp_path_factory):
 
 
 def test_train_save_load_search(small, fitted, tmp_path):
-    encoder, before, told, place = fitted
-    assert len(told) == 6 and told[-1] < told[0]
+    encoder, before, printed, place = fitted
+    assert len(printed) == 6 and printed[-1] < printed[0]
     assert list(place.iterdir()) == []  # nothing of the run is kept
-    np.testing.assert_array_equal(encode(small), before)  # what it started from is as it was
+    np.testing.assert_array_equal(encode(small), before)  # the model that it started from is unchanged
     vectors = encode(encoder)
     assert np.abs(vectors - before).max() > 0.01
     encoder.save(tmp_path / "model")
@@ -94,11 +94,6 @@ def test_a_run_that_is_kept_is_a_model_and_is_resumed(tmp_path, capsys):
     capsys.readouterr()
     again = fit(BERT, PAIRS, **settings, eval_every=2, checkpoint_every=1, dev_metric="loss")
     assert again.fingerprint == encoder.fingerprint and not losses(capsys.readouterr().err)
-    with pytest.raises(UserError, match="was trained with batch_size=8, not 4"):
-        fit(BERT, PAIRS, **settings | {"batch_size": 4}, eval_every=2, dev_metric="loss")
-    other = Pairs(PAIRS.queries, [*PAIRS.passages[:-1], "another passage in place of the last one"])
-    with pytest.raises(UserError, match="was trained on other data"):
-        fit(BERT, other, **settings, eval_every=2, dev_metric="loss")
 
 
 def test_another_seed_trains_with_the_same_program(small, capsys):
@@ -111,11 +106,11 @@ def test_another_seed_trains_with_the_same_program(small, capsys):
             misses.append(event)
 
     at_least = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # also what is compiled in no time
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # also quick compilations
     try:
         fit(small, PAIRS, **SETTINGS, seed=1)
         jax.monitoring.register_event_listener(listen)
-        # One that no earlier run of the tests had: programs are kept.
+        # A seed of no earlier run of the tests, since programs are cached.
         fit(small, PAIRS, **SETTINGS, seed=int.from_bytes(os.urandom(3)) + 2)
     finally:
         jax.monitoring.unregister_event_listener(listen)
