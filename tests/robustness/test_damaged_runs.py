@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 TOKENIZER = Path(__file__).resolve().parent.parent / "golden" / "bert"
 
 
-def test_a_half_removed_older_checkpoint_is_set_aside_and_the_newest_used(tmp_path, stopped, capsys):
+def test_half_removed_older_checkpoint_is_set_aside(tmp_path, stopped, capsys):
     for number, damaged in enumerate(
         (lambda path: (path / "run" / "metadata").write_text("null"), shutil.rmtree)
     ):
@@ -61,7 +61,7 @@ def test_transient_errors_set_no_checkpoint_aside(tmp_path, stopped):
     assert run(run_dir, **STOPPED).started_at == newest
 
 
-def test_a_kill_amid_the_removal_of_a_checkpoint_leaves_none_half_there(tmp_path, stopped, monkeypatch):
+def test_kill_while_removing_a_checkpoint_leaves_no_half(tmp_path, stopped, monkeypatch):
     shutil.copytree(stopped, run_dir := tmp_path / "run")
     oldest = saved_steps(run_dir)[0]
 
@@ -135,7 +135,7 @@ def test_without_a_whole_checkpoint_the_run_stops(tmp_path, stopped):
 
 @pytest.fixture(scope="module", params=["saved", "scanned run"])
 def model(request, tmp_path_factory) -> tuple[Path, Path]:
-    """A directory that is a model, and where its parameters are."""
+    """A model's directory, and the place of its parameters in it."""
     bert = tiny_run.bert(num_layers=2, scan_layers="scanned" in request.param)
     settings, tokenizer = EncoderSettings(query_max_length=8, passage_max_length=8), Tokenizer.load(TOKENIZER)
     directory = tmp_path_factory.mktemp("model") / "m"

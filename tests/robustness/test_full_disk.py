@@ -49,7 +49,7 @@ def folder(tmp_path_factory) -> Path:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_file_that_cannot_be_written_costs_one_sentence(folder, tmp_path, arguments):
+def test_file_that_cannot_be_written_is_one_sentence(folder, tmp_path, arguments):
     output = tmp_path / "output"
     flags = [a.format(root=folder) for a in arguments]
     done = jaxir(*flags, f"--output={output}", kilobytes=20)
@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_written_costs_one_sentence(folder, tmp_path, argu
         assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
+def test_full_disk_loses_no_checkpoint(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     run_dir, settings = tmp_path / "run", {"steps": 16, "dev": None, "log_every": 16}
 

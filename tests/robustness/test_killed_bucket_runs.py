@@ -88,7 +88,7 @@ def recipe(tmp_path) -> Path:
 
 
 def download(bucket, prefix: str, directory: Path) -> Path:
-    """Copies what is below a prefix into a directory."""
+    """Copies the files below a prefix into a directory."""
     for name in bucket.names(f"{prefix}/"):
         path = directory / name.removeprefix(f"{prefix}/")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""An objective with parameters that are learnt or frozen, and averages; for tests and their gin files."""
+"""An objective with trained and frozen parameters and averages, for tests and their gin files."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from tests.training import tiny_run
 class ScaleAndBias(nnx.Module):
     def __init__(self, scale: float, width: int, rngs: nnx.Rngs):
         self.scale, self.bias = layers.param(jnp.float32(scale)), layers.param(jnp.float32(-1))
-        # Its dimensions have no names; the norm would take a bias away again, and its gradient be roundings.
+        # Without logical axes, and without a bias, which the norm would remove again.
         self.head = nnx.Linear(width, width, use_bias=False, rngs=rngs)
         self.norm = nnx.BatchNorm(width, rngs=rngs, momentum=0.5)
         self.teacher = layers.Linear(
@@ -31,7 +31,7 @@ class ScaleAndBias(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sigmoid(Objective):
-    """SigLIP's loss with a learnt scale and bias, over a normalised head; drawn to a teacher."""
+    """SigLIP's loss with a learnt scale and bias on a normalised head, plus the distance to a teacher."""
 
     scale: float = 2.0
     width: int = tiny_run.WIDTH

@@ -1,4 +1,4 @@
-"""What a run has saved, as tests read it."""
+"""Readers of a run's saved files."""
 
 import json
 from pathlib import Path

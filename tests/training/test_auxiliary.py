@@ -1,4 +1,4 @@
-"""What an objective has beside the model: learnt, frozen and averaged; saved, resumed, told apart."""
+"""An objective's parameters beside the model: trained, frozen or averaged, saved and resumed."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ def test_auxiliary_parameters_are_trained_averaged_or_frozen(whole):
     same = {name for name in before if np.array_equal(before[name], after[name])}
     assert same == {"auxiliary['teacher']['kernel']"}
     assert "statistics['norm']['mean']" in before
-    # The optimizer keeps nothing of what is frozen, and something of all the rest.
+    # The optimizer keeps moments of trained parameters only.
     kept = [name for name in before if name.startswith("opt_state") and "auxiliary" in name]
     assert kept and not any("teacher" in name for name in kept)
     assert sum("scale" in name for name in kept) == 4  # two moments each of scale and of the norm's scale
@@ -66,7 +66,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(whole, tmp_path):
     assert all(expected[name].tobytes() == found[name].tobytes() for name in expected)
 
 
-def test_another_auxiliary_is_not_resumed(whole, tmp_path):
+def test_resume_refuses_another_auxiliary(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     for change, sentence in (
         ({"frozen": ["auxiliary.head.*"]}, r"frozen=None, not \['auxiliary"),
@@ -76,7 +76,7 @@ def test_another_auxiliary_is_not_resumed(whole, tmp_path):
             run(tmp_path / "run", **{"objective": Sigmoid()} | SETTINGS | change)
 
 
-def test_auxiliaries_are_told_apart_by_their_arrays():
+def test_auxiliaries_are_compared_by_their_arrays():
     def settings(bias=-1.0, **more):
         return {"auxiliary": auxiliary_fingerprint(nnx.Dict(bias=nnx.Param(jnp.float32(bias)), **more))}
 
@@ -137,7 +137,7 @@ def test_parts_of_a_sum_have_random_numbers_of_their_own():
     assert total == pytest.approx(float(found["a/loss"] + found["b/loss"]))
 
 
-def test_a_weight_that_evaluation_cannot_tell_costs_a_sentence(tmp_path):
+def test_weights_of_a_sum_must_be_known_in_evaluation(tmp_path):
     """As optax's schedules are, which know steps alone."""
     falling = optax.linear_schedule(1.0, 0.0, 10)
     parts = {"a": Contrastive(), "b": Drawn()}
@@ -184,7 +184,7 @@ def test_a_model_with_other_state_is_refused():
 
 
 def test_groups_have_rates_decay_and_norms_of_their_own(tmp_path):
-    """A rate of 0 keeps what it is of; two scalars with huge gradients do not scale down the model's."""
+    """A rate of 0 changes nothing; huge gradients of another group do not scale down the model's."""
 
     class Loud(Sigmoid):
         def __call__(self, model, batch, key=None, *, auxiliary, step=None):
@@ -209,7 +209,7 @@ def test_groups_have_rates_decay_and_norms_of_their_own(tmp_path):
     assert apart["auxiliary['bias']"] != -1
 
 
-def test_a_later_stage_starts_from_what_was_learnt(whole, tmp_path):
+def test_warm_start_begins_with_learnt_parameters(whole, tmp_path):
     learnt = arrays(whole, json.loads((whole / "checkpoints/best.json").read_text())["step"])
     kept = AdamW(learning_rate=0.0, weight_decay=0.0)
     run(tmp_path / "later", objective=Sigmoid(), optimizer=kept, steps=1, auxiliary_from=str(whole))
@@ -222,7 +222,7 @@ def test_a_later_stage_starts_from_what_was_learnt(whole, tmp_path):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counting(Sigmoid):
-    """`Sigmoid`, which knows besides how many examples there are."""
+    """`Sigmoid` with a statistic of the data: the number of examples."""
 
     def auxiliary(self, model, *, form, rngs):
         found = super().auxiliary(model, form=form, rngs=rngs)
@@ -312,7 +312,7 @@ def test_resume_keeps_corpus_statistics_and_refuses_another_corpus(tmp_path):
 
 
 class Begun(Exception):
-    """A later stage has what it starts from."""
+    """Raised once a run has its initial state."""
 
 
 @pytest.mark.slow
@@ -327,7 +327,7 @@ def test_warm_start_never_uses_a_damaged_auxiliary(whole, tmp_path, monkeypatch)
     monkeypatch.setattr(warm_start, "with_auxiliary_of", begun)
 
     def start(run_dir):
-        """Returns what a later stage starts from, or the sentence that it costs."""
+        """Returns the auxiliary that a run starts from, or the error."""
         with pytest.raises((Begun, UserError)) as raised:
             run(tmp_path / "later", objective=Sigmoid(), steps=5, dev=None, auxiliary_from=str(run_dir))
         return (found[-1].auxiliary, found[-1].statistics) if raised.type is Begun else str(raised.value)

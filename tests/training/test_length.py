@@ -1,4 +1,4 @@
-"""How many steps a run has that is told in epochs, and what a share of them is."""
+"""Lengths of runs in epochs, and shares of a run, in steps."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_run_that_min_steps_makes_longer_than_its_epochs_has_a_note():
 @pytest.mark.parametrize(
     ("value", "steps", "found"), [(0.1, 30, 3), (0.1, 31, 4), (0.2, 2, 1), (7, 2, 7), (2.0, 9, 2)]
 )
-def test_a_share_of_a_run_is_told_below_one(value, steps, found):
+def test_numbers_below_one_are_shares_of_a_run(value, steps, found):
     assert in_steps("eval_every", value, steps) == found
 
 

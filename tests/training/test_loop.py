@@ -1,4 +1,4 @@
-"""The loop within one process: what stops it, what it refuses, and that the mesh changes nothing."""
+"""The loop within one process: stopping, refusals, and equal results on any mesh."""
 
 import itertools
 import os
@@ -79,14 +79,14 @@ def test_a_loss_that_is_not_a_number_names_its_step_and_keeps_the_last_good_chec
 
 
 def of_one_passage(count: int, seed: int = 0) -> ArrayDataset:
-    """Pairs whose passages have all one id."""
+    """Pairs whose passages all have the same id."""
     found = pairs(count, seed)
     passages = found._tables["passages"]
     found._tables["passages"] = passages._replace(keys=np.zeros_like(passages.keys))
     return found
 
 
-def test_a_batch_in_which_every_negative_is_masked_is_told(tmp_path, capsys):
+def test_batch_without_negatives_is_refused_first_and_reported_later(tmp_path, capsys):
     masked = of_one_passage(64)
     with pytest.raises(UserError, match=r"^step 1: no pair of the batch has a negative, so the loss is 0"):
         run(tmp_path / "run", data=masked, checkpoint_every=1)
@@ -105,7 +105,7 @@ def test_a_batch_in_which_every_negative_is_masked_is_told(tmp_path, capsys):
     assert losses(tmp_path / "mixed")[at] == 0
 
 
-def test_a_part_of_a_sum_without_a_negative_is_told(tmp_path, capsys):
+def test_part_of_a_sum_without_negatives_is_named(tmp_path, capsys):
     both = WeightedSum(parts={"pairs": Contrastive(), "words": Decay()}, weights={"words": 0.1})
     masked = of_one_passage(64)
     with pytest.raises(UserError, match=r"^step 1: pairs: no pair of the batch has a negative, so the loss"):
@@ -117,7 +117,7 @@ def test_a_part_of_a_sum_without_a_negative_is_told(tmp_path, capsys):
 
 
 class Decay(Objective):
-    """A loss that no negative is needed for."""
+    """A loss that needs no negatives."""
 
     def features(self, form):
         return pair_features(form)
@@ -186,7 +186,7 @@ def test_nothing_compiles_and_nothing_is_transferred_once_the_loop_runs(tmp_path
     assert [step for step in compiled if step is not None and step > 5 + 3] == []
 
 
-def test_on_a_cpu_products_of_bfloat16_numbers_have_the_quick_form(tmp_path, monkeypatch):
+def test_cpu_products_of_bfloat16_use_the_quick_kernel(tmp_path, monkeypatch):
     made = []
 
     def product(left, right, left_axis, right_axis):
@@ -206,7 +206,7 @@ def test_on_a_cpu_products_of_bfloat16_numbers_have_the_quick_form(tmp_path, mon
 
 
 class Again(Hooked):
-    """Pairs whose first batch comes again at every step, whatever the seed."""
+    """Pairs that repeat the first batch at every step, whatever the seed."""
 
     def batched(self, how):
         first = next(self._data.batched(how._replace(start_step=0, seed=0)))

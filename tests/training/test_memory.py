@@ -50,12 +50,12 @@ def test_takes_the_fewest_chunks_that_fit(compile_step):
         assert note.startswith(f"{wanted} chunks: ")
 
 
-def test_a_step_that_never_fits_costs_a_sentence(compile_step):
+def test_step_that_never_fits_is_refused(compile_step):
     with pytest.raises(UserError, match=r"does not fit into 0\.0 GiB even with one example a chunk"):
         fit(False, Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=10_000)
 
 
-def test_some_memory_is_left_and_what_cannot_fit_is_left_out():
+def test_headroom_is_kept_and_impossible_chunks_are_not_compiled():
     def chosen(rows, sizes):
         tried = []
 
@@ -71,7 +71,7 @@ def test_some_memory_is_left_and_what_cannot_fit_is_left_out():
 
     assert chosen(8, {1: 919}) == (1, [1])
     assert chosen(8, {1: 930, 2: 600}) == (2, [1, 2])  # 8 % are for what lies between arrays
-    # A sixteenth is the least that one of 16 chunks can hold.
+    # Each of 16 chunks needs at least a sixteenth.
     assert chosen(16, {1: 10_000, 16: 900}) == (16, [1, 16])
     assert chosen(8, {1: 10_000}) == (None, [1])
 
@@ -93,17 +93,17 @@ def test_fewest_chunks_come_first_and_then_the_quickest_to_recompute():
     assert chosen("auto", 8000, 3000, 900) == (True, 1, "1 chunks, remat=True", 3)
     # 8,000 and 3,000 are not tried in two chunks.
     assert chosen("auto", 8000, 3000, 1500) == (True, 2, "2 chunks, remat=True", 4)
-    # Where their times are known the quickest is taken, of those that fit.
+    # If times are known, the quickest that fits is chosen.
     seconds = {900: 3.0, 800: 2.0, 700: 2.5}.get
     assert chosen(1, 900, 800, 700, seconds_of=seconds) == ("products", 1, "remat=products", 3)
     assert chosen(1, 950, 800, 700, seconds_of=seconds) == ("products", 1, "remat=products", 3)
     assert chosen(1, 950, 930, 700, seconds_of=seconds) == (True, 1, "remat=True", 3)
-    # Scanned blocks that keep everything are not the quickest. If times are known, they decide.
+    # For scanned blocks, keeping everything is not assumed to be the quickest; known times decide.
     assert chosen(1, 900, 800, 700, scanned=True) == ("products", 1, "remat=products", 1)
     assert chosen(1, 900, 930, 700, scanned=True) == (True, 1, "remat=True", 2)
     assert chosen("auto", 8000, 3000, 1500, scanned=True) == (True, 2, "2 chunks, remat=True", 3)
     assert chosen(1, 900, 800, 700, scanned=True, seconds_of={900: 1.0, 800: 2.0, 700: 2.5}.get)[0] is False
-    # Where devices gather weights of each other they may be kept.
+    # Weights that devices gather from each other may be kept.
     assert chosen(1, 8000, 910, 850, 700, gathers=True) == ("weights", 1, "remat=weights", 2)
     with pytest.raises(UserError, match=r"even with remat=True: split .* \(fsdp\), or set chunks$"):
         chosen(1, 8000, 3000, 2000)
@@ -130,7 +130,7 @@ def test_the_loop_chooses(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_loop_chooses_what_is_recomputed(tmp_path, capsys, monkeypatch):
-    """And anew where the run goes on: its settings say "auto", which "products" is not."""
+    """A resumed run chooses again: its settings say "auto", which differs from "products"."""
     model = {"num_layers": 1, "scan_layers": True, "remat": "auto"}
 
     def run(*sizes, **how):

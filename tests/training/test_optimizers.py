@@ -69,7 +69,7 @@ def test_the_rate_may_fall_with_the_square_root_whatever_the_length_of_the_run()
 
 
 @pytest.mark.parametrize("warmup_steps", [10, 40])
-def test_a_run_may_end_within_its_warm_up_where_it_is_told_so(warmup_steps):
+def test_run_may_end_within_its_warm_up_if_allowed(warmup_steps):
     schedule = AdamW(learning_rate=2.0, warmup_steps=warmup_steps, unfinished_warmup=True).build(10).schedule
     expected = [2.0 * (t + 1) / warmup_steps for t in range(10)]
     np.testing.assert_allclose([float(schedule(jnp.int32(t))) for t in range(10)], expected, rtol=1e-6)
@@ -109,7 +109,7 @@ def test_t5x_s_rate_is_its_formula():
         (AdamW, {"b2": 1.0}, "b2 must be a number of at least 0 and below 1, not 1.0"),
     ],
 )
-def test_settings_out_of_range_cost_a_sentence(kind, settings, sentence):
+def test_settings_out_of_range_are_refused(kind, settings, sentence):
     with pytest.raises(UserError, match=sentence):
         kind(**settings).build(10)
 
@@ -145,13 +145,13 @@ STACKED = {"wide": (16, 24), "tall": (40, 18), "square": (32, 32), "narrow": (32
 
 
 def layers_alone(tree):
-    """Takes {name: [LAYERS, ...]} apart as a model without scan has it."""
+    """Splits {name: [LAYERS, ...]} into a tree for each layer, as in a model without scan."""
     return {i: {name: x[i] for name, x in tree.items()} for i in range(LAYERS)}
 
 
 @pytest.mark.slow
 def test_adafactor_treats_each_layer_of_a_scanned_stack_as_a_parameter_of_its_own():
-    """The sizes are those at which a stack would be factored along its layers; scales differ by layer."""
+    """With sizes at which a stack would be factored along its layers, and scales that differ by layer."""
     rng = np.random.default_rng(3)
     sizes = 10.0 ** rng.uniform(-4, 0.5, LAYERS)
 
@@ -165,38 +165,23 @@ def test_adafactor_treats_each_layer_of_a_scanned_stack_as_a_parameter_of_its_ow
         for _ in range(STEPS)
     ]
     optimizer = Adafactor(learning_rate=0.1, min_dim_size_to_factor=16)
-    table = {"embedding": start["wide"][0]}
-    scanned = apply(
-        optimizer,
-        {"encoder": {"layers": start, "token": table}},
-        [{"encoder": {"layers": g, "token": {"embedding": g["wide"][0]}}} for g in gradients],
-    )
-    alone = apply(
-        optimizer,
-        {"encoder": {"layers": layers_alone(start), "token": table}},
-        [{"encoder": {"layers": layers_alone(g), "token": {"embedding": g["wide"][0]}}} for g in gradients],
-    )
-    unclipped = apply(
-        dataclasses.replace(optimizer, clipping_threshold=1e9),
-        {"encoder": {"layers": layers_alone(start), "token": table}},
-        [{"encoder": {"layers": layers_alone(g), "token": {"embedding": g["wide"][0]}}} for g in gradients],
-    )
-    clipped = set()
+
+    def trained(optimizer, layers_of):
+        tree, *trees = ({"layers": layers_of(x), "token": x["wide"][0]} for x in (start, *gradients))
+        return apply(optimizer, tree, trees)
+
+    scanned, alone = trained(optimizer, lambda x: x), trained(optimizer, layers_alone)
+    unclipped = trained(dataclasses.replace(optimizer, clipping_threshold=1e9), layers_alone)
+    clipped = 0
     for name in STACKED:
-        found, before = np.asarray(scanned["encoder"]["layers"][name]), start[name]
         for i in range(LAYERS):
-            expected = np.asarray(alone["encoder"]["layers"][i][name])
-            moved = np.abs(expected - before[i]).max()
+            found, expected = scanned["layers"][name][i], np.asarray(alone["layers"][i][name])
+            moved = np.abs(expected - start[name][i]).max()
             assert moved > 0
-            np.testing.assert_allclose(
-                found[i], expected, atol=1e-5 * moved, rtol=1e-6, err_msg=f"{name} {i}"
-            )
-            if np.abs(np.asarray(unclipped["encoder"]["layers"][i][name]) - expected).max() > 0.1 * moved:
-                clipped.add((name, i))
-    assert LAYERS < len(clipped) < len(STACKED) * LAYERS  # some are clipped and some not
-    np.testing.assert_array_equal(
-        scanned["encoder"]["token"]["embedding"], alone["encoder"]["token"]["embedding"]
-    )
+            np.testing.assert_allclose(found, expected, atol=1e-5 * moved, rtol=1e-6, err_msg=f"{name} {i}")
+            clipped += np.abs(unclipped["layers"][i][name] - expected).max() > 0.1 * moved
+    assert LAYERS < clipped < len(STACKED) * LAYERS  # some are clipped and some not
+    np.testing.assert_array_equal(scanned["token"], alone["token"])
 
 
 def test_a_stack_is_what_its_logical_axes_say():

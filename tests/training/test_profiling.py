@@ -1,4 +1,4 @@
-"""Traces of steps: written whole, of these steps alone, and never in a run's way."""
+"""Traces of steps, and the figures of time and memory in the log."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def test_chips_are_known_by_jax_s_names():
     assert chips.of_kind("cpu") is None
 
 
-def test_a_run_traces_the_steps_it_is_told_to(tmp_path, capsys):
+def test_chosen_steps_are_traced(tmp_path, capsys):
     assert run(tmp_path / "run", **SETTINGS, profile_steps="3:4").step == 6
     assert (
         f"steps 3 to 4 are traced; open them with: xprof {tmp_path / 'run' / 'tensorboard'}\n"
@@ -59,7 +59,7 @@ def test_a_run_traces_the_steps_it_is_told_to(tmp_path, capsys):
     assert names.count("CommonPjRtLoadedExecutable::Execute (jit_step)") == 2
 
 
-def test_the_log_has_planned_beside_measured_memory_and_nothing_that_is_not_known(tmp_path):
+def test_log_has_planned_memory_and_no_unknown_figures(tmp_path):
     run(tmp_path / "run", **SETTINGS, log_every=3)
     lines = log(tmp_path / "run")
     logged = [line for line in lines if "loss" in line]
@@ -72,8 +72,8 @@ def test_the_log_has_planned_beside_measured_memory_and_nothing_that_is_not_know
     assert named == {"planned/memory_gib"}
 
 
-def test_the_most_that_a_device_has_held_is_its_backends_count():
-    """No device at hand counts, so these stand for some that do and one that does not."""
+def test_peak_memory_is_the_largest_of_all_devices():
+    """CPUs do not count their memory, so these objects replace devices that do."""
     counts = [None, {"peak_bytes_in_use": 3 * 2**30}, {"bytes_limit": 1}, {"peak_bytes_in_use": 2**29}]
     devices = [types.SimpleNamespace(memory_stats=lambda count=count: count) for count in counts]
     assert peak_memory(devices) == {"peak_memory_gib": 3.0}
@@ -88,7 +88,7 @@ def test_a_program_that_cannot_be_read_does_not_end_the_run(capsys):
     )
 
 
-# Prints what a run logs beside its step, and the same figures of the plan, of one program.
+# Prints a run's logged figures and the plan's figures of the same program.
 PLANNED_TWICE = """
 import json, sys
 from jaxir.runtime import compile_cache
@@ -147,7 +147,7 @@ def test_logged_figures_equal_the_plan():
     assert in_turn >= scheduled >= overlapped > 0
 
 
-def test_a_run_that_stops_within_or_goes_on_after_has_no_trace_and_says_so(tmp_path, capsys):
+def test_run_stopped_within_traced_steps_reports_that_there_is_no_trace(tmp_path, capsys):
     sent = Hooked(pairs(64), lambda step: step == 8 and os.kill(os.getpid(), 15))
     stopped = run(tmp_path / "run", data=sent, **SETTINGS | {"steps": 12}, profile_steps="2:11")
     assert stopped.stopped_by == 15 and 2 < stopped.step < 11
@@ -157,7 +157,7 @@ def test_a_run_that_stops_within_or_goes_on_after_has_no_trace_and_says_so(tmp_p
     assert "are traced" not in told and not list(tmp_path.rglob("*.xplane.pb"))
 
 
-def test_steps_that_the_run_does_not_have_are_refused_before_it_begins():
+def test_steps_outside_the_run_cannot_be_traced():
     assert steps_to_trace("1:6", 6) == (1, 6)
     for wrong in ("4", "5:4", "0:3", "3:7", "-1:2", "1:2:3", "a:b", "1.5:2"):
         with pytest.raises(UserError, match=f"of the 6 steps, such as 10:13, not '{wrong}'$"):

@@ -27,7 +27,7 @@ KINDS = {"ri": "expanded_query", "rd": "expanded_query_and_passage"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Questions with four expansions, of which "ha" tells the right one: in itself, or in what it finds."""
+    """Questions with four expansions; the right one, or the passage that it finds, contains "ha"."""
     rng, place = np.random.default_rng(0), tmp_path_factory.mktemp("data")
     others = [s for s in SYLLABLES if s != "ha"]
     passages = {}
@@ -97,8 +97,8 @@ def rerank(folder, kind, model, output, *more):
     return cli.main("jaxir.expand:rerank", [*flags, *corpus, *more])
 
 
-def test_candidates_that_were_not_searched_deep_enough_are_no_measure(folder, tmp_path, capsys):
-    """Else what finds nothing, with the rank after the last, would count as found."""
+def test_candidates_not_searched_deep_enough_are_refused(folder, tmp_path, capsys):
+    """Otherwise a query that finds nothing, whose rank is after the last, would count as a success."""
     lines = [json.loads(line) for line in (folder / "ri-dev.jsonl").read_text().splitlines()]
     shallow = [line | {"depth": 10} for line in lines]  # answers have rank 2
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in shallow))
@@ -135,7 +135,7 @@ def test_the_best_checkpoint_is_the_one_that_chooses_best(folder, trained, tmp_p
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_output_is_of_queries_and_of_candidates_in_their_new_order(folder, models, tmp_path, kind):
+def test_output_holds_queries_and_reordered_candidates(folder, models, tmp_path, kind):
     assert rerank(folder, kind, models[kind], tmp_path / "best.jsonl", "--keep=3") == 0
     before = {some.id: some for some in read_candidates(folder / f"{kind}-dev.jsonl")}
     queries = {query.id: query.text for query in read_queries(tmp_path / "best.jsonl")}

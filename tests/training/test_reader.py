@@ -101,14 +101,14 @@ def test_resume_refuses_other_settings_of_the_written_answers(folder, one_layer_
         (["--passages=2", f"--model=hf:{GOLDEN / 'bert'}"], "model_type 'bert' is no generator"),
     ],
 )
-def test_bad_input_costs_one_sentence(folder, tmp_path, capsys, flags, sentence):
+def test_bad_input_is_refused_in_one_sentence(folder, tmp_path, capsys, flags, sentence):
     assert read(folder, START, tmp_path / "out.jsonl", *flags) == 1
     error = capsys.readouterr().err
     assert sentence in error and error.splitlines()[-1].startswith("error: ")
     assert not list(tmp_path.iterdir())
 
 
-def test_expanded_queries_are_no_questions(folder, tmp_path, capsys):
+def test_expanded_queries_are_refused_as_questions(folder, tmp_path, capsys):
     chosen = tmp_path / "gar.jsonl"
     made = [{"_id": f"q{i}", "outputs": ["a river"]} for i in range(len(ANSWERS))]
     (tmp_path / "made.jsonl").write_text("".join(json.dumps(r) + "\n" for r in made))
@@ -120,7 +120,7 @@ def test_expanded_queries_are_no_questions(folder, tmp_path, capsys):
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_answers_are_measured_of_readers_alone(folder, tmp_path, capsys):
+def test_reading_measures_readers_only(folder, tmp_path, capsys):
     flags = ["--gin_file=gin/generator.gin", "--gin_file=gin/evaluators/reading.gin", f"--gin.MODEL={START}"]
     flags += [f"--gin.DATA={folder}", "--gin.STEPS=1", "--batch_size=8", f"--output_dir={tmp_path}/run"]
     assert cli.main("jaxir.train:train", flags) == 1

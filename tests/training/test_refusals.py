@@ -85,11 +85,11 @@ def test_settings_are_refused_before_anything_is_written(tmp_path, settings, sen
         ({"parts": {"a": Contrastive(chunks="auto")}}, "give a number"),
     ],
 )
-def test_sums_that_make_no_sense(settings, sentence):
+def test_impossible_sums_are_refused(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         WeightedSum(**settings)
 
 
-def test_data_of_an_evaluator_are_an_object():
+def test_data_of_an_evaluator_must_be_an_object():
     with pytest.raises(UserError, match="data must be an object"):
         Loss(data="texts.txt")

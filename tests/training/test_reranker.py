@@ -90,7 +90,7 @@ def test_reranker_learns_to_rank(folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["deberta", "t5_1_1"])
-def test_other_encoders_learn_it_as_well(folder, name, tmp_path):
+def test_rerankers_of_other_encoders_learn_to_rank(folder, name, tmp_path):
     start, run = shutil.copytree(GOLDEN / name, tmp_path / "start"), tmp_path / "run"
     if name == "t5_1_1":  # with the form for two texts that T5's published tokenizers have
         content = json.loads((start / "tokenizer.json").read_text())
@@ -173,7 +173,7 @@ def test_trained_reranker_survives_conversion_to_each_format(trained, tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
-def test_folders_come_out_as_they_went_in(name, tmp_path):
+def test_conversion_of_a_folder_changes_nothing(name, tmp_path):
     source = GOLDEN / f"cross_{name}"
     flags = [f"--source=hf:{source}", f"--output={tmp_path}/out", "--format=hf"]
     assert cli.main("jaxir.convert:convert", flags) == 0
@@ -250,7 +250,7 @@ def test_an_objective_of_another_kind_of_model_is_refused(folder, kind, objectiv
     assert not (tmp_path / "run").exists()
 
 
-def test_dev_pairs_are_refused_before_anything_is_made(folder, tmp_path, capsys):
+def test_dev_pairs_of_a_reranker_are_refused_before_anything_is_written(folder, tmp_path, capsys):
     run = tmp_path / "run"
     assert train(folder, run, "--steps=2", "--gin.DEV_SPLIT=train") == 1
     error = capsys.readouterr().err.splitlines()[-1]

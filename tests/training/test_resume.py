@@ -1,4 +1,4 @@
-"""What a resume refuses: other data, settings or weights, and directories that are no runs."""
+"""A resume refuses other data, settings or weights, and directories that are not runs."""
 
 import copy
 import dataclasses
@@ -142,7 +142,7 @@ def test_resuming_from_other_weights_is_refused(tmp_path, stopped):
 
 @pytest.mark.parametrize("told", [None, "damaged", {"hash": "0" * 16, "on": "tpu"}])
 def test_a_run_whose_first_weights_cannot_be_compared_is_resumed(tmp_path, stopped, told):
-    """An earlier jaxir did not write them; on another kind of device random ones may be rounded otherwise."""
+    """Earlier versions did not record weights; other devices may round random ones differently."""
     shutil.copytree(stopped, tmp_path / "run")
     for path in [tmp_path / "run/run.json", *(tmp_path / "run/checkpoints").glob("*/run/metadata")]:
         record = json.loads(path.read_text())
@@ -152,7 +152,7 @@ def test_a_run_whose_first_weights_cannot_be_compared_is_resumed(tmp_path, stopp
     assert run(tmp_path / "run", **STOPPED).step == 12
 
 
-def test_a_directory_that_is_no_run_is_never_written_to(tmp_path, stopped):
+def test_directory_of_something_else_is_never_written_to(tmp_path, stopped):
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("the only copy")

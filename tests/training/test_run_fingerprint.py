@@ -1,4 +1,4 @@
-"""Settings that are functions: told apart by what they do, in every process, and resumed where they agree."""
+"""Fingerprints of settings: equal in every process, and different for functions of different behaviour."""
 
 import dataclasses
 import enum
@@ -51,7 +51,7 @@ fixed = between(0.5)
 
 @pytest.fixture
 def written(tmp_path):
-    """Writes a user's module, and imports it anew."""
+    """Writes a user's module and imports it again."""
 
     def write(source):
         (tmp_path / "mine.py").write_text(source)
@@ -80,7 +80,7 @@ def written(tmp_path):
         ("lambda step: start", "lambda step: start * 2", ("fixed",)),
     ],
 )
-def test_a_function_is_told_by_what_it_does(written, old, new, differ):
+def test_functions_are_compared_by_what_they_do(written, old, new, differ):
     before = written(MINE)
     told = {name: describe({"f": getattr(before, name)}) for name in ("weight", "jitted", "fixed")}
     after = written(MINE.replace(old, new))
@@ -92,7 +92,7 @@ def test_a_function_is_told_by_what_it_does(written, old, new, differ):
         assert sentence.startswith(("other code in objective.f", "objective.f.start=0.5, not 0.75"))
 
 
-def test_other_processes_tell_the_same(written, tmp_path):
+def test_fingerprints_are_equal_in_another_process(written, tmp_path):
     module = written(MINE)
     here = [str(describe(getattr(module, name))) for name in ("weight", "jitted", "fixed")]
     program = (
@@ -104,7 +104,7 @@ def test_other_processes_tell_the_same(written, tmp_path):
     assert subprocess.run([sys.executable, "-c", program], **how).stdout == f"{here}\n"
 
 
-def test_code_of_another_python_cannot_be_told_and_that_of_packages_goes_by_its_name():
+def test_code_of_another_python_is_not_compared_and_packages_are_known_by_name():
     mine = describe(lambda step: 1.0)
     assert difference("f", mine.replace("__code__='3.", "__code__='2."), mine) is None
     assert "__code__" not in describe(optax.global_norm)
@@ -128,7 +128,7 @@ class Slotted:
 
 
 class Undecorated(Ramp):
-    """A subclass of a dataclass that is no dataclass itself, and keeps its settings where no field is."""
+    """A subclass of a dataclass that is not a dataclass, with settings outside its fields."""
 
     kind = "a"
 
@@ -166,13 +166,13 @@ OtherKind.__qualname__ = Undecorated.__qualname__
         (functools.partial(max, 1), functools.partial(max, 2)),
     ],
 )
-def test_settings_of_any_kind_are_told_apart(one, other):
+def test_settings_of_any_kind_are_distinguished(one, other):
     first, second = describe({"x": one}), describe({"x": other})
     assert difference("f", first, describe({"x": one})) is None
     assert difference("f", first, second).startswith("f.x")
 
 
-def test_runs_of_before_told_less_of_functions_and_go_on(written):
+def test_runs_of_earlier_versions_without_closures_resume(written):
     now = describe({"f": written(MINE).fixed, "g": optax.linear_schedule(0.0, 1.0, 10)})
     was = "dict(f=mine.between.<locals>.<lambda>(), g=optax.schedules._schedule.polynomial_schedule.<locals>"
     assert difference("objective", f"{was}.schedule())", now) is None
@@ -197,12 +197,12 @@ def test_a_field_that_was_added_later_is_no_difference_if_it_has_its_default():
     assert difference("f", now, was) == "f.margin=0.0, a setting that no longer exists"
 
 
-def test_runs_of_before_did_not_record_attributes_beyond_fields_and_go_on():
+def test_runs_of_earlier_versions_without_further_attributes_resume():
     was = str(describe(Ramp(start=0.0, end=1.0, steps=4))).replace("Ramp(", "Undecorated(", 1)
     assert difference("objective", was, describe(Undecorated(1))) is None
 
 
-def test_a_number_of_numpys_is_the_number():
+def test_numpy_numbers_equal_python_numbers():
     assert describe(np.float32(0.5)) == describe(0.5)
 
 

@@ -1,4 +1,4 @@
-"""A generator trained and used as users do it: it learns its targets, resumes to the bit, writes files."""
+"""A generator trained and used as users do it: it learns its targets and writes files of outputs."""
 
 import json
 import os
@@ -83,16 +83,13 @@ def test_seq2seq_learns_and_generates_its_targets(data, trained, tmp_path, capsy
     assert [found[0] for found in beams] == list(TARGETS.values())
     assert all(len(found) == len(set(found)) <= 3 for found in beams)
     # Out to Hugging Face's form and back it writes the same.
-    assert (
-        cli.main("jaxir.convert:convert", [f"--source={trained}", f"--output={tmp_path}/hf", "--to=hf"]) == 0
-    )
+    convert = [f"--source={trained}", f"--output={tmp_path}/hf", "--to=hf"]
+    assert cli.main("jaxir.convert:convert", convert) == 0
     assert generate(data, f"hf:{tmp_path}/hf", tmp_path / "again.jsonl", "--max_new_tokens=16") == 0
     assert records(tmp_path / "again.jsonl") == expected
 
 
-def test_texts_that_are_written_in_another_way_tell_no_best_checkpoint(
-    data, one_layer_seq2seq, tmp_path, capsys
-):
+def test_resume_refuses_other_settings_of_the_written_texts(data, one_layer_seq2seq, tmp_path, capsys):
     settings = ["--gin_file=gin/evaluators/generation.gin", f"--gin.DEV_TARGETS={data}/targets.jsonl"]
     settings += ["--gin.DEV_METRIC=rougeL", "--gin.EVAL_EVERY=1", "--gin.CHECKPOINT_EVERY=1", "--steps=2"]
     settings += ["--gin.REMAT=False"]
@@ -135,7 +132,7 @@ def test_interrupted_generation_resumes_to_the_same_output(data, generator, tmp_
 
 
 def test_outputs_without_text_are_left_out(data, tmp_path):
-    """As those that are empty: no reader would take the file. Here the best token is a zero-width space."""
+    """Like empty ones, since readers would refuse the file. Here the best token is a zero-width space."""
     model = shutil.copytree(GOLDEN / "seq2seq_1_1", tmp_path / "model")
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
@@ -152,7 +149,7 @@ def test_outputs_without_text_are_left_out(data, tmp_path):
 
 @pytest.fixture
 def damaged(one_layer_seq2seq, tmp_path) -> str:
-    """A generator with a weight of the decoder that is no number."""
+    """A generator with a weight that is not a number."""
     model = shutil.copytree(one_layer_seq2seq, tmp_path / "damaged")
     weights = safetensors.numpy.load_file(model / "model.safetensors")
     weights["decoder.block.0.layer.2.DenseReluDense.wo.weight"][0, 0] = np.nan
@@ -160,16 +157,16 @@ def damaged(one_layer_seq2seq, tmp_path) -> str:
     return f"hf:{model}"
 
 
-@pytest.mark.parametrize("flags", [[], ["--top_p=0.9"], ["--num_beams=2"]])
-def test_logits_that_are_not_finite_cost_a_sentence(data, damaged, tmp_path, capsys, flags):
-    """They became a whole file of no outputs, with which documents and questions are read alone."""
-    assert generate(data, damaged, tmp_path / "out.jsonl", "--max_new_tokens=4", *flags) == 1
+@pytest.mark.parametrize("flag", ["--top_p=0.9", "--num_beams=2"])
+def test_logits_that_are_not_finite_are_refused(data, damaged, tmp_path, capsys, flag):
+    """They once became a file without outputs."""
+    assert generate(data, damaged, tmp_path / "out.jsonl", "--max_new_tokens=4", flag) == 1
     assert f"error: model {damaged} gives logits that are not finite" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
 
 
 class Elsewhere:
-    """In the place of a Ray cluster: what was asked for last is there first; ends when it has done `most`."""
+    """Replaces a Ray cluster: finishes windows in reverse order, and ends after `most` of them."""
 
     batch_tokens = None
 
@@ -185,7 +182,7 @@ class Elsewhere:
             yield pickle.loads(pickle.dumps(make(window)))
 
 
-def test_machines_of_a_cluster_write_the_same_and_are_taken_up(data, generator, tmp_path):
+def test_a_cluster_writes_the_same_outputs_and_resumes_them(data, generator, tmp_path):
     whole, shared = tmp_path / "whole.jsonl", tmp_path / "shared.jsonl"
     outputs_file.write_outputs(generator, data / "texts.jsonl", whole, SAMPLED, window=3)
     first, second = Elsewhere(most=1), Elsewhere(most=3)
@@ -197,7 +194,7 @@ def test_machines_of_a_cluster_write_the_same_and_are_taken_up(data, generator, 
     assert shared.read_bytes() == whole.read_bytes()
 
 
-def test_another_command_does_not_go_on_with_it(
+def test_resume_refuses_other_settings_of_generation(
     data, generator, one_layer_seq2seq, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(generator, "generate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -212,7 +209,7 @@ def test_another_command_does_not_go_on_with_it(
 
 
 def many_texts(place: Path) -> Path:
-    """Enough for the command to be killed in the middle of them: four windows."""
+    """Four windows of texts, so that the command can be killed in between."""
     texts = place / "texts.jsonl"
     texts.write_text("".join(json.dumps({"_id": f"{i}", "text": f"the cat {i}"}) + "\n" for i in range(4096)))
     return texts
@@ -256,7 +253,7 @@ def test_two_processes_share_the_texts_and_one_finishes_what_they_began(tmp_path
     unfinished = tmp_path / ".out.jsonl.unfinished"
     wait_for(second, lambda: list(unfinished.glob("outputs-*")))
     second.send_signal(signal.SIGKILL)
-    first.kill()  # of its own accord it ends when the other has been silent for a minute
+    first.kill()  # it would end by itself after a minute without the other
     for process in (first, second):
         process.communicate(timeout=200)
     assert not output.exists() and 0 < len(list(unfinished.glob("outputs-*"))) < 4
@@ -272,7 +269,7 @@ def test_two_processes_share_the_texts_and_one_finishes_what_they_began(tmp_path
         (["--input=nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
-def test_bad_input_costs_one_sentence(data, tmp_path, capsys, flags, sentence):
+def test_bad_input_is_refused_in_one_sentence(data, tmp_path, capsys, flags, sentence):
     given = {"--model": f"hf:{GOLDEN / 'seq2seq_1_1'}", "--input": f"{data}/texts.jsonl"}
     given |= dict(flag.split("=", 1) for flag in flags)
     arguments = [f"{name}={value}" for name, value in given.items()]
@@ -282,7 +279,7 @@ def test_bad_input_costs_one_sentence(data, tmp_path, capsys, flags, sentence):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_of_something_else_is_not_replaced(data, tmp_path, capsys):
+def test_file_of_something_else_is_not_replaced(data, tmp_path, capsys):
     other = tmp_path / "mine.jsonl"
     other.write_text('{"_id": "1", "text": "dear"}\n')
     assert generate(data, "hf:nowhere", other) == 1

@@ -84,7 +84,7 @@ def bert(seed: int = 0, **changes) -> DualEncoderModel:
 
 
 class Bag(nnx.Module):
-    """The mean of token vectors, then a matrix: compiles in no time."""
+    """The mean of token vectors, then a matrix, which compiles quickly."""
 
     def __init__(self, seed: int = 0, dropout_rate: float = 0.2):
         rngs = nnx.Rngs(seed)
@@ -104,7 +104,7 @@ class Bag(nnx.Module):
 
 
 class ToOne(Objective):
-    """Draws all parameters to 1, for tests that ask only that they move: its gradient compiles in no time."""
+    """Draws all parameters to 1, for tests that only need them to change: its gradient compiles quickly."""
 
     def features(self, form):
         return pair_features(form)
