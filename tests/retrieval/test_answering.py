@@ -224,7 +224,7 @@ def test_evaluators_of_equal_data_share_what_is_read(data, monkeypatch):
 
 BAD = {
     "unknown question": (without("queries.jsonl", "q2"), "queries.jsonl: it lacks 'q2', a query of the run"),
-    "unknown document": (without("corpus.jsonl", "d2"), r"lacks 'd2', which .* \(1 of 4 .*of this corpus"),
+    "unknown document": (without("corpus.jsonl", "d2"), r"lacks 'd2', which .* \(1 of 4 .*same corpus"),
     "another corpus": (
         lambda f: jsonl(f / "corpus.jsonl", [{"_id": "x", "text": "y"}]),
         r"corpus.jsonl lacks 'd0', .* \(4 of 4 documents\): is it the same corpus\?",

@@ -235,9 +235,9 @@ def test_bad_input_costs_a_sentence_before_any_work(collection, encoder, tmp_pat
     toy.write_jsonl(tmp_path / "none.jsonl", none)
     for name, told in {
         "short.jsonl": "no outputs for 1 of 30 texts",
-        "short.txt": "it has 29 lines",
-        "long.txt": "it has 31 lines",
-        "none.jsonl": "has no query for any document",
+        "short.txt": "the file has 29 lines",
+        "long.txt": "the file has 31 lines",
+        "none.jsonl": "no query for any document",
     }.items():
         with pytest.raises((BadInputError, UserError), match=told):
             how = Expansion(path=str(tmp_path / name))
