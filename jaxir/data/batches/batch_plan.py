@@ -167,7 +167,7 @@ def uniforms(seed: int, *positions: np.ndarray) -> np.ndarray:
 
 
 def mark_duplicates(batch: Batch, features: Features) -> Batch:
-    """Gives a list text with the tokens of its `unlike` text that text's key.
+    """Gives list texts whose tokens equal those of their `unlike` text the key of that text.
 
     Losses ignore a negative with the key of its positive, because two texts can be equal once cut.
     """

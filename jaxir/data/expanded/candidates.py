@@ -1,5 +1,4 @@
-"""Expanded queries of questions and their search results: lines that `jaxir.expand retrieve` and `rerank`
-write.
+"""Expanded queries of questions and what they found, as `jaxir.expand retrieve` and `rerank` write them.
 
     {"_id": question id, "question": text, "outputs": [expansion, ...], "passages": [id or null, ...],
      "ranks": [number or null, ...], "depth": number}

@@ -126,56 +126,53 @@ def _outputs(record: dict[str, Any]) -> list[str]:
 def _of_lines(
     files: list[list[Path]], ids: Sequence[str], lines_each: int, collector: OnBadInput
 ) -> Iterator[tuple[str, list[str]]]:
-    lines = [_Lines(pieces, len(ids), lines_each) for pieces in files]
+    readers = [_read_lines(pieces) for pieces in files]
     for identifier in ids:
         outputs: list[str] = []
-        fault = None
-        for file in lines:  # read a line of each file even if one is malformed
+        faults: list[tuple[Path, int, str, str]] = []
+        for pieces, reader in zip(
+            files, readers, strict=True
+        ):  # read on in all files even if one is malformed
             for _ in range(lines_each):
-                try:
-                    outputs += file.next_outputs()
-                except MalformedRecord as malformed:
-                    fault = fault or (*file.place, malformed.kind, malformed.detail)
-        if fault is None:
-            yield identifier, outputs
+                place, found = next(reader, (None, None))
+                if place is None:
+                    raise _wrong_length(pieces, len(ids), lines_each)
+                if isinstance(found, MalformedRecord):
+                    faults.append((*place, found.kind, found.detail))
+                else:
+                    outputs += found
+        if faults:
+            collector.record(*faults[0])
         else:
-            collector.record(*fault)
-    for file in lines:
-        file.check_end()
+            yield identifier, outputs
+    for pieces, reader in zip(files, readers, strict=True):
+        if next(reader, None) is not None:
+            raise _wrong_length(pieces, len(ids), lines_each)
 
 
-class _Lines:
-    """Reads a file in pieces; `place` is the piece and line number read last."""
+def _read_lines(pieces: list[Path]) -> Iterator[tuple[tuple[Path, int], list[str] | MalformedRecord]]:
+    """Yields the place of each line of a file in pieces, and its outputs or its fault."""
+    for piece in pieces:
+        for number, raw in raw_lines(piece):
+            try:
+                line = decode_line(raw)
+                if number == 1 and piece == pieces[0] and line.lstrip().startswith('{"'):
+                    reason = "a JSON object: rename the file to have .jsonl in its name"
+                    raise BadInputError(piece, number, reason)
+                outputs = [text.strip() for text in line.split("\t")]
+                if not all(map(has_text, outputs)):
+                    raise MalformedRecord("an empty line" if len(outputs) == 1 else "an empty column")
+                yield (piece, number), outputs
+            except MalformedRecord as fault:
+                yield (piece, number), fault
 
-    def __init__(self, pieces: list[Path], texts: int, lines_each: int):
-        self.place = (pieces[0], 0)
-        self._texts, self._each, self._read = texts, lines_each, 0
-        self._lines = ((piece, *line) for piece in pieces for line in raw_lines(piece))
 
-    def next_outputs(self) -> list[str]:
-        found = next(self._lines, None)
-        if found is None:
-            raise self._wrong_length(self._read)
-        piece, number, raw = found
-        self.place = piece, number
-        self._read += 1
-        line = decode_line(raw)
-        if self._read == 1 and line.lstrip().startswith('{"'):
-            raise BadInputError(piece, number, "a JSON object: rename the file to have .jsonl in its name")
-        outputs = [text.strip() for text in line.split("\t")]
-        if not all(map(has_text, outputs)):
-            raise MalformedRecord("an empty line" if len(outputs) == 1 else "an empty column")
-        return outputs
-
-    def check_end(self) -> None:
-        if more := sum(1 for _ in self._lines):
-            raise self._wrong_length(self._read + more)
-
-    def _wrong_length(self, lines: int) -> BadInputError:
-        each = "a line" if self._each == 1 else f"{self._each} lines"
-        return BadInputError(
-            self.place[0],
-            None,
-            f"the file has {lines:,} lines, but {self._texts:,} texts with {each} each have"
-            f" {self._texts * self._each:,}: was it generated for these texts?",
-        )
+def _wrong_length(pieces: list[Path], texts: int, lines_each: int) -> BadInputError:
+    lines = sum(1 for piece in pieces for _ in raw_lines(piece))
+    each = "a line" if lines_each == 1 else f"{lines_each} lines"
+    return BadInputError(
+        pieces[-1],
+        None,
+        f"the file has {lines:,} lines, but {texts:,} texts with {each} each have {texts * lines_each:,}:"
+        " was it generated for these texts?",
+    )

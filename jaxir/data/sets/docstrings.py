@@ -88,7 +88,7 @@ def _entries_of(
     node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str, signature: str
 ) -> Iterator[Entry]:
     docstring = (ast.get_docstring(node) or "").strip()
-    if not _is_text(docstring):
+    if "\0" in docstring or _SURROGATE.search(docstring):
         return
     summary, rest = split_docstring(docstring)
     words = _WORD.findall(summary)
@@ -138,10 +138,6 @@ def _signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> s
     if len(parameters) > _MAX_SIGNATURE:
         parameters = parameters[:_MAX_SIGNATURE].rpartition(", ")[0] + ", ..."
     return f"{node.name}({parameters})"
-
-
-def _is_text(docstring: str) -> bool:
-    return "\0" not in docstring and not _SURROGATE.search(docstring)
 
 
 def _contains(text: str, words: str) -> bool:

@@ -6,7 +6,6 @@ import bisect
 import json
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +35,9 @@ _WORD_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLev
 _OTHER_PRE_TOKENIZERS = {"Punctuation", "Digits"}
 
 
-class Backend:
-    """What `Tokenizer` needs from a tokenizer library."""
+class HuggingFaceBackend:
+    model_file = None
 
-    content: bytes
-    pad_id: int
-    vocab_size: int
-    mask_id: int | None = None
-    model_file: str | None = None
-    num_special: int
-    words_are_independent: bool
-    # (texts, length) -> for each text, the ids that are kept and whether it has more
-    encode: Callable[[list[str], int], list[tuple[list[int], bool]]]
-    decode: Callable[[list[int]], str]
-    cut_at: Callable[[str, int], int | None]
-    tokens: Callable[[], list[str | None]]
-    knows: Callable[[str], bool]
-
-
-class HuggingFaceBackend(Backend):
     def __init__(self, tokenizer: tokenizers.Tokenizer, content: bytes, pad_id: int, mask_id: int | None):
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -68,6 +51,7 @@ class HuggingFaceBackend(Backend):
         self.words_are_independent = _words_are_independent(json.loads(tokenizer.to_str()))
 
     def encode(self, texts: list[str], max_length: int) -> list[tuple[list[int], bool]]:
+        """Returns the kept ids of each text, and whether it has more."""
         with self._lock:  # the length is a state of the tokenizer
             self._tokenizer.enable_truncation(max_length)
             found = ((e.ids, e) for e in self._tokenizer.encode_batch_fast(texts))
@@ -93,10 +77,11 @@ class HuggingFaceBackend(Backend):
         return self._tokenizer.token_to_id(token) is not None
 
 
-class SentencePieceBackend(Backend):
+class SentencePieceBackend:
     """T5's convention: pad 0, EOS at the end, no other special token."""
 
     num_special = 1
+    mask_id = None
 
     def __init__(self, content: bytes, path: Path):
         self._processor = processor = sentencepiece_processor(content, path)
@@ -133,6 +118,9 @@ class SentencePieceBackend(Backend):
 
     def knows(self, token: str) -> bool:
         return self._processor.id_to_piece(self._processor.piece_to_id(token)) == token
+
+
+Backend = HuggingFaceBackend | SentencePieceBackend
 
 
 def sentencepiece_processor(content: bytes, path: Path) -> Any:
