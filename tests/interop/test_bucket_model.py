@@ -113,6 +113,35 @@ def test_training_and_encoding_start_from_a_bucket(bucket, tmp_path):
     np.testing.assert_array_equal(there, here)
 
 
+@pytest.mark.slow
+def test_t5x_checkpoints_in_a_bucket_are_written_and_read(bucket, tmp_path):
+    run, tokenizer = "gs://bucket/models/run", f"--tokenizer={GOLDEN / 't5_1_1'}"
+    export = f"export --model=st:{GOLDEN / 't5_1_1'} --format=t5x --output={run}"
+    process = start(
+        bucket,
+        export,
+        f"convert --source=t5x:{run} --output={tmp_path}/newest {tokenizer}",
+        f"convert --source=t5x:{run}/checkpoint_0/ --output={tmp_path}/named {tokenizer}",
+        f"convert --source=t5x:gs://bucket/models/other --output={tmp_path}/other {tokenizer}",
+        f"convert --source=t5x:{run} --output={tmp_path}/beside",
+        export,
+    )
+    output, said = process.communicate(timeout=300)
+    codes = [line[-1] for line in output.splitlines() if line.startswith("exit status ")]
+    assert codes == ["0", "0", "0", "1", "0", "1"], said
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert errors[0].startswith("error: gs://bucket/models/other: no T5X checkpoint in it")
+    assert errors[1].startswith(f"error: {run} already exists")
+    expected = model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
+    for name in ("newest", "named", "beside"):
+        assert model_dir.load(f"{tmp_path}/{name}").fingerprint == expected
+    names = bucket.written()
+    assert "models/run/checkpoint_0/checkpoint" in names
+    assert "models/run/checkpoint_0/target.encoder.layers_0.mlp.wo.kernel/.zarray" in names
+    assert b"t5x-dummy-bucket" in bucket["models/run/checkpoint_0/checkpoint"]
+    assert names[-1] == "models/run/checkpoint_0/checkpoint", "the index is written last"
+
+
 def test_convert_refuses_impossible_outputs_before_reading(tmp_path, capsys):
     (tmp_path / "here").write_text("a file")
     for output, to, message in (

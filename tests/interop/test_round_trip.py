@@ -75,6 +75,8 @@ def with_decoder(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 LABELS = {"cls__predictions__bias": (100,)}
+DEBERTA = dict.fromkeys(("lm_predictions__lm_head__dense__weight", "pooler__dense__weight"), (32, 32))
+DEBERTA |= {"deberta__embeddings__position_embeddings__weight": (32, 32)}
 MODERN = {"head__dense__weight": (32, 32), "head__norm__weight": (32,), "decoder__weight": (100, 32)}
 
 
@@ -87,6 +89,7 @@ MODERN = {"head__dense__weight": (32, 32), "head__norm__weight": (32,), "decoder
         ("roberta", prefixed("roberta.", **LABELS)),
         ("distilbert", prefixed("distilbert.", **LABELS)),
         ("modernbert", prefixed("model.", **MODERN)),
+        ("deberta", prefixed("deberta.", **DEBERTA)),
         ("t5_1_1", with_decoder),
     ],
 )
