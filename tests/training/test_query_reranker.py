@@ -180,7 +180,7 @@ def test_query_reranker_is_refused_for_inputs_of_another_kind(folder, models, tm
         ("expand:rerank", [f"--model=hf:{tmp_path}/hf", candidates, *out], "give the corpus"),
         ("expand:rerank", [f"--model={tmp_path}/jaxir", candidates, *out], "give the corpus"),
         ("expand:rerank", [rd, bare, corpus, *out], "jaxir.expand retrieve finds it"),
-        ("expand:rerank", [pairs, candidates, *out], "reads pairs of a query and a passage"),
+        ("expand:rerank", [pairs, candidates, *out], "was trained to read pairs of a query and a passage"),
         ("expand:rerank", [ri, *out], "give --candidates, or --queries and --expansions"),
         ("rerank:rerank", [ri, *run, f"--output={tmp_path}/x.trec"], "use it with python -m jaxir.expand"),
         ("export:export", onnx, "a reranker of queries cannot become a graph"),

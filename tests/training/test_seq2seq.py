@@ -173,8 +173,8 @@ class Elsewhere:
     def __init__(self, most: int):
         self.most, self.windows = most, []
 
-    def map(self, worker, windows):
-        make = pickle.loads(pickle.dumps(worker)).start()
+    def map(self, start, windows):
+        make = pickle.loads(pickle.dumps(start))()
         for window in reversed(list(windows())):
             if len(self.windows) == self.most:
                 raise KeyboardInterrupt
