@@ -45,7 +45,7 @@ from tests.experiments.test_grid_cells import planned, variant
         ),
     ],
 )
-def test_grid_refuses(folder, changes, message):
+def test_invalid_grid_is_refused(folder, changes, message):
     lines = (folder / "qrels" / "test.tsv").read_text().splitlines()
     (folder / "qrels" / "few.tsv").write_text("\n".join(lines[:2]) + "\n")
     with pytest.raises(UserError, match=message):

@@ -94,7 +94,7 @@ def recipe():
 """
 
 
-def test_a_recipe_in_python_is_planned(tmp_path, monkeypatch, capsys):
+def test_python_recipe_is_planned(tmp_path, monkeypatch, capsys):
     planned = []
     monkeypatch.setattr(planning, "run", lambda *given, **how: planned.append((*given, how["command"])) or 0)
     (tmp_path / "mine.py").write_text(RECIPE)

@@ -67,7 +67,7 @@ def test_operations_agree_with_xla_cost_analysis(mesh):
     assert theirs["flops"] == pytest.approx(ours.flops + ours.vector, rel=0.02)
 
 
-def test_a_loop_of_unknown_length_is_reported():
+def test_loops_of_unknown_length_are_reported():
     def halve(x):
         return jax.lax.while_loop(lambda v: jnp.sum(v) > 1, lambda v: v @ v / 8, x)
 

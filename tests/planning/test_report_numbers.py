@@ -12,7 +12,7 @@ from jaxir.planning.plan_report import duration, si
         *((999_600, "1 M"), (999.9e9, "1 T"), (1e15, "1 P"), (2.5e21, "2.5e+03 E")),
     ],
 )
-def test_numbers(number, text):
+def test_si_prefixes_follow_rounding(number, text):
     assert si(number) == text
 
 
@@ -23,5 +23,5 @@ def test_numbers(number, text):
         *((7199, "120 min"), (7200, "2.0 h"), (123_456, "34.3 h")),
     ],
 )
-def test_durations(seconds, text):
+def test_units_of_time_follow_rounding(seconds, text):
     assert duration(seconds) == text

@@ -19,7 +19,7 @@ from jaxir.costs.chips import CHIPS, SLICES
         ("gpu:16xA100", 16, (16,), 2),
     ],
 )
-def test_a_machine_is_read(text, count, shape, slices):
+def test_machine_names_are_parsed(text, count, shape, slices):
     target = targets.parse(text)
     assert (target.count, target.shape, target.slices) == (count, shape, slices)
 
