@@ -284,7 +284,7 @@ def records(recipe: Recipe, *, output: str) -> None:
     _, settings, tokenizer = outline_of(recipe.model, weights=False)
     if tokenizer is None:
         raise UserError(
-            f"{type(recipe.model).__name__} has no tokenizer before its model is built: use another model source"
+            f"{type(recipe.model).__name__} has no tokenizer until its model is built: use another one"
         )
     features = recipe.objective.features(settings.text_format_of(tokenizer, recipe.num_negatives))
     on_bad_input = OnBadInput(recipe.on_bad_input)
