@@ -267,8 +267,8 @@ def records(recipe: Recipe, *, output: str) -> None:
 
     For data larger than memory (docs/datasets.md). The data are tokenised once, for the recipe's model,
     lengths, prompts and fields, into ArrayRecord files. Training then draws the same batches as from the
-    data. Only some thousand examples are in memory at a time, and what reading their source needs: a line for
-    files of pairs, the corpus for a BEIR folder.
+    data. Only some thousand examples are in memory at a time, besides what their source needs: a line of
+    files of pairs, or the corpus of a BEIR folder.
 
     Args:
       output: the directory to write.

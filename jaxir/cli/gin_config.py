@@ -1,7 +1,7 @@
 """gin files and bindings in, one bound call out; only `cli` imports gin.
 
-gin files use dynamic registration (`from __gin__ import dynamic_registration`, then plain imports), so any
-function or class of jaxir or of a user's own module can be bound without being registered.
+gin files use dynamic registration: `from __gin__ import dynamic_registration`, then plain imports. So any
+function or class of jaxir or of a user's own module can be bound.
 """
 
 from __future__ import annotations
