@@ -43,9 +43,9 @@ def index(
       output: the index directory.
       backend: scann (the default; approximate, fast, exact up to some thousands of passages), exact, lucene
         (BM25), lucene_impact (learned sparse vectors), or milvus (embedded, or a server by --uri).
-      update: an index to change, instead of --output: passages of --embeddings with their --corpus (for a
-        lucene index of --corpus alone) are added, those of --delete are removed. The new index replaces the
-        old one when it is complete; a Milvus server is changed in place.
+      update: an index to change, instead of --output: passages of --embeddings with their --corpus are added
+        (a lucene index needs --corpus alone), those of --delete are removed. The new index replaces the old
+        one when it is complete; a Milvus server is changed in place.
     """
     if update is not None:
         if output is not None or backend is not None:

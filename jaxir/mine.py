@@ -27,9 +27,9 @@ def mine(
     """Mines hard negatives for the queries of a split from a retriever's run.
 
     Writes OUTPUT/train.jsonl, on which TevatronPairs(path=...) of jaxir.data.sets.pair_sources trains with
-    num_negatives, and OUTPUT/mining.json with the settings. Never negatives of a query are documents that any
-    split judges relevant to it or to a query of the same text, and documents with the text of one of those or
-    of the query.
+    num_negatives, and OUTPUT/mining.json with the settings. Documents that any split judges relevant to the
+    query, or to another query of the same text, are never negatives. Neither are documents with the text of
+    one of those or of the query.
 
     Args:
       run: TREC run file over the split's queries, of any retriever (jaxir.search --queries writes one).

@@ -10,7 +10,7 @@ from jaxir.core.errors import UsageError
 from jaxir.core.values import Positive, check_idle
 from jaxir.training.run.recipe import Recipe
 
-# Fields of a recipe that decide a step; epochs is there to be refused, because a plan cannot count them.
+# Fields of a recipe that decide a step, and epochs, which a plan refuses because it cannot count them.
 OF_A_STEP = (
     *("model", "objective", "steps", "epochs", "batch_size", "optimizer", "mesh", "num_negatives", "frozen"),
     "seed",

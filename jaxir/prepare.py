@@ -135,7 +135,7 @@ def _prepare_collection(
     splits, on_bad_input = list(dict.fromkeys(splits)), OnBadInput(policy, strict=True)
     for split in splits:
         if not re.fullmatch(r"\w[\w.-]*", split):
-            raise UserError(f"--splits has {split!r}, which is no file name for qrels/SPLIT.tsv")
+            raise UserError(f"--splits has {split!r}, which is no name of a file: qrels/SPLIT.tsv")
     with atomic_directory(output) as folder:
         collection = _read(kind, where, splits, with_context, data_dir, on_bad_input)
         counts = write_collection(folder, **collection)
@@ -267,8 +267,8 @@ def records(recipe: Recipe, *, output: str) -> None:
 
     For data larger than memory (docs/datasets.md). The data are tokenised once, for the recipe's model,
     lengths, prompts and fields, into ArrayRecord files. Training then draws the same batches as from the
-    data. Only some thousand examples are in memory at a time, and what reading their source needs: a line for
-    files of pairs, the corpus for a BEIR folder.
+    data. Only some thousand examples are in memory at a time, besides what their source needs: a line of
+    files of pairs, or the corpus of a BEIR folder.
 
     Args:
       output: the directory to write.
@@ -283,7 +283,9 @@ def records(recipe: Recipe, *, output: str) -> None:
         raise UserError(f"data must have records, as BeirPairs(...) has; {recipe.data!r:.80} has none")
     _, settings, tokenizer = outline_of(recipe.model, weights=False)
     if tokenizer is None:
-        raise UserError(f"{type(recipe.model).__name__} says no tokenizer without building its model")
+        raise UserError(
+            f"{type(recipe.model).__name__} has no tokenizer until its model is built: use another one"
+        )
     features = recipe.objective.features(settings.text_format_of(tokenizer, recipe.num_negatives))
     on_bad_input = OnBadInput(recipe.on_bad_input)
     written = write_records(output, recipe.data.records(on_bad_input), tokenizer, features)

@@ -10,9 +10,10 @@ from jaxir.storage.outputs import writes
 def pydocs(*, output: str) -> None:
     """Writes the documentation of the installed Python packages as a BEIR folder.
 
-    For each documented function, class and module of the standard library and the installed packages, the
-    query is its summary line, the passage its name, signature and the rest of the docstring. Whole packages
-    are held out for dev and test; OUTPUT/dev and OUTPUT/test are BEIR folders of the held-out packages alone.
+    Each documented function, class and module of the standard library and the installed packages gives a
+    pair. The query is the summary line; the passage is the name, the signature and the rest of the docstring.
+    Whole packages are held out for dev and test; OUTPUT/dev and OUTPUT/test are BEIR folders of the held-out
+    packages alone.
 
     Args:
       output: the folder to write.

@@ -76,8 +76,8 @@ def serve(
                 print(line, file=sys.stderr, flush=True)
             print(f"serving on {server.url_of(listener)}", flush=True)
             if not server.is_loopback(listener):
-                unnamed = "" if allowed_hosts else "; names of it need --allowed_hosts"
-                print(f"everybody who reaches this address can search{unnamed}", file=sys.stderr, flush=True)
+                unnamed = "" if allowed_hosts else "; to call it by a host name, give --allowed_hosts"
+                print(f"anyone who reaches this address can search{unnamed}", file=sys.stderr, flush=True)
 
         counted = metrics.Metrics(service)
         built = app.build_app(service, counted)

@@ -35,18 +35,14 @@ RUN = """
 from __gin__ import dynamic_registration
 from jaxir import train
 from jaxir.data.sets import pair_sources
-from jaxir.data.seqio import seqio_pairs
 from jaxir.objectives import contrastive
-from jaxir.tasks import local_files
 import my_loss
 
 TEMPERATURE = 0.05
 train.train.steps = 3
 train.train.batch_size = 4
-train.train.data = @{data}()
+train.train.data = @pair_sources.JsonlPairs()
 pair_sources.JsonlPairs.path = "pairs.jsonl"
-seqio_pairs.SeqioPairs.mixture = @local_files.jsonl_pairs()
-local_files.jsonl_pairs.path = "pairs.jsonl"
 contrastive.Contrastive.loss = @my_loss.louder
 """
 LOSS = """
@@ -127,11 +123,11 @@ def test_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):
     assert zipfile.ZipFile(again).namelist() == zipfile.ZipFile(wheel).namelist()
 
 
-def train(jaxir: Path, folder: Path, data: str) -> None:
+def train(jaxir: Path, folder: Path) -> None:
     """Trains with a recipe, a loss and pairs of the folder."""
     (folder / "gin" / "runs").mkdir(parents=True)
     (folder / "gin" / "mine.gin").write_text(RECIPE)
-    (folder / "gin" / "runs" / "few_steps.gin").write_text(RUN.format(data=data))
+    (folder / "gin" / "runs" / "few_steps.gin").write_text(RUN)
     (folder / "my_loss.py").write_text(LOSS)
     rows = [json.dumps({"query": query, "passage": passage}) for query, passage in PAIRS]
     (folder / "pairs.jsonl").write_text("\n".join(rows) + "\n")
@@ -153,7 +149,7 @@ def test_wheel_plans_trains_encodes_indexes_and_searches(jaxir, tmp_path):
     plan = ["--gin_file=gin/quickstart.gin", f"--gin.MODEL=hf:{MODEL}", "--topology=gpu:1xh100"]
     assert "fits: " in run(jaxir, "plan", *plan, cwd=tmp_path)
     assert not list(tmp_path.iterdir())
-    train(jaxir, tmp_path, "pair_sources.JsonlPairs")
+    train(jaxir, tmp_path)
 
     rows = [json.dumps({"_id": f"d{i}", "text": passage}) for i, (_, passage) in enumerate(PAIRS)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(rows) + "\n")
@@ -164,8 +160,3 @@ def test_wheel_plans_trains_encodes_indexes_and_searches(jaxir, tmp_path):
     }
     answers = [run(jaxir, command, *given, cwd=tmp_path) for command, given in flags.items()][-1]
     assert PAIRS[0][1] in answers
-
-
-@pytest.mark.slow
-def test_wheel_trains_on_a_seqio_task(jaxir, tmp_path):
-    train(jaxir, tmp_path, "seqio_pairs.SeqioPairs")

@@ -124,10 +124,10 @@ def takes_typed(settings: type, *, only: Collection[str] | None = None) -> Decor
 def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", action: str = "") -> int:
     """Runs the command `name` ("package.module:function") and returns its exit status.
 
-    The status is 1 after errors that a user can fix, 2 after a malformed command line, 70 after a bug, 130
-    after Ctrl-C, 141 if the reader of the output is gone, 143 after SIGTERM. `action` is the word before the
-    flags if a module has several commands. The function is imported by its name, not taken from `__main__`,
-    so that gin files bind the same object.
+    The status is 1 after an error that a user can fix, 2 after a malformed command line, 70 after a bug. It
+    is 130 after Ctrl-C, 143 after SIGTERM, and 141 if the reader of the output is gone. `action` is the word
+    before the flags if a module has several commands. The function is imported by its name, not taken from
+    `__main__`, so that gin files bind the same object.
     """
     module_name = name.partition(":")[0]
     arguments = sys.argv[1:] if argv is None else argv

@@ -1,7 +1,7 @@
 """gin files and bindings in, one bound call out; only `cli` imports gin.
 
-gin files use dynamic registration (`from __gin__ import dynamic_registration`, then plain imports), so any
-function or class of jaxir or of a user's own module can be bound without being registered.
+gin files use dynamic registration: `from __gin__ import dynamic_registration`, then plain imports. So any
+function or class of jaxir or of a user's own module can be bound.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import gin
 
 from jaxir.cli import short_names
-from jaxir.cli.gin_bindings import Bindings, given_twice
-from jaxir.cli.gin_checks import check_read, check_set, check_values
+from jaxir.cli.gin_bindings import REQUIRED, Bindings, Key, given_twice
 from jaxir.cli.gin_files import Reader
-from jaxir.core.errors import UserError
+from jaxir.core.errors import UserError, suggest
+from jaxir.core.values import check_not_empty, check_value
 
 PLACES = ("output_dir",)  # the directory of a run, which is not part of its settings
 _text: list[str] = []  # the gin text of the last `bind`
@@ -53,13 +53,13 @@ def bind(
     short_names.apply(found)
     _set_flags(found, function, flags)
     _give_way(found, function, flags)
-    check_read(found)
+    _check_read(found)
     if only is not None:
         for key in found.innermost("", found.command).values():
             if key.parameter not in only:
                 del found.values[key]
-    check_set(found)
-    check_values(found)
+    _check_set(found)
+    _check_values(found)
     bound = {key.parameter for key in found.innermost("", found.command).values()}
     gin.clear_config()
     gin.external_configurable(function, module=function.__module__)
@@ -143,3 +143,48 @@ def _give_way(found: Bindings, function: Callable[..., Any], flags: Mapping[str,
         for instead in set(getattr(function, "one_of", ())) - {other}:
             if _is_typed(found, name, flags) and _is_typed(found, instead, flags):
                 raise UserError(f"{name} counts with {other} only, and {instead} is given: leave {name} out")
+
+
+def _check_read(bindings: Bindings) -> None:
+    """Refuses typed parameters and macros of objects that the command does not make."""
+    read = bindings.read()
+    macros = bindings.macros_behind(read)
+    for key in bindings.typed:
+        if key in read or (key.is_macro and key.scope in macros):
+            continue
+        others = (
+            short_names.holders(bindings, key)
+            if key.is_macro
+            else [k for k in read if k.parameter == key.parameter]
+        )
+        more = f"; {'it is of' if key.is_macro else 'there are'} {', '.join(sorted(map(str, others)))}"
+        raise UserError(
+            f"{key} is set but nothing reads it: this command makes no such object{more if others else ''}"
+        )
+
+
+def _check_set(bindings: Bindings) -> None:
+    """Refuses macros and required parameters that have no value."""
+    read = bindings.read()
+    macros = [Key.of_macro(name) for name in sorted(bindings.macros_behind(read))]
+    defined = {key.scope for key in bindings.values if key.is_macro}
+    for key in [*macros, *read]:
+        if key not in bindings.values and "." not in key.scope:
+            raise UserError(f"macro {key} is used but never set{suggest(str(key), defined)}")
+        if bindings.values.get(key) == REQUIRED:
+            raise UserError(f"{key} must be set: --{short_names.short_name(key)}=...")
+
+
+def _check_values(bindings: Bindings) -> None:
+    """Refuses values that do not fit their parameters, and empty texts of the command's own parameters."""
+    for made in bindings.made():
+        parameters = bindings.parameters_of(made[1])
+        for name, key in bindings.innermost(*made).items():
+            last = bindings.chain(key)[-1]
+            value = bindings.resolved(bindings.values[last])
+            if name in parameters and value is parameters[name].default:
+                continue
+            called = bindings.typed.get(last, str(last)).removeprefix("--gin.")
+            check_value(called, value, bindings.hint(key))
+            if key.selector == bindings.command:
+                check_not_empty(called, value)

@@ -198,7 +198,7 @@ def _may_be(bindings: Bindings, key: Key, value: Any) -> bool:
 def _check_known(bindings: Bindings, key: Key) -> None:
     """Refuses a name that sets nothing if it is typed or misspelt; warns if it is unknown."""
     if holders(bindings, key):
-        return  # If it is typed, `gin_checks.check_read` refuses it.
+        return  # If it is typed, `gin_config.bind` refuses it.
     known, shipped = known_names(bindings), shipped_names()
     spelled = bindings.typed.get(key)
     if spelled and not spelled.startswith("--gin."):

@@ -18,7 +18,7 @@ from jaxir.core.values import hints_of
 def with_flags_of(*settings: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a command take the fields of dataclasses as parameters; its `**given` holds those that are given.
 
-    If several dataclasses have a field of one name, the first one is documented.
+    If several dataclasses have a field, the first one documents it.
     """
     fields: dict[str, dataclasses.Field] = {}
     for cls in settings:

@@ -22,7 +22,7 @@ OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # failed writes, whose O
 
 
 class Fault(NamedTuple):
-    """What a command prints about an error (without "error: ") and its exit status."""
+    """The message that a command prints about an error (without "error: ") and its exit status."""
 
     sentence: str
     status: int

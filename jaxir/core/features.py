@@ -23,8 +23,8 @@ PADDING_TOKEN = -1
 _LISTS = (list, tuple, Sequence)  # Sequence last, because it is slow to check
 _NUMBERS = (float, int)
 _LARGEST = float(np.finfo(np.float32).max)
-# What a cross-encoder reads. The second is EAR's retrieval-independent reranker; the third, its
-# retrieval-dependent one, also reads the first passage that the expanded query finds.
+# Texts that a cross-encoder reads. The second is for EAR's retrieval-independent reranker; the third, with
+# the first passage that the expanded query finds, for its retrieval-dependent one.
 Reads = Literal["pair", "expanded_query", "expanded_query_and_passage"]
 
 

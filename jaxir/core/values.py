@@ -1,7 +1,7 @@
 """Values of simple types: what a type hint allows, and the hint in words.
 
 `Annotated[int, Within(1)]`, called `Count` here, is a whole number of at least 1. Such hints check flags
-(`cli`), gin files (`gin_checks`), dataclasses made in Python (`checked`) and JSON files (`json_files`).
+(`cli`), gin files (`gin_config`), dataclasses made in Python (`checked`) and JSON files (`json_files`).
 """
 
 from __future__ import annotations

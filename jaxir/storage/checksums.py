@@ -56,7 +56,7 @@ def check(directory: Path, *, without: Collection[str] = (), may_grow: bool = Fa
         found = digests(directory, list(sums))
         wrong = [f"{name} is not what was written" for name in sums if found[name] != sums[name]]
     if wrong:
-        raise UserError(f"{directory} is damaged: {wrong[0]} ({NAME} says what was); {MEND}")
+        raise UserError(f"{directory} is damaged: {wrong[0]}, according to {NAME}; {MEND}")
     _note(directory, state)
 
 

@@ -334,7 +334,7 @@ def test_user_without_a_home_is_asked_to_set_one(monkeypatch, capsys):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A job.
+    """Settings of a job.
 
     Attributes:
       made: what only gin gives.

@@ -15,7 +15,6 @@ REFUSED = [
     # empty or malformed values
     ("fuse --runs= --method=rrf --output=out", "--runs is empty"),
     (f"{FUSE} --method=rrf --gin.fuse.queries=''", "fuse.queries is empty"),
-    (f"{FUSE} --method=interpolate --weights=0,-0.0", "--weights are all 0 (0,-0.0)"),
     (
         f"{FUSE} --method=interpolate --sweep=0.1 --qrels=q --metric=RR|P@1",
         "--metric must be one, not 'RR P@1'",
@@ -46,9 +45,6 @@ REFUSED = [
         "variants must be a list, each @Variant(), not ['x']",
     ),
     # flags that nothing would read
-    (f"{FUSE} --method=rrf --metric=RR", "--metric is for --method=interpolate"),
-    (f"{FUSE} --method=interpolate --constant=3", "--constant is for --method=rrf"),
-    (f"{FUSE} --method=rescore --alpha=1 --model=absent", "--model is for --embeddings: leave it out"),
     ("evaluate --run=a.trec --qrels=q --split=dev", "--split is for a --dataset"),
     ("evaluate --model=m --dataset=sts:. --metrics=RR", "--metrics is for retrieval"),
     ("evaluate --model=absent --dataset=sts:a.trec --split=dev", "--split is for data that have splits"),

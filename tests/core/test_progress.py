@@ -1,4 +1,4 @@
-"""What long work says of itself where nobody sees a bar move: in a log file."""
+"""Progress of long work, in a log file and on a terminal."""
 
 import io
 import re
@@ -15,7 +15,7 @@ def run(count, seconds, **how):
         time.sleep(seconds)
 
 
-def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
+def test_log_gets_a_line_at_intervals(monkeypatch, capsys):
     monkeypatch.setattr(progress, "EVERY", 0.1)
     run(40, 0.02)
     lines = capsys.readouterr().err.splitlines()
@@ -28,7 +28,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
     assert counts == sorted(counts) and counts[0] < 40 == counts[-1]
 
 
-def test_endless_work_says_how_far_it_is(monkeypatch, capsys):
+def test_work_of_unknown_length_shows_its_count(monkeypatch, capsys):
     monkeypatch.setattr(progress, "EVERY", 0.05)
     bar = progress.progress(what="reading", unit="lines")
     for _ in range(10):
@@ -50,7 +50,7 @@ def test_short_work_prints_no_progress_line_to_a_log(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_gets_a_bar(monkeypatch):
+def test_terminal_gets_a_bar(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True

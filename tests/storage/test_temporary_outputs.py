@@ -111,29 +111,6 @@ def test_old_leftovers_of_other_machines_are_removed(tmp_path):
     assert all(p.exists() for p in foreign)
 
 
-def test_writers_in_one_directory_do_not_disturb_each_other(tmp_path):
-    faults = []
-
-    def write(name: str) -> None:
-        try:
-            for number in range(20):
-                with atomic_file(tmp_path / name) as file:
-                    file.write(f"{name} {number}")
-                with atomic_directory(tmp_path / f"{name}-{number}") as aside:
-                    (aside / "a").write_text(name)
-                assert (tmp_path / name).read_text() == f"{name} {number}"
-                assert (tmp_path / f"{name}-{number}" / "a").read_text() == name
-        except BaseException as error:
-            faults.append(error)
-
-    threads = [threading.Thread(target=write, args=[f"writer{n}"]) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults and not hidden(tmp_path)
-
-
 def test_no_module_makes_temporary_directories_by_tempfile():
     """Those of tempfile are never removed if the process is killed."""
     jaxir = Path(__file__).parent.parent.parent / "jaxir"
