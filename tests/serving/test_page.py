@@ -149,9 +149,9 @@ def test_page_explains_errors_in_plain_words(page):
     for status, said, what, more in [
         (
             503,
-            "9 queries are already waiting",
+            "9 texts are already waiting",
             "cannot answer just now",
-            "9 queries are already waiting. Try",
+            "9 texts are already waiting. Try",
         ),
         (502, None, "cannot answer just now", "It is busy. Try again in a moment."),  # a proxy's page
         (429, None, "too many requests", "Wait a moment"),

@@ -240,7 +240,10 @@ def test_internal_errors_hide_their_details(service, monkeypatch):
         raise RuntimeError("a secret")
 
     monkeypatch.setattr(service, "examples", fails)
-    assert answered(service, "GET", "/examples") == (500, {"detail": "internal error (RuntimeError)"})
+    assert answered(service, "GET", "/examples") == (
+        500,
+        {"detail": "internal error (RuntimeError); see the service's standard error"},
+    )
 
 
 def test_metadata_counts_towards_the_limit_of_whole_documents(world, tmp_path):
@@ -291,7 +294,7 @@ def test_failed_engine_hides_the_machine_from_clients(world, tmp_path, capsys):
         index._collection._client.drop_collection("passages")  # as another user of Milvus could do
         status, answer = answered(service, "POST", "/search", {"queries": ["w1"], "k": 2})
     assert status == 503
-    assert answer == {"detail": "the service cannot answer now; see its standard error"}
+    assert answer == {"detail": "the service cannot answer now; its standard error has the reason"}
     err = capsys.readouterr().err
     assert "error: " in err and str(tmp_path) in err
 
@@ -318,8 +321,8 @@ def test_access_log_reports_write_errors_once_and_is_rotated(tmp_path, capsys):
         ([], "give at least one index"),
         (["{root}/dense", "{root}/dense"], "the name 'dense' is taken: give .*/dense another name"),
         (["hybrid={root}/dense"], "the name 'hybrid' is taken"),
-        (["={root}/dense"], "'=.*/dense' lacks a name; write NAME=DIR"),
-        (["dense="], "'dense=' lacks a directory; write NAME=DIR"),
+        (["={root}/dense"], "'=.*/dense' lacks a name; write --index=NAME=DIR"),
+        (["dense="], "'dense=' lacks a directory; write --index=NAME=DIR"),
         (["{root}/dense", "{root}/foreign"], "dense and foreign have no document in common"),
     ],
 )
