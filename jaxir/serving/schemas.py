@@ -61,7 +61,7 @@ class SystemResults(BaseModel):
         description="number of the query's characters that the model read; null if all"
     )
     ms: dict[str, float] = Field(
-        description="milliseconds: encode, search, fuse (of the query's batch), rerank; total includes waiting"
+        description="milliseconds: encode, search, fuse (of the query's batch), rerank, total with waiting"
     )
 
 
