@@ -296,9 +296,9 @@ def test_interrupted_answers_resume_to_the_same_output(loaded, many, tmp_path, m
     with pytest.raises(KeyboardInterrupt):
         write_answers(reader, many, cut, HOW, window=4)
     assert not cut.exists()
-    with pytest.raises(UserError, match="was begun with another num_beams"):
+    with pytest.raises(UserError, match="was started with another num_beams"):
         write_answers(reader, many, cut, Decoding(max_new_tokens=8, num_beams=2), window=4)
-    with pytest.raises(UserError, match="was begun with another max_length"):
+    with pytest.raises(UserError, match="was started with another max_length"):
         write_answers(reader, read(tmp_path, reader.tokenizer, length=32), cut, HOW, window=4)
     write_answers(reader, many, cut, HOW, window=4)
     assert calls == [4, 4, 4, 3] and cut.read_bytes() == whole.read_bytes()

@@ -169,7 +169,7 @@ def test_candidates_are_scored_as_by_search(toy, similarity):
     assert found["q1"] == pytest.approx({d: exact[0][d] for d in ("d5", "d0", "d3")}, rel=1e-5)
     assert found["q2"] == pytest.approx({"d4": exact[1]["d4"]}, rel=1e-5)
     vectors[5] = 3e38
-    with pytest.raises(UserError, match=r"^the vector of 'd3' is 6e\+38 long"):
+    with pytest.raises(UserError, match=r"^the vector of 'd3' has the norm 6e\+38"):
         score_candidates(candidates, queries=texts, embeddings=stored, encoder=encoder, depth=3)
 
 

@@ -223,7 +223,7 @@ def test_search_refuses_unsuitable_queries_and_models():
     for number, reason in (
         (np.nan, "has a number that is not finite"),
         (np.inf, "has a number that is not finite"),
-        (3e38, r"is 8.49e\+38 long \(at most 1e\+19"),
+        (3e38, r"has the norm 8.49e\+38 \(at most 1e\+19"),
     ):
         with pytest.raises(UserError, match=f"^the vector of query 2 {reason}"):
             index.search(np.float32([[1] * 8, [number] * 8]), 5)
@@ -249,7 +249,7 @@ def test_search_refuses_unsuitable_queries_and_models():
         ),
         (
             {"embeddings": np.float32([[1], [3e38], [1]])},
-            r"^the vector of 'b' is 3e\+38 long \(at most 1e\+19",
+            r"^the vector of 'b' has the norm 3e\+38 \(at most 1e\+19",
         ),
         ({"embeddings": np.zeros([3, 4], np.float64)}, "float32"),
         ({"embeddings": [np.zeros([2, 4], np.float32), np.zeros([1, 5], np.float32)]}, "one D"),

@@ -74,7 +74,7 @@ def test_damaged_document_is_refused_and_others_are_read(index, line):
 def test_place_that_is_no_index_or_embeddings_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"is not an index: it has no index\.json"):
         load_index(tmp_path)
-    with pytest.raises(UserError, match="holds no embeddings"):
+    with pytest.raises(UserError, match="is not an output of jaxir.encode"):
         open_embeddings(tmp_path)
 
 
@@ -97,8 +97,8 @@ def test_exact_index_refuses_unknown_options(option, sentence):
         ("embeddings-00001.npy", None, r"embeddings-00001\.npy: no such file"),
         ("ids-00000.json", "[1]", r"ids-00000\.json: .* must be a list, each text"),
         ("embeddings.json", '{"complete": true}', r"embeddings\.json: 'count' is missing"),
-        ("embeddings.json", {"complete": False}, "is unfinished: run the same encode command again"),
-        ("embeddings.json", {"format": 2}, "has format 2, this jaxir reads 1"),
+        ("embeddings.json", {"complete": False}, "is incomplete: run the same jaxir.encode command again"),
+        ("embeddings.json", {"format": 2}, "has format 2, but this jaxir reads 1"),
     ],
 )
 def test_damaged_embeddings_are_refused(tmp_path, toy, encoder, name, content, sentence, capsys):
