@@ -46,9 +46,7 @@ class Searcher:
         loaded = load_index(index) if isinstance(index, (str, Path)) else index
         if loaded.query_kind != "vectors":
             if model is not None:
-                raise UserError(
-                    f"{name} is searched by {loaded.info.similarity}, without a model: leave out --model"
-                )
+                raise UserError(f"{name} is searched by {loaded.info.similarity}: leave out --model")
             return cls(loaded)
         model = model or loaded.info.model
         if model is None:

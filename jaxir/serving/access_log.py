@@ -44,10 +44,7 @@ class AccessLog:
                         raise UserError(f"--access_log={path} is not an access log; give another file")
                 self._handler = logging.handlers.WatchedFileHandler(local_path(path, "written to"))
             except OSError as error:
-                raise UserError(
-                    f"cannot write the access log {path}: {error.strerror.lower()};"
-                    " give another file with --access_log=FILE"
-                ) from None
+                raise UserError(f"cannot write --access_log={path}: {error.strerror.lower()}") from None
         self._has_failed = False
         self._handler.handleError = self._report
 
@@ -65,10 +62,7 @@ class AccessLog:
     def _report(self, _: logging.LogRecord) -> None:
         if not self._has_failed:
             self._has_failed = True
-            print(
-                f"the access log cannot be written: {sys.exc_info()[1]} (later failures are not reported)",
-                file=sys.stderr,
-            )
+            print(f"cannot write the access log, lines are lost: {sys.exc_info()[1]}", file=sys.stderr)
 
 
 class RequestLog:

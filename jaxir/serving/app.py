@@ -117,6 +117,4 @@ async def _failed(_: Request, error: UserError) -> JSONResponse:
 
 async def _fault(_: Request, error: Exception) -> JSONResponse:
     # Starlette re-raises the error after this response, and uvicorn prints it to standard error.
-    return JSONResponse(
-        {"detail": f"internal error ({type(error).__name__}); see the service's standard error"}, 500
-    )
+    return JSONResponse({"detail": f"internal error of the service ({type(error).__name__})"}, 500)

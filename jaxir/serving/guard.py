@@ -97,10 +97,7 @@ class Guard:
             if size <= self._limits.body_bytes:
                 body += part
         if size > self._limits.body_bytes:
-            raise _Refused(
-                413,
-                f"a request's body may have at most {self._limits.body_bytes:,} bytes; send fewer texts",
-            )
+            raise _Refused(413, f"a request's body may have at most {self._limits.body_bytes:,} bytes")
         return bytes(body)
 
 

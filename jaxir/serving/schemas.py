@@ -32,9 +32,7 @@ class DocumentResponse(Document):
     """A document with all of its text, and the positions of a question's words in it."""
 
     index: str = Field(description="the index that stores the document")
-    title_matches: list[Span] = Field(
-        description="[start, end) in Unicode code points; empty without `query`"
-    )
+    title_matches: list[Span] = Field(description="[start, end) in code points; empty without `query`")
     text_matches: list[Span]
 
 
@@ -57,9 +55,7 @@ class SystemResults(BaseModel):
 
     system: str
     hits: list[Hit]
-    cut_at: int | None = Field(
-        description="number of the query's characters that the model read; null if all"
-    )
+    cut_at: int | None = Field(description="the query's characters that the model read; null if all")
     ms: dict[str, float] = Field(
         description="milliseconds: encode, search, fuse (of the query's batch), rerank, total with waiting"
     )

@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"cannot serve on {host}, port {port}: {reason.lower()}; give another --host or --port"
+            f"cannot serve on --host={host} --port={port}: {reason.lower()}; change one"
         ) from None
     return listener
 

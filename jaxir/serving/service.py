@@ -106,9 +106,7 @@ class Service:
         if not indexes:
             raise UserError("give at least one index: --index=DIR")
         if reranker is not None and rerank_depth > limits.k:
-            raise UserError(
-                f"--rerank_depth is {rerank_depth}, but the limit k is {limits.k}: reduce --rerank_depth"
-            )
+            raise UserError(f"--rerank_depth={rerank_depth} must be at most {limits.k}, the limit k")
         opened: list[Opened] = []
         for spec in indexes:
             name, directory = _named(spec)

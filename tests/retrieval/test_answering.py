@@ -152,7 +152,7 @@ def test_split_reads_only_its_judged_questions(folder, data, capsys):
     assert read_of(None) == ["q0", "q1", "q2"]
     with pytest.raises(UserError, match="no split 'tran'"):
         read_of("tran")
-    with pytest.raises(UserError, match="has passages for no question of the split"):
+    with pytest.raises(UserError, match="has no passages for any question of the split"):
         read_of("test")
     assert dev_questions(None, "x", "y") is None
     dev = dev_questions(data.run, data.directory, data.answers, "dev")
@@ -205,7 +205,7 @@ def test_evaluators_of_equal_data_share_what_is_read(data, monkeypatch):
 BAD = {
     "unknown question": (without("queries.jsonl", "q2"), "queries.jsonl lacks 'q2', a query of the run"),
     "unknown document": (without("corpus.jsonl", "d2"), r"lacks 'd2', which .* \(1 of 4 .*of this corpus"),
-    "no answers": (without("answers.jsonl", "q1"), r"has no answers of 'q1', a question of .* \(1 of 3\)"),
+    "no answers": (without("answers.jsonl", "q1"), r"lacks answers to 'q1', a question of .* \(1 of 3 lack"),
     "a shallow run": (
         lambda f: write_run(f / "run.trec", {q: some[:1] for q, some in RUN.items()}),
         "has at most 1 passages for a question, and 2 are to be read",
@@ -222,7 +222,7 @@ def test_inconsistent_files_are_refused(folder, data, how):
 
 
 def test_unsuitable_objective_length_or_tokenizer_is_refused(folder, data):
-    with pytest.raises(UserError, match="FusionInDecoder, and the objective reads source, target"):
+    with pytest.raises(UserError, match="FusionInDecoder, but this one reads source, target"):
         data.build(Tokenizer.load(GOLDEN), Seq2Seq().features(FORM))
     with pytest.raises(UserError, match="no room for passages in 8 tokens"):
         read(folder, Tokenizer.load(GOLDEN), length=8)

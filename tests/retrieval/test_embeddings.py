@@ -65,7 +65,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, corpus, small_model, 
         for path in output.glob("*.npy"):  # complete shards only
             assert np.load(path).shape == (SHARD, 32)
             assert len(json.loads(path.with_name(f"ids-{path.stem[-5:]}.json").read_text())) == SHARD
-        with pytest.raises(UserError, match="incomplete: run the same jaxir.encode command again"):
+        with pytest.raises(UserError, match=r"incomplete: run the same jaxir.encode command again"):
             open_embeddings(output)
     (output / ".embeddings-00099.npy.abc.part").write_bytes(b"half a shard")
     before = len(list(output.glob("*.npy")))

@@ -77,7 +77,7 @@ def test_round_robin_skips_duplicates():
 def test_ties_go_to_the_greater_id(method):
     tie = {"q": {"a": 1.0, "c": 1.0, "b": 1.0}}
     assert list(method([tie, tie])["q"]) == ["c", "b", "a"]
-    with pytest.raises(UserError, match="two runs or more"):
+    with pytest.raises(UserError, match="two or more runs"):
         method([tie])
     with pytest.raises(UserError, match="run 3 has no query in common with the other runs"):
         method([A, B, {"x": {"d1": 1.0}}])
@@ -199,7 +199,7 @@ def test_fusion_warns_of_incomplete_and_foreign_runs(tmp_path, capsys):
         return capsys.readouterr().err
 
     assert warning("cut.trec") == (
-        f"warning: {tmp_path}/cut.trec has no answers to 4 of 9 queries ('q5' is one): is it complete?\n"
+        f"warning: {tmp_path}/cut.trec has no documents for 4 of 9 queries (such as 'q5'): is the run complete?\n"
     )
     assert "foreign.trec has no document in common with the others" in warning("foreign.trec")
     write_run(tmp_path / "b.trec", whole)

@@ -169,7 +169,7 @@ def test_index_of_entries_refuses_updates_and_milvus(index, collection, capsys, 
     assert len(load_index(index / "index").ids) == COUNT
     flags = [f"--embeddings={index}/emb", "--backend=milvus", f"--output={tmp_path}/milvus"]
     if cli.main("jaxir.index:index", flags) == 1:
-        assert "milvus engine takes one entry for each document" in capsys.readouterr().err
+        assert "milvus engine takes one vector per document" in capsys.readouterr().err
     assert not (tmp_path / "milvus").exists()
 
 

@@ -380,8 +380,7 @@ def test_address_in_use_is_reported_before_loading(served, capsys):
     port = served.address[1]
     assert cli.main("jaxir.serve:serve", ["--index=nothing", f"--port={port}"]) == 1
     assert capsys.readouterr().err == (
-        f"error: cannot serve on 127.0.0.1, port {port}: address already in use;"
-        " give another --host or --port\n"
+        f"error: cannot serve on --host=127.0.0.1 --port={port}: address already in use; change one\n"
     )
     assert cli.main("jaxir.serve:serve", ["--index=nothing", "--port=99999"]) == 2
     assert "--port must be a whole number from 0 to 65535, not 99999" in capsys.readouterr().err

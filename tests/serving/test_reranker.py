@@ -132,7 +132,7 @@ def test_too_many_pairs_are_refused(world, model):
         (
             ["dense"],
             {"reranker": "{cross_encoder}", "rerank_depth": 21},
-            "--rerank_depth is 21, but the limit k is 20",
+            "--rerank_depth=21 must be at most 20",
         ),
         (
             ["without_texts"],

@@ -242,7 +242,7 @@ def test_internal_errors_hide_their_details(service, monkeypatch):
     monkeypatch.setattr(service, "examples", fails)
     assert answered(service, "GET", "/examples") == (
         500,
-        {"detail": "internal error (RuntimeError); see the service's standard error"},
+        {"detail": "internal error of the service (RuntimeError)"},
     )
 
 
@@ -300,12 +300,15 @@ def test_failed_engine_hides_the_machine_from_clients(world, tmp_path, capsys):
 
 
 def test_access_log_reports_write_errors_once_and_is_rotated(tmp_path, capsys):
-    with pytest.raises(UserError, match=r"cannot write the access log .*nowhere/log: no such file"):
+    with pytest.raises(UserError, match=r"cannot write --access_log=.*nowhere/log: no such file"):
         AccessLog(str(tmp_path / "nowhere" / "log"))
     full = AccessLog("/dev/full")
     for _ in range(3):
         full.write("127.0.0.1", "GET", "/", 200, 0.1)
-    assert capsys.readouterr().err.count("the access log cannot be written: [Errno 28] No space left") == 1
+    assert (
+        capsys.readouterr().err.count("cannot write the access log, lines are lost: [Errno 28] No space left")
+        == 1
+    )
     log = AccessLog(str(tmp_path / "log"))
     log.write("127.0.0.1", "GET", "/one", 200, 0.1)
     (tmp_path / "log").rename(tmp_path / "log.1")  # as logrotate does

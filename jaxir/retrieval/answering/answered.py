@@ -68,7 +68,7 @@ class AnsweredQuestions(TextData):
         if lacking := [query_id for query_id in questions.ids if query_id not in answers]:
             raise UserError(
                 f"{self.answers} lacks answers to {lacking[0]!r}, a question of {self.run}"
-                f" ({len(lacking):,} of {len(questions):,} lack answers): add them, or leave the questions out"
+                f" ({len(lacking):,} of {len(questions):,} lack answers): add these answers"
             )
         texts = [answers[query_id] for query_id in questions.ids]
         builder = TableBuilder(tokenizer, target.length, target.prompt, what="answers")

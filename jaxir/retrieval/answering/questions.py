@@ -138,9 +138,7 @@ def read_questions(
         elif of is None or query.id in of:
             others += 1
     if lacking := best.keys() - set(ids):
-        raise UserError(
-            f"{queries} lacks {min(lacking)!r}, a query of the run {run}: give the queries of this run"
-        )
+        raise UserError(f"{queries} lacks {min(lacking)!r}, a query of {run}: give the queries of the run")
     if others and jax.process_index() == 0:
         print(
             f"{others:,} of {others + len(ids):,} questions of {queries} have no passages in {run} and are"

@@ -106,9 +106,7 @@ def encode_corpus(
     if shard_size < 1:
         raise UserError(f"shard_size must be at least 1, not {shard_size}")
     if expansion is not None and tower != "passage":
-        raise UserError(
-            "--expansions only applies to documents: give --tower=passage, or leave out --expansions"
-        )
+        raise UserError("--expansions only applies to documents: give --tower=passage or leave it out")
     if expansion is not None:
         joiner_of(encoder)  # raises, before anything is written, if the model has no room for queries
     input, output = local_path(input), local_path(output, "written to")

@@ -142,9 +142,7 @@ class Generator:
 def check_tokens(tokens: np.ndarray, model: str) -> None:
     """Raises a UserError if decoding met logits that are not finite."""
     if (tokens == FAULT).any():
-        raise UserError(
-            f"{model} gives logits that are not finite: its weights are damaged, or training diverged"
-        )
+        raise UserError(f"{model} gives logits that are not finite: did its training diverge?")
 
 
 def text_of(ids: np.ndarray, tokenizer: Tokenizer) -> str:

@@ -108,10 +108,7 @@ class CrossEncoder:
     def checked(self, scores: np.ndarray) -> np.ndarray:
         """Returns scores; raises a UserError if one is not finite."""
         if not np.isfinite(scores).all():
-            raise UserError(
-                f"model {self.spec} gives scores that are not finite: its weights are damaged or its training"
-                " diverged"
-            )
+            raise UserError(f"model {self.spec} gives scores that are not finite: did its training diverge?")
         return scores
 
     def tokens(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:

@@ -85,7 +85,7 @@ def encode_by_cluster(
     """Like `encode_shards`, on a cluster. Yields shards as they finish; may call `shards` several times."""
     if encoder.spec is None:
         raise UserError(
-            "the machines of a cluster cannot load a model that was never saved: save it, then load it again"
+            "a cluster cannot load a model that was never saved: save it, then load the saved one"
         )
     start = functools.partial(
         start_worker,

@@ -121,7 +121,5 @@ def read_info(directory: Path) -> EmbeddingsInfo:
         raise UserError(f"{directory} is not an output of jaxir.encode: it has no {MANIFEST}")
     info = made(EmbeddingsInfo, read_json(path, dict[str, Any]), path)
     if info.format != FORMAT:
-        raise UserError(
-            f"{path} has format {info.format!r}, but this jaxir reads {FORMAT}: encode the corpus again"
-        )
+        raise UserError(f"{path} has format {info.format!r}, this jaxir reads {FORMAT}: encode again")
     return info

@@ -66,9 +66,7 @@ def whitening(
       dimensions: K; None: the number of dimensions that the vectors span.
     """
     if dimensions is None and count <= len(mean):
-        raise UserError(
-            f"{count:,} texts are too few to whiten {len(mean)} dimensions: give more texts than dimensions"
-        )
+        raise UserError(f"{count:,} texts are too few to whiten {len(mean)} dimensions: give more texts")
     values, columns = (a[..., ::-1] for a in np.linalg.eigh(covariance))
     spanned = int((values > _RESOLVED * (mean @ mean + np.trace(covariance))).sum())
     wanted = dimensions or spanned

@@ -254,9 +254,7 @@ def load_index(directory: str | Path) -> Index:
     except UserError as error:
         raise UserError(f"{directory} is damaged: {error}; build it again with jaxir.index") from None
     if len(ids) != info.count:
-        raise UserError(
-            f"{directory} is damaged: it has {len(ids)} of {info.count} ids; build it again with jaxir.index"
-        )
+        raise UserError(f"{directory} is damaged: it has {len(ids)} of {info.count} ids; build it again")
     return index_class._load_engine(directory, info, ids, Documents.open(directory, ids))
 
 

@@ -57,9 +57,7 @@ class _LuceneIndex(Index):
         cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
     ) -> _LuceneIndex:
         if not any((directory / FILES).glob("segments_*")):
-            raise UserError(
-                f"{directory} is damaged: it has no Lucene files; build it again with jaxir.index"
-            )
+            raise UserError(f"{directory} is damaged: it has no Lucene files; build the index again")
         return cls(info, ids, documents, directory / FILES)
 
 
@@ -81,7 +79,7 @@ class LuceneIndex(_LuceneIndex):
         """Returns this index with other BM25 parameters, or with feedback (flat indexes only)."""
         if feedback is not None and self.info.settings["fields"] != "flat":
             raise UserError(
-                "feedback needs a flat index, not a multifield index: build one with --fields=flat"
+                "feedback needs a flat index; this one is multifield: build one with --fields=flat"
             )
         other = LuceneIndex(self.info, self.ids, self.documents, self._directory, self.sidecar)
         other._bm25, other._feedback = bm25, feedback

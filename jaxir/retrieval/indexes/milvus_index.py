@@ -97,9 +97,7 @@ class MilvusIndex(VectorIndex):
                 raise UserError(f"write the Milvus server {place} as http://{place} or https://{place}")
             place = str(Path(place).absolute())
         elif "@" in place:
-            raise UserError(
-                "--uri must not contain a password, because the index stores it: set MILVUS_TOKEN"
-            )
+            raise UserError("--uri, which the index stores, must not contain a password: set MILVUS_TOKEN")
         if uri is not None and is_named(place) is False:
             raise UserError(
                 f"{PLACE} is {os.environ[PLACE]}, where {TOKEN} is sent, but --uri is {place}: give both the"

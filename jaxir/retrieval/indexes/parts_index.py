@@ -155,9 +155,7 @@ def build_in_parts(
       how: settings that the parts depend on, by name; they must be equal when a build resumes.
       corpus: a corpus file; its titles and texts are stored, to be shown with search results.
     """
-    output = Path(
-        os.path.realpath(local_path(output, "written to"))
-    )  # if it is a symbolic link, write to its target
+    output = Path(os.path.realpath(local_path(output, "written to")))  # keep `output` if it is a link
     info, unfinished = stored.info, unfinished_of(output)
     if info.expansion == "corpus":
         raise UserError("--parts cannot index embeddings made with --expansion=corpus: leave out --parts")

@@ -24,9 +24,7 @@ MOST_ANSWERS = 300  # for greater k, comparing again costs more than the faster 
 # Vectors compared again beyond k: k / 4 + 12. For 1,000 queries and 204,000 real vectors, at most 8 (k = 10),
 # 32 (k = 100) and 152 (k = 1000) more were needed.
 MORE_SHARE, MORE = 4, 12
-TOO_MANY = (
-    0.25  # if more than this share of queries needs all vectors in float32, bfloat16 is not tried again
-)
+TOO_MANY = 0.25  # if a greater share of queries needs all vectors in float32, bfloat16 is not used again
 
 
 @functools.lru_cache(maxsize=32)

@@ -17,9 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 NO_RANK = np.iinfo(np.int32).max
-FIRST_NORMAL = (
-    0x00800000  # a rank + this has the bits of a normal float32, and the floats sort like the ranks
-)
+FIRST_NORMAL = 0x00800000  # a rank + this has the bits of a normal float32; these floats sort like ranks
 MAX_COUNT = 0x7F7FFFFF - FIRST_NORMAL  # 2.1e9; ranks below this give finite floats
 GROUP = 32  # scores in a group
 FEW_GROUPS = 4  # least number of groups that the second pass reads

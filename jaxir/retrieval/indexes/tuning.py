@@ -22,7 +22,6 @@ from jaxir.storage.npy import gather
 
 K = TUNED_FOR
 SAMPLE = 1000  # maximum number of queries; half are tuned on, half are measured
-# Numbers of candidates to try.
 REORDER = (12, 14, 17, 20, 25, 30, 40, 50, 70, 100, 140, 200, 280, 400, 560, 800, 1100, 1600)
 FIRST = REORDER.index(140)
 STEP = 1.3  # ratio of successive numbers of leaves, until the least sufficient number is between two of them

@@ -147,9 +147,7 @@ def describe(report: MiningReport) -> str:
         text += f"; left out: {_counts(report.left_out, LEFT_OUT)}"
     text += f"; {report.duplicates:,} documents have the text of a positive"
     if report.lacking:
-        text += (
-            f"; left out: {report.lacking:,} positives without a query, document or text in the collection"
-        )
+        text += f"; {report.lacking:,} positives left out, because the collection lacks their query or text"
     if report.dropped:
         text += f"; dropped: {_counts(report.dropped, DROPPED)}"
     if report.judged:

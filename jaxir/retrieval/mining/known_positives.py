@@ -60,9 +60,7 @@ def _read_positives(
         if qrel.score > 0:
             split_positives.setdefault(qrel.query_id, []).append(qrel.document_id)
     if not split_positives:
-        raise UserError(
-            f"split {split!r} of {folder.directory} has no relevant judgement; give another --split"
-        )
+        raise UserError(f"split {split!r} of {folder.directory} has no relevant judgement; give another")
     all_positives = {query_id: set(doc_ids) for query_id, doc_ids in split_positives.items()}
     for other in folder.splits:
         for qrel in folder.qrels(other) if other != split else ():
@@ -70,9 +68,7 @@ def _read_positives(
                 all_positives.setdefault(qrel.query_id, set()).add(qrel.document_id)
     texts = {query.id: _digest(query.text) for query in folder.queries() if query.id in all_positives}
     if strict and (lacking := split_positives.keys() - texts.keys()):
-        raise UserError(
-            f"{folder.queries_path} lacks {min(lacking)!r}, which is judged; leave out --strict to skip it"
-        )
+        raise UserError(f"{folder.queries_path} lacks {min(lacking)!r}, which is judged: omit --strict")
     of_text: dict[bytes | str, set[str]] = {}
     for query_id, doc_ids in all_positives.items():
         of_text.setdefault(texts.get(query_id, query_id), set()).update(doc_ids)

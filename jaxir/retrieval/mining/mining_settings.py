@@ -69,9 +69,7 @@ class RelevanceSettings:
         if cross_encoder is not None:
             return cls(max_relevance=max_relevance, relevance_margin=relevance_margin)
         if (max_relevance, relevance_margin) != (None, None):
-            raise UserError(
-                "--max_relevance and --relevance_margin only apply with --cross_encoder: give one"
-            )
+            raise UserError("--max_relevance and --relevance_margin only apply with --cross_encoder")
         return None
 
     def __post_init__(self) -> None:

@@ -70,9 +70,7 @@ def interpolate(
                 continue
             values = normalize(np.fromiter(answers.values(), np.float64))
             found = dict(zip(answers, values.tolist(), strict=True))
-            lowest = (
-                0.0 if normalization == "min_max" else float(values.min())
-            )  # 0 even if all scores are equal
+            lowest = 0.0 if normalization == "min_max" else float(values.min())  # 0 even for equal scores
             for doc_id in scores:
                 scores[doc_id] += weight * found.get(doc_id, lowest)
         return scores
@@ -135,10 +133,7 @@ def _check_queries(runs: Mapping[str, Run]) -> None:
     for name, run in runs.items():
         others = [other for called, other in runs.items() if called != name]
         if others and all(run.keys().isdisjoint(other) for other in others):
-            raise UserError(
-                f"{name} has no query in common with the other run{'s' * (len(others) > 1)}: give runs of the"
-                " same queries"
-            )
+            raise UserError(f"{name} has no query in common with the other run{'s' * (len(others) > 1)}")
 
 
 def _per_query(runs: Sequence[Run], fuse: Callable[[Sequence[Answers]], dict[str, float]], depth: int) -> Run:

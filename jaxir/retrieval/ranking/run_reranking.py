@@ -34,9 +34,7 @@ def texts_of_queries(folder: BeirFolder, wanted: Collection[str], why: str) -> d
     """Returns the texts of `wanted` queries by id. The error for a missing query says "which `why`"."""
     queries = {query.id: query.text for query in folder.queries() if query.id in wanted}
     if lacking := set(wanted) - queries.keys():
-        raise UserError(
-            f"{folder.queries_path} lacks query {min(lacking)!r}, which {why}; give files of one collection"
-        )
+        raise UserError(f"{folder.queries_path} lacks query {min(lacking)!r}, which {why}")
     return queries
 
 

@@ -87,9 +87,7 @@ def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]
                 yield current, answers
             if query_id in seen:
                 raise BadInputError(
-                    path,
-                    number,
-                    f"the lines of query {query_id!r} are not consecutive; sort the file by query",
+                    path, number, f"sort the lines: those of {query_id!r} are not consecutive"
                 )
             seen.add(query_id)
             current, answers = query_id, {}
