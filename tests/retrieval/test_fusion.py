@@ -199,7 +199,8 @@ def test_fusion_warns_of_incomplete_and_foreign_runs(tmp_path, capsys):
         return capsys.readouterr().err
 
     assert warning("cut.trec") == (
-        f"warning: {tmp_path}/cut.trec has no documents for 4 of 9 queries (such as 'q5'): is the run complete?\n"
+        f"warning: {tmp_path}/cut.trec has no documents for 4 of 9 queries (such as 'q5'):"
+        " is the run complete?\n"
     )
     assert "foreign.trec has no document in common with the others" in warning("foreign.trec")
     write_run(tmp_path / "b.trec", whole)
