@@ -191,7 +191,7 @@ def test_lucene_documents_are_added_and_deleted(root, tmp_path, toy, capsys):
         np.testing.assert_array_equal(found, expected, "the statistics of a fresh index")
     assert changed.documents["c"].text == "cats and cats" and changed.documents["a"].title == "A"
     for more, sentence in (
-        (flags[1:], "document 'c' is in the index already"),
+        (flags[1:], "document 'c' is already in the index"),
         ([f"--embeddings={root}/new"], "is a BM25 index: give --corpus, not --embeddings"),
         ([f"--delete={tmp_path}/gone.txt"], "there is no document 'b' to delete"),
     ):
