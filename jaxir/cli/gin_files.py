@@ -17,9 +17,11 @@ from gin import config_parser
 
 from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, given_twice
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.installation import find_recipe, missing_recipe
+from jaxir.core.installation import PACKAGE, find_recipe, missing_recipe
 
 DEFAULT = "default"  # default/NAME is the value of a macro that nothing else sets
+# Modules that got another name when they moved, as far as an earlier run's config.gin may import them.
+RENAMED = {"jaxir.evaluators.search": "corpus_search", "jaxir.experiments.plan": "grid_cells"}
 
 
 class _Named(NamedTuple):
@@ -58,7 +60,7 @@ class Reader:
 
     def text(self, text: str, name: str = "config.gin", within: tuple[Path, ...] = ()) -> None:
         """Reads the text of the gin file `name`; `within` are the files that include it."""
-        for key, value in self._statements(text, name, {}, within):
+        for key, value in self._statements(with_moved_imports(text), name, {}, within):
             self._into.values[key] = value
 
     def typed(self, bindings: Sequence[str]) -> None:
@@ -171,3 +173,26 @@ def _names_in(module: str) -> list[str]:
     except ImportError:
         return []
     return [*vars(found), *(m.name for m in pkgutil.iter_modules(getattr(found, "__path__", [])))]
+
+
+def with_moved_imports(text: str) -> str:
+    """Returns the text of a gin file with modules imported from the rooms where they are today.
+
+    The config.gin of a run that was trained before modules moved therefore still repeats the run. A module's
+    base name occurs once in jaxir, so it finds the module.
+    """
+
+    def moved(line: re.Match[str]) -> str:
+        package, name, alias = line.groups()
+        if PACKAGE.parent.joinpath(*package.split("."), f"{name}.py").is_file():
+            return line[0]
+        now = RENAMED.get(f"{package}.{name}", name)
+        rooms = [found.parent for found in PACKAGE.rglob(f"{now}.py")]
+        if package == "jaxir.evaluators":
+            rooms = [room for room in rooms if room.name == "evaluators"]
+        if len(rooms) != 1:
+            return line[0]
+        room = ".".join(("jaxir", *rooms[0].relative_to(PACKAGE).parts))
+        return f"from {room} import {now}" + (alias or (f" as {name}" if now != name else ""))
+
+    return re.sub(r"^from (jaxir(?:\.\w+)*) import (\w+)( as \w+)?$", moved, text, flags=re.M)

@@ -6,10 +6,11 @@ import gin
 import pytest
 
 from jaxir import cli
-from jaxir.cli import gin_config
+from jaxir.cli import gin_config, gin_files
 from jaxir.core.errors import UserError
 from jaxir.core.values import Positive, Share
 from jaxir.train import train
+from jaxir.training.evaluators import corpus_search
 
 
 @cli.one_of("steps", "epochs")
@@ -315,3 +316,28 @@ def test_recorded_config_keeps_the_order_of_a_sums_parts(tmp_path):
     for given, bindings in ((files, ["TEXT=texts.txt"]), ([str(again)], [])):
         gin_config.bind(train, given, bindings, {"output_dir": "run"})
         assert list(gin.get_bindings(train)["objective"].parts) == ["contrastive", "autoencoder"]
+
+
+def test_config_of_a_run_from_before_modules_moved_still_binds(tmp_path):
+    earlier = tmp_path / "config.gin"
+    earlier.write_text(
+        "from __gin__ import dynamic_registration\n"
+        "from jaxir.data import pair_sources\n"
+        "from jaxir.evaluators import search\n"
+        "from jaxir import partitioning\n"
+        "from jaxir import train\n"
+        "from jaxir.training import optimizers\n"
+        "train.train.evaluators = [@search.Search()]\n"
+        "search.Search.dataset = 'folder'\n"
+    )
+    present = gin_files.with_moved_imports(earlier.read_text())
+    assert present.splitlines()[1:6] == [
+        "from jaxir.data.sets import pair_sources",
+        "from jaxir.training.evaluators import corpus_search as search",
+        "from jaxir.runtime import partitioning",
+        "from jaxir import train",
+        "from jaxir.training.step import optimizers",
+    ]
+    bound = gin_config.arguments(train, [str(earlier)], [], {}, ["evaluators"])
+    assert bound["evaluators"] == [corpus_search.Search(dataset="folder")]
+    assert gin_files.with_moved_imports("from jaxir import train\n") == "from jaxir import train\n"
