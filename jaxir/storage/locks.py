@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -107,8 +108,10 @@ def _remove_empty(directories: list[Path]) -> None:
             path.rmdir()
 
 
-def open_locked(path: Path, flags: int) -> int:
+def open_locked(path: Path, flags: int, *, warn: bool = False) -> int:
     """Opens a file or directory and locks it until the returned descriptor is closed.
+
+    With `warn`, a file system that has no locks is reported on standard error.
 
     Raises:
       BlockingIOError: another process holds the lock.
@@ -120,7 +123,13 @@ def open_locked(path: Path, flags: int) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise
-    except OSError:  # The file system has no locks, so no process can hold one.
+    except OSError as error:  # The file system has no locks, so no process can hold one.
+        if warn:
+            print(
+                f"warning: {path} cannot be locked ({error.strerror.lower()}): make sure that no other process"
+                " works in it",
+                file=sys.stderr,
+            )
         return descriptor
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(descriptor), path.stat()):
@@ -135,6 +144,6 @@ def _lock(path: Path, flags: int, refusal: str, *, directory: Path) -> int:
         directory.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # Its last holder has just removed it.
             try:
-                return open_locked(path, flags)
+                return open_locked(path, flags, warn=path == directory)
             except BlockingIOError:
                 raise UserError(refusal) from None
