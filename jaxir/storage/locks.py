@@ -126,8 +126,8 @@ def open_locked(path: Path, flags: int, *, warn: bool = False) -> int:
     except OSError as error:  # The file system has no locks, so no process can hold one.
         if warn:
             print(
-                f"warning: {path} cannot be locked ({error.strerror.lower()}): make sure that no other process"
-                " works in it",
+                f"warning: {path} cannot be locked ({error.strerror.lower()}): make sure that no other"
+                " process works in it",
                 file=sys.stderr,
             )
         return descriptor
