@@ -3,6 +3,7 @@
 import io
 import math
 import pickle
+import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +59,11 @@ class _StateDict(dict):
 def parse(content: bytes, path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a state dict by name; `path` is for error messages."""
     try:
+        for instruction, argument, _ in pickletools.genops(content):
+            if instruction.name == "LONG_BINPUT" and argument > len(content):
+                raise ValueError(
+                    f"value number {argument} of {len(content)} bytes"
+                )  # memory is reserved for all
         found = _Unpickler(content, path).load()
     except UserError:
         raise
