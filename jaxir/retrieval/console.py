@@ -1,4 +1,4 @@
-"""Shows answers to typed questions."""
+"""Prints the documents that answer a question, and answers questions in an interactive session."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxir.core.errors import UserError
 from jaxir.data.formats.lines import has_text
 from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
-SNIPPET = 160  # columns
-INDENT = 13  # column at which names and snippets begin
+SNIPPET = 160  # maximum width of a snippet, in terminal columns
+INDENT = 13  # terminal column at which names and snippets begin
 
 
 def answer(searcher: Searcher | WeightsSearcher, question: str, k: int) -> str:
@@ -36,7 +36,7 @@ def answer(searcher: Searcher | WeightsSearcher, question: str, k: int) -> str:
 
 
 def converse(searcher: Searcher | WeightsSearcher, k: int) -> None:
-    """Answers lines of standard input until its end or an interrupt; errors do not end it on a terminal."""
+    """Answers each line of standard input until its end or Ctrl-C. On a terminal, errors do not end it."""
     prompt = ""
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives `input` line editing and history)
@@ -77,10 +77,10 @@ def _wrap(line: str, width: int, indent: str) -> Iterator[str]:
     part = line[: len(line) - len(line.lstrip())]
     if len(part) >= INDENT:
         part = indent
-    empty = True  # whether `part` has no word yet
+    empty = True  # `part` has no word yet
     for space, unit in _units(line.strip()):
         pieces = [unit]
-        if _columns(indent + unit) > width:  # longer than a line: cut anywhere
+        if _columns(indent + unit) > width:  # longer than a line, so it may be broken anywhere
             pieces = list(unit)
         for piece in pieces:
             if not empty and _columns(part + space + piece) > width:
@@ -92,7 +92,7 @@ def _wrap(line: str, width: int, indent: str) -> Iterator[str]:
 
 
 def _shorten(text: str) -> str:
-    """Returns the beginning of a text as one line, cut between words."""
+    """Returns the beginning of a text as one line of at most `SNIPPET` columns, cut between words."""
     found, used = "", 0
     for space, unit in _units(text[: 4 * SNIPPET].strip()):
         space = " " * bool(space)
@@ -104,7 +104,7 @@ def _shorten(text: str) -> str:
 
 
 def _units(text: str) -> Iterator[tuple[str, str]]:
-    """Yields (white space before it, unbreakable unit): words, or the single wide characters of a word."""
+    """Yields (white space before, unbreakable unit); a unit is a word, or one wide character of a word."""
     for space, word in re.findall(r"(\s*)(\S+)", text):
         start = 0
         for at in range(1, len(word)):

@@ -1,4 +1,4 @@
-"""Searches any kind of index with texts."""
+"""`Searcher`: searches any kind of index with texts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Searcher:
-    """An index with the model that encodes its queries (None if it takes texts). Use `Searcher.open`."""
+    """An index and the model that encodes its queries; None for a text index. Use `Searcher.open`."""
 
     def __init__(self, index: Index, encoder: DualEncoder | None = None):
         if (index.query_kind == "vectors") != (encoder is not None):
             raise UserError(
-                f"an index of engine {index.info.engine} takes {index.query_kind}:"
-                f" {'it needs a model for queries' if encoder is None else 'it needs no model'}"
+                f"an index of engine {index.info.engine} is searched with {index.query_kind}:"
+                f" {'give a model that encodes queries' if encoder is None else 'give no model'}"
             )
         if index.query_kind == "weights":
             raise UserError(
@@ -41,7 +41,7 @@ class Searcher:
         model: str | None = None,
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> Searcher:
-        """Opens an index (a directory, or a loaded one) and the model of its queries (None: as it names)."""
+        """Opens an index (a directory or a loaded index) and `model`, or the index's own model if None."""
         name = str(index) if isinstance(index, (str, Path)) else "the index"
         loaded = load_index(index) if isinstance(index, (str, Path)) else index
         if loaded.query_kind != "vectors":
@@ -60,23 +60,23 @@ class Searcher:
     def search(
         self, texts: Sequence[str], k: int, *, show_progress: bool = False
     ) -> tuple[np.ndarray, list[list[str]]]:
-        """As `Index.search`, for texts; refuses a text of white space and control characters."""
+        """Like `Index.search`, but for texts. Raises a UserError if a text has no visible characters."""
         for text in texts:
             if not has_text(text):
-                raise UserError(f"the question {text!r:.40} has no text")
+                raise UserError(f"the question {text!r:.40} has no visible characters")
         if self.encoder is None:
             return self.index.search(list(texts), k)
         return self.index.search(self.encoder.encode_queries(list(texts), show_progress=show_progress), k)
 
 
 class WeightsSearcher:
-    """An impact index, searched with token weights in JSON: {"token": 12, ...}."""
+    """Searches an impact index with queries that are token weights in JSON: {"token": 12, ...}."""
 
     def __init__(self, index: Index):
         self.index = index
 
     def search(self, texts: Sequence[str], k: int) -> tuple[np.ndarray, list[list[str]]]:
-        """As `Index.search`, for JSON objects of whole numbers."""
+        """Like `Index.search`, but for JSON objects of tokens and whole numbers."""
         try:
             return self.index.search([parse_weights(text) for text in texts], k)
         except MalformedRecord as fault:

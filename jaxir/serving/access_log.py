@@ -18,16 +18,16 @@ from jaxir.storage.files import local_path
 from jaxir.storage.outputs import check_named
 
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
-LONGEST_PATH = 200
-_LINE = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.+]+ ")  # prefix of each line
+LONGEST_PATH = 200  # characters; longer URL paths are truncated in the log
+_LINE = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.+]+ ")  # the time at the start of each line of an access log
 
 
 class AccessLog:
     """A line for each request: time (UTC), client, method, path, status, milliseconds.
 
     Query strings and bodies are not logged, because they contain questions. The file is reopened if it is
-    moved away (logrotate). A write error is reported once and never fails a request. `path` None logs to
-    standard error.
+    moved away (logrotate). A write error is reported once and never fails a request. If `path` is None,
+    lines go to standard error.
     """
 
     def __init__(self, path: str | None):
@@ -41,15 +41,15 @@ class AccessLog:
                     with Path(path).open("rb") as file:
                         first = file.readline(1000)
                     if first and not _LINE.match(first):
-                        raise UserError(f"{path} exists and is not an access log: give another file")
+                        raise UserError(f"--access_log={path} is not an access log; give another file")
                 self._handler = logging.handlers.WatchedFileHandler(local_path(path, "written to"))
             except OSError as error:
-                raise UserError(f"cannot write the access log {path}: {error.strerror.lower()}") from None
+                raise UserError(f"cannot write --access_log={path}: {error.strerror.lower()}") from None
         self._has_failed = False
         self._handler.handleError = self._report
 
     def write(self, client: str, method: str, path: str, status: int, seconds: float) -> None:
-        """Writes a line."""
+        """Writes the line of a request that was answered in `seconds`."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = f"{now} {client} {method[:20]} {path[:LONGEST_PATH]} {status} {1000 * seconds:.1f}ms"
         self._handler.handle(logging.makeLogRecord({"msg": line}))
@@ -62,11 +62,11 @@ class AccessLog:
     def _report(self, _: logging.LogRecord) -> None:
         if not self._has_failed:
             self._has_failed = True
-            print(f"the access log cannot be written: {sys.exc_info()[1]}", file=sys.stderr)
+            print(f"cannot write the access log, lines are lost: {sys.exc_info()[1]}", file=sys.stderr)
 
 
 class RequestLog:
-    """ASGI middleware that logs and counts every request after its answer."""
+    """ASGI middleware that logs and counts every request after it was answered."""
 
     def __init__(self, app: Any, metrics: Metrics, log: AccessLog):
         self._app, self._metrics, self._log = app, metrics, log
@@ -75,7 +75,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 500  # uvicorn's answer if the application sends none
+        started, status = time.perf_counter(), 500  # uvicorn answers 500 if the application does not
 
         async def send_and_record(message: Any) -> None:
             nonlocal status

@@ -1,4 +1,4 @@
-"""The HTTP application: routers, errors as one sentence, the page at / and the reference at /docs."""
+"""The FastAPI application: routers, errors as one-sentence JSON, the page at /, the reference at /docs."""
 
 import base64
 import contextlib
@@ -26,7 +26,7 @@ from jaxir.version import __version__
 
 
 def build_app(service: Service, metrics: Metrics) -> FastAPI:
-    """Returns the application of a service, which opens and closes with the application."""
+    """Returns the FastAPI application of a service. The service starts and stops with the application."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -38,9 +38,9 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
         version=__version__,
         description="Dense, sparse and hybrid retrieval over indexes made by jaxir.",
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's pages load scripts from another host
+        docs_url=None,  # FastAPI's own /docs loads scripts from another host; `_page_router` replaces it
         redoc_url=None,
-        redirect_slashes=False,  # redirects use the Host header, which is localhost behind a proxy
+        redirect_slashes=False,  # a redirect would use the Host header, which may be localhost behind a proxy
         responses=PROBLEMS,
         exception_handlers={
             RequestValidationError: _invalid,
@@ -76,7 +76,7 @@ def _page_router(app: FastAPI) -> APIRouter:
 
 
 def _html(text: str) -> HTMLResponse:
-    """Returns a page with a policy that allows only its inline scripts and styles, and this service."""
+    """Returns an HTML page whose Content-Security-Policy allows only its own scripts and styles."""
 
     def hashes(tag: str) -> str:
         found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
@@ -93,10 +93,10 @@ def _html(text: str) -> HTMLResponse:
 async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return JSONResponse({"detail": "the body is not JSON"}, 400)
+        return JSONResponse({"detail": "the request's body is not valid JSON"}, 400)
     where = ".".join(map(str, first["loc"][1:]))
     sentence = f"{where}: {first['msg']}" if where else first["msg"]
-    if isinstance(error.body, bytes):  # not parsed as JSON: another site's page could send it
+    if isinstance(error.body, bytes):  # the content type is not JSON, so any site's page could send it
         sentence = "the request needs the header content-type: application/json"
     return JSONResponse({"detail": sentence}, 422)
 
@@ -110,11 +110,11 @@ async def _busy(_: Request, error: Busy) -> JSONResponse:
 
 
 async def _failed(_: Request, error: UserError) -> JSONResponse:
-    print(f"error: {error}", file=sys.stderr, flush=True)  # contains paths and addresses of this machine
-    sentence = "the service cannot answer now; see its standard error"
+    print(f"error: {error}", file=sys.stderr, flush=True)  # not for clients: it may contain local paths
+    sentence = "the service cannot answer now; its standard error has the reason"
     return JSONResponse({"detail": sentence}, 503, headers={"retry-after": "1"})
 
 
 async def _fault(_: Request, error: Exception) -> JSONResponse:
-    # Starlette re-raises it after this response, and uvicorn prints it.
-    return JSONResponse({"detail": f"internal error ({type(error).__name__})"}, 500)
+    # Starlette re-raises the error after this response, and uvicorn prints it to standard error.
+    return JSONResponse({"detail": f"internal error of the service ({type(error).__name__})"}, 500)

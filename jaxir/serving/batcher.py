@@ -20,11 +20,11 @@ R = TypeVar("R")
 
 
 class Busy(Exception):
-    """Too many jobs wait."""
+    """Raised when too many jobs are waiting."""
 
 
 class Batcher(Generic[J, R]):
-    """Runs jobs in batches on its own thread; an async context."""
+    """Runs jobs in batches on its own thread; use it as an async context manager."""
 
     def __init__(
         self, work: Callable[[list[J]], Sequence[R]], *, max_batch: int, max_waiting: int, name: str
@@ -33,7 +33,7 @@ class Batcher(Generic[J, R]):
         self._waiting: collections.deque[tuple[J, asyncio.Future[R]]] = collections.deque()
         self._arrival = asyncio.Event()
         self.sizes: collections.Counter[int] = collections.Counter()  # batch size -> number of batches
-        self.busy_seconds = 0.0  # running time of the thread
+        self.busy_seconds = 0.0  # seconds that the thread spent on batches
 
     @property
     def waiting(self) -> int:
@@ -56,7 +56,7 @@ class Batcher(Generic[J, R]):
     async def results(self, jobs: Sequence[J]) -> list[R]:
         """Returns the results of `jobs`; raises `Busy` or an error of `work`."""
         if len(self._waiting) + len(jobs) > self._max_waiting:
-            raise Busy(f"{len(self._waiting):,} queries are already waiting")
+            raise Busy(f"the service is busy: {len(self._waiting):,} texts are already waiting")
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in jobs]
         self._waiting.extend(zip(jobs, futures, strict=True))
@@ -96,12 +96,12 @@ class Batcher(Generic[J, R]):
         return batch
 
     def _attempt(self, jobs: list[J]) -> Sequence[R | Exception]:
-        """Returns results; if the batch fails because of one job, only that result is an exception."""
+        """Returns a result or an exception for each job. If the batch fails, runs its jobs one by one."""
         try:
             return self._work(jobs)
         except Exception as error:
             if len(jobs) == 1:
                 return [error]
             if isinstance(error, UserError):
-                return [error] * len(jobs)  # caused by the machine or the settings, so all jobs fail
+                return [error] * len(jobs)  # the machine or a setting is wrong, so all jobs fail
             return [self._attempt([job])[0] for job in jobs]

@@ -14,7 +14,7 @@ def encode_router(service: Service) -> APIRouter:
 
     @router.post("/encode", response_model=EncodeResponse, responses=UNFIT)
     async def encode(request: encode_request) -> JSONResponse:
-        """Encodes texts with an index's model."""
+        """Encodes texts with the model of an index."""
         longest = limits.query_characters if request.tower == "query" else limits.passage_characters
         for number, text in enumerate(request.texts):
             if len(text) > longest:

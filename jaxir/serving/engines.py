@@ -1,4 +1,4 @@
-"""Engines answer batches of questions, behind one batcher each."""
+"""Engines answer batches of questions: a model with its indexes, or an index that is searched by text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOWERS: tuple[Tower, ...] = ("query", "passage")
 
 
 class Question(NamedTuple):
-    """A text, and the names of the indexes to search; none if only its vector is wanted."""
+    """A text, and the names of the indexes to search with it; no names if only its vector is wanted."""
 
     text: str
     indexes: frozenset[str] = frozenset()
@@ -25,7 +25,7 @@ class Question(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Results of an index: ids and scores, best first, and the milliseconds of its batch."""
+    """An index's results for a question: ids and scores, best first, and the milliseconds of its batch."""
 
     ids: list[str]
     scores: list[float]
@@ -34,17 +34,17 @@ class Found(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Answer of an engine to a question."""
+    """An engine's answer to one question."""
 
-    vector: np.ndarray | None  # of the text, [D]; None for a sparse engine
-    found: dict[str, Found]  # by index name
-    cut_at: int | None = None  # number of characters that the model read; None if all
+    vector: np.ndarray | None  # the text's vector, [D]; None from a sparse engine
+    found: dict[str, Found]  # results by index name
+    cut_at: int | None = None  # number of the text's characters that the model read; None if all
 
 
 class DenseEngine:
-    """A model and the indexes of its vectors; every distinct text is encoded once.
+    """Answers questions with a model and the indexes of its vectors; encodes equal texts of a batch once.
 
-    `k` is the depth of every search.
+    `k` is the number of documents that every search returns.
     """
 
     towers = TOWERS
@@ -53,13 +53,13 @@ class DenseEngine:
         self.name = ",".join(indexes)
         self._encoder, self._indexes, self._k = encoder, indexes, k
         self._shapes = FewShapes(encoder.model)
-        # Towers with shared weights share programs, though queries and passages may differ in length.
+        # Towers with shared weights use the same compiled programs, whatever their maximum lengths.
         alike = encoder.model.config.sharing == "sde"
         self._functions = {tower: EMBED["query" if alike else tower] for tower in TOWERS}
-        self.texts_cut: dict[Tower, int] = dict.fromkeys(TOWERS, 0)  # texts beyond the model's length
+        self.texts_cut: dict[Tower, int] = dict.fromkeys(TOWERS, 0)  # number of truncated texts
 
     def warm_up(self, max_batch: int) -> None:
-        """Compiles everything for texts of both towers and batches of up to `max_batch` queries."""
+        """Compiles the programs for texts of both towers and for searches of up to `max_batch` queries."""
         for tower in TOWERS:
             self._shapes.compile(self._functions[tower], self._encoder.text_settings(tower)[1])
         for index in self._indexes.values():
@@ -77,7 +77,7 @@ class DenseEngine:
     def encode(self, texts: list[str], tower: Tower) -> tuple[np.ndarray, list[int | None]]:
         """Returns vectors of N texts, float32 [N, D], equal to those of `DualEncoder.encode` up to rounding.
 
-        Also returns the number of characters that the model read of each text, None if all.
+        Also returns, for each text, the number of characters that the model read, None if all.
         """
         encoder = self._encoder
         tokens, (prompt, max_length) = encoder.tokens(texts, tower), encoder.text_settings(tower)
@@ -93,7 +93,7 @@ class DenseEngine:
         return encoder.checked(vectors), cuts
 
     def answer(self, questions: list[Question]) -> list[Answer]:
-        """Answers questions of one tower."""
+        """Encodes questions, all of one tower, and searches the indexes that they name."""
         texts = {text: row for row, text in enumerate(dict.fromkeys(q.text for q in questions))}
         started = time.perf_counter()
         vectors, cuts = self.encode(list(texts), questions[0].tower)
@@ -117,7 +117,7 @@ class DenseEngine:
 
 
 class SparseEngine:
-    """An index that is searched with texts; `k` is the depth of every search."""
+    """Answers questions with an index that is searched by text; every search returns `k` documents."""
 
     towers = ("query",)
 
@@ -125,7 +125,7 @@ class SparseEngine:
         self.name, self._searcher, self._k = name, searcher, k
 
     def warm_up(self, max_batch: int) -> None:
-        """Runs searches, so that Java compiles the code that they use."""
+        """Runs a few searches, so that Java's just-in-time compiler compiles their code."""
         for number in range(4):
             self._searcher.search([f"a first question {number}"] * max_batch, self._k)
 
@@ -143,7 +143,7 @@ def _found(ids: list[str], scores: np.ndarray, encode_ms: float, search_ms: floa
 
 
 def _power_of_two(vectors: np.ndarray) -> np.ndarray:
-    """Pads [Q, D] with its last row to a power of two, because engines compile for each Q."""
+    """Pads vectors [Q, D] with copies of the last row to a power of two: indexes compile for each Q."""
     missing = (1 << (len(vectors) - 1).bit_length()) - len(vectors)
     return np.pad(vectors, [(0, missing), (0, 0)], mode="edge")
 

@@ -8,15 +8,15 @@ import re
 from jaxir.data.formats.sources import Document
 from jaxir.retrieval.indexes.base_index import Index
 
-LONGEST = 80  # characters of an example
-READ = 1_000  # characters of a text to split into sentences
-FIRST = 2  # sentences of a text to consider: later ones need context
-TRIED = 15  # documents to read for each example
+LONGEST = 80  # maximum number of characters of an example
+READ = 1_000  # number of characters at the start of a text that are split into sentences
+FIRST = 2  # number of first sentences of a text to consider; later sentences need context
+TRIED = 15  # documents to read until one gives an example
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|[\n。！？]+")
 
 
 def examples(index: Index, count: int, chooser: random.Random) -> list[str]:
-    """Returns at most `count` titles, or sentences if a title is no phrase, of random documents."""
+    """Returns at most `count` example queries: titles, or else first sentences, of random documents."""
     drawn = chooser.sample(range(len(index.ids)), min(len(index.ids), TRIED * count))
     phrases: dict[str, None] = {}
     for row in drawn:
@@ -29,7 +29,7 @@ def examples(index: Index, count: int, chooser: random.Random) -> list[str]:
 
 
 def phrase_of(document: Document) -> str | None:
-    """Returns the title, else a first sentence, that resembles a typed query; None without one."""
+    """Returns a document's title, or else a first sentence, if it resembles a query; else None."""
     title = " ".join(document.title.split())
     if _reads(title, fewest=2):
         return title
@@ -41,7 +41,7 @@ def phrase_of(document: Document) -> str | None:
 def _reads(phrase: str, *, fewest: int) -> bool:
     """Returns whether a phrase has a suitable length and consists mostly of letters.
 
-    In languages without spaces four letters count as a word.
+    In text that is not ASCII, four characters count as a word, for languages without spaces.
     """
     letters = sum(c.isalpha() or c == " " for c in phrase)
     words = len(phrase.split()) if phrase.isascii() else max(len(phrase.split()), len(phrase) // 4)

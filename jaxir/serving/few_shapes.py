@@ -1,7 +1,7 @@
 """Runs a model in a few batch shapes, all compiled before the first request.
 
-`Runner.run` picks shapes that suit many texts and would compile while a client waits. Here lengths are 16,
-32, 64, ... up to the maximum and rows 1, 2, 4, 8, 16.
+`Runner.run` picks shapes that suit many texts and would compile while a client waits. Here a batch has 1, 2,
+4, 8 or 16 rows, and a length of 16, 32, 64, ... tokens up to the model's maximum.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from jaxir.retrieval.encoding.batch_runner import Function, Runner
 from jaxir.retrieval.encoding.batching import Batch, fill
 from jaxir.runtime.partitioning import MeshConfig
 
-ROWS = (1, 2, 4, 8, 16)
-SHORTEST = 16
-# Padded tokens worth adding to save one batch. CPU time depends on tokens, accelerator time on batches.
+ROWS = (1, 2, 4, 8, 16)  # possible numbers of rows in a batch
+SHORTEST = 16  # tokens; the smallest length of a batch
+# Padding tokens that take as long as one more batch. A CPU is limited by tokens, an accelerator by batches.
 CALL_TOKENS = {"cpu": 16}
 ACCELERATOR_CALL_TOKENS = 32_768
 
 
 class FewShapes:
-    """Runs functions of a model on small numbers of token rows, on this process's first device."""
+    """Runs functions of a model on small batches of token ids, on this process's first device."""
 
     def __init__(self, model: nnx.Module):
         self.compiled: set[tuple[Function, int, int]] = set()  # (function, rows, length)
@@ -41,7 +41,7 @@ class FewShapes:
         return [s for s in shapes if s[0] == 1 or s[0] * s[1] <= self._batch_tokens]
 
     def compile(self, function: Function, max_length: int, *, columns: int = 1) -> None:
-        """Compiles and runs all new shapes of a function of `columns` arrays, two at a time."""
+        """Compiles and runs a function of `columns` arrays for each new shape, two shapes at a time."""
         with ThreadPoolExecutor(2, thread_name_prefix="compiler") as pool:
             runs = [
                 pool.submit(self._call, function, [np.ones(shape, np.int32)] * columns)
@@ -58,7 +58,7 @@ class FewShapes:
         max_length: int,
         of: tuple[int, ...] = (),
     ) -> np.ndarray:
-        """Returns float32 [N, *of] for N rows, equal to `Runner.run` up to rounding."""
+        """Returns float32 [N, *of] for N rows of token ids, equal to `Runner.run` up to rounding."""
         results = np.empty([len(columns[0]), *of], np.float32)
         plan = lay_out(
             [len(row) for row in columns[0]],
@@ -68,7 +68,7 @@ class FewShapes:
         )
         for rows, length, chosen in plan:
             arrays = [fill(column, Batch(np.array(chosen), rows, length)) for column in columns]
-            arrays[0][len(chosen) :, 0] = 1  # padding rows are not empty
+            arrays[0][len(chosen) :, 0] = 1  # a padding row gets one token, so that no row is empty
             results[chosen] = self._call(function, arrays)[: len(chosen)]
         return results
 
@@ -79,7 +79,7 @@ class FewShapes:
 
 
 def lengths_up_to(max_length: int) -> list[int]:
-    """Returns 16, 32, 64, ... and `max_length`, ascending."""
+    """Returns the lengths that a batch can have, in tokens: 16, 32, 64, ... and `max_length`."""
     lengths = [max_length]
     while lengths[0] > SHORTEST:
         lengths.insert(0, 1 << ((lengths[0] - 1).bit_length() - 1))
@@ -89,10 +89,10 @@ def lengths_up_to(max_length: int) -> list[int]:
 def lay_out(
     token_counts: Sequence[int], *, lengths: Sequence[int], batch_tokens: int, call_tokens: int
 ) -> list[tuple[int, int, list[int]]]:
-    """Arranges N texts, given their token counts, in batches (rows, length, texts) of few shapes.
+    """Returns batches (rows, length in tokens, positions of texts) for N texts with these token counts.
 
-    `rows` is in `ROWS` and may exceed the number of texts: `call_tokens` padded tokens are worth adding to
-    save a batch. Batches of several rows have at most `batch_tokens`.
+    `rows` is one of `ROWS`. It may exceed the number of texts, if at most `call_tokens` padding tokens save
+    a batch. A batch of several rows has at most `batch_tokens` tokens.
     """
     texts_of: dict[int, list[int]] = {}
     for text, count in enumerate(token_counts):

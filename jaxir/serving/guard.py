@@ -29,8 +29,8 @@ class _Refused(Exception):
 class Guard:
     """Limits concurrent requests, the size of a body and the time of an answer, and adds headers.
 
-    It reads the whole body before it calls the application. A refused request gets one sentence. `hosts`
-    decides which Host headers are accepted; None accepts addresses and localhost.
+    It reads the complete body before it calls the application. A refused request is answered with one
+    sentence. `hosts` decides which Host headers are accepted; None accepts IP addresses and localhost.
     """
 
     def __init__(self, app: Any, *, limits: Limits, hosts: Hosts | None = None):
@@ -66,10 +66,10 @@ class Guard:
         except TimeoutError:
             seconds = f"{self._limits.answer_seconds:g} s"
             if body is None:
-                await refuse(408, f"the request's body did not arrive within {seconds}")
-            elif not started:  # otherwise uvicorn closes the connection of the incomplete answer
+                await refuse(408, f"the request's body did not arrive within {seconds}; send it again")
+            elif not started:  # once an answer has started, uvicorn closes its connection
                 await refuse(503, f"there was no answer within {seconds}: the service is busy")
-        except asyncio.CancelledError:  # by uvicorn at shutdown
+        except asyncio.CancelledError:  # uvicorn cancels requests at shutdown
             if started:
                 raise
             await refuse(503, "the service is shutting down")
@@ -78,14 +78,14 @@ class Guard:
 
     def _check(self, scope: Any) -> None:
         if self._under_way > self._limits.requests:
-            raise _Refused(503, f"{self._limits.requests:,} requests are already in progress")
+            raise _Refused(503, f"busy: {self._limits.requests:,} requests are already in progress")
         header = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
         if (refusal := self._hosts.refusal(header)) is not None:
             raise _Refused(400, refusal)
 
     async def _body(self, receive: Any) -> bytes:
-        """Returns the whole body. Reads also a body that is too large, because clients read the answer only
-        then.
+        """Returns the complete body. A body that is too large is also read to its end, because a client
+        reads the answer only after it has sent the body.
         """
         body, size, more = bytearray(), 0, True
         while more:
@@ -102,7 +102,7 @@ class Guard:
 
 
 def _replaying(body: bytes, receive: Any) -> Any:
-    """Returns a `receive` that gives the body that was read, then further messages."""
+    """Returns an ASGI `receive` function that first returns `body`, then calls the given `receive`."""
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def replay() -> Any:
@@ -115,8 +115,8 @@ class Hosts:
     """Decides whether a request's Host header names this service.
 
     IP addresses, `localhost`, `listening` and requests without the header are accepted. Other names must
-    be in `allowed`; `*.DOMAIN` accepts all names below a domain, `*` every name. With DNS rebinding, a
-    page of another site resolves its own name to this service, and browsers send that name.
+    be in `allowed`; `*.DOMAIN` accepts all names below a domain, `*` every name. This prevents DNS
+    rebinding, where another site's page resolves its own name to this service and browsers send that name.
     """
 
     def __init__(self, allowed: Iterable[str] = (), listening: str = "localhost"):

@@ -1,7 +1,7 @@
 """Highlights a question's words in documents, and selects snippets.
 
-Words match if they match for BM25 in Lucene: lower case, without 's, equal Porter stems. English stop
-words never match. Positions are in Unicode code points.
+Two words match as in Lucene's BM25, if their Porter stems are equal in lower case and without 's. English
+stop words never match. Positions are in Unicode code points.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import snowballstemmer
 
-SNIPPET = 300  # characters of a snippet
-READ = 3_000  # characters of a text to search for the best snippet
-HEADING = 80  # characters of a text that replace a missing title
+SNIPPET = 300  # maximum number of characters of a snippet
+READ = 3_000  # number of characters at the start of a text among which the snippet is chosen
+HEADING = 80  # number of characters of a text that are shown instead of a missing title
 # Snowball's English stop words, and auxiliary verbs. Lucene's own list lacks "how", "what", "do" and "I".
 STOP_WORDS = (
     "a about above after again against all also am an and any are as at be because been before being"
@@ -42,7 +42,7 @@ Spans = list[tuple[int, int]]
 
 
 class Highlighted(NamedTuple):
-    """A part of a text, and the question's words in it as [start, end)."""
+    """A part of a text, and the positions (start, end) of the question's words in it."""
 
     text: str
     matches: Spans
@@ -55,7 +55,7 @@ class Highlighter:
         self._stems = {_stem_of(word) for word in _WORD.finditer(question)} - {""}
 
     def matches(self, text: str) -> Spans:
-        """Returns the positions of the question's words."""
+        """Returns the positions of the question's words in a text."""
         return [word.span() for word in _WORD.finditer(text) if _stem_of(word) in self._stems]
 
     def heading(self, title: str, text: str) -> Highlighted:
@@ -67,11 +67,11 @@ class Highlighter:
         return Highlighted(text[:end] + (" …" if end < len(text) else ""), self.matches(text[:end]))
 
     def highlight(self, text: str) -> Highlighted:
-        """Returns the whole text, highlighted."""
+        """Returns all of a text, with the positions of the question's words."""
         return Highlighted(text, self.matches(text))
 
     def snippet(self, text: str) -> Highlighted:
-        """Returns the part of a text, cut at words, with most different words of the question."""
+        """Returns the part of a text with the most distinct words of the question, cut between words."""
         text = " ".join(text[:READ].split())
         matches = self.matches(text)
         if len(text) <= SNIPPET:
@@ -83,7 +83,7 @@ class Highlighter:
         return Highlighted(before + text[start:end] + after, [(a + shift, b + shift) for a, b in inside])
 
     def _windows(self, text: str, matches: Spans) -> Iterator[tuple[int, int, int]]:
-        """Yields (different words, -start, start) of a window around each match."""
+        """Yields (number of distinct question words, -start, start) of a window around each match."""
         stems = [_stem(text[a:b]) for a, b in matches]
         for first, (start, _) in enumerate(matches):
             inside = {

@@ -1,4 +1,4 @@
-"""Limits of requests."""
+"""Limits on the requests to the HTTP service."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from jaxir.core.values import Count, Positive, checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Limits:
-    """Limits of requests; requests beyond them are refused at once.
+    """Limits on requests; a request beyond them is refused at once.
 
     Attributes:
-      body_bytes: size of a request's body.
-      queries: queries of a search, or texts to encode, in one request.
-      query_characters: length of a query.
-      passage_characters: length of a passage to encode; the model cuts it at its own maximum length.
-      k: documents for each query. Every search has this depth, so that one program suffices.
-      whole_characters: total length of the whole documents in an answer, including metadata as JSON.
-      answer_seconds: time from the start of a request to the end of the answer.
-      waiting: queries of all clients that may wait for one engine; at least `queries`.
-      requests: concurrent requests.
+      body_bytes: maximum size of a request's body, in bytes.
+      queries: maximum number of queries to search, or texts to encode, in one request.
+      query_characters: maximum number of characters per query.
+      passage_characters: maximum number of characters per passage to encode; the model may truncate it more.
+      k: maximum number of documents per query. Every search finds this many, so that one program suffices.
+      whole_characters: maximum total characters of an answer's full documents, including metadata as JSON.
+      answer_seconds: maximum time from the start of a request to the end of its answer, in seconds.
+      waiting: maximum number of queries, of all clients, that wait for one engine; at least `queries`.
+      requests: maximum number of concurrent requests.
 
     Raises:
       UserError: `waiting` is below `queries`, so that a full request could never be answered.

@@ -27,7 +27,7 @@ class Metrics:
         self._requests = Counter("jaxir_requests", "Requests answered.", labels, registry=self._registry)
         self._seconds = Histogram(
             "jaxir_request_seconds",
-            "Time from a request's head to the end of its answer.",
+            "Seconds from a request's headers to the end of its answer.",
             ["endpoint"],
             buckets=SECONDS,
             registry=self._registry,
@@ -39,7 +39,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def count(self, endpoint: str, method: str, status: int, seconds: float) -> None:
-        """Counts an answered request. Endpoints and methods must be few, since each is a series."""
+        """Counts an answered request. Use few distinct endpoints and methods: each makes a time series."""
         self._requests.labels(endpoint, method, status).inc()
         self._seconds.labels(endpoint).observe(seconds)
 
@@ -50,7 +50,7 @@ class Metrics:
 
 
 class _Engines:
-    """Reads the service's own counters, on the service's event loop."""
+    """A Prometheus collector of the service's counters. It must run on the service's event loop."""
 
     def __init__(self, service: Service):
         self._service = service
@@ -58,9 +58,9 @@ class _Engines:
     def collect(self) -> Iterator[Metric]:
         per_batcher = ["indexes", "tower"]
         queue = GaugeMetricFamily("jaxir_queue_length", "Texts that wait for an engine.", labels=per_batcher)
-        sizes = HistogramMetricFamily("jaxir_batch_size", "Texts answered together.", labels=per_batcher)
+        sizes = HistogramMetricFamily("jaxir_batch_size", "Texts per batch.", labels=per_batcher)
         busy = CounterMetricFamily(
-            "jaxir_engine_busy_seconds", "Time that an engine was busy.", labels=per_batcher
+            "jaxir_engine_busy_seconds", "Seconds that an engine was busy.", labels=per_batcher
         )
         for (indexes, tower), batcher in self._service.batchers.items():
             queue.add_metric([indexes, tower], batcher.waiting)
@@ -70,17 +70,17 @@ class _Engines:
             texts = sum(size * number for size, number in batcher.sizes.items())
             sizes.add_metric([indexes, tower], [*buckets, ("+Inf", batcher.sizes.total())], sum_value=texts)
         shapes = GaugeMetricFamily(
-            "jaxir_compiled_shapes", "Programs compiled: one for each shape of a batch.", labels=per_batcher
+            "jaxir_compiled_shapes", "Number of compiled programs, one per batch shape.", labels=per_batcher
         )
         for (indexes, tower), compiled in self._service.compiled_shapes().items():
             shapes.add_metric([indexes, tower], compiled)
         cut = CounterMetricFamily(
-            "jaxir_texts_cut", "Texts longer than the model's maximum length.", labels=per_batcher
+            "jaxir_texts_cut", "Texts truncated at the model's maximum length.", labels=per_batcher
         )
         for (indexes, tower), texts in self._service.texts_cut().items():
             cut.add_metric([indexes, tower], texts)
         documents = GaugeMetricFamily(
-            "jaxir_index_documents", "Documents of an index.", labels=["index", "engine"]
+            "jaxir_index_documents", "Number of documents in an index.", labels=["index", "engine"]
         )
         for opened in self._service.opened:
             documents.add_metric([opened.name, opened.index.info.engine], opened.index.info.count)

@@ -11,30 +11,30 @@ from jaxir.retrieval.ranking.runs import rank
 from jaxir.serving.batcher import Batcher
 from jaxir.serving.few_shapes import FewShapes
 
-MAX_BATCH = 256  # pairs
+MAX_BATCH = 256  # maximum number of (question, document) pairs in a batch
 Pair = tuple[str, str]
 
 
 class Reranker:
-    """Scores the first `depth` documents of each question, for all clients together, in few shapes."""
+    """Scores the first `depth` documents of each question; one batch may serve several clients."""
 
     def __init__(self, spec: str, *, depth: int):
         self.encoder, self.depth = CrossEncoder.load(spec, devices=local_devices()[:1]), depth
         self.shapes = FewShapes(self.encoder.model)
 
     def warm_up(self) -> None:
-        """Compiles all shapes."""
+        """Compiles the model for every batch shape."""
         self.shapes.compile(score_pairs, self.encoder.max_length, columns=2)
 
     def score(self, pairs: Sequence[Pair]) -> list[float]:
-        """Returns the logits of pairs, equal to those of `CrossEncoder.score` up to rounding."""
+        """Returns the logit of each pair, equal to that of `CrossEncoder.score` up to rounding."""
         tokens = self.encoder.tokens(pairs)
         columns = [pair.ids for pair in tokens], [pair.types for pair in tokens]
         scores = self.shapes.run(score_pairs, *columns, max_length=self.encoder.max_length)
         return self.encoder.checked(scores).tolist()
 
     def new_batcher(self, max_waiting: int) -> Batcher[Pair, float]:
-        """Makes the batcher of all clients' pairs, an async context; `max_waiting` questions may wait."""
+        """Makes the batcher, an async context manager; the pairs of `max_waiting` questions may wait."""
         waiting = max_waiting * self.depth
         self.batcher = Batcher(self.score, max_batch=MAX_BATCH, max_waiting=waiting, name="reranker")
         return self.batcher
@@ -42,7 +42,7 @@ class Reranker:
     async def rerank(
         self, queries: Sequence[str], found: Sequence[Sequence[str]], text_of: Callable[[str], str]
     ) -> tuple[list[dict[str, float]], float]:
-        """Returns the scores of each query's documents by id, best first, and the milliseconds taken.
+        """Returns {document id: score}, best first, for each query, and the milliseconds that it took.
 
         Scores the first `depth` ids of each query in `found`, with texts from `text_of`.
         """

@@ -20,42 +20,42 @@ class Shown(BaseModel):
 
 
 class Document(BaseModel):
-    """A whole document as in the corpus."""
+    """A document with all of its text, as in the corpus."""
 
     id: str
     title: str
     text: str
-    metadata: dict[str, Any] | None = Field(description="from the corpus, null if it has none")
+    metadata: dict[str, Any] | None = Field(description="metadata in the corpus; null if there is none")
 
 
 class DocumentResponse(Document):
-    """A whole document, and the positions of a question's words in it."""
+    """A document with all of its text, and the positions of a question's words in it."""
 
-    index: str = Field(description="the index that stores it")
-    title_matches: list[Span] = Field(description="[start, end) in Unicode code points; none without `query`")
+    index: str = Field(description="the index that stores the document")
+    title_matches: list[Span] = Field(description="[start, end) in code points; empty without `query`")
     text_matches: list[Span]
 
 
 class Hit(BaseModel):
-    """A document that was found."""
+    """A document that a search found."""
 
-    rank: int = Field(description="from 1")
+    rank: int = Field(description="the document's rank; the best has 1")
     id: str
-    score: float = Field(description="cosine or inner product, BM25, the sum of reciprocal ranks, or a logit")
-    title: Shown | None = Field(None, description="if `documents` is true; its text may be empty")
-    heading: Shown | None = Field(
-        None, description="the title, or the first words of the text if there is none"
+    score: float = Field(
+        description="an index's similarity or BM25, hybrid: sum of reciprocal ranks, reranked: logit"
     )
-    snippet: Shown | None = Field(None, description="the part of the text with most words of the question")
-    document: Document | None = Field(None, description="if `full` is true; null if its text is not stored")
+    title: Shown | None = Field(None, description="the title, if `documents` is true; may be empty")
+    heading: Shown | None = Field(None, description="the title, or the first words of a text without a title")
+    snippet: Shown | None = Field(None, description="the part of the text with most of the query's words")
+    document: Document | None = Field(None, description="if `full` is true; null if no text is stored")
 
 
 class SystemResults(BaseModel):
-    """Results of one system, best first."""
+    """Results of one system: an index, `hybrid` or `reranked`."""
 
     system: str
     hits: list[Hit]
-    cut_at: int | None = Field(description="characters of the query that the model read, null if all")
+    cut_at: int | None = Field(description="the query's characters that the model read; null if all")
     ms: dict[str, float] = Field(
         description="milliseconds: encode, search, fuse (of the query's batch), rerank, total with waiting"
     )
@@ -69,20 +69,20 @@ class QueryResults(BaseModel):
 
 
 class SearchResponse(BaseModel):
-    """One entry for each query, in order."""
+    """The results of each query, in the order of the request."""
 
     results: list[QueryResults]
 
 
 class EncodeResponse(BaseModel):
-    """One vector of `dimension` numbers for each text, in order."""
+    """A vector of `dimension` numbers for each text, in the order of the request."""
 
     index: str = Field(description="the index whose model encoded the texts")
-    fingerprint: str = Field(description="of the model; do not compare vectors of different fingerprints")
+    fingerprint: str = Field(description="identifies the model; only compare vectors of equal fingerprints")
     similarity: Literal["cosine", "dot"]
     dimension: int
     vectors: list[list[float]]
-    cut_at: list[int | None] = Field(description="characters of each text that the model read, null if all")
+    cut_at: list[int | None] = Field(description="per text, the characters that the model read; null if all")
 
 
 class IndexFacts(BaseModel):
@@ -93,25 +93,25 @@ class IndexFacts(BaseModel):
     engine: str
     similarity: str
     documents: int
-    has_texts: bool = Field(description="whether it stores titles and texts")
+    has_texts: bool = Field(description="whether the index stores titles and texts")
     model: str | None
     fingerprint: str | None
     dimension: int
-    query_tokens: int | None = Field(description="tokens of a query that the model reads, null for all")
+    query_tokens: int | None = Field(description="maximum number of tokens per query; null if none")
 
 
 class Health(BaseModel):
-    """The service is running."""
+    """What a running service serves, and its limits."""
 
     status: Literal["ok"]
     indexes: list[IndexFacts]
-    systems: list[str] = Field(description="systems to search")
-    reranker: str | None = Field(description="the model of the system `reranked`")
+    systems: list[str] = Field(description="names for the `systems` of a search")
+    reranker: str | None = Field(description="the model of the system `reranked`, if any")
     limits: dict[str, float]
 
 
 class Examples(BaseModel):
-    """Queries to begin with."""
+    """Example queries."""
 
     examples: list[str] = Field(description="titles or sentences of random documents; may be empty")
 
@@ -126,19 +126,19 @@ def _problems(**sentences: str) -> dict[int | str, dict[str, Any]]:
     return {int(s[1:]): {"model": Problem, "description": sentence} for s, sentence in sentences.items()}
 
 
-# Errors of every request, and of some requests.
+# The HTTP errors that every request can have. `UNFIT` and `UNKNOWN` are those of some endpoints.
 PROBLEMS = _problems(
-    _400="not HTTP, not JSON, or a host name that is not allowed",
+    _400="the request is not HTTP or not JSON, or its host name is not allowed",
     _408="the request arrived too slowly",
     _413="the request is too large",
     _500="internal error; see the service's standard error",
-    _503="too busy, an engine failed, or the index changed on disk; try again later",
+    _503="the service is too busy, an engine failed, or the index changed on disk; try again later",
 )
 UNFIT = _problems(_422="the request is invalid")
-UNKNOWN = _problems(_404="no such document, or its text is not stored")
+UNKNOWN = _problems(_404="the document does not exist, or its text is not stored")
 
 
-# Names of these keys in other services.
+# Keys of requests, and what other services call them: the error for an unknown key suggests ours.
 SYNONYMS = {
     "k": ("top_k", "topk", "top", "n", "num", "limit", "size", "count", "num_results", "max_results"),
     "queries": ("q", "text", "texts", "question", "questions", "input", "inputs"),
@@ -172,16 +172,16 @@ class _Request(BaseModel):
 
 def _question(text: str) -> str:
     if not has_text(text):
-        raise PydanticCustomError("no_text", "it contains no text")
+        raise PydanticCustomError("no_text", "the text has no visible characters")
     return text
 
 
-# Whitespace stays, as in every command, because some models read it.
+# Whitespace is not stripped, as in every command, because some models read it.
 Text = Annotated[str, StringConstraints(min_length=1), AfterValidator(_question)]
 
 
 def search_request_model(known: list[str], limits: Limits) -> type[BaseModel]:
-    """Returns the body of /search for a service's limits and systems."""
+    """Returns the pydantic model of a /search body, for a service's systems and limits."""
     query = Annotated[
         str,
         StringConstraints(min_length=1, max_length=limits.query_characters),
@@ -193,12 +193,12 @@ def search_request_model(known: list[str], limits: Limits) -> type[BaseModel]:
 
         model_config = ConfigDict(json_schema_extra={"examples": [{"queries": ["how to join two arrays"]}]})
         queries: list[query] = Field(min_length=1, max_length=limits.queries)
-        k: int = Field(min(10, limits.k), ge=1, le=limits.k, description="documents of each query and system")
+        k: int = Field(min(10, limits.k), ge=1, le=limits.k, description="documents per query and system")
         systems: list[str] | None = Field(
             None,
             min_length=1,
             max_length=len(known),
-            description=f"some of {', '.join(known)}; all by default",
+            description=f"what to search: any of {', '.join(known)}; by default all",
         )
         documents: bool = Field(True, description="whether to return titles and snippets")
         full: bool = Field(False, description="whether to return whole documents with metadata")
@@ -207,16 +207,16 @@ def search_request_model(known: list[str], limits: Limits) -> type[BaseModel]:
 
 
 def encode_request_model(limits: Limits) -> type[BaseModel]:
-    """Returns the body of /encode for a service's limits."""
+    """Returns the pydantic model of an /encode body, for a service's limits."""
 
     class EncodeRequest(_Request):
-        """Texts of one kind."""
+        """Texts to encode, all as queries or all as passages."""
 
         model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["how to join two arrays"]}]})
         texts: list[Text] = Field(min_length=1, max_length=limits.queries)
         tower: Literal["query", "passage"] = "query"
         index: str | None = Field(
-            None, description="the index whose model encodes; by default the first that has one"
+            None, description="the index whose model encodes; by default the first with a model"
         )
 
     return EncodeRequest

@@ -30,7 +30,7 @@ def search_router(service: Service) -> APIRouter:
 
     @router.post("/search", response_model=SearchResponse, responses=UNFIT)
     async def search(request: search_request) -> JSONResponse:
-        """Searches for queries. Waiting queries of all clients are searched together."""
+        """Searches for queries. Queries that wait, of all clients, are searched in one batch."""
         systems = service.systems if request.systems is None else request.systems
         for name in systems:
             _check_named(name, service.systems, "system")
@@ -41,14 +41,14 @@ def search_router(service: Service) -> APIRouter:
     async def document(
         doc_id: str,
         index: Annotated[
-            str | None, Query(description="the index to read it from; by default the first that has it")
+            str | None, Query(description="the index to read from; by default the first that has the id")
         ] = None,
         query: Annotated[
             str,
             Query(max_length=limits.query_characters, description="a question whose words are highlighted"),
         ] = "",
     ) -> JSONResponse:
-        """Returns a whole document. Special characters of the id must be quoted: ? as %3F."""
+        """Returns a document with all of its text. Percent-encode special characters of the id: ? as %3F."""
         _check_named(index, [o.name for o in service.opened], "index")
         return await asyncio.to_thread(_document_response, service, doc_id, index, query)
 
@@ -81,7 +81,7 @@ def _search_response(service: Service, request: Any, found: list[dict[str, Ranki
                 whole_characters += _length(shown[doc_id].get("document"))
                 if whole_characters > service.limits.whole_characters:
                     most = f"{service.limits.whole_characters:,} characters"
-                    raise HTTPException(422, f"full: these documents have more than {most}: request fewer")
+                    raise HTTPException(422, f"full: these documents have more than {most}; reduce k")
             ms = {part: round(value, 3) for part, value in ranking.ms.items()}
             systems.append({"system": system, "hits": hits, "cut_at": ranking.cut_at, "ms": ms})
         results.append({"query": query, "systems": systems})
@@ -108,7 +108,7 @@ def _shown(service: Service, highlighter: Highlighter | None, doc_id: str, *, fu
 
 
 def _length(document: dict[str, Any] | None) -> int:
-    """Returns the characters of a whole document, including metadata as JSON."""
+    """Returns the number of characters of a document's title, text, and metadata as JSON."""
     if document is None:
         return 0
     metadata = json.dumps(document["metadata"], ensure_ascii=False)
@@ -119,10 +119,10 @@ def _document_response(service: Service, doc_id: str, index: str | None, query: 
     stored = [o.name for o in service.opened if o.index.documents is not None and index in (None, o.name)]
     if not stored:
         which = f"the index {index} was" if index else "the indexes here were"
-        raise HTTPException(404, f"{which} built without --corpus, so texts are not stored")
+        raise HTTPException(404, f"{which} built without jaxir.index --corpus, so texts are not stored")
     found = service.document(doc_id, index)
     if found is None:
-        raise HTTPException(404, f"no document {doc_id!r} in {' or '.join(stored)}")
+        raise HTTPException(404, f"there is no document {doc_id!r} in {' or '.join(stored)}")
     opened, document = found
     highlighter = Highlighter(query)
     positions = {

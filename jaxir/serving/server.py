@@ -13,12 +13,12 @@ import uvicorn
 
 from jaxir.core.errors import UserError
 
-KEEP_ALIVE_SECONDS = 75
-END_SECONDS = 15  # for answers in progress at shutdown
+KEEP_ALIVE_SECONDS = 75  # an idle connection is closed after this time
+END_SECONDS = 15  # at shutdown, answers in progress may take this time
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Binds an address before any model is loaded; port 0 picks a free port."""
+    """Returns a socket that listens on an address. Port 0 picks a free port."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -31,28 +31,30 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except (OSError, UnicodeError) as error:  # from invalid host names
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot serve on {host}, port {port}: {reason.lower()} (--host, --port)") from None
+        raise UserError(
+            f"cannot serve on --host={host} --port={port}: {reason.lower()}; change one"
+        ) from None
     return listener
 
 
 def url_of(listener: socket.socket) -> str:
-    """Returns the URL for a browser."""
+    """Returns the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Returns whether only this machine can reach it."""
+    """Returns whether only this machine can reach a listening socket."""
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 def run(app: Any, listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serves `app` until SIGTERM or SIGINT, then finishes open requests; calls `on_ready` once ready."""
+    """Serves an ASGI app until SIGTERM or SIGINT, then finishes requests; calls `on_ready` once ready."""
     config = uvicorn.Config(
         app,
-        http="h11",  # limits the size of headers
+        http="h11",  # h11 limits the size of a request's headers
         ws="none",
         lifespan="on",
         access_log=False,

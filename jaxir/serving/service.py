@@ -1,4 +1,4 @@
-"""Searchable indexes behind batchers."""
+"""The HTTP service without HTTP: indexes and models, each engine of them behind a batcher."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from jaxir.serving.limits import Limits
 from jaxir.serving.reranker import Reranker
 
 HYBRID, RERANKED = "hybrid", "reranked"
-MAX_BATCH = 64
+MAX_BATCH = 64  # maximum number of texts in an engine's batch
 
 
 class Ranking(NamedTuple):
-    """Results of a system, best first.
+    """One system's documents for one query, best first.
 
     `ms` has milliseconds: "encode", "search" and "fuse" of the query's batch, "rerank" of the request, and
     "total" including waiting. `cut_at` is the number of characters of the query that the models read, None
@@ -62,11 +62,11 @@ class Opened:
 
 
 class Service:
-    """One or more indexes behind batchers. Create it with `open`, then use it as an async context.
+    """Searches indexes for many clients. Create it with `open`, then use it as an async context manager.
 
-    Indexes of one model share an engine. `systems` are the indexes, "hybrid" of two or more, and
-    "reranked", of the hybrid or the only index. `batchers` are keyed by engine name and tower, the
-    reranker's by ("reranked", "pair").
+    Indexes of the same model share an engine. `systems` names each index, "hybrid" (all indexes fused, if
+    there are several) and "reranked" (the hybrid or the only index, reranked). Keys of `batchers` are
+    (engine name, tower), and ("reranked", "pair") for the reranker.
     """
 
     def __init__(self, opened: Sequence[Opened], limits: Limits, reranker: Reranker | None = None):
@@ -99,14 +99,14 @@ class Service:
     ) -> Service:
         """Opens indexes (DIR, or NAME=DIR) and models, compiles, and starts the engines.
 
-        `model` encodes queries; None: the one recorded in each index. `reranker` is a cross-encoder that
-        reranks the first `rerank_depth` documents.
+        `model` encodes queries; if None, the model recorded in each index does. `reranker` is a cross-encoder
+        that reranks the first `rerank_depth` documents of each query.
         """
         limits = limits or Limits()
         if not indexes:
             raise UserError("give at least one index: --index=DIR")
         if reranker is not None and rerank_depth > limits.k:
-            raise UserError(f"--rerank_depth is {rerank_depth}, but searches find {limits.k} documents")
+            raise UserError(f"--rerank_depth={rerank_depth} must be at most {limits.k}, the limit k")
         opened: list[Opened] = []
         for spec in indexes:
             name, directory = _named(spec)
@@ -122,7 +122,7 @@ class Service:
                     " one corpus"
                 )
         if model is not None and all(o.searcher.encoder is None for o in opened):
-            raise UserError(f"no index has vectors: remove --model={model}")
+            raise UserError(f"no index has vectors, so no model is needed: remove --model={model}")
         stage = None
         if reranker is not None:
             _check_texts(opened)
@@ -135,7 +135,7 @@ class Service:
         return service
 
     def truncated(self) -> list[str]:
-        """Returns a line for each index that recorded how many of its documents were cut."""
+        """Returns a line for each index that recorded how many of its documents were truncated."""
         lines = []
         for opened in self.opened:
             info = opened.index.info
@@ -167,7 +167,7 @@ class Service:
         self, queries: Sequence[str], k: int, systems: Sequence[str]
     ) -> list[dict[str, Ranking]]:
         """Returns, for each query, the first k documents of each of `systems`. Raises `Busy` if too many
-        wait.
+        queries are waiting.
         """
         if RERANKED in systems:
             return await self._reranked(queries, k, systems)
@@ -197,7 +197,7 @@ class Service:
     async def _reranked(
         self, queries: Sequence[str], k: int, systems: Sequence[str]
     ) -> list[dict[str, Ranking]]:
-        """Searches with all systems and reranks the results of the last one."""
+        """Like `search`, with reranking: scores the documents of the hybrid, or of the only index, again."""
         before = self._reranked_system
         others = list(dict.fromkeys([*(s for s in systems if s != RERANKED), before]))
         found = await self.search(queries, max(k, self.reranker.depth), others)
@@ -219,7 +219,7 @@ class Service:
     async def encode(
         self, texts: Sequence[str], tower: Tower, index: str | None
     ) -> tuple[Opened, np.ndarray, list[int | None]]:
-        """Encodes N texts with the model of the named index, or of the first dense one.
+        """Encodes N texts with the model of the named index, or of the first dense index.
 
         Returns the index, vectors (float32 [N, D]), and for each text the number of characters that the
         model read, None if all. Raises `KeyError` with a sentence if there is no such index or model, and
@@ -229,13 +229,13 @@ class Service:
         opened = dense.get(index) if index is not None else next(iter(dense.values()), None)
         if opened is None:
             which = "no index here" if index is None else f"no index {index!r} here"
-            raise KeyError(f"{which} has a model")
+            raise KeyError(f"{which} has a model; see /healthz for the indexes")
         batcher = self.batchers[self.engines[opened.name].name, tower]
         answers = await batcher.results([Question(text, tower=tower) for text in texts])
         return opened, np.stack([a.vector for a in answers]), [a.cut_at for a in answers]
 
     def document(self, doc_id: str, index: str | None = None) -> tuple[Opened, Document] | None:
-        """Returns a document and the index that stores it, by default the first; None if none does."""
+        """Returns a document and the first index, or the named one, that stores it; None if no index does."""
         for opened in self.opened:
             if opened.index.documents is not None and index in (None, opened.name):
                 with contextlib.suppress(KeyError):
@@ -243,7 +243,7 @@ class Service:
         return None
 
     def examples(self, count: int) -> list[str]:
-        """Returns phrases from random documents; none if no documents are stored."""
+        """Returns phrases from random documents; an empty list if no index stores documents."""
         for opened in self.opened:
             if opened.index.documents is not None:
                 found = examples(opened.index, count, random.Random())
@@ -257,7 +257,7 @@ class Service:
         return of_texts | of_pairs
 
     def texts_cut(self) -> dict[tuple[str, str], int]:
-        """Returns the number of texts beyond a model's length, by engine and tower."""
+        """Returns the number of texts that a model truncated, by engine and tower."""
         return {(e.name, t): count for e in self._dense_engines() for t, count in e.texts_cut.items()}
 
     def _engines(self) -> list[DenseEngine | SparseEngine]:
@@ -289,19 +289,19 @@ def _ranking(
 
 
 def _named(spec: str) -> tuple[str, str]:
-    """Splits NAME=DIR, or names DIR."""
+    """Splits NAME=DIR into (NAME, DIR). A DIR without a name is named after its last part."""
     name, equals, directory = spec.partition("=")
     if not equals or "/" in name:
-        name, directory = Path(os.path.realpath(spec)).name, spec  # Path.resolve raises on a symlink loop
+        name, directory = Path(os.path.realpath(spec)).name, spec  # Path.resolve raises on a loop
     if not name or not directory:
-        raise UserError(f"{spec!r} lacks a {'directory' if name else 'name'}; write NAME=DIR")
+        raise UserError(f"--index={spec!r} lacks a {'directory' if name else 'name'}; write --index=NAME=DIR")
     return name, directory
 
 
 def _searcher(
     directory: str, opened: Sequence[Opened], model: str | None, dtype: Literal["float32", "bfloat16"]
 ) -> Searcher:
-    """Opens an index, reusing the model of another index if it is the same."""
+    """Opens an index. If an index that is already open has the same model, reuses the model."""
     index = load_index(directory)
     if index.query_kind != "vectors":
         return Searcher(index)
@@ -314,16 +314,16 @@ def _searcher(
 
 
 def _check_texts(opened: Sequence[Opened]) -> None:
-    """Refuses documents without stored text, which the reranker would judge as empty."""
+    """Raises a UserError if a document's text is not stored: the reranker would read an empty text."""
     stored = [o for o in opened if o.index.documents is not None]
     if not stored:
-        raise UserError(f"{RERANKED}: no index stores texts; build one with --corpus")
+        raise UserError(f"{RERANKED}: no index stores texts; build one with jaxir.index --corpus")
     without = [o for o in opened if o.index.documents is None]
     read = set().union(*(o.index.ids for o in stored)) if without else set()
     for each in without:
         lacking = [doc_id for doc_id in each.index.ids if doc_id not in read]
         if lacking:
             raise UserError(
-                f"{RERANKED}: no index has the text of {len(lacking):,} of the documents of the index"
-                f" {each.name} ({lacking[0]!r} is one); build it with --corpus"
+                f"{RERANKED}: no index stores the text of {len(lacking):,} of the documents of the index"
+                f" {each.name} (such as {lacking[0]!r}); build it with jaxir.index --corpus"
             )

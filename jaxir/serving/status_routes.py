@@ -22,13 +22,13 @@ def status_router(service: Service, metrics: Metrics) -> APIRouter:
         responses={200: {"content": {"text/plain": {}}, "description": "metrics in Prometheus's format"}},
     )
     async def prometheus(request: Request) -> Response:
-        """Returns metrics for Prometheus: requests, their time, queues and batch sizes."""
+        """Returns metrics for Prometheus: requests, their durations, queues and batch sizes."""
         text, content_type = metrics.text(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type})
 
     @router.get("/healthz", response_model=Health)
     async def healthz() -> JSONResponse:
-        """Returns what is served, and the limits."""
+        """Returns the served indexes, systems and limits."""
         reranker = Path(service.reranker.encoder.spec).name if service.reranker is not None else None
         return JSONResponse(
             {
@@ -52,7 +52,7 @@ def _index_facts(opened: Opened) -> dict[str, Any]:
         "similarity": info.similarity,
         "documents": info.count,
         "has_texts": opened.index.documents is not None,
-        # Without its path, which would reveal the machine's directories.
+        # The model's name without its path, which would reveal the machine's directories.
         "model": Path(encoder.spec).name if encoder is not None and encoder.spec else None,
         "fingerprint": encoder.fingerprint if encoder is not None else None,
         "dimension": info.dimension,

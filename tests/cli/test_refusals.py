@@ -28,8 +28,8 @@ REFUSED = [
     (f"{MINE} --run=a\nb", r"a\nb: no such run file"),
     ("analyze --models=A=,B=m --dataset=beir:. --output=out", "'A=' lacks a model"),
     ("analyze --models==m --dataset=beir:. --output=out", "'=m' lacks a name"),
-    (f"{SERVE} --index=i --host=..", "cannot serve on .., port 0"),
-    (f"{SERVE} --index=i --access_log=a.trec", "a.trec is there already and is no access log"),
+    (f"{SERVE} --index=i --host=..", "cannot serve on --host=.. --port=0"),
+    (f"{SERVE} --index=i --access_log=a.trec", "--access_log=a.trec is not an access log"),
     (f"{SERVE} --index=i --access_log=~", "~: shells do not expand ~"),
     (f"{SERVE} --index=i --access_log=gs://b/log", "gs://b/log: this is"),
     (f"{SERVE} --index=a=", "'a=' lacks a directory"),
@@ -59,7 +59,10 @@ REFUSED = [
     ("prepare --dataset=nq:absent --output=out --seed=1", "--seed is for --dataset=pairs:FILE"),
     (f"{SERVE} --index=absent --rerank_depth=3", "--rerank_depth is for --reranker"),
     ("index --embeddings=absent --output=out --on_bad_input=skip", "--on_bad_input is for --backend=lucene"),
-    ("index --update=absent --delete=absent --on_bad_input=skip", "--on_bad_input is for the --corpus of a"),
+    (
+        "index --update=absent --delete=absent --on_bad_input=skip",
+        "--on_bad_input only applies to the --corpus of a",
+    ),
     # inputs in a bucket, where only local ones can be read
     ("search --index=gs://b/x --query=why", "gs://b/x: this is "),
     (f"{SERVE} --index=name=gs://b/x", "gs://b/x: this is "),

@@ -302,7 +302,7 @@ def test_tree_of_scann_in_a_graph(storage, tmp_path):
         (["--model=st:{golden}/bert", "--index={index}", "--signatures=ids"], "a search takes texts"),
         (
             ["--model=st:{golden}/bert", "--index={index}"],
-            "an index of engine exact: a SavedModel can only search one of engine scann",
+            "is an index of engine exact, but a SavedModel needs engine scann",
         ),
         (
             ["--model=hf:{golden}/cross_bert", "--index={index}"],

@@ -152,7 +152,7 @@ def test_split_reads_only_its_judged_questions(folder, data, capsys):
     assert read_of(None) == ["q0", "q1", "q2"]
     with pytest.raises(UserError, match="no split 'tran'"):
         read_of("tran")
-    with pytest.raises(UserError, match="has passages for no question of the split"):
+    with pytest.raises(UserError, match="has no passages for any question of the split"):
         read_of("test")
     assert dev_questions(None, "x", "y") is None
     dev = dev_questions(data.run, data.directory, data.answers, "dev")
@@ -205,7 +205,7 @@ def test_evaluators_of_equal_data_share_what_is_read(data, monkeypatch):
 BAD = {
     "unknown question": (without("queries.jsonl", "q2"), "queries.jsonl lacks 'q2', a query of the run"),
     "unknown document": (without("corpus.jsonl", "d2"), r"lacks 'd2', which .* \(1 of 4 .*of this corpus"),
-    "no answers": (without("answers.jsonl", "q1"), r"has no answers of 'q1', a question of .* \(1 of 3\)"),
+    "no answers": (without("answers.jsonl", "q1"), r"lacks answers to 'q1', a question of .* \(1 of 3 lack"),
     "a shallow run": (
         lambda f: write_run(f / "run.trec", {q: some[:1] for q, some in RUN.items()}),
         "has at most 1 passages for a question, and 2 are to be read",
@@ -222,7 +222,7 @@ def test_inconsistent_files_are_refused(folder, data, how):
 
 
 def test_unsuitable_objective_length_or_tokenizer_is_refused(folder, data):
-    with pytest.raises(UserError, match="FusionInDecoder, and the objective reads source, target"):
+    with pytest.raises(UserError, match="FusionInDecoder, but this one reads source, target"):
         data.build(Tokenizer.load(GOLDEN), Seq2Seq().features(FORM))
     with pytest.raises(UserError, match="no room for passages in 8 tokens"):
         read(folder, Tokenizer.load(GOLDEN), length=8)
@@ -296,9 +296,9 @@ def test_interrupted_answers_resume_to_the_same_output(loaded, many, tmp_path, m
     with pytest.raises(KeyboardInterrupt):
         write_answers(reader, many, cut, HOW, window=4)
     assert not cut.exists()
-    with pytest.raises(UserError, match="was begun with another num_beams"):
+    with pytest.raises(UserError, match="was started with another num_beams"):
         write_answers(reader, many, cut, Decoding(max_new_tokens=8, num_beams=2), window=4)
-    with pytest.raises(UserError, match="was begun with another max_length"):
+    with pytest.raises(UserError, match="was started with another max_length"):
         write_answers(reader, read(tmp_path, reader.tokenizer, length=32), cut, HOW, window=4)
     write_answers(reader, many, cut, HOW, window=4)
     assert calls == [4, 4, 4, 3] and cut.read_bytes() == whole.read_bytes()

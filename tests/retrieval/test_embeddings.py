@@ -65,7 +65,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, corpus, small_model, 
         for path in output.glob("*.npy"):  # complete shards only
             assert np.load(path).shape == (SHARD, 32)
             assert len(json.loads(path.with_name(f"ids-{path.stem[-5:]}.json").read_text())) == SHARD
-        with pytest.raises(UserError, match="unfinished: run the same encode command again"):
+        with pytest.raises(UserError, match=r"incomplete: run the same jaxir.encode command again"):
             open_embeddings(output)
     (output / ".embeddings-00099.npy.abc.part").write_bytes(b"half a shard")
     before = len(list(output.glob("*.npy")))
@@ -98,14 +98,14 @@ def test_resume_refuses_changed_model_settings_and_input(tmp_path, toy, encoder,
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20))
     encode_corpus(encoder, corpus, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(UserError, match="begun with another model"):
+    with pytest.raises(UserError, match="started with another model"):
         encode_corpus(DualEncoder.load(other_model), corpus, tmp_path / "out")
-    with pytest.raises(UserError, match=r"begun with another --shard_size \(16384, now 5\)"):
+    with pytest.raises(UserError, match=r"started with another --shard_size \(16384, now 5\)"):
         encode_corpus(encoder, corpus, tmp_path / "out", shard_size=5)
-    with pytest.raises(UserError, match=r"begun with another --dtype \('float32', now 'bfloat16'\)"):
+    with pytest.raises(UserError, match=r"started with another --dtype \('float32', now 'bfloat16'\)"):
         encode_corpus(DualEncoder.load(encoder.spec, dtype="bfloat16"), corpus, tmp_path / "out")
     toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20, seed=9))
-    with pytest.raises(UserError, match="begun with another input"):
+    with pytest.raises(UserError, match="started with another input"):
         encode_corpus(encoder, corpus, tmp_path / "out")
     assert contents(tmp_path / "out") == before
 

@@ -77,7 +77,7 @@ def test_round_robin_skips_duplicates():
 def test_ties_go_to_the_greater_id(method):
     tie = {"q": {"a": 1.0, "c": 1.0, "b": 1.0}}
     assert list(method([tie, tie])["q"]) == ["c", "b", "a"]
-    with pytest.raises(UserError, match="two runs or more"):
+    with pytest.raises(UserError, match="two or more runs"):
         method([tie])
     with pytest.raises(UserError, match="run 3 has no query in common with the other runs"):
         method([A, B, {"x": {"d1": 1.0}}])
@@ -169,7 +169,7 @@ def test_candidates_are_scored_as_by_search(toy, similarity):
     assert found["q1"] == pytest.approx({d: exact[0][d] for d in ("d5", "d0", "d3")}, rel=1e-5)
     assert found["q2"] == pytest.approx({"d4": exact[1]["d4"]}, rel=1e-5)
     vectors[5] = 3e38
-    with pytest.raises(UserError, match=r"^the vector of 'd3' is 6e\+38 long"):
+    with pytest.raises(UserError, match=r"^the vector of 'd3' has the norm 6e\+38"):
         score_candidates(candidates, queries=texts, embeddings=stored, encoder=encoder, depth=3)
 
 
@@ -199,7 +199,8 @@ def test_fusion_warns_of_incomplete_and_foreign_runs(tmp_path, capsys):
         return capsys.readouterr().err
 
     assert warning("cut.trec") == (
-        f"warning: {tmp_path}/cut.trec has no answers to 4 of 9 queries ('q5' is one): is it complete?\n"
+        f"warning: {tmp_path}/cut.trec has no documents for 4 of 9 queries (such as 'q5'):"
+        " is the run complete?\n"
     )
     assert "foreign.trec has no document in common with the others" in warning("foreign.trec")
     write_run(tmp_path / "b.trec", whole)

@@ -214,16 +214,16 @@ def test_search_refuses_unsuitable_queries_and_models():
         index.search(np.zeros([1, 9], np.float32), 5)
     with pytest.raises(UserError, match="k must be at least 1"):
         index.search(np.zeros([1, 8], np.float32), 0)
-    with pytest.raises(TypeError, match=r"queries are an array .*, not float32 \[8\]"):
+    with pytest.raises(TypeError, match=r"queries must be an array .*, not float32 \[8\]"):
         index.search(np.zeros([8], np.float32), 5)
     with pytest.raises(
-        TypeError, match=r"queries are an array of floating-point numbers \[Q, D\], not a list"
+        TypeError, match=r"queries must be an array of floating-point numbers \[Q, D\], not a list"
     ):
         index.search([[1.0] * 8], 5)
     for number, reason in (
         (np.nan, "has a number that is not finite"),
         (np.inf, "has a number that is not finite"),
-        (3e38, r"is 8.49e\+38 long \(at most 1e\+19"),
+        (3e38, r"has the norm 8.49e\+38 \(at most 1e\+19"),
     ):
         with pytest.raises(UserError, match=f"^the vector of query 2 {reason}"):
             index.search(np.float32([[1] * 8, [number] * 8]), 5)
@@ -249,7 +249,7 @@ def test_search_refuses_unsuitable_queries_and_models():
         ),
         (
             {"embeddings": np.float32([[1], [3e38], [1]])},
-            r"^the vector of 'b' is 3e\+38 long \(at most 1e\+19",
+            r"^the vector of 'b' has the norm 3e\+38 \(at most 1e\+19",
         ),
         ({"embeddings": np.zeros([3, 4], np.float64)}, "float32"),
         ({"embeddings": [np.zeros([2, 4], np.float32), np.zeros([1, 5], np.float32)]}, "one D"),
@@ -317,7 +317,7 @@ def test_scann_list_of_files_elsewhere_is_refused(tmp_path):
     for name, message in (
         ("../../secret.npy", "lies outside of"),
         (f"{tmp_path}/secret.npy", "lies outside of"),
-        ("\\056./../secret.npy", "not the list of files that ScaNN writes"),
+        ("\\056./../secret.npy", "is damaged: ScaNN did not write it"),
         ("link.npy", "is a link that leads out of"),
     ):
         listed.write_text(text.replace("dataset.npy", name))

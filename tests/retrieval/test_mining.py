@@ -84,7 +84,7 @@ def test_positives_that_the_collection_lacks_are_left_out_and_counted(folder, ca
     found = mine(folder, negatives=100)
     assert list(found) == ["q0", "q1", "q2"]
     said = capsys.readouterr()
-    assert "; 4 positives left out, whose query, document or text the collection lacks" in said.out
+    assert "; 4 positives left out, because the collection lacks their query or text" in said.out
     assert "note: grades written as decimals, which are read as integers: 1 (first: " in said.err
     given = {"run": folder / "run.trec", "dataset": f"beir:{folder}", "output": folder / "strict"}
     flags = [f"--{flag}={value}" for flag, value in given.items()]
@@ -145,7 +145,7 @@ def test_margin_is_below_the_lowest_positive(folder, capsys):
     assert found["q0"] == RUN["q0"][13:]
     assert "q1" not in found and "q2" not in found
     assert (
-        "1 without a positive in the run, which the margin needs, 1 without a candidate"
+        "1 without a positive in the run, which --margin needs, 1 without a candidate"
         in capsys.readouterr().out
     )
 
@@ -155,7 +155,7 @@ def test_margin_is_below_the_lowest_positive(folder, capsys):
     [
         ({"first": 5, "last": 4}, "--first=5 must be at most --last=4"),
         ({"split": "trian"}, "did you mean 'train'"),
-        ({"margin": 5}, "no negative for any query of split 'train' (1 not in the run"),
+        ({"margin": 5}, "no query of split 'train' has a negative: 1 not in the run"),
     ],
 )
 def test_mining_refuses_bad_flags(folder, capsys, flags, sentence):

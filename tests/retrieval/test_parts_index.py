@@ -69,9 +69,9 @@ def test_resume_keeps_finished_parts_and_refuses_other_embeddings_and_settings(m
     }.items():
         others = dataclasses.replace(passages, info=dataclasses.replace(passages.info, **{name: value}))
         field = parts_index.CALLED.get(name, rf"{name} \(.*, now {value!r:.40}\)")
-        with pytest.raises(UserError, match=f"was begun with another {field}"):
+        with pytest.raises(UserError, match=f"was started with another {field}"):
             build_in_parts(others, tmp_path / "index", 3, build, how=how)
-    with pytest.raises(UserError, match=r"was begun with another backend \('exact', now 'scann'\)"):
+    with pytest.raises(UserError, match=r"was started with another backend \('exact', now 'scann'\)"):
         build_in_parts(passages, tmp_path / "index", 3, build, how=how | {"backend": "scann"})
     build_in_parts(passages, tmp_path / "index", 3, build, how=how)
     assert [len(ids) for ids in built] == [34, 34, 0, 35] and [*itertools.chain(*built)] == passages.ids
@@ -101,7 +101,7 @@ def test_command_builds_in_an_empty_directory_by_any_name(
     build[0] = f"--embeddings={tmp_path}/other"
     capsys.readouterr()
     assert cli.main("jaxir.index:index", [*build, "--output=here"]) == 1
-    assert "was begun with another model: give the same" in capsys.readouterr().err
+    assert "was started with another model: give the same" in capsys.readouterr().err
 
 
 def test_merge_takes_parts_with_fewer_than_k_answers():
@@ -132,9 +132,9 @@ def test_answers_of_all_processes_keep_their_ids(monkeypatch):
 
 def test_parts_index_refuses_bad_parts_ids_and_changes(many, tmp_path):
     passages, _ = many
-    with pytest.raises(UserError, match="103 passages cannot be indexed in 104 parts"):
+    with pytest.raises(UserError, match="from 1 to the number of passages, 103, not 104"):
         build_in_parts(passages, tmp_path / "index", 104, exactly, how={})
-    with pytest.raises(UserError, match="some ids occur twice"):
+    with pytest.raises(UserError, match="some ids of the embeddings occur twice"):
         twice = dataclasses.replace(passages, ids=[*passages.ids[1:], passages.ids[1]])
         build_in_parts(twice, tmp_path / "index", 2, exactly, how={})
     build_in_parts(passages, tmp_path / "index", 2, exactly, how={})

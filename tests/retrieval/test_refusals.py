@@ -31,7 +31,7 @@ def index(tmp_path, toy):
         ({"similarity": "zz"}, "similarity must be 'cosine' or 'dot' or 'bm25' or 'impact', not 'zz'"),
         ({"count": "5"}, "count must be a whole number of at least 1, not '5'"),
         ({"dimension": 32.5}, "dimension must be a whole number of at least 0, not 32.5"),
-        ({"engine": "exakt"}, "another version of jaxir; this one knows format 1 and the engines exact,"),
+        ({"engine": "exakt"}, "another version of jaxir; this version reads format 1 and the engines exact,"),
         ({"coutn": 5}, "'coutn' is unknown; did you mean 'count'?"),
         ({"dimension": 5}, r"embeddings.npy is float32 (3, 4), not float32 (3, 5)"),
     ],
@@ -47,7 +47,7 @@ def test_index_with_a_malformed_description_is_refused(index, changes, sentence)
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("index.json", "{", "is a damaged index"),
+        ("index.json", "{", "is damaged: "),
         ("ids.json", "[1, 2, 3]", r"must be a list, each text, not \[1, 2, 3\]"),
         ("ids.json", '["d0"]', "has 1 ids of 3"),
         ("embeddings.npy", "", "embeddings.npy cannot be read"),
@@ -67,14 +67,14 @@ def test_damaged_document_is_refused_and_others_are_read(index, line):
     path.write_text("\n".join([*lines[:2], line]) + "\n")  # offsets of the others stay valid
     documents = load_index(index).documents
     assert documents["d0"].text == "one"
-    with pytest.raises(DamagedError, match="the document 'd2' is not as it was stored"):
+    with pytest.raises(DamagedError, match="the document 'd2' cannot be read"):
         documents["d2"]
 
 
 def test_place_that_is_no_index_or_embeddings_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"is not an index: it has no index\.json"):
+    with pytest.raises(UserError, match=r"is not an index directory: it has no index\.json"):
         load_index(tmp_path)
-    with pytest.raises(UserError, match="holds no embeddings"):
+    with pytest.raises(UserError, match=r"is not an output of jaxir.encode"):
         open_embeddings(tmp_path)
 
 
@@ -97,7 +97,7 @@ def test_exact_index_refuses_unknown_options(option, sentence):
         ("embeddings-00001.npy", None, r"embeddings-00001\.npy: no such file"),
         ("ids-00000.json", "[1]", r"ids-00000\.json: .* must be a list, each text"),
         ("embeddings.json", '{"complete": true}', r"embeddings\.json: 'count' is missing"),
-        ("embeddings.json", {"complete": False}, "is unfinished: run the same encode command again"),
+        ("embeddings.json", {"complete": False}, "is incomplete: run the same jaxir.encode command again"),
         ("embeddings.json", {"format": 2}, "has format 2, this jaxir reads 1"),
     ],
 )
@@ -126,7 +126,7 @@ REFUSED = [
     ("index", "--output=x --embeddings=e --uri=http://h:1", "--uri is for --backend=milvus, not for"),
     ("index", "--output=x --backend=milvus", "--backend=milvus needs --embeddings"),
     ("index", "--output=x --backend=lucene --model=m", "--model is for --backend=scann and"),
-    ("index", "--output=x --embeddings=e --queries=q", "--queries needs --target_recall"),
+    ("index", "--output=x --embeddings=e --queries=q", "--queries only applies with --target_recall"),
     ("index", "--output=x --embeddings=e --target_recall=90", "--target_recall must be a number"),
     ("index", "--update=x --output=y --embeddings=e", "--output and --backend are for a new index"),
     ("index", "--update=x", "--update needs --embeddings, --corpus or --delete"),

@@ -146,7 +146,7 @@ def test_command_records_and_prints_what_was_dropped(folder, judge, relevance, c
     printed, recorded = capsys.readouterr().out, json.loads((folder / "out" / "mining.json").read_text())
     above, near = (recorded["false_negatives"][name] for name in ("max_relevance", "relevance_margin"))
     assert f"of {recorded['judged']} candidates the cross-encoder found {above + near} relevant" in printed
-    assert f"({above} above the maximum, {near} too near to a positive)" in printed
+    assert f"({above} above the maximum, {near} too close to a positive)" in printed
     assert f"dropped: {recorded['dropped']['positive']} known positives" in printed
     assert recorded["cross_encoder"] == {
         "name": judge.spec,

@@ -114,7 +114,7 @@ def by_query(path):
 
 def test_read_run_by_query_refuses_scattered_lines(tmp_path):
     (tmp_path / "run").write_text("p Q0 a 1 2 t\nq Q0 b 1 1 t\np Q0 c 2 1 t\n")
-    with pytest.raises(BadInputError, match="run:3: the lines of query 'p' do not follow each other"):
+    with pytest.raises(BadInputError, match="run:3: sort the lines: those of 'p' are not consecutive"):
         by_query(tmp_path / "run")
 
 

@@ -144,7 +144,7 @@ def test_search_prints_answers_to_a_query(index, capsys, texts):
 def test_empty_query_is_refused(index, toy, tmp_path, capsys):
     from jaxir.retrieval.searcher import Searcher
 
-    with pytest.raises(UserError, match="the question ' ' has no text"):
+    with pytest.raises(UserError, match="the question ' ' has no visible characters"):
         Searcher.open(index).search(["w1", " "], 2)
     queries = toy.write_jsonl(
         tmp_path / "q.jsonl", [{"_id": "q1", "text": "w1"}, {"_id": "q2", "text": "\u200b"}]

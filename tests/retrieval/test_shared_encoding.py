@@ -91,7 +91,7 @@ def test_processes_and_machines_of_a_ray_cluster_may_be_killed(folder, small_mod
         wait_for_shards(first, output, 30)
         first.kill()
         assert first.wait() == -signal.SIGKILL
-        with pytest.raises(UserError, match="unfinished: run the same encode command again"):
+        with pytest.raises(UserError, match=r"incomplete: run the same jaxir.encode command again"):
             open_embeddings(output)
         made = len(shards(output))
         assert made < COUNT // SHARD, "guard: some shards are missing"
@@ -172,7 +172,7 @@ class Failing(NamedTuple):
 def test_cluster_refuses_a_model_without_a_name(tmp_path, toy, encoder):
     unnamed = DualEncoder(encoder.model, encoder.tokenizer, encoder.settings)
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(2))
-    with pytest.raises(UserError, match="cannot be loaded by the machines of a cluster: save it"):
+    with pytest.raises(UserError, match="a cluster cannot load a model that was never saved"):
         encode_corpus(unnamed, corpus, tmp_path / "out", cluster=Cluster())
 
 

@@ -65,7 +65,7 @@ def test_tuning_reaches_the_target_and_lower_targets_search_less(index, trial):
     low, high = (found[target][0].info.settings for target in (0.7, 0.97))
     assert low["leaves_to_search"] < high["leaves_to_search"] < index.info.settings["leaves"]
     assert found[0.7][1].value < found[0.97][1].value < 1
-    assert "recall@10 0." in str(found[0.97][1]) and "500 passages taken for queries" in str(found[0.97][1])
+    assert "recall@10 0." in str(found[0.97][1]) and "500 passages used as queries" in str(found[0.97][1])
     with pytest.raises(UserError, match="between 0 and 1"):
         tune(index, trial, target=95)
 
@@ -204,7 +204,7 @@ def test_long_vectors_do_not_hide_negative_scores():
 
 def test_int8_refuses_lengths_that_one_scale_cannot_hold(vectors, ids):
     spread = vectors * np.exp(np.random.default_rng(0).normal(size=(COUNT, 1))).astype(np.float32)
-    with pytest.raises(UserError, match=r"besides the 120 greatest.* times as great.*--storage=bfloat16, or"):
+    with pytest.raises(UserError, match=r"besides the 120 largest.* times as large.*--storage=bfloat16, or"):
         ScannIndex.build(spread, ids, similarity="dot", storage="int8")
     index = ScannIndex.build(vectors[:50], ids[:50], similarity="dot", storage="int8")
     with pytest.raises(UserError, match="differ too much in size"):

@@ -104,9 +104,9 @@ def test_refused_update_changes_nothing(root, tmp_path, toy, capsys):
         ([f"--embeddings={root}/old", corpus], "documents 'd0', 'd1', 'd10' and 37 more are in the index"),
         ([f"--delete={tmp_path}/unknown.txt"], "no documents 'x1', 'x2', 'x3' and 2 more to delete"),
         ([f"--delete={tmp_path}/all.txt"], "no document would be left"),
-        ([f"--delete={tmp_path}/binary.txt"], "binary.txt is not a text file of ids"),
-        ([f"--embeddings={tmp_path}/other", corpus], "the embeddings cannot be searched together with"),
-        ([new], "stores its documents for display: give the corpus of the new ones"),
+        ([f"--delete={tmp_path}/binary.txt"], "binary.txt is not UTF-8 text"),
+        ([f"--embeddings={tmp_path}/other", corpus], "the embeddings cannot be added to"),
+        ([new], "stores titles and texts: give those of the new documents with --corpus"),
         ([new, f"--corpus={partial}"], "lacks 7 of the 8 documents that were encoded"),
         ([corpus], "--corpus needs --embeddings of the documents to add"),
     ):
@@ -131,8 +131,8 @@ def test_update_refuses_vectors_of_the_other_tower(root, tmp_path, toy, small_mo
     update = [f"--update={directory}", f"--embeddings={tmp_path}/queries", f"--corpus={root}/new.jsonl"]
     assert index_command(*update) == 1
     error = capsys.readouterr().err
-    assert "are of the query tower, those of the index of the passage tower" in error
-    assert "encode the new ones with --tower=passage" in error and error.count("\n") == 1
+    assert "are from the query tower, but the index is from the passage tower" in error
+    assert "encode the new documents with --tower=passage" in error and error.count("\n") == 1
     assert fingerprint(directory) == before
 
     # Older indexes do not name their tower and take both.
@@ -148,7 +148,7 @@ def test_update_refuses_a_corpus_for_an_index_without_documents(root, tmp_path, 
     directory = built(root, tmp_path, "scann", corpus=False)
     flags = [f"--update={directory}", f"--embeddings={root}/new"]
     assert index_command(*flags, f"--corpus={root}/new.jsonl") == 1
-    assert "stores no documents for display: leave out the corpus" in capsys.readouterr().err
+    assert "stores no titles and texts: leave out --corpus" in capsys.readouterr().err
     assert index_command(*flags) == 0
     index = load_index(directory)
     assert index.documents is None and index.info.count == 48
@@ -192,7 +192,7 @@ def test_lucene_documents_are_added_and_deleted(root, tmp_path, toy, capsys):
     assert changed.documents["c"].text == "cats and cats" and changed.documents["a"].title == "A"
     for more, sentence in (
         (flags[1:], "document 'c' is in the index already"),
-        ([f"--embeddings={root}/new"], "is an index of words: give --corpus, not --embeddings"),
+        ([f"--embeddings={root}/new"], "is a BM25 index: give --corpus, not --embeddings"),
         ([f"--delete={tmp_path}/gone.txt"], "there is no document 'b' to delete"),
     ):
         assert index_command(f"--update={directory}", *more) == 1

@@ -169,7 +169,7 @@ def test_index_of_entries_refuses_updates_and_milvus(index, collection, capsys, 
     assert len(load_index(index / "index").ids) == COUNT
     flags = [f"--embeddings={index}/emb", "--backend=milvus", f"--output={tmp_path}/milvus"]
     if cli.main("jaxir.index:index", flags) == 1:
-        assert "milvus engine takes one entry for each document" in capsys.readouterr().err
+        assert "milvus engine takes one vector per document" in capsys.readouterr().err
     assert not (tmp_path / "milvus").exists()
 
 
@@ -191,13 +191,13 @@ def test_resume_refuses_another_expansion(collection, encoder, tmp_path, monkeyp
     monkeypatch.undo()
     assert 1 <= len(list((tmp_path / "broken").glob("*.npy"))) < 4
     for other in ({"kind": "corpus", "views": 2}, {"kind": "typical", "views": 3}):
-        with pytest.raises(UserError, match="begun with another"):
+        with pytest.raises(UserError, match="started with another"):
             encoded(encoder, folder, tmp_path / "broken", **other)
     # The same number of queries, with other texts.
     records = [json.loads(line) for line in (folder / "queries.jsonl").read_text().splitlines()]
     changed = [{**record, "outputs": [f"{text} w1" for text in record["outputs"]]} for record in records]
     (folder / "changed.jsonl").write_text("".join(json.dumps(record) + "\n" for record in changed))
-    with pytest.raises(UserError, match="begun with another --expansions"):
+    with pytest.raises(UserError, match="started with another --expansions"):
         encoded(encoder, folder, tmp_path / "broken", name="changed.jsonl", kind="corpus", views=3)
     again, resumed = encoded(encoder, folder, tmp_path / "broken", kind="corpus", views=3)
     assert again.ids == stored.ids and np.array_equal(vectors, resumed)
@@ -213,13 +213,13 @@ def test_unsuitable_queries_are_refused_before_any_work(collection, encoder, tmp
     for name, message in {
         "short.jsonl": "no outputs for 1 of 30 texts",
         "short.txt": "has 29 lines",
-        "none.jsonl": "there is no query for any document",
+        "none.jsonl": "has no query for any document",
     }.items():
         with pytest.raises((BadInputError, UserError), match=message):
             how = Expansion(path=str(tmp_path / name))
             encode_corpus(encoder, folder / "corpus.jsonl", tmp_path / "out", expansion=how)
         assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="generated queries expand documents"):
+    with pytest.raises(UserError, match="--expansions only applies to documents"):
         how = Expansion(path=str(folder / "queries.jsonl"))
         encode_corpus(encoder, folder / "questions.jsonl", tmp_path / "out", tower="query", expansion=how)
 

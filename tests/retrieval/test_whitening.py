@@ -115,18 +115,18 @@ def test_whitening_refuses_unsuitable_models_texts_and_dimensions(model, texts, 
     few.write_text("".join(f"{text}\n" for text in texts[:9]))
     model_dir.save(tmp_path / "two", *model_dir.load(model, sharing="ade")[:3])
     for given, path, flags, message in (
-        (model, few, [], "9 texts are too few to whiten 32 dimensions: give more of them"),
+        (model, few, [], "9 texts are too few to whiten 32 dimensions: give more texts"),
         (
             model,
             few,
             ["--dimensions=9"],
-            "the vectors of 9 texts span 8 of 32 dimensions, fewer than --dimensions=9",
+            "the vectors of 9 texts only span 8 of 32 dimensions, fewer than --dimensions=9",
         ),
         (
             model,
             file,
             ["--dimensions=33"],
-            "the vectors of 200 texts span 31 of 32 dimensions, fewer than --dimensions=33",
+            "the vectors of 200 texts only span 31 of 32 dimensions, fewer than --dimensions=33",
         ),
         (f"st:{GOLDEN / 'bert'}", file, [], "needs a linear projection, and this model's has a tanh"),
         (tmp_path / "two", file, [], "whitening needs one tower, and this model has two"),

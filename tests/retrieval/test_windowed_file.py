@@ -46,7 +46,7 @@ def test_windows_left_by_a_killed_run_are_not_used_for_other_settings(tmp_path, 
             write(output, "first")
     assert output.exists() and len(list(tmp_path.glob(".out.jsonl.unfinished/outputs-*"))) >= 2
     if order == "a window first":
-        with pytest.raises(UserError, match="was begun with another model"):
+        with pytest.raises(UserError, match="was started with another model"):
             write(output, "second")
         assert write(output, "first") == []
     else:

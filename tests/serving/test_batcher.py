@@ -98,7 +98,7 @@ def test_too_many_waiting_jobs_are_refused_at_once():
         first = await under_way(batcher, work)
         waiting = asyncio.create_task(batcher.results([1, 2]))
         await asyncio.sleep(0)
-        with pytest.raises(Busy, match="2 queries are already waiting"):
+        with pytest.raises(Busy, match="2 texts are already waiting"):
             await batcher.results([3, 4])
         work.go.set()
         assert await waiting == [10, 20] and await first == [0]

@@ -36,7 +36,10 @@ async def never(*_: object) -> None:
 
 def test_slow_clients_and_slow_answers_time_out():
     limits = Limits(answer_seconds=0.2)
-    assert answered(never, limits, is_silent=True) == (408, "the request's body did not arrive within 0.2 s")
+    assert answered(never, limits, is_silent=True) == (
+        408,
+        "the request's body did not arrive within 0.2 s; send it again",
+    )
     assert answered(never, limits) == (503, "there was no answer within 0.2 s: the service is busy")
 
 
@@ -61,7 +64,7 @@ def test_too_many_concurrent_requests_are_refused():
 
     asyncio.run(two(Guard(never, limits=Limits(requests=1))))
     details = [json.loads(m["body"])["detail"] for m in refused if m["type"] == "http.response.body"]
-    assert details == ["1 requests are already in progress", "the service is shutting down"]
+    assert details == ["busy: 1 requests are already in progress", "the service is shutting down"]
     assert [m["status"] for m in refused if "status" in m] == [503, 503]
     assert (b"retry-after", b"1") in refused[0]["headers"]
 

@@ -105,8 +105,8 @@ def test_document_by_id(served, world):
     assert (document["metadata"], document["index"], document["text_matches"]) == (None, "dense", [])
     assert get(quote(world.special_id, safe=""))[0] == 200
     refusals = [
-        ("nothing/é", 404, "no document 'nothing/é' in dense or second"),
-        ("", 404, "no document '' in dense or second"),
+        ("nothing/é", 404, "there is no document 'nothing/é' in dense or second"),
+        ("", 404, "there is no document '' in dense or second"),
         ("cats?index=dens", 422, "unknown index 'dens'; give one of dense, second; did you mean 'dense'?"),
         ("cats?index=hybrid", 422, "unknown index 'hybrid'; give one of dense, second"),
         (f"cats?query={'a' * 2001}", 422, "query: String should have at most 2000 characters"),
@@ -201,7 +201,7 @@ def test_access_log_has_every_request_but_no_question(served):
 def test_index_without_texts_is_searched_by_id(without_texts):
     status, _, body = without_texts.request("GET", "/document/cats")
     assert status == 404
-    assert b"the indexes here were built without --corpus" in body
+    assert b"the indexes here were built without jaxir.index --corpus" in body
     assert json.loads(without_texts.request("GET", "/examples")[2]) == {"examples": []}
     answer = without_texts.ask("/search", queries=["w1"], k=1, full=True)
     (hit,) = answer["results"][0]["systems"][0]["hits"]
@@ -243,12 +243,12 @@ def test_reference_page_is_self_contained_and_complete(served):
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
-        (b"nonsense", 400, "the body is not JSON"),
+        (b"nonsense", 400, "the request's body is not valid JSON"),
         (b"\xff\xfe{", 400, "There was an error parsing the body"),
         (b"[]", 422, "Input should be a valid dictionary"),
         (b"{}", 422, "queries: Field required"),
         (b'{"queries": [""]}', 422, "queries.0: String should have at least 1 character"),
-        (b'{"queries": ["a", "\\u200b\\u0000"]}', 422, "queries.1: it contains no text"),
+        (b'{"queries": ["a", "\\u200b\\u0000"]}', 422, "queries.1: the text has no visible characters"),
         (b'{"queries": ["\\ud800"]}', 422, "queries.0: Input should be a valid string"),
         (json.dumps({"queries": ["a" * 2001]}).encode(), 422, "queries.0: String should have at most 2000"),
         (json.dumps({"queries": ["a"] * 65}).encode(), 422, "queries: List should have at most 64 items"),
@@ -269,7 +269,7 @@ def test_malformed_requests_get_one_sentence(served, body, status, sentence):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (" \n\u200b\0", "texts.1: it contains no text"),
+        (" \n\u200b\0", "texts.1: the text has no visible characters"),
         ("\ud800", "texts.1: Input should be a valid string"),
     ],
 )
@@ -380,7 +380,7 @@ def test_address_in_use_is_reported_before_loading(served, capsys):
     port = served.address[1]
     assert cli.main("jaxir.serve:serve", ["--index=nothing", f"--port={port}"]) == 1
     assert capsys.readouterr().err == (
-        f"error: cannot serve on 127.0.0.1, port {port}: address already in use (--host, --port)\n"
+        f"error: cannot serve on --host=127.0.0.1 --port={port}: address already in use; change one\n"
     )
     assert cli.main("jaxir.serve:serve", ["--index=nothing", "--port=99999"]) == 2
     assert "--port must be a whole number from 0 to 65535, not 99999" in capsys.readouterr().err

@@ -149,14 +149,19 @@ def test_page_explains_errors_in_plain_words(page):
     for status, said, what, more in [
         (
             503,
-            "9 queries are already waiting",
+            "9 texts are already waiting",
             "cannot answer just now",
-            "9 queries are already waiting. Try",
+            "9 texts are already waiting. Try",
         ),
         (502, None, "cannot answer just now", "It is busy. Try again in a moment."),  # a proxy's page
         (429, None, "too many requests", "Wait a moment"),
         (422, "queries.0: is odd", "cannot be answered", "Queries.0: is odd."),
-        (500, "internal error (KeyError)", "has failed", "Internal error (KeyError)."),
+        (
+            500,
+            "internal error of the service (KeyError)",
+            "has failed",
+            "Internal error of the service (KeyError).",
+        ),
         (200, None, "has failed", "Its answer makes no sense."),
     ]:
         shown = page.evaluate(f"([status, said]) => ({words})(status, said)", [status, said])

@@ -132,12 +132,12 @@ def test_too_many_pairs_are_refused(world, model):
         (
             ["dense"],
             {"reranker": "{cross_encoder}", "rerank_depth": 21},
-            "--rerank_depth is 21, but searches find 20",
+            "--rerank_depth=21 must be at most 20",
         ),
         (
             ["without_texts"],
             {"reranker": "{cross_encoder}"},
-            "no index stores texts; build one with --corpus",
+            "no index stores texts; build one with jaxir.index --corpus",
         ),
         (["reranked=dense"], {}, "the name 'reranked' is taken"),
     ],

@@ -240,7 +240,10 @@ def test_internal_errors_hide_their_details(service, monkeypatch):
         raise RuntimeError("a secret")
 
     monkeypatch.setattr(service, "examples", fails)
-    assert answered(service, "GET", "/examples") == (500, {"detail": "internal error (RuntimeError)"})
+    assert answered(service, "GET", "/examples") == (
+        500,
+        {"detail": "internal error of the service (RuntimeError)"},
+    )
 
 
 def test_metadata_counts_towards_the_limit_of_whole_documents(world, tmp_path):
@@ -291,18 +294,21 @@ def test_failed_engine_hides_the_machine_from_clients(world, tmp_path, capsys):
         index._collection._client.drop_collection("passages")  # as another user of Milvus could do
         status, answer = answered(service, "POST", "/search", {"queries": ["w1"], "k": 2})
     assert status == 503
-    assert answer == {"detail": "the service cannot answer now; see its standard error"}
+    assert answer == {"detail": "the service cannot answer now; its standard error has the reason"}
     err = capsys.readouterr().err
     assert "error: " in err and str(tmp_path) in err
 
 
 def test_access_log_reports_write_errors_once_and_is_rotated(tmp_path, capsys):
-    with pytest.raises(UserError, match=r"cannot write the access log .*nowhere/log: no such file"):
+    with pytest.raises(UserError, match=r"cannot write --access_log=.*nowhere/log: no such file"):
         AccessLog(str(tmp_path / "nowhere" / "log"))
     full = AccessLog("/dev/full")
     for _ in range(3):
         full.write("127.0.0.1", "GET", "/", 200, 0.1)
-    assert capsys.readouterr().err.count("the access log cannot be written: [Errno 28] No space left") == 1
+    assert (
+        capsys.readouterr().err.count("cannot write the access log, lines are lost: [Errno 28] No space left")
+        == 1
+    )
     log = AccessLog(str(tmp_path / "log"))
     log.write("127.0.0.1", "GET", "/one", 200, 0.1)
     (tmp_path / "log").rename(tmp_path / "log.1")  # as logrotate does
@@ -318,8 +324,8 @@ def test_access_log_reports_write_errors_once_and_is_rotated(tmp_path, capsys):
         ([], "give at least one index"),
         (["{root}/dense", "{root}/dense"], "the name 'dense' is taken: give .*/dense another name"),
         (["hybrid={root}/dense"], "the name 'hybrid' is taken"),
-        (["={root}/dense"], "'=.*/dense' lacks a name; write NAME=DIR"),
-        (["dense="], "'dense=' lacks a directory; write NAME=DIR"),
+        (["={root}/dense"], "'=.*/dense' lacks a name; write --index=NAME=DIR"),
+        (["dense="], "'dense=' lacks a directory; write --index=NAME=DIR"),
         (["{root}/dense", "{root}/foreign"], "dense and foreign have no document in common"),
     ],
 )

@@ -91,7 +91,7 @@ def test_two_fields(sidecar, tmp_path, write_corpus):
     _, ids = load_index(tmp_path / "index").search(["milk", "cat"], 3)
     assert sorted(ids[0]) == ["cat", "title-only"]
     assert ids[1] == ["cat"]
-    with pytest.raises(UserError, match="feedback needs an index with --fields=flat"):
+    with pytest.raises(UserError, match="feedback needs a flat index"):
         built.ranked_by(feedback=Rm3())
 
 
@@ -129,7 +129,7 @@ def test_missing_lucene_files_are_reported(index):
     (Path(index) / "SHA256SUMS").unlink()  # as in indexes of earlier versions
     for file in (Path(index) / "lucene").glob("segments_*"):
         file.unlink()
-    with pytest.raises(UserError, match="is a damaged index: it has no Lucene files"):
+    with pytest.raises(UserError, match="is damaged: it has no Lucene files"):
         load_index(index)
 
 

@@ -203,9 +203,9 @@ def test_resume_refuses_other_settings_of_generation(
     (tmp_path / ".a.jsonl.unfinished" / "outputs-00000.jsonl").touch()  # without a window nothing is lost
     model = f"hf:{one_layer_seq2seq}"
     assert generate(data, model, tmp_path / "a.jsonl", "--top_k=4") == 1
-    assert "was begun with another" in (told := capsys.readouterr().err) and "(5, now 4)" in told, told
+    assert "was started with another" in (told := capsys.readouterr().err) and "(5, now 4)" in told, told
     assert generate(data, model, tmp_path / "a.jsonl", "--top_k=5", "--batch_tokens=64") == 1
-    assert "was begun with another batch_tokens" in capsys.readouterr().err
+    assert "was started with another batch_tokens" in capsys.readouterr().err
 
 
 def many_texts(place: Path) -> Path:

@@ -1,1 +1,1 @@
-"""Questions answered from retrieved passages: their passages, tokens and answers."""
+"""Answers questions from retrieved passages, with a reader (Fusion-in-Decoder)."""

@@ -1,4 +1,4 @@
-"""`Reader`: questions with passages in, answers out (Fusion-in-Decoder, Izacard & Grave 2021)."""
+"""`Reader`: writes answers to questions with passages (Fusion-in-Decoder, Izacard & Grave 2021)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxir.retrieval.encoding.outputs_file import made_by
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
 from jaxir.storage.files import local_path
 
-_MULTIPLE = 8  # tokens; passages are padded to a multiple of it, so that few programs are compiled
+_MULTIPLE = 8  # tokens; passages are padded to a multiple of this number, so that few programs are compiled
 WINDOW = 128  # questions batched together; an interruption loses at most one window
 
 
@@ -35,7 +35,7 @@ def _answer_function(how: Decoding, passages: int) -> Callable[[Seq2SeqModel, ja
 
 
 class Reader(Generator):
-    """A generator that answers questions from passages; loaded and saved as any `Generator`."""
+    """A generator that answers questions from passages; loaded and saved like any `Generator`."""
 
     def answer(
         self,
@@ -46,9 +46,9 @@ class Reader(Generator):
         num_windows: int = 1,
         on_batch: Callable[[int], Any] | None = None,
     ) -> list[list[str]]:
-        """Returns the outputs for the questions `examples` [N], the best first, without empty ones."""
-        # A row interleaves the passages: all first tokens, then all second ones. So padding at its end pads
-        # each passage.
+        """Returns outputs for the questions number `examples` [N], best first, without empty outputs."""
+        # A row interleaves the passages: the first tokens of all passages, then the second tokens, and so on.
+        # So padding at the end of the row pads each passage.
         sources = questions.sources(examples)
         longest = longest_of(sources)
         longest = np.minimum(-(-longest // _MULTIPLE) * _MULTIPLE, questions.length)
@@ -64,7 +64,7 @@ class Reader(Generator):
 
 
 def longest_of(sources: np.ndarray) -> np.ndarray:
-    """Returns the length of the longest passage of each question [B], of token ids [B, P, L]."""
+    """Returns the number of tokens of each question's longest passage, [B], from token ids [B, P, L]."""
     return (sources != 0).sum(-1).max(-1)
 
 
@@ -76,7 +76,7 @@ class _Question(NamedTuple):
 def write_answers(
     reader: Reader, questions: Questions, output: str | Path, how: Decoding, *, window: int = WINDOW
 ) -> OutputsReport | None:
-    """Writes {"_id", "outputs"} for each question, in their order (see `write_windows`)."""
+    """Writes a line {"_id", "outputs"} for each question, in order (see `write_windows`)."""
     count = len(questions)
 
     def make(batch: Sequence[_Question], done: Callable[[int], None]) -> Iterator[dict[str, Any]]:

@@ -27,14 +27,14 @@ PASSAGES, ANSWER = "passages", "answer"  # the fields of a reader's objective
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class AnsweredQuestions(TextData):
-    """The questions of a run, with the passages that it found and their answers.
+    """The questions of a run, with the passages that the run found, and with answers.
 
     Attributes:
-      run: TREC run file, of any retriever, over queries of the folder.
+      run: a TREC run file, of any retriever, for queries of the folder.
       directory: a BEIR folder, which has the queries and the corpus.
-      answers: lines of {"_id", "answers"}, at least for all questions that are read.
-      split: read only the run's questions that the folder's qrels/SPLIT.tsv judges; None, or a folder without
-        judgements: all.
+      answers: a file of lines {"_id", "answers"}, at least for all questions that are read.
+      split: only read questions of the run for which the folder's qrels/SPLIT.tsv has judgements; None, or a
+        folder without judgements: all questions.
     """
 
     run: str
@@ -48,7 +48,7 @@ class AnsweredQuestions(TextData):
         if len(features) != 2 or fields.keys() != {PASSAGES, ANSWER} or fields[PASSAGES].count is None:
             wanted = ", ".join(f.field for f in features.values())
             raise UserError(
-                f"AnsweredQuestions is data for FusionInDecoder, and the objective reads {wanted}"
+                f"AnsweredQuestions only fits the objective FusionInDecoder, but this one reads {wanted}"
             )
         source, target = fields[PASSAGES], fields[ANSWER]
         folder = BeirFolder(self.directory, on_bad_input)
@@ -67,8 +67,8 @@ class AnsweredQuestions(TextData):
         )
         if lacking := [query_id for query_id in questions.ids if query_id not in answers]:
             raise UserError(
-                f"{self.answers} has no answers of {lacking[0]!r}, a question of {self.run}"
-                f" ({len(lacking):,} of {len(questions):,})"
+                f"{self.answers} lacks answers to {lacking[0]!r}, a question of {self.run}"
+                f" ({len(lacking):,} of {len(questions):,} lack answers): add these answers"
             )
         texts = [answers[query_id] for query_id in questions.ids]
         builder = TableBuilder(tokenizer, target.length, target.prompt, what="answers")
@@ -80,14 +80,14 @@ class AnsweredQuestions(TextData):
 def dev_questions(
     run: str | None, directory: str, answers: str, split: str | None = None
 ) -> AnsweredQuestions | None:
-    """Returns the data that a reader is evaluated on during training; None without a run."""
+    """Returns the data that a reader is evaluated on while it trains; None if `run` is None."""
     if run is None:
         return None
     return AnsweredQuestions(run=run, directory=directory, answers=answers, split=split)
 
 
 class AnsweredDataset(Dataset):
-    """Questions, their passages, and an answer that each step draws, as in Fusion-in-Decoder."""
+    """Questions, their passages, and a random answer for each step, like in Fusion-in-Decoder."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class AnsweredDataset(Dataset):
         rows: np.ndarray,
         offsets: np.ndarray,
     ):
-        """Question q has the answers rows[offsets[q]:offsets[q + 1]] of `targets`."""
+        """The answers of question q are the rows rows[offsets[q]:offsets[q + 1]] of the table `targets`."""
         self.features, self.num_examples = dict(features), len(questions)
         self.questions, self.answers = questions, answers
         self._targets, self._rows, self._offsets = targets, rows, offsets
@@ -132,7 +132,7 @@ class AnsweredDataset(Dataset):
         return self._batch(examples, np.zeros(len(examples)))
 
     def _batch(self, examples: np.ndarray, luck: np.ndarray) -> Batch:
-        """Returns a batch; `luck`, in [0, 1), chooses the target among an example's answers."""
+        """Returns a batch; `luck`, in [0, 1), chooses an example's target among its answers."""
         starts = self._offsets[examples]
         chosen = starts + (luck * (self._offsets[examples + 1] - starts)).astype(np.int64)
         target = self._names[ANSWER]

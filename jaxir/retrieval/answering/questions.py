@@ -1,12 +1,12 @@
 """Questions with the passages that a run found for them, as tokens.
 
-A reader's input for a passage is that of Fusion-in-Decoder's authors, cut at the end, without `title:` if the
-document has none:
+A reader's input for a passage is that of Fusion-in-Decoder's authors, truncated at the end, without `title:`
+if the document has no title:
 
     question: QUESTION title: TITLE context: TEXT
 
-Each question and passage is tokenised once, and they are joined when they are needed. For a tokenizer that
-splits at spaces, as T5's, the result is the same.
+Each question and passage is tokenised once, and joined when needed. With a tokenizer that splits at spaces,
+like T5's, the result is the same as tokenising the joined text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Questions:
         length: int,
         end: int,
     ):
-        """Rows of both tables end with `end`; `found` [N, P] has rows of `passages`, best first, or NONE."""
+        """Texts of both tables end with the token `end`; `found` [N, P] has row numbers of `passages`."""
         self.ids, self.passages, self.length = ids, found.shape[1], length
         self._questions, self._passages, self._found, self._end = questions, passages, found, end
 
@@ -61,7 +61,7 @@ class Questions:
     def sources(self, examples: np.ndarray) -> np.ndarray:
         """Returns the token ids of questions [B] joined with their passages, int32 [B, P, length]."""
         sources = np.empty((len(examples), self.passages, self.length), np.int32)
-        for source, example in zip(sources, examples, strict=True):  # a loop bounds int64 index arrays
+        for source, example in zip(sources, examples, strict=True):  # a loop, to keep index arrays small
             source[:] = self._source(example)
         return sources
 
@@ -81,7 +81,7 @@ class Questions:
 
 
 def _places(table: TextTable, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the starts of texts and their numbers of tokens without the end token."""
+    """Returns where texts start in the table's tokens, and their lengths without the end token."""
     return table.offsets[rows], table.offsets[rows + 1] - table.offsets[rows] - 1
 
 
@@ -102,17 +102,17 @@ def read_questions(
     of: Collection[str] | None = None,
     on_bad_input: OnBadInput | None = None,
 ) -> Questions:
-    """Reads the questions of a run with the best passages of each; keeps tokens only.
+    """Reads the questions of a run with the best passages of each question; only keeps their tokens.
 
-    Questions that the run lacks are left out and counted on standard error. A question with fewer passages is
-    read with those that it has.
+    Questions that are not in the run are left out; their number is printed to standard error. A question may
+    have fewer than `passages` passages.
 
     Args:
-      run: TREC run file, in which the lines of a query follow each other.
-      passages: P, most passages of a question.
-      length: most tokens of a question with a passage.
-      of: ids of the questions to read; None: all.
-      on_bad_input: for malformed lines of queries and corpus; None: stop.
+      run: a TREC run file in which the lines of a query are consecutive.
+      passages: P, the maximum number of passages per question.
+      length: maximum number of tokens of a question with a passage.
+      of: ids of the questions to read; None: all questions.
+      on_bad_input: what to do with malformed lines of queries and corpus; None: stop.
     """
     collector = on_bad_input or OnBadInput("stop")
     end = _end_of(tokenizer)
@@ -122,12 +122,12 @@ def read_questions(
         if of is None or query_id in of
     }
     if not best:
-        raise UserError(f"{run} has passages for no question of the split")
+        raise UserError(f"{run} has no passages for any question of the split: give a run of this split")
     deepest = max(map(len, best.values()))
     if deepest < passages:
         raise UserError(
-            f"{run} has at most {deepest} passages for a question, and {passages} are to be read: read fewer,"
-            " or give a deeper run"
+            f"{run} has at most {deepest} passages per question, but the reader reads {passages}: read fewer"
+            " passages, or give a deeper run"
         )
     builder = TableBuilder(tokenizer, length, prompt, what="questions")
     ids, others = [], 0
@@ -138,7 +138,7 @@ def read_questions(
         elif of is None or query.id in of:
             others += 1
     if lacking := best.keys() - set(ids):
-        raise UserError(f"{queries} lacks {min(lacking)!r}, a query of the run {run}")
+        raise UserError(f"{queries} lacks {min(lacking)!r}, a query of {run}: give the queries of the run")
     if others and jax.process_index() == 0:
         print(
             f"{others:,} of {others + len(ids):,} questions of {queries} have no passages in {run} and are"
@@ -148,7 +148,7 @@ def read_questions(
     questions = builder.table()
     if (_places(questions, np.arange(len(ids)))[1] >= length - 1).all():
         raise UserError(
-            f"questions leave no room for passages in {length} tokens: give a larger passage length"
+            f"questions leave no room for passages in {length} tokens: give a greater passage length"
         )
     texts, row_of = _tokenised(corpus, best, tokenizer, length, collector, run)
     found = np.full((len(ids), passages), NONE, np.int32)
@@ -177,7 +177,7 @@ def _end_of(tokenizer: Tokenizer) -> int:
     special = tokenizer.encode_batch([""], max_length=8)[0]
     if len(special) != 1:
         raise UserError(
-            f"the tokenizer adds {len(special)} special tokens to a text; a reader needs one that adds only"
-            " an end token, as T5's"
+            f"the tokenizer adds {len(special)} special tokens to a text; give a model whose tokenizer only"
+            " adds an end token, like T5's"
         )
     return int(special[0])

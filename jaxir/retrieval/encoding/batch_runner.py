@@ -21,27 +21,27 @@ from jaxir.retrieval.encoding.batching import Batch, EncodingReport, fill, plan_
 from jaxir.runtime.partitioning import Partitioner
 
 WINDOW = 16_384  # rows tokenised, sorted and batched together: enough to fill batches, few enough for memory
-# Threads that each run a batch. One fills a batch or fetches results while the other computes. On a CPU,
-# single-core parts of two programs overlap.
+# Number of threads that each run a batch. One fills a batch or fetches results while the other computes.
+# On a CPU, single-core parts of two programs overlap.
 RUNNERS = 2
-BATCH_TOKENS = {"cpu": 1024}  # tokens of a batch on one device, measured
+BATCH_TOKENS = {"cpu": 1024}  # tokens of a batch on one device; the fastest of those measured
 ACCELERATOR_BATCH_TOKENS = 32_768
-# Batches that one more shape must save. On a CPU a shape takes as long to compile as 3 batches of MiniLM take
-# to compute. The cost is lower than that, because `jaxir.runtime.compile_cache` keeps compiled programs.
+# Number of batches that one more compiled shape must save. On a CPU, compiling takes as long as 3 batches of
+# MiniLM. The value is lower, because `jaxir.runtime.compile_cache` keeps compiled programs for later runs.
 SHAPE_COST = {"cpu": 0.5}
 ACCELERATOR_SHAPE_COST = 8
 # The minimum size of a CUDA graph, set so high that none is made. Recording one while another thread runs or
 # loads a program fails with "operation not permitted when stream is capturing" (H200, JAX 0.11.2).
 COMPILER_OPTIONS = {"gpu": {"xla_gpu_graph_min_graph_size": 2**30}}
 
-# (model, int32 arrays [B, L]) -> [B, ...], without dropout. Programs are cached by this object.
+# Maps (model, int32 arrays [B, L]) to [B, ...], without dropout. Programs are cached by the function object.
 Function = Callable[..., jax.Array]
 
 _program_lock = threading.Lock()
 
 
 class Runner:
-    """Runs functions of a model over batches that the partitioner's devices share; its arrays stay there."""
+    """Runs functions of a model on batches, split over the partitioner's devices, which keep the weights."""
 
     def __init__(self, model: nnx.Module, partitioner: Partitioner, *, batch_tokens: int | None = None):
         if batch_tokens is not None and batch_tokens < 1:
@@ -50,7 +50,7 @@ class Runner:
         self.partitioner = partitioner
         self.batch_tokens = batch_tokens or BATCH_TOKENS.get(platform, ACCELERATOR_BATCH_TOKENS)
         self._shape_cost = int(SHAPE_COST.get(platform, ACCELERATOR_SHAPE_COST) * self.batch_tokens)
-        # Programs with collectives must reach all devices in one order, or they deadlock.
+        # Two programs with collectives deadlock if devices receive them in different orders.
         self._dispatch_lock = threading.Lock() if partitioner.mesh.size > 1 else contextlib.nullcontext()
         graph, state = nnx.split(model)
         leaves, tree = jax.tree.flatten(state)
@@ -59,12 +59,12 @@ class Runner:
         self.parameters = jax.device_put(leaves, shardings)
 
     def program(self, function: Function) -> Program:
-        """Returns the program of a function; models of one architecture share compiled programs."""
+        """Returns the `Program` of a function; models of one architecture share compiled programs."""
         with _program_lock:  # otherwise two threads could make the same program and compile it twice
             return _program(*self._structure, function)
 
     def call(self, function: Function, *arrays: np.ndarray) -> np.ndarray:
-        """Runs one batch of arrays [B, L], compiled if its shape is new; returns [B, ...]."""
+        """Returns the function's [B, ...] for a batch of arrays [B, L]; compiles if their shape is new."""
         program = self.program(function)
         with program.compiling(self.parameters, [arrays[0].shape], len(arrays)):
             return np.asarray(program(self.parameters, *arrays))
@@ -82,14 +82,14 @@ class Runner:
         """Runs N rows of any lengths in batches of few shapes (see `batching`).
 
         Args:
-          *columns: the function's arrays, each N rows of tokens; row i has one length in all of them.
+          *columns: the function's arguments, each N rows of token ids; row i has the same length in all.
           row_shape: the shape of the result for a row.
-          num_windows: the approximate number of such calls. They share compiled shapes, so more calls justify
+          num_windows: the approximate number of calls of `run` that share compiled shapes; more calls justify
             more shapes.
           on_batch: called with the number of rows of each finished batch.
 
         Returns:
-          [N, *row_shape], in the order of the rows.
+          the results [N, *row_shape], in the order of the rows.
         """
         counts = np.array([len(row) for row in columns[0]], np.int64)
         results = np.empty([len(counts), *row_shape], dtype)
@@ -130,7 +130,7 @@ class Runner:
 
 
 class Program:
-    """(parameters, arrays [B, L]) -> [B, ...], with one executable for each shape of the arrays."""
+    """Maps (parameters, arrays [B, L]) to [B, ...]; has a compiled executable for each shape (B, L)."""
 
     def __init__(self, jitted: Any):
         self.jitted = jitted
@@ -140,7 +140,7 @@ class Program:
     def compiling(
         self, parameters: list[jax.Array], shapes: Iterable[tuple[int, ...]], num_arrays: int
     ) -> Iterator[None]:
-        """Compiles missing shapes in threads, in the given order, while the first shapes already run."""
+        """Compiles missing shapes in threads, in the given order; the first shapes can already run."""
         missing = [shape for shape in dict.fromkeys(shapes) if shape not in self.executables]
         if not missing:
             yield

@@ -2,8 +2,8 @@
 
 Texts are sorted by their number of tokens, the longest first. A batch has the length of its longest text,
 rounded up to a multiple of 8, and as many rows as the token budget allows at that length. So batches of one
-length share one compiled program, and only the last batch, of the shortest texts, is partial. For few texts
-a program costs more to compile than padding would cost; `choose_lengths` minimises the sum of both.
+length share one compiled program, and only the last batch, of the shortest texts, is partial. For few texts,
+compiling another program takes longer than padding; `choose_lengths` minimises the sum of both costs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxir.data.text.tokenizer import pad_batch
 
-LENGTH_STEP = 8
+LENGTH_STEP = 8  # tokens; lengths of batches are multiples of this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +23,9 @@ class Batch:
     """One batch of a plan.
 
     Attributes:
-      texts: [n] indices of its texts, longest first.
-      rows: rows of the array, at least n; the others are padding.
+      texts: [n] positions of the batch's texts among all texts, longest first.
+      rows: number of rows of the array, at least n; further rows are padding.
+      length: number of tokens per row.
     """
 
     texts: np.ndarray
@@ -42,11 +43,11 @@ def plan_batches(
     """Returns batches that hold each text once, longest first; deterministic.
 
     Args:
-      token_counts: [N] tokens of each text.
-      batch_tokens: the largest size, rows x length, of a batch on one device; a longer text gets a batch of
-        one row.
-      shape_cost: how many padded tokens one more length must save (0: every multiple of 8 may be used).
-      row_multiple: the number of devices that share a batch; its rows are a multiple of it.
+      token_counts: [N] number of tokens per text.
+      batch_tokens: maximum size, rows x length, of a batch on one device. A longer text gets a batch of one
+        row.
+      shape_cost: number of padding tokens that one more length must save; 0 allows every multiple of 8.
+      row_multiple: number of devices that share a batch; `rows` is a multiple of it.
     """
     counts = np.asarray(token_counts, np.int64)
     order = np.argsort(-counts, kind="stable")
@@ -63,12 +64,12 @@ def plan_batches(
 
 
 def choose_lengths(token_counts: np.ndarray, shape_cost: int) -> np.ndarray:
-    """Returns the ascending lengths, multiples of 8, that minimise padded tokens + `shape_cost` x lengths."""
+    """Returns ascending multiples of 8 that minimise padding tokens + `shape_cost` x number of lengths."""
     if not len(token_counts):
         return np.zeros([0], np.int64)
     steps = np.maximum(1, -(-np.asarray(token_counts) // LENGTH_STEP))
     texts_up_to = np.cumsum(np.bincount(steps))
-    # best[i]: least cost of holding all texts of at most i steps, with i the longest length used.
+    # best[i] is the least cost for all texts of at most i steps, if i steps is the longest length.
     best = np.zeros(len(texts_up_to))
     previous = np.zeros(len(texts_up_to), np.int64)
     for i in range(1, len(texts_up_to)):
@@ -105,7 +106,7 @@ class EncodingReport:
 
     @property
     def padding_ratio(self) -> float:
-        """Padded tokens over real ones; 1 is the best value."""
+        """Number of tokens with padding / number of tokens without; 1 is the best value."""
         return self.padded_tokens / max(1, self.real_tokens)
 
     def __str__(self) -> str:
@@ -117,7 +118,7 @@ class EncodingReport:
 
 
 def _partial_rows(count: int, full: int, row_multiple: int) -> int:
-    """Returns a power of two x `row_multiple`, so that partial batches have few shapes."""
+    """Returns the rows of a batch of `count` texts: a power of two x `row_multiple`, to have few shapes."""
     rows = row_multiple
     while rows < count:
         rows *= 2

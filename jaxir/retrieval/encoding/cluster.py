@@ -1,7 +1,7 @@
-"""Work on the machines of a Ray cluster, window by window, scheduled and restarted by Ray Data.
+"""Runs a model on the machines of a Ray cluster, one window of texts at a time, scheduled by Ray Data.
 
-Windows are read on the machine where the command runs, and results return to it. The other machines need
-only this package and the model.
+The machine where the command runs reads the windows and receives the results. The other machines only need
+this package and the model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from jaxir.runtime.compile_cache import keep_compiled_programs
 if TYPE_CHECKING:
     import pyarrow as pa
 
-WINDOWS_PER_PROCESS = 2  # one is tokenised while the other is computed
-CONNECT_SECONDS = 10.0  # timeout for the head of a cluster
+WINDOWS_PER_PROCESS = 2  # one window is tokenised while the other is computed
+CONNECT_SECONDS = 10.0  # timeout of a connection to the head of a cluster
 W = TypeVar("W")
 
 
@@ -37,7 +37,7 @@ def start_worker(
     work: Callable[..., Any],
     how: dict[str, Any],
 ) -> Callable[[Any], Any]:
-    """Loads a model on a machine of the cluster; returns (window) -> work(model, window, **how)."""
+    """Loads a model on a cluster machine. Returns a function that maps a window to `work`'s result."""
     model = load(spec, **options)
     if model.fingerprint != fingerprint:
         raise UserError(
@@ -51,18 +51,18 @@ def start_worker(
 class Cluster:
     """A Ray cluster that this process is connected to.
 
-    One process works on each machine with all its TPUs, on each GPU, or, without either, on each machine.
-    Machines that join get work; lost machines are not waited for.
+    There is one process per machine with all its TPUs, or one per GPU, or else one per machine. Machines that
+    join get work; the work of lost machines is given to others.
 
     Attributes:
-      batch_tokens: tokens of a batch on one device; None uses the platform's default.
+      batch_tokens: maximum number of tokens per batch on one device; None uses the platform's default.
     """
 
     batch_tokens: int | None = None
 
     @classmethod
     def connect(cls, address: str, *, batch_tokens: int | None = None) -> Cluster:
-        """Connects to HOST:PORT or "auto"; this process leaves accelerators to the cluster's processes."""
+        """Connects to HOST:PORT or "auto". From then on, this process leaves accelerators to the cluster."""
         require("ray", "ray", "pandas", "pyarrow")
         try:
             if address != "auto":  # Ray itself would retry for minutes
@@ -85,14 +85,14 @@ class Cluster:
     def map(
         self, start: Callable[[], Callable[[W], Any]], windows: Callable[[], Iterable[W]]
     ) -> Iterator[Any]:
-        """Yields the result of each window when it is finished; calls `windows` again if its process dies."""
+        """Yields each window's result when it is ready. Calls `windows` again if its process dies."""
         import ray
         from ray.data import ActorPoolStrategy, DataContext, read_datasource
 
         needs, count = _share([node["Resources"] for node in ray.nodes() if node["Alive"]])
         context = DataContext.get_current()
         context.enable_progress_bars = False
-        # Otherwise Ray Data would join and split rows into blocks of its own size; here a window is a block.
+        # Make each window a block; otherwise Ray Data would join and split rows into blocks of its own size.
         context.target_max_block_size = context.target_min_block_size = 1
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         pool = ActorPoolStrategy(
@@ -117,7 +117,7 @@ class Cluster:
 
 
 class _WorkerProcess:
-    """The actor in each process of the cluster; it returns a UserError instead of raising it."""
+    """The Ray actor in each process of the cluster. It returns a UserError instead of raising it."""
 
     def __init__(self, start: bytes):
         keep_compiled_programs()  # must precede the import of JAX, which the worker does
@@ -145,11 +145,11 @@ def _packed(value: Any) -> pa.Table:
 
 
 def _unpacked(table: pa.Table) -> Any:
-    return pickle.loads(table["pickled"][0].as_py())  # only this run's own processes write it
+    return pickle.loads(table["pickled"][0].as_py())  # safe: only processes of this run write the table
 
 
 def _share(machines: list[dict[str, float]]) -> tuple[dict[str, Any], int]:
-    """Returns what a process takes of a machine's resources, and how many processes fit."""
+    """Returns the Ray resources of one process, and how many processes fit on all machines."""
     for name in ("TPU", "GPU", "CPU"):
         counts = [int(machine.get(name, 0)) for machine in machines if machine.get(name, 0) >= 1]
         if not counts:
@@ -167,7 +167,7 @@ def _source(windows: Callable[[], Iterable[Any]]) -> Any:
     directory = Path.cwd()
 
     def read() -> Iterator[pa.Table]:
-        os.chdir(directory)  # relative paths start here
+        os.chdir(directory)  # relative paths start in the command's directory
         remaining = iter(windows())
         while (window := _or_error(lambda: next(remaining, None))) is not None:
             yield _packed(window)

@@ -1,8 +1,8 @@
 """Writes EMB_DIR, the vectors of a corpus on disk, shard by shard; an interrupted run resumes.
 
     embeddings-00000.npy   float32 [n, D], memory-mappable
-    ids-00000.json         its n ids
-    .cut-00000.json        how many of its texts were cut
+    ids-00000.json         the n ids of the same shard
+    .cut-00000.json        how many texts of the shard were truncated
     embeddings.json        `EmbeddingsInfo`: model, input, number of texts, and whether all are encoded
     SHA256SUMS             the hashes of all files that are not hidden, written last
 
@@ -50,8 +50,8 @@ from jaxir.storage.locks import Lock, locked
 from jaxir.storage.open_files import sha256_of
 from jaxir.storage.outputs import check_work_directory
 
-SHARD_SIZE = 16_384
-# Fields that a resumed run must repeat, and their names in messages.
+SHARD_SIZE = 16_384  # texts
+# Fields of `EmbeddingsInfo` that must be equal when a run resumes, and their names in error messages.
 _SAME = {
     "input_sha256": "input",
     "fingerprint": "model",
@@ -79,36 +79,36 @@ def encode_corpus(
 ) -> EncodingReport:
     """Encodes a corpus (tower "passage") or queries (tower "query") into an EMB_DIR.
 
-    After an interruption the same call encodes the missing shards. The result is the same, bit for bit on
-    machines of one kind, as without the interruption. A complete directory is left as it is. The processes of
-    one run, which see the same files, share the shards; machines of a Ray cluster need no common files.
+    After an interruption the same call encodes the missing shards. On machines of one kind, the result equals
+    that of an uninterrupted run, bit for bit. A complete directory is not changed. The processes of one run
+    share the shards and need a common file system; machines of a Ray cluster need no common files.
 
     Args:
       encoder: the model.
-      input: corpus.jsonl[.gz] or queries.jsonl[.gz], or a .txt[.gz] with a text on each line, whose number is
-        the id.
-      output: EMB_DIR.
-      tower: which tower reads the texts.
-      shard_size: texts in a shard. An interruption loses at most one shard for each process, or four for each
+      input: corpus.jsonl[.gz] or queries.jsonl[.gz], or a .txt[.gz] with a text on each line; the line number
+        is the id.
+      output: the directory to write (EMB_DIR).
+      tower: which tower encodes the texts.
+      shard_size: number of texts per shard. An interruption loses at most one shard per process, or four per
         machine of a cluster.
-      expansion: reads documents with generated queries; None: without.
-      on_bad_input: "stop" at the first malformed line, before anything is encoded, or "skip" them.
+      expansion: how generated queries are added to documents; None: without generated queries.
+      on_bad_input: "stop" at the first malformed line, before anything is encoded, or "skip" malformed lines.
       cluster: machines that encode instead of this process; None: this process encodes.
 
     Returns:
       Counts of what this call encoded, here or on the cluster.
 
     Raises:
-      BadInputError: a malformed line, also of the queries.
+      BadInputError: a line of `input` or of the generated queries is malformed.
       UserError: the directory belongs to another run, another process is writing it, generated queries leave
-        no room for documents, or a machine of the cluster has another model of that name.
+        no room for documents, or a machine of the cluster has a different model under the same name.
     """
     if shard_size < 1:
         raise UserError(f"shard_size must be at least 1, not {shard_size}")
     if expansion is not None and tower != "passage":
-        raise UserError("generated queries expand documents: --expansions needs --tower=passage")
+        raise UserError("--expansions only applies to documents: give --tower=passage or leave it out")
     if expansion is not None:
-        joiner_of(encoder)  # refuse a model without room for queries before anything is written
+        joiner_of(encoder)  # raises, before anything is written, if the model has no room for queries
     input, output = local_path(input), local_path(output, "written to")
     check_work_directory(output, "embeddings directory")
     source = _Source(input, tower, expansion)
@@ -150,7 +150,7 @@ class _Source(NamedTuple):
         texts = self._texts(on_bad_input)
         if self.expansion is None:
             return texts
-        # The other call of `_texts` reports malformed lines.
+        # Skip malformed lines silently: `texts` reports them.
         ids = [identifier for identifier, _ in self._texts(OnBadInput("skip"))]
         return self.expansion.records(texts, ids, on_bad_input)
 
@@ -170,7 +170,7 @@ class _Source(NamedTuple):
 
 
 def _progress(info: EmbeddingsInfo, own: Sequence[int], missing: Sequence[int]) -> Any:
-    """Returns the progress bar of a process that encodes the `missing` ones of its `own` shards."""
+    """Returns the progress bar of a process; `missing` are those of its `own` shards not yet encoded."""
     each = info.views if info.expansion == "typical" else 1
     all_, left = (
         sum(each * min(info.shard_size, info.count - number * info.shard_size) for number in numbers)
@@ -182,7 +182,7 @@ def _progress(info: EmbeddingsInfo, own: Sequence[int], missing: Sequence[int]) 
 
 
 def _describe(encoder: DualEncoder, source: _Source, shard_size: int, on_bad_input: Policy) -> EmbeddingsInfo:
-    """Describes the run. Reads the whole input, so that malformed lines are reported before any work."""
+    """Describes the run. Reads all of the input, so that malformed lines are reported before any work."""
     input, tower, expansion = source
     queries_hash = fingerprints.ValuesHash()
     count = queries = 0
@@ -193,7 +193,7 @@ def _describe(encoder: DualEncoder, source: _Source, shard_size: int, on_bad_inp
             queries += sum(map(len, found))
             queries_hash.add(found)
     if expansion is not None and not queries:
-        raise UserError(f"{expansion.path}: there is no query for any document")
+        raise UserError(f"{expansion.path} has no query for any document; generate queries for this corpus")
     prompt, max_length = encoder.text_settings(tower)
     return EmbeddingsInfo(
         complete=False,
@@ -220,18 +220,18 @@ def _describe(encoder: DualEncoder, source: _Source, shard_size: int, on_bad_inp
 
 @contextlib.contextmanager
 def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
-    """Locks `output` and writes its manifest, unless it is complete or another run's."""
+    """Locks `output` and writes its manifest, unless it is complete. Raises a UserError if another run's."""
     with locked(output, f"another process is writing {output}") as lock:
         stored = read_info(output) if (output / MANIFEST).exists() else info
         changed = next((n for n in _SAME if getattr(stored, n) != getattr(info, n)), None)
         if changed is not None and any(output.glob(shard_files("*")[1])):
             how = _change(changed, stored, info)
             raise UserError(
-                f"{output} was begun with another {_SAME[changed]} ({how}):"
+                f"{output} was started with another {_SAME[changed]} ({how}):"
                 " give the same value, or another output"
             )
         if not (stored.complete and all(is_written(output, n) for n in range(info.shards))):
-            # Another run left no vectors, but maybe ids and counts.
+            # Remove ids and counts that another run may have left; it left no vectors.
             others = () if changed is None else (shard_files("*")[0], cut_file("*"))
             for leftover in itertools.chain.from_iterable(map(output.glob, (".*.part", *others))):
                 leftover.unlink()
@@ -240,7 +240,7 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
 
 
 def _change(name: str, before: EmbeddingsInfo, now: EmbeddingsInfo) -> str:
-    """Returns how a field differs, in words instead of hashes."""
+    """Returns how a field differs between two runs, in words instead of hashes."""
     if name == "fingerprint":
         return before.made_by.difference_from(now.made_by).removeprefix("they were ")
     if name == "input_sha256" and before.input_name == now.input_name:
@@ -265,7 +265,7 @@ def _finish(output: Path, info: EmbeddingsInfo) -> None:
 
 
 def _number_cut(output: Path, shards: int) -> int | None:
-    """Returns how many texts were cut; None if an earlier jaxir wrote a shard without its count."""
+    """Returns how many texts were truncated; None if an earlier jaxir wrote a shard without its count."""
     paths = [output / cut_file(number) for number in range(shards)]
     try:
         return sum(read_json(path, int) for path in paths)

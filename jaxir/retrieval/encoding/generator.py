@@ -1,4 +1,4 @@
-"""`Generator`: texts in, texts that a model writes for them out."""
+"""`Generator`: a sequence-to-sequence model that writes texts for texts."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from jaxir.models.seq2seq import Seq2SeqModel
 from jaxir.retrieval.encoding.batch_runner import Runner
 from jaxir.runtime.partitioning import MeshConfig
 
-# Source tokens of a batch. Outputs are computed one token at a time, so only large batches keep a CPU busy.
+# Input tokens per batch. Outputs are computed one token at a time, so only large batches keep a CPU busy.
 BATCH_TOKENS = {"cpu": 4096}
 
 
@@ -32,14 +32,14 @@ def _generate_function(how: Decoding) -> Callable[[Seq2SeqModel, jax.Array], jax
 
 
 class Generator:
-    """Writes texts for texts: queries for documents, contexts for questions.
+    """Writes texts for texts, such as queries for documents or contexts for questions.
 
-    Texts are sorted by tokens and batched to a token budget. Batches are split over all devices of this
-    process.
+    Texts are sorted by their number of tokens and batched to a token budget. Batches are split over all
+    devices of this process.
 
     Attributes:
       fingerprint: identifies weights and tokenizer.
-      spec: the name of the model.
+      spec: the name by which the model was loaded.
       training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
     """
 
@@ -75,13 +75,13 @@ class Generator:
         """Loads a generator.
 
         Args:
-          spec: a jaxir model directory or run; `hf:` and a local directory or hub name.
+          spec: a jaxir model directory or run, or `hf:` followed by a local directory or hub name.
           dtype: type of matrix products; None keeps the model's.
-          batch_tokens: tokens of the texts of a batch on one device; None uses the platform's default.
-          devices: devices that share each batch; None: all of this process.
+          batch_tokens: maximum input tokens per batch on one device; None uses the platform's default.
+          devices: devices that share each batch; None: all devices of this process.
 
         Raises:
-          UserError: the model does not exist, is damaged, or is no generator.
+          UserError: the model does not exist, is damaged, or is not a generator.
         """
         loaded = model_dir.load(spec, kind="seq2seq", dtype=dtype)
         return cls(loaded, spec=spec, batch_tokens=batch_tokens, devices=devices)
@@ -105,13 +105,13 @@ class Generator:
         """Writes outputs for texts.
 
         Args:
-          texts: N texts; each is cut at the model's maximum length.
-          how: see `Decoding`; None: greedily.
-          num_windows: the approximate number of such calls (see `Runner.run`).
+          texts: N texts; each is truncated at the model's maximum length.
+          how: how to decode (see `Decoding`); None: greedily.
+          num_windows: the approximate number of calls that share compiled shapes (see `Runner.run`).
           on_batch: called with the number of texts of each finished batch.
 
         Returns:
-          The outputs of each text, the best first, without empty and repeated ones.
+          The outputs of each text, the best first, without empty and repeated outputs.
 
         Raises:
           UserError: the model gives logits that are not finite.
@@ -129,7 +129,7 @@ class Generator:
         return self.written(tokens)
 
     def written(self, tokens: np.ndarray) -> list[list[str]]:
-        """Returns the outputs of texts from tokens [N, K, T]; raises a UserError as `check_tokens`."""
+        """Decodes output tokens [N, K, T] to the outputs of N texts; raises UserError like `check_tokens`."""
         check_tokens(tokens, f"model {self.spec}")
         return [self._texts(outputs) for outputs in tokens]
 
@@ -142,9 +142,9 @@ class Generator:
 def check_tokens(tokens: np.ndarray, model: str) -> None:
     """Raises a UserError if decoding met logits that are not finite."""
     if (tokens == FAULT).any():
-        raise UserError(f"{model} gives logits that are not finite")
+        raise UserError(f"{model} gives logits that are not finite: did its training diverge?")
 
 
 def text_of(ids: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Returns the text of tokens [T], without padding and special tokens."""
+    """Returns the text of token ids [T], without padding and special tokens."""
     return tokenizer.decode(ids[ids != 0]).strip()

@@ -1,4 +1,4 @@
-"""Which vectors can be compared: finite ones whose inner products fit into float32."""
+"""Checks that vectors can be compared: that they are finite and inner products fit into float32."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 
-LONGEST = 1e19  # the inner product of two vectors of this length is 1e38; float32 ends at 3.4e38
+LONGEST = 1e19  # maximum norm; inner products are then at most 1e38, and float32 ends at 3.4e38
 
 
 class UnusableVectorError(UserError):
-    """Row `row` of the checked vectors cannot be compared; the message is `subject` and `reason`."""
+    """Raised for row `row` of checked vectors, which cannot be compared. The message: `subject` `reason`."""
 
     def __init__(self, subject: str, row: int, reason: str):
         self.subject, self.row, self.reason = subject, row, reason
@@ -29,5 +29,5 @@ def first_unusable(vectors: np.ndarray) -> tuple[int, str] | None:
         return row, "has a number that is not finite"
     length = np.linalg.norm(vectors[row].astype(np.float64))
     return row, (
-        f"is {length:.3g} long (at most {LONGEST:g}: scores of longer vectors do not fit into float32)"
+        f"has the norm {length:.3g} (at most {LONGEST:g}: scores of longer vectors do not fit into float32)"
     )

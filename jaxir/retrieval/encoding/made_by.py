@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class MadeBy(NamedTuple):
-    """A model's name and, for a training run, the step of its checkpoint; None: unknown."""
+    """A model's name, and the step of its checkpoint if it is a training run; None means unknown."""
 
     name: str | None
     step: int | None = None
@@ -15,7 +15,7 @@ class MadeBy(NamedTuple):
         return self.name or "a model without a name"
 
     def difference_from(self, other: MadeBy) -> str:
-        """Returns a clause on how this model, which made vectors, differs from the given model `other`."""
+        """Returns a clause for errors: how this model, which made vectors, differs from the model `other`."""
         if self.name is None or self.name != other.name:
             return f"they were made with {self}, not with {other}"
         if self.step != other.step and None not in (self.step, other.step):

@@ -1,4 +1,4 @@
-"""Writes a generator's outputs for the texts of a file (see `windowed_file`)."""
+"""Writes a generator's outputs for the texts of a file, resumably (see `windowed_file`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_outputs(
     on_bad_input: Policy = "stop",
     cluster: Cluster | None = None,
 ) -> OutputsReport | None:
-    """Writes {"_id", "outputs"} for each text of a .jsonl[.gz], in its order (see `write_windows`)."""
+    """Writes a line {"_id", "outputs"} for each text of a .jsonl[.gz], in order (see `write_windows`)."""
     input, output = local_path(input), local_path(output, "written to")
     count = sum(1 for _ in read_corpus(input, on_bad_input))
     num_windows = -(-count // window)
@@ -76,7 +76,7 @@ def write(
 
 @dataclasses.dataclass(frozen=True)
 class _Corpus:
-    """An iterable of documents that can be pickled. Malformed lines were reported before."""
+    """A picklable iterable of documents. It does not report malformed lines, which were reported before."""
 
     path: Path
     on_bad_input: Policy

@@ -1,4 +1,4 @@
-"""`CrossEncoder`: (query, passage) texts in, relevance scores out."""
+"""`CrossEncoder`: scores the relevance of (query, passage) pairs of texts."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -30,15 +30,15 @@ def score_pairs(model: CrossEncoderModel, ids: jax.Array, types: jax.Array) -> j
 
 
 class CrossEncoder:
-    """Scores pairs of a query and a passage, in float32 (products as precise as the platform's default).
+    """Scores pairs of a query and a passage, in float32 (with the platform's default matrix precision).
 
-    Pairs are sorted by tokens and batched to a token budget. Batches are split over all devices of this
-    process. The same pairs give the same scores.
+    Pairs are sorted by their number of tokens and batched to a token budget. Batches are split over all
+    devices of this process. The same pairs give the same scores.
 
     Attributes:
       fingerprint: identifies weights and tokenizer.
-      spec: the name of the model.
-      max_length: most tokens of a pair.
+      spec: the name by which the model was loaded.
+      max_length: maximum number of tokens per pair.
       training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
     """
 
@@ -75,11 +75,11 @@ class CrossEncoder:
 
         Args:
           spec: a jaxir model directory or run; `hf:` or `st:` and a local directory or hub name.
-          batch_tokens: tokens of a batch on one device; None uses the platform's default.
-          devices: devices that share each batch; None: all of this process.
+          batch_tokens: maximum number of tokens per batch on one device; None uses the platform's default.
+          devices: devices that share each batch; None: all devices of this process.
 
         Raises:
-          UserError: the model does not exist, is damaged, or is no cross-encoder.
+          UserError: the model does not exist, is damaged, or is not a cross-encoder.
         """
         loaded = model_dir.load(spec, kind="cross_encoder", dtype="float32")
         return cls(loaded, spec=spec, batch_tokens=batch_tokens, devices=devices)
@@ -88,7 +88,7 @@ class CrossEncoder:
         """Scores pairs, with a progress bar.
 
         Args:
-          pairs: N (query, passage) pairs; the longer text of a pair that is too long is cut.
+          pairs: N (query, passage) pairs; if a pair is too long, its longer text is truncated.
 
         Returns:
           float32 logits [N], in the order of the pairs; a greater logit means more relevant.
@@ -108,11 +108,11 @@ class CrossEncoder:
     def checked(self, scores: np.ndarray) -> np.ndarray:
         """Returns scores; raises a UserError if one is not finite."""
         if not np.isfinite(scores).all():
-            raise UserError(f"model {self.spec} gives scores that are not finite")
+            raise UserError(f"model {self.spec} gives scores that are not finite: did its training diverge?")
         return scores
 
     def tokens(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:
-        """Returns the tokens of pairs, with the model's prompts and cut at its maximum length."""
+        """Returns the tokens of pairs, with the model's prompts, truncated at its maximum length."""
         settings = self.settings
         texts = [(settings.query_prompt + q, settings.passage_prompt + passage) for q, passage in pairs]
         return self.tokenizer.encode(texts, max_length=self.max_length)

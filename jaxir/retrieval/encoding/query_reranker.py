@@ -11,7 +11,7 @@ from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 
 
 class QueryReranker(CrossEncoder):
-    """Scores expanded queries (Chuang 2024, section 3.3), as `CrossEncoder` scores pairs.
+    """Scores expanded queries (Chuang 2024, section 3.3), like `CrossEncoder` scores pairs.
 
     The retrieval-independent reranker reads [CLS] question ? expansion [SEP]. The retrieval-dependent one
     also reads the first passage that the query finds. Both take pairs (query, passage); the former ignores
@@ -23,7 +23,7 @@ class QueryReranker(CrossEncoder):
 
     @property
     def reads_passages(self) -> bool:
-        """Whether it is retrieval-dependent."""
+        """Whether the reranker is retrieval-dependent: it also reads the first passage found."""
         return self.settings.reads == "expanded_query_and_passage"
 
     def tokens(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:

@@ -1,4 +1,4 @@
-"""Shards of a corpus, each encoded by itself, in this process or on machines of a cluster."""
+"""Encodes a corpus in shards, each independent of the others, in this process or on a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxir.storage.npy import write_npy
 
 
 class Shard(NamedTuple):
-    """The n texts of one shard, or for documents with generated queries the views of each."""
+    """The n ids and texts of a shard. For documents with generated queries, `texts` has lists of views."""
 
     number: int
     ids: list[str]
@@ -32,7 +32,7 @@ class Shard(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """An encoded shard: float32 vectors [n, D], and how many texts were cut."""
+    """An encoded shard: float32 vectors [n, D], and how many texts were truncated."""
 
     number: int
     ids: list[str]
@@ -50,7 +50,7 @@ def encode_shards(
     report: EncodingReport | None = None,
     on_batch: Callable[[int], Any] | None = None,
 ) -> Iterator[Encoded]:
-    """Encodes shards one by one. Batches depend on `num_windows`, the number of shards of the corpus."""
+    """Encodes shards one by one. Batch shapes depend on `num_windows`, the corpus's number of shards."""
     drawn: collections.deque[tuple[Shard, Truncation]] = collections.deque()
     _, max_length = encoder.text_settings(tower)
 
@@ -82,9 +82,11 @@ def encode_by_cluster(
     on_batch: Callable[[int], Any],
     **how: Any,
 ) -> Iterator[Encoded]:
-    """As `encode_shards`, on other machines, in order of completion; `shards` may be called again."""
+    """Like `encode_shards`, on a cluster. Yields shards as they finish; may call `shards` several times."""
     if encoder.spec is None:
-        raise UserError("a model that was never saved cannot be loaded by the machines of a cluster: save it")
+        raise UserError(
+            "a cluster cannot load a model that was never saved: save it, then load the saved one"
+        )
     start = functools.partial(
         start_worker,
         load=DualEncoder.load,
@@ -123,7 +125,7 @@ def shard_files(number: int | Literal["*"]) -> tuple[str, str]:
 
 
 def cut_file(number: int | Literal["*"]) -> str:
-    """Returns the name of the hidden file with the number of texts of a shard that were cut."""
+    """Returns the name of the hidden file with the number of a shard's truncated texts."""
     return f".cut-{number if number == '*' else f'{number:05d}'}.json"
 
 

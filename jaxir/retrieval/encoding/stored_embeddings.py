@@ -1,4 +1,4 @@
-"""Reads EMB_DIR, which `embeddings` writes."""
+"""Reads EMB_DIR, the directory of a corpus's vectors that `embeddings` writes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class EmbeddingsInfo:
 
     Attributes:
       complete: whether all `count` vectors are written.
-      model: the model as it was named.
-      dtype: of the matrix products; vectors are float32.
-      step: of a training run, the step of its checkpoint; None: unknown.
-      max_length: tokens at which a text is cut.
-      cut: number of texts that were cut; None: unknown.
-      text: how a record becomes a text.
+      model: the name by which the model was loaded.
+      dtype: type of the model's matrix products; vectors are float32.
+      step: the checkpoint's step, if the model is a training run; None: unknown.
+      max_length: maximum number of tokens per text.
+      cut: number of truncated texts; None: unknown.
+      text: how a record of the input becomes a text.
       expansion: how documents were read with generated queries (`views.Expansion.kind`); None: without. With
-        "corpus" the texts are entries; entries of a document follow each other under its one id.
-      views: most queries of a document.
-      expansions_hash: of these queries.
+        "corpus" the texts are entries; entries of one document are consecutive and have its id.
+      views: maximum number of generated queries per document.
+      expansions_hash: hash of the generated queries.
     """
 
     format: int = FORMAT
@@ -71,7 +71,7 @@ class EmbeddingsInfo:
 
     @property
     def truncation(self) -> Truncation | None:
-        """The counts of texts and of cut texts; None: unknown."""
+        """The numbers of texts and of truncated texts; None: unknown."""
         return None if self.cut is None else Truncation(self.max_length, self.count, self.cut)
 
     @property
@@ -80,7 +80,7 @@ class EmbeddingsInfo:
 
     @property
     def read_with(self) -> str | None:
-        """The flags that read documents with generated queries; None: without queries."""
+        """The flags that added generated queries to documents; None if no queries were added."""
         return None if self.expansion is None else f"--expansion={self.expansion} --views={self.views}"
 
 
@@ -103,7 +103,7 @@ def open_embeddings(directory: str | Path) -> StoredEmbeddings:
     directory = local_path(directory)
     info = read_info(directory)
     if not info.complete:
-        raise UserError(f"{directory} is unfinished: run the same encode command again to continue it")
+        raise UserError(f"{directory} is incomplete: run the same jaxir.encode command again to finish it")
     checksums.check(directory)
     ids: list[str] = []
     shards: list[np.ndarray] = []
@@ -118,8 +118,8 @@ def open_embeddings(directory: str | Path) -> StoredEmbeddings:
 def read_info(directory: Path) -> EmbeddingsInfo:
     path = directory / MANIFEST
     if not path.is_file():
-        raise UserError(f"{directory} holds no embeddings: it has no {MANIFEST}")
+        raise UserError(f"{directory} is not an output of jaxir.encode: it has no {MANIFEST}")
     info = made(EmbeddingsInfo, read_json(path, dict[str, Any]), path)
     if info.format != FORMAT:
-        raise UserError(f"{path} has format {info.format!r}, this jaxir reads {FORMAT}")
+        raise UserError(f"{path} has format {info.format!r}, this jaxir reads {FORMAT}: encode again")
     return info

@@ -1,4 +1,4 @@
-"""`DualEncoder`: texts in, vectors out."""
+"""`DualEncoder`: encodes queries and passages as vectors."""
 
 import dataclasses
 import time
@@ -41,20 +41,20 @@ EMBED = {"query": _embed_query, "passage": _embed_passage}
 
 
 class DualEncoder:
-    """Encodes queries and passages.
+    """Encodes queries and passages as vectors.
 
-    Texts are sorted by tokens and batched to a token budget. Batches are split over all devices of this
-    process, and the next texts are tokenised meanwhile. Vectors are in the order of the texts.
+    Texts are sorted by their number of tokens and batched to a token budget. Batches are split over all
+    devices of this process; the next texts are tokenised meanwhile. Vectors are in the order of the texts.
 
     Attributes:
       model: the `DualEncoderModel`.
-      tokenizer: its tokenizer.
+      tokenizer: the model's tokenizer.
       settings: maximum lengths and prompts of the two towers.
       fingerprint: identifies the weights and the tokenizer; vectors of two fingerprints must not be compared.
         Computed unless given.
-      spec: the name of the model; None for a model that was never saved.
-      step: of a training run, the step of the loaded checkpoint; else None.
-      dimension: D.
+      spec: the name by which the model was loaded; None for a model that was never saved.
+      step: the step of the loaded checkpoint, if the model is a training run; else None.
+      dimension: D, the number of components of a vector.
       similarity: "cosine" (vectors have length 1) or "dot".
       training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
     """
@@ -96,13 +96,13 @@ class DualEncoder:
 
         Args:
           spec: a jaxir model or run directory, or `st:` or `hf:` and a local directory or hub name.
-          dtype: of the matrix products; vectors are always float32.
-          batch_tokens: tokens of a batch on one device; None uses the platform's default.
-          query_max_length: tokens at which a query is cut; None: the model's setting.
-          passage_max_length: tokens at which a passage is cut; None: the model's setting.
+          dtype: type of the matrix products; vectors are always float32.
+          batch_tokens: maximum number of tokens per batch on one device; None uses the platform's default.
+          query_max_length: maximum number of tokens per query; None: the model's setting.
+          passage_max_length: maximum number of tokens per passage; None: the model's setting.
 
         Raises:
-          UserError: the model does not exist, cannot be read, or has fewer positions than a length.
+          UserError: the model does not exist, cannot be read, or has fewer positions than a maximum length.
         """
         loaded = model_dir.load(spec, dtype=dtype)
         lengths = {"query_max_length": query_max_length, "passage_max_length": passage_max_length}
@@ -157,10 +157,10 @@ class DualEncoder:
         """Encodes texts by one tower.
 
         Args:
-          texts: N texts, which may be empty; each is cut at the tower's maximum length.
+          texts: N texts, which may be empty; each is truncated at the tower's maximum length.
           tower: "query" or "passage".
-          show_progress: whether to show a bar (on a terminal only).
-          report: receives the counts of this call.
+          show_progress: whether to show a progress bar (on a terminal only).
+          report: the counts of this call are added to it.
 
         Returns:
           float32 vectors [N, D] in the order of the texts.
@@ -202,7 +202,7 @@ class DualEncoder:
         report: EncodingReport | None = None,
         on_batch: Callable[[int], Any] | None = None,
     ) -> Iterator[np.ndarray]:
-        """Encodes lists of token ids, each sorted and batched by itself, and yields float32 [n, D] for each.
+        """Encodes lists of token ids, each sorted and batched separately; yields float32 [n, D] for each.
 
         The vectors of a list depend only on the list, the model and the machine, so a stream can resume at
         any list. A thread draws from `windows`, one list ahead.
@@ -211,7 +211,7 @@ class DualEncoder:
           windows: lists of token ids, from `tokens`.
           tower: "query" or "passage".
           num_windows: the approximate number of lists (see `Runner.run`).
-          report: receives the counts of this call.
+          report: the counts of this call are added to it.
           on_batch: called with the number of texts of each finished batch.
         """
         report = EncodingReport() if report is None else report
@@ -232,9 +232,9 @@ class DualEncoder:
     def tokens(
         self, texts: Sequence[str], tower: Tower, truncation: Truncation | None = None
     ) -> list[np.ndarray]:
-        """Returns the token ids of texts with the tower's prompt, cut at its maximum length.
+        """Returns the token ids of texts with the tower's prompt, truncated at its maximum length.
 
-        `truncation` counts the texts and the cut texts.
+        If given, `truncation` counts the texts and the truncated texts.
         """
         prompt, max_length = self.text_settings(tower)
         return self.tokenizer.encode_batch(
@@ -253,14 +253,14 @@ class DualEncoder:
         return MadeBy(self.spec, self.step)
 
     def checked(self, vectors: np.ndarray) -> np.ndarray:
-        """Returns vectors; raises an UnusableVectorError if one is not finite or longer than `LONGEST`."""
+        """Returns `vectors`. Raises UnusableVectorError if one is not finite or longer than `LONGEST`."""
         if (found := first_unusable(vectors)) is not None:
             raise UnusableVectorError(f"{self.made_by} gives a vector that", *found)
         return vectors
 
 
 def absolute_spec(spec: str) -> str:
-    """Returns `spec` with a local directory made absolute, so that it can be loaded from anywhere."""
+    """Returns `spec` with an absolute path, if it is a local directory, so that any process can load it."""
     kind, colon, place = spec.partition(":")
     if kind not in model_dir.FORMS:  # the colon is part of the path
         kind, colon, place = "", "", spec
@@ -268,7 +268,7 @@ def absolute_spec(spec: str) -> str:
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yields `items`; a thread draws the next one while the consumer uses the present one."""
+    """Yields `items`; a thread draws the next item while the consumer uses the present one."""
     end = object()
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
         future: Future[Any] = pool.submit(next, items, end)

@@ -1,4 +1,4 @@
-"""The directory `.NAME.unfinished` beside an output, which holds its parts until all are complete."""
+"""The directory `.NAME.unfinished` beside an output NAME, which holds its parts until all are complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def unfinished_of(output: Path) -> Path:
 def start_or_resume(
     output: Path, made: Mapping[str, Any], parts: str, *, called: Mapping[str, str] | None = None
 ) -> None:
-    """Makes the directory, or checks that its parts (a glob pattern) were made with the same `made`."""
+    """Makes the directory, or checks that the parts in it (a glob pattern) were made with the same `made`."""
     unfinished = unfinished_of(output)
     if (unfinished / MADE).exists():
         before = read_json(unfinished / MADE, dict[str, Any])
@@ -31,7 +31,7 @@ def start_or_resume(
         if any(unfinished.glob(parts)):
             how = changed((called or {}).get(differing, differing), before.get(differing), made[differing])
             raise UserError(
-                f"{output} was begun with {how}: give the same to finish it, or remove {unfinished}"
+                f"{output} was started with {how}: give the same value to finish it, or remove {unfinished}"
             )
     for left in unfinished.glob(parts):  # left by a run that was killed while it removed the directory
         remove_tree(left) if left.is_dir() else left.unlink()

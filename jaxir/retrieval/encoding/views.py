@@ -1,4 +1,4 @@
-"""Documents encoded with generated queries, S views of each (He et al. 2022, section 3.3 and figure 5)."""
+"""Encodes each document as S views, with generated queries (He et al. 2022, section 3.3 and figure 5)."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Expansion:
 
     - typical: a view for each query; the vector is the mean over the views, E(d) = 1/S sum_j E(d + q_j),
       scaled to length 1 for cosine;
-    - corpus: an entry of the index for each view; the best entry counts;
-    - document: a single view with all queries. (After training with one query at a time this is figure 5's
-      asymmetric expansion.)
+    - corpus: an entry of the index for each view; a document has the score of its best entry;
+    - document: a single view with all queries. (After training with one query at a time, this is the
+      asymmetric expansion of figure 5.)
 
-    A document with fewer queries has fewer views; without queries it is read alone.
+    A document with fewer queries has fewer views; a document without queries is encoded without them.
 
     Attributes:
-      path: the queries, as `data.expansions.read_expansions` reads them.
+      path: the file or folder of queries, in a format that `data.expansions.read_expansions` reads.
       kind: typical, corpus or document.
-      views: S.
+      views: S, the maximum number of queries per document.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Expansion:
     def records(
         self, texts: Iterable[tuple[str, str]], ids: Sequence[str], on_bad_input: OnBadInput | Policy
     ) -> Iterator[tuple[str, list[View]]]:
-        """Yields (id, views) of each document, or, for "corpus", of each entry, from (id, text) `texts`."""
+        """Yields (id, views) of each document, or of each entry for "corpus"; `texts` has (id, text)."""
         for (identifier, text), queries in zip(texts, self._in_order(ids, on_bad_input), strict=True):
             views = [View(text, (query,)) for query in queries] or [View(text)]
             if self.kind == "corpus":
@@ -63,14 +63,14 @@ class Expansion:
                 yield identifier, views
 
     def _in_order(self, ids: Sequence[str], on_bad_input: OnBadInput | Policy) -> Iterator[list[str]]:
-        """Yields the queries of each document of `ids`; the file may have another order."""
+        """Yields the queries of each document, in the order of `ids`; the file may have another order."""
         read = read_expansions(self.path, ids, on_bad_input=on_bad_input)
         early: dict[str, list[str]] = {}
         for wanted in ids:
             while wanted not in early and (found := next(read, None)):
                 early[found[0]] = list(dict.fromkeys(found[1]))[: self.views]
             yield early.pop(wanted, [])
-        for _ in read:  # the end of the reader checks the number of lines
+        for _ in read:  # at its end, the reader checks the number of lines
             pass
 
 
@@ -82,7 +82,7 @@ def joiner_of(encoder: DualEncoder) -> Joiner:
 def encode_views(
     encoder: DualEncoder, windows: Iterable[tuple[Sequence[Sequence[View]], Truncation]], **how: object
 ) -> Iterator[np.ndarray]:
-    """Yields float32 [n, D], the means over the views, for each window of n documents."""
+    """Yields vectors for each window of n documents: float32 [n, D], the means over each document's views."""
     joiner, sizes = joiner_of(encoder), []
 
     def tokens() -> Iterator[list[np.ndarray]]:

@@ -20,13 +20,13 @@ from jaxir.models.dual_encoder import Projection
 from jaxir.retrieval.encoding.batch_runner import WINDOW
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
-# Variances below this share of the vectors' mean square are rounding errors: (3e-5)^2, and float32 vectors
-# are accurate to about 1e-6.
+# Variances below this share of the vectors' mean square are rounding errors. It is (3e-5)^2, because float32
+# vectors are accurate to about 1e-6.
 _RESOLVED = 1e-9
 
 
 class Whitened(NamedTuple):
-    """A whitened model, its number of texts, and the share of the variance in its dimensions."""
+    """A whitened model, the number of texts it was fitted to, and the share of variance it keeps."""
 
     model: StoredModel
     texts: int
@@ -34,15 +34,15 @@ class Whitened(NamedTuple):
 
 
 def whiten(found: StoredModel, texts: Iterable[str], *, dimensions: int | None, where: str) -> Whitened:
-    """Fits a whitening to texts, encoded as passages, and merges it into the projection of a model."""
+    """Fits a whitening map to a model's passage vectors of texts, and merges it into its projection."""
     config = found.config
     if config.sharing != "sde":
         raise UserError(f"{where}: whitening needs one tower, and this model has two ({config.sharing})")
     if config.projection is not None and config.projection.activation != "identity":
         activation = config.projection.activation
         raise UserError(f"{where}: whitening needs a linear projection, and this model's has a {activation}")
-    # "dot" leaves out the scaling to length 1, which follows the map. float32 is what the model is used in,
-    # whatever type it was trained in.
+    # "dot" omits the scaling to length 1, which comes after the map. A model is used in float32, whatever
+    # type it was trained in.
     config = stored.replace_backbone(dataclasses.replace(config, similarity="dot"), dtype="float32")
     raw = dataclasses.replace(found, config=config)
     encoder = DualEncoder(stored.build(raw), found.tokenizer, found.settings, "unnamed", spec=where)
@@ -58,22 +58,22 @@ def whitening(
     *,
     count: int,
 ) -> tuple[Float[np.ndarray, "D K"], float]:
-    """Returns the first K columns of W = U L^(-1/2), and their share of the variance (their algorithm 1).
+    """Returns the first K columns of W = U L^(-1/2), and their share of the variance (algorithm 1).
 
-    U L U^T is the covariance, L diagonal and descending: (x - mean) W has mean 0 and covariance 1.
+    U L U^T is the covariance, with L diagonal and descending. So (x - mean) W has mean 0 and covariance 1.
 
     Args:
-      dimensions: K; None: all that the vectors span.
+      dimensions: K; None: the number of dimensions that the vectors span.
     """
     if dimensions is None and count <= len(mean):
-        raise UserError(f"{count:,} texts are too few to whiten {len(mean)} dimensions: give more of them")
+        raise UserError(f"{count:,} texts are too few to whiten {len(mean)} dimensions: give more texts")
     values, columns = (a[..., ::-1] for a in np.linalg.eigh(covariance))
     spanned = int((values > _RESOLVED * (mean @ mean + np.trace(covariance))).sum())
     wanted = dimensions or spanned
     if wanted > spanned:
         raise UserError(
-            f"the vectors of {count:,} texts span {spanned} of {len(mean)} dimensions, fewer than"
-            f" --dimensions={wanted}"
+            f"the vectors of {count:,} texts only span {spanned} of {len(mean)} dimensions, fewer than"
+            f" --dimensions={wanted}: give more texts, or fewer dimensions"
         )
     kept = values[:wanted].sum() / np.trace(covariance)
     return columns[:, :wanted] / np.sqrt(values[:wanted]), float(kept)
@@ -94,7 +94,7 @@ def _moments(encoder: DualEncoder, texts: Iterable[str]) -> tuple[int, np.ndarra
 
 
 def _behind(found: StoredModel, mean: np.ndarray, matrix: np.ndarray) -> StoredModel:
-    """Returns the model with x -> (x - mean) `matrix` merged into its projection."""
+    """Returns the model with the map from x to (x - mean) `matrix` merged into its projection."""
     kernel, bias = (found.params.get(f"projection.{name}") for name in ("kernel", "bias"))
     before = 0.0 if bias is None else np.asarray(bias, np.float64)
     made = {

@@ -1,13 +1,13 @@
 """Writes a JSON line for each text of a file, window by window; an interrupted run resumes.
 
-Until all windows are complete they are kept beside the output, in the directory `.NAME.unfinished`:
+Until all windows are complete, they are kept beside the output NAME, in the directory `.NAME.unfinished`:
 
     made.json             the input, the model and the settings
     outputs-00000.jsonl   the lines of a window of texts
 
 Texts are batched within their window, so outputs do not depend on interruptions or on the number of
-processes. The user's cache holds `made.json` and the SHA-256 of a complete output, so that the same command
-has nothing to do.
+processes. The user's cache keeps `made.json` and the SHA-256 of a complete output, so that the same command
+has nothing to do when it is run again.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ WINDOW = 1024  # texts; an interruption loses at most one window of each process
 WINDOWS = "outputs-*.jsonl"
 
 R = TypeVar("R")  # a record with an `id`
-# (function that yields numbered windows) -> numbered lines of each window
+# Maps a function that yields numbered windows to the numbered lines of each window.
 Remote = Callable[[Callable[[], Iterator[tuple[int, list[R]]]]], Iterator[tuple[int, list[dict[str, Any]]]]]
 
 
 @dataclasses.dataclass
 class OutputsReport:
-    """Counts of texts, of their outputs, and of texts without; whether the file was complete already."""
+    """Counts of texts, outputs, and texts without outputs; and whether the file was already complete."""
 
     texts: int = 0
     outputs: int = 0
@@ -82,15 +82,15 @@ def write_windows(
     """Writes a line {"_id", "outputs", ...} for each record, in order; the file appears only when complete.
 
     After an interruption the same call resumes, with the same result. A complete output of the same settings
-    is left as it is. The processes of one run, which see the same files, share the windows; the first one
-    joins them.
+    is not changed. The processes of one run share the windows and need a common file system; the first
+    process joins the windows.
 
     Args:
-      made: all inputs and settings that the lines depend on; a resumed run must repeat them.
-      make: returns the fields of each of a window's lines, `outputs` (a list) among them; calls its second
-        argument with the number of finished records.
-      remote: makes the lines in other processes instead of `make`, in any order; they may read `records`
-        more than once.
+      made: all inputs and settings that the lines depend on; they must be equal when a run resumes.
+      make: maps a window of records to the fields of its lines, including `outputs` (a list). It calls its
+        second argument with the number of finished records.
+      remote: makes the lines in other processes instead of `make`, in any order; it may read `records` more
+        than once.
 
     Returns:
       The counts, in the first process; None in the others.
@@ -103,7 +103,7 @@ def write_windows(
         if part == 0 and not complete:
             start_or_resume(output, made, WINDOWS)
         if as_first({"complete": complete})["complete"]:
-            remove_tree(unfinished)  # left by a run that was killed while it removed it
+            remove_tree(unfinished)  # left by a run that was killed while it removed this
             return OutputsReport(was_complete=True) if part == 0 else None
         own = set(windows[part::parts])
         written = {path for path in own if path.exists()}
@@ -142,7 +142,7 @@ def lines_of(records: Sequence[Any], found: Iterable[Mapping[str, Any]]) -> Iter
 
 
 def _is_complete(output: Path, made: Mapping[str, Any]) -> bool:
-    """Returns whether the output is as it was written, made with the same settings."""
+    """Returns whether the output is intact and was made with the same settings."""
     with contextlib.suppress(UserError, FileNotFoundError):  # either file is missing or damaged
         noted = read_json(_note_of(output), dict[str, Any])
         return noted.get("made") == dict(made) and noted.get("sha256") == sha256_of(output)
@@ -155,7 +155,7 @@ def _note_of(output: Path) -> Path:
 
 
 def _finish(windows: list[Path], made: Mapping[str, Any], output: Path) -> OutputsReport:
-    """Joins the windows, and describes the output in the cache."""
+    """Joins the windows, and notes in the user's cache that the output is complete."""
     report, digest = OutputsReport(), hashlib.sha256()
     with atomic_file(output, "wb") as file:
         for window in windows:

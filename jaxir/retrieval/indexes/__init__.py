@@ -1,1 +1,1 @@
-"""Every kind of index, and how indexes are opened, tuned and updated."""
+"""All kinds of indexes, and how indexes are opened, tuned and updated."""

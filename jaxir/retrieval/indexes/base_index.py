@@ -1,7 +1,7 @@
 """The interface of every index, and the directory that an index is saved in.
 
 An index directory holds `index.json` (`IndexInfo`), `ids.json` (ids, in the order of the rows), the engine's
-own files and, if a corpus was given, the documents for display.
+own files and, if a corpus was given, the documents that search results show.
 """
 
 import abc
@@ -29,7 +29,7 @@ from jaxir.storage.npy import pieces
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 
-# A query is a row of a matrix [Q, D], a text, or a dict of a learned sparse model's token weights.
+# What a query is: a row of a matrix [Q, D], a text, or a dict of a learned sparse model's token weights.
 QueryKind = Literal["vectors", "texts", "weights"]
 # A matrix [N, D] or its shards, for example those of an EMB_DIR.
 Embeddings = np.ndarray | Sequence[np.ndarray]
@@ -46,16 +46,16 @@ ENGINES = {
 
 
 class Index(abc.ABC):
-    """N documents under string ids, searched for the nearest of each query. Read one with `load_index`.
+    """N documents with string ids; `search` finds the nearest documents of queries. See `load_index`.
 
     Attributes:
-      engine: its name, a key of `ENGINES`.
+      engine: the engine's name, a key of `ENGINES`.
       query_kind: what `search` takes.
-      changing: files in its directory without checksum, because the engine changes them when it opens them.
-      growing: directories in its directory that may hold files without checksum.
+      changing: files of the index directory without a checksum: the engine changes them when it opens them.
+      growing: directories in the index directory in which files without a checksum are allowed.
       info: the content of index.json.
       ids: the N ids, in the order of the rows.
-      documents: titles and texts by id, or None.
+      documents: titles and texts by id; None if they are not stored.
     """
 
     engine: ClassVar[str]
@@ -78,11 +78,11 @@ class Index(abc.ABC):
 
         Args:
           queries: Q queries of `query_kind`: an array [Q, D], a list of texts, or a list of dicts.
-          k: how many documents.
+          k: number of documents per query.
 
         Returns:
-          (float32 scores [Q, K], for each query at most K ids), K = min(k, N). An engine that finds fewer
-          returns fewer ids and fills its scores with -inf.
+          (float32 scores [Q, K], list of at most K ids for each query), with K = min(k, N). If an engine
+          finds fewer documents, it returns fewer ids, and the remaining scores are -inf.
 
         Raises:
           UserError: k < 1, or the queries do not fit the index.
@@ -100,7 +100,7 @@ class Index(abc.ABC):
         """Reads what `_save_engine` wrote."""
 
     def require_model(self, fingerprint: str, name: str | None = None, step: int | None = None) -> None:
-        """Raises a UserError if the index was not made by the model of this fingerprint, name and step."""
+        """Raises a UserError if the index's model has another fingerprint; it reports `name` and `step`."""
         if self.info.fingerprint is not None and fingerprint != self.info.fingerprint:
             why = self.info.made_by.difference_from(MadeBy(name, step)).replace("they were", "it was")
             other = "" if name == self.info.model else "give the model it was made with, or "
@@ -114,7 +114,7 @@ class Index(abc.ABC):
 
         Args:
           directory: the new directory.
-          corpus: a corpus file, whose titles and texts are stored for display.
+          corpus: a corpus file; its titles and texts are stored, to be shown with search results.
 
         Raises:
           UserError: the directory exists, or the corpus lacks a document of the index.
@@ -128,8 +128,8 @@ class Index(abc.ABC):
         self._save_engine(directory)
         describe(directory, self.info, self.ids)
 
-    def close(self) -> None:  # noqa: B027  (most engines hold nothing)
-        """Releases what the index holds outside this process's memory. It can still be searched."""
+    def close(self) -> None:  # noqa: B027  (most engines have nothing to release)
+        """Releases resources outside this process's memory. The index can still be searched."""
 
 
 class VectorIndex(Index):
@@ -143,38 +143,38 @@ class VectorIndex(Index):
     @classmethod
     @abc.abstractmethod
     def build(cls, embeddings: Embeddings, ids: Sequence[str], **facts: Any) -> Self:
-        """Makes an index of float32 vectors [N, D] (an array or its shards) under N distinct ids.
+        """Makes an index of float32 vectors [N, D] (an array or its shards) with N distinct ids.
 
-        `**facts` are the keywords of `describe_vectors`; an engine has other options, too.
+        `**facts` are keyword arguments of `describe_vectors`; engines have further options.
         """
 
     @abc.abstractmethod
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
-        """Searches with k <= N and queries that are normalised for cosine."""
+        """Like `search`, but k <= N, and queries for cosine have length 1."""
 
     def search(
         self, queries: Float[np.ndarray, "Q D"], k: int
     ) -> tuple[Float[np.ndarray, "Q K"], list[list[str]]]:
-        """As `Index.search`, for vectors [Q, D] from the query tower of the index's model.
+        """Like `Index.search`, but for vectors [Q, D] from the query tower of the index's model.
 
-        Documents of equal score are in descending order of id, as trec_eval ranks them. If more than k tie,
-        the engine decides which are found; "exact" finds the first in that order.
+        Documents of equal score are in descending order of id, like trec_eval ranks them. If more than k
+        documents tie, the engine decides which are found; "exact" finds the first in that order.
 
         Raises:
           UserError: k < 1, the vectors have another dimension than the index, are not finite, or are longer
             than `lengths.LONGEST`.
-          TypeError: the queries are no floating-point numbers [Q, D].
+          TypeError: the queries are not floating-point numbers [Q, D].
         """
         check_k(k)
-        # jaxtyping would take as long as ScaNN takes for one query.
+        # Checked by hand: jaxtyping would take as long as ScaNN takes for one query.
         dtype = getattr(queries, "dtype", None)
         if dtype is None or queries.ndim != 2 or dtype.kind not in "fV":  # V: bfloat16
             found = f"a {type(queries).__name__}" if dtype is None else f"{dtype} {list(queries.shape)}"
-            raise TypeError(f"queries are an array of floating-point numbers [Q, D], not {found}")
+            raise TypeError(f"queries must be an array of floating-point numbers [Q, D], not {found}")
         if queries.shape[1] != self.info.dimension:
             raise UserError(
-                f"the queries have {queries.shape[1]} dimensions and the index {self.info.dimension}:"
-                " they come from different models"
+                f"the queries have {queries.shape[1]} dimensions and the index has {self.info.dimension}:"
+                " encode the queries with the model of the index"
             )
         queries = np.ascontiguousarray(queries, np.float32)
         if (found := first_unusable(queries)) is not None:
@@ -185,18 +185,19 @@ class VectorIndex(Index):
         return self._search(queries, min(k, self.info.count))
 
     def add(self, embeddings: Embeddings, ids: Sequence[str]) -> None:
-        """Adds vectors [M, D] (an array or its shards) under new ids.
+        """Adds vectors [M, D] (an array or its shards) with new ids.
 
-        Files change at `save` only, but a Milvus outside the index directory changes at once. Documents for
-        display are dropped; `updating.update_index` keeps them.
+        Files only change at `save`, but a Milvus outside the index directory changes at once. Stored titles
+        and texts are dropped; `updating.update_index` keeps them.
 
         Raises:
-          UserError: the vectors are unusable or of another dimension, or an id is not new.
+          UserError: a vector is not finite, too long or of another dimension, or an id is in the index.
         """
         shards, new = checked(embeddings, ids, self.info.similarity), list(ids)
         if shards[0].shape[1] != self.info.dimension:
             raise UserError(
-                f"the new vectors have {shards[0].shape[1]} dimensions and the index {self.info.dimension}"
+                f"the new vectors have {shards[0].shape[1]} dimensions and the index has"
+                f" {self.info.dimension}: encode the new passages with the model of the index"
             )
         check_new(new, self.ids)
         self.documents = None
@@ -204,7 +205,7 @@ class VectorIndex(Index):
         self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Removes documents. Files change as with `add`.
+        """Removes documents. Files only change at `save`, but a Milvus outside the directory changes at once.
 
         Raises:
           UserError: an id is unknown, or no document would be left.
@@ -212,7 +213,7 @@ class VectorIndex(Index):
         check_known(ids, self.ids)
         gone = set(ids)
         if len(gone) == len(self.ids):
-            raise UserError("no document would be left")
+            raise UserError("no document would be left in the index: delete fewer, or build a new index")
         self._delete(gone)
         self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
@@ -240,29 +241,29 @@ def load_index(directory: str | Path) -> Index:
     """
     directory = local_path(directory)
     if not (path := directory / "index.json").is_file():
-        raise UserError(f"{directory} is not an index: it has no index.json")
+        raise UserError(f"{directory} is not an index directory: it has no index.json")
     try:
         content = read_json(path, dict[str, Any])
         if content.pop("format", FORMAT) != FORMAT or content.get("engine") not in list(ENGINES):
             known = f"format {FORMAT} and the engines {', '.join(ENGINES)}"
-            raise UserError(f"index.json was written by another version of jaxir; this one knows {known}")
+            raise UserError(f"index.json was written by another version of jaxir; this version reads {known}")
         info = made(IndexInfo, content, path)
         index_class = engine(info.engine)
         check(directory, without=(*index_class.changing, *index_class.growing))
         ids = read_json(directory / "ids.json", list[str])
     except UserError as error:
-        raise UserError(f"{directory} is a damaged index: {error}") from None
+        raise UserError(f"{directory} is damaged: {error}; build it again with jaxir.index") from None
     if len(ids) != info.count:
-        raise UserError(f"{directory} is a damaged index: it has {len(ids)} ids of {info.count}")
+        raise UserError(f"{directory} is damaged: it has {len(ids)} of {info.count} ids; build it again")
     return index_class._load_engine(directory, info, ids, Documents.open(directory, ids))
 
 
 def build_index(
     stored: "StoredEmbeddings", *, backend: str, model: str | None = None, **options: Any
 ) -> VectorIndex:
-    """Builds an index of what `encode` wrote; `model` encodes queries (None: the one of the passages)."""
+    """Builds an index of the vectors of jaxir.encode; `model` encodes queries (None: the passages' model)."""
     if not issubclass(index_class := engine(backend), VectorIndex):
-        raise UserError(f"the {backend} engine takes a corpus, not embeddings")
+        raise UserError(f"the {backend} engine takes a corpus, not embeddings: give --corpus")
     if stored.info.expansion == "corpus":
         index_class, options = engine("entries"), options | {"backend": backend}
     index = index_class.build(
@@ -275,7 +276,7 @@ def build_index(
     )
     if stored.info.expansion != "corpus":
         read = {name: getattr(stored.info, name) for name in ("read_with", "tower", "max_length", "cut")}
-        # `model` may be another name for the same weights, with other steps.
+        # The step is unknown if `model` is another name for the same weights.
         read["step"] = stored.info.step if model in (None, stored.info.model) else None
         index.info = dataclasses.replace(index.info, **read)
     return index
@@ -283,7 +284,7 @@ def build_index(
 
 def engine(name: str) -> type[Index]:
     if name not in ENGINES:
-        raise UserError(f"there is no index engine {name!r}; there are {', '.join(ENGINES)}")
+        raise UserError(f"there is no index engine {name!r}; give one of {', '.join(ENGINES)}")
     module, cls = ENGINES[name].split(":")
     return getattr(importlib.import_module(module), cls)
 
@@ -297,7 +298,7 @@ def describe_vectors(
     fingerprint: str | None = None,
     model: str | None = None,
 ) -> tuple[IndexInfo, list[np.ndarray]]:
-    """Returns the content of index.json for vectors (without the engine's settings), and the shards."""
+    """Returns the content of index.json for vectors, except the engine's settings, and their shards."""
     shards = checked(embeddings, ids, similarity)
     info = IndexInfo(
         engine=engine,
@@ -311,22 +312,22 @@ def describe_vectors(
 
 
 def checked(embeddings: Embeddings, ids: Sequence[str], similarity: Similarity) -> list[np.ndarray]:
-    """Returns vectors as shards; refuses unusable vectors, and ids that are not N distinct ones."""
+    """Returns vectors as shards. Raises a UserError for unusable vectors, or unless N ids are distinct."""
     shards = [embeddings] if isinstance(embeddings, np.ndarray) else list(embeddings)
     if similarity not in ("cosine", "dot"):
         raise UserError(f"similarity must be cosine or dot, not {similarity!r}")
     if any(s.ndim != 2 or s.dtype != np.float32 for s in shards) or len({s.shape[1] for s in shards}) > 1:
-        raise UserError("embeddings must be float32 arrays [N, D] of one D")
+        raise UserError("embeddings must be float32 arrays [N, D], all with the same D")
     count = sum(len(s) for s in shards)
     if not count:
-        raise UserError("there are no embeddings to index")
+        raise UserError("there are no embeddings to index: give at least one vector")
     if count != len(ids):
-        raise UserError(f"{count} embeddings and {len(ids)} ids: there must be one id for each")
+        raise UserError(f"there are {count} embeddings but {len(ids)} ids: give one id for each vector")
     if len(set(ids)) != len(ids):
         twice = next(i for i, other in itertools.pairwise(sorted(ids)) if i == other)
-        raise UserError(f"the id {twice!r} comes twice")
+        raise UserError(f"the id {twice!r} occurs twice: give distinct ids")
     start = 0
-    for piece in pieces(shards, 16_384):  # bounds the memory for masks
+    for piece in pieces(shards, 16_384):  # small pieces bound the memory of the check
         if (found := first_unusable(piece)) is not None:
             row, reason = found
             raise UnusableVectorError(f"the vector of {ids[start + row]!r}", start + row, reason)
@@ -336,6 +337,6 @@ def checked(embeddings: Embeddings, ids: Sequence[str], similarity: Similarity) 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:
     """Returns vectors [N, D] of length 1; a zero vector stays zero."""
-    norms = np.sqrt(np.add.reduce(vectors * vectors, axis=1, keepdims=True))  # as np.linalg.norm, faster
+    norms = np.sqrt(np.add.reduce(vectors * vectors, axis=1, keepdims=True))  # faster than np.linalg.norm
     norms[norms == 0] = 1
     return vectors / norms

@@ -1,4 +1,4 @@
-"""Titles, texts and metadata stored beside an index, as lines [title, text] or [title, text, metadata]."""
+"""Titles, texts and metadata stored with an index, as JSON lines [title, text] or [title, text, metadata]."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OFFSETS = "documents-offsets.npy"
 
 
 class Documents:
-    """The documents of an index by id, read from a file that stays open when an update replaces it."""
+    """The documents of an index by id. The file is kept open, so it can be read after an update."""
 
     def __init__(self, path: Path, offsets: np.ndarray, ids: Sequence[str]):
         self._path, self._offsets = path, offsets
@@ -42,7 +42,7 @@ class Documents:
             # Python's parser accepts NaN and infinities, which are not JSON.
             title, text, *metadata = json.loads(line, parse_constant=lambda _: None)
         except (TypeError, ValueError):
-            what = f"the document {doc_id!r} is not as it was stored; build the index again"
+            what = f"the document {doc_id!r} cannot be read; build the index again with jaxir.index"
             raise DamagedError(self._path, what) from None
         return Document(doc_id, title, text, *metadata)
 
@@ -95,12 +95,12 @@ class Documents:
 
 
 def check_corpus(corpus: str | Path, stored: StoredEmbeddings) -> None:
-    """Refuses a corpus that lacks an encoded document; a pipe, which can be read once, is not checked."""
+    """Raises UserError if a corpus lacks an encoded document. A pipe is not checked: it can be read once."""
     path = local_path(corpus)
     check_readable(path)
     if stat.S_ISFIFO(path.stat().st_mode) or sha256_of(path) == stored.info.input_sha256:
         return
-    if has_lines(path):  # ids are line numbers, which any other text has, too
+    if has_lines(path):  # ids are line numbers, so ids cannot show that it is another file
         raise UserError(
             f"{corpus} is not the file that was encoded ({stored.info.input_name}), whose line numbers are"
             " the ids: give that file"
@@ -114,5 +114,5 @@ def _check_none(missing: Sequence[str], corpus: str | Path | None, count: int) -
     if missing:
         raise UserError(
             f"{corpus} lacks {len(missing)} of the {count} documents that were encoded, "
-            f"for example {missing[0]!r}: is it the corpus that was encoded?"
+            f"for example {missing[0]!r}: give the corpus that was encoded"
         )

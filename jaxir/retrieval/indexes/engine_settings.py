@@ -16,21 +16,21 @@ class NearestSettings:
 
     Attributes:
       embeddings: for scann, exact and milvus, the output of jaxir.encode; with --update, passages to add.
-      corpus: the corpus, a .jsonl[.gz] or a .txt[.gz] with a text on each line, whose number is the id. With
-        --embeddings, the corpus that was encoded, whose titles and texts jaxir.search then shows. For lucene,
-        the corpus to index.
+      corpus: the corpus, a .jsonl[.gz], or a .txt[.gz] with a text on each line and the line number as id.
+        With --embeddings, the corpus that was encoded, so that jaxir.search shows its titles and texts. For
+        lucene, the corpus to index.
       model: for scann, exact and milvus, the model that jaxir.search loads for queries (default: the model
         that encoded the passages).
-      storage: for scann and exact, the type of the vectors that decide the order of answers (default:
-        float32); a smaller type costs recall, which is measured and printed.
+      storage: for scann and exact, the type of the stored vectors, which decide the order of results
+        (default: float32); a smaller type costs recall, which is measured and printed.
       target_recall: for scann, search only as far as this recall@10 needs, tuned and measured against exact
-        search; without it 200 candidates of an eighth of the leaves are compared. For exact, the recall of
-        TPUs' approximate top-k; on other devices an exact index is always exact.
-      queries: queries.jsonl[.gz] for --target_recall and --storage, half to tune on and half to measure on
-        (default: passages serve as queries).
-      parts: for scann and exact, build this many indexes, each of its part of the passages, which are
-        searched together (docs/big_corpora.md). After an interruption the same command builds the missing
-        parts; several machines that see the same files, started as for training, share the parts.
+        search; without it, an eighth of the leaves is searched and 200 candidates are compared. For exact,
+        the recall of approximate top-k on TPUs; on other devices an exact index is always exact.
+      queries: queries.jsonl[.gz] for --target_recall and --storage; half are tuned on, half are measured
+        (default: passages are used as queries).
+      parts: for scann and exact, split the passages into this many indexes, which are searched together
+        (docs/big_corpora.md). After an interruption, the same command builds the missing parts. Several
+        machines with a common file system, started as for training, share the parts.
     """
 
     embeddings: str
@@ -43,7 +43,7 @@ class NearestSettings:
 
     def __post_init__(self) -> None:
         if self.queries is not None and self.storage is None and self.target_recall is None:
-            raise UserError("--queries needs --target_recall (tuned on them) or --storage (measured on them)")
+            raise UserError("--queries only applies with --target_recall or --storage: give one of them")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class MilvusSettings:
         of an embedded Milvus (default: one in the index directory). Commands that open the index later need
         the same value in the variable MILVUS_URI.
       collection: for milvus, the name of the collection to make.
-      index_type: for milvus, FLAT is exact, HNSW and AUTOINDEX (Milvus's choice) are not.
+      index_type: for milvus, how it searches: FLAT is exact, HNSW and AUTOINDEX (Milvus's choice) are not.
     """
 
     embeddings: str
@@ -73,9 +73,9 @@ class LuceneSettings:
     """Settings of the engine lucene.
 
     Attributes:
-      fields: for lucene, index title and text as one field (flat) or as two of equal weight (multifield).
-      on_bad_input: for lucene, stop at the first malformed line of --corpus, or skip and count them; likewise
-        for lucene_impact and --vectors.
+      fields: for lucene, index title and text as one field (flat) or as two equal fields (multifield).
+      on_bad_input: for lucene, stop at the first malformed line of --corpus, or skip and count malformed
+        lines; for lucene_impact, the same for --vectors.
     """
 
     corpus: str
@@ -89,8 +89,8 @@ class ImpactSettings:
     """Settings of the engine lucene_impact.
 
     Attributes:
-      vectors: for lucene_impact, .jsonl[.gz] lines of {"id": ..., "vector": {token: weight}}, the weights
-        whole numbers, as in Anserini's collections of SPLADE, uniCOIL and DeepImpact.
+      vectors: for lucene_impact, a .jsonl[.gz] with lines {"id": ..., "vector": {token: weight}}, where
+        weights are whole numbers, as in Anserini's collections of SPLADE, uniCOIL and DeepImpact.
     """
 
     vectors: str
@@ -116,7 +116,7 @@ class UpdateSettings:
         if self.embeddings is self.corpus is self.delete is None:
             raise UserError("--update needs --embeddings, --corpus or --delete")
         if self.on_bad_input != "stop" and (self.embeddings is not None or self.corpus is None):
-            raise UserError("--on_bad_input is for the --corpus of a lucene index: leave it out")
+            raise UserError("--on_bad_input only applies to the --corpus of a lucene index: leave it out")
 
 
 SETTINGS = {

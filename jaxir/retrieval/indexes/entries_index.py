@@ -1,4 +1,4 @@
-"""An index with several vectors of each document, whose score is that of its best vector."""
+"""An index with several vectors per document; a document has the score of its best vector."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, load_ind
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.index_info import IndexInfo
 
-INNER = "entries"  # directory of the index of the entries
+INNER = "entries"  # directory, within the index directory, of the index of the entries
 
 
 class EntriesIndex(VectorIndex):
-    """N documents, each with one or more of the vectors in `entries`.
+    """N documents, each with one or more vectors ("entries").
 
-    The score of a document is that of its best entry: s(q, d) = max_j s(q, d_j). If a document has at most S
-    entries, the best (k - 1) S + 1 entries contain those of the best k documents. 2 k entries usually do, so
-    they are searched first. Ids of entries sort as those of their documents, so ties are ordered as usual.
+    A document has the score of its best entry: s(q, d) = max_j s(q, d_j). If a document has at most S
+    entries, the best (k - 1) S + 1 entries include the best k documents. The best 2 k entries usually do, so
+    they are searched first. Ids of entries sort like their documents', so ties have the usual order.
 
     Attributes:
-      entries: an index of the entries, with ids of `entry_ids`.
+      entries: the index of the entries, with ids made by `entry_ids`.
     """
 
     engine = "entries"
@@ -35,7 +35,7 @@ class EntriesIndex(VectorIndex):
     def __init__(self, entries: VectorIndex, documents: Documents | None = None):
         if entries.changing or entries.growing:
             raise UserError(
-                f"the {entries.engine} engine takes one entry for each document: use exact or scann"
+                f"the {entries.engine} engine takes one vector per document: give --backend=exact or scann"
             )
         names = [document_of(entry) for entry in entries.ids]
         counts = collections.Counter(names)  # in the order of the entries
@@ -52,7 +52,7 @@ class EntriesIndex(VectorIndex):
     def build(
         cls, embeddings: Embeddings, ids: Sequence[str], *, backend: str = "exact", **options: Any
     ) -> EntriesIndex:
-        """Makes an index of vectors [M, D] (an array or shards) under document ids, equal ids adjacent."""
+        """Makes an index of vectors [M, D] (an array or shards); equal document ids must be adjacent."""
         return cls(base_index.engine(backend).build(embeddings, entry_ids(ids), **options))
 
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
@@ -65,7 +65,7 @@ class EntriesIndex(VectorIndex):
             for query, row, entries in zip(unfinished, values, found, strict=True):
                 best: dict[str, float] = {}
                 for entry, score in zip(entries, row, strict=False):
-                    best.setdefault(document_of(entry), score)  # the first of a document is its best
+                    best.setdefault(document_of(entry), score)  # a document's first entry is its best
                 ids[query] = list(best)[:k]
                 scores[query, : len(ids[query])] = list(best.values())[:k]
             unfinished = np.array([query for query in unfinished if len(ids[query]) < k], np.int64)
@@ -90,8 +90,8 @@ class EntriesIndex(VectorIndex):
 def entry_ids(ids: Sequence[str]) -> list[str]:
     """Returns an id for each entry: its document's id, a space, and its number within the document.
 
-    Ids contain no space (run files could not hold it) and no character that sorts before it, so entries sort
-    as their documents.
+    Document ids contain no space (run files could not hold it) and no character that sorts before a space, so
+    entries sort like their documents.
     """
     counts: collections.Counter[str] = collections.Counter()
     found = []

@@ -1,4 +1,4 @@
-"""Exact search: every query against every vector, block by block, on all devices."""
+"""Exact search: compares every query with every vector, block by block, on all devices."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
 BLOCK = 16_384  # vectors that a device compares at a time
 QUERY_BLOCK = 1024  # queries compared at a time: at most [1024, 16384] scores are in a device's memory
-# On a CPU 8 MB of scores: they stay in the cache, and malloc reuses their memory. More answers need larger
-# blocks.
+# Scores computed at a time on a CPU, 8 MB: they fit the cache, and malloc reuses their memory.
 CPU_SCORES = 1 << 21
-CPU_BLOCK, CPU_BLOCK_PER_ANSWER = 4096, 64
-RESCORED = 1 << 18  # numbers of vectors that are compared again at a time, for the same reason
+CPU_BLOCK, CPU_BLOCK_PER_ANSWER = 4096, 64  # vectors compared at a time on a CPU: at least this, or this x k
+RESCORED = 1 << 18  # vector components that are compared again at a time; few enough for the cache
 ALIGNMENT = 64  # parts of the rows begin at multiples of this: JAX reads aligned memory without a copy
-_merge_lock = threading.Lock()  # collectives must start in one order on all devices, whichever threads search
+_merge_lock = threading.Lock()  # threads must start collectives in the same order on all devices
 
 
 class Block(NamedTuple):
-    """M vectors on each of n devices, as `topk.block_program` takes them; padding has the rank NO_RANK."""
+    """Input of `topk.block_program`: M vectors on each of n devices. Padding has the rank NO_RANK."""
 
     vectors: jax.Array
     multipliers: jax.Array
@@ -48,10 +47,10 @@ class Block(NamedTuple):
 
 
 class ExactIndex(VectorIndex):
-    """Compares all inner products: the answers are exact, and so is the order of ties.
+    """Compares all inner products: the results are exact, and so is the order of ties.
 
-    The rows are split over the devices of this process, or of the mesh that `on` names. Vectors stay in
-    memory or in memory-mapped files and are read block by block. Accelerators with enough memory keep them
+    The rows are split over the devices of this process, or of the mesh given to `on`. Vectors stay in memory
+    or in memory-mapped files and are read block by block. Accelerators with enough memory keep the vectors
     after the first search.
     """
 
@@ -86,7 +85,7 @@ class ExactIndex(VectorIndex):
           embeddings: float32 vectors [N, D], an array or its shards.
           ids: N distinct ids.
           storage: the type in which vectors are stored and compared; bfloat16 and int8 cost some recall.
-          target_recall: the recall of `jax.lax.approx_max_k` on TPUs; None, and other devices: exact.
+          target_recall: the recall of `jax.lax.approx_max_k` on TPUs; None is exact, as other devices are.
           **facts: `similarity` ("cosine", the default, or "dot"), and the `model` and its `fingerprint`.
 
         Raises:
@@ -104,10 +103,10 @@ class ExactIndex(VectorIndex):
         return cls(info, list(ids), None, Rows(shards, storage, cosine=info.similarity == "cosine"))
 
     def on(self, partitioner: Partitioner) -> ExactIndex:
-        """Returns an index of the same vectors, whose rows are split over all devices of a mesh.
+        """Returns an index of the same vectors, with rows split over all devices of a mesh.
 
-        With several processes each makes the index, reads the rows of its own devices, and calls `search`
-        with the same queries; all get the same answers.
+        With several processes, each process makes the index, reads the rows of its own devices, and calls
+        `search` with the same queries; all processes get the same results.
         """
         other = copy.copy(self)
         other._partitioner, other._on_devices = partitioner, []
@@ -128,19 +127,19 @@ class ExactIndex(VectorIndex):
         return scores, [[self.ids[row] for row in answers] for answers in rows]
 
     def _may_round(self, k: int) -> bool:
-        """Returns whether rounded products may save work; this process must have all rows."""
+        """Returns whether bfloat16 products may save work; they need all rows in this process."""
         own = all(d.process_index == jax.process_index() for d in self._partitioner.mesh.devices.flat)
         few = k <= rounding.MOST_ANSWERS and rounding.with_more(k) < self.info.count
         return self._rows.storage == "float32" and own and few and not self._rounds_badly
 
     def _best_by_rounding(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `_best`, with bfloat16 products, and float32 products for the vectors that they find."""
+        """Like `_best`, but compares all vectors in bfloat16 and only the best of them in float32."""
         rough, ranks = self._best(queries, rounding.with_more(k), columns=True)
         scores = np.empty(rough.shape, np.float32)
         step = max(1, RESCORED // (rough.shape[1] * self.info.dimension))
         for at in range(0, len(queries), step):
             vectors, multipliers = self._rows.at(self._rows_by_rank[ranks[at : at + step]])
-            # A matrix product could give equal vectors at different places different sums.
+            # einsum, because a matrix product may give equal vectors in different rows different sums.
             products = np.einsum("qd,qkd->qk", queries[at : at + step], vectors)
             scores[at : at + step] = products * multipliers + 0.0
         order = np.lexsort((ranks, -scores))[:, :k]
@@ -153,20 +152,20 @@ class ExactIndex(VectorIndex):
         return scores, ranks
 
     def _best(self, queries: np.ndarray, k: int, *, columns: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the best (scores [Q, K], ranks [Q, K]); `columns` compares in bfloat16 (see `rounding`)."""
+        """Returns the K best (scores [Q, K], ranks [Q, K]). With `columns`, compares in bfloat16."""
         mesh = self._partitioner.mesh
         recall = self.info.settings.get("target_recall")
-        # 0: exact programs are shared by indexes of any size.
+        # Exact programs get 0 as the total, so that indexes of any size share them.
         total = self.info.count if recall is not None else 0
         take = block_program(mesh, recall, total, columns=columns)
         size, step = self._block_sizes(mesh, k)
         parts = [queries[at : at + step] for at in range(0, len(queries), step)]
-        # The last part is padded, so that few programs are compiled, with a copy of a query: all vectors
-        # would tie for a zero query, and selecting among ties is slow.
+        # The last part is padded, so that few programs are compiled. Padding is copies of a query: all
+        # vectors would tie for a query of zeros, and selecting among ties is slow.
         padded = [np.pad(p, [(0, _padded(len(p)) - len(p)), (0, 0)], mode="edge") for p in parts]
         placed = [_place(part, mesh) for part in padded]
         before = best = [_nothing(mesh, len(part), k) for part in padded]
-        # XLA selects the best on one core of a CPU, so each core gets a part of the queries.
+        # On a CPU, XLA's top-k uses only one core, so each core gets a part of the queries.
         cpu = self._partitioner.on_cpu
         with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
 
@@ -198,12 +197,12 @@ class ExactIndex(VectorIndex):
         return -(-self.info.count // mesh.size // ALIGNMENT) * ALIGNMENT
 
     def _blocks(self, mesh: Mesh, size: int) -> Iterator[Block]:
-        """Yields all rows, `size` of each device at a time."""
+        """Yields all rows in blocks of `size` rows per device."""
         if self._on_devices:
             yield from self._on_devices
             return
         own = [(n, d) for n, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
-        # Each device has a range of rows; a process reads those of its own devices.
+        # Each device has a range of rows; a process only reads the rows of its own devices.
         rows = self._rows_of_a_device(mesh)
         needed = rows * self._rows.dimension * DTYPES[self._rows.storage][0].itemsize
         keep = needed < _memory([device for _, device in own]) / 2
@@ -220,7 +219,7 @@ class ExactIndex(VectorIndex):
         self._on_devices = kept
 
     def _columns(self, mesh: Mesh, size: int) -> Iterator[Block]:
-        """As `_blocks`, with vectors from `rounding.columns_program`; also sets `self._lengths`."""
+        """Like `_blocks`, but with vectors from `rounding.columns_program`; also sets `self._lengths`."""
         lengths = []
         for block in self._blocks(mesh, size):
             if self._lengths is None and self._rows.storage == "float32":
@@ -230,7 +229,7 @@ class ExactIndex(VectorIndex):
             self._lengths = np.max([np.max(x, axis=0) for x in lengths], axis=0)
 
     def _piece(self, start: int, stop: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns vectors [size, D], multipliers and ranks [size] of the rows from `start` to `stop`."""
+        """Returns vectors [size, D], multipliers and ranks [size] of the rows [start, stop), padded."""
         start, stop = min(start, self.info.count), min(stop, self.info.count)
         vectors, multipliers = self._rows.read(start, stop)
         ranks, missing = self._ranks[start:stop], size - (stop - start)
@@ -256,7 +255,7 @@ class ExactIndex(VectorIndex):
     ) -> ExactIndex:
         rows = Rows.load(
             directory,
-            info.settings.get("storage", "float32"),  # older indexes do not have it
+            info.settings.get("storage", "float32"),  # indexes of older versions lack this setting
             shape=(info.count, info.dimension),
             cosine=info.similarity == "cosine",
         )
@@ -264,7 +263,7 @@ class ExactIndex(VectorIndex):
 
 
 def _memory(devices: Sequence[jax.Device]) -> int:
-    """Returns the bytes of memory of each device; 0 if unknown or shared with the host."""
+    """Returns the least memory of a device in bytes; 0 if unknown or shared with the host."""
     return min((device.memory_stats() or {}).get("bytes_limit", 0) for device in devices)
 
 
@@ -273,7 +272,7 @@ def _place(x: np.ndarray, mesh: Mesh) -> jax.Array:
 
 
 def _nothing(mesh: Mesh, queries: int, k: int) -> tuple[jax.Array, jax.Array]:
-    """Returns empty answers: scores and ranks [n, Q, K], one row for each device."""
+    """Returns empty results: scores and ranks [n, Q, K] for n devices."""
     sharding, shape = NamedSharding(mesh, PartitionSpec(mesh.axis_names)), (mesh.size, queries, k)
     none = np.full((1, queries, k), -np.inf, np.float32), np.full((1, queries, k), NO_RANK, np.int32)
     return tuple(jax.make_array_from_callback(shape, sharding, lambda _, x=x: x) for x in none)

@@ -13,7 +13,7 @@ from jaxir.retrieval.indexes.rows import without
 from jaxir.storage.npy import read_npy, stream_npy
 
 Storage = Literal["float32", "bfloat16", "int8"]
-# The type of a number, and its type in a .npy file, which has no bfloat16.
+# Storage -> (the type of a number in memory, its type in a .npy file). The .npy format has no bfloat16.
 DTYPES = {
     "float32": (np.dtype(np.float32), np.dtype(np.float32)),
     "bfloat16": (np.dtype(ml_dtypes.bfloat16), np.dtype(np.uint16)),
@@ -21,13 +21,13 @@ DTYPES = {
 }
 VECTORS, SCALES = "embeddings.npy", "scales.npy"
 STEP = 16_384  # vectors converted at a time
-INT8_MAX = 127
+INT8_MAX = 127  # the largest int8 code
 
 
 class Rows:
     """N vectors [N, D] in float32, bfloat16 or int8, in memory or memory-mapped.
 
-    Each int8 vector has its own scale, 1/127 of its largest number, so it depends on no other vector.
+    Each int8 vector has its own scale, 1/127 of its largest number, independent of other vectors.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Rows:
         self._multipliers = np.zeros(self.count, np.float32) if multipliers is None else multipliers
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns stored vectors [M, D], and multipliers [M] that undo int8 scales and cosine lengths."""
+        """Returns stored vectors [M, D], and factors [M] of scores: int8 scale, or 1/length for cosine."""
         if start >= stop:
             return np.zeros((0, self.dimension), DTYPES[self.storage][0]), np.zeros(0, np.float32)
         parts, scales = [], []
@@ -66,7 +66,7 @@ class Rows:
         return vectors, known
 
     def at(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `read`, for any rows that it has read before: vectors [*rows.shape, D], and multipliers."""
+        """Like `read`, but for any rows that were read before: vectors [*rows.shape, D] and multipliers."""
         shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         shards = np.unique(shard_of)
         if len(shards) == 1:
@@ -84,7 +84,7 @@ class Rows:
         return Rows([*self._shards, *shards], self.storage, cosine=self._cosine, multipliers=known)
 
     def without(self, rows: np.ndarray) -> Rows:
-        """Returns all but some rows (ascending), without copying vectors."""
+        """Returns all rows except `rows` (ascending), without copying vectors."""
         known = np.delete(self._multipliers, rows)
         return Rows(without(self._shards, rows), self.storage, cosine=self._cosine, multipliers=known)
 

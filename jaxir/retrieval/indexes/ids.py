@@ -1,4 +1,4 @@
-"""The order of ids, and checks of new and of known ids."""
+"""The order of ids, and checks that ids are new to an index or known to it."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from jaxir.core.errors import UserError
 def check_new(new: Sequence[str], known: Sequence[str]) -> None:
     if twice := set(new).intersection(known):
         verb = "is" if len(twice) == 1 else "are"
-        raise UserError(f"{_documents(twice)} {verb} in the index already: delete first")
+        raise UserError(f"{_documents(twice)} {verb} already in the index: delete first")
 
 
 def check_known(ids: Sequence[str], known: Sequence[str]) -> None:
@@ -25,7 +25,7 @@ def _documents(ids: set[str]) -> str:
 
 
 def descending_ranks(ids: Sequence[str]) -> np.ndarray:
-    """Returns the place of each id in descending order, int32 [N]; ties are broken by it."""
+    """Returns the rank of each id in descending order, int32 [N]. It orders documents of equal score."""
     ranks = np.empty(len(ids), np.int32)
     ranks[sorted(range(len(ids)), key=ids.__getitem__, reverse=True)] = np.arange(len(ids), dtype=np.int32)
     return ranks

@@ -21,15 +21,15 @@ class IndexInfo:
     """The content of index.json.
 
     Attributes:
-      dimension: D; 0 without vectors.
-      fingerprint: of the model that made the vectors; None if unknown.
-      model: the model as it was named to `encode`; None if unknown.
-      read_with: the flags that read documents with generated queries; None: without queries.
-      tower: which tower of the model read the documents; None: unknown, or an index of entries.
-      step: of a training run, the step of its checkpoint; None: unknown.
-      max_length: tokens at which a document was cut; None: unknown.
-      cut: number of documents that were cut; None: unknown.
-      settings: the engine's own.
+      dimension: D, the number of components of a vector; 0 without vectors.
+      fingerprint: fingerprint of the model that made the vectors; None if unknown.
+      model: the model's name, as given to jaxir.encode; None if unknown.
+      read_with: the flags that added generated queries to documents; None: no queries were added.
+      tower: which tower of the model encoded the documents; None: unknown, or an index of entries.
+      step: the checkpoint's step, if the model is a training run; None: unknown.
+      max_length: maximum number of tokens per document; None: unknown.
+      cut: number of truncated documents; None: unknown.
+      settings: the settings of the engine.
     """
 
     engine: str

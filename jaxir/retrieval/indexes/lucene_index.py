@@ -27,12 +27,12 @@ from jaxir.storage.checksums import directory_with_checksums
 
 Fields = Literal["flat", "multifield"]
 FILES = "lucene"
-FEW = 100  # queries that are searched without a progress bar, as a server's are
+FEW = 100  # up to this many queries are searched without a progress bar, as in a server
 BLANK = "".join(
     map(chr, range(33))
-)  # removed by Java's String.trim; Anserini skips documents of nothing else
-# A stop word, which Lucene does not index: Anserini skips documents with empty contents, whatever their
-# title.
+)  # the characters that Java's String.trim removes; Anserini skips documents that have no others
+# The contents of a document that only has a title: Anserini skips documents with empty contents. It is a stop
+# word, so Lucene does not index it.
 NOTHING = "the"
 
 
@@ -57,17 +57,17 @@ class _LuceneIndex(Index):
         cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
     ) -> _LuceneIndex:
         if not any((directory / FILES).glob("segments_*")):
-            raise UserError(f"{directory} is a damaged index: it has no Lucene files")
+            raise UserError(f"{directory} is damaged: it has no Lucene files; build the index again")
         return cls(info, ids, documents, directory / FILES)
 
 
 class LuceneIndex(_LuceneIndex):
-    """BM25 over a corpus, as Pyserini does it: Porter stemming, Lucene's 33 English stop words.
+    """BM25 over a corpus, like in Pyserini: Porter stemming, Lucene's 33 English stop words.
 
     "flat" indexes title and text as one field, "multifield" as two fields whose scores are added: the two
     BM25 baselines of BEIR. Scores are those of Pyserini's `LuceneSearcher`: rounded to 1e-4, ties separated
-    by 1e-6 in ascending order of document id. Above 16 float32 cannot represent all of these differences;
-    scores that stay equal are in descending order of id, as trec_eval ranks them.
+    by 1e-6 in ascending order of document id. For scores above 16, float32 cannot represent all of these
+    differences; documents whose scores stay equal are in descending order of id, like in trec_eval.
     """
 
     engine = "lucene"
@@ -78,14 +78,16 @@ class LuceneIndex(_LuceneIndex):
     def ranked_by(self, bm25: Bm25 = PYSERINI_BM25, feedback: Rm3 | Rocchio | None = None) -> LuceneIndex:
         """Returns this index with other BM25 parameters, or with feedback (flat indexes only)."""
         if feedback is not None and self.info.settings["fields"] != "flat":
-            raise UserError("feedback needs an index with --fields=flat; this index is multifield")
+            raise UserError(
+                "feedback needs a flat index; this one is multifield: build one with --fields=flat"
+            )
         other = LuceneIndex(self.info, self.ids, self.documents, self._directory, self.sidecar)
         other._bm25, other._feedback = bm25, feedback
         other._opened = self._opened
         return other
 
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, list[list[str]]]:
-        """As `Index.search`, for texts as bags of words; found documents share a word with the query."""
+        """Like `Index.search`, but for texts. Only finds documents that share a word with the query."""
         check_k(k)
         k = min(k, self.info.count)
         fields = {"contents": 1.0, "title": 1.0} if self.info.settings["fields"] == "multifield" else None
@@ -111,7 +113,7 @@ class LuceneImpactIndex(_LuceneIndex):
     query_kind = "weights"
 
     def search(self, queries: Sequence[Mapping[str, int]], k: int) -> tuple[np.ndarray, list[list[str]]]:
-        """As `Index.search`, for {token: weight} of whole numbers."""
+        """Like `Index.search`, but each query is a dict of tokens and whole-number weights."""
         check_k(k)
         checked = [_checked(f"query {number}", query) for number, query in enumerate(queries)]
         k = min(k, self.info.count)
@@ -133,16 +135,16 @@ def build_lucene_index(
     on_bad_input: Policy = "stop",
     sidecar: Sidecar | None = None,
 ) -> LuceneIndex:
-    """Indexes a corpus in a new directory, with its documents for display.
+    """Indexes a corpus in a new directory, and stores its documents to show them with search results.
 
-    Documents with neither title nor text are left out, as Pyserini does.
+    Documents with neither title nor text are left out, like in Pyserini.
 
     Args:
-      corpus: the corpus file, as `read_documents` takes it.
+      corpus: the corpus file, in a format that `read_documents` reads.
       output: the index directory, which appears only when complete.
       fields: "flat" (title, a space and text in one field) or "multifield".
-      on_bad_input: stop at the first malformed line, or skip and count them.
-      sidecar: None uses the sidecar of this process.
+      on_bad_input: stop at the first malformed line, or skip and count malformed lines.
+      sidecar: the process that runs Lucene; None uses the sidecar of this process.
     """
     collector = OnBadInput(on_bad_input)
     sidecar = sidecar or shared()
@@ -162,10 +164,10 @@ def update_lucene_index(
     corpus: str | Path | None = None,
     on_bad_input: Policy = "stop",
 ) -> int:
-    """Builds the index again, as Lucene would count deleted documents' words; returns its size."""
+    """Deletes and adds documents; returns their new number. Rebuilds, as Lucene would count deleted words."""
     stored, collector = index.documents, OnBadInput(on_bad_input)
     if stored is None:
-        raise UserError(f"{directory} is a damaged index: it has no documents")
+        raise UserError(f"{directory} is damaged: it has no documents; build it again with jaxir.index")
     gone = set(delete)
     kept = [doc_id for doc_id in index.ids if doc_id not in gone]
     fields = index.info.settings["fields"]
@@ -189,7 +191,7 @@ def update_lucene_index(
 def _index(
     directory: Path, documents: Callable[[], Iterator[Document]], fields: Fields, sidecar: Sidecar
 ) -> tuple[IndexInfo, list[str]]:
-    """Writes Lucene's files into an index directory; returns its description and ids."""
+    """Writes Lucene's files into an index directory; returns the index's description and ids."""
     ids: list[str] = []
 
     def records() -> Iterator[LuceneDocument]:
@@ -223,12 +225,12 @@ def build_impact_index(
     """Indexes learned sparse vectors in a new directory. Documents without any weight are left out.
 
     Args:
-      vectors: {id: {token: weight}}, weights whole numbers (quantised), tokens without white space; or a file
-        of them (see `read_sparse_vectors`), which is streamed.
+      vectors: {id: {token: weight}} with whole-number (quantised) weights and tokens without white space; or
+        a file of such vectors (see `read_sparse_vectors`), which is streamed.
       output: the index directory, which appears only when complete.
-      corpus: corpus.jsonl[.gz] with the documents, stored for display.
-      on_bad_input: stop at the first malformed line of a file of vectors, or skip and count them.
-      sidecar: None uses the sidecar of this process.
+      corpus: corpus.jsonl[.gz] with the documents, stored to show them with search results.
+      on_bad_input: stop at the first malformed line of a file of vectors, or skip and count malformed lines.
+      sidecar: the process that runs Lucene; None uses the sidecar of this process.
     """
     collector, ids = OnBadInput(on_bad_input), []
     if isinstance(vectors, Mapping):  # check them before Java starts
@@ -262,7 +264,7 @@ def _info(
     settings: dict[str, str],
 ) -> IndexInfo:
     if not ids:
-        raise UserError("there are no documents to index")
+        raise UserError("there are no documents to index: all are empty, or the input is")
     return IndexInfo(
         engine=engine.engine, similarity=similarity, dimension=0, count=len(ids), settings=settings
     )

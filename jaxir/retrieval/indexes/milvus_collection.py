@@ -1,11 +1,11 @@
 """One collection of a Milvus server, or of an embedded milvus-lite.
 
-A collection holds vectors under row numbers; the index directory maps rows to ids. An embedded Milvus runs on
+A collection maps row numbers to vectors; the index directory maps rows to ids. An embedded Milvus runs on
 threads of this process, so it ends with the process, and listens on a Unix socket that only its user can
-reach. Its files can be open in one process at a time.
+reach. Only one process at a time can open its files.
 
-An index directory from elsewhere may name any server. So only a place that the user named, in `MILVUS_URI` or
-in the call that builds an index, is opened; the token is sent there only, and encrypted.
+An index directory from elsewhere may name any server. So jaxir only connects to a server that the user named,
+in `MILVUS_URI` or in the call that builds an index; the token is only sent there, and encrypted.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from jaxir.storage.npy import pieces
 from jaxir.storage.temporary_outputs import temporary_directory
 
 IndexType = Literal["FLAT", "HNSW", "AUTOINDEX"]
-TOKEN = "MILVUS_TOKEN"  # variable with "user:password" or an API key
-PLACE = "MILVUS_URI"  # variable with the server (or embedded Milvus) in which indexes may be opened
-CLEARTEXT = "MILVUS_CLEARTEXT"  # variable that, at 1, allows to send the token unencrypted
-CONNECT_SECONDS = 10.0
+TOKEN = "MILVUS_TOKEN"  # environment variable with "user:password" or an API key
+PLACE = "MILVUS_URI"  # environment variable with the server (or embedded Milvus) that jaxir may open
+CLEARTEXT = "MILVUS_CLEARTEXT"  # environment variable; 1 allows sending the token unencrypted
+CONNECT_SECONDS = 10.0  # timeout of connecting
 ANSWER_SECONDS = 60.0  # timeout of a request; building and loading have none
-REQUEST_BYTES = 8 << 20  # of vectors sent at a time; servers accept 64 MB
-DELETED_AT_ONCE = 10_000
-QUERIES_AT_ONCE = 512  # an embedded Milvus holds the scores of all vectors of a segment, about 100,000
-ANSWERS_AT_ONCE = 100_000  # of all queries of a request
-FEW = 256  # queries that are searched without a progress bar, as a server's are
-THREADS = 4
+REQUEST_BYTES = 8 << 20  # maximum size of the vectors of a request; servers accept 64 MB
+DELETED_AT_ONCE = 10_000  # maximum number of rows that a request deletes
+QUERIES_AT_ONCE = 512  # per request; an embedded Milvus holds scores of about 100,000 vectors for each
+ANSWERS_AT_ONCE = 100_000  # maximum number of results of a request, over all queries
+FEW = 256  # up to this many queries are searched without a progress bar, as in a server
+THREADS = 4  # of the server of an embedded Milvus
 BUILD_PARAMETERS = {"HNSW": {"M": 16, "efConstruction": 200}}
-ROW, VECTOR = "row", "vector"
-MARK = "jaxir.mark"
+ROW, VECTOR = "row", "vector"  # names of the collection's fields
+MARK = "jaxir.mark"  # property with the random mark that identifies the index of a collection
 
 
 class MilvusCollection:
-    """A connection to a collection of a server (a URI with ://) or of an embedded Milvus (a path)."""
+    """A connection to a collection; `where` is a server's URI with ://, or the path of an embedded Milvus."""
 
     def __init__(self, where: str | Path, name: str, *, new: bool = False):
         pymilvus = _pymilvus()
         if not re.fullmatch(r"[A-Za-z_]\w{0,254}", name, re.ASCII):
-            raise UserError(f"a Milvus collection is named by letters, digits and _, not {name!r}")
+            raise UserError(f"--collection must have only letters, digits and _, not {name!r}")
         self.name, self._where = name, where
         if isinstance(where, Path) and not new and not where.is_dir():
-            raise UserError(f"{where} does not exist: build the index again")
+            raise UserError(f"the embedded Milvus {where} does not exist: build the index again")
         token = "" if isinstance(where, Path) else _token(where)
         self._embedded = _embedded(where) if isinstance(where, Path) else None
         uri = where if self._embedded is None else self._embedded.uri
@@ -77,10 +77,10 @@ class MilvusCollection:
 
     def require_new(self) -> None:
         if self.exists():
-            raise UserError(f"{self._where} already has a collection {self.name}: choose another name")
+            raise UserError(f"{self._where} already has a collection {self.name}: give another --collection")
 
     def open(self, dimension: int, mark: str | None) -> None:
-        """Loads the collection if its dimension and mark are the index's; older ones have no mark."""
+        """Loads the collection if its dimension and mark are the index's; old collections have no mark."""
         if not self.exists():
             raise UserError(f"{self._where} has no collection {self.name}: build the index again")
         with self._errors():
@@ -90,20 +90,20 @@ class MilvusCollection:
             if set(found) != {ROW, VECTOR} or int(found[VECTOR]) != dimension:
                 raise UserError(
                     f"the collection {self.name} in {self._where} is not this index's: it has fields {found},"
-                    f" not {ROW} and {VECTOR} of {dimension} dimensions"
+                    f" not {ROW} and {VECTOR} of {dimension} dimensions; build the index again"
                 )
             there = described.get("description") or described.get("properties", {}).get(MARK)
             if mark is not None and there and there != mark:
                 raise UserError(
-                    f"the collection {self.name} in {self._where} was made by another index: this"
-                    " index's was dropped, and its name used again; build the index again"
+                    f"the collection {self.name} in {self._where} was made by another index: the collection"
+                    " of this index was dropped, and its name was used again; build the index again"
                 )
             self._client.load_collection(self.name)
 
     def create(
         self, vectors: Sequence[np.ndarray], index_type: IndexType, *, cosine: bool, mark: str | None
     ) -> None:
-        """Makes a collection of vectors (shards [n, D]) in the rows 0, 1, ...; removes it on any error."""
+        """Makes a collection of vectors (shards [n, D]) with rows 0, 1, ...; drops it after any error."""
         pymilvus = _pymilvus()
         self.require_new()
         count, dimension = sum(map(len, vectors)), vectors[0].shape[1]
@@ -115,13 +115,13 @@ class MilvusCollection:
             VECTOR, index_type=index_type, metric_type="IP", params=BUILD_PARAMETERS.get(index_type, {})
         )
         with self._errors():
-            # milvus-lite forgets the description, and keeps properties.
+            # milvus-lite does not store the description, so the mark is also a property.
             kept = {} if self._embedded is None or mark is None else {"properties": {MARK: mark}}
             self._client.create_collection(self.name, schema=schema, timeout=ANSWER_SECONDS, **kept)
         try:
             self.insert(vectors, 0, cosine=cosine)
             with self._errors():
-                # An embedded Milvus answers when the index is built; pymilvus would wait for a second answer.
+                # No waiting for an embedded Milvus: it only answers when the index is built.
                 self._client.create_index(self.name, index, sync=self._embedded is None)
                 self._client.load_collection(self.name)
             self.require_count(count)
@@ -130,7 +130,7 @@ class MilvusCollection:
             raise
 
     def insert(self, vectors: Sequence[np.ndarray], first_row: int, *, cosine: bool) -> None:
-        """Sends vectors (shards [n, D]) under the rows from `first_row` on."""
+        """Sends vectors (shards [n, D]), with consecutive rows from `first_row` on."""
         step = max(1, REQUEST_BYTES // (4 * vectors[0].shape[1]))
         row = first_row
         with progress(total=sum(map(len, vectors)), what="inserting", unit="passages") as bar:
@@ -165,7 +165,7 @@ class MilvusCollection:
         if (found := answer[0]["count(*)"]) != count:
             raise UserError(
                 f"the collection {self.name} in {self._where} has {found:,} vectors and the index {count:,}:"
-                " an update was interrupted (run it again), or the collection was changed by others"
+                " run an interrupted update again, or build the index again if others changed the collection"
             )
 
     def search(
@@ -213,7 +213,7 @@ class MilvusCollection:
 
 
 def is_named(place: str) -> bool | None:
-    """Returns whether `MILVUS_URI` names this place; None if it is not set."""
+    """Returns whether `MILVUS_URI` names this server or path; None if the variable is not set."""
     named = os.environ.get(PLACE, "").strip()
     return _normalised(named) == _normalised(place) if named else None
 
@@ -223,7 +223,7 @@ def _normalised(place: str) -> str:
 
 
 def _token(uri: str) -> str:
-    """Returns the token for a server; refuses to send it over a network in clear text."""
+    """Returns the token for a server. Raises a UserError if it would cross a network in clear text."""
     token = os.environ.get(TOKEN, "")
     if token and os.environ.get(CLEARTEXT) != "1":
         parts = urllib.parse.urlsplit(uri)
@@ -242,7 +242,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Embedded:
-    """A running milvus-lite over a directory."""
+    """A running milvus-lite server that stores its data in a directory."""
 
     def __init__(self, path: Path):
         _pymilvus()
@@ -263,15 +263,15 @@ class _Embedded:
             ) from None
         except OSError as error:
             raise UserError(f"{path} cannot be opened: {(error.strerror or str(error)).lower()}") from None
-        except Exception as error:  # milvus_lite's, json's or pyarrow's
-            raise UserError(f"{path} is damaged: {error}") from None
+        except Exception as error:  # from milvus_lite, json or pyarrow
+            raise UserError(f"{path} is damaged: {error}; build the index again") from None
         closing = contextlib.ExitStack()
         sockets = closing.enter_context(temporary_directory())
         if len(os.fsencode(sockets)) > 90:  # a socket's path may not be longer than 100 bytes
             closing.close()
             sockets = closing.enter_context(temporary_directory(Path("/tmp")))
         self.uri = f"unix:{sockets}/socket"
-        # milvus-lite's own server listens on TCP, which every user of the machine could reach.
+        # Not milvus-lite's own server: it listens on TCP, which every user of the machine could reach.
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="milvus")
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         server = grpc.server(pool, options=unlimited)
@@ -286,7 +286,7 @@ _starting = threading.Lock()
 
 
 def _embedded(path: Path) -> _Embedded:
-    """Returns the embedded Milvus over a directory, shared by all its users in this process."""
+    """Returns the embedded Milvus of a directory; all indexes of this process share it."""
     with _starting:
         path.mkdir(parents=True, exist_ok=True)
         identity = path.stat().st_dev, path.stat().st_ino
@@ -305,10 +305,10 @@ def _stop(server: Any, pool: ThreadPoolExecutor, database: Any, closing: context
 
 @functools.cache
 def _pymilvus() -> ModuleType:
-    """Imports pymilvus (seconds) without its side effects on the rest of the process."""
+    """Imports pymilvus, which takes seconds, without its side effects on the rest of the process."""
     configure, environment = logging.config.dictConfig, dict(os.environ)
-    logging.config.dictConfig = lambda config: None  # it would close all logging handlers
-    os.environ["PYTHON_DOTENV_DISABLED"] = "1"  # otherwise it reads a file .env into the environment
+    logging.config.dictConfig = lambda config: None  # pymilvus would close all logging handlers
+    os.environ["PYTHON_DOTENV_DISABLED"] = "1"  # otherwise pymilvus reads a file .env
     os.environ.pop(PLACE, None)  # pymilvus fails on a URI that it cannot parse
     try:
         import pymilvus
@@ -318,7 +318,7 @@ def _pymilvus() -> ModuleType:
         logging.config.dictConfig = configure
         os.environ.pop("PYTHON_DOTENV_DISABLED")
         os.environ.update(environment)
-    for name in ("pymilvus", "milvus_lite"):  # the error that follows reports what they log
+    for name in ("pymilvus", "milvus_lite"):  # they log what their errors also say
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return pymilvus
 

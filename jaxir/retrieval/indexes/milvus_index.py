@@ -32,16 +32,16 @@ COLLECTION = "passages"
 class MilvusIndex(VectorIndex):
     """Vectors in a Milvus collection, compared by inner product (of vectors of length 1 for cosine).
 
-    Without `uri` the collection is in the index directory (in a temporary one until it is saved). With `uri`
-    it is there, and `add` and `delete` change it at once for all its users. Such an index is loaded only if
-    the variable MILVUS_URI names that place, because the index directory may come from someone else.
+    Without `uri` the collection is in the index directory (in a temporary directory until it is saved). With
+    `uri` the collection is there, and `add` and `delete` change it at once for all its users. Such an index
+    is only loaded if the variable MILVUS_URI is the same URI: the directory may come from someone else.
 
-    Ties are in descending order of id among the k documents that Milvus returns; Milvus decides which
-    documents tied for the last place it returns.
+    Documents of equal score are in descending order of id. If documents tie for rank k, Milvus decides which
+    of them it returns.
     """
 
     engine = "milvus"
-    # Killed searches and older indexes may have more files.
+    # The directory may have files without a checksum, left by killed searches or older versions.
     changing = (f"{INSIDE}/LOCK",)
     growing = (INSIDE,)
 
@@ -57,9 +57,9 @@ class MilvusIndex(VectorIndex):
     ):
         super().__init__(info, ids, documents)
         self._rows, self._ranks = rows, descending_ranks(ids)
-        self._directory = directory  # holds an embedded collection
+        self._directory = directory  # directory of an embedded collection
         self._own = False  # whether `_directory` is temporary
-        self._shards = shards  # vectors that are not in a collection yet
+        self._shards = shards  # vectors that are not yet in a collection
         self._collection: MilvusCollection | None = None
         self._counted = False
 
@@ -79,8 +79,8 @@ class MilvusIndex(VectorIndex):
         Args:
           embeddings: float32 vectors [N, D], an array or its shards.
           ids: N distinct ids.
-          uri: a server (https://host:19530, with its token in the variable MILVUS_TOKEN) or the file of an
-            embedded Milvus; None makes one in the index directory.
+          uri: a server (https://host:19530, with its token in the variable MILVUS_TOKEN) or the path of an
+            embedded Milvus; None makes an embedded Milvus in the index directory.
           collection: the name of the collection to make.
           index_type: FLAT compares all vectors and is exact; HNSW and AUTOINDEX (Milvus's choice) are not.
           **facts: `similarity` ("cosine", the default, or "dot"), and the `model` and its `fingerprint`.
@@ -97,11 +97,11 @@ class MilvusIndex(VectorIndex):
                 raise UserError(f"write the Milvus server {place} as http://{place} or https://{place}")
             place = str(Path(place).absolute())
         elif "@" in place:
-            raise UserError("the Milvus URI, which is stored, must not hold a password: set MILVUS_TOKEN")
+            raise UserError("--uri, which the index stores, must not contain a password: set MILVUS_TOKEN")
         if uri is not None and is_named(place) is False:
             raise UserError(
-                f"{PLACE} is {os.environ[PLACE]}, where {TOKEN} is sent, and --uri is {place}: give the same"
-                " place"
+                f"{PLACE} is {os.environ[PLACE]}, where {TOKEN} is sent, but --uri is {place}: give both the"
+                " same value"
             )
         settings = {
             "uri": place,
@@ -147,7 +147,7 @@ class MilvusIndex(VectorIndex):
         return contextlib.closing(MilvusCollection(where, self.info.settings["collection"], new=True))
 
     def _opened(self) -> MilvusCollection:
-        """Returns the collection; fills and opens it at the first call."""
+        """Returns the collection. The first call fills it, if its vectors were not sent, and opens it."""
         if self._collection is None:
             if self._shards is not None:
                 if self._inside:
@@ -175,7 +175,7 @@ class MilvusIndex(VectorIndex):
         if not len(queries):
             return scores, ids
         collection = self._opened()
-        if not self._counted:  # not in `_opened`, which a repeated update needs after an interruption
+        if not self._counted:  # not in `_opened`: a repeated update must open a wrong count
             collection.require_count(self.info.count)
             self._counted = True
         found = collection.search(queries, k, self.info.settings["index_type"])
@@ -211,7 +211,7 @@ class MilvusIndex(VectorIndex):
         self.info = dataclasses.replace(self.info, settings=settings)
 
     def _changeable(self) -> MilvusCollection:
-        """Returns the collection; one in a saved index directory is copied first."""
+        """Returns a collection to change; a collection in a saved index directory is copied first."""
         if self._inside and self._shards is None and not self._own:
             self.close()
             source = self._where()
@@ -238,8 +238,8 @@ class MilvusIndex(VectorIndex):
         index = cls(info, ids, documents, rows, directory=directory)
         if not index._inside and not is_named(uri := info.settings["uri"]):
             raise UserError(
-                f"the vectors of {directory} are in {uri}, which jaxir opens only if you name it: set"
-                f" {PLACE}={uri} if you trust it"
+                f"the vectors of {directory} are in {uri}, which jaxir only opens if you name it: set"
+                f" {PLACE}={uri} if you trust this server or path"
             )
         index._opened()
         return index

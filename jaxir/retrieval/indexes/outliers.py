@@ -1,8 +1,8 @@
-"""Rows far greater than the others, which are compared exactly beside ScaNN.
+"""Outliers: vectors far longer than the others, which are compared exactly instead of by ScaNN.
 
-ScaNN has one int8 scale for each dimension, and one codebook for all rows of a tree. One vector that is 100
-times as long makes both too coarse for all: recall@10 of 30,000 vectors fell from .99 to .75 (int8) and .97
-(float32).
+ScaNN has one int8 scale per dimension, and one codebook for all rows of a tree. A single vector that is 100
+times as long makes both too coarse for all rows: recall@10 of 30,000 vectors fell from .99 to .75 (int8) and
+.97 (float32).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from jaxir.retrieval.indexes.base_index import normalize
 from jaxir.retrieval.indexes.index_info import Similarity
 from jaxir.storage.npy import gather, pieces, read_npy, write_npy
 
-# Sizes as multiples of the median row's. One row 3 times as long as the others costs .003 of int8's recall, 6
-# times .02, 10 times .04.
+# Row sizes, as multiples of the median row's size, from which a row is an outlier or an error. One row that
+# is 3 times as long as the others costs int8 .003 of its recall; 6 times as long costs .02, 10 times .04.
 OUTLIER, TOO_GREAT = 3.0, 6.0
-# The most outliers, as every query is compared with all of them: 1/50 of the rows, between 16 and 1000.
+# Maximum number of outliers, since every query is compared with all of them: 1/50 of the rows, 16 to 1000.
 SHARE, LEAST, MOST = 50, 16, 1000
 BLOCK = 16_384  # vectors measured at a time
 ROWS, VECTORS = "outlier_rows.npy", "outliers.npy"
@@ -29,7 +29,7 @@ ROWS, VECTORS = "outlier_rows.npy", "outliers.npy"
 
 @dataclasses.dataclass(frozen=True)
 class Outliers:
-    """Rows, ascending [A], that ScaNN holds as zeros, and their vectors [A, D], of length 1 for cosine."""
+    """Rows, ascending [A], that are zeros in ScaNN, and their vectors [A, D], of length 1 for cosine."""
 
     rows: np.ndarray
     vectors: np.ndarray
@@ -40,7 +40,7 @@ class Outliers:
     def merge(
         self, queries: np.ndarray, found: np.ndarray, scores: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Adds the outliers to found rows and scores [Q, K]; returns both as [Q, K + A], unordered."""
+        """Adds the outliers to ScaNN's rows and scores [Q, K]; returns both as [Q, K + A], unordered."""
         scores = np.where(np.isin(found, self.rows), -np.inf, scores)
         # einsum sums each row in the same order, so equal vectors have equal scores; BLAS does not.
         own = np.einsum("qd,ad->qa", queries, self.vectors)
@@ -48,7 +48,7 @@ class Outliers:
         return np.concatenate([found, rows], axis=1), np.concatenate([scores, own], axis=1)
 
     def restored(self, vectors: np.ndarray, start: int) -> np.ndarray:
-        """Returns the rows [n, D] from `start` on with the outliers instead of zeros."""
+        """Returns vectors [n, D], which are the rows from `start` on, with outliers instead of zeros."""
         first, last = np.searchsorted(self.rows, [start, start + len(vectors)])
         restored = np.array(vectors, np.float32)
         restored[self.rows[first:last] - start] = self.vectors[first:last]
@@ -75,14 +75,14 @@ def no_outliers(dimension: int) -> Outliers:
 def find_outliers(
     shards: Sequence[np.ndarray], similarity: Similarity, *, tree: bool, int8: bool
 ) -> Outliers:
-    """Returns the rows of vectors [N, D] that are more than `OUTLIER` times as great as the median row.
+    """Returns the rows of vectors [N, D] whose size is more than `OUTLIER` times that of the median row.
 
-    The size of a row is its length (equal for cosine), or for int8 its largest number if that is relatively
-    greater, because the largest number in a dimension sets the scale of the dimension. For int8 a UserError
-    is raised if a remaining row is more than `TOO_GREAT` times as great as the median row.
+    The size of a row is its length (1 for cosine). For int8 it is the largest number of the row if that is
+    relatively greater, because the largest number in a dimension sets the dimension's scale. For int8 a
+    UserError is raised if the size of another row is more than `TOO_GREAT` times that of the median row.
 
     Args:
-      tree: whether rows are coded, not only compared.
+      tree: whether the index has a tree with coded rows, instead of comparing all rows.
     """
     count, dimension = sum(map(len, shards)), shards[0].shape[1]
     if not int8 and (similarity == "cosine" or not tree):
@@ -93,9 +93,9 @@ def find_outliers(
     rows = np.sort(greatest[:most][sizes[greatest[:most]] > OUTLIER])
     if int8 and len(rows) == most < count and (left := sizes[greatest[most]]) > TOO_GREAT:
         raise UserError(
-            "the vectors differ too much in size for scann with --storage=int8, which has one scale for a"
-            f" dimension: besides the {most:,} greatest, which are compared in float32, one is {left:.1f}"
-            f" times as great as the median (at most {TOO_GREAT:g}). Use --storage=bfloat16, or"
+            "the vectors differ too much in size for scann with --storage=int8, which has one scale per"
+            f" dimension: besides the {most:,} largest, which are compared in float32, one is {left:.1f}"
+            f" times as large as the median (at most {TOO_GREAT:g}). Give --storage=bfloat16, or"
             " --backend=exact --storage=int8, which scales each vector"
         )
     vectors = gather(shards, rows)
@@ -103,7 +103,7 @@ def find_outliers(
 
 
 def zeroed(shards: Sequence[np.ndarray], rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Yields vectors in pieces of at most `size`, with zeros for some rows (ascending numbers)."""
+    """Yields vectors in pieces of at most `size` rows, with zeros in `rows` (ascending row numbers)."""
     start = 0
     for piece in pieces(shards, size):
         inside = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + len(piece))] - start
@@ -115,7 +115,7 @@ def zeroed(shards: Sequence[np.ndarray], rows: np.ndarray, size: int) -> Iterato
 
 
 def _relative_sizes(shards: Sequence[np.ndarray], similarity: Similarity, *, int8: bool) -> np.ndarray:
-    """Returns the size of each row as a multiple of the median of the rows that are not zero, [N]."""
+    """Returns the size of each row, [N], as a multiple of the median size of the rows that are not zero."""
     measured = []
     for piece in pieces(shards, BLOCK):
         piece = normalize(piece) if similarity == "cosine" else piece

@@ -1,4 +1,4 @@
-"""An index in parts: each part is built by itself, and all are searched together."""
+"""An index in parts, which are built separately and searched together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jaxir.storage.json_files import read_json
 
 PARTS = "parts"  # a directory of index directories
 QUERIES = 256  # queries whose answers are merged at a time
-# Facts that the vectors depend on; a resumed build must repeat them.
+# Fields of `EmbeddingsInfo` that the vectors depend on. They must be equal when a build resumes.
 OF_EMBEDDINGS = (
     *("input_sha256", "count", "fingerprint", "tower", "dtype", "max_length", "prompt", "text"),
     *("expansion", "views", "expansions_hash"),
@@ -38,14 +38,14 @@ CALLED = {"input_sha256": "input", "fingerprint": "model", "expansions_hash": "s
 
 
 class PartsIndex(VectorIndex):
-    """N vectors, each in one of P indexes; a query gets the best answers of all.
+    """N vectors, split over P indexes; a query gets the best results of all indexes.
 
-    If the parts are exact so is the whole, ties included. Approximate parts each search as far as alone, so
-    together they compare more candidates than one index of all vectors.
+    If the parts are exact, so are the merged results, ties included. Approximate parts each search as far as
+    if they were the only one, so together they compare more candidates than one index of all vectors.
     """
 
     engine = "parts"
-    growing = (PARTS,)  # each has checksums of its own
+    growing = (PARTS,)  # each part has its own checksums
 
     def __init__(
         self, info: IndexInfo, ids: list[str], documents: Documents | None, parts: Sequence[Path]
@@ -55,7 +55,7 @@ class PartsIndex(VectorIndex):
         self._share: tuple[int, int] = (0, 1)
 
     def shared(self) -> PartsIndex:
-        """Returns the same index with its parts divided over processes, which search the same queries."""
+        """Returns the same index with its parts divided over processes, which must search equal queries."""
         other = copy.copy(self)
         other._share = jax.process_index(), jax.process_count()
         other.__dict__.pop("_opened", None)
@@ -94,7 +94,7 @@ class PartsIndex(VectorIndex):
 def merge(
     answers: Sequence[tuple[np.ndarray, list[list[str]]]], count: int, k: int
 ) -> tuple[np.ndarray, list[list[str]]]:
-    """Returns the k best of the parts' answers, each (scores [Q, K], ids), in the order of any index."""
+    """Returns the k best of the parts' results, each (scores [Q, K], ids), ordered like `Index.search`'s."""
     scores = np.full((count, k), -np.inf, np.float32)
     ids: list[list[str]] = []
     for start in range(0, count, QUERIES):
@@ -116,7 +116,7 @@ def merge(
 
 
 def _of_all_processes(scores: np.ndarray, ids: list[list[str]]) -> list[tuple[np.ndarray, list[list[str]]]]:
-    """Returns the answers [Q, K] of each process of the run."""
+    """Returns the results [Q, K] of each process of the run."""
     encoded = [[doc_id.encode() for doc_id in some] for some in ids]
     longest = max((len(doc_id) for some in encoded for doc_id in some), default=0)
     with jax.transfer_guard("allow"):
@@ -144,25 +144,25 @@ def build_in_parts(
     how: dict[str, Any],
     corpus: str | Path | None = None,
 ) -> None:
-    """Builds an index of what `encode` wrote in parts; the directory appears only when all are complete.
+    """Builds an index of jaxir.encode's vectors in parts; the directory only appears when it is complete.
 
-    After an interruption the same call builds the missing parts. The processes of one run, which see the same
-    files, share the parts. A process holds one part at a time in memory.
+    After an interruption the same call builds the missing parts. The processes of one run share the parts and
+    need a common file system. A process holds one part at a time in memory.
 
     Args:
-      parts: how many, of equally many passages, in the order of the input.
+      parts: number of parts, which get equally many passages, in the order of the input.
       build: makes the index of a part, and may measure its recall.
-      how: settings that the parts depend on, by name; a resumed build must repeat them.
-      corpus: a corpus file, whose titles and texts are stored for display.
+      how: settings that the parts depend on, by name; they must be equal when a build resumes.
+      corpus: a corpus file; its titles and texts are stored, to be shown with search results.
     """
-    output = Path(os.path.realpath(local_path(output, "written to")))  # keep a symbolic link
+    output = Path(os.path.realpath(local_path(output, "written to")))  # keep `output` if it is a link
     info, unfinished = stored.info, unfinished_of(output)
     if info.expansion == "corpus":
-        raise UserError("--parts cannot index embeddings of --expansion=corpus: leave it out")
+        raise UserError("--parts cannot index embeddings made with --expansion=corpus: leave out --parts")
     if not 1 <= parts <= info.count:
-        raise UserError(f"{info.count} passages cannot be indexed in {parts} parts")
+        raise UserError(f"--parts must be from 1 to the number of passages, {info.count}, not {parts}")
     if len(set(stored.ids)) != info.count:
-        raise UserError("some ids occur twice")
+        raise UserError("some ids of the embeddings occur twice: encode a corpus with distinct ids")
     first, places = jax.process_index() == 0, _places(unfinished, parts)
     if first:
         made = {name: getattr(info, name) for name in OF_EMBEDDINGS} | {"parts": parts, **how}

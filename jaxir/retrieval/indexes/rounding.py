@@ -1,8 +1,8 @@
-"""Exact search by bfloat16 products, on CPUs that multiply bfloat16 twice as fast as float32.
+"""Exact search with bfloat16 products, on CPUs that multiply bfloat16 twice as fast as float32.
 
-All vectors are compared in bfloat16, and the best of them, some more than the k answers, again in float32.
-The rounding error of a score is bounded. If a vector that was left out could still be among a query's
-answers, that query is compared with all vectors in float32.
+All vectors are compared in bfloat16, and the best of them (somewhat more than k) again in float32. The
+rounding error of a score is bounded. If a vector that was not compared again could be among a query's k
+best, that query is compared with all vectors in float32.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxir.retrieval.indexes.topk import rounded
 
 LEAST_QUERIES = 256  # with fewer queries, converting the vectors costs more than the faster products save
-MOST_ANSWERS = 300  # for more answers, comparing them again costs more
-# Answers kept beyond the k: k / 4 + 12. For 1,000 queries and 204,000 real vectors at most 8 (k = 10), 32
-# (100) and 152 (1000) more were needed.
+MOST_ANSWERS = 300  # for greater k, comparing again costs more than the faster products save
+# Vectors compared again beyond k: k / 4 + 12. For 1,000 queries and 204,000 real vectors, at most 8 (k = 10),
+# 32 (k = 100) and 152 (k = 1000) more were needed.
 MORE_SHARE, MORE = 4, 12
-TOO_MANY = 0.25  # share of queries that need all vectors in float32, above which rounding is not tried again
+TOO_MANY = 0.25  # if a greater share of queries needs all vectors in float32, bfloat16 is not used again
 
 
 @functools.lru_cache(maxsize=32)
 def columns_program(mesh: Mesh) -> Callable[..., Any]:
-    """Returns the program (vectors [n M, D] of any type) -> bfloat16 [n D, M], separately on each device.
+    """Returns a function that transposes vectors [n M, D] of any type to bfloat16 [n D, M] on n devices.
 
     XLA multiplies bfloat16 fast only if the second factor is contracted over its rows.
     """
@@ -43,9 +43,9 @@ def columns_program(mesh: Mesh) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=32)
 def lengths_program(mesh: Mesh) -> Callable[..., Any]:
-    """Returns the program (float32 vectors [n M, D], multipliers [n M]) -> [n, 2], the greatest lengths.
+    """Returns a function that maps float32 vectors [n M, D] and multipliers [n M] to maximum lengths [n, 2].
 
-    The first is the length of a vector, the second of its rounding error; both times the multiplier.
+    For each of n devices: of a vector, and of its rounding error in bfloat16, both times the multiplier.
     """
     rows = PartitionSpec(mesh.axis_names)
 
@@ -62,10 +62,10 @@ def with_more(k: int) -> int:
 
 
 def greatest_errors(queries: np.ndarray, length: float, lost: float) -> np.ndarray:
-    """Returns the greatest difference [Q] between a query's scores by bfloat16 and by float32 products.
+    """Returns the maximum difference [Q] between a query's scores by bfloat16 and by float32 products.
 
     By Cauchy-Schwarz: |q . v - q' . v'| <= |q - q'| |v| + |q'| |v - v'|, and float32 sums of D products are
-    each within D 2^-24 |q| |v| of the true sum. `length` and `lost` are those of `lengths_program`.
+    each within D 2^-24 |q| |v| of the true sum. `length` and `lost` are the results of `lengths_program`.
     """
     near = queries.astype(ml_dtypes.bfloat16).astype(np.float32)
     of_query, of_near, of_lost = (np.linalg.norm(x, axis=1) for x in (queries, near, queries - near))

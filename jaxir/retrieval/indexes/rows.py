@@ -1,4 +1,4 @@
-"""Functions of vectors [N, D] in shards, on disk or in memory, that copy no shard into memory."""
+"""Functions on vectors [N, D] in shards, on disk or in memory, that do not copy shards into memory."""
 
 import contextlib
 import itertools
@@ -15,14 +15,14 @@ from jaxir.retrieval.indexes.outliers import zeroed
 from jaxir.storage.npy import pieces
 
 BLOCK = 16_384  # vectors normalised at a time
-SAMPLE = 100_000  # vectors that the directions are computed from
+SAMPLE = 100_000  # number of vectors that the PCA directions are computed from
 NO_ROWS = np.empty(0, np.int64)
 
 
 def main_directions(
     shards: Sequence[np.ndarray], similarity: Similarity, *, energy: float, zeros: np.ndarray = NO_ROWS
 ) -> int:
-    """Returns how many PCA directions hold the share `energy` of the variance, with the rows `zeros` zero."""
+    """Returns how many PCA directions have the share `energy` of the variance; rows `zeros` are set to 0."""
     step, dimension = -(-sum(map(len, shards)) // SAMPLE), shards[0].shape[1]
     total, products, seen = np.zeros(dimension), np.zeros([dimension] * 2), 0
     for piece in zeroed(shards, zeros, BLOCK):
@@ -31,14 +31,14 @@ def main_directions(
         total += sample.sum(axis=0, dtype=np.float64)
         products += sample.T @ sample
         seen += len(sample)
-    # Around the mean: a part common to all vectors, which is large in some models, does not rank them.
+    # Subtract the mean: a component that all vectors share, large in some models, does not affect rankings.
     variances = np.linalg.eigvalsh(products - np.outer(total, total) / seen)[::-1]
     sums = np.cumsum(variances.clip(0))
     return int(np.searchsorted(sums, energy * sums[-1])) + 1
 
 
 def without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
-    """Returns the rows of `shards` without the sorted rows `gone`."""
+    """Returns the shards without the rows `gone` (ascending row numbers)."""
     parts, start = [], 0
     for shard in shards:
         inside = gone[(gone >= start) & (gone < start + len(shard))] - start
@@ -52,18 +52,18 @@ def without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
 def contiguous(
     shards: Sequence[np.ndarray], similarity: Similarity, *, zeros: np.ndarray = NO_ROWS
 ) -> Iterator[np.ndarray]:
-    """Yields the vectors as one array, normalised for cosine, in a temporary file unless they are ready."""
+    """Yields vectors as one array, normalised for cosine, in a temporary file unless one shard is ready."""
     ready = similarity == "dot" or all(
         np.abs(np.linalg.norm(piece, axis=1) - 1).max() < 1e-5 for piece in pieces(shards, BLOCK)
     )
     if ready and len(shards) == 1 and not len(zeros):
         yield shards[0]
         return
-    # The file is beside the shards, whose disk has room; the system's temporary directory may be in memory.
+    # The file is next to the shards, on a disk with room; the system's temporary directory may be in memory.
     mapped = getattr(shards[0], "filename", None)
     near = Path(mapped).parent if mapped and os.access(Path(mapped).parent, os.W_OK) else None
     with tempfile.TemporaryFile(dir=near) as file:
-        for part in zeroed(shards, zeros, BLOCK):  # writes report a full disk, maps do not
+        for part in zeroed(shards, zeros, BLOCK):  # written, not mapped: a map does not report a full disk
             file.write(np.ascontiguousarray(part if ready else normalize(part), np.float32).data)
         file.flush()
         shape = (sum(map(len, shards)), shards[0].shape[1])

@@ -1,4 +1,4 @@
-"""A ScaNN index in a TensorFlow graph, for `interop.saved_model`."""
+"""Searches a ScaNN index with TensorFlow operations, for SavedModels (`interop.saved_model`)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 K = 10
-MOST = 0.999  # the highest recall that an index without SOAR is tuned for
+MOST = 0.999  # maximum recall that an index without SOAR is tuned for
 
 
 class SavedSearch:
-    """Answers as `jaxir.search`, by TensorFlow operations; a `interop.saved_model.GraphSearch`."""
+    """Like jaxir.search, but by TensorFlow operations; implements `interop.saved_model.GraphSearch`."""
 
     packages = ("scann",)
 
@@ -33,8 +33,8 @@ class SavedSearch:
         index = load_index(directory)
         if not isinstance(index, ScannIndex):
             raise UserError(
-                f"{directory} is an index of engine {index.info.engine}: a SavedModel can only search one"
-                " of engine scann"
+                f"{directory} is an index of engine {index.info.engine}, but a SavedModel needs engine scann:"
+                " build it with --backend=scann"
             )
         index.require_model(fingerprint, name)
         self.k = min(k, index.info.count)
@@ -51,7 +51,7 @@ class SavedSearch:
                 self.state.scann = _state(place / ASSETS)
         else:
             self.state.scann = _state(Path(directory) / ASSETS)
-        # `_with_outliers` drops the outliers' rows of zeros, so ScaNN must find as many more rows.
+        # `_with_outliers` drops the rows of outliers, which are zeros in ScaNN, so ScaNN must find more rows.
         self._found = min(self.k + len(index.outliers), index.info.count)
         self._candidates = index.candidates(self._found)
         self._has_outliers = len(index.outliers) > 0
@@ -64,7 +64,7 @@ class SavedSearch:
         self.state.ranks = tf.Variable(descending_ranks(index.ids), trainable=False)
 
     def __call__(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns (document ids, string [B, K], scores, float32 [B, K]) of vectors [B, D], best first."""
+        """Returns the best documents for vectors [B, D]: ids (string [B, K]) and scores (float32 [B, K])."""
         import tensorflow as tf
         from scann.scann_ops.py import scann_ops
 
@@ -101,7 +101,7 @@ class SavedSearch:
 
 
 def _in_one_leaf(index: ScannIndex) -> ScannIndex:
-    """Returns the index without SOAR, which TensorFlow operations lack, tuned for the same recall."""
+    """Returns the index without SOAR, which ScaNN's TensorFlow operations lack, tuned for the same recall."""
     plain = index.without_soar()
     if not index.tuned:
         return plain
@@ -112,7 +112,7 @@ def _in_one_leaf(index: ScannIndex) -> ScannIndex:
 
 
 def _state(directory: Path) -> Any:
-    """Reads ScaNN's files into the module of its TensorFlow operations, which lack bfloat16."""
+    """Reads ScaNN's files into a module for its TensorFlow operations; bfloat16 becomes float32."""
     from scann.proto.scann_pb2 import ScannConfig
     from scann.scann_ops.py import scann_ops
 

@@ -1,4 +1,4 @@
-"""The files of a ScaNN index: their check before ScaNN opens them, and their vectors."""
+"""The files of a ScaNN index: checks them before ScaNN opens them, and reads their vectors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ BLOCK = 16_384  # vectors converted at a time
 
 
 def check_assets(directory: Path) -> None:
-    """Refuses a list of ScaNN's files that names a file elsewhere, or is not what ScaNN writes."""
+    """Raises a UserError if ScaNN's list of files names a file elsewhere, or was not written by ScaNN."""
     path = directory / "scann_assets.pbtxt"
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     if not re.fullmatch(r'(assets \{\s*asset_type: \w+\s*asset_path: "[\w./-]*"\s*\}\s*)*', text):
-        raise UserError(f"{path} is not the list of files that ScaNN writes")
+        raise UserError(f"{path} is damaged: ScaNN did not write it; build the index again")
     for name in re.findall(r'asset_path: "(.*)"', text):
         inside(directory, name, said_by=path)
 
@@ -48,7 +48,7 @@ def stored_vectors(
         for part in pieces([stored], BLOCK):
             if multipliers is not None:
                 vectors = part / multipliers
-            elif storage == "bfloat16":  # the upper half of a float32
+            elif storage == "bfloat16":  # its bits are the upper half of a float32
                 vectors = (part.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
             else:
                 vectors = part

@@ -30,17 +30,17 @@ from jaxir.retrieval.indexes.scann_files import ASSETS, Storage, check_assets, s
 from jaxir.runtime.lean_tensorflow import import_tensorflow
 from jaxir.storage.temporary_outputs import temporary_directory
 
-BRUTE_FORCE_UP_TO = 20_000  # vectors up to which comparing all is as fast as a tree, and exact
-TRAINING_SAMPLE = 250_000
-# SOAR (Sun et al. 2023): a vector is also in a second leaf, whose residual is far from parallel to the first
-# one's, so fewer leaves need to be searched.
+BRUTE_FORCE_UP_TO = 20_000  # number of vectors up to which comparing all is as fast as a tree, and exact
+TRAINING_SAMPLE = 250_000  # maximum number of vectors that the tree is trained on
+# SOAR (Sun et al. 2023): a vector is also in a second leaf, whose residual is far from parallel to that of
+# the first leaf, so fewer leaves need to be searched.
 SOAR_LAMBDA, SOAR_OVERRETRIEVE = 1.5, 2.0
-# Codes are of the main directions (PCA) that hold this share of the variance, and of at least half of all, as
-# small ones may separate neighbours. If they are nearly all directions, codes are of the dimensions instead.
+# 4-bit codes are computed from the PCA directions with the share ENERGY of the variance, at least half of all
+# directions. If these are more than the share NEARLY_ALL, codes are computed from the dimensions instead.
 ENERGY, NEARLY_ALL = 0.9, 0.75
-# Leaves and candidates, untuned or tuned, are for TUNED_FOR answers. Each further answer needs
+# The numbers of leaves and candidates are for k = TUNED_FOR. Each further document of k needs
 # CANDIDATES_PER_ANSWER more candidates and LEAF_DOCUMENTS_PER_ANSWER more documents in the searched leaves.
-# With fewer even a perfect tree misses some.
+# With fewer, even a perfect tree misses some documents.
 TUNED_FOR, CANDIDATES_PER_ANSWER, LEAF_DOCUMENTS_PER_ANSWER = 10, 4, 40
 
 
@@ -48,16 +48,16 @@ class ScannIndex(VectorIndex):
     """A ScaNN searcher that can be saved, loaded in another process, and changed.
 
     Each vector is in two of 2 sqrt(N) leaves. A query searches the nearest leaves, scores their vectors by
-    4-bit codes of two main directions (PCA) each, and compares the best of them again by the stored vectors.
-    An eighth of the leaves are searched and 200 candidates compared again, unless `tuning.tune` chooses other
-    numbers. Up to 20,000 vectors are all compared, without a tree.
+    4-bit codes (each of two PCA directions), and compares the best of them again by the stored vectors. An
+    eighth of the leaves is searched and 200 candidates are compared again, unless `tuning.tune` chooses other
+    numbers. An index of up to 20,000 vectors has no tree: all vectors are compared.
 
-    ScaNN cannot change an index with vectors in two leaves, and would clip new int8 vectors. So changes wait
-    for the next search or `save`, which builds the index again. If fewer vectors are left than leaves, all
-    are compared from then on.
+    ScaNN cannot change an index with vectors in two leaves, and would clip new int8 vectors. So after a
+    change, the next search or `save` builds the index again. If fewer vectors are left than leaves, the index
+    has no tree from then on.
 
     Attributes:
-      outliers: rows that ScaNN holds as zeros; `search` compares them with every query.
+      outliers: rows that are zeros in ScaNN; `search` compares them with every query.
     """
 
     engine = "scann"
@@ -85,12 +85,12 @@ class ScannIndex(VectorIndex):
     def build(
         cls, embeddings: Embeddings, ids: Sequence[str], *, storage: Storage = "float32", **facts: Any
     ) -> "ScannIndex":
-        """Makes an index of vectors; ScaNN copies them into memory, with 4, 2 or 1 bytes a number.
+        """Makes an index of vectors; ScaNN copies them into memory, with 4, 2 or 1 bytes per number.
 
         Args:
           embeddings: float32 vectors [N, D], an array or its shards.
           ids: N distinct ids.
-          storage: of the vectors that decide the order of the answers; bfloat16 and int8 cost some recall.
+          storage: type of the stored vectors, which decide the order of results; smaller types cost recall.
           **facts: `similarity` ("cosine", the default, or "dot"), and the `model` and its `fingerprint`.
 
         Raises:
@@ -103,7 +103,7 @@ class ScannIndex(VectorIndex):
             settings["soar"] = SOAR_LAMBDA
             main = main_directions(shards, similarity, energy=ENERGY, zeros=outliers.rows)
             directions = max(main, dimension // 2)
-            directions += directions % 2  # a code holds two
+            directions += directions % 2  # a code has two directions
             if directions <= NEARLY_ALL * dimension:
                 settings["directions"] = directions
         settings["storage"] = storage
@@ -114,7 +114,7 @@ class ScannIndex(VectorIndex):
 
     @staticmethod
     def settings_for(count: int) -> dict[str, Any]:
-        """Returns the untuned settings for `count` vectors; {}: brute force."""
+        """Returns the untuned settings for `count` vectors; {} means that all vectors are compared."""
         if count <= BRUTE_FORCE_UP_TO:
             return {}
         leaves = round(2 * count**0.5)
@@ -135,7 +135,7 @@ class ScannIndex(VectorIndex):
 
     @property
     def _searcher(self) -> Any:
-        """ScaNN's searcher, built again if changes wait."""
+        """ScaNN's searcher, built again if the vectors have changed."""
         if self._waiting is not None:
             self._built = _build(self._waiting, self.info.similarity, self.info.settings, self.outliers)
             self._waiting = None
@@ -145,7 +145,7 @@ class ScannIndex(VectorIndex):
         """Returns shards of the vectors [N, D] in the order of the ids, memory-mapped."""
         if self._waiting is not None:
             return self._waiting
-        # The directory it was loaded from may hold another index by now.
+        # Save a copy: the directory from which the index was loaded may contain another index by now.
         near = self._near if self._near and os.access(self._near, os.W_OK) else None
         with temporary_directory(near) as place:
             self._save_engine(place)
@@ -166,7 +166,7 @@ class ScannIndex(VectorIndex):
         self._wait(without(self.vectors(), gone), left, settings)
 
     def _wait(self, vectors: list[np.ndarray], ids: list[str], settings: Mapping[str, Any]) -> None:
-        """Replaces the vectors; the next search or `save` builds a searcher."""
+        """Replaces the vectors; the next search or `save` builds the ScaNN searcher."""
         tree, int8 = "leaves" in settings, settings["storage"] == "int8"
         outliers = find_outliers(vectors, self.info.similarity, tree=tree, int8=int8)
         settings = {name: value for name, value in settings.items() if name != "outliers"}
@@ -177,7 +177,7 @@ class ScannIndex(VectorIndex):
         self._hold(ids)
 
     def without_soar(self) -> "ScannIndex":
-        """Returns an index of one leaf for each vector, as TensorFlow operations need; it searches more."""
+        """Returns an index with each vector in one leaf, as TensorFlow operations need; recall is lower."""
         left_out = ("soar", "directions")
         settings = {name: value for name, value in self.info.settings.items() if name not in left_out}
         other = copy.copy(self)
@@ -187,7 +187,7 @@ class ScannIndex(VectorIndex):
         return other
 
     def candidates(self, k: int) -> dict[str, int]:
-        """Returns ScaNN's search arguments for k documents; {} for brute force."""
+        """Returns ScaNN's search arguments for k documents; {} if the index has no tree."""
         settings = self.info.settings
         if "leaves" not in settings:
             return {}
@@ -206,13 +206,13 @@ class ScannIndex(VectorIndex):
             return np.empty([0, k], np.float32), []
         found, values = self._nearest(queries, k)
         if len(self.outliers):
-            # Rows of zeros took places of others only if more were found than the other rows leave free.
+            # Search more if rows of zeros took ranks of other rows, so that fewer than k others were found.
             places = max(0, k - (self.info.count - len(self.outliers)))
             if (np.isin(found, self.outliers.rows).sum(axis=1) > places).any():
                 found, values = self._nearest(queries, min(k + len(self.outliers), self.info.count))
         elif len(queries) == 1 and self._in_order(found[0], values[0], k):
             return values, [self._names[found[0]].tolist()]
-        # Vectorised over queries: a loop took a quarter of a batch's time.
+        # Vectorised over queries, because a loop took a quarter of a batch's time.
         real = np.isfinite(values) & (found < self.info.count)
         rows = np.where(real, found, 0).astype(np.int64)
         values = np.where(real, values, -np.inf).astype(np.float32)
@@ -240,7 +240,7 @@ class ScannIndex(VectorIndex):
         return search(queries, final_num_neighbors=k, **self.candidates(k))
 
     def _in_order(self, rows: np.ndarray, values: np.ndarray, k: int) -> bool:
-        """Returns whether one query's answer [K] is complete and without equal scores, as most are."""
+        """Returns whether one query's results [K] are complete and have no equal scores, like most."""
         if len(values) < k or not (values[1:] < values[:-1]).all():
             return False
         return -np.inf < values[-1] <= values[0] < np.inf and rows.max() < self.info.count
@@ -249,10 +249,11 @@ class ScannIndex(VectorIndex):
         (directory / ASSETS).mkdir()
         try:
             self._searcher.serialize(str(directory / ASSETS), relative_path=True)
-        except RuntimeError as error:  # it reports neither a file nor a reason
+        except RuntimeError as error:  # the error names neither a file nor a reason
             free = shutil.disk_usage(directory).free
             raise UserError(
-                f"ScaNN could not write its index ({error}); the disk has {free / 1e6:,.1f} MB free"
+                f"ScaNN could not write its index ({error}): free space on the disk, which has"
+                f" {free / 1e6:,.1f} MB left, or give another --output"
             ) from error
         self.outliers.save(directory)
 
@@ -263,14 +264,15 @@ class ScannIndex(VectorIndex):
         scann = _scann()
         if list((directory / ASSETS).glob("*.pkl")):
             raise UserError(
-                f"{directory} was not written by jaxir: it holds a pickle, which could run any code"
+                f"{directory} contains a pickle, which could run any code, so jaxir did not write it: build"
+                " the index again"
             )
         check_assets(directory / ASSETS)
         try:
             with _quiet():
                 searcher = scann.load_searcher(str((directory / ASSETS).resolve()))
         except (ValueError, RuntimeError, OSError) as error:
-            raise UserError(f"{directory} is a damaged index: {error}") from None
+            raise UserError(f"{directory} is damaged: {error}; build it again with jaxir.index") from None
         found = info.settings.get("outliers", 0)
         outliers = load_outliers(directory, found, dimension=info.dimension)
         index = cls(info, ids, documents, searcher, outliers)
@@ -281,7 +283,7 @@ class ScannIndex(VectorIndex):
 def _build(
     shards: Sequence[np.ndarray], similarity: Similarity, settings: Mapping[str, Any], outliers: Outliers
 ) -> Any:
-    """Returns ScaNN's searcher of vectors [N, D], with zeros for the outliers."""
+    """Returns a ScaNN searcher for vectors [N, D], with zeros instead of the outliers."""
     scann, reorder = _scann(), _reorder_type(settings["storage"])
     with _quiet(), contiguous(shards, similarity, zeros=outliers.rows) as vectors:
         builder = scann.builder(vectors, 10, "dot_product")
@@ -312,7 +314,7 @@ def _reorder_type(storage: Storage) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Drops what C++ libraries print to standard error; ScaNN's log has no level."""
+    """Hides what C++ libraries print to standard error, because ScaNN's log has no level to set."""
     sys.stderr.flush()
     kept = os.dup(2)
     with open(os.devnull, "wb") as nothing:  # noqa: PTH123  (a device, not a file)

@@ -1,8 +1,8 @@
-"""The k best of many scores, exactly and with their ties, on every device of a mesh.
+"""Finds the k best of many scores, exactly and with ordered ties, on every device of a mesh.
 
-A block of scores [Q, M] is scanned in two passes: first the best score of each group of 32, then the groups
-whose best score may be among the k best. This is exact and reads most of the block once. After the first
-blocks few groups are opened; the program decides how many from the scores.
+A block of scores [Q, M] is scanned in two passes: first for the best score of each group of 32, then for all
+scores of the groups whose best may be among the k best. This is exact and reads most of the block once. After
+the first blocks, the second pass reads few groups; the program decides from the scores how many.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 NO_RANK = np.iinfo(np.int32).max
-FIRST_NORMAL = 0x00800000  # added to a rank, gives the bits of a normal float32, in the same order
-MAX_COUNT = 0x7F7FFFFF - FIRST_NORMAL  # ranks below this give finite floats: 2.1e9
-GROUP = 32
-FEW_GROUPS = 4
-APPROXIMATE_ON = ("tpu",)  # platforms with an approximate top-k; XLA sorts whole rows on others
-# On a CPU a product with so few queries is 1.2 to 2.8 times faster with the vectors as the first factor.
+FIRST_NORMAL = 0x00800000  # a rank + this has the bits of a normal float32; these floats sort like ranks
+MAX_COUNT = 0x7F7FFFFF - FIRST_NORMAL  # 2.1e9; ranks below this give finite floats
+GROUP = 32  # scores in a group
+FEW_GROUPS = 4  # least number of groups that the second pass reads
+APPROXIMATE_ON = ("tpu",)  # platforms with an approximate top-k; on others, XLA sorts complete rows
+# On a CPU, a product with at most this many queries is 1.2 to 2.8 times as fast with vectors as first factor.
 FEW_QUERIES = 64
 
 
@@ -30,15 +30,15 @@ FEW_QUERIES = 64
 def block_program(
     mesh: Mesh, recall: float | None, total: int, *, columns: bool = False
 ) -> Callable[..., Any]:
-    """Returns the program that merges a block of vectors into the best answers so far, on each device.
+    """Returns a function that merges a block of vectors into the best results so far, on each device.
 
-    (queries [Q, D], vectors [n M, D], multipliers [n M], ranks [n M], scores [n, Q, K], ranks [n, Q, K]) ->
-    (scores [n, Q, K], ranks [n, Q, K]): each of n devices has M vectors and K answers. Scores descend; among
-    equal scores the lowest ranks are taken, in any order. Devices exchange nothing.
+    It maps (queries [Q, D], vectors [n M, D], multipliers [n M], ranks [n M], scores [n, Q, K], ranks
+    [n, Q, K]) to (scores [n, Q, K], ranks [n, Q, K]): each of n devices has M vectors and K results. Scores
+    descend; among equal scores, the lowest ranks are taken, in any order. Devices exchange no data.
 
     Args:
       recall: the wanted recall on a TPU; None: exact.
-      total: vectors of the whole index, for `recall`.
+      total: number of vectors of the index, for `recall`.
       columns: whether vectors come from `rounding.columns_program`, bfloat16 [n D, M].
     """
     rows, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
@@ -63,10 +63,10 @@ def block_program(
 
 @functools.lru_cache(maxsize=32)
 def merge_program(mesh: Mesh) -> Callable[..., Any]:
-    """Returns the program that merges the answers of all devices, replicated.
+    """Returns a function that merges the results of all devices; each device gets the merged results.
 
-    (scores [n, Q, K], ranks [n, Q, K]) -> (scores [Q, K], ranks [Q, K]), by descending score, then ascending
-    rank.
+    It maps (scores [n, Q, K], ranks [n, Q, K]) to (scores [Q, K], ranks [Q, K]), in descending order of
+    score, then ascending order of rank.
     """
     rows, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
 
@@ -78,7 +78,7 @@ def merge_program(mesh: Mesh) -> Callable[..., Any]:
         negative, ranks = jax.lax.sort((-together(scores), together(ranks)), num_keys=2)
         return -negative[:, :k], ranks[:, :k]
 
-    # JAX's check of varying axes cannot know that all devices compute the same after an all-gather.
+    # No check of varying axes: JAX cannot know that all devices have equal results after an all-gather.
     specs = {"in_specs": (rows, rows), "out_specs": (whole, whole), "check_vma": False}
     return jax.jit(jax.shard_map(program, mesh=mesh, **specs))
 
@@ -86,7 +86,7 @@ def merge_program(mesh: Mesh) -> Callable[..., Any]:
 def _products(queries: jax.Array, vectors: jax.Array, *, cpu: bool) -> jax.Array:
     """Returns float32 inner products [Q, M] of queries [Q, D] and stored vectors [M, D].
 
-    For bfloat16 and int8 vectors they are float32 sums of exact products with bfloat16 queries.
+    For bfloat16 and int8 vectors, inner products are float32 sums of exact products with bfloat16 queries.
     """
     if vectors.dtype != jnp.float32 and cpu:  # fast bfloat16 products need `columns`
         queries, vectors = rounded(queries), vectors.astype(jnp.float32)
@@ -98,18 +98,18 @@ def _products(queries: jax.Array, vectors: jax.Array, *, cpu: bool) -> jax.Array
 
 
 def rounded(x: jax.Array) -> jax.Array:
-    """Rounds float32 to bfloat16, as float32; XLA could remove a pair of conversions."""
+    """Rounds float32 to bfloat16 precision, as float32. XLA might remove a pair of conversions instead."""
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    # Accelerators' default precision (bfloat16, TF32) would reorder near neighbours.
+    # HIGHEST, because accelerators' default precision (bfloat16, TF32) would reorder near neighbours.
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _scores(products: jax.Array, multipliers: jax.Array, ranks: jax.Array) -> jax.Array:
-    """Returns scores, -inf for padding; the sum turns -0.0, which would rank below 0.0, into 0.0."""
+    """Returns scores, -inf for padding. Adding 0.0 turns -0.0, which would rank below 0.0, into 0.0."""
     return products * multipliers + jnp.where(ranks == NO_RANK, -jnp.inf, 0.0)
 
 
@@ -122,20 +122,21 @@ def _take(
     *,
     cpu: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
-    """Merges products [Q, M], with multipliers and ranks [M], into the best so far, [Q, K] each.
+    """Merges products [Q, M], with multipliers and ranks [M], into the best scores and ranks so far, [Q, K].
 
-    Scores are computed again where they are used, at most twice, instead of stored.
+    Scores are not stored, but computed where they are used, at most twice.
     """
     (count, size), k = products.shape, best_scores.shape[1]
     width = min(GROUP, size)
     groups = size // width
-    # Doubled until the k best fit (without ties). Opening more than a quarter of the groups saves nothing.
+    # Possible numbers of groups to read, doubled until the k best fit (without ties). Reading more than a
+    # quarter of the groups saves nothing.
     rooms = [r for r in (FEW_GROUPS << n for n in range(16)) if r <= groups // 4 and r // 2 < k]
-    if not cpu:  # a TPU's compiler takes many seconds for each size
+    if not cpu:  # a TPU's compiler takes many seconds for each number
         rooms = rooms[-1:]
     grouped = products.reshape(count, width, groups)
     of_groups = multipliers.reshape(width, groups), ranks.reshape(width, groups)
-    # One member at a time: XLA does not fuse the sum of `_scores` with a maximum over an axis.
+    # One member of all groups at a time: XLA does not fuse the sum in `_scores` with a maximum over an axis.
     members = (_scores(grouped[:, i], *(x[None, i] for x in of_groups)) for i in range(width))
     maxima = functools.reduce(jnp.maximum, members)
 
@@ -157,7 +158,7 @@ def _take(
         return jax.lax.cond(needed(values[:, -1:]) <= room, taken, everything)
 
     def needed(cut):
-        """Returns the most groups of a query that may hold a score of at least `cut`, its k-th best."""
+        """Returns the maximum number of groups of a query with a score of at least `cut`, the k-th best."""
         cut = jnp.maximum(cut, best_scores[:, -1:])
         return jnp.max(jnp.sum((maxima >= cut) & (maxima > -jnp.inf), axis=1))
 
@@ -180,7 +181,7 @@ def _take_approximately(
     recall: float,
     total: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `_take`, by `jax.lax.approx_max_k`, with the wanted recall among all `total` vectors."""
+    """Like `_take`, but by `jax.lax.approx_max_k`, with the wanted recall among all `total` vectors."""
     k = best_scores.shape[1]
     found, at = jax.lax.approx_max_k(
         _scores(products, multipliers[None, :], ranks[None, :]),
@@ -193,7 +194,7 @@ def _take_approximately(
 
 
 def best(scores: jax.Array, ranks: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the k best scores [Q, K], descending, and their ranks; among equals the lowest are taken.
+    """Returns the k best scores [Q, K], descending, and their ranks; of equal scores, the lowest ranks.
 
     Args:
       scores: [Q, C], C >= k.
@@ -208,7 +209,7 @@ def best(scores: jax.Array, ranks: jax.Array, k: int) -> tuple[jax.Array, jax.Ar
     found = ranks_at(at)
 
     def lowest_ranks_of_the_last():
-        # On a CPU XLA's top-k is fast for floats, and sorts whole rows of integers.
+        # Ranks become floats: on a CPU, XLA's top-k is fast for floats, but sorts complete rows of integers.
         keys = jax.lax.bitcast_convert_type(jnp.minimum(ranks, MAX_COUNT) + FIRST_NORMAL, jnp.float32)
         keys = jnp.broadcast_to(keys, scores.shape)
         _, at = _top_k(jnp.where(scores == last, -keys, -jnp.inf), k)
@@ -222,7 +223,7 @@ def best(scores: jax.Array, ranks: jax.Array, k: int) -> tuple[jax.Array, jax.Ar
 
 
 def _top_k(scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """`jax.lax.top_k` behind barriers: XLA for CPUs would turn a slice of it into a full sort."""
+    """`jax.lax.top_k` behind barriers: on a CPU, XLA would turn a slice of its result into a full sort."""
     values, at = jax.lax.top_k(scores, k)
-    # Two barriers: XLA aborts over one barrier for both if it makes a sort of the top-k.
+    # Two barriers: if XLA turns the top-k into a sort, it aborts at a single barrier for both results.
     return jax.lax.optimization_barrier(values), jax.lax.optimization_barrier(at)

@@ -1,4 +1,4 @@
-"""Tunes how far an approximate index searches for a wanted recall, and measures recall."""
+"""Tunes an approximate index to search only as far as a wanted recall needs, and measures recall."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from jaxir.retrieval.indexes.scann_index import TUNED_FOR, ScannIndex
 from jaxir.storage.npy import gather
 
 K = TUNED_FOR
-SAMPLE = 1000  # queries, half of them to tune on and half to report on
+SAMPLE = 1000  # maximum number of queries; half are tuned on, half are measured
 REORDER = (12, 14, 17, 20, 25, 30, 40, 50, 70, 100, 140, 200, 280, 400, 560, 800, 1100, 1600)
 FIRST = REORDER.index(140)
-STEP = 1.3  # ratio of the numbers of leaves that are tried, until the least number is between two of them
-NEAR = 0.03  # tolerance of the number of leaves, as a share
-SLOWER = 1.25  # stop trying numbers of candidates when the time exceeds the best by this factor
-REPEATS = 2
+STEP = 1.3  # ratio of successive numbers of leaves, until the least sufficient number is between two of them
+NEAR = 0.03  # tolerance of the number of leaves, as a share of it
+SLOWER = 1.25  # stop trying numbers of candidates when the time exceeds the best time by this factor
+REPEATS = 2  # number of time measurements, of which the least is used
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recall:
-    """Recall@10 against exact search on queries (or passages as queries) that were not tuned on."""
+    """Recall@10 against exact search, on queries (or passages used as queries) that were not tuned on."""
 
     value: float
     queries: int
     of_passages: bool
 
     def __str__(self) -> str:
-        what = "passages taken for queries" if self.of_passages else "held-out queries"
+        what = "passages used as queries" if self.of_passages else "held-out queries"
         return f"recall@{K} {self.value:.4f} against exact search on {self.queries} {what}"
 
 
 class Trial:
-    """Queries [Q, D] (None: passages of the index) and their true neighbours among its vectors [N, D]."""
+    """Queries [Q, D] (None: passages of the index) and their true neighbours among vectors [N, D]."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Trial:
         rng = np.random.default_rng(seed)
         count = len(ids) if queries is None else len(queries)
         if count < 2:
-            raise UserError("an index cannot be tuned on fewer than two queries")
+            raise UserError("an index cannot be tuned on fewer than two queries: give more --queries")
         rows = np.sort(rng.choice(count, min(SAMPLE, count), replace=False))
         self.of_passages = queries is None
         self._own = [ids[row] if self.of_passages else None for row in rows]
@@ -90,9 +90,9 @@ class Trial:
 def tune(index: ScannIndex, trial: Trial, *, target: float) -> tuple[ScannIndex, Recall]:
     """Returns an index that searches no further than `target` needs, and its recall on other queries.
 
-    For each number of candidates, from 140 down and then up, the least number of leaves that reaches the
-    target is searched, near the previous one. Of these settings the one with the least CPU time is taken. An
-    index without a tree is returned as it is; if no setting reaches the target, the widest one is taken.
+    For each number of candidates, from 140 down and then up, finds the least number of leaves that reaches
+    the target. Of these settings, the one with the least CPU time is used. An index without a tree is not
+    changed. If no setting reaches the target, the index searches all leaves with the most candidates.
     """
     if not 0 < target < 1:
         raise UserError(f"target_recall must be between 0 and 1, not {target}")
@@ -105,7 +105,7 @@ def tune(index: ScannIndex, trial: Trial, *, target: float) -> tuple[ScannIndex,
         for reorder in order:
             tried = _narrowest(index.with_settings(reorder=reorder), trial, target=target, near=near)
             if tried is None and reorder <= REORDER[FIRST]:
-                break  # fewer candidates reach even less
+                break  # fewer candidates have even less recall
             if tried is None:
                 continue
             near, seconds = tried.info.settings["leaves_to_search"], _seconds(tried, trial.queries[which])
@@ -127,8 +127,8 @@ def _narrowest(index: ScannIndex, trial: Trial, *, target: float, near: int) -> 
 
 
 def _fewest(reached: Callable[[int], bool], *, near: int, most: int) -> int | None:
-    """Returns about the least number from 1 to `most` that is `reached`, or None; greater ones are, too."""
-    low, high, number = 0, None, near  # `low` is not reached, `high` is
+    """Returns about the least number from 1 to `most` for which the monotone `reached` is true, or None."""
+    low, high, number = 0, None, near  # `reached` is false for `low`, true for `high`
     while high is None or high - low > max(1, NEAR * high):
         if reached(number):
             high = number
@@ -154,15 +154,15 @@ def build_tuned(
     queries: str | None,
     model: str | None,
 ) -> tuple[VectorIndex, Recall | None]:
-    """Builds an index of what `encode` wrote and measures its recall against exact search in float32.
+    """Builds an index of jaxir.encode's vectors and measures its recall against exact search in float32.
 
-    For corpus expansion the recall is that of vectors, not documents. A single passage without queries is not
-    measured.
+    With --expansion=corpus, the recall is that of vectors, not documents. An index of a single passage
+    without queries is not measured.
 
     Args:
       target: the recall that ScaNN is tuned for, and that an exact index has on TPUs; None only measures.
-      queries: queries.jsonl[.gz]; None: passages serve as queries.
-      model: encodes queries, if it is not the model that encoded the passages.
+      queries: queries.jsonl[.gz]; None: passages are used as queries.
+      model: the model that encodes queries; None: the model that encoded the passages.
     """
     if stored.info.expansion == "corpus":
         apart = dataclasses.replace(
@@ -180,7 +180,7 @@ def build_tuned(
             raise UserError("the embeddings do not name the model that made them: give --model")
         texts = [query.text for query in read_queries(queries)]
         encoder = DualEncoder.load(model)
-        stored.require_model(encoder)  # a model that was trained further has the same name
+        stored.require_model(encoder)  # its name is not enough: it may have been trained further
         vectors = encoder.encode_queries(texts)
     options = {"storage": storage}
     if target is None and vectors is None and info.count == 1:
@@ -195,7 +195,7 @@ def build_tuned(
 
 
 def _seconds(index: VectorIndex, queries: np.ndarray) -> float:
-    """Returns the CPU time of the queries, which depends least on other processes."""
+    """Returns the CPU time of searching: unlike wall time, it hardly depends on other processes."""
     taken = []
     for _ in range(REPEATS):
         started = time.process_time()

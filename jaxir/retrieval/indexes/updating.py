@@ -1,4 +1,4 @@
-"""Adds documents to an index directory, and deletes them."""
+"""Adds documents to an index directory, and deletes documents from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Change(NamedTuple):
-    """The result of an update."""
+    """The result of an update: the engine, the new number of documents, and what changed."""
 
     engine: str
     count: int
@@ -50,28 +50,28 @@ def update_index(
     corpus: str | Path | None = None,
     on_bad_input: Policy = "stop",
 ) -> Change:
-    """Deletes and adds documents; the new index replaces the old one when it is complete.
+    """Deletes and adds documents; the new index replaces the old index when it is complete.
 
-    Documents are deleted first, so one named in both is replaced. A Milvus outside the directory is changed
-    in place; after an interruption the same call completes the update.
+    Documents are deleted first, so a document that is both deleted and added is replaced. A Milvus outside
+    the directory is changed in place; after an interruption the same call completes the update.
 
     Args:
-      directory: the index.
-      embeddings: the vectors to add, from `open_embeddings`; for BM25 give `corpus` alone.
+      directory: the index directory.
+      embeddings: the vectors to add, from `open_embeddings`; for BM25 only give `corpus`.
       delete: ids of the documents to delete.
       corpus: titles and texts of the new documents; needed if the index stores documents.
-      on_bad_input: for BM25, stop at the first malformed line of the corpus, or skip and count them.
+      on_bad_input: for BM25, stop at the first malformed line of the corpus, or skip and count such lines.
 
     Returns:
       The result, with the new recall of a ScaNN index that was tuned.
 
     Raises:
-      UserError: the directory is no index, belongs to another model or is being updated, ids to add exist or
-        ids to delete do not, the corpus is missing or not needed, or no document would be left.
+      UserError: the directory is not an index, belongs to another model or is being updated; ids to add exist
+        or ids to delete do not; the corpus is missing or not needed; or no document would be left.
     """
     directory = local_path(directory)
     if not directory.is_dir():
-        raise UserError(f"{directory} is not an index: it has no index.json")
+        raise UserError(f"{directory} is not an index directory: it has no index.json")
     busy = f"{directory} is being changed by another process"
     with locked(directory, busy), contextlib.closing(load_index(directory)) as index:
         before, deleted = index.info.count, len(set(delete))
@@ -83,11 +83,11 @@ def update_index(
 
 
 def read_ids(path: str | Path) -> list[str]:
-    """Returns the ids of a text file with one on each line. A byte order mark is dropped."""
+    """Returns the ids of a text file with one id on each line. A byte order mark is dropped."""
     try:
         lines = read_text(local_path(path)).removeprefix("\ufeff").split("\n")
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not a text file of ids") from None
+        raise UserError(f"{path} is not UTF-8 text: give a file with one id on each line") from None
     return [line.removesuffix("\r") for line in lines if line.strip()]
 
 
@@ -126,7 +126,7 @@ def _checked(
     delete: Sequence[str],
     corpus: str | Path | None,
 ) -> list[str]:
-    """Returns the ids to add; refuses an update that is not possible."""
+    """Returns the ids to add. Raises a UserError if the update is not possible."""
     check_known(delete, index.ids)
     if embeddings is None:
         if corpus is not None:
@@ -136,25 +136,25 @@ def _checked(
     if info.fingerprint != index.info.fingerprint or info.similarity != index.info.similarity:
         why = index.info.made_by.difference_from(info.made_by).replace("they were", "the index was")
         raise UserError(
-            f"the embeddings cannot be searched together with {directory}: {why}; encode both with one model"
+            f"the embeddings cannot be added to {directory}: {why}; encode both with the same model"
         )
     if index.info.tower is not None and info.tower != index.info.tower:
         raise UserError(
-            f"the embeddings are of the {info.tower} tower, those of the index of the {index.info.tower}"
-            f" tower: encode the new ones with --tower={index.info.tower}"
+            f"the embeddings are from the {info.tower} tower, but the index is from the {index.info.tower}"
+            f" tower: encode the new documents with --tower={index.info.tower}"
         )
     if info.read_with != index.info.read_with:
         raise UserError(
-            f"the documents of the embeddings were read {_reading(info.read_with)}, those of the index"
-            f" {_reading(index.info.read_with)}: encode the new ones in the same way"
+            f"the new documents were encoded {_reading(info.read_with)}, but those of the index"
+            f" {_reading(index.info.read_with)}: encode the new documents like those of the index"
         )
     checked(embeddings.shards, embeddings.ids, info.similarity)
     check_new(embeddings.ids, set(index.ids).difference(delete))
     if (corpus is None) != (index.documents is None):
         raise UserError(
-            f"{directory} stores its documents for display: give the corpus of the new ones"
+            f"{directory} stores titles and texts: give those of the new documents with --corpus"
             if corpus is None
-            else f"{directory} stores no documents for display: leave out the corpus"
+            else f"{directory} stores no titles and texts: leave out --corpus"
         )
     if corpus is not None:
         check_corpus(corpus, embeddings)
@@ -162,11 +162,11 @@ def _checked(
 
 
 def _reading(read_with: str | None) -> str:
-    return "alone" if read_with is None else f"with generated queries ({read_with})"
+    return "without generated queries" if read_with is None else f"with generated queries ({read_with})"
 
 
 def _recall(directory: Path, index: Index) -> Recall | None:
-    """Returns the recall of a tuned index after the update; its number of searched leaves is the old one."""
+    """Returns the recall of a tuned index after an update, which does not change its searched leaves."""
     if not isinstance(index, ScannIndex) or not index.tuned:
         return None
     from jaxir.retrieval.indexes.tuning import Trial  # imports JAX
@@ -186,6 +186,6 @@ def _update_words(
     if not isinstance(index, LuceneIndex):
         raise not_changed(index)
     if embeddings is not None:
-        raise UserError(f"{directory} is an index of words: give --corpus, not --embeddings")
+        raise UserError(f"{directory} is a BM25 index: give --corpus, not --embeddings")
     check_known(delete, index.ids)
     return update_lucene_index(index, directory, delete=delete, corpus=corpus, on_bad_input=on_bad_input)

@@ -1,1 +1,1 @@
-"""Hard negatives for training."""
+"""Mines hard negatives for training."""

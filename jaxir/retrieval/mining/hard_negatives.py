@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 
 PAIRS, SETTINGS = "train.jsonl", "mining.json"
-# Reasons why a query has no negatives.
+# Reasons why a query has no negatives, and how a report words them after a number of queries.
 MISSED, UNANSWERED, FEW, RELEVANT = "missed", "unanswered", "few", "relevant"
 LEFT_OUT = {
     UNANSWERED: "not in the run",
-    MISSED: "without a positive in the run, which the margin needs",
+    MISSED: "without a positive in the run, which --margin needs",
     FEW: "without a candidate",
     RELEVANT: "whose candidates the cross-encoder all dropped",
 }
-# Reasons why an answer in the range of ranks is no candidate.
+# Reasons why a document in the range of ranks is not a candidate, and how a report words them after a number.
 POSITIVE, DUPLICATE, QUERY_TEXT, EMPTY, NEAR = "positive", "duplicate", "query", "empty", "margin"
 DROPPED = {
     POSITIVE: "known positives",
@@ -50,19 +50,19 @@ DROPPED = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MiningReport:
-    """Counts of what was mined; the fields of mining.json.
+    """Numbers that mining reports, and that mining.json has.
 
     Attributes:
-      queries: queries with negatives.
-      negatives: of all queries.
-      duplicates: documents that are excluded because they have the text of a positive.
-      lacking: positives of the split whose query, document or text the collection lacks.
+      queries: number of queries with negatives.
+      negatives: number of negatives of all queries.
+      duplicates: number of documents that were excluded because they have the text of a positive.
+      lacking: number of the split's positives whose query, document or text is not in the collection.
       left_out: queries without negatives, by reason: `unanswered` (not in the run), `missed` (no positive in
         the run, which a margin needs), `few` (no candidate), `relevant` (the cross-encoder dropped all).
-      dropped: answers in the range of ranks that are no candidates, by reason: known `positive`, `duplicate`
-        of a positive, text of the `query`, `empty`, within the `margin`.
-      judged: candidates that the cross-encoder read; they are drawn until a query has enough.
-      false_negatives: candidates that it dropped, by reason: `max_relevance`, `relevance_margin`.
+      dropped: documents in the range of ranks that are not candidates, by reason: known `positive`,
+        `duplicate` of a positive, text of the `query`, `empty`, within the `margin`.
+      judged: number of candidates that the cross-encoder scored. They are drawn until a query has enough.
+      false_negatives: candidates that the cross-encoder dropped, by `max_relevance` or `relevance_margin`.
     """
 
     queries: int
@@ -89,16 +89,16 @@ def mine(
 ) -> MiningReport:
     """Writes OUTPUT/train.jsonl, pairs with negatives in Tevatron's format, and OUTPUT/mining.json.
 
-    A document is no negative of a query if any split judges it relevant to a query of that text, or if it has
-    the text of such a document, or of the query (ignoring white space and case).
+    A document is not a negative of a query if it is judged relevant, in any split, to a query with that text,
+    or if it has the text of such a document, or of the query (ignoring white space and case).
 
     Args:
-      run: the run of a retriever for the queries of `split`; a query's lines must follow each other.
+      run: the run of a retriever for the queries of `split`; the lines of a query must be consecutive.
       output: a new directory, which appears only when complete.
-      judge: a cross-encoder that drops candidates by `relevance`; None: no candidate is dropped.
+      judge: a cross-encoder that drops candidates that are too relevant by the settings `relevance`; or None.
       teacher: a cross-encoder whose scores of all positives and negatives are written; None: no scores.
-      strict: refuse judgements of what the collection lacks, repeated queries and grades such as 1.0. By
-        default they are counted, and such judgements are left out.
+      strict: raise an error for judgements whose query or document is not in the collection, repeated queries
+        and grades such as 1.0. By default these are counted, and such judgements are left out.
     """
     check_new_directory(output)
     policy = getattr(folder.on_bad_input, "policy", folder.on_bad_input)
@@ -112,7 +112,8 @@ def mine(
     chosen, left_out, dropped = _choose(run, known, settings, check)
     if not chosen:
         raise UserError(
-            f"{run}: no negative for any query of split {split!r} ({_counts(left_out, LEFT_OUT)})"
+            f"{run}: no query of split {split!r} has a negative: {_counts(left_out, LEFT_OUT)}. Give a run of"
+            " this split, or looser settings"
         )
     report = MiningReport(
         queries=len(chosen),
@@ -140,13 +141,13 @@ def mine(
 
 
 def describe(report: MiningReport) -> str:
-    """Returns one line on what was mined, and what each filter dropped."""
+    """Returns a line on what was mined, and what each filter dropped."""
     text = f"{report.queries:,} queries, {report.negatives / report.queries:.1f} negatives each"
     if report.left_out:
         text += f"; left out: {_counts(report.left_out, LEFT_OUT)}"
     text += f"; {report.duplicates:,} documents have the text of a positive"
     if report.lacking:
-        text += f"; {report.lacking:,} positives left out, whose query, document or text the collection lacks"
+        text += f"; {report.lacking:,} positives left out, because the collection lacks their query or text"
     if report.dropped:
         text += f"; dropped: {_counts(report.dropped, DROPPED)}"
     if report.judged:
@@ -155,7 +156,7 @@ def describe(report: MiningReport) -> str:
         if found:
             reasons = {
                 RelevanceFilter.ABOVE: "above the maximum",
-                RelevanceFilter.NEAR: "too near to a positive",
+                RelevanceFilter.NEAR: "too close to a positive",
             }
             text += f" ({_counts(report.false_negatives, reasons)})"
     return text
@@ -168,11 +169,11 @@ def _counts(counts: Mapping[str, int], reasons: Mapping[str, str]) -> str:
 def _choose(
     run: str | Path, known: KnownPositives, settings: MiningSettings, check: RelevanceFilter | None
 ) -> tuple[dict[str, list[str]], collections.Counter[str], collections.Counter[str]]:
-    """Returns negatives by query, and counts of exclusions; rereads the run for each judged draw."""
+    """Returns negatives by query, and counts of exclusions; reads the run again for each judged draw."""
     left_out: collections.Counter[str] = collections.Counter({UNANSWERED: len(known.split_positives)})
     dropped: collections.Counter[str] = collections.Counter()
     taken: dict[str, Drawn] = {}
-    # The number of drawn candidates of each query that needs more, and the size of the next draw.
+    # `wanting`: how many candidates of each unfinished query were drawn. `size`: how many to draw next.
     wanting, size = dict.fromkeys(known.split_positives, 0), settings.negatives
     while wanting:
         counts = (collections.Counter(), collections.Counter()) if taken else (left_out, dropped)
@@ -202,7 +203,7 @@ def _candidates(
     left_out: collections.Counter[str],
     dropped: collections.Counter[str],
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields the candidates, best first, of each query of `wanting`; counts queries without any."""
+    """Yields each query of `wanting` with its candidates, best first; counts queries without candidates."""
     for query_id, answers in progress(read_run_by_query(run), what="choosing", unit="queries"):
         if query_id not in wanting:
             continue

@@ -1,7 +1,7 @@
 """Drops false negatives among candidates with a cross-encoder.
 
-Many of a retriever's best answers that nobody judged are relevant. As in RocketQA's denoising (Qu et al.
-2021, section 4.2), a cross-encoder reads each with its query, and relevant ones are dropped.
+Many documents that a retriever finds are relevant, but not judged. Like in RocketQA's denoising (Qu et al.
+2021, section 4.2), a cross-encoder scores each candidate with its query; relevant candidates are dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxir.retrieval.ranking.run_reranking import texts_of_queries
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 
-# Drawn candidates of a query: (place among all its candidates, document id).
+# Drawn candidates of a query: (position among all candidates of the query, document id).
 Drawn = list[tuple[int, str]]
 
 
@@ -45,7 +45,7 @@ class RelevanceFilter:
         return named | dataclasses.asdict(self._settings)
 
     def keep(self, drawn: Mapping[str, Drawn]) -> dict[str, Drawn]:
-        """Returns the candidates that are not dropped; holds their texts, and those of new positives."""
+        """Returns the candidates that are not dropped. Reads their texts, and those of new positives."""
         margin, ceiling = self._settings.relevance_margin, self._settings.max_relevance
         new = [q for q in drawn if q not in self._ceilings] if margin is not None else []
         positives = [(query_id, doc_id) for query_id in new for doc_id in self._positives[query_id]]

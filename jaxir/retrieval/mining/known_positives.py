@@ -1,4 +1,4 @@
-"""Documents that must not be mined: known positives, documents with their text, and the query's own text."""
+"""Documents that are never negatives: positives, and documents with the text of a positive or the query."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class KnownPositives(NamedTuple):
     """The judgements of a collection, for mining.
 
     Attributes:
-      split_positives: by query, the positives of the split that have a text.
-      all_positives: by query, the positives in any split of all queries of the same text.
-      duplicates: by id of a positive, the documents that have its text, itself among them.
-      query_copies: by id of a query, the documents that have its text.
+      split_positives: query id -> the positives of the split that have a text.
+      all_positives: query id -> the positives, in any split, of all queries with the same text.
+      duplicates: id of a positive -> the documents with the positive's text, including the positive.
+      query_copies: query id -> the documents with the query's text.
       empty: the documents without text.
-      lacking: positives of the split whose query, document or text the collection lacks.
+      lacking: number of the split's positives whose query, document or text is not in the collection.
     """
 
     split_positives: dict[str, list[str]]
@@ -32,7 +32,7 @@ class KnownPositives(NamedTuple):
 
     @classmethod
     def read(cls, folder: BeirFolder, split: str, *, strict: bool = False) -> KnownPositives:
-        """Reads judgements and queries, and the corpus twice; `strict` refuses positives that it lacks."""
+        """Reads judgements, queries and the corpus (twice). `strict` raises for positives not in it."""
         split_positives, all_positives, queries = _read_positives(folder, split, strict=strict)
         documents = _read_documents(folder, set().union(*all_positives.values()), strict=strict)
         usable = {
@@ -43,7 +43,7 @@ class KnownPositives(NamedTuple):
         if not usable:
             raise UserError(
                 f"{folder.qrels_path(split)}: the collection lacks the query, document or text of every"
-                " relevant judgement: is this file of that collection?"
+                " relevant judgement; give judgements of this collection"
             )
         lacking = sum(map(len, split_positives.values())) - sum(map(len, usable.values()))
         queries = {query_id: queries[query_id] for query_id in usable}
@@ -54,13 +54,13 @@ class KnownPositives(NamedTuple):
 def _read_positives(
     folder: BeirFolder, split: str, *, strict: bool
 ) -> tuple[dict[str, list[str]], dict[str, set[str]], dict[str, bytes]]:
-    """Returns `split_positives`, `all_positives` and digests of the texts of their queries."""
+    """Returns `split_positives`, `all_positives` and query id -> digest of the query's text."""
     split_positives: dict[str, list[str]] = {}
     for qrel in folder.qrels(split):
         if qrel.score > 0:
             split_positives.setdefault(qrel.query_id, []).append(qrel.document_id)
     if not split_positives:
-        raise UserError(f"split {split!r} of {folder.directory} has no relevant judgement")
+        raise UserError(f"split {split!r} of {folder.directory} has no relevant judgement; give another")
     all_positives = {query_id: set(doc_ids) for query_id, doc_ids in split_positives.items()}
     for other in folder.splits:
         for qrel in folder.qrels(other) if other != split else ():
@@ -68,7 +68,7 @@ def _read_positives(
                 all_positives.setdefault(qrel.query_id, set()).add(qrel.document_id)
     texts = {query.id: _digest(query.text) for query in folder.queries() if query.id in all_positives}
     if strict and (lacking := split_positives.keys() - texts.keys()):
-        raise UserError(f"{folder.queries_path} lacks {min(lacking)!r}, which is judged")
+        raise UserError(f"{folder.queries_path} lacks {min(lacking)!r}, which is judged: omit --strict")
     of_text: dict[bytes | str, set[str]] = {}
     for query_id, doc_ids in all_positives.items():
         of_text.setdefault(texts.get(query_id, query_id), set()).update(doc_ids)
@@ -81,7 +81,7 @@ def _read_positives(
 
 
 def _read_documents(folder: BeirFolder, wanted: set[str], *, strict: bool) -> dict[str, bytes]:
-    """Returns the digests of the wanted documents that exist and have a text."""
+    """Returns document id -> digest of the text, for the wanted documents that exist and have a text."""
     found = {d.id: _digest(d.contents) for d in folder.documents_again("reading positives") if d.id in wanted}
     if strict and (lacking := wanted - found.keys()):
         raise UserError(f"{folder.corpus_path} lacks {min(lacking)!r}, which is judged relevant")

@@ -1,4 +1,4 @@
-"""The settings of mining, as flags and in Python."""
+"""The settings of mining hard negatives, as flags of jaxir.mine and in Python."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class MiningSettings:
     """How negatives are chosen; flags of `jaxir.mine`.
 
     Attributes:
-      negatives: most negatives of a query; queries without any are left out and counted.
-      first: rank of the first answer that is a candidate, 1 for the best answer.
-      last: rank of the last answer that is a candidate.
-      sampling: take random candidates, or the best ones (top).
-      margin: take only documents that score at least this much less than the query's lowest positive; queries
+      negatives: maximum number of negatives per query; queries without negatives are left out and counted.
+      first: rank of the first document that is a candidate; the best document has rank 1.
+      last: rank of the last document that is a candidate.
+      sampling: take random candidates (random), or the best candidates (top).
+      margin: only take documents that score at least this much less than the query's lowest positive; queries
         without a positive in the run are left out and counted.
       seed: seed of random sampling.
     """
@@ -37,10 +37,10 @@ class MiningSettings:
 
     def __post_init__(self) -> None:
         if self.first > self.last:
-            raise UserError(f"--first={self.first} must be at most --last={self.last}")
+            raise UserError(f"--first={self.first} must be at most --last={self.last}: change one of them")
 
     def order(self, query_id: str, count: int) -> Sequence[int]:
-        """Returns the order in which a query's `count` candidates are taken; a function of its arguments."""
+        """Returns the order in which a query's `count` candidates are taken; deterministic."""
         if self.sampling == "top":
             return range(count)
         return np.random.default_rng([self.seed, *key_digest(query_id)]).permutation(count).tolist()
@@ -49,12 +49,12 @@ class MiningSettings:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class RelevanceSettings:
-    """Which candidates a cross-encoder drops. Relevance is a probability, the sigmoid of its logit.
+    """Which candidates a cross-encoder drops. Relevance is a probability, the sigmoid of the logit.
 
     Attributes:
-      max_relevance: drop candidates whose relevance by the cross-encoder, a probability, exceeds this, such
-        as 0.1.
-      relevance_margin: drop candidates whose relevance by the cross-encoder, a probability, is not at least
+      max_relevance: drop candidates whose relevance by the cross-encoder (a probability) exceeds this value,
+        such as 0.1.
+      relevance_margin: drop candidates whose relevance by the cross-encoder (a probability) is not at least
         this much below that of the query's least relevant positive.
     """
 
@@ -69,7 +69,7 @@ class RelevanceSettings:
         if cross_encoder is not None:
             return cls(max_relevance=max_relevance, relevance_margin=relevance_margin)
         if (max_relevance, relevance_margin) != (None, None):
-            raise UserError("--max_relevance and --relevance_margin need --cross_encoder")
+            raise UserError("--max_relevance and --relevance_margin only apply with --cross_encoder")
         return None
 
     def __post_init__(self) -> None:

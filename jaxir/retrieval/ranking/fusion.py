@@ -1,7 +1,7 @@
 """Fuses runs: reciprocal ranks, interpolated scores, rescoring, round-robin.
 
-A run is {query id: {document id: score}}, and so are all results. A query that only some runs answer is fused
-from those. Ranks are trec_eval's: by score in float32, then by document id, both descending.
+A run is {query id: {document id: score}}, and so are all results. A query that only some runs have is fused
+from those runs. Ranks are those of trec_eval: by score in float32, then by document id, both descending.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def reciprocal_rank_fusion(runs: Sequence[Run], *, constant: int = 60, depth: in
     """Scores a document by the sum of 1 / (constant + rank) over the runs that have it (Cormack et al. 2009).
 
     Args:
-      runs: two or more.
-      constant: a greater one makes the first ranks count less.
-      depth: answers of a query to keep.
+      runs: two or more runs.
+      constant: added to ranks; a greater constant gives the first ranks less weight.
+      depth: documents kept per query.
 
     Raises:
       UserError: fewer than two runs, or a run has no query in common with the others.
@@ -54,13 +54,13 @@ def interpolate(
     A document that a run lacks gets the run's lowest normalised score for the query.
 
     Args:
-      weights: one for each of the two or more runs; None: equal weights that add up to 1.
-      normalization: `none` takes the scores as they are.
-      depth: answers of a query to keep.
+      weights: a weight for each of the two or more runs; None: equal weights that add up to 1.
+      normalization: how scores are normalised; `none` uses the scores of the runs.
+      depth: documents kept per query.
     """
     weights = [1 / len(runs)] * len(runs) if weights is None else weights
     if len(weights) != len(runs):
-        raise UserError(f"there are {len(runs)} runs and {len(weights)} weights: give a weight for each run")
+        raise UserError(f"there are {len(runs)} runs but {len(weights)} weights: give a weight for each run")
     normalize = _NORMALIZATIONS[normalization]
 
     def fuse(lists: Sequence[Answers]) -> dict[str, float]:
@@ -70,7 +70,7 @@ def interpolate(
                 continue
             values = normalize(np.fromiter(answers.values(), np.float64))
             found = dict(zip(answers, values.tolist(), strict=True))
-            lowest = 0.0 if normalization == "min_max" else float(values.min())  # 0 also if all are equal
+            lowest = 0.0 if normalization == "min_max" else float(values.min())  # 0 even for equal scores
             for doc_id in scores:
                 scores[doc_id] += weight * found.get(doc_id, lowest)
         return scores
@@ -81,8 +81,8 @@ def interpolate(
 def rescore(first: Run, second: Run, *, alpha: float, depth: int = 1000) -> Run:
     """Scores the `depth` best documents of the first run by `first + alpha * second` (Wang 2022, eq. 5.1).
 
-    In the source `first` is BM25's run, and `second` has dense scores (see `rescoring.score_candidates`).
-    `second` must score all these documents.
+    In the paper, `first` is a BM25 run, and `second` has dense scores (see `rescoring.score_candidates`).
+    `second` must have scores of all these documents.
     """
     scored: Run = {}
     for query_id, answers in first.items():
@@ -92,7 +92,7 @@ def rescore(first: Run, second: Run, *, alpha: float, depth: int = 1000) -> Run:
         if lacking:
             raise UserError(
                 f"query {query_id!r}: {len(lacking)} of {len(kept)} documents to rescore have no score in the"
-                f" second run ({lacking[0]!r} is one)"
+                f" second run (such as {lacking[0]!r}): give a run that scores them"
             )
         scored[query_id] = {doc_id: answers[doc_id] + alpha * other[doc_id] for doc_id in kept}
     return scored
@@ -101,7 +101,7 @@ def rescore(first: Run, second: Run, *, alpha: float, depth: int = 1000) -> Run:
 def round_robin(runs: Sequence[Run], *, depth: int = 1000) -> Run:
     """Takes the runs' best documents in turns, skipping duplicates (Chuang 2024, B.3).
 
-    The first of the two or more runs comes first. Scores are the reciprocals of the new ranks.
+    The first run's document is taken first. Scores are the reciprocals of the new ranks.
     """
 
     def fuse(lists: Sequence[Answers]) -> dict[str, float]:
@@ -113,7 +113,7 @@ def round_robin(runs: Sequence[Run], *, depth: int = 1000) -> Run:
 
 
 def oddities(runs: Mapping[str, Run]) -> list[str]:
-    """Returns warnings about runs that are to be fused; refuses one that shares no query with the others."""
+    """Returns warnings about runs to fuse. Raises a UserError if a run shares no query with the others."""
     _check_queries(runs)
     odd = []
     for name, run in runs.items():
@@ -121,11 +121,11 @@ def oddities(runs: Mapping[str, Run]) -> list[str]:
         lacking = [q for q in dict.fromkeys(itertools.chain.from_iterable(others)) if q not in run]
         if lacking:
             odd.append(
-                f"{name} has no answers to {len(lacking):,} of {len(lacking) + len(run):,} queries"
-                f" ({lacking[0]!r} is one): is it complete?"
+                f"{name} has no documents for {len(lacking):,} of {len(lacking) + len(run):,} queries (such"
+                f" as {lacking[0]!r}): is the run complete?"
             )
         if others and all(run[q].keys().isdisjoint(other.get(q, ())) for q in run for other in others):
-            odd.append(f"{name} has no document in common with the others: do the runs search one corpus?")
+            odd.append(f"{name} has no document in common with the others: are all runs of one corpus?")
     return odd
 
 
@@ -138,7 +138,7 @@ def _check_queries(runs: Mapping[str, Run]) -> None:
 
 def _per_query(runs: Sequence[Run], fuse: Callable[[Sequence[Answers]], dict[str, float]], depth: int) -> Run:
     if len(runs) < 2:
-        raise UserError("fusion needs two runs or more")
+        raise UserError("fusion needs two or more runs: give another run")
     _check_queries({f"run {i}": run for i, run in enumerate(runs, start=1)})
     queries = dict.fromkeys(itertools.chain.from_iterable(runs))
     fused = {query_id: fuse([run.get(query_id, {}) for run in runs]) for query_id in queries}
@@ -155,7 +155,7 @@ def _min_max(scores: np.ndarray) -> np.ndarray:
 
 
 def _z_score(scores: np.ndarray) -> np.ndarray:
-    # Rounding of the mean can make the deviation of equal scores positive, so test their range.
+    # Rounding of the mean can make the deviation of equal scores positive, so test the range of the scores.
     return (scores - scores.mean()) / scores.std() if np.ptp(scores) else np.zeros_like(scores)
 
 

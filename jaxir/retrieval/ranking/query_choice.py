@@ -31,7 +31,7 @@ def write_reranked(
     keep: int | None = None,
     window: int = WINDOW,
 ) -> OutputsReport | None:
-    """Writes each question's candidates, the best `keep` first, with `scores` and the best as `text`."""
+    """Writes each question's `keep` best candidates, best first, with `scores`; the best is also `text`."""
     check_corpus(corpus, reads=reranker.reads_passages)
     texts: dict[str, str] = {}
     if corpus is not None:
@@ -74,11 +74,11 @@ def write_reranked(
 def write_chosen(
     questions: Sequence[Candidates], output: str | Path, *, by: By, place: int = 1
 ) -> OutputsReport | None:
-    """Writes a query of each question, as queries.jsonl and, except for "concat", as candidates.
+    """Writes a query for each question, as queries.jsonl and, except for "concat", as candidates.
 
     Args:
-      by: "place": the candidate at `place`, 1 for the first; questions with fewer candidates are left out.
-        "concat": the question with all candidates. "oracle": the first candidate of the least rank.
+      by: "place": the candidate number `place`, from 1; questions with fewer candidates are left out.
+        "concat": the question with all candidates. "oracle": the first candidate with the best rank.
     """
     if by == "oracle" and any(some.ranks is None for some in questions):
         raise UserError(
@@ -99,7 +99,7 @@ def write_chosen(
 
     enough = [some for some in questions if by != "place" or len(some.outputs) >= place]
     if not enough:
-        raise UserError(f"no question has {place} candidates")
+        raise UserError(f"no question has {place} candidates: give a smaller --place")
     return write_windows(
         local_path(output, "written to"),
         {"questions": fingerprints.of_values(*map(str, enough)), "by": by, "place": place},

@@ -1,4 +1,4 @@
-"""Exact dense scores of another run's documents."""
+"""Scores the documents of a run with the exact vectors of a dual encoder."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def score_candidates(
 ) -> Run:
     """Returns a run over the `depth` best documents of each query of `candidates`, scored by a dual encoder.
 
-    Unlike a dense run it has a score for every candidate. Only their vectors are read; of a document with
-    several vectors (corpus expansion) the best one counts. `queries` maps query ids to texts.
+    Unlike a dense run, the result has a score for every candidate. Only vectors of candidates are read. A
+    document with several vectors (corpus expansion) has the score of the best one. `queries` has texts by id.
     """
     info = embeddings.info
     embeddings.require_model(encoder)
     if lacking := [query_id for query_id in candidates if query_id not in queries]:
-        raise UserError(f"query {lacking[0]!r} of the run is not in --queries ({len(lacking)} are missing)")
+        raise UserError(f"--queries lacks query {lacking[0]!r} of the run ({len(lacking)} are missing)")
     wanted = {query_id: rank(answers)[:depth] for query_id, answers in candidates.items()}
     rows: dict[str, list[int]] = {doc_id: [] for doc_ids in wanted.values() for doc_id in doc_ids}
     for row, doc_id in enumerate(embeddings.ids):
@@ -45,7 +45,7 @@ def score_candidates(
             rows[doc_id].append(row)
     for query_id, doc_ids in wanted.items():
         if unknown := [doc_id for doc_id in doc_ids if not rows[doc_id]]:
-            raise UserError(f"document {unknown[0]!r}, an answer of query {query_id!r}, has no embedding")
+            raise UserError(f"--embeddings lacks document {unknown[0]!r}, which query {query_id!r} finds")
     names, scored = list(wanted), {}
     with progress(total=len(names), what="rescoring", unit="queries") as bar:
         for start in range(0, len(names), QUERY_BLOCK):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Candidates(NamedTuple):
-    """The documents to rerank of each query, best first, and the texts of queries and documents by id."""
+    """The documents to rerank per query, best first, and the texts of queries and documents by id."""
 
     found: dict[str, list[str]]
     queries: dict[str, str]
@@ -31,10 +31,10 @@ def read_candidates(run: Run, folder: BeirFolder, *, depth: int) -> Candidates:
 
 
 def texts_of_queries(folder: BeirFolder, wanted: Collection[str], why: str) -> dict[str, str]:
-    """Returns the texts of `wanted` queries; a missing one is refused as one "which" `why`."""
+    """Returns the texts of `wanted` queries by id. The error for a missing query says "which `why`"."""
     queries = {query.id: query.text for query in folder.queries() if query.id in wanted}
     if lacking := set(wanted) - queries.keys():
-        raise UserError(f"{folder.queries_path} lacks {min(lacking)!r}, which {why}")
+        raise UserError(f"{folder.queries_path} lacks query {min(lacking)!r}, which {why}")
     return queries
 
 
@@ -46,7 +46,7 @@ def rerank(candidates: Candidates, scorer: CrossEncoder) -> Run:
 
 
 def with_rest(scored: Run, run: Run) -> Run:
-    """Appends the run's other documents below the scored ones, in the run's order, each 1 lower in score."""
+    """Adds the run's other documents below the reranked documents, in order, each with a score 1 lower."""
     found = {}
     for query_id, of_query in scored.items():
         rest = [document for document in rank(run[query_id]) if document not in of_query]

@@ -1,4 +1,4 @@
-"""TREC run files: `qid Q0 docid rank score tag`, one line per answer."""
+"""TREC run files: a line `qid Q0 docid rank score tag` for each document that was found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxir.storage.files import atomic_file, local_path
 Run = dict[str, dict[str, float]]
 TAG = "jaxir"
 GREATEST = float(np.finfo(np.float32).max)
-_TOO_GREAT = "too great: trec_eval ranks by scores in float32, where it would be infinite"
+_TOO_GREAT = "too large: trec_eval ranks by scores in float32, where it would be infinite"
 
 
 def write_run(
@@ -25,18 +25,18 @@ def write_run(
 ) -> None:
     """Writes `run` to `path`, best first; the file appears only when complete.
 
-    Answers of equal score are written in descending order of document id, as trec_eval ranks them. Scores
-    keep all the digits of their type (numpy's float32 or Python's float), so that two different scores
-    never become a tie.
+    Documents of equal score are written in descending order of id, like trec_eval ranks them. Scores keep
+    all digits of their type (numpy's float32 or Python's float), so that different scores never become a
+    tie.
 
     Args:
       path: the run file.
-      run: for each query id its answers, as (document id, score) pairs or as {document id: score}.
+      run: query id -> documents, as (document id, score) pairs or as {document id: score}.
       tag: the name of the system, the last column.
 
     Raises:
-      UserError: an id or the tag is empty or holds white space or a control character, a score is not finite
-        in float32, or an id occurs twice.
+      UserError: an id or the tag is empty or has white space or a control character, a score is not finite in
+        float32, or a document occurs twice for a query.
     """
     _check_field("tag", tag)
     with atomic_file(path) as file:
@@ -44,7 +44,7 @@ def write_run(
             _check_field("query id", query_id)
             pairs = list(answers.items() if isinstance(answers, Mapping) else answers)
             if len({doc_id for doc_id, _ in pairs}) != len(pairs):
-                raise UserError(f"query {query_id!r} has the same document twice among its answers")
+                raise UserError(f"query {query_id!r} has the same document twice")
             pairs.sort(key=lambda pair: pair[0], reverse=True)
             pairs.sort(key=lambda pair: -pair[1])
             for rank, (doc_id, score) in enumerate(pairs, start=1):
@@ -61,11 +61,11 @@ def read_run(path: str | Path) -> Run:
     """Reads a TREC run file, plain or compressed by gzip.
 
     Returns:
-      For each query id, in the order of the file, {document id: score}. Ranks are ignored, as trec_eval does.
+      {query id: {document id: score}}, in the order of the file. Ranks are ignored, like in trec_eval.
 
     Raises:
-      BadInputError: the file is empty or not UTF-8, or a line has not six columns, has a score that is not a
-        finite number in float32, or names a document a second time for its query.
+      BadInputError: the file is empty or not UTF-8, or a line does not have six columns, has a score that is
+        not a finite number in float32, or repeats a document of its query.
     """
     run: Run = {}
     for number, query_id, doc_id, score in _lines(path):
@@ -74,10 +74,10 @@ def read_run(path: str | Path) -> Run:
 
 
 def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yields (query id, {document id: score}) of a TREC run file, holding one query at a time.
+    """Yields (query id, {document id: score}) of a TREC run file, with one query at a time in memory.
 
     Raises:
-      BadInputError: as `read_run`, or the lines of a query do not follow each other.
+      BadInputError: like in `read_run`, or the lines of a query are not consecutive.
     """
     current, answers = None, {}
     seen: set[str] = set()
@@ -86,7 +86,9 @@ def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]
             if current is not None:
                 yield current, answers
             if query_id in seen:
-                raise BadInputError(path, number, f"the lines of query {query_id!r} do not follow each other")
+                raise BadInputError(
+                    path, number, f"sort the lines: those of {query_id!r} are not consecutive"
+                )
             seen.add(query_id)
             current, answers = query_id, {}
         _add(answers, doc_id, score, path, number)
@@ -95,7 +97,7 @@ def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
-    """Yields (line number, query id, document id, score)."""
+    """Yields (line number, query id, document id, score) of a run file."""
     path = local_path(path)
     if not path.exists():
         raise UserError(f"{path}: no such run file")
@@ -110,7 +112,7 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
         if len(fields) != 6:
             wanted = "a run line has 6 columns (qid Q0 docid rank score tag)"
             cut = "" if raw.endswith(b"\n") else ": the file ends in the middle of this line"
-            raise BadInputError(path, number, f"{wanted}, this one {len(fields)}{cut}")
+            raise BadInputError(path, number, f"{wanted}, but this line has {len(fields)}{cut}")
         query_id, _, doc_id, _, text, _ = fields
         score = as_number(text)
         if score is None:
@@ -120,7 +122,7 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
         empty = False
         yield number, query_id, doc_id, score
     if empty:
-        raise BadInputError(path, None, "the file is empty: a run has a line for each answer")
+        raise BadInputError(path, None, "the file is empty, but a run has a line for each document found")
 
 
 def _add(answers: dict[str, float], doc_id: str, score: float, path: str | Path, number: int) -> None:
@@ -130,8 +132,8 @@ def _add(answers: dict[str, float], doc_id: str, score: float, path: str | Path,
 
 
 def rank(answers: Mapping[str, float]) -> list[str]:
-    """Orders documents as trec_eval does: by score in float32, then by document id, both descending."""
-    with np.errstate(over="ignore"):  # `write_run` refuses a score that is too great
+    """Orders documents like trec_eval: by score in float32, then by document id, both descending."""
+    with np.errstate(over="ignore"):  # `write_run` raises for a score that is too large
         scored = [(np.float32(score), doc_id) for doc_id, score in answers.items()]
     return [doc_id for _, doc_id in sorted(scored, reverse=True)]
 
@@ -141,5 +143,5 @@ def _check_field(what: str, text: str) -> None:
     if not text or sign:
         why = f"it has {sign}" if text else "it is empty"
         raise UserError(
-            f"the {what} {text!r} cannot be written to a run file: {why}, and white space separates columns"
+            f"the {what} {text!r} cannot be written to a run file, with spaces between columns: {why}"
         )
