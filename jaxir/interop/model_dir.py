@@ -286,7 +286,7 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
     content = read_json(path)
     if require(content, "format", path) != FORMAT:
         raise UserError(
-            f"{path}: format {content['format']}, but this jaxir reads format {FORMAT}; use the jaxir that wrote it"
+            f"{path}: format {content['format']}, but this jaxir reads {FORMAT}; use the jaxir that wrote it"
         )
     config, settings = model_json.parse(content, path)
     check_seal(content, path)

@@ -109,8 +109,8 @@ def check_seal(record: Mapping[str, Any], path: Path) -> None:
     """
     if "sha256" in record and record != sealed(record):
         raise Damaged(
-            f"{path} is damaged: it does not match its sha256; copy it again, or, if you changed it on purpose,"
-            " remove its sha256"
+            f"{path} is damaged: it does not match its sha256; copy it again, or remove its sha256"
+            " if you changed it on purpose"
         )
 
 
