@@ -51,7 +51,7 @@ class _Opened:
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Loads the model onto the mesh of `partitioner`; each process reads the parts of its devices.
 
-        `seed` is for new random weights. If the files have no fingerprint, it is made of the source's name,
+        `seed` is for new random weights. If the files have no fingerprint, one is made of the source's name,
         because hashing the parameters would make every process read all of them.
         """
         drawn = bool(self.from_scratch)
@@ -97,7 +97,7 @@ class Pretrained(Overrides, _Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedCrossEncoder(CommonOverrides, _Opened):
-    """A cross-encoder to load, or an encoder that gets a new head; `build(seed=0)` makes the model.
+    """A cross-encoder to load, or an encoder to load and give a new head; `build(seed=0)` does so.
 
     Attributes:
       source: a cross-encoder, or a dual encoder with one encoder, in a form that `model_dir.load` accepts.
@@ -266,7 +266,8 @@ def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
     config = found.config
     if kinds.name_of(config) != "dual_encoder" or config.sharing != "sde":
         raise UserError(
-            f"{where}: a cross-encoder starts from one encoder, not from {config.summary}; give one with sharing 'sde'"
+            f"{where}: a cross-encoder starts from one encoder, not from {config.summary}; give a"
+            " model with sharing='sde'"
         )
     made = CrossEncoderConfig(backbone=config.backbone, **hf_cross_encoder.head_of(config.backbone))
     params = {n: v for n, v in found.params.items() if n.startswith("encoder.")}

@@ -16,9 +16,7 @@ from jaxir.models.dual_encoder import Pooling
 from jaxir.storage.checksums import write_all
 from jaxir.storage.files import atomic_directory, check_new_directory, is_bucket
 
-Format = Literal[
-    "jaxir", "hf", "st", "t5x", "sentence_transformers"
-]  # sentence_transformers is an alias of st
+Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last name is an alias of st
 
 
 def convert(
@@ -93,7 +91,9 @@ def _write(
             )
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
-            raise UserError(f"{source} is not a training run, so it has no optimizer state: give a run")
+            raise UserError(
+                f"{source} is not a training run, so it has no optimizer state: give a run's directory"
+            )
         state = t5x_optimizer.read(checkpoint, model.params) if slots else None
         t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=state)
         return

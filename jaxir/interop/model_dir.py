@@ -315,7 +315,7 @@ def read_auxiliary(run: str | Path) -> dict[str, Any]:
     """Opens the auxiliary parameters that a run's objective trained with the model, by dotted names."""
     checkpoint = checkpoint_of(run)
     if checkpoint is None:
-        raise UserError(f"{run} is not a training run, so it has no auxiliary parameters: give a run")
+        raise UserError(f"{run} is not a training run, so it has no auxiliary parameters: give one")
     if not (checkpoint / "auxiliary").is_dir():
         raise UserError(f"{run}: the objective of this run trained no auxiliary parameters: give another run")
     sums = sums_of(checkpoint, "auxiliary")

@@ -29,7 +29,7 @@ def name_of(path: Sequence[Any]) -> str:
 
 
 def of_array(x: jax.Array) -> jax.Array:
-    """Returns the checksum of an array, uint32 []; call it in a jitted function."""
+    """Returns the checksum of an array, uint32 []; to be called inside jit."""
     bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
     place = jnp.zeros(x.shape, jnp.uint32)
     for axis in range(x.ndim):
@@ -41,12 +41,12 @@ def of_array(x: jax.Array) -> jax.Array:
 
 
 def of_tree(tree: Any) -> dict[str, jax.Array]:
-    """Returns the checksum of each leaf by its name, uint32 [] each; call it in jit."""
+    """Returns the checksum of each leaf by its name, uint32 [] each; to be called inside jit."""
     return {name_of(path): of_array(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def of_part(part: np.ndarray, starts: Sequence[int], shape: Sequence[int]) -> int:
-    """Returns the checksum of the part at indices `starts` of an array of `shape`; parts add up to its."""
+    """Returns the checksum of a part of an array of `shape`; the part begins at the indices `starts`."""
     if not part.size:
         return 0
     bits = np.ascontiguousarray(part).view(f"uint{8 * part.dtype.itemsize}")
@@ -105,5 +105,6 @@ class Reading:
             self._begin()
         if found != self._expected:
             raise UserError(
-                f"{self._where} is damaged: its numbers are not those that were written; copy or make it again"
+                f"{self._where} is damaged: its numbers are not those that were written; copy the"
+                " directory again, or make it again"
             )

@@ -85,7 +85,8 @@ def open_arrays(
     """
     if sums is not None and (differing := sorted({*sums} ^ {*specs})):
         raise UserError(
-            f"{where} is damaged: it was written with other arrays ({', '.join(differing[:3])}); copy it again"
+            f"{where} is damaged: it was written with other arrays ({', '.join(differing[:3])}); copy it"
+            " again, or make it again"
         )
     context = tensorstore.Context(_CONTEXT)
     opening = {n: tensorstore.open(s, open=True, read=True, context=context) for n, s in specs.items()}

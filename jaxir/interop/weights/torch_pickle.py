@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 
-# Most numbers in a tensor with more numbers than its storage: stride 0 repeats them, and a small file could
-# fill the memory.
+# A tensor may have more numbers than its storage, as stride 0 repeats them. This maximum keeps a small file
+# from filling the memory.
 _MAX_REPEATED = 1 << 24
 
 

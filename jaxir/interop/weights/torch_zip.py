@@ -41,7 +41,7 @@ def open_file(path: Path) -> dict[str, LazyArray]:
             raise UserError(f"{path}: its list of tensors is damaged (wrong checksum); copy the file again")
         if order != b"little":
             raise UserError(
-                f"{path}: written on a big-endian machine, which is not supported; use safetensors"
+                f"{path}: written on a big-endian machine, which is not supported; use a safetensors file"
             )
         found = torch_pickle.parse(content, path)
         arrays = {name: archive.open(name, tensor) for name, tensor in found.items()}
