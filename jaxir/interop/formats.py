@@ -49,7 +49,7 @@ def convert(
     to = "st" if to == "sentence_transformers" else to
     if to not in get_args(Format):
         raise UserError(
-            f"unknown format {to!r}{suggest(to, get_args(Format))}; expected {', '.join(get_args(Format))}"
+            f"no format {to!r}{suggest(to, get_args(Format))}; expected {', '.join(get_args(Format))}"
         )
     if optimizer_state and to != "t5x":
         raise UserError(f"--optimizer_state only applies to format t5x, not to {to}: omit it")
@@ -87,13 +87,11 @@ def _write(
     if to == "t5x":
         if kinds.name_of(model.config) == "cross_encoder":
             raise UserError(
-                f"{source} is {kinds.of(model.config).what}, which format t5x cannot hold; use hf"
+                f"{source} is {kinds.of(model.config).what}, which format t5x cannot hold: use hf"
             )
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
-            raise UserError(
-                f"{source} is not a training run, so it has no optimizer state: give a run's directory"
-            )
+            raise UserError(f"{source} is not a run's directory, so it has no optimizer state; give one")
         state = t5x_optimizer.read(checkpoint, model.params) if slots else None
         t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=state)
         return

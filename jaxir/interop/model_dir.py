@@ -180,9 +180,7 @@ def _read(
     if form == "t5x":
         return t5x.read(name, tokenizer=tokenizer, generator=kind == "seq2seq"), None
     if tokenizer is not None:
-        raise UserError(
-            f"{spec} has its own tokenizer: omit the other one, which only applies to t5x: models"
-        )
+        raise UserError(f"{spec} has its own tokenizer: omit the other, which only applies to t5x: models")
     if form == "w2v":
         return word_vector_files.read(name), None
     if form in ("st", "hf"):

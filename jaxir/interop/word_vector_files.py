@@ -70,9 +70,7 @@ def _rows(path: str) -> Rows:
         return _text(path, itertools.chain([(number, first)], lines), max(1, len(header) - 1))
     count, width = map(int, header)
     if not width:
-        raise BadInputError(
-            path, 1, "its vectors have no numbers; expected the words' number and the dimension"
-        )
+        raise BadInputError(path, 1, "its vectors have 0 dimensions; expected at least 1")
     number, second = next(lines, (2, b""))
     if _is_text(second, width):
         return _counted(path, _text(path, itertools.chain([(number, second)], lines), width), count)

@@ -114,9 +114,7 @@ def form_of(source: Source) -> Form:
     form = _FORMS.get(kinds.name_of(source.model.config))
     if form is None:
         what = kinds.of(source.model.config).what
-        raise UserError(
-            f"{source.name} is {what}, which cannot be exported as a graph; use --format=hf or t5x"
-        )
+        raise UserError(f"{source.name} is {what}; it cannot be exported as a graph: use --format=hf")
     return form(source)
 
 
@@ -159,9 +157,7 @@ def _of_towers(source: Source) -> Form:
 def _of_pairs(source: Source) -> Form:
     config, settings = source.model.config, source.settings
     if settings.reads != "pair":
-        raise UserError(
-            "a reranker of queries cannot be exported as a graph; use it with jaxir.expand rerank"
-        )
+        raise UserError("a reranker of queries cannot be exported as a graph; use it in jaxir.expand rerank")
 
     def score(model: nnx.Module, ids: jax.Array, token_types: jax.Array | None = None) -> jax.Array:
         return model.score(ids, jnp.zeros_like(ids) if token_types is None else token_types)

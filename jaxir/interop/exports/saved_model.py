@@ -53,7 +53,7 @@ def write(
     Signatures of a dual encoder, for any number of rows: `query_ids` and `passage_ids` (ids, int32 [B, L] ->
     vectors, float32 [B, D]), `query` and `passage` (texts, string [B] -> vectors) and `search` (texts -> ids,
     string [B, K], and scores, float32 [B, K]). Signatures of a cross-encoder: `score_ids` (ids, and maybe
-    token_types, int32 [B, L] -> scores, float32 [B]) and `score` (queries and passages, string [B] -> scores).
+    token_types, int32 [B, L] -> scores, float32 [B]), `score` (queries and passages, string [B] -> scores).
     Programs are lowered for CPU, CUDA and TPU. `search` makes the index once TensorFlow is imported.
     """
     programs = exported.form_of(source).programs
@@ -204,9 +204,7 @@ def _padded(inputs: Sequence[tf.Tensor], limit: int) -> list[tf.Tensor]:
 
     rows, length = tf.shape(inputs[0])[0], tf.shape(inputs[0])[1]
     checks = [
-        tf.debugging.assert_equal(
-            tf.shape(other), tf.shape(inputs[0]), message="inputs have different shapes"
-        )
+        tf.debugging.assert_equal(tf.shape(other), tf.shape(inputs[0]), message="inputs differ in shape")
         for other in inputs[1:]
     ]
     checks.append(

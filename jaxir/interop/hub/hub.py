@@ -295,9 +295,7 @@ def _parse(name: str, default_owner: str | None, modules: bool, weights: bool) -
     if at and (not revision or ".." in revision.split("/") or revision.startswith("/")):
         raise UserError(f"{name}: write a branch, a tag, a commit or refs/pr/N after @")
     if at and Path(hub_name).is_dir():
-        raise UserError(
-            f"{name}: {hub_name} is a local directory; only models on the hub have revisions: omit @"
-        )
+        raise UserError(f"{name}: {hub_name} is a local directory; only models on the hub have @REVISION")
     owned = f"{default_owner}/{hub_name}" if default_owner and "/" not in hub_name else hub_name
     return Request(owned, revision or _MAIN, "st" if default_owner else "hf", modules, weights)
 

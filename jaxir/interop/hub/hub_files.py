@@ -74,9 +74,7 @@ def wanted(
 def _folders(names: Collection[str], read: Callable[[str], Any], what: str) -> dict[str, bool]:
     """Returns the folder of each module ("" or with a slash at its end), and whether it must have weights."""
     if ST_MODULES not in names:
-        raise UserError(
-            f"{what}: not of sentence-transformers (no {ST_MODULES}); for only its encoder write hf:"
-        )
+        raise UserError(f"{what}: not of sentence-transformers (no {ST_MODULES}); for its encoder write hf:")
     try:
         listed = [(m["path"].strip("/"), m["type"].rpartition(".")[2]) for m in read(ST_MODULES)]
     except (TypeError, KeyError, AttributeError) as error:

@@ -133,7 +133,7 @@ def tensors_of(
 
 
 def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:
-    """Writes the encoder of a tower and the tokenizer. An SDE has one tower, with both names."""
+    """Writes the encoder of a tower and the tokenizer. An SDE's one tower has both names."""
     params = encoder_of(model.params, "encoder." if model.config.sharing == "sde" else f"{tower}_encoder.")
     write_encoder(directory, model.config.backbone, params, pad_id=model.tokenizer.pad_swap or 0)
     save_tokenizer(directory, model, length_of(model, tower))

@@ -24,7 +24,7 @@ def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
         if (found := content.get(entry)) not in (None, value):
             raise UserError(f"{path}: {entry} {found!r} is not supported, only {value!r}")
     if not fits(pad_id, Natural):
-        raise UserError(f"{path}: pad_token_id is {pad_id!r:.40}, not an id; set it to one")
+        raise UserError(f"{path}: pad_token_id is {pad_id!r:.40}, not an id; set it to the padding's")
     hints, fields = hints_of(kind), {}
     hints |= {name: hint for name, hint in backbones.SIZES.items() if hints.get(name, int) is int}
     for ours, theirs in codec.entries.items():
@@ -59,7 +59,7 @@ def _read(content: Mapping[str, Any], entry: Entry, path: Path) -> Any:
 def codec_of(config: BackboneConfig) -> HuggingFace:
     """Returns the tables of the folder that `config` becomes."""
     if config.model_type is None:
-        raise UserError(f"Hugging Face has no architecture of this kind ({config.summary}); use format jaxir")
+        raise UserError(f"Hugging Face has no architecture of this kind ({config.summary}); use onnx")
     return backbones.of_model_type(config.model_type, where=config.summary)[1]
 
 

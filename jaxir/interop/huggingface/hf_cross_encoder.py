@@ -144,9 +144,7 @@ def _settings(
     """Returns the settings; sentence-transformers puts the default prompt before the query."""
     found, reads = EncoderSettings.of_pairs(length), content.get(_READS, "pair")
     if not fits(reads, Reads):
-        raise UserError(
-            f"{directory / 'config.json'}: {_READS} is {reads!r:.40}, which this jaxir does not know"
-        )
+        raise UserError(f"{directory / 'config.json'}: {_READS} is {reads!r:.40}, not known to this jaxir")
     if reads == "expanded_query":
         found = dataclasses.replace(found, query_max_length=length)
     if (directory / hub_files.ST_MODULES).exists():  # sentence-transformers reads prompts only with this file

@@ -26,9 +26,7 @@ def outline(config_file: Path) -> MaskedLMConfig:
             f"{config_file}: no masked language model has model_type {content['model_type']!r}; use a BERT"
         )
     if not content.get("tie_word_embeddings", True):
-        raise UserError(
-            f"{config_file}: a head with its own token vectors is not supported; use another model"
-        )
+        raise UserError(f"{config_file}: a head with own token vectors is not supported; use another model")
     activation = codec.masked_lm_activation or backbone.activation
     return MaskedLMConfig(backbone=backbone, activation=activation, norm_epsilon=backbone.layer_norm_epsilon)
 

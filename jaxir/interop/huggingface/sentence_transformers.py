@@ -103,7 +103,7 @@ def read(directory: Path) -> StoredModel:
 
 
 def write(directory: Path, model: StoredModel, *, tower: str) -> None:
-    """Writes one tower of `model` as a folder. An SDE has one tower, with both names."""
+    """Writes one tower of `model` as a folder. An SDE's one tower has both names."""
     config, settings = model.config, model.settings
     if config.pooling not in _POOLINGS:
         raise UserError(

@@ -58,9 +58,7 @@ def read_config(directory: Path, kind: str) -> dict[str, Any]:
     if not fits(prompts, dict[str, str | None]) or not fits(default, str | None):
         raise UserError(f"{path}: prompts must be an object of texts by name")
     if default is not None and default not in prompts:
-        raise UserError(
-            f"{path}: default_prompt_name {default!r:.40} is not the name of a prompt: correct it"
-        )
+        raise UserError(f"{path}: default_prompt_name {default!r:.40} is not in prompts: correct it")
     return content | {"prompts": {name: text or "" for name, text in prompts.items()}}
 
 

@@ -42,9 +42,7 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
         config = _made(kind, fields, path)
         settings = _made(EncoderSettings, require(content, "settings", path), path)
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UserError(
-            f"{path} is damaged: it does not describe a model ({error!r}); copy it again"
-        ) from error
+        raise UserError(f"{path} is damaged: it describes no model ({error!r}); copy it again") from error
     stored.check_lengths(settings, config, str(path))
     return config, settings
 

@@ -141,9 +141,7 @@ def check_params(params: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[in
         )
     for name, shape in shapes.items():
         if params[name].shape != shape:
-            raise UserError(
-                f"{where}: {name} has shape {params[name].shape}, its configuration needs {shape}"
-            )
+            raise UserError(f"{where}: {name} has shape {params[name].shape}, its configuration says {shape}")
 
 
 def _some(names: list[str]) -> str:
@@ -156,7 +154,7 @@ def check_lengths(settings: EncoderSettings, config: ModelConfig, where: str) ->
     for name, length in kinds.of(config).lengths(settings).items():
         if limit is not None and length > limit:
             raise UserError(
-                f"{where}: {name} is {length}, but the model has only {limit} positions: set less"
+                f"{where}: {name} is {length}, but the model has only {limit} positions; set less"
             )
 
 

@@ -64,7 +64,7 @@ def read(directory: str, *, tokenizer: str | None = None, generator: bool = Fals
     vocab_size = model.config.backbone.vocab_size
     if loaded.pad_swap is not None:
         raise UserError(
-            f"{where}: this tokenizer pads with id {loaded.pad_swap}, but T5X with 0: give another tokenizer"
+            f"{where}: this tokenizer pads with id {loaded.pad_swap}, but T5X with 0: give another"
         )
     if loaded.vocab_size > vocab_size:
         raise UserError(
@@ -135,7 +135,7 @@ def write(
 
 
 def _check(model: StoredModel) -> None:
-    """Refuses models with these parameters whose outputs would be different in T5X."""
+    """Refuses models that would give other outputs in T5X with the same parameters."""
     config, backbone = model.config, model.config.backbone
     t5x_names.check_kind(config)
     fixed = T5Config(activation="gelu_tanh" if backbone.gated else "relu")
@@ -148,21 +148,15 @@ def _check(model: StoredModel) -> None:
     lost = ["prompts"] if any(prompts) else []
     if isinstance(config, Seq2SeqConfig):
         if config.tied != config.scaled:
-            raise UserError(
-                "T5X scales outputs before the token table, but this model does not: use format hf"
-            )
+            raise UserError("T5X scales outputs before the token table, but this model does not: use hf")
         if config.eos_id != 1:
-            raise UserError(
-                f"T5's texts end with token 1, but this model's with {config.eos_id}: use format hf"
-            )
+            raise UserError(f"T5's texts end with token 1, but this model's with {config.eos_id}: use hf")
     else:
         if config.pooling != "mean":
-            raise UserError(
-                f"T5X Retrieval pools by the mean, but this model by {config.pooling!r}: use format st"
-            )
+            raise UserError(f"T5X Retrieval pools by the mean, but this model by {config.pooling!r}: use st")
         if config.projection is not None and config.projection.activation != "identity":
             raise UserError(
-                f"T5X Retrieval has no {config.projection.activation} after the projection: use format st"
+                f"T5X Retrieval has no {config.projection.activation} after projections: use format st"
             )
         if config.similarity == "dot":
             lost.insert(0, "similarity dot (in T5X, bind l2_norm_factory to None)")

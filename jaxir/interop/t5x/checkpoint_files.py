@@ -52,7 +52,8 @@ class Checkpoint(NamedTuple):
         for path, leaf in external.items():
             if leaf.shape not in (None, opened[path].shape):
                 raise UserError(
-                    f"{self.where}: {path} has shape {opened[path].shape}, not {leaf.shape}; copy it again"
+                    f"{self.where} is damaged: {path} has shape {opened[path].shape}, not {leaf.shape}; copy it"
+                    " again"
                 )
         return {p: opened[p] if p in opened else np.asarray(v, np.float32) for p, v in leaves.items()}
 
@@ -107,7 +108,9 @@ def _read_native(where: Path, content: bytes) -> Checkpoint:
     tree = _unpack(where, content)
     version = tree.get("version")
     if version not in (2, VERSION) or not isinstance(tree.get("optimizer"), dict):
-        raise UserError(f"{where}/{INDEX}: its version is not 2 or {VERSION}, but {version}; copy it again")
+        raise UserError(
+            f"{where}/{INDEX}: not a T5X index of version 2 or {VERSION} (its version is {version})"
+        )
     target = tree["optimizer"].get("target")
     if not isinstance(target, dict):
         raise UserError(f"{where}/{INDEX}: it holds no model (no optimizer/target); copy it again")

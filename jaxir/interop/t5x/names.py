@@ -68,9 +68,7 @@ def paths_of(config: DualEncoderConfig | Seq2SeqConfig) -> dict[str, str]:
 
 def check_kind(config: DualEncoderConfig | Seq2SeqConfig) -> None:
     if config.backbone.kind != T5Config.kind:
-        raise UserError(
-            f"T5X holds only T5 encoders; this model has {config.backbone.summary}: use format hf"
-        )
+        raise UserError(f"T5X holds only T5 encoders; this model has {config.backbone.summary}: use hf")
 
 
 def copies_of(config: DualEncoderConfig | Seq2SeqConfig) -> dict[str, str]:

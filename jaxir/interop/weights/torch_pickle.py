@@ -69,9 +69,7 @@ def parse(content: bytes, path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # pickle raises many types of errors for damaged files
         reason = " ".join(str(error).split())
-        raise UserError(
-            f"{path}: its list of tensors is damaged ({reason:.100}); copy the file again"
-        ) from error
+        raise UserError(f"{path}: its list of tensors is damaged ({reason:.100}); copy it again") from error
     return _tensors(found, path)
 
 
@@ -154,7 +152,7 @@ def _tensors(found: Any, path: Path) -> dict[str, Tensor]:
                 f" {inner!r:.80} to a separate file"
             )
         raise UserError(
-            f"{path}: {name!r:.80} must be a named tensor, but is {_kind(value)}; save a state dict"
+            f"{path}: {name!r:.80} must be a named tensor, but is {_kind(value)}; save only tensors"
         )
     return found
 

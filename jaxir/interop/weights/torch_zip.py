@@ -41,7 +41,7 @@ def open_file(path: Path) -> dict[str, LazyArray]:
             raise UserError(f"{path}: its list of tensors is damaged (wrong checksum); copy the file again")
         if order != b"little":
             raise UserError(
-                f"{path}: written on a big-endian machine, which is not supported; use a safetensors file"
+                f"{path}: written on a big-endian machine, which is not supported; use safetensors"
             )
         found = torch_pickle.parse(content, path)
         arrays = {name: archive.open(name, tensor) for name, tensor in found.items()}
@@ -104,7 +104,7 @@ class _Archive:
                     found = zlib.crc32(piece, found)
                 if found != sum_:
                     raise UserError(
-                        f"{path}: its part {name:.100} is damaged (wrong checksum); copy the file again"
+                        f"{path}: its part {name:.100} is damaged (wrong checksum); copy it again"
                     )
             return expected
 
