@@ -61,7 +61,7 @@ class Reporter:
         values = {k: float(v) for k, v in jax.device_get(metrics).items()}
         for name in ("loss", "grad_norm"):
             if not np.isfinite(values[name]):
-                self.fail(f"step {done}: the {name} is {values[name]}")
+                self.fail(f"step {done}: the {name} is {values[name]}: lower the learning rate or warm up")
         self._check_negatives(done, values)
         self.narrator.step(done, values["loss"])
         if done % self._recipe.log_every == 0 or done == self._recipe.steps:
