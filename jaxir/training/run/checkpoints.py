@@ -163,8 +163,8 @@ class Checkpoints:
         finite, sums = jax.device_get(self._inspect(state))
         if not finite:
             raise UserError(
-                f"step {step}: a parameter or a moment of the optimizer is not finite: lower the learning rate;"
-                f" {self.last_good()}"
+                f"step {step}: a parameter or a moment of the optimizer is not finite: lower the learning"
+                f" rate; {self.last_good()}"
             )
         record = {
             "step": step,
@@ -195,7 +195,7 @@ class Checkpoints:
         return self.settle()
 
     def settle(self) -> int | None:
-        """Waits for the checkpoint being written, updates best.json and removes old ones; returns its step."""
+        """Waits for the checkpoint being written, updates best.json, removes old ones; returns its step."""
         if self._saving is None:
             return None
         try:
@@ -324,8 +324,8 @@ class Checkpoints:
                 shutil.rmtree(part, ignore_errors=True)
         self._check_held()  # if the run's directory was removed, this raises an error that says so
         raise UserError(
-            f"checkpoint {step} could not be saved ({reason(error)}); {good}; remove the cause and run the same"
-            " command again"
+            f"checkpoint {step} could not be saved ({reason(error)}); {good}; remove the cause and run the"
+            " same command again"
         ) from error
 
 
