@@ -41,9 +41,7 @@ class Loss(Evaluator):
         examples = bench.examples(self.data, features, drawn=True)
         count, divisor = len(next(iter(examples.arrays.values()))), bench.partitioner.batch_divisor()
         if count < divisor:
-            raise UserError(
-                f"{count} dev pairs cannot be divided among {divisor} devices: give more dev pairs"
-            )
+            raise UserError(f"{count} dev pairs are too few for {divisor} devices: give more dev pairs")
         # If there are fewer rows than a batch, keep the largest multiple of the devices that share a batch.
         kept = count if count >= bench.batch_size else count // divisor * divisor
         rows = {name: array[:kept] for name, array in examples.arrays.items()}

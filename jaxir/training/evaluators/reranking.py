@@ -49,10 +49,7 @@ class Reranking(Evaluator):
         judgements = read_judgements(folder.qrels_path(self.split))
         run = {query_id: some for query_id, some in read_run(self.run).items() if query_id in judgements}
         if not run:
-            raise UserError(
-                f"{self.run} has none of the queries that {folder.qrels_path(self.split)} has judgements for:"
-                " give a run file of this split's queries"
-            )
+            raise UserError(f"{self.run} has no query of {folder.qrels_path(self.split)}: give another run")
         if (most := cut_at(run)) < WANTED:
             raise UserError(
                 f"{self.run} has at most {most} documents per query, but {' and '.join(self.metrics)} need"

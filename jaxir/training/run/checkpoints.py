@@ -31,9 +31,8 @@ from jaxir.training.run.marker import MARKER, mark
 from jaxir.training.run.run_settings import disagreement
 from jaxir.training.step.train_state import TrainState, inspect
 
-_LEAST_PART = (
-    1 << 20
-)  # bytes; smaller replicated arrays are written by only one device, because splitting them is slow
+# In bytes. Smaller replicated arrays are written by only one device, because splitting them is slow.
+_LEAST_PART = 1 << 20
 REMOVED = ".removed"
 
 
@@ -254,7 +253,7 @@ class Checkpoints:
             other = (
                 Damaged("another process found it damaged")
                 if damaged
-                else UserError(f"{path} could not be read by another process: see the error of that process")
+                else UserError(f"{path} could not be read by another process: see its error")
             )
             raise failure or other
         count = jax.make_array_from_callback((), abstract.step.sharding, lambda _: np.int32(step))
@@ -317,9 +316,8 @@ class Checkpoints:
         step, good = self._saving, self.last_good()
         self._saving = None
         self._values.pop(step, None)
-        if jax.process_index() == 0 and not is_bucket(
-            self.directory
-        ):  # in a bucket the next start removes it
+        # In a bucket, the next start of the run removes the half-written checkpoint.
+        if jax.process_index() == 0 and not is_bucket(self.directory):
             for part in self.directory.glob(f"{step}.*tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
         self._check_held()  # if the run's directory was removed, this raises an error that says so

@@ -80,9 +80,7 @@ class _Describer:
             return _name(value)
         if isinstance(value, types.MethodType):
             return self._listed(_name(value.__func__), {"self": value.__self__}, {})
-        if callable(value) and isinstance(
-            getattr(value, "__name__", None), str
-        ):  # also true of results of jax.jit
+        if callable(value) and isinstance(getattr(value, "__name__", None), str):  # true for jax.jit(...)
             return self._call(value, {})
         if dataclasses.is_dataclass(value):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -174,8 +172,7 @@ def _defaults(value: Any) -> dict[str, Any]:
 def difference(name: str, was: str, now: str) -> str | None:
     """Returns the first difference between two texts of `describe`, recorded and new; None if equal.
 
-    A field that only `now` has is not a difference if it has its default value, because a later version of
-    the code may have added the field.
+    A field that only `now` has may have its default value: a later version of the code added the field.
     """
     if was == now:
         return None

@@ -19,11 +19,7 @@ from jaxir.training.run.run_fingerprint import describe, difference
 
 HINT = "give the settings of that run to resume it, or another output_dir"
 _WEIGHTS = "weights"
-_HASHED = (
-    "auxiliary",
-    "model",
-    _WEIGHTS,
-)  # compared last, because other settings, such as the seed, determine them
+_HASHED = ("auxiliary", "model", _WEIGHTS)  # compared last, since other settings (seed) determine them
 _DESCRIBED = ("objective", "optimizer")
 _OF_LOSS = ("loss on ", "accuracy on ")
 _OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how earlier versions recorded data
@@ -68,9 +64,7 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
             if found := _other_weights(was, given):
                 return found
             continue
-        if name == "dev" and str(was).startswith(
-            _OF_LOSS
-        ):  # earlier versions recorded distractors with losses
+        if name == "dev" and str(was).startswith(_OF_LOSS):  # earlier versions recorded distractors, too
             was = was.partition(" distractors")[0].rpartition(", ")[0] if "distractors" in was else was
         for part in (EVALUATED, WRITTEN, ONE_BATCH) if name == "dev" and given else ():
             if part not in str(was):  # earlier versions of jaxir did not record these parts

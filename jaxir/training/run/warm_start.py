@@ -18,7 +18,7 @@ from jaxir.storage.files import is_bucket
 from jaxir.training.run.damage import is_damage, reason
 from jaxir.training.step.train_state import Plan, TrainState
 
-DAMAGED = "is damaged: copy the run again, or train it again"
+DAMAGED = "is damaged; copy the run again, or train it again"
 
 
 def with_auxiliary_of(
@@ -74,10 +74,7 @@ def _restored(run: str, path: Path, abstract: Any, sums: Mapping[str, int] | Non
         raise UserError(f"{run}: its {path.name} {why}") from error
     own = {name: int(x) for name, x in jax.device_get(jax.jit(array_checksums.of_tree)(found)).items()}
     if sums is not None and sums != own:
-        raise UserError(
-            f"{path} is damaged: its checksums do not match its content; copy the run again, or train it"
-            " again"
-        )
+        raise UserError(f"{path} is damaged: its checksums differ; copy the run again, or train it again")
     return found
 
 
