@@ -172,7 +172,7 @@ def _defaults(value: Any) -> dict[str, Any]:
 def difference(name: str, was: str, now: str) -> str | None:
     """Returns the first difference between two texts of `describe`, recorded and new; None if equal.
 
-    A field that only `now` has may have its default value: a later version of the code added the field.
+    A field that only `now` has is ignored if it has its default value: later code added the field.
     """
     if was == now:
         return None
