@@ -99,7 +99,7 @@ def read_groups(attributes: str, devices: int) -> list[list[int]]:
         shape = [int(n) for n in sizes]
         ids = _ids(match[2], math.prod(shape)).reshape(shape)
         return _along(ids, list(names), match[3])
-    raise ValueError(f"cannot read the groups of a collective: {attributes:.200}")
+    raise ValueError(f"the groups of a collective have an unknown format: {attributes:.200}")
 
 
 def crossed(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ class StepCosts(NamedTuple):
     work: Work  # of each chip
     collectives: list[Collective]  # largest traffic first
     roofline: Roofline  # seconds of each kind of work
-    # Time in the order of the program; None for GPUs, whose programs are no schedules.
+    # Time in the order of the program; None for GPUs, whose programs are not schedules.
     overlap: Overlap | None
 
 

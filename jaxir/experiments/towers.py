@@ -1,4 +1,4 @@
-"""Towers that start from a pretrained encoder unchanged, whatever they share."""
+"""Towers that start from an unchanged pretrained encoder, for every kind of sharing."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ class UnderIdentityProjection(Overrides):
 
     def _on_identity(self, found: StoredModel, seed: int) -> StoredModel:
         if self.projection is not None:
-            raise UserError("projection cannot be set: an identity has the encoder's own width")
+            raise UserError("remove the setting projection: the identity has the encoder's width")
         config = found.config
         if config.projection is None:
             if config.sharing != "sde":

@@ -92,8 +92,8 @@ def likely(
 ) -> tuple[Float32[Array, "N K"], Int32[Array, "N K"] | None]:
     """Keeps the likely tokens (top-k; nucleus sampling, Holtzman et al. 2020).
 
-    `top_k` keeps the K likeliest tokens; None: all. `top_p` keeps a token if all likelier ones together have less
-    probability than `top_p`, and tokens that tie with the last. Returns logits, -inf for tokens that are
+    `top_k` keeps the K likeliest tokens; None: all. `top_p` keeps a token if all likelier ones together have
+    less probability than `top_p`, and tokens that tie with the last. Returns logits, -inf for tokens that are
     not kept; and the ids of their columns, likeliest first, or None if ids are column numbers.
     """
     ids = None
