@@ -85,7 +85,7 @@ def read_groups(folder: BeirFolder, field: str, on_bad_input: OnBadInput) -> dic
         record = json_object(line)
         metadata = record.get("metadata")
         if not isinstance(metadata, dict) or not isinstance(metadata.get(field), str):
-            raise MalformedRecord(f"its metadata has no text in the field {field!r}")
+            raise MalformedRecord(f"its metadata has no text in {field!r}")
         return string_field(record, "_id"), metadata[field]
 
     return dict(parsed_lines(folder.corpus_path, parse, on_bad_input))

@@ -104,8 +104,8 @@ def manual(recipe: Recipe, *, output_dir: str) -> None:
     if then != now:
         difference = sorted(then - now) or sorted(now - then)
         raise UserError(
-            f"{output_dir} was trained {'with' if then - now else 'without'} {difference[0]:.160}: give another"
-            f" output_dir, remove that directory, or remove its config.gin to use it anyway"
+            f"{output_dir} was trained {'with' if then - now else 'without'} {difference[0]:.160}: give"
+            f" another output_dir, remove that directory, or remove its config.gin to use it anyway"
         )
 
 

@@ -47,7 +47,7 @@ class UnderIdentityProjection(Overrides):
 
     def _on_identity(self, found: StoredModel, seed: int) -> StoredModel:
         if self.projection is not None:
-            raise UserError("remove the setting projection: the identity has the encoder's width")
+            raise UserError("projection cannot be set: the identity has the encoder's width; remove it")
         config = found.config
         if config.projection is None:
             if config.sharing != "sde":

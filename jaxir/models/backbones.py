@@ -297,8 +297,7 @@ def register(config: C) -> C:
         again = other.__qualname__ == config.__qualname__ and not other.__module__.startswith("jaxir.")
         if names and not again:
             raise ValueError(
-                f"{min(names)!r} is already registered by {other.__module__}.{other.__qualname__};"
-                " choose another kind and model_type"
+                f"{min(names)!r} is already registered by {other.__module__}.{other.__qualname__}: rename it"
             )
 
     needed = ("kind", "token_table", "vocab_size", "embed_dim", "num_layers", "dtype", "remat", "scan_layers")

@@ -29,9 +29,7 @@ def test_truncated_folder_is_refused(folder, tmp_path):
         whole = (copy / f"{name}.jsonl").read_text()
         lines = whole.splitlines(keepends=True)
         (copy / f"{name}.jsonl").write_text("".join(lines[:5]))
-        with pytest.raises(
-            BadInputError, match=rf"{name}\.jsonl: '.*' has judgements but is missing \(.*truncated"
-        ):
+        with pytest.raises(BadInputError, match=rf"{name}\.jsonl: '.*' has judgements but .*truncated"):
             sample(dataset=str(copy), **flags)
         (copy / f"{name}.jsonl").write_text(whole + lines[0].replace('"text": "', '"text": "x'))
         with pytest.raises(BadInputError, match=rf"{name}\.jsonl:{len(lines) + 1}: duplicate id"):
