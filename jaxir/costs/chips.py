@@ -16,7 +16,7 @@ GB, GIB, TERA = 1e9, 2**30, 1e12
 class Chip:
     """One accelerator, as JAX counts devices."""
 
-    name: str  # as the user writes it
+    name: str  # name as the user writes it
     kind: Literal["tpu", "gpu"]
     memory: float  # bytes of high-bandwidth memory available to a program
     flops: float  # bfloat16 operations a second; a multiply-add counts as two
@@ -33,7 +33,7 @@ class Chip:
     def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
         """Returns, for each dimension of a slice, whether its ends are joined.
 
-        On v4 and v5p all are joined if all sizes are multiples of 4. On v5e and v6e those of size 16 are.
+        v4 and v5p join all dimensions if all are multiples of 4. v5e and v6e join a dimension of size 16.
         """
         if self.torus == 3:
             return (all(size % 4 == 0 for size in shape),) * len(shape)

@@ -36,7 +36,7 @@ class Overlap(NamedTuple):
 
 
 class _Took(NamedTuple):
-    """Seconds of a computation, and those during which HBM and the links to other chips are busy."""
+    """Seconds of a computation, and seconds during which HBM and the links to other chips are busy."""
 
     seconds: float
     memory: float

@@ -139,7 +139,7 @@ def differentiated(function: Callable[..., Any], trained: Any, *others: Any) -> 
     """Returns the operations of the products of `function(trained, *others)` and of its gradient.
 
     Recomputation is not counted. The gradient adds a product for each operand that depends on `trained`:
-    none in a frozen layer, two in a trained one.
+    none in a frozen layer, two in a trained layer.
     """
     jaxpr = jax.make_jaxpr(function)(trained, *others).jaxpr
     count = len(jax.tree.leaves(trained))

@@ -49,7 +49,7 @@ class GridSettings:
       judges: further tests of every model: NAME=sts:PATH, rated pairs (Spearman's correlation), or
         NAME=senteval:DIR, transfer tasks (mean accuracy).
       runs: NAME=FILE, run files over the only data set, such as BM25's; a row for each.
-      variants: Variant(...)s of jaxir.experiments.grid_cells, one more axis; only in gin files.
+      variants: list of Variant(...) of jaxir.experiments.grid_cells, one more axis; only in gin files.
       metrics: metrics separated by spaces, in the notation of ir_measures.
       split: the split to test on.
       bindings: gin bindings of every training run, NAME=VALUE.

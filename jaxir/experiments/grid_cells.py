@@ -41,9 +41,9 @@ class Row:
 class Commands(NamedTuple):
     """The commands of a cell, without `python`."""
 
-    training: tuple[tuple[Path, tuple[str, ...]], ...]  # one for each stage, with its run directory
-    testing: tuple[str, ...]  # writes the scores on the data set
-    judging: Mapping[str, tuple[str, ...]] = {}  # one for each judge, by name
+    training: tuple[tuple[Path, tuple[str, ...]], ...]  # run directory and command of each stage
+    testing: tuple[str, ...]  # the command that writes the scores on the data set
+    judging: Mapping[str, tuple[str, ...]] = {}  # the command of each judge, by name
 
     def lines(self) -> tuple[str, ...]:
         """Returns the commands as lines for a shell."""

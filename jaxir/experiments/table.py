@@ -27,7 +27,7 @@ JUDGED = {"all": "Spearman", "accuracy": "accuracy"}  # key in a judge's file ->
 
 
 class Score(NamedTuple):
-    """One metric of one row on one data set."""
+    """A score of one row of the table, by one metric on one data set."""
 
     mean: float  # over seeds
     deviation: float | None  # sample standard deviation over seeds; None for one seed
@@ -36,7 +36,7 @@ class Score(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A row against its baseline, by one metric on one data set."""
+    """The difference between a row and its baseline, by one metric on one data set."""
 
     row: Row
     baseline: Row  # the row with the first objective, or the first variant

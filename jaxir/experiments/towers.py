@@ -51,7 +51,9 @@ class UnderIdentityProjection(Overrides):
         config = found.config
         if config.projection is None:
             if config.sharing != "sde":
-                raise UserError(f"{self.source}: its towers are {config.sharing!r} and have no projection")
+                raise UserError(
+                    f"{self.source}: {config.sharing!r} towers need a projection; give sde towers"
+                )
             width = config.backbone.embed_dim
             found = dataclasses.replace(
                 found,

@@ -279,7 +279,7 @@ class _Program:
             pl.when(self.first)(self._write_near)
 
     def each(self, text: Callable[[Any], None]) -> None:
-        """Calls `text` for every text, several short ones per iteration to keep the units busy."""
+        """Calls `text` for every text, several short texts per iteration to keep the units busy."""
         at_once = max(n for n in (1, 2, 4) if self.texts % n == 0 and (n == 1 or n * self.length <= 256))
 
         def turn(i: jax.Array, _: None) -> None:

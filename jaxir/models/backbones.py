@@ -307,7 +307,7 @@ def register(config: C) -> C:
             f"the backbone {config.__module__}.{config.__qualname__} lacks {', '.join(missing)}"
             " (docs/adding_a_backbone.md)"
         )
-    parameters = vars(config).get("__dataclass_params__")  # of this class: a base's lacks its fields
+    parameters = vars(config).get("__dataclass_params__")  # of this class, not of a base class
     if parameters is None or not parameters.frozen:
         raise TypeError(
             f"the backbone {config.__module__}.{config.__qualname__} is not a frozen dataclass: write"
@@ -320,7 +320,7 @@ def register(config: C) -> C:
 def of_kind(kind: str, *, module: str | None, where: object) -> type[BackboneConfig]:
     """Returns the configuration class of a kind.
 
-    `module` is the module that registers it, if the file `where` names one.
+    `module` is the module that registers it, if the file `where` names it.
     """
     if kind not in _KINDS:
         named = f"import {module}" if module else "import the module that registers it"

@@ -257,12 +257,12 @@ class _Embeddings(nnx.Module):
     def __call__(self, ids: jax.Array, token_types: jax.Array | None, *, key: jax.Array | None) -> jax.Array:
         if ids.shape[1] > self.config.max_positions:
             limit = self.config.max_positions
-            raise ValueError(f"input of {ids.shape[1]} tokens is longer than the model's {limit} positions")
+            raise ValueError(f"{ids.shape[1]} tokens exceed the model's {limit} positions: truncate the text")
         x = self.token(ids) + self._positions(ids)
         if self.token_type is not None:
             x += self.token_type(jnp.zeros((1, 1), jnp.int32) if token_types is None else token_types)
         elif token_types is not None:
-            raise ValueError("token types were given to an encoder without a table of token types")
+            raise ValueError("token types were given to an encoder without a table for them: omit them")
         x = layers.dropout(self.norm(x), self.config.dropout_rate, key)
         return layers.constrain_activation(x)
 

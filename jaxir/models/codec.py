@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     Attributes:
       name: name of the entry.
       default: the value if the file lacks the entry.
-      values: Hugging Face's value -> jaxir's, if they differ. The first of several for one is written.
+      values: Hugging Face's value -> jaxir's, if they differ. If several map to one, the first is written.
     """
 
     name: str

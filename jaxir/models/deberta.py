@@ -333,7 +333,7 @@ def _relative_logits(x: jax.Array, distances: jax.Array) -> jax.Array:
 
     x is [B, L, H, K], `distances` [2L, H, K]. The product of all pairs is computed, then each row is shifted
     one position further to the left than the row before, by reshaping to another width. A lookup has a slow
-    gradient; only exported programs, where L is symbolic, use one.
+    gradient; only exported programs, where L is symbolic, use a lookup.
     """
     products = jnp.einsum("BLHK,RHK->BHLR", x, distances, preferred_element_type=jnp.float32)
     rows, heads, length, _ = products.shape

@@ -50,7 +50,7 @@ class DualEncoderConfig:
     Attributes:
       backbone: the encoder of each tower.
       sharing: "sde" (one tower), "ade" (two) or "ade_spl" (two encoders, one projection).
-      pooling: "mean" over real tokens, "cls", the first token, or "lasttoken", the last real one. The BERT
+      pooling: "mean" over real tokens, "cls", the first token, or "lasttoken", the last real token. The BERT
         family also has "first_last", the mean of the outputs of the first and the last block, and
         "embeddings_last", the mean of the first block's input and the last block's output.
       projection: the map after pooling; None: no projection.
@@ -138,7 +138,7 @@ class DualEncoderModel(layers.Summarised):
         texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]],
         edits: Sequence[Edit | None] | None = None,
     ) -> list[jax.Array]:
-        """Embeds several batches (token ids [B, L], tower, dropout key); `encode` embeds one.
+        """Embeds several batches (token ids [B, L], tower, dropout key); `encode` embeds one batch.
 
         Batches of the same encoder run together: with FSDP its weights are gathered once for all.
         """

@@ -221,7 +221,7 @@ class ModernBert(Encoder):
         longest = max(batch.shape[1] for batch in ids)
         if longest > config.max_positions:
             raise ValueError(
-                f"input of {longest} tokens is longer than the model's {config.max_positions} positions"
+                f"{longest} tokens exceed the model's {config.max_positions} positions: truncate the text"
             )
         split = [layers.split_key(key, 3) for key in keys]
         xs = [

@@ -171,7 +171,7 @@ def preset(
       scan_layers: whether to scan over the blocks.
     """
     if name not in _PRESETS:
-        raise UserError(f"no T5 preset {name!r}{suggest(name, _PRESETS)}; known are {', '.join(_PRESETS)}")
+        raise UserError(f"no T5 preset {name!r}{suggest(name, _PRESETS)}; give one of {', '.join(_PRESETS)}")
     gated = name.startswith("1.1")
     return T5Config(
         **dict(zip(_SIZES, _PRESETS[name], strict=True)),

@@ -80,7 +80,7 @@ class _Search:
         self.rows: dict[Choice, Figures | str] = {}
 
     def something_that_fits(self, start: Choice) -> Choice | None:
-        """Returns the first choice that fits, with parameters split ever further; None if none does."""
+        """Returns the first choice that fits, with parameters over ever more chips; None if none fits."""
         for fsdp in [fsdp for fsdp in self.levels["fsdp"] if fsdp >= start.fsdp]:
             choice = start._replace(fsdp=fsdp)
             figures = self._try(choice, len(self._beside(choice)))

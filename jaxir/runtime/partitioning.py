@@ -301,7 +301,7 @@ def _look_up_backward(partitioner, axes, dtype, kept, gradient):
         total = total.astype(dtype)  # exchanged in this dtype, like gradients of other weights
         for dimension, names in enumerate(scattered):
             if names:
-                # Stack the parts along the first dimension: for a reduce-scatter of many along the last one,
+                # Stack the parts along the first dimension: for a reduce-scatter along the last dimension,
                 # the TPU compiler emits an all-reduce, which sends twice as much (docs/results/planning.md).
                 parts = jnp.split(total, math.prod(mesh.shape[n] for n in names), axis=dimension)
                 total = jax.lax.psum_scatter(jnp.concatenate(parts), names, scatter_dimension=0, tiled=True)
