@@ -102,7 +102,7 @@ CHIPS = {
     for name, memory, tera, single, bandwidth, link, network in _GPUS
 }
 
-# `Device.device_kind` of a TPU -> jaxir's name. A GPU's device kind contains jaxir's name.
+# `Device.device_kind` of a TPU -> jaxir's name. A GPU's device kind contains jaxir's name of that GPU.
 _KINDS = {
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",

@@ -49,8 +49,8 @@ class Instruction:
     op: str  # XLA's operation, such as "all-gather"
     type: str  # type of the result, as text
     operands: tuple[str, ...]  # names of the operand instructions
-    attributes: str  # the rest of the line
-    root: bool  # whether it is the result of its computation
+    attributes: str  # the rest of the line, as text
+    root: bool  # whether the instruction is the result of its computation
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:

@@ -16,10 +16,10 @@ from jaxir.costs.work import Work
 class Roofline(NamedTuple):
     """Seconds that each kind of work of a step takes on a chip, if it runs by itself at full speed."""
 
-    compute: float  # matrix products
-    vector: float | None  # elementwise operations; None if unknown
-    memory: float | None  # HBM traffic; None if unknown
-    interconnect: float  # collectives
+    compute: float  # seconds of matrix products
+    vector: float | None  # seconds of elementwise operations; None if unknown
+    memory: float | None  # seconds of HBM traffic; None if unknown
+    interconnect: float  # seconds of collectives
 
     @property
     def parts(self) -> dict[str, float]:

@@ -249,7 +249,7 @@ def _vector(instruction: Instruction, types: dict[str, Instruction]) -> float:
 
 
 def _convolution_flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
-    """Counts the products of a convolution; TPU programs express every matrix product as one.
+    """Counts the products of a convolution; TPU programs express every matrix product as a convolution.
 
     As in XLA's cost analysis, only positions where the window meets an input element are counted.
     """

@@ -59,7 +59,7 @@ class Results:
     rows: tuple[Row, ...]
     datasets: tuple[str, ...]
     metrics: tuple[str, ...]
-    # (row, data set, metric) -> seed -> query id -> value.
+    # Scores: (row, data set, metric) -> seed -> query id -> value.
     values: Mapping[tuple[Row, str, str], Mapping[int, Mapping[str, float]]]
     missing: tuple[str, ...]  # names of unfinished cells
     judged: frozenset[str] = frozenset()  # the judges' metrics, which have no values per query

@@ -51,9 +51,7 @@ class UnderIdentityProjection(Overrides):
         config = found.config
         if config.projection is None:
             if config.sharing != "sde":
-                raise UserError(
-                    f"{self.source}: {config.sharing!r} towers need a projection; give sde towers"
-                )
+                raise UserError(f"{self.source}: {config.sharing!r} towers need a projection; use sde")
             width = config.backbone.embed_dim
             found = dataclasses.replace(
                 found,

@@ -59,7 +59,7 @@ class ScoreHead:
       pooler: the module of the first layer. A folder may prefix it ("bert.").
       classifier: the module of the second layer.
       activations: possible activations between the layers; a folder that names none uses the first.
-      norm: the module of a norm between the layers, which then have no biases; None: no norm.
+      norm: the module of a norm between the layers; it and the first layer have no bias. None: no norm.
       prefix: prefix of the encoder's names in a written folder.
       pooler_prefix: prefix of the pooler's name in a written folder.
       poolings: possible poolings of the encoder's output; a folder that names none uses the first.

@@ -23,7 +23,7 @@ NextLogits = Callable[[jax.Array, State], tuple[jax.Array, State]]
 # Maps logits [N, V] and the number of the step [] to chosen ids [N].
 Choose = Callable[[jax.Array, jax.Array], jax.Array]
 
-FAULT = -1  # replaces a token if the logits are not finite
+FAULT = -1  # the id that replaces a token if the logits are not finite
 _NEVER = -1e9  # the score of impossible outputs, as in transformers
 
 
@@ -132,12 +132,12 @@ class _Beams(NamedTuple):
     """The state of a beam search: K open beams of B inputs, and the K best ended outputs."""
 
     step: jax.Array
-    tokens: jax.Array  # [B, K, T]
+    tokens: jax.Array  # [B, K, T], tokens of open beams
     scores: jax.Array  # [B, K], sums of log probabilities
-    ids: jax.Array  # [B K]
-    ended_tokens: jax.Array  # [B, K, T]
-    ended_scores: jax.Array  # [B, K], divided by length^penalty
-    improvable: jax.Array  # [B]
+    ids: jax.Array  # [B K], last tokens of open beams
+    ended_tokens: jax.Array  # [B, K, T], tokens of ended outputs
+    ended_scores: jax.Array  # [B, K], scores of ended outputs, divided by length^penalty
+    improvable: jax.Array  # [B], whether an open beam may still be better than an ended output
     faulty: jax.Array  # [B], whether any logits were not finite
     state: State
 

@@ -171,7 +171,7 @@ def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) 
 
 
 def mesh_changes(mesh: MeshConfig, target: Target) -> dict[str, int]:
-    """Returns the sizes to change so that a mesh fits a target; fsdp and tensor change least."""
+    """Returns the sizes to change so that a mesh fits a target; keeps fsdp and tensor if possible."""
     slices = target.slices if target.chip.kind == "tpu" else math.gcd(max(mesh.slices, 1), target.count)
     left = target.count // slices
     tensor = math.gcd(max(mesh.tensor, 1), left)

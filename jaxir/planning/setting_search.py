@@ -204,7 +204,7 @@ class _Search:
             if choice.tensor != other.tensor or not as_much:
                 continue
             size = figures.size if choice.fsdp <= other.fsdp else figures.at_least
-            # Memory falls at most in proportion to the chunks.
+            # Memory falls at most in proportion to the number of chunks.
             if size * other.chunks > figures.allowed * choice.chunks:
                 return f"larger than {other}, which does not fit"
         return ""

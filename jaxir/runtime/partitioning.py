@@ -35,7 +35,7 @@ MESH_AXES = ("slices", "data", "fsdp", "tensor")
 
 # Pairs (logical axis, mesh axes), in order of preference; see `Partitioner.spec`.
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
-# "batch" uses every axis that holds data; FSDP splits "embed".
+# All mesh axes except "tensor" split the "batch"; "fsdp" splits the "embed" of parameters.
 DEFAULT_RULES: Rules = (
     ("batch", ("slices", "data", "fsdp")),
     ("length", None),
