@@ -48,7 +48,7 @@ class Work(NamedTuple):
     # Elementwise operations, random numbers and inputs of reductions, one for each element; a
     # transcendental function is counted as one operation.
     vector: float
-    bytes: float  # read from and written to HBM
+    bytes: float  # bytes read from and written to HBM
     high_flops: float = 0.0  # the part of `flops` in float32 products of JAX's "high" precision; TPUs only
     single_flops: float = 0.0  # the part of `flops` in float32 products of default precision
 
@@ -59,7 +59,7 @@ class Work(NamedTuple):
     def seconds(self, chip: Chip) -> tuple[float, float | None, float | None]:
         """Returns a chip's seconds at full speed for products, elementwise operations and HBM traffic.
 
-        None means unknown, if the work is 0.
+        A time is None, unknown, if the work is 0.
         """
         flops = self.flops + (chip.precise_passes - 1) * self.precise_flops
         flops += (_HIGH_PASSES - 1) * self.high_flops + (chip.single_passes - 1) * self.single_flops

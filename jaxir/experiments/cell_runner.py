@@ -33,7 +33,7 @@ class Interrupted(Exception):
     """The experiment was stopped. Its argument is the signal."""
 
     def report(self, directory: Path) -> int:
-        """Prints the reason and returns the exit status."""
+        """Prints why the experiment stopped, and returns the exit status."""
         number = self.args[0]
         print(
             f"{directory}: stopped by {number.name}; run the same command again to continue", file=sys.stderr
@@ -44,8 +44,8 @@ class Interrupted(Exception):
 def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None]) -> list[tuple[Cell, str]]:
     """Trains and tests every cell without a result; returns the cells that failed, with the reasons.
 
-    `steps`, training steps per cell, are for the progress bar; `on_result` is called after each finished cell. Raises
-    `Interrupted` on SIGINT or SIGTERM, after the running command has saved its state.
+    `steps`, training steps per cell, are for the progress bar; `on_result` is called after each finished cell.
+    Raises `Interrupted` on SIGINT or SIGTERM, after the running command has saved its state.
     """
     for cell in cells:
         check_begun(cell.directory, cell.identity, cell.inputs)

@@ -96,7 +96,7 @@ def rank_margin(
     The paper's model M estimates ranks; s is -M. The loss is the mean over the lists.
 
     Args:
-      kept: [B, N], false for items to leave out.
+      kept: [B, N], false for candidates to leave out.
       alpha: the margin for each rank of difference; 0.01 in the authors' code.
       reduction: "sum" over the pairs is the equation. "by_distance" is the authors' code (github.com/
         voidism/EAR): candidates are sorted by rank, equal ranks are pairs with margin 0, and the means over

@@ -5,7 +5,7 @@ position biases. Attention logits are not divided by sqrt(K); the initialisation
 
 Dropout is that of T5X (t5x/examples/t5/layers.py, network.py): a feature is dropped from all positions of a
 text or from none, and an attention weight for all queries or for none. This needs a random number for each
-text and feature. The TPU compiler estimates one for each element as the largest cost of a step.
+text and feature. Numbers for each element would be the largest cost of a step, the TPU compiler estimates.
 """
 
 import dataclasses

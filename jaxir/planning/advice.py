@@ -46,7 +46,7 @@ class Costs(NamedTuple):
     """Bytes that a step needs on each chip with the current setting."""
 
     state: float  # parameters, optimizer state and gradients, all split by `fsdp`
-    activations: Mapping[Remat, float]  # kept for the backward pass, by remat policy
+    activations: Mapping[Remat, float]  # bytes kept for the backward pass, by remat policy
     rest: float  # work space, proportional to the rows per chunk
     fixed: float  # unaffected by any change here
     # Maps a setting to bytes without state and `fixed`, by tracing. Slower but more exact than `of`, because

@@ -34,7 +34,7 @@ _ROOM = 0.75
 class Batch:
     """A batch of texts to read, and how outputs are generated."""
 
-    texts: int  # over all chips
+    texts: int  # number of texts over all chips
     length: int  # number of tokens per text
     how: Decoding  # how outputs are generated
 

@@ -28,10 +28,10 @@ class Memory(NamedTuple):
     """Bytes on each chip by kind."""
 
     parameters: int  # parameters of the model, float32
-    optimizer: int  # optimizer state
+    optimizer: int  # state of the optimizer
     batch: int  # token ids and keys
     gradients: int  # computed from shapes; part of `temporaries`
-    activations: int  # kept for the backward pass, computed from shapes; part of `temporaries`
+    activations: int  # bytes kept for the backward pass, computed from shapes; part of `temporaries`
     temporaries: int  # all except state, batch and code: gradients, activations, gathered weights, work space
     code: int  # the program, and padding of the arrays
 
