@@ -44,7 +44,7 @@ class Interrupted(Exception):
 def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None]) -> list[tuple[Cell, str]]:
     """Trains and tests every cell without a result; returns the cells that failed, with the reasons.
 
-    `steps`, training steps per cell, are for the progress bar; `on_result` is called after each finished cell.
+    The progress bar counts `steps` for each cell; `on_result` is called after each finished cell.
     Raises `Interrupted` on SIGINT or SIGTERM, after the running command has saved its state.
     """
     for cell in cells:

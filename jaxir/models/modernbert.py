@@ -1,7 +1,7 @@
 """ModernBERT encoders (Warner et al. 2024, arXiv:2412.13663).
 
 Pre-norm blocks without biases, RoPE, gated feed-forward layers. Every third block attends to the whole text,
-other blocks to a window. The first block has no attention norm, because the embeddings are normalised. It lacks
+other blocks to a window. The first has no attention norm, because the embeddings are normalised. It lacks
 this parameter of the other blocks, so it is not part of the stack.
 """
 
