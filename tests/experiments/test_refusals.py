@@ -19,7 +19,7 @@ from tests.experiments.test_grid_cells import planned, variant
             {"recipe": ["my_recipe.py"]},
             r"experiments need gin files.* jaxir.train --recipe=my_recipe",
         ),
-        ({"split": "few"}, r"few.tsv: 1 queries are judged, .* need at least two"),
+        ({"split": "few"}, r"few.tsv: 1 queries have judgements, .* need at least two"),
         ({"objectives": ["pair"], "steps": 1}, "steps is 1"),
         ({"seeds": []}, "seeds must have at least one value"),
         ({"seeds": [1, 1]}, "seeds has '1' twice"),

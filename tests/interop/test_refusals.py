@@ -168,7 +168,7 @@ REFUSED = {
         ),
         (
             config(rope_parameters={"full_attention": {"rope_type": "yarn"}}),
-            "RoPE is supported without scaling only",
+            "RoPE scaling is not supported: set rope_type to default",
         ),
         (config(attention_bias=True), "attention_bias True is not supported, only False"),
         (config(num_hidden_layers=...), "'num_hidden_layers' is missing"),
@@ -179,7 +179,7 @@ REFUSED = {
         (config(num_attention_heads=5), "embed_dim 32 is not a multiple of 2 x num_heads 5"),
     ],
     ("hf:deberta", "dual_encoder"): [
-        (config(conv_kernel_size=3), "the convolution beside the first block .* is not supported"),
+        (config(conv_kernel_size=3), "the convolution next to the first block .* is not supported"),
         (config(position_biased_input=...), "absolute positions are not supported: relative_attention must"),
         (config(relative_attention=False), "absolute positions are not supported"),
         (config(type_vocab_size=2), "type_vocab_size 2 is not supported, only 0"),
@@ -188,7 +188,7 @@ REFUSED = {
             config(norm_rel_ebd="batch_norm"),
             "norm_rel_ebd 'batch_norm' is not supported",
         ),
-        (config(embedding_size=16), "embedding_size 16 is not supported beside hidden_size 32"),
+        (config(embedding_size=16), "embedding_size 16 is not supported with hidden_size 32"),
         (config(num_attention_heads=0), "num_attention_heads must be"),
         (config(position_buckets=10**9), "relative_buckets must be a whole number from 0 to 65536"),
         (config(position_buckets=3), "relative_buckets 3 must be 0 or at least 4"),
