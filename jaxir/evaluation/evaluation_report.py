@@ -215,7 +215,9 @@ def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdo
     against = scored.baseline
     compared = [system for system in scored.systems if system is not against]
     if not compared:
-        raise UserError(f"{against.name} is the only system: give another --run or --predictions to compare it with")
+        raise UserError(
+            f"{against.name} is the only system: give another --run or --predictions to compare it with"
+        )
     systems = compared if against is None else [*compared, against]
     metrics = systems[0].metrics
     pairs = compare_systems(compared, against) if len(systems) > 1 else []

@@ -48,17 +48,17 @@ def write_targets(
 ) -> TargetsReport:
     """Writes {"_id", "source", "target", "outputs"} for each question that has a target (Mao et al. 2021).
 
-    Kind "answer": the target is the question's first answer. For the others, the passage is the first of the
-    question's `passages` (ids, best first) with an answer. Kind "sentence": its first sentence with an answer.
-    Kind "title": its title; only then `answers_in` sets whether answers are searched for in titles, too.
+    Kind "answer": the target is the question's first answer. "sentence" and "title": the passage is the first
+    of the question's `passages` (ids, best first) with an answer; the target is its first sentence with an
+    answer, or its title. `answers_in` only applies to "title": where in a passage answers are searched for.
     """
     asked = list(read_queries(queries))
     questions = [query for query in asked if query.id in answers]
     found = list(_targets(kind, questions, answers, passages or {}, corpus, answers_in))
     if not found:
         raise UserError(
-            f"{queries}: no question has a target: check that the files of questions, answers and passages use"
-            " the same ids"
+            f"{queries}: no question has a target: check that the files of questions, answers and passages"
+            " use the same ids"
         )
     write_windows(
         local_path(output, "written to"),

@@ -57,13 +57,12 @@ def measure(
 def uniformity(vectors: Float[np.ndarray, "N D"]) -> float:
     """Returns log E exp(-2 |x - y|^2) over every two of N vectors of length 1 (Wang and Isola 2020, eq. 3).
 
-    A sentence that occurs in several pairs is repeated in `vectors`, because p_data is the distribution of the
-    data.
+    The vector of a sentence is repeated for each of its pairs, because p_data is the data's distribution.
     """
     total = 0.0
     for start in range(0, len(vectors), BLOCK):
         block = vectors[start : start + BLOCK]
-        # |x - y|^2 = 2 - 2 xy, clipped at 0 because of rounding; triu below keeps only columns j > i of row i.
+        # |x - y|^2 = 2 - 2 xy, clipped at 0 because of rounding; triu keeps only columns j > i of row i.
         distances = np.maximum(2 - 2 * (block @ vectors[start:].T), 0)
         total += np.triu(np.exp(-2 * distances), 1).sum(dtype=np.float64)
     return float(np.log(total / (len(vectors) * (len(vectors) - 1) / 2)))

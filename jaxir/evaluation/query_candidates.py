@@ -72,7 +72,7 @@ class Retriever:
 
     @property
     def made_by(self) -> dict[str, Any]:
-        """What the results depend on except the questions: the index, answers and settings, to be compared."""
+        """Fingerprints of what the results depend on, except the questions: index, answers and settings."""
         sums = self.directory / "SHA256SUMS"
         answers = self._answers and fingerprints.of_values(sorted(map(str, self._answers.items())))
         index = sha256_of(sums if sums.exists() else self.directory / "index.json")

@@ -51,11 +51,11 @@ Duplicates = dict[str, dict[str, int]]
 
 
 def read_quora(directory: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
-    """Reads Quora's duplicate questions: BEIR's folder, the folder from which BEIR made it, or Quora's release.
+    """Reads Quora's duplicate questions: BEIR's folder, the files on which it is based, or Quora's release.
 
     Quora's own release has no splits, so its scores are not comparable with those of the other two. Each
-    question that has a duplicate is a query of the split "test"; evaluate with identical_ids="drop". `strict`:
-    see `read_collection`.
+    question that has a duplicate is a query of the split "test"; evaluate with identical_ids="drop". For
+    `strict` see `read_collection`.
     """
     directory = local_path(directory)
     if _is_beir(directory):
@@ -84,9 +84,9 @@ def read_eproduct(directory: str | Path, split: str = "test", *, strict: bool = 
 def read_cqadupstack(
     directory: str | Path, split: str = "test", *, strict: bool = False
 ) -> dict[str, Collection]:
-    """Reads the forums of CQADupStack in a folder, from BEIR's files or those of the authors: name to collection.
+    """Reads the forums of CQADupStack in a folder, from BEIR's or the authors' files: name to collection.
 
-    `strict`: see `read_collection`.
+    For `strict` see `read_collection`.
     """
     directory = local_path(directory)
     found = {}
@@ -168,7 +168,7 @@ def _table(path: Path, columns: int, collector: OnBadInput) -> Iterator[tuple[in
 
 
 def _quora_release(path: Path) -> Collection:
-    """Reads Quora's release: a .tsv file of question pairs, in which quoted fields may contain line breaks."""
+    """Reads Quora's release: a .tsv file of question pairs; its quoted fields may contain line breaks."""
     header = ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"]
     lines = parsed(path, raw_lines(path), lambda raw, _: decode_line(raw), "stop")
     reader = csv.reader(lines, delimiter="\t", strict=True)
@@ -227,7 +227,7 @@ def _posts(path: Path, collector: OnBadInput) -> dict[str, dict[str, Any]]:
                 path, None, f"post {name!r} needs the field dups, a list of ids of its duplicates"
             )
         if unknown := [other for other in fields["dups"] if other not in posts]:
-            reason = f"is a duplicate of {unknown[0]!r}, which is not in the file"
+            reason = f"lists the duplicate {unknown[0]!r}, which is not in the file"
             collector.accept(path, None, OddRecord(f"post {name!r}", reason, noted=_LACKED))
     collector.report()
     return posts
