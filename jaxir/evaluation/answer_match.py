@@ -27,7 +27,7 @@ def tokens_of(text: str) -> list[str]:
 
 
 def searched(document: Document, answers_in: AnswersIn) -> str:
-    """Returns the part of a document that is searched for answers."""
+    """Returns the part of a document that is searched for answers: its text, or its title and text."""
     return document.text if answers_in == "text" else document.contents
 
 

@@ -18,9 +18,9 @@ BLOCK = 1024  # maximum number of rows of the similarity matrix in memory at a t
 class PairSpace:
     """Properties of the vectors of rated pairs; a property is None if no pairs have the rating it needs."""
 
-    alignment: float | None  # mean of |f(x) - f(x+)|^2 over pairs rated above `POSITIVE`, lower is better
-    uniformity: float  # log of the mean of exp(-2 |f(x) - f(y)|^2) over all two sentences, lower is better
-    recall: dict[int, float] | None  # k to 100 x share of sentences whose `SAME` partner is in the k nearest
+    alignment: float | None  # mean of |f(x) - f(x+)|^2 over pairs rated above 4; lower is better
+    uniformity: float  # log of the mean of exp(-2 |f(x) - f(y)|^2) over all pairs x, y; lower is better
+    recall: dict[int, float] | None  # k to the % of sentences whose partner (rated 5) is among the k nearest
     positives: int  # number of pairs over which `alignment` is computed
     same: int  # number of pairs over which `recall` is computed; each pair makes two queries
 

@@ -128,7 +128,7 @@ def _collection(
 
 
 def _quora_ir(folder: Path, split: str, *, strict: bool) -> Collection:
-    """Reads corpus.tsv (qid, question) and SPLIT-queries.tsv (qid, question, duplicates,...)."""
+    """Reads Quora's corpus.tsv (qid, question) and SPLIT-queries.tsv (qid, question, duplicate qids)."""
     path = folder / f"{split}-queries.tsv"
     if not path.is_file():
         raise UserError(f"{folder} has no {path.name}: {QUORA}")
@@ -178,7 +178,9 @@ def _quora_release(path: Path) -> Collection:
     try:
         for row in reader:
             if row != header if line == 0 else len(row) != len(header) or row[-1] not in ("0", "1"):
-                found = f"expected {', '.join(header)}; found {row!r:.80}"
+                found = (
+                    f"expected the columns {', '.join(header)} (0 or 1), separated by tabs; found {row!r:.80}"
+                )
                 raise BadInputError(path, line + 1, found)
             _, first, second, *questions, same = row
             if line and all(questions):  # some questions of the release are empty

@@ -24,8 +24,8 @@ Qrels = Mapping[str, Mapping[str, int]]
 IdenticalIds = Literal["keep", "drop"]
 
 DEFAULT_METRICS = "nDCG@10 RR@10 P@1 R@100"
-QUESTION_METRICS = "nDCG@10 R@10 P@10 R@100"  # for duplicate questions (BEIR; Wang 2022, eq. 4.2)
-TITLE_METRICS = "CappedR@10 P@10"  # for eProduct (Wang 2022, eq. 4.1)
+QUESTION_METRICS = "nDCG@10 R@10 P@10 R@100"  # default for duplicate questions (BEIR; Wang 2022, eq. 4.2)
+TITLE_METRICS = "CappedR@10 P@10"  # default for eProduct (Wang 2022, eq. 4.1)
 # With judgements by answers, relevant documents that no run found are unknown: no recall, no nDCG.
 ANSWER_METRICS = "Success@1 Success@5 Success@20 Success@100"
 # The providers of ir_measures that run in this process. Others (Perl, C) read files and refuse some ids.

@@ -15,7 +15,7 @@ WHERE = (
     "the script data/downstream/get_transfer_data.bash of github.com/facebookresearch/SentEval downloads"
     " and tokenises these files"
 )
-QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")  # TREC's coarse labels
+QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")  # coarse labels of TREC's question types
 
 
 class Row(NamedTuple):
@@ -30,7 +30,7 @@ Task = dict[str, list[Row]]  # the examples of each part: "all", or "train", "te
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The files of a task."""
+    """The files of a transfer task of SentEval, and how each is read."""
 
     files: dict[str, tuple[str, Callable[[Path], Iterator[Row]]]]  # relative path to (part, reader)
     pairs: bool = False  # whether an example has two texts

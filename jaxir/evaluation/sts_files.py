@@ -81,7 +81,7 @@ def read_sts_tasks(path: str | Path, split: str = "test") -> dict[str, Sets]:
 
 
 def has_splits(path: str | Path) -> bool:
-    """Returns whether a folder of tasks has a task with train, dev and test."""
+    """Returns whether the folder of tasks `path` has a task with several splits (train, dev, test)."""
     return any(map(_splits, map(_names, _tasks(local_path(path)))))
 
 

@@ -25,7 +25,7 @@ class System:
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics, as the caller spelt them."""
+        """The names of the metrics, as the caller spelt them."""
         return list(self.scores[0].values)
 
     def mean(self, metric: str) -> float:
@@ -89,6 +89,6 @@ def over_runs(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def deviation(values: Iterable[float]) -> float | None:
-    """Returns the sample standard deviation; None for one value."""
+    """Returns the sample standard deviation of the values; None if there is one value."""
     values = list(values)
     return float(np.std(values, ddof=1)) if len(values) > 1 else None

@@ -66,7 +66,7 @@ def scores_of(tasks: dict[str, Task], vectors: np.ndarray, *, folds: int = FOLDS
 
 
 def check_folds(tasks: dict[str, Task], folds: int) -> None:
-    """Raises a UserError if a label has too few rows for nested cross-validation."""
+    """Raises a UserError if a task has too few examples of a label for nested cross-validation."""
     needed = -(-folds * folds // (folds - 1))  # so that each inner fold has a row when an outer is held out
     for name, task in tasks.items():
         for rows in (task[part] for part in ("all", "train") if part in task and "dev" not in task):

@@ -31,7 +31,7 @@ def word_probabilities(run: str, texts: Sequence[str]) -> list[Words]:
     """
     encoder, decoder = DualEncoder.load(run), read_decoder(run)
     logits = np.asarray(decoder(jnp.asarray(encoder.encode_passages(list(texts)))), np.float64)
-    likely = np.exp(-np.logaddexp(0.0, -logits))  # the sigmoid, without overflow
+    likely = np.exp(-np.logaddexp(0.0, -logits))  # sigmoid(logits), without overflow
     return [score_words(text, p / p.sum(), encoder.tokenizer) for text, p in zip(texts, likely, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Contrastive training of a dual encoder: one loss over the embeddings of the whole batch."""
+"""Contrastive training of a dual encoder: one loss over the embeddings of the global batch."""
 
 from __future__ import annotations
 

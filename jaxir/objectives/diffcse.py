@@ -240,7 +240,7 @@ class DiffCSE(Objective):
     def _vectors_of_changed(
         self, model: Any, ids: jax.Array, auxiliary: Any, changing: jax.Array, reading: RandomKey
     ) -> list[jax.Array]:
-        """Returns the vectors [B, D] of the texts after each kind of change."""
+        """Changes the texts [B, L] in each of the configured ways; returns a list of their vectors [B, D]."""
         found = []
         count = len(self._kinds)
         keys = (jax.random.split(changing, count), layers.split_key(reading, count))
@@ -257,7 +257,7 @@ class DiffCSE(Objective):
     def _difference(
         self, batch: Batch, vectors: Embeddings, auxiliary: Any, changing: jax.Array, reading: RandomKey
     ) -> tuple[jax.Array, Metrics]:
-        """Returns DiffCSE's discriminator loss (L_RTD, or that of `task`), and its metrics."""
+        """Returns the loss of DiffCSE's discriminator (L_RTD, or the loss of `task`), and its metrics."""
         views = 2 if self.follow == "code" and isinstance(self.contrastive, TwoViews) else 1
         sums = {name: jnp.float32(0) for name in ("loss", "places", "right", "changed")}
         each = [(side, kind) for side in self._sides(batch, vectors) for kind in self._kinds]

@@ -1,4 +1,4 @@
-"""Training a dual encoder on a teacher's scores of each query's passages."""
+"""Distillation: trains a dual encoder on a teacher's scores of each query's passages."""
 
 from __future__ import annotations
 

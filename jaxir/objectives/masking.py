@@ -1,4 +1,4 @@
-"""Choosing tokens of texts, masking them, and removing them."""
+"""Chooses random tokens of texts, masks tokens, and removes tokens."""
 
 from __future__ import annotations
 

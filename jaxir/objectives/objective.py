@@ -36,7 +36,7 @@ RandomKey = jax.Array | None  # None: no dropout and no random choices, as in ev
 
 
 class Corpus(Protocol):
-    """The training data that an objective may read, such as `ArrayDataset` of jaxir.data.batches."""
+    """Training data from which `Objective.read_corpus` computes statistics, such as an `ArrayDataset`."""
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts: ...
 
@@ -159,7 +159,10 @@ class LossObjective(Objective):
         try:
             inspect.signature(self.loss).bind(None, None, None, **dict.fromkeys(self.loss_inputs))
         except (TypeError, ValueError) as error:
-            raise UserError(f"{_call_text(self.loss)} is not a loss for this objective: {error}") from error
+            raise UserError(
+                f"{_call_text(self.loss)} is not a loss for this objective, which calls it with other"
+                f" arguments: {error}"
+            ) from error
 
     def __repr__(self) -> str:
         others = (f for f in dataclasses.fields(self) if f.name != "loss")
@@ -176,7 +179,7 @@ def _check_bound(function: Any) -> None:
         try:
             inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
         except TypeError as error:
-            raise UserError(f"{_call_text(function)} cannot be called: {error}") from error
+            raise UserError(f"{_call_text(function)} has invalid arguments: {error}") from error
     hints = hints_of(function.func)
     for name, value in function.keywords.items():
         check_value(f"{name} of {_call_text(function.func)}", value, hints.get(name, Any))
@@ -202,13 +205,13 @@ def auxiliary_of(
     name = f"{type(objective).__name__}.auxiliary"
     if not isinstance(found, nnx.Module):
         raise UserError(
-            f"{name} must return an nnx.Module or None, not {_kind_of(found)}: put it into a module, such as"
-            " nnx.Dict(name=...)"
+            f"{name} must return an nnx.Module or None, not {_kind_of(found)}: put the result into a module,"
+            " such as nnx.Dict(name=...)"
         )
     if plain := unexpected_array(found, nnx.Variable):
         raise UserError(
-            f"{name} holds {plain}, which would not be trained: make it a parameter with"
-            " jaxir.models.layers.param, or an nnx.Variable if the objective changes it itself"
+            f"the module returned by {name} holds {plain}, which would not be trained: make a parameter with"
+            " jaxir.models.layers.param, or an nnx.Variable if the objective changes the array itself"
         )
     return found
 
@@ -222,12 +225,15 @@ def loss_and_metrics(
         inspect.signature(objective).bind(model, batch, key, auxiliary=auxiliary, step=step)
     except TypeError as error:
         raise UserError(
-            f"{name} must take (model, batch, key=None, *, auxiliary=None, step=None): {error}"
+            f"the __call__ of objective {name} must accept (model, batch, key=None, *, auxiliary=None,"
+            f" step=None): {error}"
         ) from None
     with _explain_missing_method(objective, model):
         result = objective(model, batch, key, auxiliary=auxiliary, step=step)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-        raise UserError(f"{name} must return the loss and a dict of metrics, not {_kind_of(result)}")
+        raise UserError(
+            f"the objective {name} must return the loss and a dict of metrics, not {_kind_of(result)}"
+        )
     loss, metrics = result
     if not (isinstance(loss, jax.Array) and loss.shape == () and loss.dtype == jnp.float32):
         raise UserError(
@@ -269,7 +275,7 @@ def _wrong_model(objective: Objective, model: Any, method: str) -> str:
                 " another objective"
             )
     public = [known for known in dir(model) if not known.startswith("_")]
-    return f"{name} calls {method}, which the model, {given}, does not have{suggest(method, public)}"
+    return f"{name} calls model.{method}, but the model, {given}, has no such method{suggest(method, public)}"
 
 
 def _kind_of(x: Any) -> str:

@@ -23,10 +23,10 @@ class MaskedLMSource(Protocol):
     source: str
 
     def outline(self) -> MaskedLMConfig:
-        """Returns the configuration of the model without reading its weights."""
+        """Returns the configuration of the masked language model, without reading its weights."""
 
     def build(self) -> tuple[MaskedLanguageModel, str]:
-        """Reads the model; returns it and the fingerprint of its vocabulary."""
+        """Reads the masked language model; returns the model and the fingerprint of its vocabulary."""
 
 
 @runtime_checkable

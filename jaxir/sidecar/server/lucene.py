@@ -106,7 +106,7 @@ class Lucene:
         return json.dumps(count).encode("ascii")
 
     def _java(self, value: list[Any], kind: str = "java.util.ArrayList") -> Any:
-        """Converts a list to a Java collection in one call, which is faster than one call for each item."""
+        """Converts a Python list to a Java collection by JSON, which is faster than a Java call per item."""
         return self._json.readValue(json.dumps(value), self._class.forName(kind))
 
 

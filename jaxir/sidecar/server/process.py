@@ -58,7 +58,7 @@ class Server:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # out of file descriptors: clients wait until one is free
+            except OSError:  # no free file descriptor: try again, while clients wait
                 time.sleep(0.1)
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
