@@ -54,9 +54,8 @@ class Dataset(abc.ABC):
         Args:
           batch_size: number of examples per step, over all processes.
           seed: determines the order and the choice of list items; not negative.
-          start_step: the first step; earlier steps are skipped without reading them.
-          process_index: index of this process; each process yields one of the equal, consecutive shares
-            of a batch.
+          start_step: the first step; earlier steps are not computed.
+          process_index: index of this process, which yields that one of the equal shares of each batch.
           process_count: number of processes.
 
         Raises:
@@ -69,10 +68,10 @@ class Dataset(abc.ABC):
         """Yields the batches that `how` describes; see `batches`."""
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns `count` examples (None: all) as one batch, without repeats, in the order of epoch 0 of seed 0.
+        """Returns `count` examples (None: all) as a batch, without repeats, in the order of epoch 0, seed 0.
 
         List items keep the record's order. If an example has more items than a batch holds, the items are
-        those that epoch 0 of seed 0 draws; if fewer, the list is repeated.
+        those that epoch 0 with seed 0 draws; if fewer, the list is repeated.
         """
         raise UserError(
             f"{type(self).__name__} cannot be evaluated on: it does not define `once`"

@@ -55,8 +55,8 @@ class GrainRecords(TextData):
 class RecordDataset(ExampleDataset):
     """Tokenised examples on disk. Grain's threads read each batch shortly before it is needed.
 
-    Memory holds the next few batches, the order of an epoch (see `batch_plan.order_of`), an index of 8 bytes
-    per example, and some 100 MB of ArrayRecord's buffers.
+    Memory holds the next few batches, the order of an epoch (see `batch_plan.order_of`), an index of 8
+    bytes per example, and some 100 MB of ArrayRecord's buffers.
     """
 
     def __init__(self, directory: str | Path, features: Features, *, threads: int):
@@ -105,7 +105,7 @@ class RecordDataset(ExampleDataset):
         return found
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Counts the tokens of the distinct texts in two passes over the files; takes 26 bytes per example."""
+        """Counts the tokens of the distinct texts in two passes over the files, with 26 bytes per example."""
         keys = np.empty([self.num_examples, 2], np.int32)
         for examples in self._in_turn("looking for repeated texts"):
             keys[examples] = self._block(examples).keys(field, None)

@@ -23,12 +23,12 @@ def check_data(what: str, data: Any) -> None:
 def dataset_of(
     data: TextData | Dataset, tokenizer: Tokenizer, features: Features, *, on_bad_input: OnBadInput | Policy
 ) -> Dataset:
-    """Builds the dataset of `data`. If it is built already, checks its features and tokenizer."""
+    """Builds the dataset of `data`; if `data` is a dataset already, checks its features and tokenizer."""
     if isinstance(data, TextData):
         return data.build(tokenizer, features, on_bad_input=on_bad_input)
     if lacking := [name for name in features if name not in data.features]:
         raise UserError(
-            f"the dataset was built with the features {', '.join(data.features)}, but the objective also needs"
+            f"the dataset was built with {', '.join(data.features)}, but the objective also needs"
             f" {', '.join(lacking)}: build it with the objective's features, or pass the data instead"
         )
     made_by = data.tokenizer_fingerprint

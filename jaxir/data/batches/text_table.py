@@ -160,7 +160,7 @@ class TableBuilder:
         sentence = (
             f"{self._like_another:,} of {self._distinct:,} different {self._what} have the same tokens as"
             f" another one, so that no model can distinguish them (the first: {one!r:.60} and {other!r:.60});"
-            f" use a tokenizer that knows their words, or leave more room after the prompt in {self._length} tokens"
+            f" use a tokenizer that knows their words, a shorter prompt or more than {self._length} tokens"
         )
         if self._like_another > _EQUAL_REFUSED * self._distinct:
             raise UserError(sentence)

@@ -194,8 +194,8 @@ class QueryCandidates(RecordSource):
                 )
             if self.max_rank <= some.depth:
                 raise UserError(
-                    f"{self.path}: max_rank is {self.max_rank}, but must exceed the depth {some.depth}, because"
-                    " it is the rank of queries that find no answer: set a larger MAX_RANK"
+                    f"{self.path}: max_rank, the rank of queries that find no answer, is {self.max_rank}, but"
+                    f" must exceed the depth {some.depth}: set a larger MAX_RANK"
                 )
             yield some.of(range(len(some.outputs))[: self.limit])
 

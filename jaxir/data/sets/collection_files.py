@@ -50,7 +50,7 @@ class CollectionWriter:
         self._counts[name] += 1
 
     def counts(self) -> Counts:
-        """Returns how much was written; raises UserError without documents, queries or a split's judgements."""
+        """Returns the numbers of records; raises UserError if a file of the folder would be empty."""
         for name in ("corpus.jsonl", "queries.jsonl"):
             if not self._counts[name]:
                 raise UserError(f"the data have no records for {name}: give data with documents and queries")

@@ -81,9 +81,7 @@ class Boundaries:
                 raise MalformedRecord("candidate_id is not NAME_QUESTION/.../_NUMBER:", f"{identifier!r:.80}")
             span = Span(_integer(record, "response_start"), _integer(record, "response_end"))
             if not 0 <= span.start < span.end:
-                raise MalformedRecord(
-                    "a sentence does not end after its start:", f"{span.start} to {span.end}"
-                )
+                raise MalformedRecord("a sentence has a wrong span:", f"{span.start} to {span.end}")
             group = group_of_prefix.get(prefix)
             if group is None:
                 if taken := [q for q in questions if q in self._group_of_question]:
