@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Answers `--help`, `--version` and mistakes; becomes the command otherwise, and does not return."""
+    """Answers `--help`, `--version` and mistakes; otherwise replaces this process by the command."""
     command, *arguments = sys.argv[1:] or ["help"]
     prog = "python -m jaxir" if sys.argv[0].endswith("__main__.py") else "jaxir"
     if command == "--version":
