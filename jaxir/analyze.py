@@ -27,11 +27,11 @@ def analyze(
 ) -> dict[str, Any]:
     """Draws and measures the embedding spaces of models side by side, as the SamToNe paper does.
 
-    For a BEIR folder it draws figures 1, 5 and 6 of that paper: both towers' embeddings by t-SNE, with scores
-    of how separable the towers are; the similarity of queries to their nearest passages; and this similarity
-    beside that to other queries. For rated pairs of sentences it draws figure 2-2 of Chuang 2024 (DiffCSE): cosine
-    similarities by human rating. For texts it draws table 4 of Ma et al. 2022: the probability of each word
-    by a run's CPDAE decoder. Writes the figures (.png) and analysis.json; needs the extra `analyze`.
+    For a BEIR folder it draws that paper's figures 1 (both towers' embeddings by t-SNE, with scores of how
+    separable they are), 5 (similarities of queries to their nearest passages) and 6 (the same beside their
+    similarities to other queries). For rated pairs of sentences it draws figure 2-2 of Chuang 2024 (DiffCSE):
+    cosine similarities by human rating. For texts it draws table 4 of Ma et al. 2022: each word's probability
+    by a run's CPDAE decoder. Writes figures (.png) and analysis.json. Needs the extra `analyze`.
 
     Args:
       models: models to compare: jaxir model or run directories, or st: or hf: and a directory or hub name;

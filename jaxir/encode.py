@@ -43,9 +43,9 @@ def encode(
       dtype: type of the matrix products; the vectors are float32 in any case.
       expansions: queries generated for each document, which the passage tower encodes with it: a file or a
         folder, as docs/generation.md lists them.
-      expansion: with --expansions, how a document is encoded: typical (the mean of the vectors of the document
-        with each query, the default), corpus (one vector for each query; search uses the best one) or
-        document (one vector of the document with all queries).
+      expansion: with --expansions, a document's vector: typical (the mean of its vectors with each query, the
+        default), corpus (one vector for each query; search uses the best one) or document (one vector
+        with all queries at once).
       views: with --expansions, the number of a document's first queries to use (default: 10).
       on_bad_input: stop at the first malformed line, or skip and count them.
       ray: encode on the machines of a Ray cluster (docs/big_corpora.md): HOST:PORT of its head, or auto for

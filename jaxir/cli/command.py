@@ -52,7 +52,7 @@ def _note(**attributes: Any) -> Decorator:
 
 
 def one_of(*names: str) -> Decorator:
-    """Marks parameters as alternatives: one that the command line gives overrides gin's values of the others."""
+    """Marks alternative parameters: one that the command line gives overrides gin's values of the others."""
     return _note(one_of=names)
 
 
@@ -108,7 +108,7 @@ def takes(settings: type, *, only: Collection[str] | None = None, **fixed: Any) 
 
 
 def takes_typed(settings: type, *, only: Collection[str] | None = None) -> Decorator:
-    """Adds a dataclass's fields to a command's flags; its `**typed` gets those that the command line gives."""
+    """Adds dataclass fields to a command's flags; its `**typed` gets those that the command line gives."""
     names = [name for name, hint in values.hints_of(settings).items() if simple(hint) is not None]
     kind = inspect.Parameter.KEYWORD_ONLY
     taken = [inspect.Parameter(n, kind, default=None) for n in only or names if n in names]

@@ -137,7 +137,7 @@ class Bindings:
         return Key("", self.command, parameter)
 
     def chain(self, key: Key) -> list[Key]:
-        """Returns a list: `key`, the macro that the key is bound to, the macro that this macro is bound to, ..."""
+        """Returns `key`, the macro that the key is bound to, the macro that that macro is bound to, ..."""
         chain = [key]
         while isinstance(macro := self.values.get(chain[-1]), Macro):
             if (following := Key.of_macro(macro.name)) in chain:
@@ -172,14 +172,14 @@ class Bindings:
                 yield from self.references(self.values.get(Key.of_macro(part.name)))
 
     def innermost(self, scope: str, selector: str) -> dict[str, Key]:
-        """Returns {parameter: key} of a function or class within a scope; keys of inner scopes have priority."""
+        """Returns {parameter: key} of a function or class within a scope; inner scopes have priority."""
         parts = scope.split("/") if scope else []
         scopes = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
         bound = [key for key in self.values if key.selector == selector and key.scope in scopes]
         return {key.parameter: key for key in sorted(bound, key=lambda key: len(key.scope))}
 
     def made(self) -> dict[tuple[str, str], int]:
-        """Returns {(scope, selector): distance from the command} of the command and all objects that it makes.
+        """Returns {(scope, selector): distance from the command} of the command and all objects it makes.
 
         Leaves out objects that another binding has replaced. Refuses an object that needs itself.
         """

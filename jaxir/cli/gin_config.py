@@ -87,7 +87,7 @@ def arguments(
 
 
 def operative_config() -> str | None:
-    """Returns the text of a gin file with the bindings that the run uses; None if no gin file or binding is given."""
+    """Returns the bindings that the run uses as a gin file's text; None if no gin was given."""
     return _text[0] if _text and gin.config_is_locked() else None
 
 
@@ -157,7 +157,7 @@ def _check_read(bindings: Bindings) -> None:
             if key.is_macro
             else [k for k in read if k.parameter == key.parameter]
         )
-        more = f"; {'it belongs to' if key.is_macro else 'it makes objects with'} {', '.join(sorted(map(str, others)))}"
+        more = f"; {'it belongs to' if key.is_macro else 'it makes'} {', '.join(sorted(map(str, others)))}"
         raise UserError(
             f"{key} is set but nothing reads it: this command makes no such object{more if others else ''}"
         )
@@ -176,7 +176,7 @@ def _check_set(bindings: Bindings) -> None:
 
 
 def _check_values(bindings: Bindings) -> None:
-    """Raises an error for a value that does not fit its parameter, or an empty text for the command's own one."""
+    """Refuses values that do not fit their parameters, and empty texts for the command's own parameters."""
     for made in bindings.made():
         parameters = bindings.parameters_of(made[1])
         for name, key in bindings.innermost(*made).items():

@@ -38,7 +38,7 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 class Reader:
-    """Reads gin files, then the command line's bindings, into `Bindings`; later values override earlier ones."""
+    """Reads gin files, then the command line's bindings, into `Bindings`; later values win."""
 
     def __init__(self, into: Bindings) -> None:
         self._into = into

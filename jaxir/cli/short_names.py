@@ -66,7 +66,7 @@ OTHERWISE = {
 
 
 class UnknownFlagError(UsageError):
-    """Raised for a flag (without its value) that names no parameter of the recipe; `known` are existing flags."""
+    """Raised for a flag (its name only) of no parameter of the recipe; `known` are existing flags."""
 
     def __init__(self, flag: str, known: Iterable[str]) -> None:
         self.flag, self.known = flag, [f"--{name}" for name in known]
@@ -174,7 +174,7 @@ def apply(bindings: Bindings) -> None:
 
 
 def _parameters(bindings: Bindings, name: str, value: Any) -> list[Key]:
-    """Returns the parameters of a short name: bound ones if there are any, and of these the nearest to the command."""
+    """Returns the bound parameters of a short name, else its unbound ones: those nearest to the command."""
     found: dict[Key, tuple[bool, int]] = {}
     for (scope, selector), depth in bindings.made().items():
         bound = bindings.innermost(scope, selector)

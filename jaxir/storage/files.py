@@ -261,7 +261,7 @@ def inside(directory: str | Path, name: object, *, said_by: str | Path) -> str:
         found = Path(os.path.realpath(path))
         if not any(found.is_relative_to(root) for root in roots):
             raise UserError(
-                f"{said_by}: {name!r:.80} is a link that leads out of {directory}, to {found}; copy the file instead"
+                f"{said_by}: {name!r:.80} is a link that leads out of {directory}, to {found}; replace it"
             )
     return path
 
