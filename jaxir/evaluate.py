@@ -132,9 +132,7 @@ def _settle(given: types.SimpleNamespace) -> None:
             " --model and --dataset; got " + got
         )
     if given.kind in ("sts", "senteval", "cqadupstack") and given.baseline is not None:
-        raise UserError(
-            f"--baseline only applies to runs over one collection, not to {given.kind}: leave it out"
-        )
+        raise UserError(f"--baseline only applies to one collection, not to {given.kind}: leave it out")
     for flags, what, kinds in IDLE:
         if given.kind in kinds:
             check_idle(evaluate, what, **{flag: getattr(given, flag) for flag in flags})

@@ -42,9 +42,7 @@ def export(
     if optimizer_state and format in ("saved_model", "onnx"):
         raise UserError(f"--optimizer_state only applies to --format=t5x, not to {format}: leave it out")
     if format != "saved_model" and (signatures, dtype, index, k) != (None, None, None, None):
-        raise UserError(
-            "--signatures, --dtype, --index and --k only apply to --format=saved_model: leave them out"
-        )
+        raise UserError("--signatures, --dtype, --index and --k only apply to --format=saved_model")
     if k is not None and index is None:
         raise UserError("--k only applies to --index, the index that a SavedModel searches: leave it out")
     if format in ("saved_model", "onnx"):

@@ -89,8 +89,8 @@ def prepare(
         of MS MARCO or validation of TFDS. A data set that is one file has one split, which gets this name.
       with_context: for multireqa: whether a passage is the sentence followed by its context, or the sentence.
       data_dir: for tfds: the directory of TFDS's data sets (default: TFDS's own default).
-      on_bad_input: stop at the first malformed record, or skip and count malformed ones. Pairs without a query
-        or a passage are always left out and counted.
+      on_bad_input: stop at the first malformed record, or skip and count malformed ones. Pairs without a
+        query or a passage are always left out and counted.
     """
     from jaxir.data.formats.pair_table import PairColumns
 
@@ -243,9 +243,7 @@ def _read(
         qrels = {split: whole.qrels(split) for split in splits}
         return {"documents": whole.documents(), "queries": whole.queries(), "qrels": qrels}
     if len(splits) > 1:
-        raise UserError(
-            f"--dataset={kind}: has one split: give one name by --splits, not {', '.join(splits)} ({len(splits)})"
-        )
+        raise UserError(f"{kind}: has one split: give one --splits, not {', '.join(splits)} ({len(splits)})")
     if kind == "multireqa":
         from jaxir.data.sets.multireqa import MultiReqaPairs
 
@@ -267,10 +265,10 @@ def _read(
 def records(recipe: Recipe, *, output: str) -> None:
     """Writes a recipe's training data as records that training reads from the disk, batch by batch.
 
-    This is for data larger than memory (docs/datasets.md). The data are tokenised once, for the recipe's model,
-    lengths, prompts and fields, into ArrayRecord files. Training then draws the same batches as from the
-    data. Only some thousand examples are in memory at a time, and what their source needs: a line of a
-    file of pairs, or the corpus of a BEIR folder.
+    This is for data larger than memory (docs/datasets.md). The data are tokenised once, for the recipe's
+    model, lengths, prompts and fields, into ArrayRecord files. Training then draws the same batches as from
+    the data. Only some thousand examples are in memory at a time, besides what their source needs: a line of
+    a file of pairs, or the corpus of a BEIR folder.
 
     Args:
       output: the directory to write.

@@ -76,7 +76,7 @@ def search(
         with distributed.together():
             if queries is None:
                 raise UserError(
-                    "several processes can only search a file of queries: give --queries and --output"
+                    "several processes only search a file of queries: give --queries and --output"
                 )
             everywhere = loaded.shared() if loaded.engine == "parts" else loaded.on(MeshConfig().build())
             first = processes[0] == 0
@@ -97,9 +97,7 @@ def _searcher(index: Index, *, model: str | None, **opening: Any) -> Searcher | 
     if index.query_kind != "weights":
         return Searcher.open(index, model=model, **opening)
     if model is not None:
-        raise UserError(
-            "--model does not apply to an impact index, as queries are token weights: leave it out"
-        )
+        raise UserError("an impact index is searched with token weights: leave out --model")
     return WeightsSearcher(index)
 
 
@@ -123,7 +121,7 @@ def _search_file(
     writes: bool = True,
     **opening: Any,
 ) -> None:
-    """Searches an index for a file of queries; writes the run if `writes`, as one of several processes does."""
+    """Searches for a file of queries; among several processes, `writes` is True in one."""
     from jaxir.data.formats.sources import read_queries
     from jaxir.data.formats.sparse_vectors import read_sparse_vectors
     from jaxir.retrieval.ranking.runs import write_run
@@ -150,9 +148,7 @@ def _ranked(
     from jaxir.sidecar.lucene_settings import Bm25, Rm3, Rocchio
 
     if not isinstance(index, LuceneIndex):
-        raise UserError(
-            f"--k1, --b and --feedback only apply to a lucene index, not to {index.info.engine}: leave them out"
-        )
+        raise UserError(f"--k1, --b and --feedback only apply to a lucene index, not to {index.info.engine}")
     given = {name: value for name, value in (("k1", k1), ("b", b)) if value is not None}
     methods = {"rm3": Rm3(), "rocchio": Rocchio(), None: None}
     return index.ranked_by(Bm25(**given), methods[feedback])

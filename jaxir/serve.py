@@ -27,7 +27,7 @@ def serve(
 ) -> None:
     """Serves indexes over HTTP: a page to search them, and an API that /docs describes.
 
-    Two or more indexes are also searched together, as a hybrid (reciprocal rank fusion). The server shuts down cleanly
+    Several indexes are also searched as one hybrid (reciprocal rank fusion). The server shuts down cleanly
     on SIGTERM or Ctrl-C. It has no password and no encryption: anyone who reaches the address can search.
 
     Args:
@@ -53,9 +53,7 @@ def serve(
         from jaxir.serving.access_log import AccessLog, RequestLog
         from jaxir.serving.guard import Guard, Hosts
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"the package {error.name} is needed to serve; run: {how_to_install('serve')}"
-        ) from error
+        raise UserError(f"{error.name} is needed to serve; run: {how_to_install('serve')}") from error
     from jaxir.serving.service import Service
 
     hosts = Hosts(allowed_hosts or [], host)

@@ -24,15 +24,15 @@ from jaxir.training.run.recipe import Recipe
 def train(recipe: Recipe, *, output_dir: str) -> int:
     """Trains a dual encoder, or resumes the run in the output directory.
 
-    The model, the objective and the data come from gin files (see gin/). The flags below override them, and so
-    do flags for any setting of an object in them: --learning_rate=1e-4 sets the optimizer's. RUN/config.gin records
-    all settings: --gin_file=RUN/config.gin repeats the run.
+    The model, the objective and the data come from gin files (see gin/). The flags below override them, and
+    so do flags for any setting of an object in them: --learning_rate=1e-4 sets the optimizer's.
+    RUN/config.gin records all settings: --gin_file=RUN/config.gin repeats the run.
 
     The output directory is a model for every other command: its best checkpoint by the dev metric, else its
     latest. Run the same command again to resume after an interruption; the final parameters are the same as
-    without an interruption. SIGTERM and Ctrl-C save a checkpoint first; the exit status is then 143 or 130. On several
-    machines start the command once on each: TPU pods are detected, others need JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID (docs/sharding.md).
+    without one. SIGTERM and Ctrl-C save a checkpoint first; the exit status is then 143 or 130. On several
+    machines, start the command once on each: TPU pods are detected, other machines need
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (docs/sharding.md).
 
     Args:
       output_dir: directory of the run, new or to be resumed; local or gs://BUCKET/PATH.

@@ -23,9 +23,9 @@ def whiten(
     The result is an ordinary model, with the linear map as its projection.
 
     Args:
-      model: a jaxir model or run directory, or st:, hf: or w2v: and a directory or name; it must have one tower.
-      input: the texts whose vectors are whitened: a text on each line, a .jsonl[.gz] of documents (_id, text, optionally
-        title), or a BEIR folder.
+      model: a jaxir model or run directory, or st:, hf: or w2v: and a directory or name; only with one tower.
+      input: the texts to which the linear map is fitted: a text on each line, a .jsonl[.gz] of documents
+        (_id, text, optionally title), or a BEIR folder.
       output: the directory of the model, which must be missing or empty, local or gs://BUCKET/PATH.
       dimensions: number of dimensions to keep, those with the most variance (default: as many as the texts'
         vectors span; for BERT, whose vectors a LayerNorm normalises, one less than the vectors have).

@@ -219,9 +219,7 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     requested, prog, flags = _handed_over(function, prog, flags)
     if short and requested is not function and not hasattr(requested, "bound_as"):
         flag = short[0].partition("=")[0]
-        raise UsageError(
-            f"{flag} only applies to gin files, which {prog} does not read: set it in the recipe"
-        )
+        raise UsageError(f"{flag} only applies to gin files, not to {prog}: set it in the recipe")
     function = requested
     call, bound = function, set()
     if gin_files or bindings or short:
@@ -327,9 +325,7 @@ def build_parser(function: Callable[..., Any], *, prog: str, example: str) -> ar
     for flag, name in getattr(function, "hands_over", {}).items():
         other = _load(name)
         summary = docstring_parser.parse(other.__doc__).short_description
-        help_text = (
-            f"same as `python -m {name.partition(':')[0]} --{next(iter(_parameters(other)))}`: {summary}"
-        )
+        help_text = f"runs `python -m {name.partition(':')[0]} --{next(iter(_parameters(other)))}`: {summary}"
         parser.add_argument(f"--{flag}", default=argparse.SUPPRESS, metavar="STR", help=help_text)
     parser.add_argument(
         "--gin_file", action="append", default=argparse.SUPPRESS, metavar="FILE", help=GIN_HELP

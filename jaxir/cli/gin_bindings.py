@@ -192,9 +192,7 @@ class Bindings:
                     if made in within and reference.called:
                         circle = [*within[within.index(made) :], made]
                         way = " -> ".join(name.rpartition(".")[2] for _, name in circle)
-                        raise UserError(
-                            f"{way.rpartition(' ')[2]} would be made of itself ({way}): change a binding"
-                        )
+                        raise UserError(f"{way.rpartition(' ')[2]} would be made of itself ({way})")
                     if made not in depths or depths[made] > len(within):
                         depths[made] = len(within)
                         follow(*made, (*within, made))

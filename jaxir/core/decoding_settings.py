@@ -37,9 +37,7 @@ class Decoding:
 
     def __post_init__(self):
         if self.samples and self.num_beams > 1:
-            raise UserError(
-                "beam search does not sample: give either num_beams, or some of temperature, top_k and top_p"
-            )
+            raise UserError("beam search does not sample: give num_beams, or temperature, top_k and top_p")
         if not self.samples and self.num_outputs > self.num_beams:
             raise UserError(
                 f"{self.num_outputs} outputs per text need sampling or as many beams: give temperature,"

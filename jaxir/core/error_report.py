@@ -34,13 +34,9 @@ def explain(error: BaseException) -> Fault:
         return Fault(_printable(str(error)), 2 if isinstance(error, UsageError) else 1)
     if isinstance(error, OSError):
         return Fault(_of_system(error), 1)
-    if (
-        isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed"
-    ):  # a text from os.fsdecode
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # by os.fsdecode
         text = error.object if len(error.object) <= 80 else f"...{error.object[error.start :]:.80}"
-        return Fault(
-            f"{text!r} contains a byte that is not UTF-8, and cannot be written into a file: rename it", 1
-        )
+        return Fault(f"{text!r} contains a byte that is not UTF-8, and cannot be written: rename it", 1)
     if (sentence := missing_device(error)) is not None:
         return Fault(_printable(sentence), 1)
     if isinstance(error, MemoryError) or _is_of_device_memory(error):

@@ -55,9 +55,7 @@ class TextFormat:
     def need_mask(self) -> int:
         """Returns the id of the mask token; raises a UserError if the tokenizer has none."""
         if self.mask_id is None:
-            raise UserError(
-                "this objective masks tokens, but the model's tokenizer has no mask token: use another model"
-            )
+            raise UserError("this objective masks tokens, but the model's tokenizer has no mask token")
         return self.mask_id
 
 

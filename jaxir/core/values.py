@@ -89,9 +89,7 @@ Seed = Annotated[int, Within(0, 2**32 - 1)]
 Positive = Annotated[float, Within(0, without="low")]
 PositiveNumber = Annotated[int | float, Within(0, without="low")]
 Temperature = Annotated[float, Within(1e-6)]  # logits divided by a smaller number may overflow float32
-Interval = Annotated[
-    int | float, Within(0, MOST_STEPS, without="low")
-]  # steps; below 1: a share of all steps
+Interval = Annotated[int | float, Within(0, MOST_STEPS, without="low")]  # steps; below 1: a share of them
 Warmup = Annotated[int | float, Within(0, MOST_STEPS)]  # steps or a share, like `Interval`; 0: no warmup
 NotNegative = Annotated[float, Within(0)]
 NotNegativeNumber = Annotated[int | float, Within(0)]
@@ -101,16 +99,7 @@ Portion = Annotated[float, Within(0, 1, without="both")]
 Object = Annotated[Any, _Object()]
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", type(None): "None"}
-_PLAIN = {
-    str,
-    int,
-    float,
-    bool,
-    list,
-    tuple,
-    dict,
-    types.NoneType,
-}  # types whose values gin files write without @
+_PLAIN = {str, int, float, bool, list, tuple, dict, types.NoneType}  # gin writes their values without @
 _MOST = 2**63 - 1  # no count, size or device number has more than 64 bits
 _LISTS = (list, tuple, collections.abc.Sequence)
 _DICTS = (dict, collections.abc.Mapping)

@@ -82,7 +82,7 @@ def check_bucket(path: Path, *, writing: bool = False) -> None:
             " GOOGLE_APPLICATION_CREDENTIALS"
         ) from error
     except exceptions.NotFound as error:
-        raise UserError(f"{path}: there is no bucket {bucket}; create it, or correct its name") from error
+        raise UserError(f"{path}: there is no bucket {bucket}; correct its name or create it") from error
     except (exceptions.Forbidden, exceptions.Unauthorized) as error:
         needed = "Storage Object User and Storage Bucket Viewer" if writing else "Storage Object Viewer"
         raise UserError(
@@ -233,11 +233,7 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
 def local_path(place: str | Path, where: str = "read from") -> Path:
     """Returns a local path; raises a UserError for a path elsewhere. `where` is part of the message."""
     if re.match(r"\w\w+://|gs:/", str(place)):  # `Path` turns gs:// into gs:/
-        bucket = (
-            "copy the output to the bucket afterwards"
-            if where == "written to"
-            else "copy it to this machine first"
-        )
+        bucket = "copy it to the bucket afterwards" if where == "written to" else "copy it here first"
         raise UserError(f"{place}: this can be {where} local paths only; {bucket}")
     return Path(place)
 

@@ -97,7 +97,8 @@ class Lease:
                 ) from error
         if self._lost:
             raise UserError(
-                f"another process took over and {self._doing} {self._directory} ({self._lost}); this one ends"
+                f"this process no longer {self._doing} {self._directory}: another process took over its lease"
+                f" ({self._lost}); this process ends"
             )
 
     def _take_over(self) -> None:
@@ -119,9 +120,7 @@ class Lease:
                     f"another process {self._doing} {self._directory} ({found}); wait until it ends"
                 )
             elif time.monotonic() - begin > STALE_AFTER and self._write(watched.generation):
-                print(
-                    f"its lease was not renewed: this process takes over {self._directory}", file=sys.stderr
-                )
+                print(f"its lease is stale: this process takes over {self._directory}", file=sys.stderr)
                 return
             time.sleep(RENEWED_EVERY / 10)
 

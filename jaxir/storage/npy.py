@@ -20,11 +20,9 @@ def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
     except Exception as error:  # numpy reads the header with Python's parser, which raises various errors
         raise UserError(f"{path} cannot be read: {error}; copy it again, or make it again") from None
     if not isinstance(found, np.ndarray):
-        raise UserError(f"{path} is an archive of arrays, not one array; copy it again, or make it again")
+        raise UserError(f"{path} is an archive of arrays, not one array; copy it again")
     if found.dtype != dtype or found.shape != shape:
-        raise UserError(
-            f"{path.name} is {found.dtype} {found.shape}, not {np.dtype(dtype)} {shape}; copy it again"
-        )
+        raise UserError(f"{path.name} is {found.dtype} {found.shape}, not {np.dtype(dtype)} {shape}")
     return found
 
 
