@@ -44,7 +44,7 @@ def grid(settings: GridSettings, *, output_dir: str, dry_run: bool = False) -> i
     rehearse((arguments for cell in unfinished for _, arguments in cell.commands.training), out)
     check_manual_runs(cell_runner.manual_runs(cells))
     try:
-        with locked(out, f"another process works in {out}; wait until it ends"):
+        with locked(out, f"another process works in {out}"):
             failures = cell_runner.run_cells(
                 cells, steps=settings.steps, on_result=lambda: table.write_tables(cells, out)
             )

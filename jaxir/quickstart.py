@@ -38,7 +38,7 @@ def quickstart(*, output: str = "quickstart") -> int:
 
     out = Path(output)
     try:
-        with locked(out, f"another process works in {out}; wait until it ends"):
+        with locked(out, f"another process works in {out}"):
             run_all(out)
     except Interrupted as stop:
         return stop.report(out)

@@ -64,7 +64,7 @@ def writing(output: Path) -> Iterator[None]:
     digest = hashlib.sha256(os.fsencode(place.name)).hexdigest()[:16]
     holder = place.with_name(f".{place.name[:48]}.{digest}.held")
     with _removing_empty(_missing(place.parents)):
-        flags, refusal = os.O_RDWR | os.O_CREAT, f"another process is writing {output}; wait until it ends"
+        flags, refusal = os.O_RDWR | os.O_CREAT, f"another process is writing {output}"
         descriptor = _lock(holder, flags, refusal, directory=holder.parent)
         _WRITTEN.add(place)
         try:
