@@ -172,7 +172,7 @@ def test_bad_runs_and_judgements_cost_one_sentence(tmp_path, capsys, changed, co
         ({"run": ["a.trec", "b/a.trec"], "qrels": "q"}, "two systems are called 'a'"),
         ({"run": "r", "qrels": "q", "model": "m"}, "give --run and --qrels"),
         ({"run": "r", "qrels": "q", "answers_in": "document"}, "only applies to --run with --answers"),
-        ({"predictions": "p", "answers": "a", "metrics": "P@1"}, "--metrics only applies to retrieval: leave"),
+        ({"predictions": "p", "answers": "a", "metrics": "P@1"}, "--metrics only applies to retrieval"),
         ({"predictions": "p", "answers": "a", "depth": 3}, "--depth only applies to a --dataset: leave"),
         ({"model": "m", "dataset": "DIR"}, "beir:DIR or sts:DIR"),
         ({"model": "m", "dataset": "bier:DIR"}, "did you mean 'beir'"),
