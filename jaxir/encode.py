@@ -28,8 +28,8 @@ def encode(
 ) -> None:
     """Encodes a corpus, or queries, into a directory of vectors.
 
-    After an interruption, the same command continues where it stopped. Several machines with the same
-    files share the work if each runs the command as for training (docs/sharding.md), or with --ray.
+    After an interruption, the same command continues where it stopped. Several machines that share a file
+    system divide the work if each runs the command as for training (docs/sharding.md). See also --ray.
 
     Args:
       model: a jaxir model or run directory, or st: or hf: and a local directory or hub name.

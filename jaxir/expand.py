@@ -44,8 +44,8 @@ def generate(
     """Writes texts for given texts with a generator, such as queries for documents.
 
     Decodes greedily, unless num_beams, temperature, top_k or top_p is given. After an interruption, the same
-    command continues where it stopped. A text's equal outputs are written once. Several machines with the
-    same files share the work if each runs the command as for training (docs/sharding.md), or with --ray.
+    command continues where it stopped. A text's equal outputs are written once. Several machines that share a
+    file system divide the work if each runs the command as for training (docs/sharding.md). See also --ray.
 
     Args:
       model: the generator: a jaxir run or model directory, or hf: and a directory or hub name of a T5.
@@ -135,8 +135,8 @@ def retrieve(
     """Searches with each expansion of each question, and records the rank of the first answer.
 
     Writes a file of candidates: rerankers of queries are trained on it, and order it (docs/ear.md). After an
-    interruption, the same command continues where it stopped. Several machines with the same files share the
-    work if each runs the command as for training (docs/sharding.md).
+    interruption, the same command continues where it stopped. Several machines that share a file system
+    divide the work if each runs the command as for training (docs/sharding.md).
 
     Args:
       index: an index of BM25 or of vectors; with --answers it must hold the texts of its passages.
@@ -197,7 +197,7 @@ def rerank(
 
     The output is both a queries.jsonl of the best queries (`_id`, `text`) for `jaxir.search`, and a file of
     candidates in their new order for `choose`. After an interruption, the same command continues where it
-    stopped. Several machines with the same files share the work if each runs the command.
+    stopped. Several machines that share a file system divide the work if each runs the command.
 
     Args:
       model: the reranker, trained with gin/ear_ri.gin or gin/ear_rd.gin: a jaxir run or model directory, or

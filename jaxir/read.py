@@ -27,8 +27,8 @@ def read(
     """Answers questions from retrieved passages with a reader, a Fusion-in-Decoder.
 
     Decodes greedily, unless num_beams is given. Questions that are not in the run are skipped. After an
-    interruption, the same command continues where it stopped. Several machines with the same files share the
-    work if each runs the command as for training (docs/sharding.md).
+    interruption, the same command continues where it stopped. Several machines that share a file system
+    divide the work if each runs the command as for training (docs/sharding.md).
 
     Args:
       model: the reader: a jaxir run or model directory, or hf: and a directory or hub name of a T5.

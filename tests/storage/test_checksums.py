@@ -95,7 +95,7 @@ def truncated(place):
     [
         (truncated, "part/vectors.npy has changed since it was written"),
         (lambda place: (place / "ids.json").unlink(), "ids.json is missing"),
-        (lambda place: (place / "part" / "more.npy").touch(), "part/more.npy was not there"),
+        (lambda place: (place / "part" / "more.npy").touch(), "part/more.npy was added"),
         (lambda place: (place / "SHA256SUMS").write_text("nothing\n"), "SUMS:1: expected a SHA-256"),
         (lambda place: (place / "SHA256SUMS").write_bytes(b"\xff" * 90), "cannot be read"),
     ],
