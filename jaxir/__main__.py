@@ -51,7 +51,7 @@ def main() -> int:
         return 2
     import subprocess  # not needed to list the commands
 
-    options = subprocess._args_from_interpreter_flags()  # such as -P, -X utf8, -W error
+    options = subprocess._args_from_interpreter_flags()  # Python's options, such as -X utf8
     sys.stdout.flush()
     return os.execv(sys.executable, [sys.executable, *options, "-m", f"jaxir.{command}", *arguments])
 

@@ -126,7 +126,7 @@ def name_models(models: list[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for text in models:
         name, equals, spec = text.partition("=")
-        if Path(text.removeprefix("st:").removeprefix("hf:")).is_dir():  # with = in its name
+        if Path(text.removeprefix("st:").removeprefix("hf:")).is_dir():  # a directory with = in its name
             name, equals = text, ""
         if name in named:
             raise UserError(f"--models has {name!r} twice; give each model another name: NAME=MODEL")

@@ -30,7 +30,7 @@ METRICS = {
     "cqadupstack": QUESTION_METRICS,
     "eproduct": TITLE_METRICS,
 }
-FILES = {"run", "answers", "predictions"}  # evaluated without a model
+FILES = {"run", "answers", "predictions"}  # kinds of evaluation without a model
 # Flags, what they only apply to, and the kinds of evaluation in which they have no effect.
 IDLE = (
     (("metrics", "identical_ids"), "retrieval", {"predictions", "sts", "senteval"}),

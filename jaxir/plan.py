@@ -10,7 +10,7 @@ from jaxir.core.errors import UsageError
 from jaxir.core.values import Positive, check_idle
 from jaxir.training.run.recipe import Recipe
 
-# Fields of a recipe that determine a training step; and epochs, which a plan refuses for lack of the data.
+# Fields of a recipe that determine a training step; and epochs, which a plan refuses, as it reads no data.
 OF_A_STEP = (
     *("model", "objective", "steps", "epochs", "batch_size", "optimizer", "mesh", "num_negatives", "frozen"),
     "seed",

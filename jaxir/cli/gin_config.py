@@ -157,7 +157,7 @@ def _check_read(bindings: Bindings) -> None:
             if key.is_macro
             else [k for k in read if k.parameter == key.parameter]
         )
-        more = f"; {'it belongs to' if key.is_macro else 'it makes'} {', '.join(sorted(map(str, others)))}"
+        more = f"; {'it belongs to' if key.is_macro else 'it reads'} {', '.join(sorted(map(str, others)))}"
         raise UserError(
             f"{key} is set but nothing reads it: this command makes no such object{more if others else ''}"
         )

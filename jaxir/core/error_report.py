@@ -34,7 +34,7 @@ def explain(error: BaseException) -> Fault:
         return Fault(_printable(str(error)), 2 if isinstance(error, UsageError) else 1)
     if isinstance(error, OSError):
         return Fault(_of_system(error), 1)
-    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # by os.fsdecode
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # os.fsdecode
         text = error.object if len(error.object) <= 80 else f"...{error.object[error.start :]:.80}"
         return Fault(f"{text!r} contains a byte that is not UTF-8, and cannot be written: rename it", 1)
     if (sentence := missing_device(error)) is not None:

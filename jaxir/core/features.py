@@ -236,4 +236,4 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, _NUMBERS) and -_LARGEST <= value <= _LARGEST  # False for nan
+    return isinstance(value, _NUMBERS) and -_LARGEST <= value <= _LARGEST  # the comparison is False for NaN

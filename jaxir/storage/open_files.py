@@ -14,7 +14,7 @@ from typing import IO
 from jaxir.storage.files import is_bucket
 
 _COPYING = threading.Lock()
-_COPIES: dict[tuple[int, int], int] = {}  # (device, inode) of a pipe -> descriptor of its copy
+_COPIES: dict[tuple[int, int], int] = {}  # (device, inode) of each copied pipe -> its copy's descriptor
 
 
 def open_to_read(path: Path) -> IO[bytes]:

@@ -45,7 +45,10 @@ BEGUN = {
     "rounds directory": {"commands.txt", "round0"},
     "quickstart directory": {"pydocs"},
 }
-_KEYS = {"report": {"per_query", "systems", "spearman"}, "file of outputs": {"outputs"}}  # its JSON has one
+_KEYS = {
+    "report": {"per_query", "systems", "spearman"},
+    "file of outputs": {"outputs"},
+}  # the JSON has one key
 
 
 def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -78,7 +81,7 @@ def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..
                                 held.enter_context(alone(path))
                 return function(*args, **kwargs)
 
-        checked.__signature__ = signature  # for gin
+        checked.__signature__ = signature  # gin reads the parameters here
         checked.outputs = kinds
         return checked
 

@@ -81,7 +81,7 @@ def _remove_abandoned(directory: Path) -> None:
         for entry in entries:
             found = _NAME.fullmatch(entry.name)
             if found and (found[1] == _host() or _age(Path(entry.path)) > ABANDONED_AFTER):
-                with contextlib.suppress(OSError):  # A locked one is still being written.
+                with contextlib.suppress(OSError):  # A locked output is still being written.
                     _remove_unlocked(Path(entry.path), directory=entry.is_dir(follow_symlinks=False))
 
 
