@@ -112,7 +112,7 @@ REFUSED = [
     ("", "BATCHSIZE = 3", "BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
     ("--gin.STEP=3", "", "STEP is set but nothing uses it; did you mean 'STEPS'?"),
     ("--gin.SAME_TOWER=3", "", "SAME_TOWER is set but nothing uses it"),  # of gin/, but not of this recipe
-    ("", "default/SLO = 0.5", "default/SLO gives a macro a value, but nothing uses it; did you mean 'SLOW'?"),
+    ("", "default/SLO = 0.5", "a value, but nothing uses the macro; did you mean 'SLOW'?"),
     ("", "job.names = %A\nA = %B\nB = %C\nC = %A", f"macro A {ITSELF.format('A -> B -> C -> A')}"),
     ("", "job.names = %A\nA = [1, (%B,)]\nB = {'x': %A}", f"macro A {ITSELF.format('A -> B -> A')}"),
     ("--gin.EVERY=often", "", "EVERY must be a whole number, not 'often'"),
@@ -285,9 +285,9 @@ def test_typed_macro_of_an_unused_object_is_refused(files, typed, what):
     files, needed = ["gin/pairs.gin", *files], ["DATA=x"]
     needed += ["DEV_COLLECTION=y"] if len(files) > 2 else []
     sentence = f"{typed.partition('=')[0]} is set but nothing reads it: this command makes no such object"
-    with pytest.raises(UserError, match=f"^{sentence}; it is of {what}$"):
+    with pytest.raises(UserError, match=f"^{sentence}; it belongs to {what}$"):
         gin_config.bind(train, files, [*needed, typed], {})
-    with pytest.raises(UserError, match=f"^{sentence}; it is of {what}$"):  # as plan and prepare call it
+    with pytest.raises(UserError, match=f"^{sentence}; it belongs to {what}$"):  # as plan and prepare call it
         gin_config.arguments(train, files, [*needed, typed], {}, ["model", "data"])
     gin_config.bind(train, files, needed, {})  # what is not made need not be set, either
     assert "%gin.REQUIRED" not in gin_config.operative_config()

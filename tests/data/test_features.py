@@ -133,11 +133,11 @@ def test_a_later_record_that_lacks_a_field_is_named(minilm):
 
 
 def test_contradicting_features_are_refused():
-    with pytest.raises(ValueError, match="read one field"):
+    with pytest.raises(ValueError, match="read the same field differently"):
         fields_of({"a": Tokens("text", 8), "b": Tokens("text", 9)})
     with pytest.raises(UserError, match=r"feature 'b' must be a Tokens, Numbers or Key .* not str"):
         fields_of({"a": Tokens("text", 8), "b": "passage"})
-    with pytest.raises(ValueError, match="has no tokens of the same texts"):
+    with pytest.raises(ValueError, match="needs `Tokens` of the same field and count"):
         fields_of({"a": Tokens("text", 8), "b": Key("text", 2)})
 
 

@@ -103,12 +103,12 @@ def test_beir_from_tfds(tmp_path):
     [
         ("msmraco:DIR", "--dataset must be one of pairs:FILE, msmarco:DIR, .*; did you mean 'msmarco'"),
         ("msmarco:{}/none", "is not an MS MARCO folder"),
-        ("msmarco:x --query=a", "--query is for --dataset=pairs:FILE only: leave it out"),
+        ("msmarco:x --query=a", "--query only applies to --dataset=pairs:FILE: leave it out"),
         ("multireqa:{}/a.jsonl.gz", "takes two files, MRQA_FILE,CANDIDATES_FILE"),
         ("nq:{}/none.jsonl", "no such file or directory"),
         ("nq:{}/bad.jsonl", "bad.jsonl:2: not valid JSON"),
         ("nq:{}/twice.jsonl", "twice.jsonl:2: duplicate id '1'"),
-        ("nq:{}/good.jsonl --splits=../dev", r"--splits has '\.\./dev', which is no name of a file"),
+        ("nq:{}/good.jsonl --splits=../dev", r"--splits has '\.\./dev', which cannot be SPLIT in the"),
     ],
 )
 def test_unusable_input_is_refused_and_nothing_is_written(tmp_path, capsys, dataset, message):

@@ -69,7 +69,7 @@ def test_invalid_grid_is_refused(folder, changes, message):
         ("rounds", "--mine=max_relevance=0.1", "give one"),
         ("rounds", "--mine=cross_encoder=hf:reader", "needs max_relevance, relevance_margin or both"),
         ("rounds", "--mine=first=3,last=2", "no ranks lie from 3 to 2"),
-        ("rounds", "--mine=negatives=3", "--mine cannot set negatives: --negatives does"),
+        ("rounds", "--mine=negatives=3", "--mine cannot set negatives: --negatives sets it"),
         (
             "rounds",
             "--mine=margins=3",

@@ -41,7 +41,7 @@ TWO, SEARCH = "--topology=v5e:2x2", "--search"
             ("--topology=v5e:2x2,v5e:4x4",),
             "--topology=v5e:2x2,v5e:4x4: a plan is for one machine; add --search",
         ),
-        ((TWO, "--hours=2"), "--hours is for --search: leave it out"),
+        ((TWO, "--hours=2"), "--hours only applies to --search: leave it out"),
         (("--topology=gpu:8xh100", SEARCH), "possible for TPUs only: replace gpu:8xh100"),
         ((TWO, "--prices=1.2"), "--prices=1.2: write CHIP=PRICE, the price of a chip-hour, such as v5e=1.2"),
         (("--topology=gpu:8xh100", "--prices=h10=3"), "--prices=h10=3: no chip 'h10'; did you mean 'h100'?"),

@@ -97,11 +97,11 @@ def test_a_suspended_trainer_loses_its_bucket_to_another_and_destroys_nothing(st
         other = start("gs://bucket/run", **bucket.environment)
         _, said = other.communicate(timeout=280)
         assert other.returncode == 0, said
-        assert "gs://bucket/run is leased (" in said and "gs://bucket/run is taken over" in said
+        assert "gs://bucket/run is leased (" in said and "this process takes over gs://bucket/run" in said
         before = {name: bucket.get(name) for name in bucket.names()}
         assert "run/COMPLETE" in before and "run/LEASE" not in before
         sleeper.send_signal(signal.SIGCONT)
         _, said = sleeper.communicate(timeout=280)
-        assert sleeper.returncode == 1 and "another process trains in gs://bucket/run now" in said, said
+        assert sleeper.returncode == 1 and "this process no longer trains in gs://bucket/run" in said, said
         # Parts of a checkpoint that it had begun to write may still arrive.
         assert {name: bucket.get(name) for name in before} == before
