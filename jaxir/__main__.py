@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Answers `--help`, `--version` and mistakes; becomes the command otherwise, and does not return."""
+    """Answers `--help`, `--version` and mistakes; otherwise replaces this process by the command."""
     command, *arguments = sys.argv[1:] or ["help"]
     prog = "python -m jaxir" if sys.argv[0].endswith("__main__.py") else "jaxir"
     if command == "--version":
@@ -51,7 +51,7 @@ def main() -> int:
         return 2
     import subprocess  # not needed to list the commands
 
-    options = subprocess._args_from_interpreter_flags()  # such as -P, -X utf8, -W error
+    options = subprocess._args_from_interpreter_flags()  # Python's options, such as -X utf8
     sys.stdout.flush()
     return os.execv(sys.executable, [sys.executable, *options, "-m", f"jaxir.{command}", *arguments])
 

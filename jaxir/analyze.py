@@ -27,23 +27,23 @@ def analyze(
 ) -> dict[str, Any]:
     """Draws and measures the embedding spaces of models side by side, as the SamToNe paper does.
 
-    Figure 1 shows the embeddings of both towers by t-SNE, with scores of how separable they are. Figure 5
-    shows how similar queries are to their nearest passages. Figure 6 compares that with their similarity to
-    other queries. For rated pairs of sentences it draws figure 2-2 of Chuang 2024 (DiffCSE): cosine
-    similarities by human rating. For texts it draws table 4 of Ma et al. 2022: the probability of each word
-    by a run's CPDAE decoder. Writes the figures (.png) and analysis.json; needs the extra `analyze`.
+    For a BEIR folder it draws that paper's figures 1 (both towers' embeddings by t-SNE, with scores of how
+    separable they are), 5 (similarities of queries to their nearest passages) and 6 (the same beside their
+    similarities to other queries). For rated pairs of sentences it draws figure 2-2 of Chuang 2024 (DiffCSE):
+    cosine similarities by human rating. For texts it draws table 4 of Ma et al. 2022: each word's probability
+    by a run's CPDAE decoder. Writes figures (.png) and analysis.json. Needs the extra `analyze`.
 
     Args:
       models: models to compare: jaxir model or run directories, or st: or hf: and a directory or hub name;
         each may be written NAME=MODEL, with the name for the figures.
       dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), sts:DIR (rated pairs, or a file of one
-        set), or texts:FILE (a text on each line; models must be runs of CPDAE). The flags below --output are
-        for beir: only.
+        set), or texts:FILE (a text on each line; models must be runs of CPDAE). The flags below --output
+        only apply to beir:.
       output: directory to write; it must not exist.
       split: the split of the dataset's queries.
-      queries: most queries; each has one relevant document, which no other of them has.
-      documents: most documents to search: the relevant ones, and others drawn at random.
-      seed: of all random draws.
+      queries: maximum number of queries; each has one relevant document, which no other query has.
+      documents: maximum number of documents to search: the relevant ones, and others drawn at random.
+      seed: seed for all random draws.
 
     Returns:
       The content of analysis.json.
@@ -126,15 +126,15 @@ def name_models(models: list[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for text in models:
         name, equals, spec = text.partition("=")
-        if Path(text.removeprefix("st:").removeprefix("hf:")).is_dir():  # with = in its name
+        if Path(text.removeprefix("st:").removeprefix("hf:")).is_dir():  # a directory with = in its name
             name, equals = text, ""
         if name in named:
-            raise UserError(f"models has {name!r} twice; write NAME=MODEL")
+            raise UserError(f"--models has {name!r} twice; give each model another name: NAME=MODEL")
         if equals and not (name and spec):
-            raise UserError(f"{text!r} lacks a {'model' if name else 'name'}; write NAME=MODEL")
+            raise UserError(f"--models: {text!r} lacks a {'model' if name else 'name'}; write NAME=MODEL")
         named[name] = spec if equals else text
     if not named:
-        raise UserError("models must have at least one model")
+        raise UserError("--models must have at least one model")
     return named
 
 

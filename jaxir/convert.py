@@ -28,17 +28,17 @@ def convert(
       source: hf:DIR_OR_NAME, st:DIR_OR_NAME (sentence-transformers), t5x:DIR (a T5X checkpoint or run, local
         or gs://), w2v:FILE (word vectors of word2vec or GloVe), or a jaxir model or run directory, local or
         gs://. A name on the hub may be followed by @ and a branch, tag, commit or refs/pr/N.
-      output: the directory to write, which must not exist or be empty: local, or gs://BUCKET/PATH for formats
+      output: the directory to write, which must be missing or empty: local, or gs://BUCKET/PATH for formats
         jaxir and t5x.
-      to: the format to write; hf holds the encoder alone, without pooling and normalisation.
+      to: the format to write; hf holds only the encoder, without pooling and normalisation.
       tokenizer: for a T5X checkpoint, a SentencePiece model (a file, local or gs://) or a directory with a
         tokenizer (default: beside the checkpoint, or named by the run's config.gin).
       pooling: how a dual encoder pools the vectors of a text's tokens: their mean, the first token's, or the
         last real token's; for the BERT family also the mean of the first block's and the last block's output,
-        or of the embeddings and the last block's output (default: as the model does).
+        or of the embeddings and the last block's output (default: the model's own pooling).
       similarity: how a dual encoder's vectors are compared: by cosine, which scales them to length 1, or by
-        dot product (default: as the model does).
-      kind: the kind of model to read (default: as the folder says; a T5 folder holds a generator, seq2seq,
+        dot product (default: the model's own similarity).
+      kind: the kind of model to read (default: what the folder says; a T5 folder holds a generator, seq2seq,
         and the encoder of a dual encoder, which is the default).
     """
     from jaxir.interop import formats

@@ -28,8 +28,8 @@ def encode(
 ) -> None:
     """Encodes a corpus, or queries, into a directory of vectors.
 
-    After an interruption, the same command continues where it stopped. Several machines that see the same
-    files share the work, started as for training (docs/sharding.md); so do those of a Ray cluster.
+    After an interruption, the same command continues where it stopped. Several machines that share a file
+    system divide the work if each runs the command as for training (docs/sharding.md). See also --ray.
 
     Args:
       model: a jaxir model or run directory, or st: or hf: and a local directory or hub name.
@@ -37,16 +37,16 @@ def encode(
         with either tower a .txt[.gz] with a text on each line, whose number is its id.
       output: directory of the vectors: embeddings-00000.npy, ids-00000.json, ..., embeddings.json.
       tower: the tower that encodes the texts.
-      max_length: most tokens of a text; a longer one is cut (default: as the model says).
-      batch_tokens: tokens of a batch on one device; lower it if memory is short (default: by platform).
-      shard_size: texts in a shard; an interruption loses at most one shard.
+      max_length: maximum number of tokens per text; longer texts are truncated (default: the model's).
+      batch_tokens: tokens per batch on one device; lower it if memory is short (default: by platform).
+      shard_size: texts per output file; an interruption loses the work on at most one file.
       dtype: type of the matrix products; the vectors are float32 in any case.
       expansions: queries generated for each document, which the passage tower encodes with it: a file or a
         folder, as docs/generation.md lists them.
-      expansion: for --expansions, typical (the mean of the vectors of a document with each query, the
-        default), corpus (a vector for each, of which the best one is found) or document (all queries at
-        once).
-      views: for --expansions, the number of a document's first queries to use (default: 10).
+      expansion: with --expansions, a document's vector: typical (the mean of its vectors with each query, the
+        default), corpus (one vector for each query; search uses the best one) or document (one vector
+        with all queries at once).
+      views: with --expansions, the number of a document's first queries to use (default: 10).
       on_bad_input: stop at the first malformed line, or skip and count them.
       ray: encode on the machines of a Ray cluster (docs/big_corpora.md): HOST:PORT of its head, or auto for
         this machine's cluster. They need jaxir and the model, but no other file.
@@ -62,7 +62,7 @@ def encode(
 
     how = {name: x for name, x in {"kind": expansion, "views": views}.items() if x is not None}
     if how and expansions is None:
-        raise UserError("--expansion and --views are for --expansions")
+        raise UserError("--expansion and --views only apply with --expansions: leave them out")
     expanded = None if expansions is None else Expansion(path=expansions, **how)
     cluster = None if ray is None else Cluster.connect(ray, batch_tokens=batch_tokens)
     if cluster is None:
@@ -84,7 +84,7 @@ def encode(
         if (truncation := read_info(local_path(output)).truncation) is not None:
             texts = "queries" if tower == "query" else "passages"
             distributed.say(
-                truncation_note({texts: truncation}, "--max_length sets this, with another output")
+                truncation_note({texts: truncation}, "--max_length sets the length, with another --output")
             )
 
 

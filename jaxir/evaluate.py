@@ -30,8 +30,8 @@ METRICS = {
     "cqadupstack": QUESTION_METRICS,
     "eproduct": TITLE_METRICS,
 }
-FILES = {"run", "answers", "predictions"}  # evaluated without a model
-# Flags, what they are for, and the kinds of evaluation that do not read them.
+FILES = {"run", "answers", "predictions"}  # kinds of evaluation without a model
+# Flags, what they only apply to, and the kinds of evaluation in which they have no effect.
 IDLE = (
     (("metrics", "identical_ids"), "retrieval", {"predictions", "sts", "senteval"}),
     (("depth", "strict"), "retrieval", {"sts", "senteval"}),
@@ -69,35 +69,35 @@ def evaluate(
 
     Give --run and --qrels, --run and --answers with --corpus, --predictions and --answers, or --model and
     --dataset. A judged query without results scores 0. Several systems are compared by paired tests over the
-    queries: every two, or with --baseline each with that one. p-values are corrected (Holm).
+    queries: all pairs of systems, or each system with --baseline. p-values are corrected (Holm).
 
     Args:
       run: TREC run files to score, separated by commas; each may be NAME=FILE. FILE+FILE+FILE are one
-        system's runs with several seeds, of which the mean and standard deviation are reported.
+        system's runs with several seeds, whose mean and standard deviation are reported.
       qrels: judgements of the runs' queries: BEIR (query-id, corpus-id, score) or TREC format.
-      answers: instead of judgements, lines of {"_id": query, "answers": [text, ...]}: a document that
-        contains one is relevant, and Success@k is the top-k accuracy of open-domain question answering.
+      answers: file of lines {"_id": query, "answers": [text, ...]}. Instead of --qrels: a document that
+        contains an answer is relevant, and Success@k is the top-k accuracy of open-domain question answering.
       answers_in: look for answers in a document's text, as DPR does, or in the document, its title included.
       corpus: corpus.jsonl[.gz] with the texts of the documents, for --answers.
-      predictions: instead of runs, files of written answers (of jaxir.read), scored by exact match and F1.
+      predictions: instead of runs, files of written answers, from jaxir.read, to score by exact match and F1.
       model: model to evaluate: a jaxir model or run directory, or st: or hf: and a directory or hub name.
-      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; exact search), quora:DIR and
-        cqadupstack:DIR (duplicate questions) or eproduct:DIR (titles), likewise; sts:DIR (rated pairs: .tsv
+      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; exact search), quora:DIR,
+        cqadupstack:DIR (duplicate questions) or eproduct:DIR (titles), like beir:; sts:DIR (rated pairs: .tsv
         files of score, sentence1, sentence2, a year of STS, STS-B, SICK, or a folder of such folders;
         Spearman's correlation x 100); senteval:DIR (transfer tasks; accuracy of logistic regression).
-      split: the name of a file under qrels/; which part of STS-B and SICK in a folder of several tasks.
-      metrics: separated by spaces, as ir_measures spells them; None: nDCG@10 RR@10 P@1 R@100, for answers
+      split: the name of a file under qrels/; for sts:, the part of STS-B and SICK in a folder of tasks.
+      metrics: separated by spaces, in ir_measures' spelling (default: nDCG@10 RR@10 P@1 R@100, for answers
         Success@1 Success@5 Success@20 Success@100, for duplicate questions nDCG@10 R@10 P@10 R@100, for
-        titles CappedR@10 P@10.
+        titles CappedR@10 P@10).
       baseline: the system to compare the others with, by name, or [NAME=]FILE[+FILE...].
       identical_ids: keep or drop results with their query's own id (ArguAna needs drop; collections that
         number queries and documents from 1 need keep).
-      depth: documents to search for each query of a --dataset.
+      depth: documents retrieved per query of a --dataset.
       strict: refuse judgements of missing documents or queries, repeated lines and grades such as 1.0. By
-        default one line counts them; as in trec_eval, a missing document counts as not retrieved.
-      per_query: print every query's values too.
-      table: format of printed tables.
-      output: JSON file for all values, every query's included.
+        default one printed line counts them; as in trec_eval, a missing document is treated as not retrieved.
+      per_query: also print the values of each query.
+      table: format of the printed tables.
+      output: JSON file to write, with all values of all queries.
 
     Returns:
       The content of the JSON file.
@@ -106,7 +106,7 @@ def evaluate(
     _settle(given)
     report = _report_on_files(given) if given.kind in FILES else _report_on_model(given)
     if output is not None:
-        with atomic_file(output, errors="backslashreplace") as file:  # names of files may be no UTF-8
+        with atomic_file(output, errors="backslashreplace") as file:  # file names may not be UTF-8
             json.dump(report.values, file, indent=2, ensure_ascii=False)
             file.write("\n")
     print(report.text)
@@ -114,7 +114,7 @@ def evaluate(
 
 
 def _settle(given: types.SimpleNamespace) -> None:
-    """Sets `kind`, what is evaluated, `path`, the directory of a dataset, and the metrics."""
+    """Sets `given.kind` (what is evaluated), `given.path` (a dataset's directory) and `given.metrics`."""
     inputs = ("run", "qrels", "answers", "corpus", "predictions", "model", "dataset")
     names = {name for name in inputs if getattr(given, name) not in (None, [], ())}
     if names == {"run", "qrels"}:
@@ -132,12 +132,12 @@ def _settle(given: types.SimpleNamespace) -> None:
             " --model and --dataset; got " + got
         )
     if given.kind in ("sts", "senteval", "cqadupstack") and given.baseline is not None:
-        raise UserError(f"--baseline compares runs over one collection; {given.kind}: has none")
+        raise UserError(f"--baseline only applies to one collection, not to {given.kind}: leave it out")
     for flags, what, kinds in IDLE:
         if given.kind in kinds:
             check_idle(evaluate, what, **{flag: getattr(given, flag) for flag in flags})
     if given.kind == "sts" and not has_splits(given.path):
-        what = "data that have splits, a folder of tasks (of one give the file, as sts:STSB/sts-dev.csv)"
+        what = "a folder of tasks that have splits (for one task give its file: sts:STSB/sts-dev.csv)"
         check_idle(evaluate, what, split=given.split)
     given.metrics = given.metrics or METRICS.get(given.kind, DEFAULT_METRICS)
 

@@ -1,4 +1,4 @@
-"""Commands: texts that a generator writes for texts, and searching with them. Actions are functions below."""
+"""Commands that write texts for texts with a generator, and search with them; each action is a function."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def generate(
     on_bad_input: Literal["stop", "skip"] = "stop",
     ray: str | None = None,
 ) -> None:
-    """Writes texts for texts with a generator, such as queries for documents.
+    """Writes texts for given texts with a generator, such as queries for documents.
 
     Decodes greedily, unless num_beams, temperature, top_k or top_p is given. After an interruption, the same
-    command continues where it stopped. Equal outputs of a text are written once. Several machines that see
-    the same files share the work, started as for training (docs/sharding.md); so do those of a Ray cluster.
+    command continues where it stopped. A text's equal outputs are written once. Several machines that share a
+    file system divide the work if each runs the command as for training (docs/sharding.md). See also --ray.
 
     Args:
       model: the generator: a jaxir run or model directory, or hf: and a directory or hub name of a T5.
       input: .jsonl[.gz] of _id, text and optionally title, such as corpus.jsonl or queries.jsonl.
       output: the .jsonl to write, of _id and outputs.
-      batch_tokens: tokens of the texts of a batch on one device; lower it if memory is short (default: by
+      batch_tokens: input tokens per batch on one device; lower it if memory is short (default: by
         platform).
       dtype: type of the matrix products.
       on_bad_input: stop at the first malformed line, or skip and count them.
@@ -90,17 +90,17 @@ def plan(
 ) -> int:
     """Plans generation: compiles it for TPUs without having them, and prints its memory and speed.
 
-    Reads no weights. Prints whether it fits, then memory, work, and tokens a second by roofline; the exit
-    status is 1 if the chips lack the memory.
+    Reads no weights. Prints whether the program fits into memory, then memory, work, and tokens a second by
+    roofline. The exit status is 1 if the chips have too little memory.
 
     Args:
       model: the generator: as for `generate`, or t5x: and a checkpoint.
       topology: the chips, such as v5e:2x2.
-      max_length: tokens of each text (default: the model's maximum).
-      batch_tokens: tokens of the texts of a batch on one device (default: that of `generate` on
+      max_length: tokens per text (default: the model's maximum).
+      batch_tokens: input tokens per batch on one device (default: the default of `generate` on
         accelerators).
       dtype: type of the matrix products.
-      prices: of a chip and hour, such as v5e=1.2: prints the cost of a million texts.
+      prices: price per chip and hour, such as v5e=1.2; prints the cost of a million texts.
     """
     from jaxir.planning import decoding_plan
     from jaxir.retrieval.encoding.batch_runner import ACCELERATOR_BATCH_TOKENS
@@ -134,23 +134,23 @@ def retrieve(
 ) -> None:
     """Searches with each expansion of each question, and records the rank of the first answer.
 
-    Writes a file of candidates, on which rerankers of queries are trained, and which they order
-    (docs/ear.md). After an interruption, the same command continues where it stopped. Several machines that
-    see the same files share the work, started as for training.
+    Writes a file of candidates: rerankers of queries are trained on it, and order it (docs/ear.md). After an
+    interruption, the same command continues where it stopped. Several machines that share a file system
+    divide the work if each runs the command as for training (docs/sharding.md).
 
     Args:
-      index: an index of BM25 or of vectors; with --answers one that holds the texts of its passages.
+      index: an index of BM25 or of vectors; with --answers it must hold the texts of its passages.
       queries: the questions, queries.jsonl[.gz].
       expansions: texts generated for the questions: files or folders, in the format of `generate` or others
-        (docs/generation.md); a question has the expansions of all of them.
+        (docs/generation.md); a question gets the expansions of all of them.
       output: the .jsonl to write: a line for each question, with its expansions and what they find.
-      answers: lines of {"_id": question, "answers": [text, ...]} for all questions; not needed to apply a
-        reranker.
+      answers: file of lines {"_id": question, "answers": [text, ...]} for all questions; not needed to
+        apply a reranker.
       answers_in: look for answers in a passage's text, as DPR does, or in the document, its title included.
-      depth: passages of a query in which an answer is looked for.
+      depth: passages retrieved per query, in which an answer is looked for.
       num_candidates: number of a question's first expansions to use (default: all).
-      with_question: add the question alone as the last candidate (the paper does not).
-      lines_each: for files with an expansion on each line: successive lines of a question.
+      with_question: add the question itself as the last candidate (the EAR paper does not).
+      lines_each: for files with an expansion on each line: number of successive lines per question.
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
     from jaxir.data.expanded.candidates import read_questions
@@ -197,7 +197,7 @@ def rerank(
 
     The output is both a queries.jsonl of the best queries (`_id`, `text`) for `jaxir.search`, and a file of
     candidates in their new order for `choose`. After an interruption, the same command continues where it
-    stopped. Several machines that see the same files share the work.
+    stopped. Several machines that share a file system divide the work if each runs the command.
 
     Args:
       model: the reranker, trained with gin/ear_ri.gin or gin/ear_rd.gin: a jaxir run or model directory, or
@@ -207,10 +207,10 @@ def rerank(
       queries: instead of --candidates, the questions, queries.jsonl[.gz].
       expansions: the expansions of --queries.
       corpus: corpus.jsonl[.gz] with the passages, for a reranker that reads them.
-      keep: best expansions of a question to write (default: all).
+      keep: number of best expansions to write per question (default: all).
       num_candidates: number of a question's first expansions to score (default: all).
       lines_each: with --expansions, as for `retrieve`.
-      batch_tokens: tokens of a batch on one device; lower it if memory is short (default: by platform).
+      batch_tokens: tokens per batch on one device; lower it if memory is short (default: by platform).
     """
     from jaxir.retrieval.encoding.query_reranker import QueryReranker
     from jaxir.retrieval.encoding.windowed_file import summary
@@ -248,7 +248,7 @@ def choose(
       expansions: the expansions of --queries.
       by: the expansion at --place; all expansions concatenated; or (oracle) the one with the best-ranked
         answer.
-      place: the expansion's place, from 1; questions with fewer are left out.
+      place: the expansion's rank, from 1; questions with fewer expansions are left out.
       num_candidates: number of a question's first expansions to choose from (default: all).
       lines_each: with --expansions, as for `retrieve`.
     """
@@ -269,7 +269,7 @@ def _questions(
     lines_each: int,
     num_candidates: int | None,
 ) -> list[Candidates]:
-    """Returns the questions with their candidates, from one of the two sources that the flags name."""
+    """Returns the questions with their candidates: from --candidates, or from --queries and --expansions."""
     from jaxir.data.expanded.candidates import read_candidates, read_questions
 
     if (candidates is None) == (queries is None) or (queries is None) != (expansions is None):
@@ -292,15 +292,15 @@ def targets(
     corpus: str | None = None,
     answers_in: Literal["text", "document"] = "text",
 ) -> None:
-    """Writes training targets of a generator: answers, or sentences or titles of passages with answers.
+    """Writes training targets for a generator: answers, or sentences or titles of passages with answers.
 
     gin/experiments/targets.gin trains a generator on them (GAR, Mao et al. 2021). A question's first passage
     that contains an answer is used; questions without one are left out.
 
     Args:
-      kind: the first answer; the first sentence that contains one; or the passage's title.
+      kind: answer (the first), sentence (the first with an answer) or title (of a passage with an answer).
       queries: the questions, queries.jsonl[.gz].
-      answers: lines of {"_id": question, "answers": [text, ...]}.
+      answers: file of lines {"_id": question, "answers": [text, ...]}.
       output: the .jsonl to write, of source and target.
       run: TREC run file with the passages, best first.
       qrels: instead of --run, judgements that name the relevant passages.
@@ -318,7 +318,7 @@ def targets(
     if kind == "answer":
         check_idle(targets, "--kind=sentence and --kind=title", run=run, qrels=qrels, corpus=corpus)
     elif (run is None) == (qrels is None) or corpus is None:
-        raise UserError(f"--kind={kind} needs --corpus, and --run or --qrels: passages with an answer")
+        raise UserError(f"--kind={kind} needs --corpus, and either --run or --qrels, to find passages")
     passages = None
     if run is not None:
         passages = {query_id: rank(found) for query_id, found in read_run(run).items()}
@@ -337,7 +337,7 @@ def folds(*, targets: str, queries: str, output: str, folds: Annotated[int, With
     """Splits targets into folds, so that no question is expanded by a generator that was trained on it.
 
     Writes for each fold K targets-K.jsonl, the targets outside of the fold, to train on, and queries-K.jsonl,
-    the fold's questions, to expand (docs/ear.md). A question's fold depends on its text alone.
+    the fold's questions, to expand (docs/ear.md). A question's fold depends only on its text.
 
     Args:
       targets: a .jsonl of {"source", "target"}, or GAR's NAME.source with NAME.target beside it.

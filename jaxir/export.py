@@ -19,32 +19,32 @@ def export(
     index: str | None = None,
     k: Count | None = None,
 ) -> None:
-    """Writes a model for another toolkit, or to be served.
+    """Writes a model in a format of another toolkit or of a model server.
 
     A model with two towers becomes two folders, query/ and passage/, in formats hf and st. Format t5x writes
     OUTPUT/checkpoint_STEP, which T5X and T5X Retrieval restore, and OUTPUT/tokenizer. Format saved_model
     writes a TensorFlow SavedModel that maps token ids or texts to vectors, or with --index to documents.
     Format onnx writes a graph for each tower, from a tokenizer's output to vectors, with the tokenizer. A
-    cross-encoder is exported as a function of pairs that returns scores. The README.md of both says how to
-    use them.
+    cross-encoder becomes a function from pairs to scores. The README.md in a SavedModel or ONNX export says
+    how to use it.
 
     Args:
       model: a jaxir model or run directory, or hf: or st: and a directory or hub name.
-      output: the directory to write; it must not exist or be empty. For t5x it may be gs://BUCKET/PATH.
-      format: the format to write; hf holds the encoder alone, without pooling and normalisation; st, the
-        prefix of models of sentence-transformers, may be written out.
-      optimizer_state: write the state of Adafactor too, from a training run to t5x.
-      signatures: for saved_model, whether it takes texts too or token ids alone (default: text).
+      output: the directory to write, which must be missing or empty. For t5x it may be gs://BUCKET/PATH.
+      format: the format to write; hf holds only the encoder, without pooling and normalisation; st is short
+        for sentence_transformers.
+      optimizer_state: also write the state of Adafactor; only applies to a training run and format t5x.
+      signatures: for saved_model: text takes texts and token ids, ids takes only token ids (default: text).
       dtype: for saved_model, the type of matrix products and of their weights (default: float32).
       index: for saved_model, an index of the scann engine for it to search.
-      k: documents that a search returns (default: 10).
+      k: for --index, documents that a search returns per query (default: 10).
     """
     if optimizer_state and format in ("saved_model", "onnx"):
-        raise UserError(f"the state of the optimizer can be written to t5x only, not to {format}")
+        raise UserError(f"--optimizer_state only applies to --format=t5x, not to {format}: leave it out")
     if format != "saved_model" and (signatures, dtype, index, k) != (None, None, None, None):
-        raise UserError("--signatures, --dtype, --index and --k are for --format=saved_model")
+        raise UserError("--signatures, --dtype, --index and --k only apply to --format=saved_model")
     if k is not None and index is None:
-        raise UserError("--k is for --index, the index that a SavedModel is to search")
+        raise UserError("--k only applies to --index, the index that a SavedModel searches: leave it out")
     if format in ("saved_model", "onnx"):
         _graph(model, output, format, signatures or "text", dtype or "float32", index, 10 if k is None else k)
     else:
@@ -65,7 +65,7 @@ def _graph(
 ) -> None:
     import jax
 
-    jax.config.update("jax_platforms", "cpu")  # the programs are lowered, not run
+    jax.config.update("jax_platforms", "cpu")  # the programs are only lowered, not run
     from jaxir.interop import formats, model_dir
     from jaxir.interop.exports import onnx_model, saved_model
     from jaxir.interop.exports.exported import Source

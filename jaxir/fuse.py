@@ -26,7 +26,7 @@ class ReciprocalRanks:
     """Settings of --method=rrf.
 
     Attributes:
-      constant: added to each rank by rrf.
+      constant: for rrf, the number that is added to each rank.
     """
 
     constant: Natural = 60
@@ -40,9 +40,9 @@ class Alphas:
     Attributes:
       alpha: weight for rescore: first + alpha * second; for interpolate with two runs: (1 - alpha) * first +
         alpha * second.
-      sweep: alphas to try.
-      qrels: judgements for --sweep, of a split that is not tested on.
-      metric: what --sweep maximises (default: nDCG@10).
+      sweep: alphas to try, separated by commas.
+      qrels: judgements for --sweep, of another split than the one to test on.
+      metric: the metric that --sweep maximises (default: nDCG@10).
     """
 
     alpha: float | None = None
@@ -52,11 +52,11 @@ class Alphas:
 
     def __post_init__(self) -> None:
         if (self.sweep is None) != (self.qrels is None):
-            raise UserError("--sweep and --qrels go together: alphas are compared on judgements")
+            raise UserError("give --sweep and --qrels together: the alphas are compared by the judgements")
         if self.alpha is not None and self.sweep is not None:
             raise UserError("give --alpha or --sweep, not both")
         if self.metric is not None and self.sweep is None:
-            raise UserError("--metric is for --sweep: leave it out")
+            raise UserError("--metric only applies to --sweep: leave it out")
 
     @property
     def all_(self) -> list[float]:
@@ -70,8 +70,8 @@ class Interpolation(Alphas):
     """Settings of --method=interpolate.
 
     Attributes:
-      weights: for interpolate, one for each run; equal by default.
-      normalization: of scores within each query and run, for interpolate.
+      weights: for interpolate, one weight for each run (default: equal weights).
+      normalization: for interpolate, how scores are normalized within each query and run.
     """
 
     weights: list[str] | None = None
@@ -94,9 +94,9 @@ class Rescoring(Alphas):
     """Settings of --method=rescore.
 
     Attributes:
-      embeddings: EMB_DIR from which rescore computes the second scores, for every document of the one run.
+      embeddings: directory of jaxir.encode; rescore computes second scores for the documents of one run.
       queries: queries.jsonl[.gz] of the run, for --embeddings.
-      model: encodes those queries (default: the one that made the embeddings).
+      model: the model that encodes those queries (default: the one that made the embeddings).
     """
 
     embeddings: str | None = None
@@ -108,9 +108,9 @@ class Rescoring(Alphas):
         if not self.all_:
             raise UserError("rescore needs --alpha, or --sweep and --qrels to find one")
         if (self.embeddings is None) != (self.queries is None):
-            raise UserError("--embeddings and --queries go together")
+            raise UserError("give --embeddings and --queries together")
         if self.model is not None and self.embeddings is None:
-            raise UserError("--model is for --embeddings: leave it out")
+            raise UserError("--model only applies to --embeddings: leave it out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ def fuse(
       runs: TREC run files; the order matters.
       method: how the runs are fused.
       output: the run file to write.
-      depth: documents of a query to keep, and to rescore.
+      depth: documents kept, and rescored, per query.
     """
     settings = settings_of(METHODS, f"--method={method}", given)
     _check_count(runs, settings)
@@ -200,7 +200,7 @@ def _one_metric(settings: Alphas) -> str:
 
     text = settings.metric or "nDCG@10"
     if len(metrics := list(parse_metrics(text))) > 1:
-        raise UserError(f"--metric must be one, not {text!r}: the best alpha is best by one")
+        raise UserError(f"--metric must be one metric, which chooses the best alpha, not {text!r}")
     return metrics[0]
 
 
@@ -220,7 +220,7 @@ def _dense_run(first: Run, settings: Rescoring, depth: int) -> Run:
 
 
 def _best(fused: Callable[[float], Run], alphas: list[float], qrels: str, metric: str) -> Run:
-    """Prints the score of each alpha and returns the best run; of equal ones the first."""
+    """Prints the score of each alpha and returns the best run, the first of equally good ones."""
     from jaxir.evaluation.judgements import read_judgements
     from jaxir.evaluation.retrieval_metrics import evaluate_run
     from jaxir.evaluation.text_tables import format_table

@@ -1,4 +1,4 @@
-"""Command: trains and tests a grid of dual encoders, and prints a paper's table of it."""
+"""Command: trains and tests a grid of dual encoders, and prints their table as a paper shows it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jaxir.storage.outputs import writes
 @writes(output_dir="grid", unless="dry_run")
 @cli.takes(GridSettings)
 def grid(settings: GridSettings, *, output_dir: str, dry_run: bool = False) -> int:
-    """Trains and tests every cell of a grid, and prints the paper's table of it, such as SamToNe's Table 1.
+    """Trains and tests every cell of a grid, and prints a paper's table, such as SamToNe's Table 1.
 
     A cell is one model: a data set, a pretrained encoder, a way of sharing between the towers, an objective
-    and a seed. Each is trained by `python -m jaxir.train` and tested by `python -m jaxir.evaluate`, in
-    processes and a directory of its own. Run the same command again to continue after an interruption, or
-    with more seeds, objectives or data sets: finished cells are kept. If one fails, the others continue.
+    and a seed. Each cell is trained by `python -m jaxir.train` and tested by `python -m jaxir.evaluate`, in
+    its own processes and directory. Run the same command again to continue after an interruption, or with
+    more seeds, objectives or data sets: finished cells are kept. If a cell fails, the others continue.
 
     Writes table.md, results.json and cells/NAME/{stage1,model,test.json,judge_NAME.json,log.txt} into the
     output directory. Numbers are means over seeds with their standard deviation; differences have bootstrap
@@ -27,7 +27,7 @@ def grid(settings: GridSettings, *, output_dir: str, dry_run: bool = False) -> i
 
     Args:
       output_dir: the grid's directory, new or to be continued.
-      dry_run: print the commands that would be run, and do nothing.
+      dry_run: only print the commands that would be run.
     """
     from jaxir.evaluation.retrieval_metrics import parse_metrics
     from jaxir.experiments import cell_runner, grid_cells, table

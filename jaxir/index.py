@@ -34,26 +34,26 @@ def index(
     update: str | None = None,
     **given: Any,
 ) -> None:
-    """Builds an index of encoded passages, or of the words of a corpus; or updates one (--update).
+    """Builds an index of encoded passages, or of the words of a corpus; or updates an index (--update).
 
-    scann, exact and milvus need --embeddings. lucene needs --corpus and no model (BM25, in a process of its
-    own that is installed on first use). lucene_impact needs the --vectors of a learned sparse model.
+    scann, exact and milvus need --embeddings. lucene needs --corpus and no model (BM25, in a separate
+    process, which is installed on first use). lucene_impact needs the --vectors of a learned sparse model.
 
     Args:
       output: the index directory.
       backend: scann (the default; approximate, fast, exact up to some thousands of passages), exact, lucene
         (BM25), lucene_impact (learned sparse vectors), or milvus (embedded, or a server by --uri).
       update: an index to change, instead of --output: passages of --embeddings with their --corpus are added
-        (a lucene index needs --corpus alone), those of --delete are removed. The new index replaces the old
+        (a lucene index needs only --corpus), those of --delete are removed. The new index replaces the old
         one when it is complete; a Milvus server is changed in place.
     """
     if update is not None:
         if output is not None or backend is not None:
-            raise UserError("--output and --backend are for a new index: leave them out with --update")
+            raise UserError("--output and --backend only apply to a new index: leave them out with --update")
         _update(update, settings_of(SETTINGS, "--update", given))
         return
     if output is None:
-        raise UserError("--output must be given, or --update")
+        raise UserError("give --output to build an index, or --update to change one")
     backend = backend or "scann"
     settings = settings_of(SETTINGS, f"--backend={backend}", given)
     match settings:
@@ -84,7 +84,7 @@ def _opened(settings: NearestSettings | MilvusSettings) -> StoredEmbeddings:
     from jaxir.retrieval.indexes.documents import check_corpus
 
     stored = open_embeddings(settings.embeddings)
-    if settings.corpus is not None:  # before the work; its texts are read last
+    if settings.corpus is not None:  # checked before the work; its texts are read last
         check_corpus(settings.corpus, stored)
     if settings.model is not None:
         _check_model(settings.model, stored.info.fingerprint)
@@ -128,7 +128,7 @@ def _in_parts(output: str, backend: str, settings: NearestSettings) -> None:
 
 @contextlib.contextmanager
 def _together(output: str) -> Iterator[None]:
-    """Joins the processes that were started together, the first of which locks the output."""
+    """Joins the processes that run this command together; the first of them locks the output."""
     import jax
 
     from jaxir.runtime import distributed
@@ -146,7 +146,7 @@ def _check_model(model: str, fingerprint: str) -> None:
 
     found, known = model_dir.read(model)
     if (known or stored.fingerprint(found)) != fingerprint:
-        raise UserError(f"--model={model} is not the model that encoded the passages: give that one")
+        raise UserError(f"--model={model} is not the model that encoded the passages: give the one that did")
 
 
 def _update(directory: str, settings: UpdateSettings) -> None:

@@ -28,20 +28,20 @@ def mine(
 
     Writes OUTPUT/train.jsonl, on which TevatronPairs(path=...) of jaxir.data.sets.pair_sources trains with
     num_negatives, and OUTPUT/mining.json with the settings. Documents that any split judges relevant to the
-    query, or to another query of the same text, are never negatives. Neither are documents with the text of
-    one of those or of the query.
+    query, or to another query of the same text, are never negatives. Neither are documents with the same
+    text as one of those or as the query.
 
     Args:
       run: TREC run file over the split's queries, of any retriever (jaxir.search --queries writes one).
       dataset: beir:DIR, with queries, documents and judgements.
       output: directory to write; it must not exist.
-      split: the judgements whose queries are mined for.
+      split: the split for whose queries negatives are mined.
       cross_encoder: hf: or st: and a directory or hub name of a cross-encoder that scores each candidate, so
         that unjudged relevant documents are dropped; needs --max_relevance, --relevance_margin or both.
       teacher: hf: or st: and a directory or hub name of a cross-encoder whose scores of passages are written
         for distillation (gin/objectives/margin_mse.gin); may be the same model.
       strict: refuse judgements of missing documents or queries, repeated lines and grades such as 1.0. By
-        default they are counted, and judgements of missing ones are left out.
+        default these are counted, and judgements of missing documents or queries are left out.
     """
     from jaxir.data.formats.sources import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset

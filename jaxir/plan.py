@@ -10,7 +10,7 @@ from jaxir.core.errors import UsageError
 from jaxir.core.values import Positive, check_idle
 from jaxir.training.run.recipe import Recipe
 
-# Fields of a recipe that decide a step, and epochs, which a plan refuses because it cannot count them.
+# Fields of a recipe that determine a training step; and epochs, which a plan refuses, as it reads no data.
 OF_A_STEP = (
     *("model", "objective", "steps", "epochs", "batch_size", "optimizer", "mesh", "num_negatives", "frozen"),
     "seed",
@@ -29,19 +29,19 @@ def plan(
     prices: list[str] | None = None,
     hours: Positive | None = None,
 ) -> int:
-    """Plans a training run: compiles its step for chips without having them, and prints what it needs.
+    """Plans a training run: compiles its step for chips that this machine lacks, and prints what it needs.
 
     Takes the same gin files and flags as `jaxir.train`, but reads neither data nor weights, needs no output
     directory and trains nothing. Prints whether the step fits and how long the run takes, then memory, time
-    and traffic; the exit status is 1 if the chips lack the memory. See docs/planning.md.
+    and traffic; the exit status is 1 if the chips have too little memory. See docs/planning.md.
 
     Args:
-      topology: the chips: v5p:4x4x4 compiles, gpu:8xh100 estimates by arithmetic.
+      topology: the chips: v5p:4x4x4 (TPUs: compiles) or gpu:8xh100 (GPUs: estimates by arithmetic).
       search: find the fastest mesh, rematerialisation, chunks and scan by compiling some of them; topology
         may then be several TPU slices, v5e:2x2,v5e:4x4. Compiled programs are kept: the same command
         continues where it was stopped.
-      prices: of a chip and hour, v5e=1.2,v5p=4.2: prints the run's cost, and for a search the cheapest slice.
-      hours: most hours that the run may take, for --search.
+      prices: price per chip and hour, v5e=1.2,v5p=4.2; prints the run's cost, and a search's cheapest slice.
+      hours: with --search, the maximum number of hours that the run may take.
     """
     return _plan(recipe, _flags(recipe), topology, search, prices, hours)
 
@@ -59,7 +59,7 @@ def plan_recipe(
     """Plans the recipe that a Python file defines by `def recipe() -> Recipe`.
 
     Args:
-      recipe: the file.
+      recipe: path of the Python file.
       topology: as for `plan`.
       search: as for `plan`.
       prices: as for `plan`.
@@ -69,7 +69,7 @@ def plan_recipe(
     from jaxir.training.run.recipe_file import read_recipe, with_typed
 
     if any(word.startswith("--gin") for word in cli.TYPED):
-        raise UsageError("--recipe is a whole recipe in Python: leave out gin files and --gin. bindings")
+        raise UsageError("--recipe is a complete recipe in Python: leave out gin files and --gin. bindings")
     flags = {"topology": ["--topology"], "prices": ["--prices"], "batch_size": ["--batch_size"]}
     return _plan(with_typed(read_recipe(recipe), typed), flags, topology, search, prices, hours)
 
@@ -82,7 +82,7 @@ def _plan(
     prices: list[str] | None,
     hours: float | None,
 ) -> int:
-    """Prints a plan or a search; `flags` names the flags that set each thing that advice may change."""
+    """Prints a plan or a search. `flags` has the flags of each setting that the printed advice changes."""
     if search:
         from jaxir.planning import slices
 

@@ -1,4 +1,4 @@
-"""Commands: pairs or a published data set as a BEIR folder; training data larger than memory."""
+"""Commands that write pairs or a published data set as a BEIR folder, or training data as records on disk."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SOURCES = {
     "nq": "FILE",
     "tfds": "beir/NAME",
 }
-COUNTED = 10_000  # texts of a kind that are tokenised, in seconds, to count how many training cuts
-# Fields of a recipe that decide how its data are tokenised.
+COUNTED = 10_000  # queries or passages that are tokenised, in seconds, to count truncated ones
+# Fields of a recipe that determine how its data are tokenised.
 OF_RECORDS = ("model", "objective", "data", "num_negatives", "on_bad_input")
 EXAMPLES = {
     "prepare": """--dataset=pairs:faq.csv --output=faq
@@ -82,15 +82,15 @@ def prepare(
       query_id: for pairs: the column of the query's id; by default a hash of the text.
       passage_id: for pairs: the column of the passage's id; by default a hash of the text.
       dev: for pairs: queries to hold out for evaluation while training, a number or a share such as 0.1; 0
-        for none. The default is a twentieth, at most 1,000, and of few queries up to a tenth.
-      test: for pairs: queries to hold out for testing, as for --dev; by default at most 2,000.
-      seed: for pairs: of the choice of held-out queries.
-      splits: for the others: splits to write judgements of (default: test), such as dev.small of MS MARCO or
-        validation of TFDS; a data set that is one file has one split, which gets this name.
+        for none. The default is a twentieth, at most 1,000; a tenth if there are few queries.
+      test: for pairs: queries to hold out for testing, like --dev, but by default at most 2,000.
+      seed: for pairs: seed for choosing the held-out queries.
+      splits: for published data sets: splits whose judgements are written (default: test), such as dev.small
+        of MS MARCO or validation of TFDS. A data set that is one file has one split, which gets this name.
       with_context: for multireqa: whether a passage is the sentence followed by its context, or the sentence.
-      data_dir: for tfds: where TFDS keeps its data sets; its default if not given.
-      on_bad_input: stop at the first malformed record, or skip and count them; pairs without a query or a
-        passage are left out and counted in any case.
+      data_dir: for tfds: the directory of TFDS's data sets (default: TFDS's own default).
+      on_bad_input: stop at the first malformed record, or skip and count malformed ones. Pairs without a
+        query or a passage are always left out and counted.
     """
     from jaxir.data.formats.pair_table import PairColumns
 
@@ -98,11 +98,11 @@ def prepare(
     columns = PairColumns(query, passage, negatives, title, query_id, passage_id)
     if kind == "pairs":
         how = {"splits": splits, "with_context": with_context, "data_dir": data_dir}
-        check_idle(prepare, "published data sets, not for --dataset=pairs:FILE", **how)
+        check_idle(prepare, "published data sets, not to --dataset=pairs:FILE", **how)
         _prepare_pairs(where, output, columns, {"dev": dev, "test": test}, seed, on_bad_input)
         return
     how = {**columns._asdict(), "dev": dev, "test": test, "seed": seed}
-    check_idle(prepare, "--dataset=pairs:FILE only", **how)
+    check_idle(prepare, "--dataset=pairs:FILE", **how)
     if kind != "multireqa":
         check_idle(prepare, "--dataset=multireqa:", with_context=with_context)
     if kind != "tfds":
@@ -131,11 +131,11 @@ def _prepare_collection(
     from jaxir.data.sets.collection_files import write_collection
     from jaxir.storage.files import atomic_directory
 
-    # Strict, because a judgement of a missing document is the sign of an incomplete download.
+    # Strict, because a judgement of a missing document is a sign of an incomplete download.
     splits, on_bad_input = list(dict.fromkeys(splits)), OnBadInput(policy, strict=True)
     for split in splits:
         if not re.fullmatch(r"\w[\w.-]*", split):
-            raise UserError(f"--splits has {split!r}, which is no name of a file: qrels/SPLIT.tsv")
+            raise UserError(f"--splits has {split!r}, which cannot be SPLIT in the file name qrels/SPLIT.tsv")
     with atomic_directory(output) as folder:
         collection = _read(kind, where, splits, with_context, data_dir, on_bad_input)
         counts = write_collection(folder, **collection)
@@ -178,8 +178,8 @@ def _prepare_pairs(
     for split, wanted in zip(made.held_out.names, made.held_out.wanted, strict=True):
         if made.queries[split] < 0.5 * wanted:
             print(
-                f"warning: {split} was to have {wanted:,} queries; more cannot be held out, because"
-                f" {made.held_out.largest:,} queries share passages with each other",
+                f"warning: {split} should have {wanted:,} queries, but fewer can be held out, because"
+                f" {made.held_out.largest:,} queries share passages with each other and stay in one split",
                 file=sys.stderr,
             )
     if (cut := _cut_by_default(output)) is not None:
@@ -196,9 +196,9 @@ def _prepare_pairs(
 
 
 def _cut_by_default(folder: str) -> str | None:
-    """Returns a line on how many texts of a BEIR folder the model of gin/pairs.gin cuts.
+    """Returns a line that says how many texts of a BEIR folder the model of gin/pairs.gin truncates.
 
-    None if the model is not on this machine; `jaxir.train` fetches it and reports the counts too.
+    Returns None if the model is not on this machine; `jaxir.train` fetches it and reports the counts too.
     """
     from jaxir.data.formats.lines import OnBadInput
     from jaxir.data.formats.sources import read_corpus, read_queries
@@ -210,7 +210,7 @@ def _cut_by_default(folder: str) -> str | None:
         if (directory := hub.local_minilm()) is None:
             return None
         _, settings, tokenizer = outline_of(Pretrained(source=f"st:{directory}"), weights=False)
-    except UserError:  # The command that needs the model reports a damaged copy.
+    except UserError:  # A later command that needs the model reports a damaged copy.
         return None
     path, counts = Path(folder), {}
     texts = {
@@ -243,7 +243,7 @@ def _read(
         qrels = {split: whole.qrels(split) for split in splits}
         return {"documents": whole.documents(), "queries": whole.queries(), "qrels": qrels}
     if len(splits) > 1:
-        raise UserError(f"{kind}: has one split, which --splits names: {', '.join(splits)} are {len(splits)}")
+        raise UserError(f"{kind}: has one split: give one --splits, not {', '.join(splits)} ({len(splits)})")
     if kind == "multireqa":
         from jaxir.data.sets.multireqa import MultiReqaPairs
 
@@ -265,10 +265,10 @@ def _read(
 def records(recipe: Recipe, *, output: str) -> None:
     """Writes a recipe's training data as records that training reads from the disk, batch by batch.
 
-    For data larger than memory (docs/datasets.md). The data are tokenised once, for the recipe's model,
-    lengths, prompts and fields, into ArrayRecord files. Training then draws the same batches as from the
-    data. Only some thousand examples are in memory at a time, besides what their source needs: a line of
-    files of pairs, or the corpus of a BEIR folder.
+    This is for data larger than memory (docs/datasets.md). The data are tokenised once, for the recipe's
+    model, lengths, prompts and fields, into ArrayRecord files. Training then draws the same batches as from
+    the data. Only some thousand examples are in memory at a time, besides what their source needs: a line of
+    a file of pairs, or the corpus of a BEIR folder.
 
     Args:
       output: the directory to write.
@@ -280,11 +280,11 @@ def records(recipe: Recipe, *, output: str) -> None:
     from jaxir.interop.build import outline_of
 
     if not isinstance(recipe.data, RecordSource):
-        raise UserError(f"data must have records, as BeirPairs(...) has; {recipe.data!r:.80} has none")
+        raise UserError(f"data must be a source of records, such as BeirPairs(...), not {recipe.data!r:.80}")
     _, settings, tokenizer = outline_of(recipe.model, weights=False)
     if tokenizer is None:
         raise UserError(
-            f"{type(recipe.model).__name__} has no tokenizer until its model is built: use another one"
+            f"{type(recipe.model).__name__} has no tokenizer until its model is built: use another model"
         )
     features = recipe.objective.features(settings.text_format_of(tokenizer, recipe.num_negatives))
     on_bad_input = OnBadInput(recipe.on_bad_input)

@@ -1,4 +1,4 @@
-"""Command: training and test data from the documentation of the installed packages."""
+"""Command: makes training and test data from the documentation of the installed packages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from jaxir.storage.outputs import writes
 def pydocs(*, output: str) -> None:
     """Writes the documentation of the installed Python packages as a BEIR folder.
 
-    Each documented function, class and module of the standard library and the installed packages gives a
+    Each documented function, class and module of the standard library and the installed packages becomes a
     pair. The query is the summary line; the passage is the name, the signature and the rest of the docstring.
-    Whole packages are held out for dev and test; OUTPUT/dev and OUTPUT/test are BEIR folders of the held-out
-    packages alone.
+    Whole packages are held out for dev and test; OUTPUT/dev and OUTPUT/test are BEIR folders of only the
+    held-out packages.
 
     Args:
       output: the folder to write.

@@ -1,4 +1,4 @@
-"""Command: trains, indexes and searches on real text, by the commands that a user would type."""
+"""Command: trains, indexes and searches on real text, by the same commands that a user would run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUESTIONS = (
 
 @writes(output="quickstart directory")
 def quickstart(*, output: str = "quickstart") -> int:
-    """Fine-tunes MiniLM on the documentation installed with Python, then indexes, searches and compares.
+    """Fine-tunes MiniLM on the documentation installed with Python, indexes it, and compares searches.
 
     The documentation of some packages is never trained on: their summary lines are the queries, the rest of
     each docstring is the passage to be found. Each step prints the command that it runs. A step whose output
@@ -68,7 +68,7 @@ def run_all(out: Path) -> None:
 
 def make_run(model: str | Path, docs: Path, out: Path) -> None:
     """Encodes and indexes the held-out passages, and searches them for the held-out queries."""
-    backend = "scann" if importlib.util.find_spec("scann") else "exact"  # an extra
+    backend = "scann" if importlib.util.find_spec("scann") else "exact"  # scann is an optional extra
     corpus, queries = docs / "test" / "corpus.jsonl", docs / "test" / "queries.jsonl"
     embeddings, index, run = out / "embeddings", out / "index", out.with_suffix(".trec")
     step("encode", makes=index, model=model, input=corpus, tower="passage", output=embeddings)
@@ -84,10 +84,10 @@ def step(command: str, *, makes: Path | None, questions: tuple[str, ...] = (), *
     """Runs `python -m jaxir.COMMAND` in a process of its own, unless its output exists.
 
     Args:
-      command: its name.
-      makes: its output; None to run it always.
-      questions: lines for its standard input.
-      **flags: its flags.
+      command: the command's name, such as "encode".
+      makes: the command's output; None to run the command always.
+      questions: lines for the command's standard input.
+      **flags: the command's flags.
     """
     from jaxir.experiments.cell_runner import run_attended
 

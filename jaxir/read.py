@@ -27,8 +27,8 @@ def read(
     """Answers questions from retrieved passages with a reader, a Fusion-in-Decoder.
 
     Decodes greedily, unless num_beams is given. Questions that are not in the run are skipped. After an
-    interruption, the same command continues where it stopped. Several machines that see the same files share
-    the work, started as for training (docs/sharding.md).
+    interruption, the same command continues where it stopped. Several machines that share a file system
+    divide the work if each runs the command as for training (docs/sharding.md).
 
     Args:
       model: the reader: a jaxir run or model directory, or hf: and a directory or hub name of a T5.
@@ -36,11 +36,11 @@ def read(
       queries: queries.jsonl[.gz] of _id and text: the questions themselves, not their expansions.
       corpus: corpus.jsonl[.gz] of _id, text and optionally title.
       output: the .jsonl to write, of _id and outputs, which holds the answer.
-      passages: best passages of a question to read.
-      passage_length: most tokens of a question with a passage (default: as the model says).
-      max_new_tokens: most tokens of an answer.
-      num_beams: beams of an answer; 1: no beam search.
-      batch_tokens: tokens of all passages of a batch on one device; lower it if memory is short (default: by
+      passages: number of best passages to read per question.
+      passage_length: maximum number of tokens of a question with one passage (default: the model's).
+      max_new_tokens: maximum number of tokens per answer.
+      num_beams: beams per answer; 1: no beam search.
+      batch_tokens: tokens of all passages per batch on one device; lower it if memory is short (default: by
         platform).
       dtype: type of the matrix products.
     """

@@ -14,16 +14,16 @@ def rerank(
 ) -> None:
     """Reranks the best documents of each query of a run with a cross-encoder.
 
-    Writes a run with the cross-encoder's scores (logits). Documents below --depth are left out, or with
-    --keep_rest follow in the run's order.
+    Writes a run with the cross-encoder's scores (logits). Documents below rank --depth are left out, or
+    follow in the run's order with --keep_rest.
 
     Args:
       model: the cross-encoder: a jaxir run or model directory, or hf: or st: and a directory or hub name.
       run: TREC run file, of any retriever.
       dataset: beir:DIR, with queries and documents.
       output: the run file to write.
-      depth: documents of a query to rerank.
-      keep_rest: append the documents below --depth, with scores that decrease by one.
+      depth: documents reranked per query.
+      keep_rest: append the documents below rank --depth, with scores that decrease by one.
     """
     from jaxir.data.formats.sources import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset

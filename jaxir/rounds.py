@@ -1,4 +1,4 @@
-"""Command: rounds of training on hard negatives that the model of the round before finds."""
+"""Command: trains in rounds, each on hard negatives that the previous round's model finds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jaxir.storage.outputs import writes
 @writes(output_dir="rounds directory")
 @cli.takes(RoundSettings)
 def rounds(settings: RoundSettings, *, output_dir: str) -> int:
-    """Trains, mines hard negatives with the trained model, and trains on them, several times over.
+    """Trains, mines hard negatives with the trained model, trains on them, and repeats this several times.
 
-    Every step is a command of its own (train, encode, index, search, mine, evaluate), whose output is in
+    Every step is a separate command (train, encode, index, search, mine, evaluate), whose output is in
     OUTPUT/roundN/log.txt. Run the same command again to continue after an interruption. At the end a table
     compares the rounds.
 
@@ -50,7 +50,7 @@ def rounds(settings: RoundSettings, *, output_dir: str) -> int:
 
 
 def check_mining(settings: RoundSettings) -> None:
-    """Refuses flags of --mine now that jaxir.mine would refuse after a round of training."""
+    """Raises a UserError now for flags of --mine that jaxir.mine would refuse after a round of training."""
     from jaxir.core.errors import UserError, suggest
     from jaxir.core.values import hints_of, parse
     from jaxir.mine import mine
@@ -58,12 +58,12 @@ def check_mining(settings: RoundSettings) -> None:
     from jaxir.retrieval.mining.mining_settings import MiningSettings
 
     own = {"run": "--first_run", "dataset": "--dataset", "output": "--output_dir"}
-    own |= {"split": "the split train", "negatives": "--negatives", "seed": "--seed"}
+    own |= {"split": "jaxir.rounds, to train,", "negatives": "--negatives", "seed": "--seed"}
     hints, given = hints_of(mine), {}
     for flag in settings.mine:
         name, _, value = flag.partition("=")
         if name in own:
-            raise UserError(f"--mine cannot set {name}: {own[name]} does")
+            raise UserError(f"--mine cannot set {name}: {own[name]} sets it")
         if name not in hints or name == "return" or not value:
             raise UserError(f"--mine={flag}: write NAME=VALUE, a flag of jaxir.mine{suggest(name, hints)}")
         try:

@@ -18,9 +18,9 @@ def sample(*, dataset: str, output: str, train: Count, split: str = "train", see
     Args:
       dataset: beir:DIR, the folder to draw from.
       output: directory to write; it must not exist.
-      train: judgements of the training split to keep.
+      train: number of judgements of the training split to keep.
       split: the name of the training split.
-      seed: of the random draw.
+      seed: seed for the random draw.
     """
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.experiments.subsample import write_sample

@@ -33,9 +33,9 @@ def search(
 
     Without --query and --queries each line of standard input is a question. For a lucene_impact index,
     queries are token weights: {"token": 12, ...} instead of a question, "vector" instead of "text" in
-    --queries. Several machines search an exact index, or one in parts, together: start the same command with
-    --queries once on each. TPU pods are detected, others need JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID. Each reads its part of the vectors, and process 0 writes the run (docs/exact_search.md).
+    --queries. Several machines can search an exact index, or an index in parts, together: start the same
+    command with --queries once on each. TPU pods are detected; other machines need JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID. Process 0 writes the run (docs/exact_search.md).
 
     Args:
       index: the index directory.
@@ -43,13 +43,13 @@ def search(
         none).
       query: one question.
       queries: queries.jsonl[.gz] (_id, text; for a lucene_impact index _id, vector); needs --output.
-      output: the run file of --queries.
-      k: documents for each query (default: 100 with --queries, else 5).
+      output: the run file to write for --queries.
+      k: documents retrieved per query (default: 100 with --queries, else 5).
       dtype: type of the model's matrix products.
       on_bad_input: stop at the first malformed line of --queries, or skip and count them.
-      k1: for a lucene index, how soon more occurrences of a word stop to count (default: 0.9).
-      b: for a lucene index, how much a document's length counts, from 0 to 1 (default: 0.4).
-      feedback: for a lucene index, expand queries by words of the first 10 documents found.
+      k1: for a lucene index, BM25's k1: how much repeated words raise a score (default: 0.9).
+      b: for a lucene index, BM25's b: how much a document's length lowers its score, 0 to 1 (default: 0.4).
+      feedback: for a lucene index, expand queries by words of the first 10 documents that are found.
     """
     from jaxir.data.formats.lines import has_text
     from jaxir.retrieval.console import answer, converse
@@ -58,7 +58,7 @@ def search(
     from jaxir.runtime.partitioning import MeshConfig
 
     if (queries is None) != (output is None):
-        raise UserError("--queries and --output go together: a file of queries gives a run file")
+        raise UserError("give --queries and --output together: the output is the run file of the queries")
     if queries is not None and query is not None:
         raise UserError("give --query or --queries, not both")
     if query is not None and not has_text(query):
@@ -75,7 +75,9 @@ def search(
     if loaded.engine in ("exact", "parts") and (processes := _processes())[1] > 1:
         with distributed.together():
             if queries is None:
-                raise UserError("several processes search a file of queries: give --queries and --output")
+                raise UserError(
+                    "several processes only search a file of queries: give --queries and --output"
+                )
             everywhere = loaded.shared() if loaded.engine == "parts" else loaded.on(MeshConfig().build())
             first = processes[0] == 0
             with alone(output) if first else contextlib.nullcontext():
@@ -95,12 +97,12 @@ def _searcher(index: Index, *, model: str | None, **opening: Any) -> Searcher | 
     if index.query_kind != "weights":
         return Searcher.open(index, model=model, **opening)
     if model is not None:
-        raise UserError("an impact index is searched with token weights: no model belongs to it")
+        raise UserError("an impact index is searched with token weights: leave out --model")
     return WeightsSearcher(index)
 
 
 def _processes() -> tuple[int, int]:
-    """Joins the processes that were started together; returns this one's number and their count."""
+    """Joins the processes that run this command together; returns this process's number and their count."""
     import jax
 
     from jaxir.runtime import distributed
@@ -119,7 +121,7 @@ def _search_file(
     writes: bool = True,
     **opening: Any,
 ) -> None:
-    """Searches for a file of queries; one of several processes writes the run."""
+    """Searches for a file of queries; among several processes, `writes` is True in one."""
     from jaxir.data.formats.sources import read_queries
     from jaxir.data.formats.sparse_vectors import read_sparse_vectors
     from jaxir.retrieval.ranking.runs import write_run
@@ -141,12 +143,12 @@ def _search_file(
 def _ranked(
     index: Index, k1: float | None, b: float | None, feedback: Literal["rm3", "rocchio"] | None
 ) -> Index:
-    """Returns a lucene index that ranks as the flags say."""
+    """Returns the lucene index with the ranking that --k1, --b and --feedback choose."""
     from jaxir.retrieval.indexes.lucene_index import LuceneIndex
     from jaxir.sidecar.lucene_settings import Bm25, Rm3, Rocchio
 
     if not isinstance(index, LuceneIndex):
-        raise UserError(f"--k1, --b and --feedback are for a lucene index, not for {index.info.engine}")
+        raise UserError(f"--k1, --b and --feedback only apply to a lucene index, not to {index.info.engine}")
     given = {name: value for name, value in (("k1", k1), ("b", b)) if value is not None}
     methods = {"rm3": Rm3(), "rocchio": Rocchio(), None: None}
     return index.ranked_by(Bm25(**given), methods[feedback])

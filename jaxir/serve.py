@@ -27,13 +27,13 @@ def serve(
 ) -> None:
     """Serves indexes over HTTP: a page to search them, and an API that /docs describes.
 
-    Two or more indexes also form a hybrid of them all (reciprocal rank fusion). The server shuts down cleanly
+    Several indexes are also searched as one hybrid (reciprocal rank fusion). The server shuts down cleanly
     on SIGTERM or Ctrl-C. It has no password and no encryption: anyone who reaches the address can search.
 
     Args:
       index: index directories, each as DIR or NAME=DIR; repeat the flag or separate them by commas.
       host: the address to listen on; by default only this machine can reach it.
-      port: the port; 0 takes a free one.
+      port: the port; 0 takes a free port.
       allowed_hosts: names by which clients and proxies may call the service (the Host header), besides its IP
         addresses and localhost: NAME, *.DOMAIN, or * for every name. Repeat the flag or separate them by
         commas.
@@ -41,8 +41,8 @@ def serve(
       dtype: type of the model's matrix products.
       limits: limits on requests (`jaxir.serving.limits.Limits`).
       reranker: a cross-encoder (a jaxir run or model directory, hf: or st:) that reranks the results of the
-        hybrid, or of the one index; its results are the system "reranked".
-      rerank_depth: documents of a question to rerank.
+        hybrid, or of the only index; its results are the system "reranked".
+      rerank_depth: documents reranked per question.
       access_log: a file to which a line is added for each request (default: standard error): time, client,
         method, path, status, milliseconds. Questions are not written.
     """
@@ -53,7 +53,7 @@ def serve(
         from jaxir.serving.access_log import AccessLog, RequestLog
         from jaxir.serving.guard import Guard, Hosts
     except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is needed to serve: {how_to_install('serve')}") from error
+        raise UserError(f"{error.name} is needed to serve; run: {how_to_install('serve')}") from error
     from jaxir.serving.service import Service
 
     hosts = Hosts(allowed_hosts or [], host)

@@ -24,15 +24,15 @@ from jaxir.training.run.recipe import Recipe
 def train(recipe: Recipe, *, output_dir: str) -> int:
     """Trains a dual encoder, or resumes the run in the output directory.
 
-    The model, the objective and the data come from gin files (see gin/). Each flag below overrides them, and
-    so does any setting of their objects: --learning_rate=1e-4 sets the optimizer's. RUN/config.gin records
-    all settings: --gin_file=RUN/config.gin repeats the run.
+    The model, the objective and the data come from gin files (see gin/). The flags below override them, and
+    so do flags for any setting of an object in them: --learning_rate=1e-4 sets the optimizer's.
+    RUN/config.gin records all settings: --gin_file=RUN/config.gin repeats the run.
 
     The output directory is a model for every other command: its best checkpoint by the dev metric, else its
-    latest. Run the same command again to resume after an interruption; the parameters at the end are the same
-    as without one. SIGTERM and Ctrl-C save a checkpoint first; the exit status is then 143 or 130. On several
-    machines start the command once on each: TPU pods are detected, others need JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID (docs/sharding.md).
+    latest. Run the same command again to resume after an interruption; the final parameters are the same as
+    without one. SIGTERM and Ctrl-C save a checkpoint first; the exit status is then 143 or 130. On several
+    machines, start the command once on each: TPU pods are detected, other machines need
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (docs/sharding.md).
 
     Args:
       output_dir: directory of the run, new or to be resumed; local or gs://BUCKET/PATH.
@@ -45,18 +45,18 @@ def train(recipe: Recipe, *, output_dir: str) -> int:
 def train_recipe(recipe: str, *, output_dir: str, **typed: Any) -> int:
     """Trains the recipe that a Python file defines by `def recipe() -> Recipe`.
 
-    Typed flags replace fields of the recipe. RUN/recipe.py records it: --recipe=RUN/recipe.py repeats the
-    run.
+    Flags of the command line replace fields of the recipe. RUN/recipe.py records the recipe:
+    --recipe=RUN/recipe.py repeats the run.
 
     Args:
-      recipe: the file.
+      recipe: path of the Python file.
       output_dir: as for `train`.
       **typed: fields of the recipe that are flags.
     """
     from jaxir.training.run.recipe_file import read_recipe, with_typed, write_recipe
 
     if any(word.startswith("--gin") for word in cli.TYPED):
-        raise UsageError("--recipe is a whole recipe in Python: leave out gin files and --gin. bindings")
+        raise UsageError("--recipe is a complete recipe in Python: leave out gin files and --gin. bindings")
     return _train(
         lambda: with_typed(read_recipe(recipe), typed),
         output_dir,
@@ -68,7 +68,7 @@ def _train(
     make: Callable[[], Recipe], output_dir: str, *, on_start: Callable[[Path], None], **bindings: Any
 ) -> int:
     """Trains the recipe that `make` returns, prints how the run ended, and returns the exit status."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides XLA's remarks
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides XLA's log messages
     from jaxir.runtime.distributed import maybe_initialize_distributed, say, together
     from jaxir.training import trainer
 
@@ -104,13 +104,13 @@ def _write_gin(run_dir: Path) -> None:
 
 
 def _gin_bindings(function: Any) -> dict[str, Any]:
-    """Returns what gin binds of `function`, which is part of the run's fingerprint."""
+    """Returns gin's bindings of `function`'s parameters, which are part of the run's fingerprint."""
     gin = sys.modules.get("gin")
     if gin is None or not hasattr(function, "__wrapped__"):
         return {}
     try:
         return gin.get_bindings(function)
-    except ValueError:  # wrapped, but not by gin
+    except ValueError:  # the function is wrapped, but not by gin
         return {}
 
 

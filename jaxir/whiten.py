@@ -23,12 +23,12 @@ def whiten(
     The result is an ordinary model, with the linear map as its projection.
 
     Args:
-      model: a jaxir model or run directory, or st:, hf: or w2v: and a directory or name; of one tower.
-      input: the texts to fit to: a text on each line, a .jsonl[.gz] of documents (_id, text, optionally
-        title), or a BEIR folder.
-      output: the directory of the model, which must not exist or be empty, local or gs://BUCKET/PATH.
-      dimensions: dimensions to keep, those with the most variance (default: as many as the vectors of the
-        texts span; for BERT, whose vectors a LayerNorm normalises, one less than they have).
+      model: a jaxir model or run directory, or st:, hf: or w2v: and a directory or name; only with one tower.
+      input: the texts to which the linear map is fitted: a text on each line, a .jsonl[.gz] of documents
+        (_id, text, optionally title), or a BEIR folder.
+      output: the directory of the model, which must be missing or empty, local or gs://BUCKET/PATH.
+      dimensions: number of dimensions to keep, those with the most variance (default: as many as the texts'
+        vectors span; for BERT, whose vectors a LayerNorm normalises, one less than the vectors have).
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
     from jaxir.data.formats.lines import OnBadInput

@@ -1,1 +1,1 @@
-"""SeqIO tasks over published data sets and the user's files; imported as `jaxir.tasks`."""
+"""Functions that register SeqIO tasks over published data sets and your files; import as `jaxir.tasks`."""

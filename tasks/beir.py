@@ -1,4 +1,4 @@
-"""SeqIO tasks over BEIR's data sets, from BEIR folders or TFDS, with their splits."""
+"""Registers SeqIO tasks over BEIR's data sets, from BEIR folders or TFDS, with the data sets' splits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxir.data.sets.tfds_beir import TfdsBeirPairs
 
 
 def beir(*, directory: str, name: str | None = None) -> str:
-    """Registers a task over any BEIR folder, with its splits; returns the task's name.
+    """Registers a SeqIO task over any BEIR folder, with the folder's splits; returns the task's name.
 
     Args:
-      directory: the folder.
-      name: of the task; by default derived from the folder's path.
+      directory: the BEIR folder.
+      name: name of the task; by default derived from the folder's path.
     """
     splits = BeirFolder(directory).splits
     sources = {split: BeirPairs(directory=directory, split=split) for split in splits}
@@ -24,12 +24,12 @@ def beir(*, directory: str, name: str | None = None) -> str:
 
 
 def beir_set(*, dataset: str, directory: str, name: str | None = None) -> str:
-    """Registers a task over one of BEIR's data sets as downloaded; returns the task's name.
+    """Registers a SeqIO task over a downloaded data set of BEIR; returns the task's name.
 
     Args:
-      dataset: its name: "scifact", "cqadupstack/android", ...; one of `beir_sets.BEIR_SETS`, or "msmarco".
-      directory: the folder with the unpacked archives, such as `directory/scifact`.
-      name: of the task; by default derived from the path.
+      dataset: BEIR's name: "scifact", "cqadupstack/android", ... (`beir_sets.BEIR_SETS`), or "msmarco".
+      directory: folder that holds the unpacked archive, such as `directory/scifact`.
+      name: name of the task; by default derived from the path.
     """
     folder = BeirFolder(Path(directory) / dataset)
     sources = {}
@@ -40,12 +40,12 @@ def beir_set(*, dataset: str, directory: str, name: str | None = None) -> str:
 
 
 def tfds_beir(*, dataset: str, data_dir: str | None = None, name: str | None = None) -> str:
-    """Registers a task over one of BEIR's public data sets as TFDS prepares it; returns the task's name.
+    """Registers a SeqIO task over a public data set of BEIR that TFDS has prepared; returns the task's name.
 
     Args:
-      dataset: its name, as in `beir_set`.
-      data_dir: TFDS's directory; None: its default.
-      name: of the task.
+      dataset: BEIR's name of the data set, as in `beir_set`.
+      data_dir: TFDS's data directory; None: TFDS's default.
+      name: name of the task; by default derived from the data set.
     """
     tfds_name = beir_sets.tfds_name(dataset)
     sources = {

@@ -1,6 +1,6 @@
-"""SeqIO tasks over MS MARCO passage ranking as downloaded.
+"""Registers SeqIO tasks over the downloaded files of MS MARCO passage ranking.
 
-The task over TFDS's version is `jaxir.tasks.beir.tfds_beir(dataset="msmarco")`.
+For TFDS's version, use `jaxir.tasks.beir.tfds_beir(dataset="msmarco")`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from jaxir.data.sets.msmarco import MsMarcoFolder, MsMarcoPairs, MsMarcoTriples
 
 
 def msmarco(*, directory: str, name: str | None = None) -> str:
-    """Registers a task over judged pairs; returns its name. Splits are those of qrels.SPLIT.tsv.
+    """Registers a SeqIO task over judged pairs, with a split per qrels.SPLIT.tsv; returns the task's name.
 
     Args:
-      directory: collection.tsv, queries.train.tsv, qrels.train.tsv, queries.dev.small.tsv, ...
-      name: of the task; by default derived from the path.
+      directory: folder with collection.tsv, queries.train.tsv, qrels.train.tsv, queries.dev.small.tsv, ...
+      name: name of the task; by default derived from the path.
     """
     splits = MsMarcoFolder(directory).splits
     sources = {split: MsMarcoPairs(directory=directory, split=split) for split in splits}
@@ -28,13 +28,13 @@ def msmarco_triples(
     max_negatives: int = 32,
     name: str | None = None,
 ) -> str:
-    """Registers a task over pairs with hard negatives, with the one split "train"; returns its name.
+    """Registers a SeqIO task over pairs with hard negatives; returns its name. The only split is "train".
 
     Args:
-      directory: as in `msmarco`.
-      triples: the file of id triples; see `MsMarcoTriples`.
-      max_negatives: the most negatives of a pair.
-      name: of the task; by default derived from the path.
+      directory: folder with MS MARCO's downloaded files, as in `msmarco`.
+      triples: file of id triples in this folder; see `MsMarcoTriples`.
+      max_negatives: maximum number of negatives per pair.
+      name: name of the task; by default derived from the path.
     """
     source = MsMarcoTriples(directory=directory, triples=triples, max_negatives=max_negatives)
     return add_task("msmarco_triples", {"train": source}, name=name)

@@ -1,4 +1,4 @@
-"""SeqIO tasks over MultiReQA: NaturalQuestions, SQuAD, TriviaQA, SearchQA and HotpotQA."""
+"""Registers SeqIO tasks over MultiReQA: NaturalQuestions, SQuAD, TriviaQA, SearchQA and HotpotQA."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SPLITS = {"train": "train", "dev": "validation"}
 
 
 class DataSet(NamedTuple):
-    """A data set's names in MRQA (file names, which differ between its releases) and TFDS."""
+    """The names of a data set in MRQA (its file names, which differ between releases) and in TFDS."""
 
     mrqa: tuple[str, ...]
     tfds: str
 
 
-# By MultiReQA's names; the splits are "train" and "dev"; MultiReQA's papers call "dev" their test set.
+# {MultiReQA's name: other names}. The splits are "train" and "dev", which MultiReQA's papers call "test".
 DATA_SETS = {
     "NaturalQuestions": DataSet(("NaturalQuestionsShort", "NaturalQuestions"), "mrqa/natural_questions"),
     "SQuAD": DataSet(("SQuAD",), "mrqa/squad"),
@@ -37,14 +37,14 @@ def multireqa(
     with_context: bool = True,
     name: str | None = None,
 ) -> str:
-    """Registers a task over downloaded files, with splits "train" and "dev"; returns its name.
+    """Registers a SeqIO task over downloaded files, with the splits "train" and "dev"; returns its name.
 
     Args:
       dataset: "NaturalQuestions", "SQuAD", "TriviaQA", "SearchQA" or "HotpotQA".
-      mrqa_directory: train/SQuAD.jsonl.gz, dev/SQuAD.jsonl.gz, ...
-      multireqa_directory: the folder data/ of MultiReQA's repository: train/SQuAD/candidates.json.gz, ...
-      with_context: whether a passage is the answer sentence followed by its context, or the sentence alone.
-      name: of the task; by default derived from the paths.
+      mrqa_directory: folder with MRQA's train/SQuAD.jsonl.gz, dev/SQuAD.jsonl.gz, ...
+      multireqa_directory: folder data/ of MultiReQA's repository, with train/SQuAD/candidates.json.gz, ...
+      with_context: whether a passage is the answer sentence followed by its context, or only the sentence.
+      name: name of the task; by default derived from the paths.
     """
     known = _data_set(dataset)
     sources = {
@@ -66,14 +66,14 @@ def tfds_multireqa(
     with_context: bool = True,
     name: str | None = None,
 ) -> str:
-    """Registers the same task with the contexts from TFDS; returns its name.
+    """Like `multireqa`, but with the contexts from TFDS: registers a SeqIO task and returns its name.
 
     Args:
-      dataset: as in `multireqa`.
-      multireqa_directory: as in `multireqa`; TFDS lacks the sentences.
-      data_dir: TFDS's directory; None: its default.
-      with_context: as in `multireqa`.
-      name: of the task.
+      dataset: "NaturalQuestions", "SQuAD", "TriviaQA", "SearchQA" or "HotpotQA".
+      multireqa_directory: folder data/ of MultiReQA's repository, because TFDS lacks the sentences.
+      data_dir: TFDS's data directory; None: TFDS's default.
+      with_context: whether a passage is the answer sentence followed by its context, or only the sentence.
+      name: name of the task; by default derived from the paths.
     """
     known = _data_set(dataset)
     sources = {
@@ -105,4 +105,4 @@ def _existing(paths: list[Path]) -> Path:
     for path in paths:
         if path.is_file():
             return path
-    raise UserError(f"there is no {' nor '.join(map(str, paths))}")
+    raise UserError(f"there is no {' nor '.join(map(str, paths))}: download it, or give another directory")

@@ -1,4 +1,4 @@
-"""SeqIO tasks over Natural Questions: long answers, from the simplified files or TFDS, and DPR's open NQ."""
+"""Registers SeqIO tasks over Natural Questions: its long answers (from files or TFDS), or DPR's open NQ."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from jaxir.data.sets.natural_questions import NaturalQuestionsPairs, TfdsNatural
 
 
 def natural_questions(*, train: str, dev: str, name: str | None = None) -> str:
-    """Registers a task from question to long answer; returns its name.
+    """Registers a SeqIO task of (question, long answer) pairs; returns the task's name.
 
     Args:
-      train: the file v1.0-simplified_simplified-nq-train.jsonl.gz.
-      dev: the file v1.0-simplified_nq-dev-all.jsonl.gz.
-      name: of the task; by default derived from the paths.
+      train: path of v1.0-simplified_simplified-nq-train.jsonl.gz.
+      dev: path of v1.0-simplified_nq-dev-all.jsonl.gz.
+      name: name of the task; by default derived from the paths.
     """
     sources = {"train": NaturalQuestionsPairs(path=train), "dev": NaturalQuestionsPairs(path=dev)}
     return add_task("natural_questions", sources, name=name)
 
 
 def tfds_natural_questions(*, data_dir: str | None = None, name: str | None = None) -> str:
-    """Registers the same task from TFDS's "natural_questions/default"; returns its name.
+    """Like `natural_questions`, from TFDS's "natural_questions/default": registers a task, returns its name.
 
     Args:
-      data_dir: TFDS's directory; None: its default.
-      name: of the task.
+      data_dir: TFDS's data directory; None: TFDS's default.
+      name: name of the task; by default derived from the data directory.
     """
     sources = {
         split: TfdsNaturalQuestionsPairs(split=tfds_split, data_dir=data_dir)
@@ -34,11 +34,11 @@ def tfds_natural_questions(*, data_dir: str | None = None, name: str | None = No
 
 
 def open_natural_questions(*, train: str, dev: str, name: str | None = None) -> str:
-    """Registers a task over DPR's files, passages of Wikipedia with BM25's hard negatives; returns its name.
+    """Registers a SeqIO task over DPR's NQ files (Wikipedia passages, BM25's negatives); returns its name.
 
     Args:
-      train: the file biencoder-nq-train.json.gz.
-      dev: the file biencoder-nq-dev.json.gz.
-      name: of the task; by default derived from the paths.
+      train: path of biencoder-nq-train.json.gz.
+      dev: path of biencoder-nq-dev.json.gz.
+      name: name of the task; by default derived from the paths.
     """
     return add_task("open_nq", {"train": DprPairs(path=train), "dev": DprPairs(path=dev)}, name=name)

@@ -1,4 +1,4 @@
-"""The SeqIO task over the documentation of the installed Python packages."""
+"""Registers a SeqIO task over the documentation of the installed Python packages."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from jaxir.data.sets.pair_sources import PydocsPairs
 
 
 def pydocs() -> str:
-    """Registers the task "pydocs" with splits train, dev and test; returns its name."""
+    """Registers the SeqIO task "pydocs" with the splits train, dev and test; returns the name "pydocs"."""
     return add_task("pydocs", {split: PydocsPairs(split=split) for split in SPLITS}, name="pydocs")

@@ -30,14 +30,14 @@ from jaxir.core.progress import drop
 from jaxir.core.values import simple
 from jaxir.runtime.compile_cache import keep_compiled_programs
 
-# New objects after which Python looks for cycles. Its default of 700 makes commands start an eighth later,
-# because imports and traces create millions of objects that stay.
+# Number of new objects after which Python collects garbage. With its default of 700, commands start 12 %
+# slower, because imports and tracing create millions of objects that stay alive.
 YOUNG_OBJECTS = 10_000
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses
-TYPED: list[str] = []  # the command line of `run`, from "python" on
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses after Ctrl-C and SIGTERM
+TYPED: list[str] = []  # the words of the command line, from "python" on
 GIN_HELP = (
-    "gin file (may be repeated); --name=VALUE sets the parameter of that name of its objects,"
-    " --gin.object.parameter=VALUE any parameter"
+    "gin file (may be repeated); --NAME=VALUE sets the parameter of that name of any object in the gin"
+    " files, --gin.OBJECT.PARAMETER=VALUE sets the parameter of one object"
 )
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -52,44 +52,44 @@ def _note(**attributes: Any) -> Decorator:
 
 
 def one_of(*names: str) -> Decorator:
-    """Notes alternative parameters: a typed one overrides what a gin file sets of the others."""
+    """Marks alternative parameters: one that the command line gives overrides gin's values of the others."""
     return _note(one_of=names)
 
 
 def gives_way(**to: str) -> Decorator:
-    """Notes parameters whose gin value must not limit what is typed.
+    """Marks parameters whose gin value must not limit another flag that the command line gives.
 
-    With `gives_way(min_steps="epochs")` a typed --epochs resets min_steps to its default, unless min_steps is
-    typed too.
+    With `gives_way(min_steps="epochs")`, --epochs resets min_steps to its default, unless the command line
+    gives --min_steps too.
     """
     return _note(gives_way=to)
 
 
 def also_called(**names: str) -> Decorator:
-    """Notes second spellings: `also_called(output_dir="output")` makes --output set output_dir."""
+    """Marks second spellings of flags: `also_called(output_dir="output")` makes --output set output_dir."""
     return _note(also_called=names)
 
 
 def hands_over(**commands: str) -> Decorator:
-    """Notes flags that call another command ("package.module:function") instead.
+    """Marks flags that call another command ("package.module:function") instead of the marked one.
 
-    The flag's value becomes that command's first parameter; other flags that it has are passed on.
+    The flag's value becomes that command's first parameter. Flags that both commands have are passed on.
     """
     return _note(hands_over=commands)
 
 
 def bound_as(name: str) -> Decorator:
-    """Notes that gin files bind the parameters of another command ("package.module:function")."""
+    """Marks a command whose gin files bind the parameters of another command ("package.module:function")."""
     return _note(bound_as=name)
 
 
 def takes(settings: type, *, only: Collection[str] | None = None, **fixed: Any) -> Decorator:
-    """Makes a command take the fields of a dataclass as parameters, and passes it an object of them.
+    """Makes a command take the fields of a dataclass as parameters, and passes it one object made from them.
 
     Args:
       settings: the dataclass; its `Attributes:` become part of the command's documentation.
-      only: the fields; None for all.
-      **fixed: values of other fields that have no default.
+      only: names of the fields to take; None for all.
+      **fixed: constant values of other fields, such as those that have no default.
     """
     fields = inspect.signature(settings).parameters
     chosen = {name: p for name, p in fields.items() if only is None or name in only}
@@ -108,7 +108,7 @@ def takes(settings: type, *, only: Collection[str] | None = None, **fixed: Any) 
 
 
 def takes_typed(settings: type, *, only: Collection[str] | None = None) -> Decorator:
-    """Makes fields of a dataclass flags of a command; its `**typed` holds the texts of typed ones."""
+    """Adds dataclass fields to a command's flags; its `**typed` gets those that the command line gives."""
     names = [name for name, hint in values.hints_of(settings).items() if simple(hint) is not None]
     kind = inspect.Parameter.KEYWORD_ONLY
     taken = [inspect.Parameter(n, kind, default=None) for n in only or names if n in names]
@@ -147,11 +147,11 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", act
         drop(sys.stdout.fileno())
         return 141
     except Exception as error:
-        # gin raises copies of errors in its calls, without errno and path.
+        # gin raises copies of errors, which lack errno and path; find the original error.
         while error.__context__ is not None and "In call to configurable" in str(error):
             error = error.__context__
         if isinstance(error, OSError) and error.errno in error_report.OF_OUTPUTS:
-            drop(sys.stdout.fileno())  # If standard output is full, its buffer would fail again at exit.
+            drop(sys.stdout.fileno())  # Otherwise writing the buffer would fail again at exit.
         sentence, status = error_report.explain(error)
         print(f"error: {sentence}", file=sys.stderr)
         return status
@@ -163,7 +163,7 @@ def start(name: str, examples: str) -> NoReturn:
 
 
 def command_lines(module: str, examples: str) -> str:
-    """Returns the command lines that end --help; each line of `examples` has the arguments of one."""
+    """Returns the example commands for --help; each line of `examples` has the arguments of one command."""
     return "\n  ".join(f"python -m {module} {arguments}" for arguments in examples.splitlines())
 
 
@@ -175,7 +175,7 @@ def end(status: int) -> NoReturn:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if Ctrl-C arrives during shutdown
-    gc.collect()  # finalizes objects in cycles
+    gc.collect()  # runs the finalizers of objects in reference cycles
     if status in STOPPED:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -185,7 +185,7 @@ def end(status: int) -> NoReturn:
 
 
 def _stopped(words: str, number: signal.Signals) -> int:
-    # Libraries leave coroutines behind, about which Python would warn.
+    # Python would warn about coroutines that libraries did not await.
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
     print(words, file=sys.stderr)
     return 128 + number
@@ -219,7 +219,7 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     requested, prog, flags = _handed_over(function, prog, flags)
     if short and requested is not function and not hasattr(requested, "bound_as"):
         flag = short[0].partition("=")[0]
-        raise UsageError(f"{flag} is a setting of gin files, and {prog} reads none: set it in the recipe")
+        raise UsageError(f"{flag} only applies to gin files, not to {prog}: set it in the recipe")
     function = requested
     call, bound = function, set()
     if gin_files or bindings or short:
@@ -243,7 +243,7 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
 def _handed_over(
     function: Callable[..., Any], prog: str, flags: dict[str, Any]
 ) -> tuple[Callable[..., Any], str, dict[str, Any]]:
-    """Returns the command that the flags call, its name and its flags; see `hands_over`."""
+    """Returns the command that the flags call (see `hands_over`), its name and its flags."""
     while flag := next((name for name in getattr(function, "hands_over", {}) if name in flags), None):
         function, prog = _load(function.hands_over[flag]), f"{prog} --{flag}"
         first, *others = _parameters(function)
@@ -256,7 +256,7 @@ def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, settings
     """Returns the message for an unknown argument; `settings` are flags that set a recipe's parameters."""
     flag = argument.split("=")[0]
     if not flag.startswith("-"):
-        return f"{argument!r:.80} belongs to no flag; flags are written --NAME=VALUE (see {prog} --help)"
+        return f"{argument!r:.80} follows no flag; write flags as --NAME=VALUE (see {prog} --help)"
     known = [option for option in parser._option_string_actions if option.startswith("--")]
     meant = (
         suggest(flag, [*known, *settings], likeness=1.0)  # another spelling, or another tool's name
@@ -276,7 +276,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def check_required(function: Callable[..., Any], given: set[str], prog: str) -> None:
-    """Raises a UserError that names the missing parameters, and says how to give them."""
+    """Raises a UserError if required parameters are missing; the message says how to give them."""
     hints = typing.get_type_hints(function, include_extras=True)
     missing = [n for n, p in _parameters(function).items() if p.default is p.empty and n not in given]
     objects = [n for n in missing if simple(hints.get(n, str)) is None]
@@ -325,7 +325,7 @@ def build_parser(function: Callable[..., Any], *, prog: str, example: str) -> ar
     for flag, name in getattr(function, "hands_over", {}).items():
         other = _load(name)
         summary = docstring_parser.parse(other.__doc__).short_description
-        help_text = f"as `python -m {name.partition(':')[0]} --{next(iter(_parameters(other)))}`: {summary}"
+        help_text = f"runs `python -m {name.partition(':')[0]} --{next(iter(_parameters(other)))}`: {summary}"
         parser.add_argument(f"--{flag}", default=argparse.SUPPRESS, metavar="STR", help=help_text)
     parser.add_argument(
         "--gin_file", action="append", default=argparse.SUPPRESS, metavar="FILE", help=GIN_HELP

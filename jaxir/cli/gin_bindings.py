@@ -1,4 +1,4 @@
-"""The values that gin files and typed bindings give to parameters, and the objects that these make.
+"""The values that gin files and the command line bind to parameters, and the objects made from them.
 
 gin files are read with gin's own parser (`gin.config_parser`). Values stay data here: a `Reference` to an
 object or function, or a `Macro`. gin gets the result as one text (`Bindings.text`) and makes the objects.
@@ -18,8 +18,8 @@ from jaxir.core.errors import UserError, suggest
 from jaxir.core.values import Deferred, hints_of
 
 MACRO = "gin.macro"
-UNKNOWN = inspect.Parameter.empty  # a value that only a call returns
-LINE_LENGTH = 100  # of the text for gin
+UNKNOWN = inspect.Parameter.empty  # stands for the unknown result of a call
+LINE_LENGTH = 100  # maximum line length of the text that gin gets
 
 
 class Key(NamedTuple):
@@ -50,7 +50,7 @@ class Key(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Macro:
-    """`%NAME`."""
+    """A macro as a value: `%NAME`."""
 
     name: str
 
@@ -63,7 +63,7 @@ REQUIRED = Macro("gin.REQUIRED")
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """`@scope/NAME()`, or `@scope/NAME` if `called` is False; `selector` is the module and the name."""
+    """A function or class as a value: `@scope/SELECTOR()` (`called`) or `@scope/SELECTOR`."""
 
     scope: str
     selector: str
@@ -77,11 +77,11 @@ class Bindings:
     """The last value of each bound parameter, and the functions and classes that have these parameters.
 
     Attributes:
-      command: selector of the function that is called.
+      command: selector (module and name) of the function that is called.
       values: the value of each key.
-      typed: the keys that the command line sets, as they were typed.
+      typed: the keys that the command line sets, with their spelling there.
       objects: functions and classes by selector.
-      modules: the names of their modules by selector.
+      modules: the names of the functions' and classes' modules by selector.
       imported: the modules that gin files import, by their names there.
     """
 
@@ -107,7 +107,7 @@ class Bindings:
                     raise UserError(f"{module.__name__} has no {part!r}{suggest(part, vars(parent))}")
                 module, path = (found, []) if inspect.ismodule(found) else (module, [*path, part])
             if not callable(found):
-                raise UserError(f"{name} is no function and no class")
+                raise UserError(f"{name} is neither a function nor a class")
             same = (selector for selector, known in self.objects.items() if known is found)
             selector = next(same, f"{module.__name__}.{'.'.join(path)}")
             self.modules.setdefault(selector, module.__name__)
@@ -119,14 +119,14 @@ class Bindings:
         if not matches:
             known = {".".join(s.split(".")[-n:]) for s in self.objects for n in (1, 2)}
             meant = suggest(name, known) or "; import its module in the gin file that binds it"
-            raise UserError(f"nothing is called {name!r}{meant}")
+            raise UserError(f"no function or class is called {name!r}{meant}")
         return matches[0]
 
     def parameters_of(self, selector: str) -> dict[str, inspect.Parameter]:
         return _parameters(self.objects[selector])
 
     def key(self, scope: str, selector: str, parameter: str) -> Key:
-        """Returns the key of a parameter; refuses an unknown name."""
+        """Returns the key of a parameter; raises a UserError for an unknown name."""
         known = self.parameters_of(selector)
         if parameter not in known and all(p.kind is not p.VAR_KEYWORD for p in known.values()):
             name = ".".join(selector.split(".")[-2:])
@@ -137,7 +137,7 @@ class Bindings:
         return Key("", self.command, parameter)
 
     def chain(self, key: Key) -> list[Key]:
-        """Returns `key`, the macro that it is bound to, the macro that this one is bound to, and so on."""
+        """Returns `key`, the macro that the key is bound to, the macro that that macro is bound to, ..."""
         chain = [key]
         while isinstance(macro := self.values.get(chain[-1]), Macro):
             if (following := Key.of_macro(macro.name)) in chain:
@@ -146,7 +146,7 @@ class Bindings:
         return chain
 
     def macros_behind(self, keys: Iterable[Key]) -> set[str]:
-        """Returns the macros that keys are bound to, directly or through other macros; refuses circles."""
+        """Returns the macros that keys are bound to, directly or through other macros; refuses cycles."""
         found: set[str] = set()
 
         def follow(value: Any, within: tuple[str, ...]) -> None:
@@ -172,16 +172,16 @@ class Bindings:
                 yield from self.references(self.values.get(Key.of_macro(part.name)))
 
     def innermost(self, scope: str, selector: str) -> dict[str, Key]:
-        """Returns the keys that bind a function's or class's parameters within a scope, by parameter."""
+        """Returns {parameter: key} of a function or class within a scope; inner scopes have priority."""
         parts = scope.split("/") if scope else []
         scopes = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
         bound = [key for key in self.values if key.selector == selector and key.scope in scopes]
         return {key.parameter: key for key in sorted(bound, key=lambda key: len(key.scope))}
 
     def made(self) -> dict[tuple[str, str], int]:
-        """Returns scope and selector of the command and all its objects, and their distance from the command.
+        """Returns {(scope, selector): distance from the command} of the command and all objects it makes.
 
-        Objects that another binding has replaced are not among them. Refuses an object made of itself.
+        Leaves out objects that another binding has replaced. Refuses an object that needs itself.
         """
         depths = {("", self.command): 0}
 
@@ -201,7 +201,7 @@ class Bindings:
         return depths
 
     def read(self) -> list[Key]:
-        """Returns the bound parameters of `made`, and of functions and classes decorated by a user's code.
+        """Returns the bound parameters of all in `made`, and of the user's `gin.configurable` functions.
 
         gin passes bindings to a `gin.configurable` wherever it is called.
         """
@@ -228,7 +228,7 @@ class Bindings:
         return Deferred(f"{name}()", made) if inspect.isclass(made) else UNKNOWN
 
     def text(self) -> str:
-        """Returns a gin file of the bindings that are read, which makes the same objects."""
+        """Returns the text of a gin file with the bindings that are read; it makes the same objects."""
         keys = sorted(self.read(), key=lambda key: (key.selector.split(".")[::-1], key))
         macros = sorted(map(Key.of_macro, self.macros_behind(keys)))
         used = {r.selector for key in keys for r in self.references(self.values[key])}
@@ -288,7 +288,7 @@ def given_twice(what: object, first: str, second: str) -> UserError:
 
 
 def has_reference(value: Any) -> bool:
-    """Whether a value contains an object or function."""
+    """Whether a value refers to an object or function, directly or in a list, tuple or dict."""
     return any(isinstance(part, Reference) for part in _parts(value))
 
 

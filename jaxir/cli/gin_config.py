@@ -1,4 +1,4 @@
-"""gin files and bindings in, one bound call out; only `cli` imports gin.
+"""Turns gin files, bindings and flags into one bound call. In jaxir, only `jaxir.cli` imports gin.
 
 gin files use dynamic registration: `from __gin__ import dynamic_registration`, then plain imports. So any
 function or class of jaxir or of a user's own module can be bound.
@@ -33,8 +33,8 @@ def bind(
 ) -> tuple[Callable[..., Any], set[str]]:
     """Reads gin files, then bindings, then flags; returns the bound function and the parameters that are set.
 
-    Later values override earlier ones. A flag whose parameter a file binds to a macro sets the macro, and
-    with it everything bound to that macro. If two flags share a macro, only the one of its name sets it.
+    Later values override earlier ones. If a file binds a flag's parameter to a macro, the flag sets the macro
+    and so all that is bound to it. If two flags share a macro, only the flag with the macro's name sets it.
     Flags become bindings, so that `operative_config` repeats the run.
 
     Args:
@@ -43,7 +43,7 @@ def bind(
       bindings: `NAME=VALUE` or `--name=VALUE`; NAME is a short name (`short_names`), a macro or
         `function.parameter`.
       flags: the flags that were given.
-      only: the parameters that will be read; None for all. Objects of others need not be set.
+      only: names of parameters that will be read; None for all. Others' required values may be missing.
     """
     found = Bindings(function)
     reader = Reader(found)
@@ -87,14 +87,14 @@ def arguments(
 
 
 def operative_config() -> str | None:
-    """Returns the bindings that the run has used, as a gin file; None if no gin was given."""
+    """Returns the bindings that the run uses as a gin file's text; None if no gin was given."""
     return _text[0] if _text and gin.config_is_locked() else None
 
 
 def settled(command: str, text: str) -> dict[str, str]:
     """Returns the non-default settings that a gin text gives a command ("package.module:function").
 
-    Two texts that make the same run return the same.
+    Two texts that describe the same run give equal results.
     """
     module, _, function = command.partition(":")
     found = Bindings(getattr(importlib.import_module(module), function))
@@ -136,17 +136,17 @@ def _is_typed(found: Bindings, name: str, flags: Mapping[str, Any]) -> bool:
 
 
 def _give_way(found: Bindings, function: Callable[..., Any], flags: Mapping[str, Any]) -> None:
-    """Resets parameters whose gin value would limit what is typed; see `cli.gives_way`."""
+    """Resets parameters whose gin value would limit a flag of the command line; see `cli.gives_way`."""
     for name, other in getattr(function, "gives_way", {}).items():
         if not _is_typed(found, name, flags) and _is_typed(found, other, flags):
             found.values[found.of_command(name)] = inspect.signature(function).parameters[name].default
         for instead in set(getattr(function, "one_of", ())) - {other}:
             if _is_typed(found, name, flags) and _is_typed(found, instead, flags):
-                raise UserError(f"{name} counts with {other} only, and {instead} is given: leave {name} out")
+                raise UserError(f"{name} only applies with {other}, not with {instead}: leave {name} out")
 
 
 def _check_read(bindings: Bindings) -> None:
-    """Refuses typed parameters and macros of objects that the command does not make."""
+    """Raises a UserError if the command line sets a parameter or macro that the command does not read."""
     read = bindings.read()
     macros = bindings.macros_behind(read)
     for key in bindings.typed:
@@ -157,14 +157,14 @@ def _check_read(bindings: Bindings) -> None:
             if key.is_macro
             else [k for k in read if k.parameter == key.parameter]
         )
-        more = f"; {'it is of' if key.is_macro else 'there are'} {', '.join(sorted(map(str, others)))}"
+        more = f"; {'it belongs to' if key.is_macro else 'it reads'} {', '.join(sorted(map(str, others)))}"
         raise UserError(
             f"{key} is set but nothing reads it: this command makes no such object{more if others else ''}"
         )
 
 
 def _check_set(bindings: Bindings) -> None:
-    """Refuses macros and required parameters that have no value."""
+    """Raises a UserError if a macro or a required parameter that the command reads has no value."""
     read = bindings.read()
     macros = [Key.of_macro(name) for name in sorted(bindings.macros_behind(read))]
     defined = {key.scope for key in bindings.values if key.is_macro}
@@ -176,7 +176,7 @@ def _check_set(bindings: Bindings) -> None:
 
 
 def _check_values(bindings: Bindings) -> None:
-    """Refuses values that do not fit their parameters, and empty texts of the command's own parameters."""
+    """Refuses values that do not fit their parameters, and empty texts for the command's own parameters."""
     for made in bindings.made():
         parameters = bindings.parameters_of(made[1])
         for name, key in bindings.innermost(*made).items():

@@ -1,4 +1,4 @@
-"""gin files, their includes and typed bindings, read into `Bindings`."""
+"""Reads gin files, their includes and bindings of the command line into `Bindings`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from gin import config_parser
 
 from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, given_twice
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.installation import find_recipe, missing_recipe
+from jaxir.core.installation import PACKAGE, find_recipe, missing_recipe
 
 DEFAULT = "default"  # default/NAME is the value of a macro that nothing else sets
+# Modules that got another name when they moved, as far as an earlier run's config.gin may import them.
+RENAMED = {"jaxir.evaluators.search": "corpus_search", "jaxir.experiments.plan": "grid_cells"}
 
 
 class _Named(NamedTuple):
-    """`@NAME` or `@NAME()` as it is written."""
+    """`@NAME` or `@NAME()`, as it is written in a gin file."""
 
     name: str
     called: bool
@@ -38,7 +40,7 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 class Reader:
-    """Reads gin files, then typed bindings, into `Bindings`; later values override earlier ones."""
+    """Reads gin files, then the command line's bindings, into `Bindings`; later values win."""
 
     def __init__(self, into: Bindings) -> None:
         self._into = into
@@ -54,15 +56,15 @@ class Reader:
         for key in self._defaults:
             if key.scope not in used:
                 meant = suggest(str(key), used)
-                raise UserError(f"{DEFAULT}/{key} gives a macro a value, but nothing uses it{meant}")
+                raise UserError(f"{DEFAULT}/{key} gives a macro a value, but nothing uses the macro{meant}")
 
     def text(self, text: str, name: str = "config.gin", within: tuple[Path, ...] = ()) -> None:
         """Reads the text of the gin file `name`; `within` are the files that include it."""
-        for key, value in self._statements(text, name, {}, within):
+        for key, value in self._statements(with_moved_imports(text), name, {}, within):
             self._into.values[key] = value
 
     def typed(self, bindings: Sequence[str]) -> None:
-        """Reads `NAME=VALUE` and `--name=VALUE`; a bare word is text: `MODEL=st:all-MiniLM-L6-v2`."""
+        """Reads `NAME=VALUE` and `--name=VALUE`; text needs no quotes: `MODEL=st:all-MiniLM-L6-v2`."""
         typed = self._into.typed
         for binding in bindings:
             name, _, value = (part.strip() for part in binding.partition("="))
@@ -80,13 +82,13 @@ class Reader:
         if path is None:
             raise UserError(missing_recipe(file))
         if path.resolve() in [other.resolve() for other in within]:
-            raise UserError(f"{within[-1]} includes {path}: gin files that include themselves have no end")
+            raise UserError(f"{within[-1]} includes {path}, which includes it: remove one of the includes")
         self.text(path.read_text(encoding="utf-8", errors="replace"), str(path), (*within, path))
 
     def _statements(
         self, text: str, name: str, imported: dict[str, types.ModuleType], within: tuple[Path, ...]
     ) -> Iterator[tuple[Key, Any]]:
-        """Yields keys and values of a gin text and of its includes; adds its modules to `imported`."""
+        """Yields keys and values of a gin text, and reads its includes; adds its modules to `imported`."""
         stream = io.StringIO(text)
         stream.name = name
         line = 0
@@ -110,7 +112,7 @@ class Reader:
                         yield Key.of_macro(statement.selector), value
         except tokenize.TokenError:
             after = f" after line {line}" if line else ""
-            raise UserError(f"{name}: a bracket or a text is opened{after} and never closed") from None
+            raise UserError(f"{name}: a bracket or a quote is opened{after} and never closed") from None
         except RecursionError:
             raise UserError(f"{name}: brackets are nested too deeply") from None
         except SyntaxError as error:
@@ -120,7 +122,7 @@ class Reader:
             raise UserError(f"{name}:{line}: {error}" if within and not has_place else str(error)) from error
 
     def _resolved(self, value: Any, imported: dict[str, types.ModuleType]) -> Any:
-        """Returns a parsed value with the selectors of the functions and classes that it names."""
+        """Returns a parsed value in which a `Reference` replaces each name of a function or class."""
         if isinstance(value, _Named):
             scope, _, name = value.name.rpartition("/")
             return Reference(scope, self._into.find(name, imported), value.called)
@@ -140,17 +142,17 @@ def _quoted(value: str) -> str:
 
 
 def _explained(error: SyntaxError, name: str) -> str:
-    """Returns the message for text that gin's parser refused."""
+    """Returns the error message for a gin text that gin's parser could not read."""
     message = str(error.msg)
     if re.match(r"\s*(from\s.*)?import\s.*,", error.text or ""):
-        message = "gin imports one name on a line"
+        message = "gin allows one name in an import line"
     elif token := re.search(r"Failed to parse token '(.*)'", message):
-        message = f"{token[1]} is no value: text wants quotes, a macro %, an object @"
+        message = f"{token[1]} is not a value: write text in quotes, %MACRO or @OBJECT()"
     return f"{name}:{error.lineno}: {message:.800}"
 
 
 def _imported(statement: config_parser.ImportStatement) -> types.ModuleType:
-    """Imports a module, and returns the module that its name in the file is bound to."""
+    """Imports a module; returns the module to which the import statement binds a name."""
     try:
         module = importlib.import_module(statement.module)
     except ModuleNotFoundError as error:
@@ -171,3 +173,26 @@ def _names_in(module: str) -> list[str]:
     except ImportError:
         return []
     return [*vars(found), *(m.name for m in pkgutil.iter_modules(getattr(found, "__path__", [])))]
+
+
+def with_moved_imports(text: str) -> str:
+    """Returns the text of a gin file with modules imported from the rooms where they are today.
+
+    The config.gin of a run that was trained before modules moved therefore still repeats the run. A module's
+    base name occurs once in jaxir, so it finds the module.
+    """
+
+    def moved(line: re.Match[str]) -> str:
+        package, name, alias = line.groups()
+        if PACKAGE.parent.joinpath(*package.split("."), f"{name}.py").is_file():
+            return line[0]
+        now = RENAMED.get(f"{package}.{name}", name)
+        rooms = [found.parent for found in PACKAGE.rglob(f"{now}.py")]
+        if package == "jaxir.evaluators":
+            rooms = [room for room in rooms if room.name == "evaluators"]
+        if len(rooms) != 1:
+            return line[0]
+        room = ".".join(("jaxir", *rooms[0].relative_to(PACKAGE).parts))
+        return f"from {room} import {now}" + (alias or (f" as {name}" if now != name else ""))
+
+    return re.sub(r"^from (jaxir(?:\.\w+)*) import (\w+)( as \w+)?$", moved, text, flags=re.M)

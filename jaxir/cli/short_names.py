@@ -16,7 +16,7 @@ from jaxir.core.errors import UsageError, UserError, suggest
 from jaxir.core.installation import RECIPES
 from jaxir.core.values import fits, simple
 
-MISSPELT = 0.8  # likeness above which a name is a misspelling of another
+MISSPELT = 0.8  # difflib ratio from which a name is a misspelling of another
 # Short names that differ from the parameter's name, because several objects of a recipe have a parameter of
 # that name, or because it is unclear without its object.
 _OTHERWISE = """
@@ -66,7 +66,7 @@ OTHERWISE = {
 
 
 class UnknownFlagError(UsageError):
-    """A flag, without its value, that names no parameter of the recipe; `known` are flags that exist."""
+    """Raised for a flag (its name only) of no parameter of the recipe; `known` are existing flags."""
 
     def __init__(self, flag: str, known: Iterable[str]) -> None:
         self.flag, self.known = flag, [f"--{name}" for name in known]
@@ -88,7 +88,7 @@ def flags_of(name: str, parameter: str) -> list[str]:
 
 
 def settings(bindings: Bindings) -> dict[str, tuple[Any, list[Key]]]:
-    """Returns the value and parameters of each short name that gin files set."""
+    """Returns {short name: (value, parameters)} for the short names that gin files set."""
     found: dict[str, tuple[Any, list[Key]]] = {}
     macros = [Macro(key.scope) for key in bindings.values if key.is_macro]
     for key, value in sorted(bindings.values.items(), key=lambda item: item[0].is_macro):
@@ -134,7 +134,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def check_have_values(bindings: Bindings, typed: Sequence[str]) -> None:
-    """Refuses flags without a value, unknown ones as unknown."""
+    """Raises a UsageError for flags without a value; an unknown flag is reported as unknown."""
     for flag in typed:
         if "=" in flag:
             continue
@@ -145,12 +145,12 @@ def check_have_values(bindings: Bindings, typed: Sequence[str]) -> None:
 
 
 def apply(bindings: Bindings) -> None:
-    """Makes each macro that nothing uses set the parameter of that short name.
+    """Treats each macro that nothing uses as a short name: sets the parameter with that name.
 
-    Refuses names of several parameters, and typed or misspelt names of none.
+    Refuses a name of several parameters, and a misspelt or command-line name of none.
     """
     names = [key for key in bindings.values if key.is_macro]
-    # Objects first, because later names may set their parameters.
+    # Set objects first, because later names may set the objects' parameters.
     for key in sorted(names, key=lambda key: not has_reference(bindings.values[key])):
         users = bindings.read() if key in bindings.typed else bindings.values
         if key.scope in bindings.macros_behind(users):
@@ -164,7 +164,7 @@ def apply(bindings: Bindings) -> None:
         spelled = bindings.typed.get(key)
         if others:
             candidates = ", ".join(map(str, found))
-            raise UserError(f"{spelled or f'{key} ='} may be any of {candidates}: write --gin.{target}=...")
+            raise UserError(f"{spelled or f'{key} ='} may mean any of {candidates}: write --gin.{target}=...")
         if spelled and target in bindings.typed:
             raise given_twice(target, bindings.typed[target], spelled)
         if spelled or target not in bindings.typed:
@@ -174,7 +174,7 @@ def apply(bindings: Bindings) -> None:
 
 
 def _parameters(bindings: Bindings, name: str, value: Any) -> list[Key]:
-    """Returns a short name's parameters: bound before unbound ones, then those nearest to the command."""
+    """Returns the bound parameters of a short name, else its unbound ones: those nearest to the command."""
     found: dict[Key, tuple[bool, int]] = {}
     for (scope, selector), depth in bindings.made().items():
         bound = bindings.innermost(scope, selector)
@@ -196,9 +196,9 @@ def _may_be(bindings: Bindings, key: Key, value: Any) -> bool:
 
 
 def _check_known(bindings: Bindings, key: Key) -> None:
-    """Refuses a name that sets nothing if it is typed or misspelt; warns if it is unknown."""
+    """Refuses a name that sets nothing if the command line gives it or it is misspelt; else warns."""
     if holders(bindings, key):
-        return  # If it is typed, `gin_config.bind` refuses it.
+        return  # `gin_config.bind` refuses it if the command line gives it.
     known, shipped = known_names(bindings), shipped_names()
     spelled = bindings.typed.get(key)
     if spelled and not spelled.startswith("--gin."):

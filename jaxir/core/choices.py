@@ -16,7 +16,7 @@ from jaxir.core.values import hints_of
 
 
 def with_flags_of(*settings: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a command take the fields of dataclasses as parameters; its `**given` holds those that are given.
+    """Adds dataclass fields to a command's parameters; its `**given` gets those that a caller gives.
 
     If several dataclasses have a field, the first one documents it.
     """
@@ -24,7 +24,7 @@ def with_flags_of(*settings: type) -> Callable[[Callable[..., Any]], Callable[..
     for cls in settings:
         for field in dataclasses.fields(cls):
             fields.setdefault(field.name, field)
-    # A field without a default is needed by some choices only, so its flag may be missing.
+    # Only some choices need a field without a default, so its flag may be missing.
     defaults = {name: None if f.default is dataclasses.MISSING else f.default for name, f in fields.items()}
     taken = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
@@ -49,14 +49,14 @@ def with_parameters(
     taken: Iterable[inspect.Parameter],
     settings: Sequence[type],
 ) -> Callable[..., Any]:
-    """Returns `command`, which calls `function`, with that one's name and documentation.
+    """Returns `command`, a wrapper of `function`, with the name and documentation of `function`.
 
-    Its parameters are `own`, those of the function, then `taken`, which are fields of `settings`. The first
-    dataclass that has a field gives its type and documentation.
+    Its parameters are `own`, which the function has itself, then `taken`, which are fields of `settings`. A
+    field's type and documentation come from the first dataclass that has the field.
     """
     own, taken = list(own), list(taken)
     functools.update_wrapper(command, function)
-    del command.__wrapped__  # inspect would show the parameters of the function
+    del command.__wrapped__  # otherwise inspect shows the function's parameters
     known = typing.get_type_hints(function, include_extras=True)
     hints = {name: hint for cls in reversed(settings) for name, hint in hints_of(cls).items()}
     command.__signature__ = inspect.Signature([*own, *taken])
@@ -70,16 +70,16 @@ def settings_of(choices: Mapping[str, type], chosen: str, given: Mapping[str, An
     """Returns the settings of a choice, made of the flags that were given.
 
     Args:
-      choices: the settings dataclass of each choice, by what a user types for it.
-      chosen: one of them.
-      given: flags by name; None counts as not given.
+      choices: the settings dataclass of each choice, by the flag that selects it ("--method=rrf").
+      chosen: the key in `choices` that the user selected.
+      given: values of flags by name; None means that the flag was not given.
     """
     names = {choice: [f.name for f in dataclasses.fields(cls)] for choice, cls in choices.items()}
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if name not in names[chosen]:
             takers = " and ".join(choice for choice, own in names.items() if name in own)
-            raise UserError(f"--{name} is for {takers}, not for {chosen}: leave it out")
+            raise UserError(f"--{name} only applies to {takers}, not to {chosen}: leave it out")
     fields = dataclasses.fields(choices[chosen])
     needed = [f"--{f.name}" for f in fields if f.default is dataclasses.MISSING and f.name not in given]
     if needed:
@@ -88,7 +88,7 @@ def settings_of(choices: Mapping[str, type], chosen: str, given: Mapping[str, An
 
 
 def _documented(settings: Sequence[type], names: Collection[str]) -> list[str]:
-    """Returns the lines of the dataclasses' `Attributes:` sections about `names`, each name once."""
+    """Returns the lines of the dataclasses' `Attributes:` sections that describe `names`, each name once."""
     lines, seen = [], set()
     for base in dict.fromkeys(itertools.chain.from_iterable(cls.__mro__[:-1] for cls in settings)):
         about, here = "", set()

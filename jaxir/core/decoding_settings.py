@@ -1,6 +1,6 @@
 """How a generator decodes: greedily, by beam search or by sampling.
 
-A module of its own, so that the `--help` of commands with these flags does not import JAX.
+This module is separate, so that the `--help` of commands with these flags does not import JAX.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Decoding:
     """How outputs are decoded: greedily, unless num_beams or a setting of sampling is given.
 
     Attributes:
-      max_new_tokens: most tokens of an output, its end token included.
-      num_outputs: outputs of each text: samples, or the best beams.
-      num_beams: beams of each text; 1: no beam search.
-      temperature: sample from logits divided by this; None: 1, if top_k or top_p is given.
-      top_k: sample from this many most likely tokens.
+      max_new_tokens: maximum number of tokens per output, its end token included.
+      num_outputs: outputs per text: samples, or the best beams.
+      num_beams: beams per text; 1: no beam search.
+      temperature: sample from the logits divided by this number; None: 1, if top_k or top_p is given.
+      top_k: sample from this number of most likely tokens.
       top_p: sample from the fewest most likely tokens whose probabilities sum to this.
-      seed: of sampling.
+      seed: seed for sampling.
     """
 
     max_new_tokens: Count = 64
@@ -37,10 +37,10 @@ class Decoding:
 
     def __post_init__(self):
         if self.samples and self.num_beams > 1:
-            raise UserError("beams are not sampled: give either num_beams, or temperature, top_k and top_p")
+            raise UserError("beam search does not sample: give num_beams, or temperature, top_k and top_p")
         if not self.samples and self.num_outputs > self.num_beams:
             raise UserError(
-                f"{self.num_outputs} outputs of a text need sampling or as many beams: give temperature,"
+                f"{self.num_outputs} outputs per text need sampling or as many beams: give temperature,"
                 " top_k or top_p, or a larger num_beams"
             )
 

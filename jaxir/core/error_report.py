@@ -1,4 +1,4 @@
-"""Any error as one sentence and an exit status; the traceback of an unexpected error goes into a file."""
+"""Turns any error into one sentence and an exit status; writes unexpected tracebacks to files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jaxir.core.installation import PACKAGE, cache_directory
 from jaxir.core.platforms import missing_device
 
 INTERNAL = 70  # exit status EX_SOFTWARE of sysexits.h
-KEPT = 20  # tracebacks in the user's cache
-OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # failed writes, whose OSError has no path
+KEPT = 20  # number of tracebacks in the user's cache; older ones are removed
+OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # failed writes; their OSError has no path
 
 
 class Fault(NamedTuple):
@@ -34,9 +34,9 @@ def explain(error: BaseException) -> Fault:
         return Fault(_printable(str(error)), 2 if isinstance(error, UsageError) else 1)
     if isinstance(error, OSError):
         return Fault(_of_system(error), 1)
-    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # by os.fsdecode
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # os.fsdecode
         text = error.object if len(error.object) <= 80 else f"...{error.object[error.start :]:.80}"
-        return Fault(f"{text!r} has a byte in it that is no UTF-8, and cannot be written into a file", 1)
+        return Fault(f"{text!r} contains a byte that is not UTF-8, and cannot be written: rename it", 1)
     if (sentence := missing_device(error)) is not None:
         return Fault(_printable(sentence), 1)
     if isinstance(error, MemoryError) or _is_of_device_memory(error):
@@ -51,8 +51,8 @@ def explain(error: BaseException) -> Fault:
 def blame(error: BaseException) -> tuple[str, int]:
     """Returns the innermost line of the user's own code that an error passed, and the exit status.
 
-    The user's code, such as an objective that a gin file names, is neither jaxir's nor installed. If there
-    is none, the place is "internal".
+    The user's code, such as an objective that a gin file names, is neither jaxir's nor installed. If the
+    error passed no such code, the returned line is "internal".
     """
     lines: list[str] = []
     while error is not None:  # the innermost cause comes last
@@ -72,7 +72,7 @@ def _is_of_device_memory(error: BaseException) -> bool:
 
 
 def _is_users(filename: str) -> bool:
-    import sysconfig  # slow, and seldom needed
+    import sysconfig  # imported here because it is slow and seldom needed
 
     others = (PACKAGE, *sysconfig.get_paths().values(), *site.getsitepackages())
     path = Path(filename)
@@ -80,7 +80,7 @@ def _is_users(filename: str) -> bool:
 
 
 def _of_system(error: OSError) -> str:
-    """Returns the paths of a system error and its reason."""
+    """Returns a message with the paths and the reason of a system error."""
     places = [
         os.fsdecode(p) for p in (error.filename, error.filename2) if isinstance(p, str | bytes | os.PathLike)
     ]
@@ -89,7 +89,7 @@ def _of_system(error: OSError) -> str:
     if places:
         return f"{' -> '.join(map(_path, places))}: {why}"
     if error.errno in OF_OUTPUTS:
-        return f"output: {why}"
+        return f"the output could not be written: {why}"
     return f"{why} ({type(error).__name__}; {_kept(error)})"
 
 
@@ -98,7 +98,7 @@ def _path(path: str) -> str:
 
 
 def _printable(sentence: str) -> str:
-    """Returns a sentence in one line: what is not printable, in names of files say, is escaped."""
+    """Returns a sentence on one line; unprintable characters, such as in file names, are escaped."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in sentence)
 
 
@@ -107,7 +107,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _kept(error: BaseException) -> str:
-    """Writes a traceback to a file of the user's cache, else of the temporary directory; says where."""
+    """Writes a traceback to the user's cache, else to the temporary directory; returns where it is."""
     text = "".join(traceback.format_exception(error))
     for directory in (cache_directory() / "tracebacks", Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):

@@ -35,11 +35,11 @@ class BadInputError(UserError):
 
 
 class DamagedError(UserError):
-    """A file that jaxir wrote has changed since.
+    """A file that jaxir wrote is incomplete or has changed since.
 
     Args:
       path: the file.
-      reason: what is wrong, without the path: clients of a service may read it.
+      reason: what is wrong, without the path, because clients of a service may read it.
     """
 
     def __init__(self, path: str | Path, reason: str):
@@ -68,7 +68,7 @@ def changed(name: str, before: Any, now: Any) -> str:
     return f"another {name} ({before!r:.40}, now {now!r:.40})"
 
 
-# Names of other tools for our settings.
+# Other tools' names of settings, and jaxir's names of these settings.
 SYNONYMS = {
     **dict.fromkeys(("lr", "lr_rate", "learn_rate", "learningrate", "peak_lr"), "learning_rate"),
     **dict.fromkeys(
@@ -91,8 +91,8 @@ SYNONYMS = {
 def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
     """Returns `; did you mean 'x'?` for the known name most like `wrong`, or an empty string.
 
-    Case is ignored, hyphens count as underscores, and other tools' names (`SYNONYMS`) as ours. `likeness` is
-    the lowest difflib ratio, from 0 to 1: 0.8 is a misspelling, 0.6 a name of the same kind.
+    Ignores case, treats hyphens as underscores and other tools' names (`SYNONYMS`) as jaxir's. `likeness` is
+    the lowest accepted difflib ratio, from 0 to 1: 0.8 accepts misspellings, 0.6 similar names too.
     """
     names: dict[str, list[str]] = {}
     for name in known:
@@ -106,5 +106,5 @@ def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
 
 
 def _plain(name: str) -> str:
-    """Returns a name for comparison; the dashes of flags would make short names alike."""
+    """Normalises a name for comparison; without flags' leading dashes, which make short names alike."""
     return re.sub(r"^--?(gin\.)?", "", name.lower()).replace("-", "_")

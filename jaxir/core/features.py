@@ -16,15 +16,15 @@ import numpy as np
 from jaxir.core.errors import UserError
 
 Record = Mapping[str, Any]
-# Arrays of token ids hold 0 after the last token of a text, so `ids != 0` is true at its tokens alone.
-# If the text itself contains the padding token "[PAD]", they hold this number, and models read row 0
-# of their table.
+# Arrays of token ids hold 0 after the last token of a text, so `ids != 0` is true only at its tokens.
+# Where the text itself contains the padding token "[PAD]", the arrays hold this number instead of 0, and
+# models read row 0 of their embedding table.
 PADDING_TOKEN = -1
 _LISTS = (list, tuple, Sequence)  # Sequence last, because it is slow to check
 _NUMBERS = (float, int)
-_LARGEST = float(np.finfo(np.float32).max)
-# Texts that a cross-encoder reads. The second is for EAR's retrieval-independent reranker; the third, with
-# the first passage that the expanded query finds, for its retrieval-dependent one.
+_LARGEST = float(np.finfo(np.float32).max)  # larger numbers do not fit into a batch's float32
+# What a cross-encoder reads. EAR's retrieval-independent reranker reads "expanded_query". EAR's
+# retrieval-dependent reranker also reads the first passage that the expanded query finds.
 Reads = Literal["pair", "expanded_query", "expanded_query_and_passage"]
 
 
@@ -33,14 +33,14 @@ class TextFormat:
     """The lengths and prompts of a model's texts.
 
     Attributes:
-      query_length: most tokens of a query.
-      passage_length: most tokens of a passage, a negative, or any other text.
-      num_negatives: negatives of an example in a batch.
-      query_prompt: put before each query.
-      passage_prompt: put before each passage and negative.
+      query_length: maximum number of tokens per query.
+      passage_length: maximum number of tokens per passage, negative, or any other text.
+      num_negatives: number of hard negatives per example in a batch.
+      query_prompt: text put before each query.
+      passage_prompt: text put before each passage and negative.
       mask_id: the id of the tokenizer's mask token; None if it has none.
-      vocabulary: identifies the tokens and their ids (`Tokenizer.vocabulary`); None if unknown.
-      reads: what a cross-encoder reads.
+      vocabulary: a hash of the tokens and their ids (`Tokenizer.vocabulary`); None if unknown.
+      reads: which texts a cross-encoder reads.
     """
 
     query_length: int
@@ -67,14 +67,14 @@ class Tokens:
 
     Attributes:
       field: the field of the record.
-      length: most tokens of a text.
-      prompt: put before each text.
-      count: texts taken from a list; None for a single text. Each training epoch takes them in another order:
+      length: maximum number of tokens per text.
+      prompt: text put before each text.
+      count: number of texts taken from a list; None for a single text. Each training epoch shuffles the list:
         it draws from a longer list and repeats a shorter one. An evaluation keeps the record's order and
-        refuses a list of another length, unless the evaluator lets items be drawn (`Bench.examples`).
-      among: the table in which texts with the same id are one; by default a table of the field's own.
-      unlike: another field. Texts of the list with the same tokens as that field's text are left out while
-        others remain; one that must stay gets that text's key.
+        refuses a list of another length, unless the evaluator allows drawing (`Bench.examples`).
+      among: the table that stores texts with the same id once; by default a table of only this field.
+      unlike: another field. Texts of the list whose tokens equal that field's text are left out while other
+        texts remain. If one has to stay, it gets the key of that field's text.
     """
 
     field: str
@@ -86,7 +86,7 @@ class Tokens:
 
     @property
     def table(self) -> str:
-        """The table in which texts with the same id are one."""
+        """The name of the table that stores texts with the same id once."""
         return self.among or self.field
 
     @property
@@ -103,7 +103,7 @@ class Key:
 
     Attributes:
       field: the field of the record, which must also be read as `Tokens`.
-      count: as for its tokens.
+      count: the `count` of that field's `Tokens`.
     """
 
     field: str
@@ -123,7 +123,7 @@ class Numbers:
 
     Attributes:
       field: the field of the record.
-      count: numbers taken from a list; None for a single number.
+      count: number of values taken from a list; None for a single number.
     """
 
     field: str
@@ -168,19 +168,19 @@ def fields_of(features: Features) -> dict[str, Tokens | Numbers]:
             raise UserError(f"feature {name!r} must be a {kinds}")
     for feature in features.values():
         if not isinstance(feature, Key) and found.setdefault(feature.field, feature) != feature:
-            raise ValueError(f"{feature} and {found[feature.field]} read one field")
+            raise ValueError(f"{feature} and {found[feature.field]} read the same field differently")
     for name, feature in features.items():
         if isinstance(feature, Key):
             tokens = found.get(feature.field)
             if not isinstance(tokens, Tokens) or tokens.count != feature.count:
-                raise ValueError(f"feature {name!r}: {feature} has no tokens of the same texts beside it")
+                raise ValueError(f"feature {name!r}: {feature} needs `Tokens` of the same field and count")
     return found
 
 
 def check_record(record: Record, fields: Mapping[str, Tokens | Numbers], number: int) -> None:
-    """Checks that example `number`, from 0, has the `fields` that are read, and their values are valid.
+    """Checks that example `number`, from 0, has all `fields` that are read, with valid values.
 
-    It runs for millions of records, so valid values pass quickly.
+    This function runs for millions of records, so it is fast for valid values.
     """
     if not isinstance(record, Mapping):
         raise UserError(
@@ -236,4 +236,4 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, _NUMBERS) and -_LARGEST <= value <= _LARGEST  # False for nan
+    return isinstance(value, _NUMBERS) and -_LARGEST <= value <= _LARGEST  # the comparison is False for NaN

@@ -1,4 +1,4 @@
-"""The places of jaxir: its recipes, its clone and its cache; and commands that install its extras."""
+"""The directories of jaxir's recipes, clone and cache, and the commands that install its extras."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # The parent of gin/ (a link in a clone), so that "gin/quickstart.gin" is found from any directory.
 # A file of the same name in the working directory comes first.
 RECIPES = PACKAGE
-MISSPELT = 0.9  # likeness above which a path is a misspelling of another, not a file in another directory
+MISSPELT = 0.9  # difflib ratio from which a path is a misspelling of another, not just similar
 
 
 def find_recipe(file: str | Path) -> Path | None:
-    """Returns a gin file of the working directory, else of jaxir, else None."""
+    """Returns a gin file's path in the working directory, else among jaxir's recipes, else None."""
     return next((path for path in (Path(file), RECIPES / file) if path.is_file()), None)
 
 
@@ -57,7 +57,7 @@ def cache_directory() -> Path:
     """Returns the user's cache: $XDG_CACHE_HOME/jaxir, else ~/.cache/jaxir."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxir"
-    except RuntimeError:  # as in a container started with a bare user number
+    except RuntimeError:  # for example, a container's user without an entry in /etc/passwd
         raise UserError(
             f"user {os.getuid()} has no home directory here; set HOME or XDG_CACHE_HOME to a directory"
         ) from None
@@ -69,7 +69,7 @@ def pip_install(*arguments: str) -> str:
         return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
     return shlex.join(
         ["uv", "pip", "install", "--python", sys.executable, *arguments]
-    )  # Environments of uv have no pip.
+    )  # Environments that uv creates have no pip.
 
 
 def how_to_install(extra: str) -> str:
@@ -79,8 +79,8 @@ def how_to_install(extra: str) -> str:
 
 
 def _origin(extra: str) -> str:
-    """Returns what jaxir was installed from, with an extra: as pip recorded it (PEP 610), else a wheel."""
-    import importlib.metadata  # here, because every command imports this file
+    """Returns a requirement of jaxir with an extra: the origin that pip recorded (PEP 610), else a wheel."""
+    import importlib.metadata  # imported here, because every command imports this file
     import json
     from urllib.parse import unquote, urlsplit
 
@@ -100,4 +100,4 @@ def require(extra: str, *modules: str) -> None:
     """Raises a UserError that says how to install an extra if one of its modules is missing."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            raise UserError(f"{module} is not installed: {how_to_install(extra)}")
+            raise UserError(f"the package {module} is not installed; run: {how_to_install(extra)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
 
-if TYPE_CHECKING:  # importing JAX is slow, and every command imports this file
+if TYPE_CHECKING:  # because importing JAX is slow, and every command imports this file
     import jax
 
 _CUDA = ("cuda", ("jax_cuda13_plugin", "jax_cuda12_plugin"), "NVIDIA GPU")
@@ -77,7 +77,7 @@ def _is_of_initialization(error: BaseException) -> bool:
         return str(error).startswith("Unable to initialize backend")
     if not isinstance(error, AssertionError) or str(error) or "jax" not in sys.modules:
         return False
-    # JAX 0.10 asserts without a message that a backend exists, and removes its frames from the traceback.
+    # Without a backend, JAX 0.10 raises an AssertionError without a message and without its own frames.
     try:
         sys.modules["jax"].local_devices()
     except (AssertionError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Signals and streams of a command: SIGTERM and a closed terminal unwind its stack."""
+"""Makes SIGTERM and a closed terminal raise an exception, so that a command cleans up before it ends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from jaxir.core.errors import Terminated
 from jaxir.core.progress import drop
 
-AGAIN_SECONDS = 0.05  # until a signal whose exception Python dropped is sent again
+AGAIN_SECONDS = 0.05  # delay until a signal is sent again because Python dropped its exception
 
 
 def _is_unheard(number: signal.Signals) -> bool:
-    """Whether a signal would end the process, and this thread may set a handler."""
+    """Whether a signal still has its default handler, and this thread may set another one."""
     return (
         threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL
     )
@@ -29,14 +29,14 @@ def _is_unheard(number: signal.Signals) -> bool:
 def unwinding_on_sigterm() -> Iterator[None]:
     """Makes SIGTERM raise `Terminated`; a second one ends the process at once.
 
-    Python drops what is raised within callbacks of the garbage collector and finalizers. There, this
-    signal or Ctrl-C is sent again a moment later.
+    Python drops exceptions that are raised within finalizers and callbacks of the garbage collector. If this
+    happens to the exception of SIGTERM or Ctrl-C, the signal is sent again a moment later.
     """
     owner, usual = os.getpid(), sys.unraisablehook
 
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() != owner:  # a library's fork, which has nothing to clean up
+        if os.getpid() != owner:  # in a library's forked process, which has nothing to clean up
             os.kill(os.getpid(), signal.SIGTERM)
         raise Terminated
 
@@ -68,11 +68,11 @@ def unwinding_on_sigterm() -> Iterator[None]:
 def hearing_terminals_end() -> Iterator[None]:
     """Treats SIGHUP, which a closing terminal or ssh connection sends, as SIGTERM.
 
-    If it is ignored (`nohup`), it stays ignored. Later output to the terminal is discarded.
+    If SIGHUP is ignored (`nohup`), it stays ignored. Later output to the terminal is discarded.
     """
 
     def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the kernel and the shell both send it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the kernel and the shell both send SIGHUP
         for descriptor in (1, 2):
             try:
                 termios.tcgetattr(descriptor)

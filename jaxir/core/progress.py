@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, elsewhere a line each minute."""
+"""Shows the progress of long work: as a bar on a terminal, elsewhere as a line each minute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 from tqdm import tqdm
 
 T = TypeVar("T")
-EVERY = 60.0  # seconds between lines, and before the first
+EVERY = 60.0  # seconds between two progress lines, and before the first line
 _KNOWN = "{desc}: {n_fmt} of {total_fmt}{unit}, {elapsed} so far, about {remaining} left"
 _ENDLESS = "{desc}: {n_fmt}{unit}, {elapsed} so far"
 
@@ -34,10 +34,10 @@ def progress(
       items: what to iterate over; None if the caller counts.
       total: the number of items.
       what: the work, such as "encode".
-      unit: what is counted.
+      unit: the unit of the items, such as "texts".
       initial: items that are already done.
-      hidden: whether to show nothing.
-      lines: whether to print lines if standard error is no terminal.
+      hidden: show nothing.
+      lines: print lines if standard error is not a terminal; otherwise nothing.
     """
     # leave=None: a bar within another one disappears when it is done.
     how: dict[str, object] = {"dynamic_ncols": True, "leave": None}
@@ -60,7 +60,7 @@ def progress(
 
 @contextlib.contextmanager
 def outliving_reader() -> Iterator[None]:
-    """Discards standard error from the moment its reader is gone (`tee` at Ctrl-C, or a terminal).
+    """Discards standard error once its reader has ended (`tee` after Ctrl-C, or a closed terminal).
 
     The work whose progress is printed continues.
     """

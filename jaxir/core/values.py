@@ -1,4 +1,4 @@
-"""Values of simple types: what a type hint allows, and the hint in words.
+"""Checks values of simple types against type hints, and describes type hints in words.
 
 `Annotated[int, Within(1)]`, called `Count` here, is a whole number of at least 1. Such hints check flags
 (`cli`), gin files (`gin_config`), dataclasses made in Python (`checked`) and JSON files (`json_files`).
@@ -23,7 +23,7 @@ from jaxir.core.errors import BadValueError
 
 @dataclasses.dataclass(frozen=True)
 class Within:
-    """Metadata of a hint: numbers from `low` to `high`; `without` says which end is left out."""
+    """Metadata of a hint: numbers from `low` to `high`; `without` names the ends that are excluded."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -43,11 +43,11 @@ class Within:
 
 
 class _Object:
-    """Metadata of a hint: any object but a text, number or list. Spares the import of its class."""
+    """Metadata of a hint: any object except text, numbers, lists and dicts; its class is not imported."""
 
     def __contains__(self, value: Any) -> bool:
         if isinstance(value, Deferred) and issubclass(value.kind, type):
-            return False  # a class, where an object of it is meant
+            return False  # a class, where an instance is needed
         return type(value) not in _PLAIN
 
     def __str__(self) -> str:
@@ -56,11 +56,11 @@ class _Object:
 
 @dataclasses.dataclass(frozen=True)
 class Deferred:
-    """Stands for an object that gin will make; only its class is known.
+    """A placeholder for an object that gin will make later; only its class is known.
 
     Attributes:
-      name: as the user wrote it.
-      kind: its class.
+      name: the object's name, as the user wrote it in the gin file.
+      kind: the object's class.
     """
 
     name: str
@@ -76,21 +76,21 @@ class Deferred:
         return self.name
 
 
-# Numbers must be finite, too.
+# All numbers below must also be finite.
 Count = Annotated[int, Within(1)]
-Layers = Annotated[int, Within(1, 1000)]  # created one by one
-Size = Annotated[int, Within(1, 2**31 - 1)]  # of an axis of parameters, which XLA counts by an int32
-Buckets = Annotated[int, Within(1, 2**16)]  # of distances, whose bounds are computed one by one
+Layers = Annotated[int, Within(1, 1000)]  # a large number takes long: layers are created one by one
+Size = Annotated[int, Within(1, 2**31 - 1)]  # size of an axis of parameters; XLA uses int32 for sizes
+Buckets = Annotated[int, Within(1, 2**16)]  # buckets of distances; their bounds are computed one by one
 Natural = Annotated[int, Within(0)]
-MOST_STEPS = 2**31 - 1  # devices count steps by an int32
+MOST_STEPS = 2**31 - 1  # devices count training steps in an int32
 Steps = Annotated[int, Within(1, MOST_STEPS)]
-BatchSize = Annotated[int, Within(1, 2**24)]  # pairs of a step; kernels number rows and heads by an int32
+BatchSize = Annotated[int, Within(1, 2**24)]  # pairs per step; kernels index rows x heads by int32
 Seed = Annotated[int, Within(0, 2**32 - 1)]
 Positive = Annotated[float, Within(0, without="low")]
 PositiveNumber = Annotated[int | float, Within(0, without="low")]
-Temperature = Annotated[float, Within(1e-6)]  # logits divided by less may overflow float32
-Interval = Annotated[int | float, Within(0, MOST_STEPS, without="low")]  # steps; below 1, a share of all
-Warmup = Annotated[int | float, Within(0, MOST_STEPS)]  # as `Interval`; 0: none
+Temperature = Annotated[float, Within(1e-6)]  # logits divided by a smaller number may overflow float32
+Interval = Annotated[int | float, Within(0, MOST_STEPS, without="low")]  # steps; below 1: a share of them
+Warmup = Annotated[int | float, Within(0, MOST_STEPS)]  # steps or a share, like `Interval`; 0: no warmup
 NotNegative = Annotated[float, Within(0)]
 NotNegativeNumber = Annotated[int | float, Within(0)]
 Share = Annotated[float, Within(0, 1)]
@@ -99,7 +99,7 @@ Portion = Annotated[float, Within(0, 1, without="both")]
 Object = Annotated[Any, _Object()]
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", type(None): "None"}
-_PLAIN = {str, int, float, bool, list, tuple, dict, types.NoneType}  # which gin files write without @
+_PLAIN = {str, int, float, bool, list, tuple, dict, types.NoneType}  # gin writes their values without @
 _MOST = 2**63 - 1  # no count, size or device number has more than 64 bits
 _LISTS = (list, tuple, collections.abc.Sequence)
 _DICTS = (dict, collections.abc.Mapping)
@@ -122,9 +122,9 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Returns whether a parameter may have this value; True if the hint is of no simple type.
+    """Returns whether a parameter may have this value; True if the hint is not of a simple type.
 
-    `inspect.Parameter.empty`, an unknown value, fits any hint; a `Deferred` fits by its class.
+    `inspect.Parameter.empty`, an unknown value, fits any hint. For a `Deferred`, its class must fit.
     """
     if value is inspect.Parameter.empty:
         return True
@@ -195,14 +195,14 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def check_not_empty(name: str, value: Any) -> None:
-    """Refuses a text, or one in a list, of white space alone: a path "" would be read as "."."""
+    """Refuses a text, or a list with a text, that is only white space: a path "" would mean "."."""
     texts = value if isinstance(value, list | tuple) else [value]
     if any(isinstance(text, str) and not text.strip() for text in texts):
         raise BadValueError(f"{name} is empty")
 
 
 def checked(cls: type) -> type:
-    """Makes a dataclass check its fields before its `__post_init__`; to be written below `@dataclass`."""
+    """Makes a dataclass check its fields before its `__post_init__`; apply `@checked` below `@dataclass`."""
     own = getattr(cls, "__post_init__", None)
 
     def __post_init__(self: Any) -> None:
@@ -217,24 +217,24 @@ def checked(cls: type) -> type:
 
 
 def check_idle(function: Callable[..., Any], purpose: str, **given: Any) -> None:
-    """Refuses values of parameters of `function` that nothing will read, unless they are the defaults.
+    """Raises a BadValueError if a parameter of `function` that will have no effect differs from its default.
 
-    `purpose` says what the parameters are for.
+    `purpose` ends the sentence "--name only applies to ...".
     """
     parameters = inspect.signature(function).parameters
     for name, value in given.items():
         if value != parameters[name].default:
-            raise BadValueError(f"--{name} is for {purpose}: leave it out")
+            raise BadValueError(f"--{name} only applies to {purpose}: leave it out")
 
 
 def parse(text: str, hint: Any) -> Any:
-    """Returns the value of a flag's text; the BadValueError of a bad one continues the flag's name."""
+    """Returns the value of a flag's text. The message of a BadValueError lacks the flag's name before it."""
     kind = simple(hint)
     try:
         if kind is bool:
             value = _TRUTH[text.lower()]
         elif kind in (int, float, number):
-            # Python would also accept 1_0 and digits of any script.
+            # Refuse 1_0 and non-ASCII digits, which Python accepts.
             value = kind(text) if re.fullmatch(r"[\w.+-]+", text, re.ASCII) and "_" not in text else text
         elif kind == list[str]:
             value = [part for part in text.split(",") if part] or [""]
@@ -256,7 +256,7 @@ def number(text: str) -> int | float:
 
 
 def simple(hint: Any) -> Any | None:
-    """Returns the type that a flag parses its text to; None if only gin or Python can give such a value."""
+    """Returns the type to which a flag's text is parsed; None if only gin or Python can give such a value."""
     kind, arms = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind is Annotated:
         return simple(arms[0])

@@ -16,12 +16,12 @@ GB, GIB, TERA = 1e9, 2**30, 1e12
 class Chip:
     """One accelerator, as JAX counts devices."""
 
-    name: str  # as the user writes it
+    name: str  # name as the user writes it
     kind: Literal["tpu", "gpu"]
     memory: float  # bytes of high-bandwidth memory available to a program
     flops: float  # bfloat16 operations a second; a multiply-add counts as two
     memory_bandwidth: float  # bytes a second between memory and chip
-    # Bytes a second over one fast link: to a neighbour in a TPU's torus, or from a GPU to its node.
+    # Bytes a second, one way, over a link to a neighbour in a TPU's torus, or from a GPU to its node.
     link_bandwidth: float
     network_bandwidth: float  # bytes a second out of a chip to other slices or nodes
     vector_rate: float  # elementwise operations a second outside the matrix units; approximate
@@ -33,14 +33,14 @@ class Chip:
     def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
         """Returns, for each dimension of a slice, whether its ends are joined.
 
-        v4 and v5p: all dimensions, if all are multiples of 4. v5e and v6e: a dimension of 16.
+        v4 and v5p join all dimensions if all are multiples of 4. v5e and v6e join a dimension of size 16.
         """
         if self.torus == 3:
             return (all(size % 4 == 0 for size in shape),) * len(shape)
         return tuple(size == 16 for size in shape)
 
 
-# TPUs. Memory: as libtpu 0.0.42 reports it, slightly different from the stated 32, 16, 95 and 32 GB.
+# Sources for TPUs. Memory: as libtpu 0.0.42 reports it; published are 32, 16, 95 and 32 GB.
 # Peak and memory bandwidth: cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}.
 # Link bandwidth (nine tenths of the published 50 and 100 GB/s), network bandwidth (approximate) and vector
 # rate: "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus). A core's vector unit has 8 x 128 lanes
@@ -54,9 +54,9 @@ _TPUS = (
     ("v6e", 31.25, 918, 1640, 90, 12.5, 7.2, 2),
 )
 
-# GPUs. NVIDIA's data sheets: SXM boards of A100 80 GB, H100 and H200; DGX B200; L4 and L40S on PCIe 4.0 x16.
-# Rates are dense; link bandwidth is half of NVLink's two-way figure.
-# Memory is the stated GB, about what remains beside the driver if XLA may use all of it
+# Sources for GPUs: NVIDIA's data sheets of SXM boards (A100 80 GB, H100, H200), DGX B200, and L4 and L40S on
+# PCIe 4.0 x16. Rates are dense; link bandwidth is half of NVLink's two-way figure.
+# Memory is the published size. The driver leaves about as much if XLA may use all of it
 # (XLA_PYTHON_CLIENT_MEM_FRACTION is .75 by default).
 # Network bandwidth is approximate: one 400 Gb/s adapter a GPU (DGX H100, H200, B200), 200 Gb/s (DGX A100),
 # 100 Gb/s shared by the node (L4, L40S).
@@ -102,7 +102,7 @@ CHIPS = {
     for name, memory, tera, single, bandwidth, link, network in _GPUS
 }
 
-# `Device.device_kind` of TPUs. A GPU's device kind contains our name.
+# `Device.device_kind` of a TPU -> jaxir's name. A GPU's device kind contains jaxir's name of that GPU.
 _KINDS = {
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",

@@ -26,7 +26,7 @@ class Collective(NamedTuple):
     group: int  # number of participating chips
     members: tuple[int, ...]  # positions in the mesh of the chips of one group
     arrays: tuple[Array, ...]  # the arrays that it gathers, reduces or moves
-    source: str  # JAX's name of the operation that it comes from
+    source: str  # JAX's name of the operation that the collective comes from
 
     @property
     def types(self) -> str:
@@ -41,7 +41,7 @@ class Collective(NamedTuple):
 
 
 def read(program: Program, mesh: Mesh) -> list[Collective]:
-    """Returns the collectives of a step, largest traffic first, identical ones merged.
+    """Returns the collectives of a step, largest traffic first, identical collectives merged.
 
     Partition i of the program is the i-th device of `mesh`.
     """
@@ -99,7 +99,7 @@ def read_groups(attributes: str, devices: int) -> list[list[int]]:
         shape = [int(n) for n in sizes]
         ids = _ids(match[2], math.prod(shape)).reshape(shape)
         return _along(ids, list(names), match[3])
-    raise ValueError(f"cannot read the groups of a collective: {attributes:.200}")
+    raise ValueError(f"the groups of a collective have an unknown format: {attributes:.200}")
 
 
 def crossed(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...]:

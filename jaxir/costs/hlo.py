@@ -1,4 +1,4 @@
-"""Reads compiled programs: XLA's text to instructions, and how often each runs.
+"""Parses compiled programs: from XLA's text to instructions, and how often each instruction runs.
 
 XLA's own cost analysis counts the body of a loop, such as a scanned stack of layers, only once.
 """
@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# Operations that start a computation that runs until its "-done". A "call-start" runs on a TPU's SparseCores.
+# Operations that start a computation, which ends at its "-done". A "call-start" runs on a TPU's SparseCores.
 ASIDE = ("async-start", "call-start")
 
 _BYTES = {"pred": 1, "bf16": 2, "token": 0, "opaque": 0}
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
-# Kernel metadata continues on lines of its own.
+# A line break inside a kernel's metadata, which spans several lines.
 _CONTINUED = re.compile(r"\n(?=\"|}+,)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 
@@ -49,8 +49,8 @@ class Instruction:
     op: str  # XLA's operation, such as "all-gather"
     type: str  # type of the result, as text
     operands: tuple[str, ...]  # names of the operand instructions
-    attributes: str  # the rest of the line
-    root: bool  # whether it is the result of its computation
+    attributes: str  # the rest of the line, as text
+    root: bool  # whether the instruction is the result of its computation
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
@@ -61,7 +61,7 @@ class Instruction:
         )
 
     def attribute(self, name: str) -> str | None:
-        """Returns the value of an attribute that is a name or in braces, without the braces."""
+        """Returns the value of an attribute that is a name or is in braces, without the braces."""
         match = re.search(rf"\b{name}=(?:%?([\w.\-]+)|\{{([^}}]*)\}})", self.attributes)
         return None if match is None else match[1] if match[1] is not None else match[2]
 
@@ -72,7 +72,7 @@ class Instruction:
 
 
 class Step(NamedTuple):
-    """An instruction at the place where it runs."""
+    """An instruction, the computation in which it runs, and how often."""
 
     instruction: Instruction
     computation: str  # name of the computation that contains it
@@ -86,7 +86,7 @@ class Program:
     entry: str  # name of the computation that runs first
     computations: dict[str, dict[str, Instruction]]  # by name; each maps names to instructions in order
     endless: list[str] = dataclasses.field(default_factory=list)  # loops with an unknown number of iterations
-    turns: int = 1  # the number of iterations assumed for these loops
+    turns: int = 1  # the number of iterations assumed for `endless` loops
 
     @functools.cached_property
     def instructions(self) -> dict[str, Instruction]:

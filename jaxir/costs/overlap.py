@@ -1,7 +1,7 @@
 """Overlap of communication and computation, by following a compiled program in its order.
 
-A TPU's program is a schedule. A collective with a start and a done overlaps what runs between them; one
-without is waited for.
+A TPU's program is a schedule. A collective with a start and a done instruction overlaps everything between
+these two. The chip waits for any other collective.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Overlap(NamedTuple):
     """A step, timed in the order of its program."""
 
     # Duration. Each instruction takes the longest of its products, elementwise operations and HBM traffic at
-    # full speed; waiting is added.
+    # full speed; waiting times are added.
     seconds: float
-    hidden_seconds: float  # part of the collectives' time during which other things run
-    # Bytes that each chip sends meanwhile, by kind of collective and mesh axes.
+    hidden_seconds: float  # part of the collectives' time during which other work runs
+    # Bytes that each chip sends during `hidden_seconds`, by kind of collective and mesh axes.
     hidden_bytes: Mapping[tuple[str, tuple[str, ...]], float]
 
 
 class _Took(NamedTuple):
-    """Seconds of a computation, and those during which HBM and the links to other chips are busy."""
+    """Seconds of a computation, and seconds during which HBM and the links to other chips are busy."""
 
     seconds: float
     memory: float
@@ -47,9 +47,9 @@ class _Took(NamedTuple):
 class _Transfer:
     """A transfer in progress."""
 
-    name: str  # the name by which its end refers to it
+    name: str  # the name that the end of the transfer refers to
     left: float  # remaining seconds
-    carried: bool = False  # whether it advances only during instructions that continue it
+    carried: bool = False  # whether the transfer advances only during instructions that continue it
     hidden: float = 0.0  # seconds overlapped with other work
 
 
@@ -83,8 +83,8 @@ class _Queue:
 def read(program: Program, target: Target, mesh: Mesh, devices: Sequence[jax.Device]) -> Overlap:
     """Follows a step of a TPU; partition i of its program is the i-th device of `mesh`.
 
-    A collective that libtpu fuses into products advances only during these. Links send one thing at a
-    time. Copies between HBM and the chip's own memory advance while HBM is otherwise idle.
+    A collective that libtpu fuses into products advances only during these products. Links send for one
+    collective at a time. Copies between HBM and the chip's own memory advance while HBM is otherwise idle.
     """
     walk = _Walk(program, target, mesh, devices)
     took = walk.through(program.entry, 1)

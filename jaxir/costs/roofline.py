@@ -14,12 +14,12 @@ from jaxir.costs.work import Work
 
 
 class Roofline(NamedTuple):
-    """Seconds of a step on each chip, each kind of work alone at full speed."""
+    """Seconds that each kind of work of a step takes on a chip, if it runs by itself at full speed."""
 
-    compute: float  # matrix products
-    vector: float | None  # elementwise operations; None if unknown
-    memory: float | None  # HBM traffic; None if unknown
-    interconnect: float  # collectives
+    compute: float  # seconds of matrix products
+    vector: float | None  # seconds of elementwise operations; None if unknown
+    memory: float | None  # seconds of HBM traffic; None if unknown
+    interconnect: float  # seconds of collectives
 
     @property
     def parts(self) -> dict[str, float]:
@@ -51,7 +51,7 @@ class Roofline(NamedTuple):
 def estimate(
     work: Work, collectives: Sequence[Collective], target: Target, devices: Sequence[jax.Device]
 ) -> Roofline:
-    """Returns the roofline of a step, from the work of one chip; 0 in `vector` or `bytes` means unknown."""
+    """Returns the roofline of a step, from the work of one chip; 0 `vector` or `bytes` means unknown."""
     return Roofline(
         *work.seconds(target.chip),
         interconnect=sum(c.traffic / bandwidth(c.members, target, devices) for c in collectives),

@@ -18,10 +18,10 @@ from jaxir.costs.work import Work
 class StepCosts(NamedTuple):
     """Work and time of a step at full speed."""
 
-    work: Work  # of each chip
+    work: Work  # work of each chip
     collectives: list[Collective]  # largest traffic first
     roofline: Roofline  # seconds of each kind of work
-    # Time in the order of the program; None for GPUs, whose programs are no schedules.
+    # Time in the order of the program; None for GPUs, whose programs are not schedules.
     overlap: Overlap | None
 
 

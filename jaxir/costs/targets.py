@@ -59,8 +59,8 @@ def of_devices(devices: Sequence[jax.Device]) -> Target | None:
     return Target(name=name, chip=chip, shape=shape, slices=slices)
 
 
-MOST_GPUS = 2048  # limit of XLA's CPU client, whose devices stand in for GPUs
-MOST_SLICES = 4096  # the TPU compiler allocates an object for each chip of each slice
+MOST_GPUS = 2048  # limit of XLA's CPU client, whose devices represent GPUs in a plan
+MOST_SLICES = 4096  # a limit, because the TPU compiler allocates an object for each chip
 
 
 def parse(text: str) -> Target:
@@ -78,7 +78,7 @@ def parse(text: str) -> Target:
         if count > MOST_GPUS:
             raise UserError(f"--topology={text}: plans are for at most {MOST_GPUS:,} GPUs; give fewer")
         if count > chip.node and count % chip.node:
-            raise UserError(f"--topology={text}: {count} GPUs do not fill nodes of {chip.node}")
+            raise UserError(f"--topology={text}: {count} GPUs is not a multiple of the {chip.node} of a node")
         return Target(name=f"gpu:{rest}", chip=chip, shape=(count,), slices=-(-count // chip.node))
     if kind not in TPUS:
         raise UserError(
@@ -89,7 +89,7 @@ def parse(text: str) -> Target:
     known = SLICES[kind]
     if match is None or match[1] not in known:
         raise UserError(
-            f"--topology={text}: no such slice of {kind}{_meant(name)}; slices: {', '.join(known)}"
+            f"--topology={text}: no such slice of {kind}{_meant(name)}; give one of {', '.join(known)}"
         )
     shape = tuple(int(part) for part in match[1].split("x"))
     slices = int(match[2] or 1)

@@ -19,14 +19,14 @@ from jax.extend import core as jax_core
 from jaxir.costs.chips import Chip
 from jaxir.costs.hlo import Instruction, Program
 
-# Instructions without traffic of their own.
+# Instructions that cause no memory traffic themselves.
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
     "after-all", "partition-id", "replica-id", "copy-done", "slice-done", "async-done", "async-update",
     "call-start", "call-done",
     "all-gather-done", "all-reduce-done", "collective-permute-done", "opt-barrier", "domain", "iota",
 }  # fmt: skip
-# Elementwise operations on the vector units; others have no weight in XLA's programs.
+# Elementwise operations on the vector units; all other elementwise operations are negligible.
 _VECTOR = {
     "add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "negate", "abs",
     "exponential", "log", "log-plus-one", "exponential-minus-one", "logistic", "tanh", "rsqrt", "sqrt",
@@ -36,7 +36,7 @@ _VECTOR = {
 }  # fmt: skip
 # bfloat16 passes of a float32 product of "high" precision on a TPU (XLA's bf16_3x algorithm).
 _HIGH_PASSES = 3
-# These read as much as they return, not their whole operand.
+# Operations that read only as much of their operand as they return.
 _SLICES = {"dynamic-slice", "slice", "gather", "slice-start"}
 
 
@@ -45,10 +45,10 @@ class Work(NamedTuple):
 
     flops: float  # operations of matrix products; a multiply-add counts as two
     precise_flops: float  # the part in float32 products of highest precision
-    # Elementwise operations, random numbers and inputs of reductions, one an element; a transcendental
-    # function counts as one.
+    # Elementwise operations, random numbers and inputs of reductions, one for each element; a
+    # transcendental function is counted as one operation.
     vector: float
-    bytes: float  # read from and written to HBM
+    bytes: float  # bytes read from and written to HBM
     high_flops: float = 0.0  # the part of `flops` in float32 products of JAX's "high" precision; TPUs only
     single_flops: float = 0.0  # the part of `flops` in float32 products of default precision
 
@@ -59,7 +59,7 @@ class Work(NamedTuple):
     def seconds(self, chip: Chip) -> tuple[float, float | None, float | None]:
         """Returns a chip's seconds at full speed for products, elementwise operations and HBM traffic.
 
-        None means unknown, if the work is 0.
+        A time is None, unknown, if the work is 0.
         """
         flops = self.flops + (chip.precise_passes - 1) * self.precise_flops
         flops += (_HIGH_PASSES - 1) * self.high_flops + (chip.single_passes - 1) * self.single_flops
@@ -138,8 +138,8 @@ def _trace(jaxpr: jax_core.Jaxpr) -> Work:
 def differentiated(function: Callable[..., Any], trained: Any, *others: Any) -> float:
     """Returns the operations of the products of `function(trained, *others)` and of its gradient.
 
-    Recomputation does not count. The gradient adds a product for each operand that depends on `trained`:
-    none in a frozen layer, two in a trained one.
+    Recomputation is not counted. The gradient adds a product for each operand that depends on `trained`:
+    none in a frozen layer, two in a trained layer.
     """
     jaxpr = jax.make_jaxpr(function)(trained, *others).jaxpr
     count = len(jax.tree.leaves(trained))
@@ -225,14 +225,14 @@ def _flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
 
 
 def _is_single(instruction: Instruction, types: dict[str, Instruction]) -> bool:
-    """Returns whether it is a float32 product of default precision. TPU programs have convolutions."""
+    """Returns whether this is a float32 product (on TPUs a convolution) of default precision."""
     if instruction.op != "dot" or "operand_precision" in instruction.attributes:
         return False
     return types[instruction.operands[0]].arrays[0].dtype == "f32"
 
 
 def _declared(instruction: Instruction, pattern: str) -> float:
-    """Returns a figure that a kernel declares in its attributes; 0 without one."""
+    """Returns a number that a kernel declares in its attributes; 0 if it declares none."""
     match = re.search(pattern, instruction.attributes)
     return float(match[1]) if match else 0.0
 
@@ -249,9 +249,9 @@ def _vector(instruction: Instruction, types: dict[str, Instruction]) -> float:
 
 
 def _convolution_flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
-    """Counts the products of a convolution; TPU programs express every matrix product as one.
+    """Counts the products of a convolution; TPU programs express every matrix product as a convolution.
 
-    As in XLA's cost analysis, only positions where the window meets an input element count.
+    As in XLA's cost analysis, only positions where the window meets an input element are counted.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     left, right, out = (
@@ -260,7 +260,7 @@ def _convolution_flops(instruction: Instruction, types: dict[str, Instruction]) 
         instruction.arrays[0].shape,
     )
     batch_groups = int(instruction.attribute("batch_group_count") or 1)
-    features_in = right[labels[2].index("i")]  # of one group
+    features_in = right[labels[2].index("i")]  # input features of one group
     features_out = out[labels[3].index("f")]
     batch = left[labels[1].index("b")] // batch_groups
     window = _window(instruction.attribute("window") or "", sum(c.isdigit() for c in labels[2]))
@@ -309,7 +309,7 @@ def _bytes(program: Program, instruction: Instruction, types: dict[str, Instruct
 
 
 def _fusion_bytes(program: Program, fusion: Instruction) -> float:
-    """Returns a fusion's traffic; of a sliced or updated array only the affected part counts."""
+    """Returns a fusion's traffic; of a sliced or updated array only the affected part is counted."""
     inner = program.fused(fusion)
     moved = 0.0
     for parameter in inner.values():
@@ -341,7 +341,7 @@ def _parts(program: Program, inner: dict[str, Instruction], name: str) -> float 
         if use.op in _SLICES and use.operands[0] == name:
             moved += sum(a.bytes for a in use.arrays)
             continue
-        if use.op != "fusion":  # reads all of it, or uses it as an index
+        if use.op != "fusion":  # reads all of the parameter, or uses it as an index
             return None
         within = program.fused(use)
         for parameter in within.values():

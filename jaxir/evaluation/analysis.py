@@ -1,4 +1,4 @@
-"""The numbers and figures of `jaxir.analyze` for models on a test collection."""
+"""Computes the numbers and figures of `jaxir.analyze` for models on a test collection."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from jaxir.evaluation.text_tables import format_table
 from jaxir.retrieval.indexes.base_index import normalize
 from jaxir.retrieval.indexes.exact import ExactIndex
 
-PROJECTED = 1000  # pairs in Figure 1
+PROJECTED = 1000  # maximum number of pairs shown in figure1.png; t-SNE is slow for more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The texts that are analysed."""
+    """The texts of a test collection that `jaxir.analyze` encodes."""
 
     queries: list[str]  # N different texts
-    passages: list[str]  # a relevant document of each; all texts differ
-    documents: list[str]  # the corpus that is searched for nearest passages, with the relevant ones
-    document_ids: list[str]
+    passages: list[str]  # a relevant document of each query; all N texts differ
+    documents: list[str]  # the corpus that is searched for nearest passages; includes `passages`
+    document_ids: list[str]  # the id of each text of `documents`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """The analysis of one model.
+    """The measures of one model's embedding space; figures are those of Moiseev et al. 2023 (SamToNe).
 
     `ratio` is query-query over query-passage similarity of random pairs with a positive divisor.
     """
 
-    separability: Separability  # of the towers (Figure 1)
-    nearest: Spread  # similarity of queries to their nearest passages (Figure 5)
+    separability: Separability  # how separable the two towers' vectors are (figure 1)
+    nearest: Spread  # similarity of queries to their nearest passages (figure 5)
     own: Spread  # similarity of queries to their own passages
-    ratio: Spread | None  # Figure 6
+    ratio: Spread | None  # statistics of the ratio (figure 6); None if no divisor is positive
     ratio_of_means: float  # mean query-query over mean query-passage similarity, robust to small divisors
     divisors_not_positive: float  # share of pairs left out of `ratio`
-    points: tuple[np.ndarray, np.ndarray]  # both towers in the plane, [n, 2] each
-    nearest_values: np.ndarray  # [N], the sample of `nearest`
-    ratio_values: np.ndarray  # [S], the sample of `ratio`
+    points: tuple[np.ndarray, np.ndarray]  # t-SNE of queries and of passages, [n, 2] each (figure 1)
+    nearest_values: np.ndarray  # [N], the similarities that `nearest` summarises
+    ratio_values: np.ndarray  # [S], the ratios that `ratio` summarises
 
     def numbers(self) -> dict[str, Any]:
-        """Returns all but the arrays, JSON-serialisable."""
+        """Returns all fields except the arrays, as JSON-serialisable values."""
         fields = dataclasses.asdict(dataclasses.replace(self, points=(), nearest_values=(), ratio_values=()))
         return {name: value for name, value in fields.items() if value != ()}
 
@@ -56,9 +56,9 @@ class Analysis:
 def draw_sample(directory: Path, split: str, *, queries: int, documents: int, seed: int) -> Sample:
     """Draws queries with a relevant document each, and documents to search, from a BEIR folder.
 
-    The relevant documents are always among the documents. Of queries that share their text, a document or its
-    text, one is drawn. A classifier fitted to some copies would know the others, and copies are neighbours of
-    each other however well the towers overlap.
+    The documents include the relevant ones. If several queries have the same text, or relevant documents with
+    the same text, only one of them is drawn. Copies would bias the measures: a classifier trained on one copy
+    recognises the others, and copies are always each other's nearest neighbours.
     """
     collection = read_collection(directory, split)
     rng = np.random.default_rng(seed)
@@ -86,7 +86,7 @@ def draw_sample(directory: Path, split: str, *, queries: int, documents: int, se
 
 
 def _without_copies(pairs: Iterable[tuple[int, str, str]]) -> Iterator[int]:
-    """Yields the places of (place, query, passage) with a new query and a new passage."""
+    """Yields the index of each (index, query, passage) whose query and passage did not occur before."""
     queries, passages = set(), set()
     for place, *texts in pairs:
         query, passage = (" ".join(text.casefold().split()) for text in texts)
@@ -104,7 +104,7 @@ def _documents(collection: Collection, relevant: set[str], count: int, rng: np.r
 
 
 def analyze_model(encoder: TextEncoder, sample: Sample, *, seed: int) -> Analysis:
-    """Encodes the sample and analyses the vectors, normalised to length 1."""
+    """Encodes the sample, normalises the vectors to length 1, and measures the embedding space."""
     vectors = normalize(encoder.encode_passages(sample.documents))
     row_of = {text: row for row, text in enumerate(sample.documents)}
     query = normalize(encoder.encode_queries(sample.queries))
@@ -129,14 +129,14 @@ def analyze_model(encoder: TextEncoder, sample: Sample, *, seed: int) -> Analysi
 
 
 def draw(analyses: Mapping[str, Analysis], directory: Path) -> None:
-    """Writes figure1.png, figure5.png and figure6.png, named as in the paper."""
+    """Writes figure1.png, figure5.png and figure6.png, numbered as in Moiseev et al. 2023 (SamToNe)."""
     plots.towers({name: a.points for name, a in analyses.items()}, directory / "figure1.png")
     plots.nearest({name: a.nearest_values for name, a in analyses.items()}, directory / "figure5.png")
     plots.ratios({name: a.ratio_values for name, a in analyses.items()}, directory / "figure6.png")
 
 
 def tables(analyses: Mapping[str, Analysis]) -> str:
-    """Returns the numbers as tables with a row for each model."""
+    """Returns the numbers of Figures 1, 5 and 6 as Markdown tables with a row for each model."""
     separability, similarity, ratio = [], [], []
     for name, a in analyses.items():
         separability.append([name, *dataclasses.astuple(a.separability)])

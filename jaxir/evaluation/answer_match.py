@@ -1,4 +1,4 @@
-"""Judgements by string match, as in open-domain question answering: a document with an answer is relevant."""
+"""Relevance judgements by string match, as in open-domain QA: a document with an answer is relevant."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from jaxir.core.progress import progress
 from jaxir.data.formats.sources import Document, read_corpus
 from jaxir.retrieval.ranking.runs import Run, rank
 
-# Runs of letters, digits and marks, and every other visible character by itself.
+# A token is a run of letters, digits and marks, or any other single visible character.
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
-# Search a document's text for answers, as Karpukhin et al. do, or its title too.
+# Where answers are searched for: in a document's text, as in DPR (Karpukhin et al. 2020), or title and text.
 AnswersIn = Literal["text", "document"]
 
 
 def tokens_of(text: str) -> list[str]:
-    """Returns a text's words and symbols for comparison: in lower case, in Unicode's form NFD."""
-    # Each token alone: Python's lower case of a sigma depends on its neighbours.
+    """Returns the words and symbols of a text in lower case and in Unicode's form NFD."""
+    # Lower-case each token separately, because Python's lower case of a sigma depends on its neighbours.
     return [token.lower() for token in _TOKEN.findall(unicodedata.normalize("NFD", text))]
 
 
 def searched(document: Document, answers_in: AnswersIn) -> str:
-    """Returns the part of a document that is searched for answers."""
+    """Returns the part of a document that is searched for answers: its text, or its title and text."""
     return document.text if answers_in == "text" else document.contents
 
 
 class AnswerMatcher:
-    """Finds the answers of one question in texts, as runs of whole tokens (Karpukhin et al. 2020)."""
+    """Finds any of one question's answers in texts, as a sequence of full tokens (Karpukhin et al. 2020)."""
 
     def __init__(self, answers: Sequence[str]):
         self._answers = [joined_tokens(answer) for answer in answers if tokens_of(answer)]
 
     def finds(self, text: str) -> bool:
-        """Returns whether a text contains one of the answers."""
+        """Returns whether `text` contains at least one of the answers."""
         joined = joined_tokens(text)
         return any(answer in joined for answer in self._answers)
 
@@ -51,10 +51,10 @@ def judge_by_answers(
     depth: int,
     answers_in: AnswersIn = "text",
 ) -> dict[str, dict[str, int]]:
-    """Judges the first `depth` documents of runs: 1 if a document contains an answer of its query, else 0.
+    """Judges the first `depth` documents of each run: 1 if a document contains the query's answer, else 0.
 
-    Success@k against these judgements is the top-k accuracy of the papers on open-domain question answering.
-    Each query in `answers` counts, whether or not the runs answer it. The corpus is read once and not kept.
+    Success@k with these judgements is the top-k accuracy of papers on open-domain question answering. The
+    result has every query of `answers`, also those without results. The corpus is read once and not kept.
     """
     asked: dict[str, set[str]] = {}
     for run in runs:
@@ -63,7 +63,7 @@ def judge_by_answers(
                 asked.setdefault(doc_id, set()).add(query_id)
     if not asked:
         raise UserError(
-            "the runs answer none of the queries that have answers: check that --run and --answers use the"
+            "the runs have no results for any query with answers: check that --run and --answers use the"
             " same query ids"
         )
     matchers = {query_id: AnswerMatcher(texts) for query_id, texts in answers.items()}
@@ -82,5 +82,5 @@ def judge_by_answers(
 
 
 def joined_tokens(text: str) -> str:
-    """Returns the tokens of a text between separators, so that only whole tokens match."""
+    """Returns the tokens of a text between separators, so that a substring search only finds full tokens."""
     return "\x00".join(["", *tokens_of(text), ""])

@@ -1,4 +1,4 @@
-"""Evaluation of a model on a test collection: encode, search exactly, score."""
+"""Evaluates a model on a test collection: encodes texts, searches exactly, and computes metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxir.retrieval.indexes.exact import ExactIndex
 
 
 class TextEncoder(Protocol):
-    """A model that encodes texts as float32 vectors [N, D], which are compared by `similarity`."""
+    """A model that encodes texts as float32 vectors [N, D]; `similarity` names how vectors are compared."""
 
     similarity: str
 
@@ -37,12 +37,12 @@ class Collection:
     """A corpus with judged queries.
 
     Attributes:
-      document_ids: ids of the documents.
-      documents: their texts, (title + " " + text).strip().
-      query_ids: ids of the judged queries that have a text.
-      queries: their texts.
-      qrels: query id to document id to relevance. It may name missing queries and documents: as in trec_eval,
-        a missing document counts as not retrieved, and a missing query counts 0.
+      document_ids: the id of each document.
+      documents: the text of each document, (title + " " + text).strip().
+      query_ids: the id of each judged query that has a text.
+      queries: the text of each query of `query_ids`.
+      qrels: query id to document id to relevance. It may name queries and documents that do not exist. As in
+        trec_eval, such a document is treated as not retrieved, and such a query scores 0.
     """
 
     document_ids: list[str]
@@ -53,10 +53,10 @@ class Collection:
 
 
 def read_collection(directory: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
-    """Reads a BEIR folder: its corpus and the queries that `split` judges.
+    """Reads a BEIR folder: its corpus, and the queries for which the split has judgements.
 
-    Repeated documents or queries, judgements of unknown ones and grades such as 1.0 are counted; one line on
-    standard error reports the counts. With `strict` they are malformed (BadInputError).
+    Repeated documents or queries, judgements of unknown documents or queries, and grades such as 1.0 are
+    counted; a line on standard error reports the counts. With `strict` they raise a BadInputError.
     """
     collector = OnBadInput(strict=strict)
     folder = BeirFolder(directory, collector)
@@ -68,7 +68,8 @@ def read_collection(directory: str | Path, split: str = "test", *, strict: bool 
     if not asked or not any(document in documents for judged in qrels.values() for document in judged):
         what = "documents" if asked else "queries"
         raise UserError(
-            f"{path}: the collection has none of the {what} that it judges: check that both belong together"
+            f"{path}: the collection has none of the {what} for which this file has judgements: check that"
+            " corpus.jsonl, queries.jsonl and qrels belong together"
         )
     collector.report()
     return Collection(
@@ -83,7 +84,7 @@ def read_collection(directory: str | Path, split: str = "test", *, strict: bool 
 def search_collection(
     encoder: TextEncoder, collection: Collection, *, depth: int
 ) -> dict[str, dict[str, float]]:
-    """Encodes the collection and returns each query's `depth` best documents with their scores."""
+    """Encodes the collection; returns each query's `depth` best documents: query id to id to score."""
     passages = encoder.encode_passages(collection.documents)
     queries = encoder.encode_queries(collection.queries)
     return search_vectors(queries, passages, collection, similarity=encoder.similarity, depth=depth)
@@ -92,7 +93,7 @@ def search_collection(
 def search_vectors(
     queries: np.ndarray, passages: np.ndarray, collection: Collection, *, similarity: str, depth: int
 ) -> dict[str, dict[str, float]]:
-    """Returns the `depth` best documents (or all) for the vectors of queries [Q, D] and passages [N, D]."""
+    """Like `search_collection`, but for vectors of the queries [Q, D] and the passages [N, D]."""
     index = ExactIndex.build(passages, collection.document_ids, similarity=similarity)
     scores, ids = index.search(queries, depth)
     return {
@@ -114,12 +115,12 @@ def evaluate_collection(
     Args:
       encoder: the model.
       collection: the documents, queries and judgements.
-      metrics: as in `evaluate_run`.
-      depth: answers of a query that are searched for; metrics without a cutoff (AP, RR) see no more.
-      identical_ids: as in `evaluate_run`; "drop" searches for one answer more.
+      metrics: names of metrics such as "nDCG@10 R@100"; see `evaluate_run`.
+      depth: number of documents retrieved per query. Metrics without a cutoff (AP, RR) use only these.
+      identical_ids: "drop" removes a document with its query's id, see `evaluate_run`; "keep" does not.
 
     Raises:
-      UserError: an unknown metric, or one of more answers than `depth`.
+      UserError: an unknown metric, or a metric with a cutoff above `depth`.
     """
     check_depth(metrics, depth)
     run = search_collection(encoder, collection, depth=depth + (identical_ids == "drop"))

@@ -1,4 +1,4 @@
-"""Parsing of a dataset's name in commands: KIND:DIR, or DIR alone for a BEIR folder."""
+"""Parses the name of a dataset given on the command line: KIND:DIR, or only DIR for a BEIR folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxir.storage.files import local_path
 
 
 def parse_dataset(spec: str, *kinds: str, what: str = "--dataset") -> tuple[str, Path]:
-    """Returns the kind, one of `kinds`, and the directory; `what` is the setting's name in messages."""
+    """Returns the dataset's kind, one of `kinds`, and directory; `what` is the flag's name in errors."""
     if "beir" in kinds and Path(spec).is_dir():
         return "beir", Path(spec)
     local_path(spec.removeprefix("beir:"))

@@ -1,6 +1,6 @@
 """Measures of an embedding space from the SamToNe paper (Moiseev et al. 2023, section 4).
 
-All functions take embeddings of length 1, so that a dot product is the cosine similarity.
+All functions need embeddings of length 1, so that a dot product is the cosine similarity.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from jaxtyping import Float, jaxtyped
 
 from jaxir.core.errors import UserError
 
-FOLDS = 5
-NEIGHBOURS = 10
-MIN_PAIRS = 4 * NEIGHBOURS
+FOLDS = 5  # of the cross-validation of the towers' linear classifier
+NEIGHBOURS = 10  # nearest neighbours per embedding
+MIN_PAIRS = 4 * NEIGHBOURS  # minimum number of pairs of a query and a passage
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-ALIKE = 1e-6  # the numbers of equal vectors of length 1 differ by less than this, by rounding
+ALIKE = 1e-6  # rounding error: numbers of equal vectors of length 1 differ by less than this
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Separability:
-    """How separable two towers' embeddings are: each measure is 0.5 if they overlap, 1 if they are apart."""
+    """How separable two towers' embeddings are: each measure is 0.5 if they overlap, 1 if they do not."""
 
     auc: float  # area under the ROC curve of a linear classifier of the tower, on held-out pairs
-    accuracy: float  # of this classifier
-    # Share of an embedding's nearest neighbours from its own tower (Schilling 1986); also shows separations
-    # that are not linear.
+    accuracy: float  # accuracy of a linear classifier of the tower, on held-out pairs
+    # The share of an embedding's nearest neighbours that are from its own tower (Schilling 1986). This
+    # measure also detects separations that are not linear.
     neighbours: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Statistics of a sample; `quantiles` maps str(q) to the quantile q, for q in `QUANTILES`."""
+    """Statistics of a sample of numbers; `quantiles` maps str(q) to the q-quantile, for q in `QUANTILES`."""
 
     count: int
     mean: float
@@ -53,13 +53,13 @@ class Spread:
 def separability(
     query: Float[np.ndarray, "N D"], passage: Float[np.ndarray, "N D"], *, seed: int = 0
 ) -> Separability:
-    """Measures whether two towers [N, D] fill one space (Figure 1 of the paper).
+    """Measures whether the embeddings of two towers overlap (Moiseev et al. 2023, figure 1).
 
     The classifier is a linear discriminant with shrinkage (Ledoit and Wolf), cross-validated over pairs: both
-    sides of a pair are in the same fold. The neighbours are among queries of one half of the pairs and
+    sides of a pair are in the same fold. Neighbours are searched among queries of one half of the pairs and
     passages of the other half, because a query's own passage is its neighbour by design. Queries and passages
-    differ as texts, so even one tower for both has 0.5 only if its embeddings hide the difference. No passage
-    may be in several pairs: its copies would give it away.
+    differ as texts, so even a shared tower only has 0.5 if its embeddings do not encode the difference. Each
+    passage must be in one pair only: the classifier would recognise its copies.
 
     Row i of `query` pairs with row i of `passage`; there must be at least `MIN_PAIRS` pairs.
     """
@@ -98,12 +98,14 @@ def similarity_ratios(
     samples: int = 100_000,
     seed: int = 0,
 ) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, " S"]]:
-    """Returns sim(q_i, q_j) and sim(q_i, p_j), [S] each, for random i and j != i (Figure 6 has the ratio).
+    """Returns sim(q_i, q_j) and sim(q_i, p_j), [S] each, for random i and j != i.
+
+    Figure 6 of Moiseev et al. 2023 shows their ratio.
 
     Row i of `query` pairs with row i of `passage`.
     """
     if len(query) < 2:
-        raise UserError("a ratio of similarities needs at least two pairs")
+        raise UserError("a ratio of similarities needs at least two pairs: give more queries and passages")
     rng = np.random.default_rng(seed)
     i = rng.integers(0, len(query), samples)
     j = (i + rng.integers(1, len(query), samples)) % len(query)
@@ -123,10 +125,10 @@ def spread(values: Float[np.ndarray, " S"]) -> Spread:
 
 @jaxtyped(typechecker=beartype)
 def project(vectors: Float[np.ndarray, "N D"], *, seed: int = 0) -> Float[np.ndarray, "N 2"]:
-    """Projects embeddings [N, D] to the plane by t-SNE (van der Maaten and Hinton 2008) of cosines."""
+    """Projects embeddings [N, D] to 2 dimensions by t-SNE (van der Maaten and Hinton 2008), with cosines."""
     from sklearn.manifold import TSNE
 
-    # Equal embeddings become one point; t-SNE's code would read beyond its arrays and end the process.
+    # If all embeddings are equal, scikit-learn's t-SNE reads outside its arrays and crashes the process.
     if np.ptp(vectors, axis=0).max() <= ALIKE:
         return np.zeros((len(vectors), 2), np.float32)
     perplexity = min(30.0, (len(vectors) - 1) / 3)
@@ -138,10 +140,10 @@ def check_pairs(count: int) -> None:
     if count < MIN_PAIRS:
         raise UserError(
             f"measuring whether towers are separable needs at least {MIN_PAIRS} queries, each with its own"
-            f" passage, but there are {count}"
+            f" passage, but there are {count}: use a larger dataset, split or --queries"
         )
 
 
 def _labelled(query: np.ndarray, passage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the embeddings of both towers, and their labels: 0 for a query, 1 for a passage."""
+    """Returns all embeddings in one array, with their labels: 0 for a query, 1 for a passage."""
     return np.concatenate([query, passage]), np.repeat([0, 1], [len(query), len(passage)])

@@ -1,4 +1,4 @@
-"""Scores of run files, answers and models, and the report that `jaxir.evaluate` prints and writes."""
+"""Scores run files, answers and models, and makes the report that `jaxir.evaluate` prints and writes."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """The result of a command."""
+    """The report of `jaxir.evaluate`."""
 
-    text: str  # a caption and tables
-    values: dict[str, Any]  # the same as JSON values, with every query's values
+    text: str  # the report as printed: a caption and tables
+    values: dict[str, Any]  # the report as JSON values, with the values of every query
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Systems with their scores."""
+    """Systems to compare, with their scores."""
 
     systems: Sequence[System]
-    facts: Mapping[str, Any]  # how the scores were made, for the JSON file
-    note: str  # the same as text
-    baseline: System | None = None  # one of `systems`, which the others are compared with; None: every two
+    facts: Mapping[str, Any]  # how the scores were computed (files and settings), for the JSON file
+    note: str  # how the scores were computed, for the printed caption
+    # The system of `systems` with which the others are compared. None: all pairs of systems are compared.
+    baseline: System | None = None
 
 
 def parse_system(text: str) -> tuple[str, list[str]]:
-    """Returns name and run files of `[NAME=]FILE[+FILE...]`; several files are runs with several seeds."""
+    """Returns the name and the run files of `[NAME=]FILE[+FILE...]`; each file is a run with another seed."""
     for found in ([text], text.split("+")):
-        if all(Path(file).is_file() for file in found):  # names of files may contain = and +
+        if all(Path(file).is_file() for file in found):  # file names may contain = and +
             return Path(found[0]).stem, found
     name, equals, files = text.partition("=")
     if not equals:
@@ -71,9 +72,10 @@ def score_runs(
     answers_in: AnswersIn = "text",
     strict: bool = False,
 ) -> Scored:
-    """Scores run files (systems for `parse_system`) by judgements, or by answers in the texts of `corpus`.
+    """Scores run files by judgements, or by whether the texts of `corpus` contain the answers.
 
-    `baseline` is the name of one of `runs`, or another system for `parse_system`.
+    Each of `runs` is written `[NAME=]FILE[+FILE...]`. `baseline` is the name of one of them, or another
+    system, written in the same way.
     """
     parse_metrics(metrics)
     named, against = _name_systems("--run", runs, baseline)
@@ -105,7 +107,10 @@ def score_runs(
 
 
 def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str | None = None) -> Scored:
-    """Scores written answers (`read_written`) by exact match and F1, over all questions with answers."""
+    """Scores a reader's answers (files for `read_written`) by exact match and F1.
+
+    The mean is over all questions in the file `answers`; a question without a predicted answer scores 0.
+    """
     named, against = _name_systems("--predictions", predictions, baseline)
     right = read_answers(answers)
     systems = {
@@ -115,7 +120,7 @@ def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str
     return Scored(
         systems=list(systems.values()),
         facts={"answers": answers, "predictions": named},
-        note=f"exact match and F1 of words, as SQuAD's: answers {answers}",
+        note=f"exact match and F1 of words as in SQuAD; correct answers: {answers}",
         baseline=systems.get(against),
     )
 
@@ -123,12 +128,12 @@ def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str
 def _name_systems(
     flag: str, systems: Sequence[str], baseline: str | None
 ) -> tuple[dict[str, list[str]], str | None]:
-    """Returns the files of each system, with those of the baseline, and the baseline's name."""
+    """Returns system name to run files, including the baseline, and the baseline's name."""
     named: dict[str, list[str]] = {}
     for text in systems:
         name, files = parse_system(text)
         if name in named:
-            raise UserError(f"two systems are called {name!r}: write NAME=FILE to name one differently")
+            raise UserError(f"two systems are called {name!r}: write NAME=FILE instead of FILE to rename one")
         named[name] = files
     every = [Path(file).resolve() for files in named.values() for file in files]
     if twice := [file for file in every if every.count(file) > 1]:
@@ -159,8 +164,11 @@ def score_model(
     baseline: str | None = None,
     strict: bool = False,
 ) -> Scored:
-    """Scores a model on a beir:, quora: or eproduct: collection by exact search, and the baseline's runs."""
-    # Imported here, so that scoring a run file does not import jax.
+    """Scores a model on a beir:, quora: or eproduct: collection by exact search.
+
+    Also scores the run files of `baseline`, which is written `[NAME=]FILE[+FILE...]`.
+    """
+    # Import these here, so that scoring a run file does not import jax.
     from jaxir.evaluation.collection import evaluate_collection
     from jaxir.evaluation.question_sets import COLLECTIONS
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
@@ -168,7 +176,7 @@ def score_model(
     check_depth(metrics, depth)
     collection = COLLECTIONS[kind](directory, split, strict=strict)
     name, files = ("", []) if baseline is None else parse_system(baseline)
-    # Check the baseline's runs before encoding, which takes long.
+    # Read the baseline's runs before encoding, because encoding takes long and the runs may be invalid.
     against = [
         evaluate_run(read_run(file), collection.qrels, metrics, identical_ids=identical_ids) for file in files
     ]
@@ -197,17 +205,19 @@ def score_model(
         systems=systems,
         facts=facts,
         note=f"{directory}, split {split}: {count} documents, a document's text is title + ' ' + text; "
-        f"{lengths_of(encoder)}; {encoder.similarity} similarity, exact search, {depth} answers a query",
+        f"{lengths_of(encoder)}; {encoder.similarity} similarity, exact search, {depth} results per query",
         baseline=None if baseline is None else systems[-1],
     )
 
 
 def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdown") -> Report:
-    """Compares systems and returns the report; `per_query` adds every query's values to its text."""
+    """Compares systems and returns the report; `per_query` adds the values of every query to its text."""
     against = scored.baseline
     compared = [system for system in scored.systems if system is not against]
     if not compared:
-        raise UserError(f"{against.name} is the only system: give another --run to compare it with")
+        raise UserError(
+            f"{against.name} is the only system: give another --run or --predictions to compare it with"
+        )
     systems = compared if against is None else [*compared, against]
     metrics = systems[0].metrics
     pairs = compare_systems(compared, against) if len(systems) > 1 else []
@@ -240,7 +250,7 @@ def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdo
 
 
 def _values(system: System) -> dict[str, Any]:
-    """Returns the JSON values of a system; several runs have lists of counts."""
+    """Returns the JSON values of a system; if it has several runs, each count is a list."""
 
     def counts(name: str) -> Any:
         found = [getattr(scores, name) for scores in system.scores]
@@ -262,7 +272,7 @@ def _values(system: System) -> dict[str, Any]:
 
 
 def _caption(note: str, systems: Sequence[System], style: Style) -> str:
-    """Describes the queries behind the tables, with a line for each system if they differ."""
+    """Returns the note and a description of the queries, with a line for each system if these differ."""
     lines = note.splitlines()
     described = {
         system.name: "; ".join(dict.fromkeys(scores.describe() for scores in system.scores))
@@ -287,7 +297,7 @@ def _mean(system: System, metric: str) -> float | str:
 
 
 def _comparisons(pairs: Sequence[Pair], systems: Sequence[System], style: Style) -> str:
-    """Returns the comparisons as a table; with two systems a row has their values, else their names."""
+    """Returns the comparisons as a table; a row has the values of two systems, or the names of more."""
     by_name = {system.name: system for system in systems}
     two = len(systems) == 2
     head = ["metric", pairs[0].baseline, pairs[0].system] if two else ["metric", "system", "against"]
@@ -295,7 +305,7 @@ def _comparisons(pairs: Sequence[Pair], systems: Sequence[System], style: Style)
     for pair in pairs:
         ours, theirs = by_name[pair.system], by_name[pair.baseline]
         shown = [_mean(x, pair.metric) for x in (theirs, ours)] if two else [pair.system, pair.baseline]
-        # Not `comparison.difference`: metrics that are counts are sums over queries, not means.
+        # Not `comparison.difference`, which compares means: metrics that are counts are sums over queries.
         difference = ours.mean(pair.metric) - theirs.mean(pair.metric)
         p_values = [f"{pair.t_test:.2g}", f"{pair.randomisation:.2g}"]
         counts = [pair.comparison.wins, pair.comparison.losses]
@@ -307,7 +317,7 @@ def _comparisons(pairs: Sequence[Pair], systems: Sequence[System], style: Style)
 def model_report(
     encoder: DualEncoder, model: str, dataset: str, how: str, table: str, style: Style, values: dict[str, Any]
 ) -> Report:
-    """Returns the report of one model: its table with a caption, and its values with its fingerprint."""
+    """Returns the report of one model: `table` with a caption, and `values` with the model's fingerprint."""
     facts = {"model": model, "fingerprint": encoder.fingerprint, "dataset": dataset}
     above = caption(f"{dataset}\nmodel: {model}; {lengths_of(encoder)}{how}", style)
     return Report(text=f"{above}\n\n{table}", values={**facts, **encoder.settings.describe(), **values})

@@ -1,4 +1,4 @@
-"""Targets of a GAR generator: for a question, its answer, or a sentence or title that goes with it."""
+"""Training targets of a GAR generator: a question's answer, or the sentence or title of a passage with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal["answer", "sentence", "title"]
 
 
 class Target(NamedTuple):
-    """A question and the text that the generator should write for it."""
+    """A question (`id`, `source`) and the text that the generator should write for it (`target`)."""
 
     id: str
     source: str
@@ -26,7 +26,7 @@ class Target(NamedTuple):
 
 
 class TargetsReport(NamedTuple):
-    """The numbers of targets that were written and of questions that were read."""
+    """How many targets were written, and how many questions were read."""
 
     targets: int
     questions: int
@@ -48,15 +48,18 @@ def write_targets(
 ) -> TargetsReport:
     """Writes {"_id", "source", "target", "outputs"} for each question that has a target (Mao et al. 2021).
 
-    The answer is the first of the question's. The sentence is the first with an answer, from the first of the
-    question's `passages` (ids, best first) that has one; the title is that passage's. `answers_in` says where
-    in a passage an answer is searched for if its title is the target.
+    Kind "answer": the target is the question's first answer. "sentence" and "title": the passage is the first
+    of the question's `passages` (ids, best first) with an answer; the target is its first sentence with an
+    answer, or its title. `answers_in` only applies to "title": where in a passage answers are searched for.
     """
     asked = list(read_queries(queries))
     questions = [query for query in asked if query.id in answers]
     found = list(_targets(kind, questions, answers, passages or {}, corpus, answers_in))
     if not found:
-        raise UserError(f"{queries}: no question has a target: check that the files use the same ids")
+        raise UserError(
+            f"{queries}: no question has a target: check that the files of questions, answers and passages"
+            " use the same ids"
+        )
     write_windows(
         local_path(output, "written to"),
         {"targets": fingerprints.of_values(*found)},
@@ -80,7 +83,7 @@ def _targets(
         yield from (Target(query.id, query.text, answers[query.id][0]) for query in questions)
         return
     own = {query.id: AnswerMatcher(answers[query.id]) for query in questions}
-    asked: dict[str, list[tuple[int, str]]] = {}  # passage to (rank, question)
+    asked: dict[str, list[tuple[int, str]]] = {}  # passage id to (rank, question id)s
     for query_id in own:
         for place, doc_id in enumerate(passages.get(query_id, ())):
             asked.setdefault(doc_id, []).append((place, query_id))
@@ -96,7 +99,7 @@ def _targets(
 
 
 def _in(document: Document, own: AnswerMatcher, kind: Kind, answers_in: AnswersIn) -> str | None:
-    """Returns the target from a passage; None or "" if it has no answer or no title."""
+    """Returns the passage's sentence with an answer, or its title; None or "" if it has no such target."""
     if kind == "title":
         return document.title if own.finds(searched(document, answers_in)) else None
     return next(filter(own.finds, sentences_of(document.text)), None)

@@ -1,4 +1,4 @@
-"""The report of `jaxir.evaluate` for a model on CQADupStack: each forum and their mean."""
+"""The report of `jaxir.evaluate` for a model on CQADupStack: scores of each forum, and their mean."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cqadupstack(
     strict: bool = False,
     style: Style = "markdown",
 ) -> Report:
-    """Scores a model on each forum by exact search, and takes the mean of the forums; see `score_model`."""
+    """Scores a model on each forum of CQADupStack by exact search, and computes the mean over forums."""
     check_depth(metrics, depth)
     names = list(parse_metrics(metrics))
     forums = read_cqadupstack(directory, split, strict=strict)
@@ -40,7 +40,7 @@ def cqadupstack(
         for forum, found in scores.items()
     ]
     rows.append([f"mean of {len(rows)}", None, None, *mean.values()])
-    how = f"; {encoder.similarity} similarity, exact search within a forum, {depth} answers a query"
+    how = f"; {encoder.similarity} similarity, exact search within a forum, {depth} results per query"
     how += f"; split {split}"
     missing = [forum for forum in FORUMS if forum not in forums]
     if missing:

@@ -1,4 +1,4 @@
-"""Relevance judgements by query: BEIR's three columns or TREC's four."""
+"""Reads relevance judgements (qrels) in BEIR's format with 3 columns or TREC's with 4."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jaxir.data.formats.qrels import Qrel, check_grade, parse_grade, read_qrels
 
 
 def read_judgements(path: str | Path, *, strict: bool = False) -> dict[str, dict[str, int]]:
-    """Reads query id -> document id -> score, in BEIR's format (three columns, tabs) or TREC's.
+    """Reads a qrels file in BEIR's format (3 columns, tabs) or TREC's: query id to document id to score.
 
-    By default grades written as decimals (1.0) are counted and reported; `strict` refuses them.
+    Grades written as decimals (1.0) are accepted, and their number is reported; `strict` refuses them.
     """
-    _, first = next(numbered_lines(path), (0, b""))  # the readers below refuse a blank file
+    _, first = next(numbered_lines(path), (0, b""))  # the readers called below refuse an empty file
     is_beir = len(first.split(b"\t")) == 3 or len(first.split()) != 4
     collector = OnBadInput(strict=strict)
     found = by_query(read_qrels(path, collector) if is_beir else _read_trec(path, collector))
@@ -23,7 +23,7 @@ def read_judgements(path: str | Path, *, strict: bool = False) -> dict[str, dict
 
 
 def by_query(qrels: Iterator[Qrel]) -> dict[str, dict[str, int]]:
-    """Collects judgements as query id to document id to score."""
+    """Collects judgements as a dict: query id to document id to score."""
     collected: dict[str, dict[str, int]] = {}
     for qrel in qrels:
         collected.setdefault(qrel.query_id, {})[qrel.document_id] = qrel.score

@@ -1,4 +1,4 @@
-"""Geometry of rated sentence pairs: alignment, uniformity, and recall of equivalent sentences."""
+"""Geometry of the vectors of rated sentence pairs: alignment, uniformity, recall of equivalent sentences."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import numpy as np
 from beartype import beartype
 from jaxtyping import Float, Int, jaxtyped
 
-POSITIVE = 4.0  # scores above it are positive pairs (Gao et al. 2021, SimCSE)
-SAME = 5.0  # the score of pairs that mean the same
-CUTOFFS = (1, 5, 10)
-BLOCK = 1024  # rows of the matrix of all pairs in memory at a time
+POSITIVE = 4.0  # pairs with a score above 4 are positive pairs (Gao et al. 2021, SimCSE)
+SAME = 5.0  # the score of pairs of sentences with the same meaning
+CUTOFFS = (1, 5, 10)  # each k of recall@k
+BLOCK = 1024  # maximum number of rows of the similarity matrix in memory at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairSpace:
-    """Properties of the vectors of rated pairs; None if there are no pairs to measure."""
+    """Properties of the vectors of rated pairs; a property is None if no pairs have the rating it needs."""
 
-    alignment: float | None  # mean of |f(x) - f(x+)|^2 over pairs rated above `POSITIVE`, lower is better
-    uniformity: float  # log of the mean of exp(-2 |f(x) - f(y)|^2) over all two sentences, lower is better
-    recall: dict[int, float] | None  # k to 100 x share of sentences whose `SAME` partner is in the k nearest
-    positives: int  # pairs behind `alignment`
-    same: int  # pairs behind `recall`, with two queries each
+    alignment: float | None  # mean of |f(x) - f(x+)|^2 over pairs rated above 4; lower is better
+    uniformity: float  # log of the mean of exp(-2 |f(x) - f(y)|^2) over all pairs x, y; lower is better
+    recall: dict[int, float] | None  # k to the % of sentences whose partner (rated 5) is among the k nearest
+    positives: int  # number of pairs over which `alignment` is computed
+    same: int  # number of pairs over which `recall` is computed; each pair makes two queries
 
     def numbers(self) -> dict[str, float | None]:
-        """Returns the values by the names that reports have."""
+        """Returns the values by their names in reports: alignment, uniformity, R@1, R@5, R@10."""
         recall = {f"R@{k}": None if self.recall is None else self.recall[k] for k in CUTOFFS}
         return {"alignment": self.alignment, "uniformity": self.uniformity, **recall}
 
@@ -37,9 +37,9 @@ def measure(
     """Measures alignment and uniformity (Wang and Isola 2020) and recall (Chuang 2024, table 2.10).
 
     Args:
-      vectors: of distinct sentences, with length 1.
-      rows: the two sentences of each pair, by their rows in `vectors`.
-      scores: people's scores of the pairs, from 0 or 1 to 5.
+      vectors: the vectors of distinct sentences, each of length 1.
+      rows: the two sentences of each pair, as row numbers of `vectors`.
+      scores: the human score of each pair, from 0 or 1 to 5.
     """
     positive = rows[scores > POSITIVE]
     same = rows[(scores >= SAME) & (rows[:, 0] != rows[:, 1])]
@@ -57,12 +57,12 @@ def measure(
 def uniformity(vectors: Float[np.ndarray, "N D"]) -> float:
     """Returns log E exp(-2 |x - y|^2) over every two of N vectors of length 1 (Wang and Isola 2020, eq. 3).
 
-    A sentence counts once for each of its pairs, because p_data is the data's distribution.
+    The vector of a sentence is repeated for each of its pairs, because p_data is the data's distribution.
     """
     total = 0.0
     for start in range(0, len(vectors), BLOCK):
         block = vectors[start : start + BLOCK]
-        # |x - y|^2 = 2 - 2 xy, kept at 0 or above despite rounding; only j > i in each row i counts.
+        # |x - y|^2 = 2 - 2 xy, clipped at 0 because of rounding; triu keeps only columns j > i of row i.
         distances = np.maximum(2 - 2 * (block @ vectors[start:].T), 0)
         total += np.triu(np.exp(-2 * distances), 1).sum(dtype=np.float64)
     return float(np.log(total / (len(vectors) * (len(vectors) - 1) / 2)))
@@ -72,10 +72,10 @@ def uniformity(vectors: Float[np.ndarray, "N D"]) -> float:
 def recall(
     vectors: Float[np.ndarray, "V D"], corpus: Int[np.ndarray, " C"], pairs: Int[np.ndarray, "N 2"]
 ) -> dict[int, float]:
-    """Returns how often, x 100, a sentence of a pair finds the other one among its k nearest, by k.
+    """Returns k to recall@k in %: how often a sentence's partner is among its k nearest sentences.
 
-    Each sentence of a pair is a query once (table 2.10's 97 pairs make 194: 77.84 % of them are 151). The
-    rows `corpus` without the query are searched; ties with the partner count against it.
+    Each sentence of a pair is a query once, so N pairs make 2 N queries, as in Chuang 2024, table 2.10. The
+    rows `corpus` of `vectors`, except the query, are searched. Of equal similarities the partner ranks last.
     """
     queries = np.concatenate([pairs, pairs[:, ::-1]])
     ranks = []
@@ -84,6 +84,6 @@ def recall(
         similarity = vectors[query] @ vectors[corpus].T
         wanted = similarity[np.arange(len(query)), np.searchsorted(corpus, partner)]
         similarity[corpus == query[:, None]] = -np.inf
-        ranks.append(np.sum(similarity >= wanted[:, None], axis=1))  # the partner itself is one
+        ranks.append(np.sum(similarity >= wanted[:, None], axis=1))  # includes the partner: ranks start at 1
     found = np.concatenate(ranks)
     return {k: 100 * float(np.mean(found <= k)) for k in CUTOFFS}

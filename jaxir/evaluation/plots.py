@@ -1,4 +1,4 @@
-"""Figures of embedding spaces for several models, as in Moiseev et al. 2023 (SamToNe) and Chuang 2024."""
+"""Draws figures of embedding spaces of several models, as in Moiseev et al. 2023 and Chuang 2024."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-QUERY, PASSAGE = "#0072B2", "#D55E00"  # safe for colour-blind readers (Okabe and Ito)
+QUERY, PASSAGE = "#0072B2", "#D55E00"  # colours that colour-blind readers can distinguish (Okabe and Ito)
 LINES = ("#000000", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#D55E00")
-WIDTH = 3.4  # inches, a column of a paper
-DPI = 200
+WIDTH = 3.4  # inches; the width of a column of a paper
+DPI = 200  # dots per inch
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -25,12 +25,12 @@ STYLE = {
     "legend.frameon": False,
     "axes.linewidth": 0.6,
 }
-RATIO_RANGE = (-1.0, 3.0)
-COLUMNS = 72  # of a line of text
+RATIO_RANGE = (-1.0, 3.0)  # the ratios of similarities that figure6.png shows
+COLUMNS = 72  # maximum number of characters per line of text in `word_heat`
 
 
 def towers(points: Mapping[str, tuple[np.ndarray, np.ndarray]], path: Path) -> None:
-    """Draws Figure 1: the t-SNE (queries [N, 2], passages [N, 2]) of both towers, a panel for each model."""
+    """Draws Figure 1 of Moiseev et al. 2023: t-SNE of queries [N, 2], passages [N, 2]; a panel per model."""
     with _sheet(path, panels=len(points), height=WIDTH + 0.35) as (figure, panels):
         for axes, (name, (queries, passages)) in zip(panels, points.items(), strict=True):
             # Draw points in a random order, so that neither tower covers the other.
@@ -46,18 +46,18 @@ def towers(points: Mapping[str, tuple[np.ndarray, np.ndarray]], path: Path) -> N
 
 
 def nearest(similarities: Mapping[str, np.ndarray], path: Path) -> None:
-    """Draws Figure 5: the distributions of cosine similarities [Q] of queries to their nearest passages."""
+    """Draws Figure 5 of Moiseev et al. 2023: distributions of queries' cosines [Q] to the nearest passage."""
     edges = _edges(similarities.values())
     with _sheet(path, width=1.4 * WIDTH) as (_, (axes,)):
-        # Rounding may leave a similarity a little above 1.
+        # Clip at 1, because rounding may make a cosine slightly larger.
         _histograms(axes, {name: np.minimum(x, 1.0) for name, x in similarities.items()}, edges)
         axes.set(xlabel="cosine similarity of a query and its nearest passage", xlim=(edges[0], 1.0))
 
 
 def ratios(values: Mapping[str, np.ndarray], path: Path) -> None:
-    """Draws Figure 6: the distributions of ratios [S] of query-query over query-passage similarities.
+    """Draws Figure 6 of Moiseev et al. 2023: distributions of query-query over query-passage similarity [S].
 
-    Ratios outside `RATIO_RANGE` count in the density but are not shown.
+    Ratios outside `RATIO_RANGE` are not shown, but the density is normalised with them.
     """
     with _sheet(path, width=1.4 * WIDTH) as (_, (axes,)):
         _histograms(axes, values, np.linspace(*RATIO_RANGE, 121))
@@ -66,9 +66,9 @@ def ratios(values: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def ratings(cosines: Mapping[str, Mapping[str, np.ndarray]], path: Path) -> None:
-    """Draws figure 2-2 of Chuang 2024: cosine similarities [N] by group of ratings, a panel for each model.
+    """Draws figure 2-2 of Chuang 2024: cosine similarities [N] by group of ratings, a panel per model.
 
-    Groups are drawn one above the other, the lowest rating at the bottom, with one scale for each model.
+    Groups are stacked, with the lowest rating at the bottom. All groups of a model have the same scale.
     """
     edges = _edges(x for groups in cosines.values() for x in groups.values())
     names = list(dict.fromkeys(group for groups in cosines.values() for group in groups))
@@ -94,10 +94,11 @@ def ratings(cosines: Mapping[str, Mapping[str, np.ndarray]], path: Path) -> None
 
 
 def word_heat(texts: Mapping[str, Sequence[Sequence[tuple[str, float]]]], path: Path) -> None:
-    """Draws table 4 of Ma et al. 2022, a panel for each model: words are darker the more probable they are.
+    """Draws table 4 of Ma et al. 2022, a panel per model: the more probable a word, the darker its shade.
 
     Args:
-      texts: model to texts, each a list of (word, probability); shades are relative to the text's maximum.
+      texts: model name to texts, each a list of (word, probability). Shades are relative to the maximum of a
+        text.
       path: the PNG to write.
     """
     width, laid_out = 1.6 * WIDTH, {name: _laid_out(of_model) for name, of_model in texts.items()}
@@ -116,7 +117,7 @@ def word_heat(texts: Mapping[str, Sequence[Sequence[tuple[str, float]]]], path: 
 
 
 def _laid_out(texts: Sequence[Sequence[tuple[str, float]]]) -> list[tuple[str, int, int, float]]:
-    """Returns for each word: the word, its column, its line, and its share of the greatest probability."""
+    """Returns each word's text, column, line, and probability divided by the maximum of its text."""
     found, line = [], 0
     for words in texts:
         at, greatest = 0, max((share for _, share in words), default=0.0) or 1.0
@@ -130,9 +131,9 @@ def _laid_out(texts: Sequence[Sequence[tuple[str, float]]]) -> list[tuple[str, i
 
 
 def _edges(samples: Iterable[np.ndarray]) -> np.ndarray:
-    """Returns the edges of 40 bins from the least cosine similarity, rounded down, to 1."""
+    """Returns the edges of 40 histogram bins, from the minimum cosine similarity, rounded down, to 1."""
     low = min(float(np.min(values)) for values in samples)
-    return np.linspace(min(np.floor(low * 20) / 20, 0.95), 1.0, 41)  # 0.95 if all are 1
+    return np.linspace(min(np.floor(low * 20) / 20, 0.95), 1.0, 41)  # from 0.95 if all cosines are 1
 
 
 def _histograms(axes: Axes, samples: Mapping[str, np.ndarray], edges: np.ndarray) -> None:
@@ -149,9 +150,9 @@ def _histograms(axes: Axes, samples: Mapping[str, np.ndarray], edges: np.ndarray
 def _sheet(
     path: Path, *, panels: int = 1, width: float = WIDTH, height: float = 2.6
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Yields a figure with panels side by side, and writes it to `path` afterwards."""
+    """Yields a figure with `panels` axes side by side; on exit writes the figure to `path`."""
     from matplotlib import rc_context
-    from matplotlib.figure import Figure  # not pyplot, which keeps global state and may open windows
+    from matplotlib.figure import Figure  # pyplot would keep global state and could open windows
 
     with rc_context(STYLE):
         figure = Figure(figsize=(panels * width, height), layout="constrained", dpi=DPI)

@@ -1,4 +1,4 @@
-"""Search with expanded queries of questions, and the ranks of the first passages with an answer (EAR)."""
+"""Searches with the expanded queries of questions, and finds the first passage with an answer (EAR)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from jaxir.storage import fingerprints
 from jaxir.storage.files import local_path
 from jaxir.storage.open_files import sha256_of
 
-WINDOW = 64  # questions that are searched together, with some 50 queries each
+WINDOW = 64  # number of questions searched in one batch; each has about 50 expanded queries
 
 
 class Retriever:
-    """Searches an index with expanded queries, and finds answers among the first `depth` passages.
+    """Searches an index with expanded queries, and looks for answers in the first `depth` passages.
 
-    The model of an index of vectors encodes the queries. Without answers, it retrieves one passage.
+    If the index has vectors, the model that made it encodes the queries. If `answers` is None, only the first
+    passage of each query is retrieved.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Retriever:
         self.directory, self.depth, self._answers_in = local_path(index), depth, answers_in
         loaded = load_index(self.directory)
         if answers is not None and loaded.documents is None:
-            raise UserError(f"{index} has no texts to find answers in: build it with --corpus")
+            raise UserError(
+                f"{index} stores no texts in which answers could be found: build it again with --corpus"
+            )
         self._searcher, self._answers = Searcher.open(loaded), answers
 
     def found(self, questions: Sequence[Candidates], done: Callable[[int], Any]) -> Iterator[Candidates]:
-        """Yields the questions with the results of their queries, which are searched together."""
+        """Yields each question with the results of its expanded queries; all are searched in one batch."""
         queries = [some.queries for some in questions]
         distinct = list(dict.fromkeys(itertools.chain.from_iterable(queries)))
         depth = 1 if self._answers is None else self.depth
@@ -69,7 +72,7 @@ class Retriever:
 
     @property
     def made_by(self) -> dict[str, Any]:
-        """Identifies everything but the questions that the results depend on."""
+        """Fingerprints of what the results depend on, except the questions: index, answers and settings."""
         sums = self.directory / "SHA256SUMS"
         answers = self._answers and fingerprints.of_values(sorted(map(str, self._answers.items())))
         index = sha256_of(sums if sums.exists() else self.directory / "index.json")
@@ -78,20 +81,21 @@ class Retriever:
 
 
 def check_answers(questions: Sequence[Candidates], answers: Mapping[str, Sequence[str]], path: str) -> None:
-    """Checks that each question has answers."""
+    """Raises a UserError if a question has no answers in the file `path`."""
     if lacking := [some.id for some in questions if some.id not in answers]:
         raise UserError(
-            f"{path}: {len(lacking):,} of {len(questions):,} questions lack answers, such as {lacking[0]!r}"
+            f"{path}: {len(lacking):,} of {len(questions):,} questions lack answers, such as {lacking[0]!r}:"
+            " give a file of answers with the same question ids"
         )
 
 
 def write_found(
     retriever: Retriever, questions: Sequence[Candidates], output: str | Path, *, window: int = WINDOW
 ) -> OutputsReport | None:
-    """Writes a file of candidates (`data.candidates`), searching `window` questions together.
+    """Writes a file of candidates (`jaxir.data.expanded.candidates`); searches `window` questions at a time.
 
-    A repeated call continues an interrupted one. Several processes of one run share the work, and the first
-    returns the report.
+    After an interruption a repeated call resumes. Several processes of one run share the work, and only the
+    first process returns the report.
     """
     return write_windows(
         local_path(output, "written to"),

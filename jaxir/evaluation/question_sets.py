@@ -1,4 +1,4 @@
-"""Readers of collections of duplicate questions (Quora, CQADupStack) and of titles (eProduct)."""
+"""Reads test collections of duplicate questions (Quora, CQADupStack) and of product titles (eProduct)."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ FORUMS = (
     *("webmasters", "wordpress"),
 )
 QUORA = (
-    "expected is a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv: 'quora' of"
+    "expected a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv: 'quora' of"
     " github.com/beir-cellar/beir), or information-retrieval/ with corpus.tsv, dev-queries.tsv and"
     " test-queries.tsv (sbert.net/datasets/quora-IR-dataset.zip, the source of BEIR's), or"
     " quora_duplicate_questions.tsv (Quora's own release)"
 )
 CQADUPSTACK = (
-    "expected is a folder for each forum, FORUM/corpus.jsonl, FORUM/queries.jsonl and FORUM/qrels/test.tsv"
+    "expected a folder for each forum, FORUM/corpus.jsonl, FORUM/queries.jsonl and FORUM/qrels/test.tsv"
     " ('cqadupstack' of github.com/beir-cellar/beir) or FORUM/FORUM_questions.json"
     " (nlp.cis.unimelb.edu.au/resources/cqadupstack, unpacked)"
 )
 EPRODUCT = (
-    "expected is a BEIR folder, corpus.jsonl with the titles of the index set, queries.jsonl with those of"
+    "expected a BEIR folder: corpus.jsonl with the titles of the index set, queries.jsonl with the titles of"
     " the queries, and qrels/SPLIT.tsv with the matches (eBay's challenge, arxiv.org/abs/2107.05856,"
     " publishes titles without the matches)"
 )
-HELD_OUT = 0.15  # share of the posts with duplicates in the test set, and in the dev set
-_LACKED = "duplicates missing from the collection, which count as not retrieved"
+HELD_OUT = 0.15  # the test set's share of posts with duplicates, and the dev set's share
+_LACKED = "duplicates missing from the collection, which are treated as not retrieved"
 Duplicates = dict[str, dict[str, int]]
 
 
 def read_quora(directory: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
-    """Reads Quora's duplicate questions: BEIR's folder, the source of BEIR's, or Quora's own release.
+    """Reads Quora's duplicate questions: BEIR's folder, the files on which it is based, or Quora's release.
 
-    Quora's own release has no splits and is not comparable with the others. Each question that is marked as
-    another's duplicate is a query ("test"); search it with identical_ids="drop". For `strict` see
-    `read_collection`.
+    Quora's own release has no splits, so its scores are not comparable with those of the other two. Each
+    question that has a duplicate is a query of the split "test"; evaluate with identical_ids="drop". For
+    `strict` see `read_collection`.
     """
     directory = local_path(directory)
     if _is_beir(directory):
@@ -67,12 +67,14 @@ def read_quora(directory: str | Path, split: str = "test", *, strict: bool = Fal
     if not release.is_file():
         raise UserError(f"{directory} has no questions of Quora: {QUORA}")
     if split != "test":
-        raise UserError(f"{release} has no split {split!r}: Quora's own release has no splits; use test")
+        raise UserError(
+            f"{release} has no split {split!r}: Quora's own release has no splits; use --split=test"
+        )
     return _quora_release(release)
 
 
 def read_eproduct(directory: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
-    """Reads eBay's eProduct, titles that are searched among titles: a BEIR folder; see `EPRODUCT`."""
+    """Reads eBay's eProduct from a BEIR folder: product titles as queries and documents; see `EPRODUCT`."""
     directory = local_path(directory)
     if not _is_beir(directory):
         raise UserError(f"{directory} has no eProduct: {EPRODUCT}")
@@ -82,7 +84,7 @@ def read_eproduct(directory: str | Path, split: str = "test", *, strict: bool = 
 def read_cqadupstack(
     directory: str | Path, split: str = "test", *, strict: bool = False
 ) -> dict[str, Collection]:
-    """Reads the forums of CQADupStack that a folder has, in BEIR's or the authors' files.
+    """Reads the forums of CQADupStack in a folder, from BEIR's or the authors' files: name to collection.
 
     For `strict` see `read_collection`.
     """
@@ -99,7 +101,7 @@ def read_cqadupstack(
     return found
 
 
-# Readers of kinds that are one collection; CQADupStack is several.
+# Kinds of datasets that are one collection, and their readers. CQADupStack is a collection for each forum.
 COLLECTIONS = {"beir": read_collection, "quora": read_quora, "eproduct": read_eproduct}
 
 
@@ -110,10 +112,12 @@ def _is_beir(directory: Path) -> bool:
 def _collection(
     path: Path, documents: Mapping[str, str], queries: Mapping[str, str], qrels: Duplicates
 ) -> Collection:
-    """Returns a collection of the queries with duplicates, which the file `path` must have."""
+    """Returns a collection of the queries with duplicates; raises a UserError if `path` has no duplicates."""
     judged = {query: documents for query, documents in qrels.items() if documents}
     if not judged:
-        raise BadInputError(path, None, "no question in it has a duplicate in the collection")
+        raise BadInputError(
+            path, None, "no question in it has a duplicate in the collection: download the dataset again"
+        )
     return Collection(
         document_ids=list(documents),
         documents=list(documents.values()),
@@ -124,7 +128,7 @@ def _collection(
 
 
 def _quora_ir(folder: Path, split: str, *, strict: bool) -> Collection:
-    """Reads corpus.tsv (qid, question) and SPLIT-queries.tsv (qid, question, duplicates,...)."""
+    """Reads Quora's corpus.tsv (qid, question) and SPLIT-queries.tsv (qid, question, duplicate qids)."""
     path = folder / f"{split}-queries.tsv"
     if not path.is_file():
         raise UserError(f"{folder} has no {path.name}: {QUORA}")
@@ -139,14 +143,14 @@ def _quora_ir(folder: Path, split: str, *, strict: bool) -> Collection:
             if duplicate not in documents and duplicate not in queries:
                 reason = "is neither in corpus.tsv nor a query"
                 collector.accept(path, line, OddRecord(repr(duplicate), reason, noted=_LACKED))
-        # A duplicate that is itself a query is not in the corpus. An unknown one counts as not retrieved.
+        # A duplicate that is a query is not in the corpus. An unknown duplicate is treated as not retrieved.
         qrels[qid] = {other: 1 for other in named if other in documents or other not in queries}
     collector.report()
     return _collection(path, documents, queries, qrels)
 
 
 def _table(path: Path, columns: int, collector: OnBadInput) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and fields of each line below the header; the first field is a unique id."""
+    """Yields the line number and the fields of each line after the header; the first field is a unique id."""
     seen: dict[str, int] = {}
 
     def parse(line: str, number: int) -> tuple[int, list[str]] | None:
@@ -164,20 +168,22 @@ def _table(path: Path, columns: int, collector: OnBadInput) -> Iterator[tuple[in
 
 
 def _quora_release(path: Path) -> Collection:
-    """Reads id, qid1, qid2, question1, question2, is_duplicate; quoted fields may contain line ends."""
+    """Reads Quora's release: a .tsv file of question pairs; its quoted fields may contain line breaks."""
     header = ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"]
     lines = parsed(path, raw_lines(path), lambda raw, _: decode_line(raw), "stop")
     reader = csv.reader(lines, delimiter="\t", strict=True)
     texts: dict[str, str] = {}
     qrels: Duplicates = {}
-    line = 0  # the last line of the rows so far
+    line = 0  # the number of the last line that was read
     try:
         for row in reader:
             if row != header if line == 0 else len(row) != len(header) or row[-1] not in ("0", "1"):
-                found = f"expected {', '.join(header)}; found {row!r:.80}"
+                found = (
+                    f"expected the columns {', '.join(header)} (0 or 1), separated by tabs; found {row!r:.80}"
+                )
                 raise BadInputError(path, line + 1, found)
             _, first, second, *questions, same = row
-            if line and all(questions):  # some are empty in the release
+            if line and all(questions):  # some questions of the release are empty
                 texts |= {first: " ".join(questions[0].split()), second: " ".join(questions[1].split())}
                 if same == "1" and first != second:
                     qrels.setdefault(first, {})[second] = 1
@@ -189,11 +195,11 @@ def _quora_release(path: Path) -> Collection:
 
 
 def _forum(path: Path, split: str, *, strict: bool) -> Collection:
-    """Reads a forum's posts and splits them for retrieval as Hoogeveen et al. 2015 do.
+    """Reads a forum's posts and splits them for retrieval as Hoogeveen et al. 2015 did.
 
     The newest posts are held out, alternately for test and dev, until `HELD_OUT` of the posts with duplicates
-    are in the test set. Their duplicates and all older posts form the corpus. A query is a title, a document
-    is title and body without tags. Posts of one day keep the file's order.
+    are in the test set. Duplicates of held-out posts, and all older posts, form the corpus. A query is a
+    title; a document is a title and a body without HTML tags. Posts of the same day keep the file's order.
     """
     posts = _posts(path, OnBadInput(strict=strict))
     parts = _split_posts(posts)
@@ -215,18 +221,22 @@ def _posts(path: Path, collector: OnBadInput) -> dict[str, dict[str, Any]]:
     posts = read_json(path, dict[str, dict[str, Any]])
     for name, fields in posts.items():
         if any(not isinstance(fields.get(field), str) for field in ("title", "body", "creationdate")):
-            raise BadInputError(path, None, f"post {name!r} needs the texts title, body and creationdate")
+            raise BadInputError(
+                path, None, f"post {name!r} needs the text fields title, body and creationdate"
+            )
         if not isinstance(fields.get("dups"), list | dict):
-            raise BadInputError(path, None, f"post {name!r} needs dups, the ids of its duplicates")
+            raise BadInputError(
+                path, None, f"post {name!r} needs the field dups, a list of ids of its duplicates"
+            )
         if unknown := [other for other in fields["dups"] if other not in posts]:
-            reason = f"duplicates {unknown[0]!r}, which the file does not have"
+            reason = f"lists the duplicate {unknown[0]!r}, which is not in the file"
             collector.accept(path, None, OddRecord(f"post {name!r}", reason, noted=_LACKED))
     collector.report()
     return posts
 
 
 def _split_posts(posts: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
-    """Returns the held-out posts by split, without those that another held-out post duplicates."""
+    """Returns the held-out posts of test and dev, without the duplicates of other held-out posts."""
     wanted = math.floor(HELD_OUT * sum(bool(post["dups"]) for post in posts.values()) + 0.5)
     held_out: dict[str, list[str]] = {"test": [], "dev": []}
     judged: dict[str, list[str]] = {"test": [], "dev": []}
@@ -243,7 +253,7 @@ def _split_posts(posts: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
 
 
 class _Text(HTMLParser):
-    """Collects text outside of tags."""
+    """Collects the text of an HTML document, without tags."""
 
     def __init__(self) -> None:
         super().__init__()

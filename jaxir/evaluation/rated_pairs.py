@@ -13,11 +13,11 @@ from jaxir.evaluation.sts_scores import sentences_of
 from jaxir.evaluation.text_tables import format_table
 from jaxir.retrieval.indexes.base_index import normalize
 
-GROUPS = ("0-1", "1-2", "2-3", "3-4", "4-5")  # the lower bound belongs to a group, 5 to the last one
+GROUPS = ("0-1", "1-2", "2-3", "3-4", "4-5")  # a group includes its lower bound; the last also includes 5
 
 
 def cosines_by_rating(encoder: TextEncoder, pairs: Sequence[SentencePair]) -> dict[str, np.ndarray]:
-    """Returns the cosine similarities [N] of each group that has pairs, by the query tower."""
+    """Returns group of ratings to cosines [N] of its pairs, by the query tower; no groups without pairs."""
     texts = sentences_of({"all": pairs})
     vectors = normalize(encoder.encode_queries(texts))
     row = {text: number for number, text in enumerate(texts)}
@@ -29,7 +29,7 @@ def cosines_by_rating(encoder: TextEncoder, pairs: Sequence[SentencePair]) -> di
 
 
 def table(models: Mapping[str, Mapping[str, np.ndarray]]) -> str:
-    """Returns a table of means, medians and spreads, a row for each model and group."""
+    """Returns a table of the cosines' mean, median and spread, a row for each model and group of ratings."""
     described = {(name, group): spread(x) for name, groups in models.items() for group, x in groups.items()}
     rows = [
         [name, group, s.count, s.mean, s.median, s.interquartile_range]

@@ -1,8 +1,8 @@
 """Retrieval metrics of a run against relevance judgements, computed by ir_measures.
 
-Policies for reproducible numbers: a judged query without answers counts 0, and a query without judgements is
-ignored. Answers are ranked by score as trec_eval does (scores are compared in float32, ties go to the greater
-document id). The caller decides whether a document with its query's own id counts, and it is reported.
+Policies for reproducible numbers: a judged query without results scores 0, and a query without judgements is
+ignored. Results are ranked by score as in trec_eval: scores are compared in float32, and the greater document
+id wins ties. The caller decides whether to drop documents with the query's own id; their number is reported.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Qrels = Mapping[str, Mapping[str, int]]
 IdenticalIds = Literal["keep", "drop"]
 
 DEFAULT_METRICS = "nDCG@10 RR@10 P@1 R@100"
-QUESTION_METRICS = "nDCG@10 R@10 P@10 R@100"  # for duplicate questions (BEIR; Wang 2022, eq. 4.2)
-TITLE_METRICS = "CappedR@10 P@10"  # for eProduct (Wang 2022, eq. 4.1)
-# For answers: relevant documents that were not found are unknown, so recall and nDCG are undefined.
+QUESTION_METRICS = "nDCG@10 R@10 P@10 R@100"  # default for duplicate questions (BEIR; Wang 2022, eq. 4.2)
+TITLE_METRICS = "CappedR@10 P@10"  # default for eProduct (Wang 2022, eq. 4.1)
+# With judgements by answers, relevant documents that no run found are unknown: no recall, no nDCG.
 ANSWER_METRICS = "Success@1 Success@5 Success@20 Success@100"
-# The providers of ir_measures that run in this process; the others (Perl, C) read files and refuse some ids.
-# Its accuracy provider is left out because it skips different queries for each system.
+# The providers of ir_measures that run in this process. Others (Perl, C) read files and refuse some ids.
+# The provider "accuracy" is left out because it skips different queries for each system.
 PROGRAMS = ir_measures.providers.FallbackProvider(
     [
         ir_measures.pytrec_eval,
@@ -43,21 +43,21 @@ CAPPED = re.compile(r"(?:CappedR|capped_?recall|R_?cap)@(\d+)", re.IGNORECASE)
 
 
 class Metric(NamedTuple):
-    """A parsed name of a metric."""
+    """A metric, parsed from a name such as "nDCG@10"."""
 
     measure: ir_measures.Measure
-    capped: int | None = None  # the k of capped recall, for which `measure` is P@k
+    capped: int | None = None  # the k of CappedR@k, which is computed from the `measure` P@k; else None
 
     @property
     def depth(self) -> int:
-        """The cutoff: the answers of a query that count; 0 if all do."""
+        """The metric's cutoff, the number of results per query that it uses; 0 if it uses all."""
         return self.measure.params.get("cutoff", 0)
 
     def of_query(self, value: float, judged: Mapping[str, int]) -> float:
-        """Returns the metric from the measure's value and the query's judgements."""
+        """Converts a query's value of `measure`, and its judgements, to its value of the metric."""
         if self.capped is None:
             return value
-        # Wang 2022, eq. 4.1: relevant documents found over min(k, relevant); P@k divides by k.
+        # Wang 2022, eq. 4.1: CappedR@k = (relevant documents found) / min(k, number of relevant documents).
         relevant = sum(relevance > 0 for relevance in judged.values())
         return value * self.capped / min(self.capped, relevant) if relevant else 0.0
 
@@ -70,12 +70,12 @@ class RetrievalScores:
       values: metric, as the caller spelt it, to its aggregate over all judged queries.
       per_query: metric to query id to value, in the order of the judgements.
       queries: the number of judged queries.
-      unanswered: the number of judged queries without answers; each counts 0.
+      unanswered: the number of judged queries for which the run has no results; each scores 0.
       unjudged: the number of queries of the run without judgements, which are ignored.
-      identical_ids: whether answers with their query's own id were kept ("keep") or dropped ("drop").
-      identical: the number of such answers in the run.
-      cut_at: the most answers of any query, if a metric's cutoff is above and the run has further documents;
-        else None.
+      identical_ids: whether results with their query's own id were kept ("keep") or dropped ("drop").
+      identical: the number of results with their query's own id.
+      cut_at: the maximum number of results per query, if it is below a metric's cutoff and below the number
+        of documents in the run; else None.
     """
 
     values: dict[str, float]
@@ -88,19 +88,19 @@ class RetrievalScores:
     cut_at: int | None = None
 
     def describe(self) -> str:
-        """Returns one line on the queries behind the values."""
+        """Returns one line that describes the scored queries, for a table's caption."""
         parts = [f"{self.queries} judged queries"]
         if self.unanswered:
-            parts.append(f"of them without answers, counting 0: {self.unanswered}")
+            parts.append(f"judged queries without results, which score 0: {self.unanswered}")
         if self.unjudged:
-            parts.append(f"queries without judgements ignored: {self.unjudged}")
+            parts.append(f"queries without judgements, which are ignored: {self.unjudged}")
         done = "kept" if self.identical_ids == "keep" else "dropped"
-        parts.append(f"answers with their query's own id {done} ({self.identical} found)")
+        parts.append(f"results with their query's own id {done} ({self.identical} found)")
         if self.cut_at is not None:
             metrics = parse_metrics(list(self.values)).items()
             deeper = ", ".join(name for name, metric in metrics if metric.depth > self.cut_at)
             parts.append(
-                f"no query has more than {self.cut_at} answers: further ones count as not found in {deeper}"
+                f"no query has more than {self.cut_at} results, so deeper ranks are empty for {deeper}"
             )
         return "; ".join(parts)
 
@@ -113,35 +113,35 @@ def evaluate_run(
     identical_ids: IdenticalIds = "keep",
     depth: int | None = None,
 ) -> RetrievalScores:
-    """Scores a run.
+    """Scores a run with relevance judgements.
 
     Args:
       run: query id to document id to score.
       qrels: query id to document id to relevance; 0 or less is not relevant.
-      metrics: names as ir_measures spells them ("nDCG@10 RR@10 P@1 R@100 AP", "RR(rel=2)@10"), upper or lower
-        case, with the usual synonyms (MRR, MAP, Recall, Precision, Hit); and CappedR@k, recall over at most k
-        relevant documents (Wang 2022, eq. 4.1).
-      identical_ids: "drop" removes the document with the query's own id from its answers, as the BEIR scripts
-        do; "keep" keeps it, for collections that number queries and documents from 1.
-      depth: the most answers of a query that count, after `identical_ids`; None: all.
+      metrics: names as in ir_measures ("nDCG@10 RR@10 P@1 R@100 AP", "RR(rel=2)@10"), in upper or lower
+        case, with the usual synonyms (MRR, MAP, Recall, Precision, Hit); and CappedR@k, which divides by at
+        most k relevant documents (Wang 2022, eq. 4.1).
+      identical_ids: "drop" removes the document with the query's own id from its results, as BEIR's scripts
+        do; "keep" keeps it, for collections in which queries and documents are numbered independently.
+      depth: the number of results per query that are scored, after `identical_ids`; None: all.
 
     Raises:
-      UserError: an unknown metric, no judgements, or a run that answers none of the judged queries.
+      UserError: an unknown metric, no judgements, or a run without results for any judged query.
     """
     wanted = parse_metrics(metrics)
     if not qrels:
-        raise UserError("there are no relevance judgements to evaluate against")
+        raise UserError("there are no relevance judgements to evaluate with: check the file of judgements")
     judged = {query_id: answers for query_id, answers in run.items() if query_id in qrels and answers}
     if not judged:
         raise UserError(
-            "the run answers none of the judged queries: check that run and qrels use the same query ids"
+            "the run has no results for any judged query: check that run and qrels use the same query ids"
         )
     identical = sum(query_id in answers for query_id, answers in judged.items())
     ranked = {}
     for query_id, answers in judged.items():
         own = query_id if identical_ids == "drop" else None
         order = rank({doc_id: score for doc_id, score in answers.items() if doc_id != own})[:depth]
-        # Ranks replace scores, because providers of ir_measures break ties differently.
+        # Replace scores by distinct numbers in rank order: providers of ir_measures break ties differently.
         if order:
             ranked[query_id] = {doc_id: float(len(order) - place) for place, doc_id in enumerate(order)}
     judgements = {query_id: dict(docs) for query_id, docs in qrels.items()}
@@ -171,22 +171,23 @@ def evaluate_run(
 
 
 def cut_at(run: Run) -> int | float:
-    """Returns the most answers of a query; infinity if a query has every document of the run."""
+    """Returns the maximum number of results per query; infinity if a query has every document of the run."""
     most = max(map(len, run.values()))
     return most if most < len(set().union(*run.values())) else math.inf
 
 
 def check_depth(metrics: str | Sequence[str], depth: int) -> None:
-    """Checks that no metric has a cutoff above `depth`, the answers that are searched for."""
+    """Raises a UserError if a metric's cutoff is above `depth`, the number of results per query."""
     for name, metric in parse_metrics(metrics).items():
         if metric.depth > depth:
             raise UserError(
-                f"{name} needs {metric.depth} answers, but depth is {depth}: set depth to {metric.depth}"
+                f"{name} needs {metric.depth} results per query, but depth is {depth}: set --depth to"
+                f" {metric.depth} or more"
             )
 
 
 def parse_metrics(metrics: str | Sequence[str]) -> dict[str, Metric]:
-    """Returns the metric for each name as given."""
+    """Returns name, as the caller spelt it, to metric, for names in a list or separated by spaces."""
     if isinstance(metrics, str):
         metrics = re.findall(r"[^\s,(]+(?:\([^)]*\))?[^\s,]*", metrics)
     if not metrics:
@@ -208,7 +209,7 @@ def _parse_metric(text: str) -> Metric:
         measure = ir_measures.parse_measure(name + rest)
         PROGRAMS.evaluator([measure], {"q": {"d": 1}})
         if measure.params.get("cutoff", 1) < 1:
-            raise ValueError("a cutoff is at least 1")
+            raise ValueError("a cutoff must be at least 1")
     except (ValueError, TypeError, KeyError, AssertionError, RuntimeError) as error:
         examples = "nDCG@10, RR, R@100 or RR(rel=2)@10"
         raise UserError(f"metric {text!r} cannot be computed; write it like {examples}") from error

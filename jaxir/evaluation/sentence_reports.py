@@ -1,4 +1,4 @@
-"""The reports of `jaxir.evaluate` for a model on rated sentence pairs (STS) and transfer tasks (SentEval)."""
+"""Makes the reports of `jaxir.evaluate` on rated sentence pairs (STS) and transfer tasks (SentEval)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from jaxir.evaluation.text_tables import Style, format_table
 from jaxir.evaluation.transfer_tasks import FOLDS, check_folds, evaluate_senteval
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
-SENTEVAL_NOTE = """Logistic regression on the query tower's vectors, as SentEval does with kfold 10 and nhid 0
-accuracy in % of the test set, of MR, CR, SUBJ and MPQA over ten folds; dev: the accuracy that chose C"""
-STS_NOTE = """Spearman's correlation x 100 of cosine and people's scores; the query tower reads both sentences
-several sets: 'all': all pairs together; 'mean': of the sets' values; 'wmean': weighted by numbers of pairs
-alignment: of pairs rated above 4; uniformity: of all sentences (both: less is better)
-R@k: share x 100 of sentences in pairs rated 5 whose partner is among the k nearest of all other sentences"""
+SENTEVAL_NOTE = """Logistic regression on the query tower's vectors, as in SentEval with kfold 10 and nhid 0
+accuracy: in %, on the test set, or for MR, CR, SUBJ and MPQA the mean of ten folds
+dev: the accuracy in % by which the regularisation C was chosen"""
+STS_NOTE = """Spearman's correlation x 100 of cosine and human scores; the query tower encodes both sentences
+several sets: 'all': of all pairs together; 'mean': mean of the sets' values; 'wmean': weighted by pairs
+alignment: of pairs rated above 4; uniformity: of all sentences (for both, lower is better)
+R@k: in %, the sentences of pairs rated 5 whose partner is among the k nearest of all other sentences"""
 
 SPACE = ("alignment", "uniformity", *(f"R@{k}" for k in CUTOFFS))
 
 
 def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> Report:
-    """Evaluates a model on rated pairs: the sets of a file or folder, or the tasks of a folder of folders."""
+    """Evaluates a model on rated pairs: a file, a folder of files, or a folder with a folder per task."""
     tasks = read_sts_tasks(directory, split)
     one = None if tasks else read_sts(directory)
     encoder = DualEncoder.load(model)
@@ -51,12 +52,12 @@ def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> R
     rows.append([f"average of {len(rows)}", None, *average.values(), *[None] * len(SPACE)])
     table = format_table(["task", "pairs", *SETTINGS, *SPACE], rows, digits=2, style=style)
     values = {"split": split, "tasks": {n: _values(s) for n, s in of_tasks.items()}, "average": average}
-    note = f"\n{STS_NOTE}\nof tasks with train, dev and test: {split}"
+    note = f"\n{STS_NOTE}\nsplit of tasks that have train, dev and test: {split}"
     return model_report(encoder, model, f"sts:{directory}", note, table, style, values)
 
 
 def senteval(model: str, directory: Path, style: Style = "markdown") -> Report:
-    """Evaluates a model on the transfer tasks that a folder has; needs scikit-learn."""
+    """Evaluates a model on all SentEval transfer tasks whose files are in a folder; needs scikit-learn."""
     require("analyze", "sklearn")
     tasks = read_senteval(directory)
     check_folds(tasks, FOLDS)

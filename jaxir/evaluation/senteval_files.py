@@ -1,4 +1,4 @@
-"""Readers of SentEval's transfer tasks, which reproduce the peculiarities of its own readers."""
+"""Reads the files of SentEval's transfer tasks exactly as SentEval's own code does."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from jaxir.data.formats.lines import MalformedRecord, numbered_lines, parsed_lin
 from jaxir.storage.files import local_path
 
 WHERE = (
-    "data/downstream/get_transfer_data.bash of github.com/facebookresearch/SentEval fetches"
-    " and tokenises them"
+    "the script data/downstream/get_transfer_data.bash of github.com/facebookresearch/SentEval downloads"
+    " and tokenises these files"
 )
-QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")  # TREC's coarse labels
+QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")  # coarse labels of TREC's question types
 
 
 class Row(NamedTuple):
-    """One text (in MRPC two) of words with single spaces between them, and its label."""
+    """A labelled example: one text, or two in MRPC, with single spaces between words."""
 
     texts: tuple[str, ...]
     label: int
 
 
-Task = dict[str, list[Row]]  # part ("all", or "train", "dev", "test") to rows
+Task = dict[str, list[Row]]  # the examples of each part: "all", or "train", "test" and maybe "dev"
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The files of a task."""
+    """The files of a transfer task of SentEval, and how each is read."""
 
-    files: dict[str, tuple[str, Callable[[Path], Iterator[Row]]]]  # path to (part, reader)
-    pairs: bool = False  # whether a row has two texts
+    files: dict[str, tuple[str, Callable[[Path], Iterator[Row]]]]  # relative path to (part, reader)
+    pairs: bool = False  # whether an example has two texts
 
 
 def _binary(folder: str, positive: str, negative: str) -> Layout:
-    """Returns the layout of two files with one text a line; the first one's label is 1."""
+    """Returns the layout of a task of two files, one text per line: label 1 for `positive`, else 0."""
     return Layout(
         {
             f"{folder}/{name}": ("all", lambda path, label=label: _one_label(path, label))
@@ -47,7 +47,7 @@ def _binary(folder: str, positive: str, negative: str) -> Layout:
 
 
 def read_senteval(directory: str | Path) -> dict[str, Task]:
-    """Reads the tasks of SentEval's data/downstream, or of a folder with some of its folders."""
+    """Reads the tasks in a folder that has all or some of the folders of SentEval's data/downstream."""
     directory = local_path(directory)
     found = {
         name: layout
@@ -71,12 +71,15 @@ def _read(directory: Path, name: str, layout: Layout) -> Task:
         task.setdefault(part, []).extend(read(path))
     for part, rows in task.items():
         if len({row.label for row in rows}) < 2:
-            raise UserError(f"{directory}: {name} has rows of one label only in its part {part!r}")
+            raise UserError(
+                f"{directory}: {name} only has examples of one label in its part {part!r}: download its files"
+                " again"
+            )
     return task
 
 
 def _one_label(path: Path, label: int) -> Iterator[Row]:
-    """Yields rows of Latin-1; as in SentEval, not only \\n ends lines, and empty lines are texts."""
+    """Yields a row per line in Latin-1, also for empty lines. As in SentEval, not only \\n ends a line."""
     for number, raw in raw_lines(path):
         for text in _latin_1(path, number, raw).splitlines():
             yield Row((_words(text),), label)
@@ -84,24 +87,26 @@ def _one_label(path: Path, label: int) -> Iterator[Row]:
 
 def _latin_1(path: Path, number: int, raw: bytes) -> str:
     if b"\0" in raw:
-        raise BadInputError(path, number, "NUL byte: not a text file?")
+        raise BadInputError(path, number, "NUL byte: this is not a text file")
     return raw.decode("latin-1")
 
 
 def _trec(path: Path) -> Iterator[Row]:
-    """Yields rows of `LABEL:finer words of the question` in Latin-1."""
+    """Yields TREC's questions, given as lines `COARSE:fine words of the question` in Latin-1."""
     for number, raw in numbered_lines(path):
         label, _, rest = _latin_1(path, number, raw).strip().partition(":")
         _, space, question = rest.partition(" ")
         if not space:
-            raise BadInputError(path, number, "expected LABEL:finer and a question")
+            raise BadInputError(path, number, "expected COARSE_LABEL:FINE_LABEL, a space, and a question")
         if label not in QUESTIONS:
-            raise BadInputError(path, number, f"unknown label {label!r}, not one of {', '.join(QUESTIONS)}")
+            raise BadInputError(
+                path, number, f"unknown label {label!r}; the labels are {', '.join(QUESTIONS)}"
+            )
         yield Row((_words(question),), QUESTIONS.index(label))
 
 
 def _mrpc(path: Path) -> Iterator[Row]:
-    """Yields rows of quality, two ids and two sentences, tab-separated, under a header."""
+    """Yields MRPC's pairs: tab-separated columns label, two ids and two sentences, after a header."""
 
     def parse(line: str, number: int) -> Row | None:
         if number == 1:
@@ -113,7 +118,7 @@ def _mrpc(path: Path) -> Iterator[Row]:
 
 
 def _sst(path: Path) -> Iterator[Row]:
-    """Yields rows of a sentence, a tab, 0 or 1."""
+    """Yields SST-2's sentences, given as lines `sentence<TAB>0` or `sentence<TAB>1`."""
 
     def parse(line: str, _: int) -> Row:
         text, label = _columns(line, 2)

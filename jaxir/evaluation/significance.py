@@ -10,17 +10,17 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 
-RESAMPLES = 9_999
-# Numbers that scipy draws at a time; by default it draws all, gigabytes for thousands of queries.
+RESAMPLES = 9_999  # random swaps of a test, or bootstrap samples of an interval
+# How many random numbers scipy draws at a time. By default it draws all: gigabytes for thousands of queries.
 _AT_ONCE = 2**22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A system against a baseline on the same queries."""
+    """A comparison of a system with a baseline by one metric, on the same queries."""
 
-    mean: float  # of the system
-    baseline: float  # mean of the baseline
+    mean: float  # the system's mean over queries
+    baseline: float  # the baseline's mean over queries
     wins: int  # queries on which the system is better
     losses: int  # queries on which the system is worse; the rest are ties
     queries: int
@@ -38,13 +38,13 @@ def compare(
     """Tests whether two systems differ on one metric.
 
     The randomisation test swaps the two systems' values of random queries `resamples` times and counts mean
-    differences at least as far from 0 as the one observed (Smucker et al. 2007). With few queries it tries
-    all swaps. Its smallest p-value is 2 / (resamples + 1).
+    differences that are at least as far from 0 as the observed difference (Smucker et al. 2007). With few
+    queries it tries all swaps. Its smallest p-value is 2 / (resamples + 1).
 
     Args:
       system: query id to value.
       baseline: query id to value, for the same queries, at least two.
-      seed: of the random swaps.
+      seed: the seed of the random swaps.
       resamples: the number of random swaps.
     """
     from scipy import stats
@@ -54,7 +54,7 @@ def compare(
     t_test = randomisation = 1.0
     if differences.any():
         with warnings.catch_warnings():
-            # If all differences are equal, p is 0 and scipy warns of the cancellation.
+            # If all differences are equal, p is 0 and scipy warns of catastrophic cancellation.
             warnings.simplefilter("ignore", RuntimeWarning)
             t_test = float(stats.ttest_rel(ours, theirs).pvalue)
         randomisation = _randomisation(differences, seed, resamples)
@@ -80,7 +80,7 @@ def _randomisation(differences: np.ndarray, seed: int, resamples: int) -> float:
     def swapped(size: tuple[int, ...]) -> np.ndarray:
         return np.where(rng.integers(2, size=size, dtype=np.uint8), differences, -differences)
 
-    # permutation_test draws the swaps of each query in Python, which takes minutes for thousands of queries.
+    # Not scipy's permutation_test, whose Python loop over queries takes minutes for thousands of queries.
     test = stats.monte_carlo_test(
         differences,
         swapped,
@@ -99,16 +99,16 @@ def confidence_interval(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> tuple[float, float]:
-    """Returns the ends of a bootstrap interval of the mean difference of two systems on one metric.
+    """Returns a bootstrap confidence interval, (low, high), of the mean difference of two systems.
 
-    Queries are drawn with replacement, both systems' values of a query together; the ends are percentiles.
-    The interval covers other samples of queries, not other seeds of training.
+    Queries are drawn with replacement, with both systems' values of one metric; the ends are percentiles.
+    The interval accounts for the choice of queries, not for the random seed of training.
 
     Args:
       system: query id to value.
       baseline: query id to value, for the same queries, at least two.
       level: the confidence level.
-      seed: of the drawing.
+      seed: the seed of the bootstrap samples.
       resamples: the number of bootstrap samples.
     """
     from scipy import stats
@@ -129,7 +129,8 @@ def confidence_interval(
 def holm(p_values: Sequence[float]) -> list[float]:
     """Corrects p-values for multiple comparisons (Holm 1979).
 
-    The smallest of n is multiplied by n, the next by n - 1 and so on, without falling below the one before.
+    The smallest of n p-values is multiplied by n, the next by n - 1, and so on. A corrected p-value is at
+    most 1, and at least the previous corrected p-value.
     """
     corrected = [0.0] * len(p_values)
     highest = 0.0
@@ -140,12 +141,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def check_comparable(queries: int) -> None:
     if queries < 2:
-        raise UserError("a paired test needs at least two queries")
+        raise UserError("a paired test needs at least two queries: judge more queries, or compare no systems")
 
 
 def _paired(system: Mapping[str, float], baseline: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
     if system.keys() != baseline.keys():
-        raise UserError("two systems can only be compared on the same queries")
+        raise UserError("two systems can only be compared on the same queries: give both the same judgements")
     check_comparable(len(system))
     ours = np.array([system[query_id] for query_id in system], np.float64)
     return ours, np.array([baseline[query_id] for query_id in system], np.float64)

@@ -1,4 +1,4 @@
-"""Readers of rated sentence pairs in the published layouts: STS, STS-B, SICK and .tsv."""
+"""Reads rated sentence pairs in the published file formats: STS 2012-2016, STS-B, SICK, and plain .tsv."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jaxir.storage.files import local_path
 
 HEADER = ["score", "sentence1", "sentence2"]
 SETTINGS = ("all", "mean", "wmean")
-SPLITS = {"trial": "dev", "test_annotated": "test"}  # SICK's names
-_YEAR = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")  # SemEval's and SentEval's names
+SPLITS = {"trial": "dev", "test_annotated": "test"}  # SICK's names of splits
+_YEAR = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")  # file names of SemEval and SentEval
 _SPLIT = re.compile(r"(?:sts-|SICK_)?(train|dev|trial|test|test_annotated)")
 EXPECTED = (
-    "expected are NAME.tsv (score, sentence1, sentence2); STS.input.NAME.txt with STS.gs.NAME.txt (STS 2012"
+    "expected NAME.tsv (score, sentence1, sentence2); STS.input.NAME.txt with STS.gs.NAME.txt (STS 2012"
     " to 2016) or sts-train.csv, sts-dev.csv, sts-test.csv (STS-B), both at ixa2.si.ehu.eus/stswiki; or"
     " SICK_train.txt, SICK_trial.txt, SICK_test_annotated.txt (SICK: SemEval 2014, task 1)"
 )
 
 
 class SentencePair(NamedTuple):
-    """Two sentences and people's score of their similarity."""
+    """Two sentences and a human score of their similarity."""
 
     score: float
     sentence1: str
@@ -35,15 +35,16 @@ Sets = dict[str, list[SentencePair]]
 
 
 def read_sts(path: str | Path, split: str | None = None) -> Sets:
-    """Reads a file of rated pairs, or every one of a folder in the order of their names.
+    """Reads a file of rated pairs, or all such files of a folder in the order of their names.
 
     Args:
-      path: .tsv files of `score<TAB>sentence1<TAB>sentence2` under a header line, or the files of a year of
-        SemEval (pairs without a score are left out), of the STS benchmark or of SICK, as in `EXPECTED`.
-      split: the part to read if a folder has train, dev and test; None: all parts.
+      path: a file or folder. Files are .tsv, `score<TAB>sentence1<TAB>sentence2` with a header line, or the
+        files of a year of SemEval, of the STS benchmark or of SICK, as in `EXPECTED`. SemEval's pairs without
+        a score are left out.
+      split: the split to read if a folder has train, dev and test; None: all splits.
 
     Returns:
-      The pairs of each file, by its name without ending, or by the NAME of a year's subset.
+      The pairs of each file, by its name without extension; for STS.input.NAME.txt by NAME.
     """
     path = local_path(path)
     if not path.is_dir() and not path.is_file():
@@ -57,30 +58,35 @@ def read_sts(path: str | Path, split: str | None = None) -> Sets:
             both = f"{files[name].name} and {file.name}"
             raise UserError(f"{path}: the pairs of {both} are both called {name!r}; rename or remove one")
         if name in SETTINGS:
-            raise UserError(f"{path}: {name!r} is the name of a summary of several files; rename that file")
+            raise UserError(
+                f"{path}: a file of pairs cannot be called {name!r}, which names a summary of several files;"
+                " rename the file"
+            )
         files[name], sets[name] = file, list(pairs_of())
         if len({p.score for p in sets[name]}) < 2:
-            raise BadInputError(file, None, "needs pairs of at least two different scores")
+            raise BadInputError(
+                file, None, "a correlation needs pairs with at least two different scores; complete the file"
+            )
     if not sets:
         raise UserError(f"{path} has no rated pairs: {EXPECTED}")
     return sets if split is None or not path.is_dir() else _of_split(path, sets, split)
 
 
 def read_sts_tasks(path: str | Path, split: str = "test") -> dict[str, Sets]:
-    """Reads a folder of tasks, each a folder for `read_sts` (a year, STS-B or SICK).
+    """Reads a folder with a folder for each task (a year of STS, STS-B or SICK), by `read_sts`.
 
-    Returns {} if `path` has rated pairs itself, or no folder with rated pairs.
+    Returns {} if `path` itself contains rated pairs, or contains no folder with rated pairs.
     """
     return {folder.name: read_sts(folder, split) for folder in _tasks(local_path(path))}
 
 
 def has_splits(path: str | Path) -> bool:
-    """Returns whether a folder of tasks has a task with train, dev and test."""
+    """Returns whether the folder of tasks `path` has a task with several splits (train, dev, test)."""
     return any(map(_splits, map(_names, _tasks(local_path(path)))))
 
 
 def _tasks(path: Path) -> list[Path]:
-    """Returns the folders of tasks; [] if `path` has rated pairs itself, or is not a folder."""
+    """Returns the folders of tasks; [] if `path` itself contains rated pairs, or is not a folder."""
     if not path.is_dir() or _names(path):
         return []
     return [folder for folder in sorted(path.iterdir()) if folder.is_dir() and _names(folder)]
@@ -91,7 +97,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _splits(names: Collection[str]) -> dict[str, str]:
-    """Returns the split's word in each name; {} if a name has none."""
+    """Returns the split in each file name, such as "sts-dev" to "dev"; {} if any name has no split."""
     named = {name: match[1] for name in names if (match := _SPLIT.fullmatch(name))}
     return named if len(named) == len(names) else {}
 
@@ -111,7 +117,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _reader(file: Path) -> tuple[str, Callable[[], Iterator[SentencePair]]] | None:
-    """Returns the name of a file's pairs and a function that reads them; None for other files."""
+    """Returns the name of a file's set of pairs, and a function that reads it; None for other files."""
     if year := _YEAR.fullmatch(file.name):
         return year[1], lambda: _year_pairs(file)
     if file.suffix == ".tsv":
@@ -126,10 +132,10 @@ def _reader(file: Path) -> tuple[str, Callable[[], Iterator[SentencePair]]] | No
 
 
 def _year_pairs(file: Path) -> Iterator[SentencePair]:
-    """Yields the pairs of STS.input.NAME.txt that have a score in the same line of STS.gs.NAME.txt."""
+    """Yields the pairs of STS.input.NAME.txt for which the same line of STS.gs.NAME.txt has a score."""
     gold = file.with_name(file.name.replace(".input.", ".gs."))
     if not gold.is_file():
-        raise UserError(f"{file} needs the people's scores in the same folder: {gold.name} is missing")
+        raise UserError(f"{file} needs its human scores in the same folder: {gold.name} is missing")
     lines = {number: raw.strip() for number, raw in raw_lines(gold)}
     scores = {number: raw for number, raw in lines.items() if raw}
     last = 0
@@ -141,10 +147,12 @@ def _year_pairs(file: Path) -> Iterator[SentencePair]:
             yield _pair(score, *_columns(decode_line(raw.rstrip(b"\r\n")), 2)[:2])
         except MalformedRecord as fault:
             raise BadInputError(file, last, f"{fault.kind} {fault.detail}".rstrip()) from None
-    # An empty last line may lack its line end.
+    # The last line of scores may be empty and without a line break, so one line less is accepted.
     if max(scores, default=0) > last or len(lines) < last - 1:
         raise BadInputError(
-            gold, None, f"it has {len(lines)} lines, and {file.name} {last}: check whether one is incomplete"
+            gold,
+            None,
+            f"it has {len(lines)} lines, but {file.name} has {last}: check which file is incomplete",
         )
 
 
@@ -160,12 +168,12 @@ def _parse_tsv(line: str, number: int) -> SentencePair | None:
 
 
 def _parse_benchmark(line: str, number: int) -> SentencePair:
-    """Parses genre, file, year, id, score, two sentences, and sometimes their sources."""
+    """Parses a line of STS-B: genre, file, year, id, score, two sentences, and sometimes their sources."""
     return _pair(*_columns(line, 7)[4:7])
 
 
 def _parse_sick(line: str, number: int) -> SentencePair | None:
-    """Parses pair_ID, sentence_A, sentence_B, relatedness_score, entailment_judgment under a header."""
+    """Parses a line of SICK: pair_ID, sentence_A, sentence_B, relatedness_score, entailment_judgment."""
     fields = _columns(line, 4)
     if number == 1:
         if fields[1:4] != ["sentence_A", "sentence_B", "relatedness_score"]:

@@ -1,4 +1,4 @@
-"""Semantic textual similarity: rank correlation of cosine similarities and people's scores."""
+"""Semantic textual similarity (STS): rank correlation of cosine similarities and human scores."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ PairSets = Mapping[str, Sequence[SentencePair]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class STSScores:
-    """Spearman's rank correlation x 100 between people's scores and the cosine of the two vectors.
+    """Spearman's rank correlation x 100 between human scores and the cosine of two sentences' vectors.
 
     Attributes:
-      spearman: per set, then summaries of several sets in papers: "all", the pairs of all sets together;
-        "mean", the mean of the sets' values; "wmean", that mean weighted by numbers of pairs.
+      spearman: the correlation of each set, then summaries of several sets as in papers: "all", of the pairs
+        of all sets together; "mean", the mean of the sets' values; "wmean", weighted by numbers of pairs.
+      pairs: the number of pairs of each value of `spearman`.
+      space: alignment, uniformity and recall of each set, and of "all".
     """
 
     spearman: dict[str, float]
-    pairs: dict[str, int]  # number of pairs behind each
-    space: dict[str, PairSpace]  # geometry of the pairs, per set and of "all"
+    pairs: dict[str, int]
+    space: dict[str, PairSpace]
 
 
 def evaluate_sts(encoder: TextEncoder, sets: PairSets) -> STSScores:
-    """Evaluates a model on sets of `read_sts`; the query tower reads both sentences."""
+    """Evaluates a model on sets of rated pairs (from `read_sts`); the query tower encodes both sentences."""
     return scores_of(sets, encoder.encode_queries(sentences_of(sets)))
 
 
 def sentences_of(sets: PairSets) -> list[str]:
-    """Returns the distinct sentences of all pairs, in order."""
+    """Returns the distinct sentences of all pairs, sorted."""
     return sorted({text for pairs in sets.values() for p in pairs for text in (p.sentence1, p.sentence2)})
 
 
 def scores_of(sets: PairSets, vectors: np.ndarray) -> STSScores:
-    """Scores the vectors float32 [N, D] of `sentences_of(sets)`, of any length."""
+    """Scores float32 vectors [N, D] of the N sentences `sentences_of(sets)`; they need not be normalised."""
     row = {text: i for i, text in enumerate(sentences_of(sets))}
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     vectors = vectors / np.where(lengths > 0, lengths, 1)
@@ -60,7 +62,7 @@ def scores_of(sets: PairSets, vectors: np.ndarray) -> STSScores:
 
 
 def _spearman(cosine: np.ndarray, scores: np.ndarray) -> float:
-    if np.ptp(cosine) == 0:  # a collapsed model, whose correlation is undefined
+    if np.ptp(cosine) == 0:  # the model has collapsed: the correlation of equal values is undefined
         return 0.0
     from scipy import stats
 

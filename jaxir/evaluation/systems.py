@@ -1,4 +1,4 @@
-"""Systems with a run for each seed: their means, deviations and comparisons."""
+"""Means, deviations and comparisons of systems, each of which has a run for each of several seeds."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class System:
-    """A system with the scores of its runs."""
+    """A system (a model or method) with the scores of its runs, usually one for each random seed."""
 
     name: str
-    scores: Sequence[RetrievalScores | AnswerScores]  # of each run, over the same judgements
+    scores: Sequence[RetrievalScores | AnswerScores]  # the scores of each run, by the same judgements
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics, as the caller spelt them."""
+        """The names of the metrics, as the caller spelt them."""
         return list(self.scores[0].values)
 
     def mean(self, metric: str) -> float:
-        """The mean over runs."""
+        """The metric's mean over the runs."""
         return float(np.mean([scores.values[metric] for scores in self.scores]))
 
     def deviation(self, metric: str) -> float | None:
-        """The sample's standard deviation over runs; None for one run."""
+        """The metric's sample standard deviation over the runs; None if there is one run."""
         return deviation([scores.values[metric] for scores in self.scores])
 
     def per_query(self, metric: str) -> dict[str, float]:
-        """Each query's mean over runs."""
+        """Query id to the mean of its values over the runs."""
         return over_runs([scores.per_query[metric] for scores in self.scores])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One system against another by one metric, with p-values after Holm's correction.
+    """A comparison of two systems by one metric, with p-values after Holm's correction.
 
-    The correction is for all pairs that are compared by this metric.
+    The correction is for all pairs of systems that are compared by this metric.
     """
 
     system: str
     baseline: str
     metric: str
-    comparison: Comparison  # of each query's values averaged over runs, without the correction
-    t_test: float
-    randomisation: float
+    comparison: Comparison  # compares values averaged over runs; its p-values are not corrected
+    t_test: float  # corrected p-value of the paired t-test
+    randomisation: float  # corrected p-value of the paired randomisation test
 
 
 def compare_systems(systems: Sequence[System], baseline: System | None) -> list[Pair]:
-    """Compares every system with the baseline or, without one, with every system before it."""
+    """Compares each system with the baseline by each metric; without a baseline, all pairs of systems."""
     pairs = (
         [(system, baseline) for system in systems]
         if baseline is not None
@@ -84,11 +84,11 @@ def compare_systems(systems: Sequence[System], baseline: System | None) -> list[
 
 
 def over_runs(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns each query's mean over runs with the same queries."""
+    """Returns query id to the mean over runs, which have the same queries."""
     return {query: float(np.mean([of_run[query] for of_run in values])) for query in values[0]}
 
 
 def deviation(values: Iterable[float]) -> float | None:
-    """Returns the sample standard deviation; None for one value."""
+    """Returns the sample standard deviation of the values; None if there is one value."""
     values = list(values)
     return float(np.std(values, ddof=1)) if len(values) > 1 else None

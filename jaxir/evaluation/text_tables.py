@@ -1,4 +1,4 @@
-"""Tables as aligned Markdown or LaTeX."""
+"""Formats tables as aligned Markdown or LaTeX."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Style = Literal["markdown", "latex"]
 def format_table(
     header: Sequence[str], rows: Sequence[Sequence[object]], *, digits: int = 4, style: Style = "markdown"
 ) -> str:
-    """Returns an aligned Markdown table, or a tabular of LaTeX (with booktabs), without a final newline.
+    """Returns an aligned Markdown table, or a LaTeX tabular (for booktabs), without a final line break.
 
-    Floats have `digits` decimals, None is an empty cell. Columns of numbers are aligned to the right.
+    Floats have `digits` decimals. None makes an empty cell. Columns of numbers are aligned to the right.
     """
     texts = [[_text(cell, digits) for cell in row] for row in rows]
     header, *cells = [[_ESCAPED[style](text) for text in line] for line in (header, *texts)]
@@ -35,7 +35,7 @@ def format_table(
 
 
 def caption(text: str, style: Style) -> str:
-    """Returns the text above a table; in LaTeX as comments."""
+    """Returns a table's caption as printed above the table: in LaTeX each line becomes a comment."""
     return "\n".join(f"% {line}" for line in text.splitlines()) if style == "latex" else text
 
 

@@ -1,8 +1,8 @@
 """SentEval's transfer tasks (Conneau and Kiela 2018): logistic regression on a model's frozen vectors.
 
-The protocol is that of SentEval's own code with usepytorch=False, kfold=10 and nhid=0, in everything that
-changes a result: the order of the rows, the folds, the grids of C, rounding before the best C is chosen,
-scikit-learn's default solver with its 100 iterations, and no standardisation of the vectors.
+The protocol equals that of SentEval's own code with usepytorch=False, kfold=10 and nhid=0, in everything
+that changes a result: the order of the examples, the folds, the grids of the regularisation C, rounding
+before the best C is chosen, scikit-learn's default solver with 100 iterations, no standardised vectors.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from jaxir.core.progress import progress
 from jaxir.evaluation.collection import TextEncoder
 from jaxir.evaluation.senteval_files import TASKS, Row, Task
 
-SEED = 1111
+SEED = 1111  # SentEval's
 FOLDS = 10
-GRID = tuple(2.0**t for t in range(-2, 4))  # for tasks without a test set, and with a dev set
-TEST_GRID = tuple(2.0**t for t in range(-1, 6))  # for tasks with a test set, but without a dev set
+GRID = tuple(2.0**t for t in range(-2, 4))  # values of C for tasks without a test set or with a dev set
+TEST_GRID = tuple(2.0**t for t in range(-1, 6))  # values of C for tasks with a test set but no dev set
 Data = tuple[np.ndarray, np.ndarray]  # vectors [N, D], labels [N]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskScores:
-    """The scores of a task, in %."""
+    """The scores of a transfer task."""
 
-    accuracy: float  # of the test set, or the mean over ten folds
-    dev: float  # the accuracy by which C was chosen
-    f1: float | None  # of MRPC's test set; None for the other tasks
-    train: int  # training rows
-    test: int  # rows behind `accuracy`
+    accuracy: float  # in %, on the test set, or the mean over ten folds if there is no test set
+    dev: float  # in %, the accuracy by which the regularisation C was chosen
+    f1: float | None  # in %, on MRPC's test set; None for the other tasks
+    train: int  # number of training examples
+    test: int  # number of examples on which `accuracy` is measured
 
 
 def texts_of(tasks: dict[str, Task]) -> list[str]:
-    """Returns the distinct texts of all tasks, in order."""
+    """Returns the distinct texts of all tasks, sorted."""
     parts = (rows for task in tasks.values() for rows in task.values())
     return sorted({text for rows in parts for row in rows for text in row.texts})
 
 
 def evaluate_senteval(encoder: TextEncoder, tasks: dict[str, Task]) -> dict[str, TaskScores]:
-    """Evaluates a model, whose query tower reads the texts, on tasks of `read_senteval`."""
+    """Evaluates a model on tasks from `read_senteval`; the query tower encodes the texts."""
     return scores_of(tasks, encoder.encode_queries(texts_of(tasks)))
 
 
 def scores_of(tasks: dict[str, Task], vectors: np.ndarray, *, folds: int = FOLDS) -> dict[str, TaskScores]:
-    """Scores the vectors float32 [N, D] of `texts_of(tasks)` with `folds` folds of cross-validation."""
+    """Scores float32 vectors [N, D] of the N texts `texts_of(tasks)`; cross-validation has `folds` folds."""
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
     place = {text: number for number, text in enumerate(texts_of(tasks))}
     scores = {}
-    # One BLAS thread: for matrices this small, several make a fit tens of times slower.
+    # Use one BLAS thread: for matrices this small, several threads make a fit tens of times slower.
     with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # 100 iterations are the protocol's
+        warnings.simplefilter("ignore", ConvergenceWarning)  # SentEval stops at 100 iterations
         for name, task in tasks.items():
             parts = {part: _data(rows, vectors, place) for part, rows in task.items()}
             scores[name] = PROTOCOLS[frozenset(task)](name, parts, folds)
@@ -66,22 +66,22 @@ def scores_of(tasks: dict[str, Task], vectors: np.ndarray, *, folds: int = FOLDS
 
 
 def check_folds(tasks: dict[str, Task], folds: int) -> None:
-    """Raises a UserError if a label has too few rows for nested cross-validation."""
-    needed = -(-folds * folds // (folds - 1))  # each inner fold needs a row when an outer fold is held out
+    """Raises a UserError if a task has too few examples of a label for nested cross-validation."""
+    needed = -(-folds * folds // (folds - 1))  # so that each inner fold has a row when an outer is held out
     for name, task in tasks.items():
         for rows in (task[part] for part in ("all", "train") if part in task and "dev" not in task):
             fewest = min(Counter(row.label for row in rows).values())
             if fewest < needed:
                 raise UserError(
-                    f"{name} has a label with {fewest} rows only, but nested cross-validation with {folds}"
-                    f" folds needs {needed}"
+                    f"{name} has a label with only {fewest} examples, but nested cross-validation with"
+                    f" {folds} folds needs {needed}: complete the task's files, or remove all of them"
                 )
 
 
 def _data(rows: Sequence[Row], vectors: np.ndarray, place: dict[str, int]) -> Data:
-    """Returns the features and labels of rows, sorted by numbers of words and by label for the folds.
+    """Returns the features and labels of examples, sorted by number of words and by label, as in SentEval.
 
-    The features of two texts u and v are [|u - v|, u * v].
+    The order determines the folds. The features of two texts u and v are [|u - v|, u * v].
     """
     ordered = sorted(rows, key=lambda row: (*(len(text.split()) for text in row.texts), row.label))
     each = [vectors[[place[row.texts[side]] for row in ordered]] for side in range(len(ordered[0].texts))]
@@ -96,13 +96,13 @@ def _fit(data: Data, c: float) -> Any:
 
 
 def _best(score: Callable[[float], float], grid: Sequence[float]) -> tuple[float, float]:
-    """Returns the smallest C with the best score, and that score in %."""
+    """Returns the smallest C of `grid` with the best score, and this score in %."""
     scores = [round(100 * float(score(c)), 2) for c in grid]
     return grid[int(np.argmax(scores))], max(scores)
 
 
 def _cross_validated(data: Data, count: int) -> Callable[[float], float]:
-    """Returns C -> the mean accuracy over the folds of `data`."""
+    """Returns a function that maps C to the mean accuracy over `count` folds of `data`."""
     folds = list(_folds(data, count))
     return lambda c: np.mean([_fit(train, c).score(*held_out) for train, held_out in folds])
 
@@ -116,7 +116,7 @@ def _folds(data: Data, count: int) -> list[tuple[Data, Data]]:
 
 
 def _nested(name: str, parts: dict[str, Data], folds: int) -> TaskScores:
-    """Scores MR, CR, SUBJ and MPQA: ten folds, and within each ten more to choose C."""
+    """Scores MR, CR, SUBJ and MPQA by nested cross-validation: inner folds choose C, outer folds test."""
     found = []
     for train, test in progress(_folds(parts["all"], folds), what=f"classify {name}", unit="folds"):
         c, dev = _best(_cross_validated(train, folds), GRID)
@@ -127,13 +127,13 @@ def _nested(name: str, parts: dict[str, Data], folds: int) -> TaskScores:
 
 
 def _folds_of_train(name: str, parts: dict[str, Data], folds: int) -> TaskScores:
-    """Scores TREC and MRPC: chooses C by ten folds of the training set."""
+    """Scores TREC and MRPC: chooses C by cross-validation on the training set."""
     c, dev = _best(_cross_validated(parts["train"], folds), TEST_GRID)
     return _tested(name, parts, c, dev)
 
 
 def _dev_set(name: str, parts: dict[str, Data], folds: int) -> TaskScores:
-    """Scores SST2: chooses C by the dev set."""
+    """Scores SST2: chooses C by the accuracy on the dev set."""
     c, dev = _best(lambda c: _fit(parts["train"], c).score(*parts["dev"]), GRID)
     return _tested(name, parts, c, dev)
 

@@ -1,4 +1,4 @@
-"""Probabilities of a text's words from its vector, by a CPDAE decoder (Ma et al. 2022, table 4)."""
+"""Computes the probability of each word of a text, given its vector, by CPDAE's decoder (Ma et al. 2022)."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 Words = list[tuple[str, float]]
 
-_WORD = re.compile(r"\s?(\w+|[^\w\s])")  # with the space before it, which some tokenizers need
-SHOWN = 5
+_WORD = re.compile(r"\s?(\w+|[^\w\s])")  # a word with the space before it, which some tokenizers need
+SHOWN = 5  # number of most probable words shown per text
 
 
 def word_probabilities(run: str, texts: Sequence[str]) -> list[Words]:
-    """Returns the words of each text with their probabilities given its vector from the passage tower.
+    """Returns the words of each text with their probabilities, given the text's vector of the passage tower.
 
-    The decoder is read from the run of CPDAE. The distribution is that of
+    `run` is a training run of CPDAE, whose word decoder is read. The distribution is that of
     `losses.word_distributions.log_normalised_sigmoid`, which sums to 1 over the vocabulary. A word's
-    probability is the sum over its subwords, as in the paper.
+    probability is the sum over its subwords, as in Ma et al. 2022, table 4.
     """
     encoder, decoder = DualEncoder.load(run), read_decoder(run)
     logits = np.asarray(decoder(jnp.asarray(encoder.encode_passages(list(texts)))), np.float64)
-    likely = np.exp(-np.logaddexp(0.0, -logits))  # the sigmoid, without overflow
+    likely = np.exp(-np.logaddexp(0.0, -logits))  # sigmoid(logits), without overflow
     return [score_words(text, p / p.sum(), encoder.tokenizer) for text, p in zip(texts, likely, strict=True)]
 
 
 def score_words(text: str, p: np.ndarray, tokenizer: Tokenizer) -> Words:
-    """Returns the words of a text, each with the sum of p [V] over its subwords."""
+    """Returns the words of a text, each with the sum of its subwords' probabilities `p` [V]."""
     found = list(_WORD.finditer(text))
     rows = tokenizer.encode_batch([word[0] for word in found], max_length=64)
     return [(word[1], float(p[ids[1:-1]].sum())) for word, ids in zip(found, rows, strict=True)]
 
 
 def read_decoder(run: str) -> WordDecoder:
-    """Returns the word decoder that a run's objective, or a part of it, has trained."""
+    """Returns the word decoder that was trained in a run of CPDAE, or of a sum of objectives with CPDAE."""
     arrays = model_dir.read_auxiliary(run)
     ends = ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "out.kernel", "out.bias")
     prefixes = [name.removesuffix(ends[0]) for name in arrays if name.endswith(ends[0])]
     prefixes = [p for p in prefixes if all(f"{p}{end}" in arrays for end in ends)]
     if not prefixes:
-        raise UserError(f"{run}: its objective has no word decoder: give a run of CPDAE")
+        raise UserError(f"{run}: its objective has no word decoder: give a run of jaxir.train with CPDAE")
     decoder = WordDecoder(*arrays[f"{prefixes[0]}out.kernel"].shape, rngs=nnx.Rngs(0))
     for layer, name in (end.split(".") for end in ends):
         part = getattr(getattr(decoder, layer), name)
@@ -58,7 +58,7 @@ def read_decoder(run: str) -> WordDecoder:
 
 
 def table(models: Mapping[str, Sequence[Words]]) -> str:
-    """Returns a table of the most probable words, a row for each model and text."""
+    """Returns a table of each text's most probable words, a row for each model and text."""
     rows = [
         [name, number, ", ".join(f"{word} {share:.4f}" for word, share in _most_probable(words))]
         for name, texts in models.items()

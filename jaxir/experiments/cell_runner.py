@@ -33,7 +33,7 @@ class Interrupted(Exception):
     """The experiment was stopped. Its argument is the signal."""
 
     def report(self, directory: Path) -> int:
-        """Prints the reason and returns the exit status."""
+        """Prints why the experiment stopped, and returns the exit status."""
         number = self.args[0]
         print(
             f"{directory}: stopped by {number.name}; run the same command again to continue", file=sys.stderr
@@ -42,10 +42,10 @@ class Interrupted(Exception):
 
 
 def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None]) -> list[tuple[Cell, str]]:
-    """Trains and tests every cell without a result, and returns those that fail, with the reason.
+    """Trains and tests every cell without a result; returns the cells that failed, with the reasons.
 
-    `steps` of a cell are for the progress bar; `on_result` is called after each finished cell. Raises
-    `Interrupted` on SIGINT or SIGTERM, after the running command has saved its state.
+    The progress bar counts `steps` for each cell; `on_result` is called after each finished cell.
+    Raises `Interrupted` on SIGINT or SIGTERM, after the running command has saved its state.
     """
     for cell in cells:
         check_begun(cell.directory, cell.identity, cell.inputs)
@@ -114,12 +114,12 @@ def run_attended(
 ) -> int:
     """Runs `python ARGUMENTS`, forwards signals to it, and returns its exit code.
 
-    Calls `meanwhile` repeatedly. `typed` is short text for its standard input. Raises `Interrupted` if
-    this process received SIGINT or SIGTERM, or the command was stopped from outside.
+    Calls `meanwhile` repeatedly. `typed` is a short text to write to its standard input. Raises `Interrupted`
+    if this process received SIGINT or SIGTERM, or the command was stopped from outside.
     """
     with signals() as received:
-        # In its own session Ctrl-C reaches it only through this process. If this process is killed, the
-        # command saves its state, ends, and holds the directory's lock until then.
+        # In its own session Ctrl-C reaches the command only through this process. If this process is
+        # killed, the command saves its state, ends, and holds the directory's lock until then.
         process = subprocess.Popen(
             [*_terminated_with_parent(), sys.executable, *arguments],
             stdin=subprocess.PIPE,
@@ -143,7 +143,7 @@ def run_attended(
                 process.kill()
                 process.wait()
     code = process.returncode
-    stopped = received[0] if received else stopped  # it arrived as the command ended
+    stopped = received[0] if received else stopped  # a signal that arrived as the command ended
     killed = -code if code < 0 else code - 128
     if stopped or killed in (signal.SIGINT, signal.SIGTERM):
         raise Interrupted(stopped or signal.Signals(killed))
@@ -152,7 +152,7 @@ def run_attended(
 
 def _terminated_with_parent() -> list[str]:
     """Returns a command prefix that has Linux send SIGTERM to the command if this process is killed."""
-    setpriv = shutil.which("setpriv")  # from util-linux
+    setpriv = shutil.which("setpriv")  # a program of util-linux
     return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
 
@@ -173,7 +173,7 @@ def signals() -> Iterator[list[signal.Signals]]:
 
 
 def last_step(run: Path) -> int:
-    """Returns the last step in a run's log; 0 before the first."""
+    """Returns the last step in a run's log; 0 before the first step."""
     with contextlib.suppress(FileNotFoundError), (run / "log.jsonl").open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
         for line in reversed(file.read().splitlines()):
@@ -200,9 +200,9 @@ def begin(directory: Path, identity: Sequence[str], inputs: Mapping[str, str]) -
 
 
 def check_begun(directory: Path, identity: Sequence[str], inputs: Mapping[str, str]) -> None:
-    """Refuses a directory that was begun with other commands or with files of other content.
+    """Refuses a directory that was started with other commands or with files of other content.
 
-    Directories without records pass, and so do those without results: their first command failed.
+    Directories without records pass. So do directories without results, since their first command failed.
     """
     if not _has_results(directory):
         return
@@ -212,13 +212,13 @@ def check_begun(directory: Path, identity: Sequence[str], inputs: Mapping[str, s
         words = [set(shlex.split(" ".join(lines))) for lines in (before, now)]
         differing = " ".join(sorted(words[0] - words[1])) or "fewer settings"
         raise UserError(
-            f"{directory} was begun with {differing}; give another output_dir, or remove that directory"
+            f"{directory} was started with {differing}; give another output_dir, or remove that directory"
         )
     read = _recorded(directory)
     for name, content in inputs.items():
         if read.get(name, content) != content:
             raise UserError(
-                f"{directory} was begun when {name} had other content; give another output_dir, or remove"
+                f"{directory} was started when {name} had other content; give another output_dir, or remove"
                 " that directory"
             )
 
@@ -241,13 +241,13 @@ def manual_runs(cells: Sequence[Cell]) -> list[Sequence[str]]:
 
 
 def check_judges(cell: Cell) -> None:
-    """Refuses a cell that a judge has scored on other data."""
+    """Raises a UserError if a judge has scored the cell on other data than it has now."""
     read = _recorded(cell.directory)
     for name, content in cell.judged_by.items():
         path = cell.judged[name]
         if path.exists() and read.get(_judge(name), content) != content:
             raise UserError(
-                f"{path} was made when judge {name} had other data: give it another name, or remove that file"
+                f"{path} was made when judge {name} had other data: rename the judge, or remove that file"
             )
 
 

@@ -22,7 +22,7 @@ class DuplicateRich(PairSource):
     Attributes:
       directory: the BEIR folder.
       split: the split with the pairs.
-      unique: most unique passages per pair; the paper counts 0.17 in TriviaQA's training split.
+      unique: maximum number of unique passages per pair; TriviaQA's training split has 0.17 (paper).
       group_by: the field of a document's `metadata` that names its group.
       mask_duplicates: whether a repeated passage keeps its id, so that the loss leaves it out of the
         negatives. Otherwise every pair has its own ids, and a passage can become its own negative.
@@ -52,8 +52,8 @@ def merge_passages(
 ) -> list[PairExample]:
     """Gives all queries of a group its first pair's passage, and keeps the largest groups.
 
-    Groups are taken by number of pairs, then by name, while at most `unique` passages per pair remain.
-    Pairs must have no negatives, since one may be another pair's passage.
+    Groups are taken in order of their number of pairs, then name, while at most `unique` passages per pair
+    remain. Pairs must have no negatives, since a negative may be another pair's passage.
     """
     sizes = collections.Counter(groups)
     ranked = sorted(sizes, key=lambda group: (-sizes[group], group))
@@ -66,7 +66,7 @@ def merge_passages(
     if not kept:
         largest = max(sizes.values(), default=0)
         raise UserError(
-            f"the largest group has {largest} pairs, so unique={unique} is impossible: give a larger one"
+            f"the largest group has {largest} pairs, so unique={unique} is impossible: give a larger value"
         )
     wanted = set(ranked[:kept])
     first: dict[str, PairExample] = {}
@@ -85,7 +85,7 @@ def read_groups(folder: BeirFolder, field: str, on_bad_input: OnBadInput) -> dic
         record = json_object(line)
         metadata = record.get("metadata")
         if not isinstance(metadata, dict) or not isinstance(metadata.get(field), str):
-            raise MalformedRecord(f"its metadata has no text {field!r}")
+            raise MalformedRecord(f"its metadata has no text in {field!r}")
         return string_field(record, "_id"), metadata[field]
 
     return dict(parsed_lines(folder.corpus_path, parse, on_bad_input))

@@ -17,9 +17,9 @@ class Variant:
     """A value of a custom axis: one of several ways to train that are compared.
 
     Attributes:
-      name: in directories.
-      title: in tables.
-      gin_files: added after the recipe's.
+      name: name in directories.
+      title: title in tables.
+      gin_files: gin files, added after the recipe's.
       bindings: gin bindings, NAME=VALUE.
     """
 
@@ -35,22 +35,22 @@ class GridSettings:
 
     Attributes:
       recipe: gin files of every training run, such as gin/runs/samtone_paper.gin.
-      datasets: NAME=DIR or DIR, BEIR folders with the splits that the recipe trains on; one column each.
-      steps: optimizer steps of a cell. A method with two stages (PAIR) trains half of them in each.
+      datasets: NAME=DIR or DIR, BEIR folders with the splits that the recipe trains on; a column for each.
+      steps: optimizer steps of a cell. A method with two stages (PAIR) trains half of the steps in each.
       models: pretrained encoders: files of gin/models without .gin, such as t5_1_1/base, or other gin
         files.
-      sharing: of the towers; ade,ade_spl,sde by default.
-      objectives: standard, samtone, samtone_both, pair; on texts alone simcse, simcse_nt_xent, simcse_bce,
+      sharing: what the towers share; ade,ade_spl,sde by default.
+      objectives: standard, samtone, samtone_both, pair; without pairs simcse, simcse_nt_xent, simcse_bce,
         consert_1, consert_2, clm_autoencoder, mlm_autoencoder, multi_task, multi_task_mlm, tsdae, diffcse,
         diffcse_tanh, cpdae, cpdae_r, seed, prop, ict; or NAME=FILE.gin with + between the files of stages;
-        standard,samtone,pair by default. The others are compared with the first.
-      seeds: whole numbers; decide the order of the data, dropout and new parameters; 0 by default.
-      untrained: NAME=MODEL, models that are tested without training, one row each.
+        standard,samtone,pair by default. Each is compared with the first.
+      seeds: whole numbers that set the order of the data, dropout and new parameters; 0 by default.
+      untrained: NAME=MODEL, models that are tested without training; a row for each.
       judges: further tests of every model: NAME=sts:PATH, rated pairs (Spearman's correlation), or
         NAME=senteval:DIR, transfer tasks (mean accuracy).
-      runs: NAME=FILE, run files over the only data set, such as BM25's; one row each.
-      variants: Variant(...)s of jaxir.experiments.grid_cells, one more axis; gin only.
-      metrics: separated by spaces, in the notation of ir_measures.
+      runs: NAME=FILE, run files over the only data set, such as BM25's; a row for each.
+      variants: list of Variant(...) of jaxir.experiments.grid_cells, one more axis; only in gin files.
+      metrics: metrics separated by spaces, in the notation of ir_measures.
       split: the split to test on.
       bindings: gin bindings of every training run, NAME=VALUE.
     """
@@ -84,17 +84,17 @@ class RoundSettings:
       recipe: gin files of every training run: a model, an objective, a run of gin/runs.
       dataset: beir:DIR with a split train.
       steps: optimizer steps of each round.
-      rounds: rounds with mined negatives, after round 0 without.
-      start: whether a round starts from the previous model (ANCE) or from the pretrained one.
+      rounds: number of rounds with mined negatives, after round 0.
+      start: whether a round starts from the previous model (ANCE) or from the pretrained model.
       first_run: TREC run over the training queries, such as BM25's, to mine negatives for round 0 from.
-      negatives: mined for each query; a batch has NEGATIVES of them for each pair (mined.gin).
+      negatives: number mined for each query; a batch has NEGATIVES of them per pair (mined.gin).
       mine: other flags of jaxir.mine, NAME=VALUE: first=3,last=100,margin=0.1 or
         cross_encoder=MODEL,max_relevance=0.1. The corpus is searched down to rank `last`.
       backend: the engine that searches the corpus.
-      metrics: separated by spaces, in the notation of ir_measures.
+      metrics: metrics separated by spaces, in the notation of ir_measures.
       split: the split to test on.
       bindings: gin bindings of every training run, NAME=VALUE.
-      seed: of training and mining.
+      seed: seed of training and mining.
     """
 
     recipe: list[str]
@@ -119,7 +119,7 @@ class RoundSettings:
         """The flags of jaxir.mine in all rounds."""
         given = dict(flag.partition("=")[::2] for flag in self.mine)
         flags = {"negatives": self.negatives, "first": 1, "last": 200}
-        if given.get("sampling") != "top":  # draws nothing
+        if given.get("sampling") != "top":  # "top" draws no random numbers
             flags["seed"] = self.seed
         return flags | given
 

@@ -20,7 +20,7 @@ from jaxir.experiments.experiment_settings import GridSettings, Variant
 from jaxir.experiments.methods import Method, Stage, parse_method
 
 RESULT = "test.json"
-# Macros of gin/models that say what the first stage starts from; a later one starts from the stage before.
+# Macros of gin/models that set what the first stage starts from; later stages start from the previous one.
 PRETRAINED = ("MODEL", "INITIAL_CHECKPOINT_PATH", "TOKENIZER", "FROM_SCRATCH")
 JUDGES = {"sts": "file or folder of rated pairs", "senteval": "folder of transfer tasks"}
 # Macros that a grid sets in the runs of its cells, and the grid's flag for each.
@@ -41,12 +41,12 @@ class Row:
 class Commands(NamedTuple):
     """The commands of a cell, without `python`."""
 
-    training: tuple[tuple[Path, tuple[str, ...]], ...]  # one for each stage, with its run directory
-    testing: tuple[str, ...]  # writes the scores on the data set
-    judging: Mapping[str, tuple[str, ...]] = {}  # one for each judge, by name
+    training: tuple[tuple[Path, tuple[str, ...]], ...]  # run directory and command of each stage
+    testing: tuple[str, ...]  # the command that writes the scores on the data set
+    judging: Mapping[str, tuple[str, ...]] = {}  # the command of each judge, by name
 
     def lines(self) -> tuple[str, ...]:
-        """Returns the commands as a user types them."""
+        """Returns the commands as lines for a shell."""
         everything = [*(arguments for _, arguments in self.training), self.testing, *self.judging.values()]
         return tuple(shlex.join(["python", *arguments]) for arguments in everything)
 
@@ -56,14 +56,14 @@ class Cell:
     """One model to train and to test."""
 
     row: Row
-    dataset: str  # name of its data set
+    dataset: str  # name of the cell's data set
     seed: int
     directory: Path
     commands: Commands
-    identity: tuple[str, ...]  # its commands, without judges, independent of where grid and data are stored
-    # What they read: name -> hash of the content.
+    identity: tuple[str, ...]  # its commands without judges, independent of where grid and data are stored
+    # What these commands read: name -> hash of the content.
     inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    judged_by: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what each judge reads, likewise
+    judged_by: Mapping[str, str] = dataclasses.field(default_factory=dict)  # judge -> hash of its data
 
     @property
     def result(self) -> Path:
@@ -241,7 +241,7 @@ def stages_of(method: Method, steps: int, directory: Path) -> Iterator[tuple[Sta
 
 
 def starting_from(run: Path, bindings: Sequence[str]) -> list[str]:
-    """Returns bindings that start from a run's model, in place of their own start."""
+    """Returns bindings that start from a run's model instead of the model that `bindings` name."""
     others = [b for b in bindings if name_of(b) not in PRETRAINED]
     return [*others, f"MODEL={gin_text(str(run))}"]
 
@@ -277,7 +277,7 @@ def parse_judge(text: str) -> tuple[str, str]:
 
 
 def check_bindings(bindings: Sequence[str], flags: Mapping[str, str]) -> None:
-    """Refuses bindings of names that a flag sets too; `flags` maps each name to its flag."""
+    """Refuses bindings of names that are set by flags; `flags` maps each name to its flag."""
     for binding in bindings:
         if flag := flags.get(name := name_of(binding)):
             raise UserError(f"bindings cannot set {name}: give {flag} instead")
@@ -322,7 +322,7 @@ def check_axes(axes: GridSettings) -> None:
         if not names and axis not in ("untrained and runs", "judges"):
             raise UserError(f"{axis} must have at least one value")
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UserError(f"{axis} has {twice[0]!r} twice")
+            raise UserError(f"{axis} has {twice[0]!r} twice: give it once")
         allowed = r"[\w.-]*" if axis == "datasets" else r"[\w.]*"  # a cell's directory joins names with "-"
         if wrong := [name for name in names if not re.fullmatch(allowed, name)]:
             raise UserError(f"a name in {axis} may have letters, digits, . and _, not {wrong[0]!r}")
@@ -337,7 +337,7 @@ def check_axes(axes: GridSettings) -> None:
         if sharing not in SHARING_TITLES:
             raise UserError(f"unknown sharing {sharing!r}; give one of {', '.join(SHARING_TITLES)}")
     if axes.runs and len(axes.datasets) > 1:
-        raise UserError("runs need a grid with one data set; this one has several")
+        raise UserError("--runs needs a grid with one data set: give one of --datasets, or no --runs")
     for text in axes.runs:
         if not Path(file := text.partition("=")[2]).is_file():
             raise UserError(f"{file}: no such run file")

@@ -1,4 +1,4 @@
-"""Hashes of what an experiment reads, so that no table mixes results of changed files."""
+"""Hashes of what an experiment reads, so that no table mixes results from before and after a change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxir.data.formats.sources import BeirFolder
 from jaxir.interop.model.run_dir import CONFIG, checkpoint_of
 from jaxir.storage.open_files import open_to_read
 
-MODEL_FILES = (CONFIG, "config.json", "modules.json")  # of jaxir, Hugging Face and sentence-transformers
+MODEL_FILES = (CONFIG, "config.json", "modules.json")  # jaxir's, Hugging Face's, sentence-transformers'
 
 
 def of_file(path: str | Path) -> str:
@@ -35,12 +35,12 @@ def of_collection(folder: BeirFolder, *splits: str) -> str:
 
 
 def check_split(folder: BeirFolder, split: str) -> None:
-    """Refuses a split with too few judged queries to compare systems."""
+    """Raises a UserError if a split has too few queries with judgements to compare systems."""
     queries = {qrel.query_id for qrel in folder.qrels(split)}
     if len(queries) < 2:
         raise UserError(
-            f"{folder.qrels_path(split)}: {len(queries)} queries are judged, but paired tests of systems"
-            " need at least two"
+            f"{folder.qrels_path(split)}: {len(queries)} queries have judgements, but paired tests"
+            " of systems need at least two; give another split"
         )
 
 
@@ -55,11 +55,11 @@ def of_training_splits(folder: BeirFolder, name: str, bindings: Iterable[str]) -
 def of_gin_files(files: Iterable[str | Path]) -> dict[str, str]:
     """Returns hashes of gin files that are not shipped with jaxir, and of those that they include.
 
-    Comments do not count; files that their macros name do (see `of_named`).
+    Comments are ignored; files that macros of the gin files name are included (see `of_named`).
     """
     own: dict[str, str] = {}
     left = list(files)
-    for file in left:  # grows while it is read
+    for file in left:  # the list grows during the loop
         path = find_recipe(file)
         if path is None or str(file) in own or path.resolve().is_relative_to((RECIPES / "gin").resolve()):
             continue
@@ -80,13 +80,13 @@ def of_named(bindings: Iterable[str]) -> dict[str, str]:
 
 
 def _values(bindings: Iterable[str]) -> dict[str, str]:
-    """Returns {NAME: VALUE} of bindings, without quotes; the last of a name counts."""
+    """Returns {NAME: VALUE} of bindings, without quotes; the last value of a name is used."""
     pairs = (binding.partition("=")[::2] for binding in bindings)
     return {macro.strip(): value.strip(" '\"") for macro, value in pairs}
 
 
 def of_model(spec: str) -> str | None:
-    """Returns a hash of a local model's or file's content; None if it does not exist or is no model."""
+    """Returns a hash of a local model's or file's content; None if it does not exist or is not a model."""
     scheme = re.match(r"(hf|st|w2v|t5x):", spec)
     path = Path(spec[scheme.end() :] if scheme else spec)
     try:
@@ -94,9 +94,9 @@ def of_model(spec: str) -> str | None:
             return _of_files((path,))
         if not path.is_dir() or not (scheme or any((path / name).is_file() for name in MODEL_FILES)):
             return None
-    except OSError:  # path too long
+    except OSError:  # the path is too long
         return None
-    checkpoint = checkpoint_of(path)  # its record has checksums
+    checkpoint = checkpoint_of(path)  # its record contains checksums
     return _of_files(_of_folder(path) if checkpoint is None else (path / CONFIG, checkpoint / "run/metadata"))
 
 
@@ -112,7 +112,7 @@ def _of_files(paths: Iterable[Path]) -> str:
     return _of_unchanged(state)
 
 
-@functools.cache  # cells of a grid share a model
+@functools.cache  # because cells of a grid share a model
 def _of_unchanged(state: tuple[tuple[str, int, int, int], ...]) -> str:
     return _hash("\n".join(f"{Path(path).name} {of_file(path)}" for path, *_ in state).encode())
 

@@ -12,7 +12,7 @@ from jaxir.core.errors import UserError, suggest
 class Stage:
     """One training run of a method."""
 
-    gin_file: str  # the objective
+    gin_file: str  # the gin file of the objective
     bindings: tuple[str, ...] = ()  # gin bindings, NAME=VALUE, that define the method
     defaults: tuple[str, ...] = ()  # bindings that a grid may override
 
@@ -21,9 +21,9 @@ class Stage:
 class Method:
     """A training method."""
 
-    name: str  # in commands and directories
-    title: str  # in tables
-    # Each starts from the result of the one before and has an equal part of the steps.
+    name: str  # name in commands and directories
+    title: str  # title in tables
+    # Each stage starts from the result of the previous stage and has an equal part of the steps.
     stages: tuple[Stage, ...]
 
 
@@ -53,7 +53,7 @@ METHODS = {
         ),
         # Ren et al. 2021 train in two stages, PAIR first.
         Method(name="pair", title="PAIR", stages=(Stage(gin_file="gin/objectives/pair.gin"), SOFTMAX)),
-        # Methods on texts alone, with the names of Wang 2022.
+        # Methods that train on texts without pairs, with the names of Wang 2022.
         _of_texts("simcse", "SimCSE"),
         _of_texts("simcse_nt_xent", "SimCSE, NT-Xent", "CONTRASTIVE_LOSS=@nt_xent.nt_xent", piece="simcse"),
         _of_texts("simcse_bce", "SimCSE, BCE", "CONTRASTIVE_LOSS=@bce.bce", piece="simcse"),

@@ -1,6 +1,6 @@
-"""Rounds of training on hard negatives, each mined with the model of the round before.
+"""Rounds of training on hard negatives, which each round mines with the previous round's model.
 
-OUT/round0 trains on the pairs alone, or on negatives of a given run. OUT/roundN encodes the corpus,
+OUT/round0 trains on pairs without negatives, or with negatives of a given run. OUT/roundN encodes the corpus,
 searches the training queries with the model of round N - 1, mines, and trains.
 """
 
@@ -35,8 +35,8 @@ SET_BY_ROUNDS = {"STEPS": "--steps", "DATA": "--dataset", "SEED": "--seed", "MIN
 class Step(NamedTuple):
     """One command of a round."""
 
-    arguments: tuple[str, ...]  # of `python`
-    done: Path  # the file that exists once it has finished
+    arguments: tuple[str, ...]  # arguments of `python`
+    done: Path  # the file that exists once the command has finished
 
 
 def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[Step]]]:

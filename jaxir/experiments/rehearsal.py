@@ -20,7 +20,7 @@ _CHILD = "from jaxir import cli; from jaxir.experiments import rehearsal; cli.en
 
 
 def rehearse(commands: Iterable[Sequence[str]], output_dir: Path) -> None:
-    """Checks training commands with `training`, once for those that differ only by seed or place."""
+    """Checks commands with `training`, once for commands that differ only in seed or directory."""
     own = [tuple(a for a in c[2:] if not a.startswith(("--seed=", "--output_dir="))) for c in commands]
     runs = [[*arguments, f"--output_dir={output_dir}"] for arguments in dict.fromkeys(own)]
     if error := _first_error("training", runs):
@@ -41,7 +41,7 @@ def _first_error(check: str, runs: Sequence[Sequence[str]]) -> str:
     done = subprocess.run([sys.executable, "-c", _CHILD], input=request, capture_output=True, text=True)
     if not done.returncode:
         return ""
-    line = done.stderr.strip().rpartition("\n")[2] or f"its check ended with status {done.returncode}"
+    line = done.stderr.strip().rpartition("\n")[2] or f"the check ended with status {done.returncode}"
     return line.removeprefix("error: ")
 
 
@@ -61,7 +61,7 @@ def training(recipe: Recipe, *, output_dir: str) -> None:
     """Checks what can be checked of a training run within seconds: settings, devices, model and objective.
 
     Args:
-      output_dir: of the experiment; models in it do not exist yet.
+      output_dir: directory of the experiment; models in it do not exist yet.
     """
     from flax import nnx
 
@@ -78,7 +78,7 @@ def training(recipe: Recipe, *, output_dir: str) -> None:
     if made_here and getattr(recipe.model, "from_scratch", None):
         raise UserError(
             f"{source} would be trained in vain, because the next run starts from random parameters: set"
-            " FROM_SCRATCH=True by --bindings, which affects only the first run, not in a gin file"
+            " FROM_SCRATCH=True with --bindings, which affects only the first run, not in a gin file"
         )
     if not made_here:
         config, _, _ = outline_of(recipe.model)
@@ -92,7 +92,7 @@ def manual(recipe: Recipe, *, output_dir: str) -> None:
     """Checks by its config.gin that a run was trained with this recipe; a run without that file passes.
 
     Args:
-      output_dir: of the run. Paths count by their last part, because files may have moved.
+      output_dir: directory of the run. Only last parts of paths are compared: files may have moved.
     """
     from jaxir.cli import gin_config
 
@@ -104,8 +104,8 @@ def manual(recipe: Recipe, *, output_dir: str) -> None:
     if then != now:
         difference = sorted(then - now) or sorted(now - then)
         raise UserError(
-            f"{output_dir} was trained with {'' if then - now else 'no '}{difference[0]:.160}: give another"
-            f" output_dir, remove that directory, or remove its config.gin to use it anyway"
+            f"{output_dir} was trained {'with' if then - now else 'without'} {difference[0]:.160}: give"
+            f" another output_dir, remove that directory, or remove its config.gin to use it anyway"
         )
 
 

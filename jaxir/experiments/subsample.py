@@ -22,10 +22,10 @@ def write_sample(
     """
     collector = OnBadInput()
     folder = BeirFolder(directory, collector)
-    folder.qrels_path(split)  # names the existing splits if this one is missing
+    folder.qrels_path(split)  # if this split is missing, the error names the existing splits
     qrels = {name: list(folder.qrels(name)) for name in folder.splits}
     if not 0 < train <= len(qrels[split]):
-        raise UserError(f"train must be between 1 and {len(qrels[split])}, the judgements of {split!r}")
+        raise UserError(f"train must be between 1 and {len(qrels[split])}, all judgements of {split!r}")
     rows = np.random.default_rng(seed).permutation(len(qrels[split]))[:train]
     qrels[split] = [qrels[split][row] for row in np.sort(rows)]
     query_ids = {qrel.query_id for judged in qrels.values() for qrel in judged}
@@ -58,7 +58,7 @@ def _copy_lines(source: Path, target: Path, ids: set[str], collector: OnBadInput
         file.writelines(parsed_lines(source, parse, collector))
     missing = sorted(ids - found.keys())
     if missing:
-        what = f"{missing[0]!r} is judged but missing ({len(missing):,} of {len(ids):,} are)"
+        what = f"{missing[0]!r} has judgements but is missing ({len(missing):,} of {len(ids):,} are missing)"
         if 2 * len(missing) > len(ids):
             raise BadInputError(source, None, f"{what}; the file may be truncated")
         print(f"note: {source}: {what}", file=sys.stderr)

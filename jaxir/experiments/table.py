@@ -1,4 +1,4 @@
-"""The paper's Table 1 from the scores of a grid's cells, with deviations and confidence intervals."""
+"""Table 1 of Moiseev et al. 2023 from the scores of a grid, with deviations and confidence intervals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JUDGED = {"all": "Spearman", "accuracy": "accuracy"}  # key in a judge's file ->
 
 
 class Score(NamedTuple):
-    """One metric of one row on one data set."""
+    """A score of one row of the table, by one metric on one data set."""
 
     mean: float  # over seeds
     deviation: float | None  # sample standard deviation over seeds; None for one seed
@@ -36,19 +36,19 @@ class Score(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A row against its baseline, by one metric on one data set."""
+    """The difference between a row and its baseline, by one metric on one data set."""
 
     row: Row
     baseline: Row  # the row with the first objective, or the first variant
     dataset: str
     metric: str
-    seeds: tuple[int, ...]  # common to both; values are means over them
-    difference: float  # of the means over queries
-    low: float  # lower end of the 95 % interval over queries
-    high: float  # its upper end
+    seeds: tuple[int, ...]  # the seeds of both rows; other fields are means over these
+    difference: float  # difference of the means over queries
+    low: float  # lower end of the difference's 95 % confidence interval over queries
+    high: float  # upper end of that interval
     deviation: float | None  # standard deviation of the difference over seeds; None for one seed
-    wins: int  # queries on which the row is better
-    losses: int  # queries on which it is worse
+    wins: int  # number of queries on which the row is better
+    losses: int  # number of queries on which the row is worse
     p: float  # two-sided p-value of the paired randomisation test over queries
 
 
@@ -59,13 +59,13 @@ class Results:
     rows: tuple[Row, ...]
     datasets: tuple[str, ...]
     metrics: tuple[str, ...]
-    # (row, data set, metric) -> seed -> query id -> value.
+    # Scores: (row, data set, metric) -> seed -> query id -> value.
     values: Mapping[tuple[Row, str, str], Mapping[int, Mapping[str, float]]]
     missing: tuple[str, ...]  # names of unfinished cells
-    judged: frozenset[str] = frozenset()  # the judges' metrics, which have one value and no queries
+    judged: frozenset[str] = frozenset()  # the judges' metrics, which have no values per query
 
     def score(self, row: Row, dataset: str, metric: str) -> Score | None:
-        """Returns mean and deviation over seeds; None without a cell."""
+        """Returns mean and deviation over seeds; None if no cell has a result."""
         values = self.values.get((row, dataset, metric))
         if values is None:
             return None
@@ -81,14 +81,14 @@ def read_scores(path: Path) -> dict[str, Any]:
     for name, kind in kinds.items():
         check_value(f"{path}: {name}", found.get(name), kind)
     if found["metrics"].keys() != found["per_query"].keys():
-        raise UserError(f"{path}: metrics and per_query have different keys")
+        raise UserError(f"{path}: metrics and per_query differ; remake it by jaxir.evaluate --per_query")
     return found
 
 
 def read_judges(cell: Cell) -> dict[str, float]:
     """Reads the judges' scores of a cell, by "NAME Spearman" or "NAME accuracy".
 
-    That is Spearman's correlation over all pairs, or the mean over tasks of it or of the accuracy.
+    A score is Spearman's correlation over all pairs, its mean over tasks, or the mean accuracy over tasks.
     """
     scores = {}
     for name, path in cell.judged.items():
@@ -97,7 +97,7 @@ def read_judges(cell: Cell) -> dict[str, float]:
         check_value(f"{path}: average or spearman", values, dict[str, float])
         measure = next((key for key in JUDGED if key in values), None)
         if measure is None:
-            raise UserError(f"{path}: has neither a correlation of all pairs nor an accuracy")
+            raise UserError(f"{path}: has neither a correlation nor an accuracy; remove it to judge again")
         scores[f"{name} {JUDGED[measure]}"] = values[measure] / 100
     return scores
 
@@ -258,7 +258,7 @@ def write_tables(cells: Sequence[Cell], out: Path, *, finished: bool = False) ->
 
 
 def _row_names(rows: Sequence[Row]) -> tuple[list[str], dict[Row, list[str]]]:
-    """Returns the columns that name a row, without constant ones, and each row's cells.
+    """Returns the columns that name a row, without constant columns, and each row's cells.
 
     The column of towers stays unless all models have one tower.
     """
@@ -284,7 +284,7 @@ def _cell(found: Score | None) -> tuple[str, float | None]:
 
 
 def rounds_table(results: Sequence[Path]) -> str:
-    """Formats the scores of rounds, each compared with the round before by a paired randomisation test."""
+    """Formats the scores of rounds, each compared with the previous round by a paired randomisation test."""
     scores = [read_scores(path) for path in results]
     rows = []
     for number, found in enumerate(scores):

@@ -1,4 +1,4 @@
-"""Towers that start from a pretrained encoder unchanged, whatever they share."""
+"""Towers that start from an unchanged pretrained encoder, for every kind of sharing."""
 
 import dataclasses
 
@@ -47,11 +47,11 @@ class UnderIdentityProjection(Overrides):
 
     def _on_identity(self, found: StoredModel, seed: int) -> StoredModel:
         if self.projection is not None:
-            raise UserError("projection cannot be set: an identity has the encoder's own width")
+            raise UserError("projection cannot be set: the identity has the encoder's width; remove it")
         config = found.config
         if config.projection is None:
             if config.sharing != "sde":
-                raise UserError(f"{self.source}: its towers are {config.sharing!r} and have no projection")
+                raise UserError(f"{self.source}: {config.sharing!r} towers need a projection; use sde")
             width = config.backbone.embed_dim
             found = dataclasses.replace(
                 found,

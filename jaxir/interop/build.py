@@ -27,32 +27,32 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
 from jaxir.runtime.partitioning import Partitioner
 
-# (name, directory of a tokenizer or None, kind="dual_encoder" or None for any) -> the stored model.
+# Maps (model name, directory of a tokenizer or None, kind="dual_encoder" or None for any) to a stored model.
 Reader = Callable[..., StoredModel]
 
 
 class Source(Protocol):
-    """The start of a training run: training builds it, a plan needs only its outline."""
+    """The model that a training run starts from. Training calls `build`, planning only `outline`."""
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Makes the model on the mesh of `partitioner`, with random parameters from `seed`."""
 
     def outline(self, read: Reader) -> tuple[ModelConfig, EncoderSettings]:
-        """Returns the configuration and lengths of what `build` would build; `read` may give shapes alone."""
+        """Returns the configuration and settings that `build` would give; `read` need not load parameters."""
 
 
 class _Opened:
-    """A model to load, with the changes of `CommonOverrides`."""
+    """Methods of sources that load a model and apply the changes of `CommonOverrides` to it."""
 
     _kind: ClassVar[str | None]
     source: str
-    tokenizer = from_scratch = None  # fields of `Pretrained` only
+    tokenizer = from_scratch = None  # only `Pretrained` has these fields
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Loads the model onto the mesh of `partitioner`; each process reads the parts of its devices.
 
-        New weights are drawn from `seed`. If the files have no fingerprint, it is that of the source's name,
-        because hashing would make every process read all parameters.
+        `seed` is for new random weights. If the files have no fingerprint, one is made of the source's name,
+        because hashing the parameters would make every process read all of them.
         """
         drawn = bool(self.from_scratch)
 
@@ -81,11 +81,11 @@ class _Opened:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretrained(Overrides, _Opened):
-    """A model to load, with changes (see `Overrides`); `build(seed=0, partitioner=None)` loads it.
+    """A dual encoder to load, with changes (see `Overrides`); `build(seed=0, partitioner=None)` loads it.
 
     Attributes:
-      source: as `model_dir.load` takes it.
-      from_scratch: keep its architecture and tokenizer, but draw random parameters; None: no.
+      source: the model, in a form that `model_dir.load` accepts.
+      from_scratch: whether to keep only its architecture and tokenizer and draw random parameters.
     """
 
     _kind: ClassVar[str | None] = "dual_encoder"
@@ -97,11 +97,11 @@ class Pretrained(Overrides, _Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedCrossEncoder(CommonOverrides, _Opened):
-    """A cross-encoder to load, or to make from an encoder with a new head; `build` as in `Pretrained`.
+    """A cross-encoder to load, or an encoder to load and give a new head; `build(seed=0)` does so.
 
     Attributes:
-      source: as `model_dir.load` takes it: a cross-encoder, or a dual encoder with one encoder.
-      reads: what it is to read (`features.Reads`); None leaves it unchanged.
+      source: a cross-encoder, or a dual encoder with one encoder, in a form that `model_dir.load` accepts.
+      reads: which texts it reads (`features.Reads`); None leaves this unchanged.
     """
 
     _kind: ClassVar[str | None] = None
@@ -112,7 +112,7 @@ class PretrainedCrossEncoder(CommonOverrides, _Opened):
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
         if kinds.name_of(model.config) != "cross_encoder":
             model = _with_new_head(model, seed=seed, where=where)
-        try:  # a plan has no tokenizer
+        try:  # planning has no tokenizer
             separator = model.tokenizer and PairTokenizer(model.tokenizer).separator
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
@@ -125,12 +125,12 @@ class PretrainedCrossEncoder(CommonOverrides, _Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedSeq2Seq(CommonOverrides, _Opened):
-    """A generator to load, with changes; `build` as in `Pretrained`.
+    """A generator to load, with changes; `build(seed=0, partitioner=None)` loads it.
 
-    `passage_max_length` limits sources, `query_max_length` targets.
+    `passage_max_length` limits the tokens of source texts, `query_max_length` those of target texts.
 
     Attributes:
-      source: as `model_dir.load` takes it.
+      source: the model, in a form that `model_dir.load` accepts.
     """
 
     _kind: ClassVar[str | None] = "seq2seq"
@@ -144,9 +144,9 @@ class PretrainedMaskedLM:
     """A masked language model for an objective: a frozen generator of words, or the head to start from.
 
     Attributes:
-      source: `hf:` and a local directory or a name on the hub: BERT, DistilBERT or RoBERTa with the head of
-        their pretraining.
-      dtype: type of matrix products.
+      source: `hf:` and a local directory or a name on the hub: BERT, DistilBERT or RoBERTa with their
+        masked-language-model head.
+      dtype: number type of matrix products.
     """
 
     _what: ClassVar[str] = "a masked language model"
@@ -155,7 +155,7 @@ class PretrainedMaskedLM:
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def outline(self) -> MaskedLMConfig:
-        """Returns the configuration of what `build` would build; no weight is read."""
+        """Returns the configuration of the model that `build` would return, without reading weights."""
         return self._computed(hf_masked_lm.outline(hub.configuration(_name_of(self.source, self._what))))
 
     def build(self) -> tuple[MaskedLanguageModel, str]:
@@ -180,7 +180,7 @@ class PretrainedPooler:
     source: str
 
     def read(self) -> dict[str, np.ndarray]:
-        """Returns its `kernel` [D, D] and `bias` [D], float32."""
+        """Returns the pooler's `kernel` [D, D] and `bias` [D], float32."""
         name = _name_of(self.source, "a pooler")
         return hf_masked_lm.read_pooler(hub.resolve(name, check=hf.read_architecture))
 
@@ -188,15 +188,15 @@ class PretrainedPooler:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class FromScratch:
-    """A model with random parameters.
+    """A dual encoder with random parameters.
 
     Attributes:
       config: its configuration.
       tokenizer: directory of its tokenizer.
-      query_max_length: tokens kept of a query.
-      passage_max_length: tokens kept of a passage.
-      query_prompt: put before each query.
-      passage_prompt: put before each passage.
+      query_max_length: maximum number of tokens per query.
+      passage_max_length: maximum number of tokens per passage.
+      query_prompt: text put before each query.
+      passage_prompt: text put before each passage.
     """
 
     config: DualEncoderConfig
@@ -213,7 +213,7 @@ class FromScratch:
         if tokenizer.vocab_size > backbone.vocab_size:
             raise UserError(
                 f"{self.tokenizer}: the tokenizer has {tokenizer.vocab_size} ids,"
-                f" the model only {backbone.vocab_size}"
+                f" the model only {backbone.vocab_size}: set vocab_size to at least as many"
             )
         _, settings = self.outline()
         model = stored.initialize(self.config, seed=seed, partitioner=partitioner)
@@ -235,7 +235,7 @@ class FromScratch:
 def outline_of(
     model: Source, *, weights: bool = True
 ) -> tuple[ModelConfig, EncoderSettings, Tokenizer | None]:
-    """Returns the configuration, lengths and tokenizer (None: unknown) of what `build` would build."""
+    """Returns the configuration, settings and tokenizer (None: unknown) that `build` would give."""
     if isinstance(model, FromScratch):
         return *model.outline(), Tokenizer.load(Path(model.tokenizer))
     found = []
@@ -250,14 +250,14 @@ def outline_of(
 
 
 def pooler_of(source: str | None) -> PretrainedPooler | None:
-    """Returns the pooler of a folder (see `PretrainedPooler`), or None for None."""
+    """Returns the `PretrainedPooler` of a source; None if `source` is None."""
     return None if source is None else PretrainedPooler(source=source)
 
 
 def _name_of(source: str, what: str) -> str:
     form, _, name = source.partition(":")
     if form != "hf" or not name:
-        raise UserError(f"{source}: for {what} write hf:NAME or hf:DIRECTORY")
+        raise UserError(f"{source}: {what} must be given as hf:NAME or hf:DIRECTORY")
     return name
 
 
@@ -265,7 +265,10 @@ def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
     """Returns a cross-encoder with the encoder of a dual encoder and a head drawn from N(0, 0.02^2)."""
     config = found.config
     if kinds.name_of(config) != "dual_encoder" or config.sharing != "sde":
-        raise UserError(f"{where}: a cross-encoder starts from one encoder, not from {config.summary}")
+        raise UserError(
+            f"{where}: a cross-encoder starts from one encoder, not from {config.summary}; give a"
+            " model with sharing='sde'"
+        )
     made = CrossEncoderConfig(backbone=config.backbone, **hf_cross_encoder.head_of(config.backbone))
     params = {n: v for n, v in found.params.items() if n.startswith("encoder.")}
     width, init = config.backbone.embed_dim, layers.normal(0.02)

@@ -16,7 +16,7 @@ from jaxir.models.dual_encoder import Pooling
 from jaxir.storage.checksums import write_all
 from jaxir.storage.files import atomic_directory, check_new_directory, is_bucket
 
-Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is an alias of st
+Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last name is an alias of st
 
 
 def convert(
@@ -32,19 +32,19 @@ def convert(
 ) -> None:
     """Reads the model `source` part by part and writes it to the directory `output`.
 
-    The directory appears only when complete; in a bucket (formats jaxir and t5x) its index does. In Hugging
-    Face's formats a model with two towers becomes two folders, `query/` and `passage/`.
+    A local directory appears only when complete. In a bucket (formats jaxir and t5x) the index is written
+    last. In Hugging Face's formats a model with two towers becomes two folders, `query/` and `passage/`.
 
     Args:
-      source: a model as `model_dir.load` takes it.
+      source: a model, in a form that `model_dir.load` accepts.
       output: a new or empty directory; local, or gs://BUCKET/PATH.
-      to: "jaxir", "sentence_transformers", "t5x", or "hf": the encoder alone, without pooling or
+      to: "jaxir", "sentence_transformers", "t5x", or "hf": only the encoder, without pooling or
         normalisation.
-      tokenizer: for a `t5x:` source, which has none (see `t5x.read`).
-      pooling: of a dual encoder, instead of its own.
-      similarity: likewise.
-      kind: what to read from a folder that holds several kinds of models, as T5's do; see `kinds.KINDS`.
-      optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
+      tokenizer: the tokenizer of a `t5x:` source, which has none (see `t5x.read`).
+      pooling: the pooling to write, instead of a dual encoder's own.
+      similarity: the similarity to write, instead of a dual encoder's own.
+      kind: the model to read from a folder with several kinds of models, as T5's; one of `kinds.KINDS`.
+      optimizer_state: whether to write Adafactor's state, too, from a run's directory to "t5x".
     """
     to = "st" if to == "sentence_transformers" else to
     if to not in get_args(Format):
@@ -52,7 +52,7 @@ def convert(
             f"no format {to!r}{suggest(to, get_args(Format))}; expected {', '.join(get_args(Format))}"
         )
     if optimizer_state and to != "t5x":
-        raise UserError(f"the state of the optimizer can be written to t5x only, not to {to}")
+        raise UserError(f"--optimizer_state only applies to format t5x, not to {to}: omit it")
     changes = {"pooling": pooling, "similarity": similarity}
     given = [name for name, value in changes.items() if value is not None]
     if given and to == "hf":
@@ -67,7 +67,7 @@ def convert(
         if given and found != "dual_encoder":
             hint = ", or convert only its encoder by --kind=dual_encoder" if source.startswith("hf:") else ""
             raise UserError(
-                f"{source} is {kinds.KINDS[found].what}, without {given[0]}: omit --{given[0]}{hint}"
+                f"{source} is {kinds.KINDS[found].what}; it has no {given[0]}: omit --{given[0]}{hint}"
             )
         if given:
             model = Overrides(**changes).apply(model, seed=0, where=source)
@@ -86,16 +86,18 @@ def _write(
         return
     if to == "t5x":
         if kinds.name_of(model.config) == "cross_encoder":
-            raise UserError(f"{source} is {kinds.of(model.config).what}, which format t5x cannot hold")
+            raise UserError(
+                f"{source} is {kinds.of(model.config).what}, which format t5x cannot hold: use hf"
+            )
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
-            raise UserError(f"{source} is not a training run, so it has no optimizer state")
+            raise UserError(f"{source} is not a run's directory, so it has no optimizer state; give one")
         state = t5x_optimizer.read(checkpoint, model.params) if slots else None
         t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=state)
         return
     kind = kinds.name_of(model.config)
     if kind == "seq2seq" and to == "st":
-        raise UserError(f"{source} is {kinds.KINDS[kind].what}; format st holds encoders and cross-encoders")
+        raise UserError(f"{source} is {kinds.KINDS[kind].what}, which format st cannot hold; use hf")
     if to == "hf" or kind != "dual_encoder":
         _note_lost_prompts(model.settings, to)
     with atomic_directory(output) as temporary:
@@ -109,7 +111,7 @@ def _write(
 
 
 def _note_lost_prompts(settings: EncoderSettings, to: Literal["hf", "st"]) -> None:
-    """Prints which prompts are lost in a folder of format hf, or in one of a cross-encoder."""
+    """Prints which prompts a folder does not store: one of format hf, or a cross-encoder's."""
     before = {"queries": settings.query_prompt, "passages": settings.passage_prompt}
     unused = settings.unused_prompts
     if to == "st":  # a cross-encoder's folder holds all prompts but the one for passages
@@ -143,7 +145,7 @@ def _write_towers(directory: Path, model: StoredModel, source: str, to: Literal[
     lengths = {model.settings.query_max_length, model.settings.passage_max_length}
     if to == "st" and model.config.sharing == "sde" and len(lengths) > 1:
         note(
-            f"note: sentence-transformers has one maximum length; the folder says {max(lengths)} tokens, but"
-            f" this model cuts queries at {model.settings.query_max_length} and passages at"
+            f"note: sentence-transformers has one maximum length; the folder has {max(lengths)} tokens, but"
+            f" this model truncates queries to {model.settings.query_max_length} and passages to"
             f" {model.settings.passage_max_length}"
         )

@@ -1,10 +1,10 @@
 """Opens models by name: jaxir directories, runs, `hf:`, `st:`, `t5x:`, and `w2v:` for word vectors.
 
-A model directory is `jaxir.json` (architecture, lengths, prompts, fingerprint, checksums), `tokenizer/` and
-`params/` (Orbax). In a bucket, which has no renames, `jaxir.json` is written last and marks a complete model.
-A run directory has `checkpoints/STEP/params/` instead of `params/`; it stands for its best checkpoint, or for
-its latest if none was evaluated. Parameters are compared with their checksums while they are read, unless a
-process reads only its own part of them.
+A model directory holds `jaxir.json` (architecture, lengths, prompts, fingerprint, checksums), `tokenizer/`
+and `params/` (Orbax). In a bucket, which has no renames, `jaxir.json` is written last and marks a complete
+model. A run directory has `checkpoints/STEP/params/` instead of `params/`. Opening a run opens its best
+checkpoint, or its latest if none was evaluated. Parameters are compared with their checksums while they are
+read, unless a process reads only its own part of them.
 """
 
 import contextlib
@@ -45,9 +45,9 @@ from jaxir.storage.files import (
 
 T = TypeVar("T")
 
-UNFINISHED = "UNFINISHED"  # in a bucket, beside a model that is being written
-FORMAT = 1
-# Prefixes of other models, and what may follow their colon.
+UNFINISHED = "UNFINISHED"  # a file in a bucket that marks a model as not completely written
+FORMAT = 1  # version of the format of jaxir.json
+# Prefixes of models in other formats, and what may follow the colon of each prefix.
 FORMS = {"t5x": ("DIR",), "st": ("DIR", "NAME"), "hf": ("DIR", "NAME"), "w2v": ("FILE",)}
 
 
@@ -66,15 +66,15 @@ def load(
         or a name on the hub, with an optional @REVISION; `t5x:` and a T5X checkpoint or run, local or gs://;
         `w2v:` and a file of word vectors. A dual encoder from `hf:`, `t5x:` or `w2v:` has mean pooling,
         cosine similarity and at most 512 tokens by default.
-      kind: as in `read`.
-      mesh: where the parameters go; None for the default device.
-      seed: of the weights of an added projection.
+      kind: the required kind of model, one of `kinds.KINDS`; None accepts any kind.
+      mesh: the devices that hold the parameters; None for the default device.
+      seed: seed of the random weights of a projection that `overrides` adds.
       **overrides: changes to the model: fields of `overrides.Overrides` if `kind` is dual encoder, else of
         `overrides.CommonOverrides`.
 
     Raises:
-      UserError: there is no such model, a file is missing or damaged, it is of another kind, or an override
-        does not fit it.
+      UserError: there is no such model, a file is missing or damaged, the model is of another kind, or an
+        override does not fit the model.
     """
     check_devices()
     changes = Overrides(**overrides) if kind == "dual_encoder" else CommonOverrides(**overrides)
@@ -97,7 +97,7 @@ def read_with(
     kind: str | None = "dual_encoder",
     weights: bool = True,
 ) -> T:
-    """Returns `build` of what `read` returns, again if a trainer replaced the checkpoint meanwhile."""
+    """Returns `build(*read(...))`; reads and builds again if a trainer replaced the checkpoint meanwhile."""
     while True:
         found, fingerprint = read(spec, tokenizer=tokenizer, kind=kind, weights=weights)
         try:
@@ -110,8 +110,8 @@ def read_with(
 def save(directory: str | Path, model: nnx.Module, tokenizer: Tokenizer, settings: EncoderSettings) -> None:
     """Writes a model directory, which appears only when complete.
 
-    If the model is spread over the devices of several processes, all of them call this with a directory that
-    all of them see, and each writes its own part of the parameters.
+    If the model is spread over the devices of several processes, every process must call this, with the same
+    directory on a shared file system. Each process writes its own part of the parameters.
     """
     if jax.process_count() == 1:
         write(directory, _stored(model, tokenizer, settings, stored.params_of(model)))
@@ -119,7 +119,7 @@ def save(directory: str | Path, model: nnx.Module, tokenizer: Tokenizer, setting
     import orbax.checkpoint as ocp
 
     if is_bucket(directory):
-        raise UserError(f"{directory}: several processes write models to a shared directory, not a bucket")
+        raise UserError(f"{directory}: several processes cannot write to a bucket; give a shared directory")
     first, directory = jax.process_index() == 0, Path(directory)
     temporary = directory.with_name(f".{directory.name}.part")
     free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
@@ -127,7 +127,7 @@ def save(directory: str | Path, model: nnx.Module, tokenizer: Tokenizer, setting
         raise UserError(f"{directory} already exists; give another output or remove it first")
     if first:
         remove_tree(temporary)
-    multihost_utils.sync_global_devices("the place of the model is free")
+    multihost_utils.sync_global_devices("the directory of the model is free")
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     sums = jax.device_get(jax.jit(array_checksums.of_tree)(params))
     with ocp.StandardCheckpointer() as checkpointer:
@@ -154,13 +154,13 @@ def _stored(
 def read(
     spec: str, *, tokenizer: str | None = None, kind: str | None = "dual_encoder", weights: bool = True
 ) -> tuple[StoredModel, str | None]:
-    """Opens a model; the second value is its fingerprint, if the files have one.
+    """Opens a model. Returns the model and its fingerprint; None if its files have no fingerprint.
 
     Args:
-      spec: as in `load`.
-      tokenizer: for a model that has none (see `t5x.read`).
-      kind: which kind of model it must be, one of `kinds.KINDS`; None: any.
-      weights: whether the parameters' values are needed; if not, an encoder of `hf:` needs no weights.
+      spec: the model's directory or name, in the forms that `load` accepts.
+      tokenizer: the tokenizer of a `t5x:` checkpoint, which has none (see `t5x.read`); else None.
+      kind: the required kind of model, one of `kinds.KINDS`; None accepts any kind.
+      weights: whether the parameters' values are needed. If False, an `hf:` encoder needs no weight files.
     """
     found, fingerprint = _read(spec, tokenizer, kind, weights)
     if kind not in (None, kinds.name_of(found.config)):
@@ -180,7 +180,7 @@ def _read(
     if form == "t5x":
         return t5x.read(name, tokenizer=tokenizer, generator=kind == "seq2seq"), None
     if tokenizer is not None:
-        raise UserError(f"{spec} has its own tokenizer; only t5x: checkpoints take another")
+        raise UserError(f"{spec} has its own tokenizer: omit the other, which only applies to t5x: models")
     if form == "w2v":
         return word_vector_files.read(name), None
     if form in ("st", "hf"):
@@ -193,11 +193,13 @@ def _read(
             " sentence-transformers, t5x:DIR for a T5X checkpoint, w2v:FILE for word vectors"
         )
     if _half_written(directory):
-        raise UserError(f"{directory}: writing this model was interrupted or is not finished: repeat it")
+        raise UserError(
+            f"{directory}: this model is incomplete; wait for the process that writes it, or write it again"
+        )
     if not (directory / CONFIG).is_file():
         known = (("st", "modules.json"), ("hf", "config.json"))
         form = next((form for form, name in known if (directory / name).is_file()), None)
-        hint = f"; write {form}:{directory}" if form else ", so it is not a jaxir model"
+        hint = f"; write {form}:{directory}" if form else ", so it is not a jaxir model; give another one"
         raise UserError(f"{directory}: no {CONFIG} in it{hint}")
     return _read_jaxir(directory)
 
@@ -211,7 +213,7 @@ def check_output(directory: str | Path) -> None:
 
 
 def write(directory: str | Path, model: StoredModel) -> None:
-    """Writes a model directory, local or gs://, which is a model only when complete."""
+    """Writes a model directory, local or gs://; readers refuse the directory until it is complete."""
     from jaxir.interop.weights import streaming  # Orbax takes a second
 
     in_bucket = is_bucket(directory)
@@ -219,7 +221,7 @@ def write(directory: str | Path, model: StoredModel) -> None:
         sums = streaming.write_params(
             place / "params", traverse_util.unflatten_dict(dict(model.params), sep=".")
         )
-        if not in_bucket:  # a local copy is faster to read again than the source, a copy in a bucket is not
+        if not in_bucket:  # reading the local copy again is faster than reading the source
             model = dataclasses.replace(model, params=_read_params(place / "params", sums))
         _describe(place, model, sums)
 
@@ -231,7 +233,7 @@ def _describe(place: Path, model: StoredModel, sums: Mapping[str, int]) -> None:
 
 @contextlib.contextmanager
 def _in_bucket(directory: str | Path) -> Iterator[Path]:
-    """Yields the place of a model in a bucket, and removes what is there on any error."""
+    """Yields the path of a new model in a bucket. On any error, removes everything at that path."""
     check_output(directory)
     place = path_of(directory)
     if _half_written(place):
@@ -260,10 +262,10 @@ def write_description(
     fingerprint: str | None = None,
     sums: Mapping[str, int] | None = None,
 ) -> None:
-    """Writes `jaxir.json` and `tokenizer/`: all of a model but its parameters.
+    """Writes `jaxir.json` and `tokenizer/`: everything of a model except its parameters.
 
-    A training run calls it once, before its first checkpoint, without the fingerprint and the checksums of
-    parameters, which its checkpoints have.
+    A training run calls it once, before its first checkpoint, without the fingerprint and the checksums:
+    these depend on the parameters, and so on the checkpoint.
     """
     directory = path_of(directory)
     tokenizer.save(directory / "tokenizer")
@@ -281,7 +283,9 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
     path = directory / CONFIG
     content = read_json(path)
     if require(content, "format", path) != FORMAT:
-        raise UserError(f"{path}: format {content['format']} of another version, expected {FORMAT}")
+        raise UserError(
+            f"{path}: format {content['format']}, but this jaxir reads {FORMAT}; use the jaxir that wrote it"
+        )
     config, settings = model_json.parse(content, path)
     check_seal(content, path)
     while True:
@@ -294,10 +298,10 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
             break
         except UserError:
             if checkpoint is None or checkpoint.exists():
-                raise  # else the trainer has replaced it by a later one
+                raise  # otherwise the trainer has replaced this checkpoint by a later one
     tokenizer = Tokenizer.load(directory / "tokenizer")
     if content.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
-        raise UserError(f"{directory / 'tokenizer'} is damaged: not what was written there")
+        raise UserError(f"{directory / 'tokenizer'} is damaged: it has changed; copy or make it again")
     model = StoredModel(
         config=config, params=params, tokenizer=tokenizer, settings=settings, checkpoint=checkpoint
     )
@@ -306,24 +310,24 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
 
 
 def read_auxiliary(run: str | Path) -> dict[str, Any]:
-    """Opens the arrays, by dotted names, that a run's objective learned beside the model."""
+    """Opens the auxiliary parameters that a run's objective trained with the model, by dotted names."""
     checkpoint = checkpoint_of(run)
     if checkpoint is None:
-        raise UserError(f"{run} is no run: it has nothing beside the model")
+        raise UserError(f"{run} is not a training run, so it has no auxiliary parameters: give one")
     if not (checkpoint / "auxiliary").is_dir():
-        raise UserError(f"{run}: its objective learnt nothing beside the model")
+        raise UserError(f"{run}: the objective of this run trained no auxiliary parameters: give another run")
     sums = sums_of(checkpoint, "auxiliary")
-    return _read_arrays(checkpoint / "auxiliary", sums, "the auxiliary")
+    return _read_arrays(checkpoint / "auxiliary", sums, "auxiliary parameters")
 
 
 def _read_params(directory: Path, sums: Mapping[str, int] | None) -> dict[str, Any]:
-    return stored.canonical(_read_arrays(directory, sums, "the parameters"))
+    return stored.canonical(_read_arrays(directory, sums, "parameters"))
 
 
 def _read_arrays(directory: Path, sums: Mapping[str, int] | None, what: str) -> dict[str, Any]:
-    """Opens what Orbax wrote, by TensorStore: on a damaged file Orbax's threads print tracebacks."""
+    """Opens Orbax's arrays by TensorStore, because Orbax's threads print tracebacks for damaged files."""
     specs = stores.orbax_specs(directory)
     if specs is None:
-        raise UserError(f"{directory / stores.ORBAX_INDEX}: no such file")
+        raise UserError(f"{directory / stores.ORBAX_INDEX}: no such file; copy the model again")
     by_name = {".".join(keys): spec for keys, spec in specs.items()}
-    return stores.open_arrays(f"{directory}: {what} cannot be read", by_name, sums)
+    return stores.open_arrays(f"{directory} ({what})", by_name, sums)

@@ -1,9 +1,9 @@
-"""Files of word vectors (word2vec's text and binary formats, GloVe's text) to models.
+"""Reads files of word vectors (word2vec's text and binary formats, GloVe's text format) as models.
 
 A text's words are its runs of letters, digits and underscores, and its runs of other characters except white
-space, lower-cased if no word of the file has a capital. Words that are not in the file become padding, which
-does not count: the vector of a text is the mean of its known words' vectors, as gensim's `get_mean_vector`
-without normalisation.
+space. They are lower-cased if no word of the file has a capital letter. Words that are not in the file become
+padding, which is ignored: the vector of a text is the mean of its known words' vectors, as in gensim's
+`get_mean_vector` without normalisation.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from jaxir.models.word_vectors import WordVectorsConfig
 from jaxir.storage.temporary_outputs import temporary_directory
 
 _PADDING = "[PAD]"  # never a word of a text, because brackets are separate words
-_LENGTH = 512  # words of a text
+_LENGTH = 512  # maximum number of words per text
 
-# (the line, or in a binary file the number of the word; the word; its vector).
+# Yields (number, word, vector). The number is the 1-based line in a text file, of the word in a binary file.
 Rows = Iterator[tuple[int, bytes, np.ndarray]]
 
 
 def read(path: str) -> StoredModel:
-    """Reads a file of word vectors, possibly gzipped; the first vector of a repeated word counts."""
+    """Reads a file of word vectors, possibly gzipped; the first vector of a repeated word is used."""
     ids: dict[str, int] = {_PADDING: 0}
     vectors: list[np.ndarray] = []
     for number, name, vector in _rows(path):
         if not np.isfinite(vector).all():
-            raise BadInputError(path, number, "a number that is not finite")
+            raise BadInputError(path, number, "the vector has a number that is not finite; remove the word")
         if ids.setdefault(name.decode("utf-8", "replace"), len(ids)) == len(vectors) + 1:
             vectors.append(vector)
     if not vectors:
-        raise BadInputError(path, None, "no word vector in it")
+        raise BadInputError(path, None, "no word vector in it; copy the file again")
     table = np.stack([np.zeros_like(vectors[0]), *vectors])
     backbone = WordVectorsConfig(vocab_size=len(table), embed_dim=table.shape[1])
     return StoredModel(
@@ -70,7 +70,7 @@ def _rows(path: str) -> Rows:
         return _text(path, itertools.chain([(number, first)], lines), max(1, len(header) - 1))
     count, width = map(int, header)
     if not width:
-        raise BadInputError(path, 1, "its vectors have no numbers")
+        raise BadInputError(path, 1, "its vectors have 0 dimensions; expected at least 1")
     number, second = next(lines, (2, b""))
     if _is_text(second, width):
         return _counted(path, _text(path, itertools.chain([(number, second)], lines), width), count)
@@ -93,7 +93,7 @@ def _text(path: str, lines: Iterable[tuple[int, bytes]], width: int) -> Rows:
         except ValueError:
             vector = np.empty(0, np.float32)
         if len(vector) != width or any(b"_" in field for field in fields):  # float() accepts 1_0
-            raise BadInputError(path, number, f"expected a word and {width} numbers, divided by spaces")
+            raise BadInputError(path, number, f"expected a word and {width} numbers, separated by spaces")
         yield number, name, vector
 
 
@@ -111,4 +111,6 @@ def _counted(path: str, rows: Rows, count: int) -> Rows:
         found += 1
         yield row
     if found != count:
-        raise BadInputError(path, None, f"its first line says {count:,} words, and it has {found:,}")
+        raise BadInputError(
+            path, None, f"its first line says {count:,} words, but it has {found:,}; copy it again"
+        )

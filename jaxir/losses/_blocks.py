@@ -24,14 +24,14 @@ def log_sums(
     """Returns the totals of rows [B] and of columns [C] for embeddings [B, D] and [C, D].
 
     Rows have `log_sum`, the log of the sum over columns of exp(row . column / temperature), -inf without any
-    column. Kinds but "tower" have `hardest`, the largest logit with another row's column, without gradient.
-    "pairs" have `positive`, the logit with the row's own column. Columns have `log_sum` if `both` is set,
-    except for "tower", where both are the same. Equal keys [B, 2] and [C, 2] mask.
+    column. Except for the kind "tower", rows have `hardest`, the largest logit with another row's column,
+    without gradient. "pairs" also have `positive`, the logit with the row's own column. Columns have
+    `log_sum` if `both` is set, except for "tower". A row masks columns whose key equals its own.
     """
     return _forward(sweep, rows, columns, row_keys, column_keys)[0]
 
 
-# Compiled once for each kind of sweep, also if the loss is called without jit.
+# Compiled once for each kind of sweep, even if the loss is called without jit.
 @functools.partial(jax.jit, static_argnums=0)
 def _forward(sweep: Sweep, rows, columns, row_keys, column_keys):
     def tile(row: Side, column: Side, keep: jax.Array, own: jax.Array | None) -> tuple[Totals, Totals]:
@@ -78,15 +78,15 @@ def _backward(sweep: Sweep, saved, cotangents: tuple[Totals, Totals]):
         x = _rows.logits(row.vectors, column.vectors, sweep.temperature)
         slope = jnp.zeros_like(x)
         if own is not None:
-            # The positives join before the product: if the softmax is near 1 the terms nearly cancel, and
-            # rounding errors of two products would dominate the difference.
+            # Add the positives before the product: if the softmax is near 1 the terms nearly cancel, and
+            # the rounding errors of two products would dominate the difference.
             x = jnp.where(own, row.extra["positive"][:, None], x)
             slope = jnp.where(own, row.extra["positive_gradient"][:, None], 0.0)
         softmax = jnp.exp(x - row.extra["top"][:, None]) * row.extra["gradient"][:, None]
         if sweep.both:
             softmax += jnp.exp(x - column.extra["top"][None, :]) * column.extra["gradient"][None, :]
         slope += jnp.where(keep, softmax, 0.0)
-        # The default precision is that of the dense loss's gradient.
+        # `gradient_precision` is by default "highest", as for the gradient without a block_size.
         product = functools.partial(jnp.matmul, precision=sweep.gradient_precision)
         return {"gradient": product(slope, column.vectors)}, {"gradient": product(slope.T, row.vectors)}
 

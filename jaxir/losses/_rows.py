@@ -18,8 +18,8 @@ from jaxir.losses._types import AllKeys, Keys, Metrics, NegativeKeys, Negatives,
 class Keep(NamedTuple):
     """Which columns the denominator of each row includes.
 
-    `in_batch` is the row's own pair and every row that is not a duplicate; `same_tower` the same without the
-    row itself; `negatives` every hard negative that is not the row's own passage.
+    `in_batch` is true for the row's own pair and every row that is not a duplicate. `same_tower` is the same,
+    but false for the row itself. `negatives` is true for hard negatives other than the row's own passage.
     """
 
     in_batch: Bool[Array, "B B"]
@@ -30,8 +30,8 @@ class Keep(NamedTuple):
 class Terms(NamedTuple):
     """The terms of the in-batch softmax, one number per row.
 
-    `positive` is a logit; `query_to_passage` and `passage_to_query` are logs of sums of exponentials of
-    logits, over passages and hard negatives and over queries. `hardest` is the largest logit with another
+    `positive` is a logit. `query_to_passage` is the log-sum-exp of logits over passages and hard negatives,
+    `passage_to_query` the log-sum-exp over queries. `hardest` is the largest logit with another
     row's passage or a hard negative, -inf without any.
     """
 
@@ -82,7 +82,7 @@ def log_sum_exp(x: Float32[Array, "B C"], keep: Bool[Array, "B C"], *, axis: int
 
 def num_ordered_pairs(batch: int) -> float:
     """Returns the number of ordered pairs of different rows, at least 1."""
-    return float(max(batch * (batch - 1), 1))  # a float, because it exceeds int32 from 46,342 rows on
+    return float(max(batch * (batch - 1), 1))  # a float, because from 46,342 rows on the number exceeds int32
 
 
 def softmax_loss(terms: Terms, *, temperature: float, bidirectional: bool) -> tuple[Scalar, Metrics]:
@@ -102,7 +102,7 @@ def softmax_loss(terms: Terms, *, temperature: float, bidirectional: bool) -> tu
 
 
 class Similarities(NamedTuple):
-    """Similarities of each row with its passage and with candidate negatives; `kept` are its negatives."""
+    """Similarities of each row with its passage and candidate negatives; `kept` is true for its negatives."""
 
     positive: Float32[Array, " B"]
     negative: Float32[Array, "B M"]

@@ -20,7 +20,7 @@ def of_batch(
     block_size: int | None,
     gradient_precision: _tiles.GradientPrecision,
 ) -> "DenseSums | BlockwiseSums":
-    """Returns the sums of a batch: from [B, B] matrices, or from tiles if `block_size` is given."""
+    """Returns the sums of a batch, computed from [B, B] matrices, or from tiles if `block_size` is given."""
     if not temperature > 0:
         raise UserError(f"temperature must be positive, not {temperature}")
     if block_size is None:
@@ -44,7 +44,7 @@ class DenseSums(NamedTuple):
     temperature: float
 
     def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
-        """Returns the terms of both directions. Hard negatives are columns of queries only."""
+        """Returns the terms of both directions. Only queries have hard negatives as columns."""
         keep, x = self.keep, _rows.logits(self.query, self.passage, self.temperature)
         own = jnp.eye(x.shape[0], dtype=bool)
         forward = _rows.log_sum_exp(x, keep.in_batch)
@@ -80,7 +80,7 @@ class BlockwiseSums(NamedTuple):
     gradient_precision: _tiles.GradientPrecision
 
     def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
-        """As `DenseSums.in_batch`; without `bidirectional` passage_to_query is zeros."""
+        """Like `DenseSums.in_batch`, but passage_to_query is zeros without `bidirectional`."""
         sweep, keys = self._sweep("pairs", both=bidirectional), self._duplicate_keys()
         rows, columns = _blocks.log_sums(sweep, self.query, self.passage, keys, keys)
         forward, hardest = rows["log_sum"], rows["hardest"]
@@ -104,7 +104,7 @@ class BlockwiseSums(NamedTuple):
         )
 
     def same_tower(self, tower: Vectors) -> tuple[Float32[Array, " B"], Scalar]:
-        """As `DenseSums.same_tower`."""
+        """Like `DenseSums.same_tower`, but computed from tiles."""
         keys = self._duplicate_keys()
         rows, _ = _blocks.log_sums(self._sweep("tower", both=True), tower, tower, keys, keys)
         # sum_{i != j} x_i . x_j without a product of all pairs: |sum x|^2 less the sum of |x|^2.

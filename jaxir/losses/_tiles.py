@@ -21,8 +21,8 @@ from jaxir.runtime import partitioning
 class Sum(NamedTuple):
     """A sum of exponentials, exp(top) * total; -inf and 0 for an empty sum.
 
-    Both are kept, because float32 rounds a log-sum-exp near 100 to 4e-6. The gradient of a nearly learnt pair
-    is the difference of its softmax from 1, and would have the same error.
+    They are stored separately, because float32 rounds a log-sum-exp near 100 to 4e-6. The gradient of a
+    nearly learnt pair is the difference of its softmax from 1, so it would have the same error.
     """
 
     top: jax.Array
@@ -53,7 +53,7 @@ ROW_TOTALS = {
 _EMPTY = {"sum": Sum(-math.inf, 0.0), "hardest": -math.inf, "positive": 0.0, "gradient": 0.0}
 _JOIN = {"sum": Sum.join, "hardest": jnp.maximum, "positive": jnp.add, "gradient": jnp.add}
 
-# JAX's names. TPUs compute a float32 product as six, three or one bfloat16 products.
+# JAX's names of precisions: TPUs compute a float32 product as six, three or one bfloat16 products.
 GradientPrecision = Literal["highest", "high", "default"]
 
 
@@ -74,10 +74,10 @@ class Ring:
 class Sweep:
     """The pass over one group of columns of a softmax.
 
-    Kinds: "pairs": column i is row i's own, and always kept; "tower": rows and columns are the same vectors,
-    a row skips itself, and a tile also counts as its transpose; "negatives": no column is a row's own. With
-    `both`, columns get log-sum-exps too. `gradient_precision` is that of the products of slopes with vectors;
-    logits always have the highest.
+    In kind "pairs" column i is row i's own and always kept. In "tower" rows and columns are the same vectors,
+    a row skips itself, and a tile also serves as its transpose. In "negatives" no column is a row's own. With
+    `both`, columns get log-sum-exps too. `gradient_precision` is that of products of slopes with vectors;
+    logits always have the highest precision.
     """
 
     kind: Literal["pairs", "tower", "negatives"]
@@ -92,11 +92,11 @@ class Side(NamedTuple):
     """The rows or the columns: one device's shard, or a block of it.
 
     Attributes:
-      vectors: [L, D].
-      keys: arrays [L, 2]; equal keys of both sides mask.
+      vectors: [L, D], the embeddings.
+      keys: arrays [L, 2]; a row and a column with equal keys are masked.
       extra: arrays [L] that the tile function needs, by name.
       number: [L], int32, positions in the whole batch; None for a whole shard.
-      fresh: [L], False for rows that the block before already held; None if blocks do not overlap.
+      fresh: [L], False for rows that are also in the previous block; None if blocks do not overlap.
     """
 
     vectors: jax.Array
@@ -152,13 +152,13 @@ def fold(
 def _ring_sweep(
     sweep: Sweep, ring: Ring, rows: Side, columns: Side, row_totals: Totals, empty: Totals, tile: Tile
 ) -> tuple[Totals, Totals]:
-    """Passes every shard of columns round the ring, followed by its totals, which end on their own device.
+    """Passes every shard of columns, then its totals, round the ring; the totals end on their own device.
 
-    At step k device d has the columns of device d + k. What a step sends does not depend on its tiles, so
-    transfers and arithmetic overlap.
+    At step k device d has the columns of device d + k. The data that a step sends do not depend on its
+    tiles, so transfers and arithmetic overlap.
     """
     me = jax.lax.axis_index(ring.axes)
-    # Two shards of one tower need to meet once only, so half of the ring is enough.
+    # Two shards of one tower need to meet only once, so half of the ring is enough.
     steps = ring.size // 2 + 1 if sweep.kind == "tower" else ring.size
 
     def pass_on(x: Any, distance: int) -> Any:
@@ -192,7 +192,7 @@ def _fold_shard(
     first_row = me * len(rows.vectors)
     first_column = (me + step) % shards * len(columns.vectors)
     # For a tower, a shard visits its tiles with itself from the diagonal on. Two shards half a ring apart
-    # visit each other in the same step: one takes the tiles from the diagonal on, the other those below.
+    # visit each other in the same step: one takes the tiles from the diagonal on, the other the tiles below.
     opposite = 2 * step == shards
     skip = jnp.where(opposite & (2 * me >= shards), 1, 0)
     triangular = (step == 0) | opposite
@@ -250,7 +250,7 @@ def _block(side: Side, index: jax.Array, size: int, first: jax.Array | int) -> S
 
 
 def _at(length: int, index: jax.Array, size: int) -> jax.Array:
-    """Returns where a block begins. The last one ends with the array and may overlap the block before."""
+    """Returns where a block begins. The last block ends with the array and may overlap the previous block."""
     return jnp.minimum(index * size, length - size)
 
 

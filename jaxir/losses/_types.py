@@ -7,6 +7,6 @@ Negatives = Float32[Array, "B N D"]
 # Halves of 64-bit hashes of ids; equal keys mark duplicates.
 Keys = Int32[Array, "B 2"]
 NegativeKeys = Int32[Array, "B N 2"]
-AllKeys = tuple[Keys | None, Keys | None, NegativeKeys | None]  # of queries, passages and hard negatives
+AllKeys = tuple[Keys | None, Keys | None, NegativeKeys | None]  # keys of queries, passages, hard negatives
 Scalar = Float32[Array, ""]
 Metrics = dict[str, Scalar]

@@ -32,12 +32,12 @@ def margin(
         loss = 1 / B sum_i ( max(0, dist(x_i, y_i) - alpha) + max(0, beta - dist(x_i, n_i)) )
 
     x are queries [B, D], y passages. The thesis prints a negated sum, which would be least where positives
-    lie far apart. Here the minus is left out, and the sum is a mean, so that the learning rate does not
-    depend on the batch size. Arrays and keys are those of `in_batch_softmax`.
+    lie far apart. Here the minus is left out, and the sum is a mean, so that a suitable learning rate does
+    not depend on the batch size. Arrays and keys are those of `in_batch_softmax`.
 
     Args:
-      alpha: positives farther apart than this cost.
-      beta: negatives nearer than this cost.
+      alpha: the distance above which a positive adds to the loss.
+      beta: the distance below which a negative adds to the loss.
       choice: "hardest": n_i is the most similar negative of the row; "mean": the mean over all negatives.
       same_tower: whether the other queries are negatives too.
 
@@ -87,6 +87,6 @@ def _over_negatives(
 ) -> Float32[Array, " B"]:
     """Returns the cost of each row's negatives: 0 for a row without negatives."""
     slack = jnp.where(row.kept, slack, 0.0)
-    if choice == "hardest":  # slack grows with the similarity
+    if choice == "hardest":  # the slack grows with the similarity
         return slack.max(1)
     return slack.sum(1) / jnp.maximum(row.kept.sum(1, dtype=jnp.float32), 1.0)

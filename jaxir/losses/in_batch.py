@@ -51,11 +51,10 @@ def in_batch_softmax(
         (docs/large_batches.md).
 
     Returns:
-      The loss and metrics, all float32 scalars: `accuracy` (the share of rows whose own passage beats every
-        kept
-      column), `positive_similarity`, `rows_without_negatives` (the share of rows whose other columns are all
-      masked: they have no loss and no gradient), `loss_query_to_passage`, and `loss_passage_to_query` if
-      bidirectional.
+      The loss and metrics, all float32 scalars: `accuracy` (the share of rows whose own passage scores higher
+      than every kept column), `positive_similarity`, `rows_without_negatives` (the share of rows whose other
+      columns are all masked: such rows have no loss and no gradient), `loss_query_to_passage`, and
+      `loss_passage_to_query` if bidirectional.
 
     Raises:
       UserError: the temperature or block_size is not positive.

@@ -1,4 +1,4 @@
-"""Matryoshka representation learning: the first dimensions of a vector can be used alone."""
+"""Matryoshka representation learning: a vector's first dimensions can be used as a shorter vector."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,10 +34,10 @@ def matryoshka(
 
     Args:
       loss: any loss of this package, with its settings bound.
-      dimensions: the d; None: D, D / 2, D / 4, ... down to 8, as in the paper.
-      weights: c_d of each of the dimensions; None: 1, as in the paper.
+      dimensions: the numbers of dimensions d; None: D, D / 2, D / 4, ... down to 8, as in the paper.
+      weights: the weight c_d of each of the `dimensions`; None: 1, as in the paper.
       normalize: whether shortened vectors are normalised to length 1, as cosine needs it; False for inner
-        products. Whole vectors are never changed.
+        products. Vectors of full length are never changed.
       **others: further arguments of the loss: keys of texts, a teacher's scores.
 
     Returns:
@@ -79,6 +79,6 @@ def _check(dimensions: Sequence[int], width: int, weights: Sequence[float] | Non
     if not dimensions or len(set(dimensions)) < len(dimensions):
         raise UserError(f"dimensions must be different numbers, at least one, not {list(dimensions)}")
     if weights is not None and len(weights) != len(dimensions):
-        raise UserError(f"weights must have {len(dimensions)} numbers, one a dimension, not {len(weights)}")
+        raise UserError(f"weights must have {len(dimensions)} numbers, like dimensions, not {len(weights)}")
     if weights is not None and not any(weights):
         raise UserError("all weights are 0, so the loss would be 0; give at least one positive weight")

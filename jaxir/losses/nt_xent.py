@@ -29,8 +29,8 @@ def nt_xent(
         l(x_i) = -log( exp s(x_i, y_i) / (sum_j exp s(x_i, y_j) + sum_{j != i} exp s(x_i, x_j)) )
         loss   = 1 / (2 B) sum_i (l(x_i) + l(y_i))
 
-    This is half of `samtone` with same_tower="both", which documents the arguments. The metrics are those of
-    `samtone`; the losses of the two directions are not halved.
+    This loss is half of `samtone` with same_tower="both", which documents the arguments. The metrics are also
+    those of `samtone`; the losses of the two directions are not halved.
     """
     keys = {"query_key": query_key, "passage_key": passage_key, "negative_key": negative_key}
     how = {"temperature": temperature, "block_size": block_size, "gradient_precision": gradient_precision}

@@ -49,11 +49,11 @@ def list_softmax(
     estimation).
 
     Args:
-      kept: [B, N], false for a negative that is the positive: the loss leaves it out.
+      kept: [B, N], false for a negative that is the same passage as the positive: it is left out.
       temperature: divides the scores.
 
     Returns:
-      The loss and the metrics `accuracy` (the share of lists whose positive beats all negatives),
+      The loss and the metrics `accuracy` (the share of lists whose positive scores above all negatives),
       `positive_score` and `negative_score` (means).
     """
     scores = jnp.concatenate([positive[:, None], jnp.where(kept, negatives, -jnp.inf)], axis=1) / temperature
@@ -96,11 +96,11 @@ def rank_margin(
     The paper's model M estimates ranks; s is -M. The loss is the mean over the lists.
 
     Args:
-      kept: [B, N], false for items to leave out.
-      alpha: the margin of one rank; 0.01 in the authors' code.
+      kept: [B, N], false for candidates to leave out.
+      alpha: the margin for each rank of difference; 0.01 in the authors' code.
       reduction: "sum" over the pairs is the equation. "by_distance" is the authors' code (github.com/
         voidism/EAR): candidates are sorted by rank, equal ranks are pairs with margin 0, and the means over
-        the pairs that are d places apart are averaged over d.
+        the pairs that are d positions apart are averaged over d.
 
     Returns:
       The loss and the metrics `accuracy` (the share of lists in which a candidate of the least rank has the

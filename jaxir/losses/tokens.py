@@ -46,7 +46,7 @@ def over_tokens(
     *,
     mean_over: Literal["tokens", "texts"] = "tokens",
 ) -> tuple[Scalar, Metrics]:
-    """Reduces the results of `token_losses`, [B, T], as `token_cross_entropy` does."""
+    """Reduces the results of `token_losses`, [B, T], to the results of `token_cross_entropy`."""
     count = jnp.maximum(kept.sum(dtype=jnp.float32), 1.0)
     accuracy = (hits & kept).sum(dtype=jnp.float32) / count
     over = count if mean_over == "tokens" else jnp.float32(len(losses))

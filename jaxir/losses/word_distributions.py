@@ -57,7 +57,7 @@ def js_softmax(
     Args:
       first: [B, V], log p.
       second: [B, V], log q.
-      key: [B, 2], of each text: rows with equal keys are not negatives of each other.
+      key: [B, 2], the key of each text: rows with equal keys are not negatives of each other.
       temperature: divides JS; the paper has none.
 
     Returns:

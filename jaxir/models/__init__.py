@@ -1,4 +1,4 @@
-"""Token ids to vectors. Importing this package registers the backbones that jaxir has."""
+"""Models that map token ids to vectors. Importing this package registers jaxir's backbones."""
 
 from jaxir.models import bert, deberta, modernbert, t5, word_vectors
 

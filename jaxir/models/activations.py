@@ -26,10 +26,10 @@ def without_erf() -> Iterator[None]:
 
 
 def _times(gate: Callable[[jax.Array], tuple[jax.Array, jax.Array]]) -> Callable[[jax.Array], jax.Array]:
-    """Returns x -> x gate(x), given gate and slope in float32; the backward pass keeps one array.
+    """Returns a function that maps x to x gate(x); `gate` returns its value and its slope, in float32.
 
-    The product has x's type. With a float32 product XLA would also write the preceding matrix product in
-    float32.
+    The product has x's type: with a float32 product XLA would also write the preceding matrix product in
+    float32. The backward pass only keeps x.
     """
 
     @jax.custom_jvp
@@ -47,7 +47,7 @@ def _times(gate: Callable[[jax.Array], tuple[jax.Array, jax.Array]]) -> Callable
 
 
 def _normal(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns Phi and its slope. erfc, as in `jax.nn.gelu`, takes three times the operations."""
+    """Returns Phi(x) and its slope. erfc, as in `jax.nn.gelu`, takes three times the operations of erf."""
     z = x * math.sqrt(0.5)
     erf = 1.0 - jax.lax.erfc(z) if _without_erf.get() else jax.lax.erf(z)
     return 0.5 * (1.0 + erf), jnp.exp(-z * z) * (1.0 / math.sqrt(2.0 * math.pi))

@@ -1,4 +1,4 @@
-"""Whether an encoder accepts texts of any number and length, which an exported graph needs."""
+"""Checks whether an encoder accepts any number of texts of any length, as an exported graph must."""
 
 import sys
 import traceback
@@ -15,10 +15,10 @@ _ROOT = str(Path(__file__).resolve().parents[1])
 
 
 def export_error(model: nnx.Module) -> str | None:
-    """Returns why a model cannot be exported for texts of any number and length; None if it can.
+    """Returns why a model cannot be exported for any number of texts of any length; None if it can.
 
     Only encoders outside jaxir are checked. They are traced, not compiled, with symbolic dimensions of the
-    ids [B, L]. Graphs are made on the CPU, so on an accelerator the answer is None.
+    ids [B, L]. Graphs are exported on the CPU; on an accelerator the result is None without a check.
     """
     if jax.default_backend() != "cpu":
         return None
@@ -31,7 +31,7 @@ def export_error(model: nnx.Module) -> str | None:
             nnx.eval_shape(lambda encoder, ids: encoder(ids), encoder, jax.ShapeDtypeStruct(shape, jnp.int32))
         except Exception as error:  # the user's code may raise anything
             return (
-                f"the backbone {encoder.config.kind!r} does not accept texts of any number and length:"
+                f"the backbone {encoder.config.kind!r} does not accept any number of texts of any length:"
                 f" {_place_of(error)} fails with a symbolic length, which numpy, int() and `if` cannot use"
                 f" ({type(error).__name__}); use jax.numpy (docs/adding_a_backbone.md)"
             )
@@ -39,9 +39,9 @@ def export_error(model: nnx.Module) -> str | None:
 
 
 def warn(model: nnx.Module) -> None:
-    """Prints a warning if a new model cannot be exported, before the user spends training on it."""
+    """Prints a warning if a new model cannot be exported, before it is trained."""
     if jax.process_index() == 0 and (fault := export_error(model)):
-        print(f"warning: {fault}. Training works, but no ONNX or SavedModel export", file=sys.stderr)
+        print(f"warning: {fault}. Training works, but not export to ONNX or SavedModel", file=sys.stderr)
 
 
 def _place_of(error: Exception) -> str:

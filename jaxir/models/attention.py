@@ -1,7 +1,7 @@
-"""Attention to a text itself or to a memory, with T5's bias, RoPE or neither.
+"""Self-attention, and attention to the vectors of another text (a memory), with T5's bias, RoPE or neither.
 
-`attention` chooses the kernel, and `Attention` has the projections. Callers do not build masks: they name
-padding, causality and windows, so that each kernel gets these in the form that it supports.
+`attention` chooses the kernel, and `Attention` has the projections. Callers pass padding,
+causality and windows instead of one mask, so that each kernel gets them in the form that it supports.
 """
 
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ NO_WINDOW = 2**30
 
 
 class Cache(NamedTuple):
-    """Keys and values that are computed once: those of earlier positions, or of a memory.
+    """Keys and values that are computed once: of earlier positions, or of a memory (cross-attention).
 
     Attributes:
-      key: [B, S, G, K], already rotated if there is RoPE.
-      value: [B, S, G, K].
+      key: the keys [B, S, G, K], already rotated if the model uses RoPE.
+      value: the values [B, S, G, K].
       filled: int32 [], the number of positions that are filled.
     """
 
@@ -37,11 +37,11 @@ class Cache(NamedTuple):
 class Attention(nnx.Module):
     """Attention with its four projections.
 
-    `num_kv_heads` heads of keys and values are each shared by several query heads (Ainslie et al. 2023);
-    None: num_heads. `memory_width` is the width of a memory; None: that of x. `scale` multiplies the logits;
-    None: head_dim^-1/2. `stddevs` are those of the initial query, key, value and output kernels.
-    `dropout_rate` is that of attention weights; with `drop_for_all` a weight is dropped for all queries of a
-    text or for none, as in T5X.
+    `num_kv_heads` heads of keys and values are each shared by several query heads (Ainslie et al. 2023); None
+    means num_heads. `memory_width` is the width of a memory; None means the width of x. `scale` multiplies
+    the logits; None means head_dim^-1/2. `stddevs` are the standard deviations of the initial query, key,
+    value and output kernels. `dropout_rate` applies to attention weights; with `drop_for_all` a weight is
+    dropped for all queries of a text or for none, as in T5X.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Attention(nnx.Module):
         frequencies: Float[Array, " F"] | None = None,
         key: Key[Array, ""] | None,
     ) -> Float[Array, "B T E"]:
-        """Attends from x to itself, or to `memory`; `mask` is true at real tokens of what is attended to.
+        """Attends from x to itself, or to `memory` if given; `mask` is true at real tokens of the keys' text.
 
-        `frequencies` are those of RoPE (see `rotate`), not with a memory. `bias`, `causal` and `window` are
-        those of `attention`. A dropout key of None turns dropout off.
+        `frequencies` are RoPE's (see `rotate`) and cannot be combined with a memory. `bias`, `causal` and
+        `window` are those of `attention`. A dropout key of None turns dropout off.
         """
         seen = x if memory is None else memory
         query, keys, value = (
@@ -117,7 +117,7 @@ class Attention(nnx.Module):
         return self.out(y.reshape(*x.shape[:2], -1))
 
     def _heads(self, y: jax.Array) -> jax.Array:
-        # The constraint is on [B, L, H K]: between the reshapes it would force two layouts.
+        # Constrain [B, L, H K], before the reshape: between two reshapes this would force two layouts.
         heads = y.shape[2] // self.head_dim
         y = constrain(y, ("batch", "length", "heads"), (*y.shape[:2], heads))
         return y.reshape(*y.shape[:2], heads, self.head_dim)
@@ -141,8 +141,8 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B T E"], Cache]:
         """Reads the next T positions with causal self-attention; the cache has the positions before them.
 
-        x has no padding, and the cache must have room for T positions. `bias` is from these T positions to
-        all S of the cache. Returns the output, and the cache with these positions.
+        x has no padding, and the cache must have room for T positions. `bias` is that of T queries and all S
+        positions of the cache. Returns the output, and the cache extended by the T positions.
         """
         start = cache.filled
         query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
@@ -201,7 +201,7 @@ def attention(
 ) -> Float[Array, "B T H K"]:
     """Attends from every position to the visible ones: softmax(scale q k^T + bias) v, softmax in float32.
 
-    Values at positions that see nothing are undefined. Without `dropout_key` nothing is dropped. The fused
+    Results at positions that see no other are undefined. Without `dropout_key` nothing is dropped. The fused
     kernels of GPUs do not support dropout.
 
     Args:
@@ -214,25 +214,25 @@ def attention(
       scale: factor of the logits; 1.0 for T5.
       causal: whether a position sees no later positions.
       window: the largest distance at which a position sees another; None: any.
-      start: position of the first query among the keys; None: 0, and then T = S if positions matter.
-      crossed: whether the keys are of another text, so that `mask` is not that of the queries.
+      start: position of the first query among the keys; None: 0. `causal` and `window` then need T = S.
+      crossed: whether the keys belong to another text (cross-attention); `mask` then describes that text.
       dropout_rate: probability of dropping an attention weight.
       drop_for_all: drop a weight for all queries of a text or for none.
-      dropout_key: key of that dropout.
+      dropout_key: random key of the dropout; None turns dropout off.
     """
     dropped = dropout_key is not None and dropout_rate > 0.0
     near = _distance_mask(query, key, causal=causal, window=window, start=start)
     if bias is not None and not bias_of_text and bias.shape[0] != 1:
-        raise ValueError(f"a bias of {bias.shape[0]} texts needs bias_of_text=True")
-    # cuDNN computes no gradient for a bias of each text.
+        raise ValueError(f"bias has {bias.shape[0]} texts, not 1: set bias_of_text=True")
+    # cuDNN computes no gradient for a bias that differs between texts.
     plain = not crossed and not bias_of_text and start is None
     if plain and fused_attention.takes(query, key, in_force()):
         key_of = {"dropout_key": dropout_key if dropped else None, "partitioner": in_force()}
         how = {"causal": causal, "window": window, "dropout_rate": dropout_rate, "drop_for_all": drop_for_all}
         return fused_attention.attend(query, key, value, mask=mask, bias=bias, scale=scale, **how, **key_of)
     if drop_for_all:
-        # Dropping a weight for all queries is dropping a value: it needs random numbers [B, S, G, 1] only,
-        # and cuDNN need not support it.
+        # Dropping a weight for all queries equals dropping its value. This needs only random numbers
+        # [B, S, G, 1], and no support of dropout in cuDNN.
         value = layers.dropout(value, dropout_rate, dropout_key, same_along=-1)
         dropped, dropout_key = False, None
     if plain and not dropped and near is None and _cudnn_allows(query, key, bias):
@@ -251,7 +251,7 @@ def _distance_mask(
     if not causal and window is None:
         return None
     if start is None and query.shape[1] != key.shape[1]:
-        raise ValueError(f"{query.shape[1]} queries and {key.shape[1]} keys have no common positions")
+        raise ValueError(f"{query.shape[1]} queries for {key.shape[1]} keys need `start`, the first position")
     positions = jnp.arange(key.shape[1])
     queries = positions if start is None else jnp.arange(query.shape[1]) + start
     distance = queries[:, None] - positions[None, :]
@@ -278,7 +278,7 @@ def _cudnn_allows(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> b
 
 
 def _cudnn(query, key, value, mask, bias, scale):
-    # A row of padding attends to its first position, because a softmax over nothing would give NaN.
+    # A text without tokens attends to its first position, because a softmax over nothing would give NaN.
     lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
     return jax.nn.dot_product_attention(
         query,
@@ -293,14 +293,14 @@ def _cudnn(query, key, value, mask, bias, scale):
 
 
 def _unfused(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key):
-    # JAX's function has no dropout, and its bfloat16 gradient mixes types, which strict promotion forbids.
-    # This one is up to twice as fast on a CPU: heads before positions make plain matrix products, and the
-    # softmax is divided by its sum after the product with the values.
+    # jax.nn.dot_product_attention has no dropout, and its bfloat16 gradient mixes types, which strict
+    # promotion forbids. This function is up to twice as fast on a CPU: heads before positions make plain
+    # matrix products, and the softmax is divided by its sum after the product with the values.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
     (rows, heads, length, _), groups = query.shape, key.shape[1]
 
     def joined(x: jax.Array) -> jax.Array:
-        """[B, H, T, X] to [B, G, H / G T, X]: queries that share keys become rows of one product."""
+        """Reshapes [B, H, T, X] to [B, G, H / G T, X]: queries that share keys become rows of one product."""
         return x if heads == groups else x.reshape(rows, groups, heads // groups * length, x.shape[3])
 
     def apart(x: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ weights, computes all gradients in one kernel, and sums a bias's gradient over t
 
 Logits are [S, T], keys before queries: maxima and sums then run over registers, and fewer operands need a
 transpose. Heads that share the 128 lanes of a register are read together. In products of one head the lanes
-of the others are 0, which costs nothing, because a matrix unit is no narrower.
+of the other heads are 0, which costs nothing, because a matrix unit is no narrower.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxir.models.counter_random import kept, places, values_kept
 
 LANES = 128
-# The logit of invisible positions; the sum of two is finite.
+# The logit of invisible positions; the sum of two such logits is still finite.
 _UNSEEN = -1e30
 
 
@@ -40,7 +40,7 @@ class Kind:
     interpret: bool = False
 
     @property
-    def drops_values(self) -> bool:  # dropping a value drops its weights for all queries
+    def drops_values(self) -> bool:  # dropping a value drops its weight for all queries
         return self.dropout_rate > 0 and self.drop_for_all
 
     @property
@@ -59,12 +59,12 @@ class Kind:
 
     @property
     def folded(self) -> float:
-        """The part of the scale that multiplies queries without rounding."""
+        """The factor that multiplies queries: the scale if it is a power of two (no rounding), else 1."""
         return self.scale if math.frexp(self.scale)[0] == 0.5 else 1.0
 
     @property
     def rest(self) -> float:
-        """The part of the scale that multiplies logits."""
+        """The factor that multiplies logits: the scale divided by `folded`."""
         return self.scale / self.folded
 
 
@@ -117,7 +117,7 @@ def backward(
 ) -> tuple[jax.Array, ...]:
     """Returns the gradients of query, key, value and, if there is one, the bias [H, S, T].
 
-    `sums` is the second result of `forward`, and `gradient` [B, L, H K] that of the first.
+    `sums` is the second result of `forward`, and `gradient` [B, L, H K] the gradient of its first.
     """
     shape = _Grid(query, kind)
     rows = [(x, shape.rows()) for x in (query, key, value, gradient)]
@@ -138,13 +138,13 @@ _SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
 
 
 class _Grid:
-    """The grid of a call: a program handles some texts and the heads of a group, and iterates over texts."""
+    """The grid of a kernel call: each program handles a group of heads and a block of texts, one by one."""
 
     def __init__(self, query: jax.Array, kind: Kind):
         self.batch, self.length, width = query.shape
         self.kind, self.heads = kind, width // kind.head_dim
         self.groups = self.heads // kind.group
-        # Large blocks transfer quickly; two of each must fit into 16 MiB, the memory of a v4.
+        # Large blocks transfer fast; two blocks of each array must fit into a v4's on-chip memory of 16 MiB.
         most = max(1, (2048 if self.length <= 256 else 512) // self.length)
         self.texts = max(n for n in range(1, min(most, self.batch) + 1) if self.batch % n == 0)
 
@@ -156,7 +156,7 @@ class _Grid:
         return pl.BlockSpec((self.texts, None, self.kind.group, self.length), lambda g, b: (b, g, 0, 0))
 
     def bias(self, bias: jax.Array | None, buffers: int = 1) -> list[tuple[jax.Array, pl.BlockSpec]]:
-        # All texts share the bias, so a second buffer for reading would help only once a group.
+        # All texts share the bias, so a second buffer would hide only one read per group of heads.
         block = (self.kind.group, self.length, self.length)
         spec = pl.BlockSpec(block, lambda g, b: (g, 0, 0), pipeline_mode=pl.Buffered(buffers))
         return [] if bias is None else [(bias, spec)]
@@ -191,7 +191,7 @@ class _Grid:
             out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array, _ in results],
             scratch_shapes=[pltpu.VMEM((length, length), jnp.float32)] if kind.near else [],
             interpret=kind.interpret,
-            # Texts run in order, because a bias's gradient is summed over them.
+            # Texts run in order, because a bias's gradient is summed over texts.
             compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
             cost_estimate=pl.CostEstimate(
                 flops=2 * products * logits * kind.head_dim, transcendentals=logits, bytes_accessed=moved
@@ -267,7 +267,7 @@ def _backward(kind: Kind, inputs: int, *refs) -> None:
 
 
 class _Program:
-    """The texts and heads of one program, for both kernels."""
+    """The texts and heads of one program, for the forward and the backward kernel."""
 
     def __init__(self, kind: Kind, numbers, lengths, query, bias, near):
         self.kind, self.numbers, self.lengths, self.bias, self.near = kind, numbers, lengths, bias, near
@@ -279,7 +279,7 @@ class _Program:
             pl.when(self.first)(self._write_near)
 
     def each(self, text: Callable[[Any], None]) -> None:
-        """Calls `text` for every text, several short ones per iteration to keep the units busy."""
+        """Calls `text` for every text, several short texts per iteration to keep the units busy."""
         at_once = max(n for n in (1, 2, 4) if self.texts % n == 0 and (n == 1 or n * self.length <= 256))
 
         def turn(i: jax.Array, _: None) -> None:
@@ -289,7 +289,7 @@ class _Program:
         jax.lax.fori_loop(0, self.texts // at_once, turn, None)
 
     def own(self, x: jax.Array, head: int, factor: float = 1.0) -> jax.Array:
-        """Returns [L, group K] with zeros for the other heads."""
+        """Returns x [L, group K] times `factor`, with zeros for all heads except `head`."""
         if self.kind.group == 1:
             return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
         lane = places((1, self.width), 1)
@@ -321,11 +321,11 @@ class _Program:
         self.near[0][...] = jnp.where(near, 0.0, _UNSEEN)
 
     def kept(self, i: Any, head: int) -> jax.Array:
-        """Returns which weights [S, T] are kept: the same on any mesh and in both passes."""
+        """Returns which weights [S, T] dropout keeps: the same on any mesh and in both passes."""
         return kept(*self._dropout_words(i, head), self.length, self.kind.dropout_rate)
 
     def values_kept(self, i: Any) -> jax.Array:
-        """Returns [group K, S]: 1 for kept values, else 0."""
+        """Returns [group K, S]: 1 for values that dropout keeps, else 0."""
         rows = []
         for head in range(self.kind.group):
             row = values_kept(*self._dropout_words(i, head), self.length, self.kind.dropout_rate)

@@ -26,7 +26,7 @@ from jaxir.models.codec import HuggingFace
 from jaxir.runtime.partitioning import Partitioner
 
 C = TypeVar("C", bound="type[BackboneConfig]")
-# The sizes of every backbone; those outside jaxir may not check theirs. Without a stack num_layers is 0.
+# Types of the sizes of a backbone, for those outside jaxir. num_layers is 0 without a stack of blocks.
 SIZES = {"vocab_size": Size, "embed_dim": Size, "num_layers": Annotated[int, Within(0, 1000)]}
 # Changes the token vectors [B, L, E] of a batch before the first block reads them.
 Edit = Callable[[jax.Array], jax.Array]
@@ -35,28 +35,28 @@ Edit = Callable[[jax.Array], jax.Array]
 class BackboneConfig:
     """The shape of an encoder and how it is computed: the base of a frozen dataclass of numbers and names.
 
-    Fields that do not change what a model is are left out of its fingerprint: `dtype`, `remat`,
-    `scan_layers`, and those whose names end in "dropout_rate". Loading a model with `dropout_rate` sets all
-    of the latter.
+    Fields that do not change what a model computes are left out of its fingerprint: `dtype`, `remat`,
+    `scan_layers`, and fields whose names end in "dropout_rate". Loading a model with `dropout_rate` sets all
+    fields whose names end so.
 
     Attributes:
       kind: the name of the backbone in `jaxir.json`.
-      title: its name in summaries; empty: `kind`.
-      token_table: path, in the module, of the `layers.Embedding` from ids to vectors.
-      hugging_face: the Hugging Face folders that hold such a model.
+      title: the name of the backbone in summaries; empty: `kind`.
+      token_table: attribute of the module that holds the `layers.Embedding` from ids to vectors.
+      hugging_face: the kinds of Hugging Face folders that can hold such a model.
       vocab_size: rows of the token table.
       embed_dim: E, the width.
       num_layers: number of blocks.
-      max_positions: the longest input, in tokens; None: no limit.
+      max_positions: maximum number of tokens per text; None: no limit.
       num_token_types: rows of the token type table; 0: no table. With more than one the encoder's `__call__`
         takes `token_types` [B, L].
       dtype: the type of matrix products and activations; parameters are float32.
-      remat: what the backward pass recomputes of a block: nothing (False), all but matrix products
-        ("products"), all but these and gathered weights ("weights"), or all (True); with "auto" training
-        chooses the fastest that fits into memory.
-      scan_layers: stack the parameters of the blocks and scan over them: compile time does not grow with
-        depth.
-      shows_layers: whether its encoder has `layer_and_last`.
+      remat: what the backward pass recomputes of a block: nothing (False), all except matrix products
+        ("products"), all except these and gathered weights ("weights"), or all (True); with "auto" training
+        chooses the fastest setting that fits into memory.
+      scan_layers: stack the parameters of the blocks and scan over them, so that compile time does not grow
+        with depth.
+      shows_layers: whether the encoder implements `layer_and_last`.
     """
 
     kind: ClassVar[str]
@@ -80,7 +80,7 @@ class BackboneConfig:
 
     @property
     def model_type(self) -> str | None:
-        """The `model_type` of the Hugging Face folder that this model becomes; None if there is none."""
+        """The `model_type` of a Hugging Face folder of this model; None if there is no such folder format."""
         return self.hugging_face[0].model_type if self.hugging_face else None
 
     def make(self, *, rngs: nnx.Rngs) -> "Encoder":
@@ -89,9 +89,9 @@ class BackboneConfig:
 
 
 class Encoder(layers.Summarised):
-    """Token ids to vectors: the base of a backbone's module, which defines `__call__` or `together`.
+    """The base class of a backbone's module, which maps ids to vectors. It defines `__call__` or `together`.
 
-    Blocks that can be scanned are its `layers` (`layers.make_stack`).
+    The attribute `layers` holds the blocks that can be scanned (`layers.make_stack`).
     """
 
     config: BackboneConfig
@@ -101,7 +101,7 @@ class Encoder(layers.Summarised):
         return operator.attrgetter(self.config.token_table)(self)
 
     def is_pooled(self, ids: jax.Array) -> jax.Array:
-        """Returns which tokens of texts [B, L] pooling reads, bool [B, L]: all but padding."""
+        """Returns which tokens of texts [B, L] pooling reads, bool [B, L]: all except padding."""
         return ids != 0
 
     @jaxtyped(typechecker=beartype)
@@ -131,9 +131,9 @@ class Encoder(layers.Summarised):
         keys: Sequence[jax.Array | None],
         edits: Sequence[Edit | None] | None = None,
     ) -> list[jax.Array]:
-        """Encodes batches of token ids [B, L] of different lengths, as one call for each would.
+        """Encodes several batches of token ids [B, L]; equals one `__call__` for each batch.
 
-        `layers.run_stack` gathers weights that are split over devices once for all batches.
+        Weights that are split over devices are gathered once for all batches (see `layers.run_stack`).
         """
         more = [{"edit": edit} if edit else {} for edit in edits or [None] * len(ids)]
         return [self(batch, key=key, **m) for batch, key, m in zip(ids, keys, more, strict=True)]
@@ -146,8 +146,8 @@ class Encoder(layers.Summarised):
         *,
         layer: int,
     ) -> list[tuple[jax.Array, jax.Array]]:
-        """As `together`, and returns the output of an earlier layer; layer 0 is the first block's input."""
-        raise NotImplementedError(f"{type(self).__name__} does not show its layers")
+        """Like `together`, but also returns an earlier layer's output; 0 means the first block's input."""
+        raise NotImplementedError(f"{type(self).__name__} does not return outputs of earlier layers")
 
 
 class StackEncoder(Encoder):
@@ -165,7 +165,7 @@ class StackEncoder(Encoder):
         return [(batch != 0,) for batch in ids]
 
     def finish(self, xs: list[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
-        """Maps the last block's output [B, L, E] to the encoder's."""
+        """Maps the last block's output [B, L, E] to the encoder's output."""
         return xs
 
     def together(
@@ -175,7 +175,7 @@ class StackEncoder(Encoder):
         edits: Sequence[Edit | None] | None = None,
         **inputs: Any,
     ) -> list[jax.Array]:
-        """Encodes batches as `Encoder.together`; `inputs` are further arguments of `embed`."""
+        """Encodes batches like `Encoder.together`; `inputs` are further arguments of `embed`."""
         return [last for _, last in self.layer_and_last(ids, keys, edits, layer=0, **inputs)]
 
     def layer_and_last(
@@ -197,19 +197,19 @@ class StackEncoder(Encoder):
 
 
 def make_encoder(config: BackboneConfig, *, rngs: nnx.Rngs) -> Encoder:
-    """Makes the encoder of a configuration, with random parameters; arrays must be parameters."""
+    """Makes an encoder with random parameters; raises a UserError if an array is not a parameter."""
     encoder = config.make(rngs=rngs)
     if found := layers.unexpected_array(encoder, nnx.Param):
         raise UserError(
             f"{type(encoder).__module__}.{type(encoder).__name__} holds {found}, which is neither trained nor"
-            " saved: make parameters by jaxir.models.layers.param, and constants in the method that uses them"
-            " (docs/adding_a_backbone.md)"
+            " saved: make parameters with jaxir.models.layers.param, and constants in the method that uses"
+            " them (docs/adding_a_backbone.md)"
         )
     return encoder
 
 
 def check_editable(encoder: Encoder) -> None:
-    """Raises a UserError unless an encoder accepts edits; a user's encoder may not."""
+    """Raises a UserError if an encoder, such as a user's, has no argument for edits of token vectors."""
     own = type(encoder).together is not Encoder.together
     method, name = (encoder.together, "edits") if own else (type(encoder).__call__, "edit")
     if name not in inspect.signature(method).parameters:
@@ -223,7 +223,7 @@ def check_padding(model: nnx.Module, partitioner: Partitioner | None = None) -> 
     """Checks that encoders outside jaxir return [B, L, E] and ignore padding.
 
     Three tokens are encoded before five of padding, twice: the second time padding has another token's
-    vector. The vectors of the three tokens must be equal bit for bit.
+    vector. The vectors of the three tokens must be equal bit for bit, else a UserError is raised.
     """
     for _, encoder in nnx.iter_modules(model):
         if isinstance(encoder, Encoder) and not type(encoder).__module__.startswith("jaxir."):
@@ -268,7 +268,7 @@ def edited(xs: Sequence[jax.Array], edits: Sequence[Edit | None] | None) -> list
 
 
 _KINDS: dict[str, type[BackboneConfig]] = {}
-# Configurations of models on the hub, so that plans need no network; the files of backbones add theirs.
+# Configurations of models on the hub, so that plans need no network; each backbone's file adds its own.
 PUBLISHED: dict[str, "BackboneConfig"] = {}
 
 
@@ -284,7 +284,7 @@ def check_registered(config: BackboneConfig) -> None:
 
 
 def register(config: C) -> C:
-    """Registers a configuration class by its `kind` and its Hugging Face model types; a decorator.
+    """A class decorator: registers a configuration class by its `kind` and its Hugging Face model types.
 
     Raises:
       TypeError: the class lacks an attribute of configurations, or is not a frozen dataclass.
@@ -297,7 +297,7 @@ def register(config: C) -> C:
         again = other.__qualname__ == config.__qualname__ and not other.__module__.startswith("jaxir.")
         if names and not again:
             raise ValueError(
-                f"{min(names)!r} is already registered by {other.__module__}.{other.__qualname__}"
+                f"{min(names)!r} is already registered by {other.__module__}.{other.__qualname__}: rename it"
             )
 
     needed = ("kind", "token_table", "vocab_size", "embed_dim", "num_layers", "dtype", "remat", "scan_layers")
@@ -307,7 +307,7 @@ def register(config: C) -> C:
             f"the backbone {config.__module__}.{config.__qualname__} lacks {', '.join(missing)}"
             " (docs/adding_a_backbone.md)"
         )
-    parameters = vars(config).get("__dataclass_params__")  # not inherited: it lacks this class's fields
+    parameters = vars(config).get("__dataclass_params__")  # of this class, not of a base class
     if parameters is None or not parameters.frozen:
         raise TypeError(
             f"the backbone {config.__module__}.{config.__qualname__} is not a frozen dataclass: write"
@@ -320,7 +320,7 @@ def register(config: C) -> C:
 def of_kind(kind: str, *, module: str | None, where: object) -> type[BackboneConfig]:
     """Returns the configuration class of a kind.
 
-    `module` is the module that registers it, if the file `where` names one.
+    `module` is the module that registers it, if the file `where` names it.
     """
     if kind not in _KINDS:
         named = f"import {module}" if module else "import the module that registers it"

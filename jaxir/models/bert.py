@@ -80,7 +80,7 @@ def _read_reserved(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
 def _write_reserved(config: "BertConfig", pad_id: int) -> dict[str, Any]:
     reserved = config.reserved_positions
     if reserved != pad_id + 1:
-        raise ValueError(f"RoBERTa reserves padding id + 1 = {pad_id + 1} positions, not {reserved}")
+        raise ValueError(f"RoBERTa needs reserved_positions = padding id + 1 = {pad_id + 1}, not {reserved}")
     return {_POSITIONS: config.max_positions + reserved}
 
 
@@ -161,14 +161,14 @@ class BertConfig(BackboneConfig):
       num_layers: number of blocks.
       num_heads: heads of attention, each of E / num_heads dimensions.
       mlp_dim: units of the feed-forward layer.
-      max_positions: the longest input, in tokens.
+      max_positions: maximum number of tokens per text.
       reserved_positions: rows after the last position. RoBERTa counts positions from its padding id + 1 = 2;
         conversion moves the two unused rows to the end, so that positions start at 0. Only a padding token in
-        the text itself reads one of them, the last.
+        the text itself reads one of these rows, the last.
       num_token_types: rows of the token type table, of which the first is read unless types are given; 0: no
         table.
       layer_norm_epsilon: epsilon of every norm.
-      activation: of the feed-forward layer.
+      activation: activation of the feed-forward layer.
       dropout_rate: dropout of embeddings and of each sublayer's output.
       attention_dropout_rate: dropout of attention weights. Above 0, training cannot use GPUs' fused kernels.
       dtype, remat, scan_layers: see `BackboneConfig`.
@@ -224,7 +224,7 @@ class Bert(StackEncoder):
         *,
         token_types: Sequence[jax.Array | None] | None = None,
     ) -> list[jax.Array]:
-        """Embeds tokens, positions and `token_types` [B, L]."""
+        """Returns sums of the vectors of tokens, positions and `token_types` [B, L]."""
         types = [None] * len(ids) if token_types is None else token_types
         return [self.embeddings(b, t, key=k) for b, t, k in zip(ids, types, keys, strict=True)]
 
@@ -257,12 +257,12 @@ class _Embeddings(nnx.Module):
     def __call__(self, ids: jax.Array, token_types: jax.Array | None, *, key: jax.Array | None) -> jax.Array:
         if ids.shape[1] > self.config.max_positions:
             limit = self.config.max_positions
-            raise ValueError(f"input of {ids.shape[1]} tokens is longer than the model's {limit} positions")
+            raise ValueError(f"{ids.shape[1]} tokens exceed the model's {limit} positions: truncate the text")
         x = self.token(ids) + self._positions(ids)
         if self.token_type is not None:
             x += self.token_type(jnp.zeros((1, 1), jnp.int32) if token_types is None else token_types)
         elif token_types is not None:
-            raise ValueError("token types were given to an encoder without a table of token types")
+            raise ValueError("token types were given to an encoder without a table for them: omit them")
         x = layers.dropout(self.norm(x), self.config.dropout_rate, key)
         return layers.constrain_activation(x)
 

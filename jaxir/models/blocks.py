@@ -1,6 +1,6 @@
 """Blocks that several encoders share: post-norm as in BERT, pre-norm as in T5, and feed-forward layers.
 
-Subclasses define the attention and, in `attend`, its arguments.
+A block is given its attention; subclasses define, in `attend`, the arguments of attention.
 """
 
 import functools
@@ -20,8 +20,8 @@ from jaxir.runtime.partitioning import constrain
 class FeedForward(nnx.Module):
     """W_o f(W_0 x), or gated: W_o (f(W_0 x) * W_1 x) (Shazeer 2020, arXiv:2002.05202, eq. 6), without biases.
 
-    `activation` is f, a name in `activations.ACTIVATIONS`. `stddevs` are those of the initial kernels W_0 and
-    W_1, and of W_o. For `same_along` see `layers.dropout`.
+    `activation` is f, a name in `activations.ACTIVATIONS`. `stddevs` are the standard deviations of
+    the initial kernels: one for W_0 and W_1, one for W_o. For `same_along` see `layers.dropout`.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class FeedForward(nnx.Module):
 
 
 class PreNormBlock(nnx.Module):
-    """Attention, then a feed-forward layer; each reads its normalised input, and is added to the block's x.
+    """Attention, then a feed-forward layer; each reads the normalised x, and its output is added to x.
 
-    Without the first of `norms` attention reads x itself. `dropout_rates` are those of both results. For
-    `same_along` see `layers.dropout`.
+    If the first of `norms` is None, attention reads x itself. `dropout_rates` are for the outputs of
+    attention and of the feed-forward layer. For `same_along` see `layers.dropout`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class PreNormBlock(nnx.Module):
 
 
 class PostNormBlock(nnx.Module):
-    """Attention, then a feed-forward layer; each is dropped out, added to its input and normalised (BERT).
+    """Attention, then a feed-forward layer; each output has dropout, is added to its input and normalised.
 
     Reads `embed_dim`, `mlp_dim`, `activation`, `layer_norm_epsilon`, `dropout_rate` and `dtype` of `config`.
     Weights start from N(0, 0.02^2).

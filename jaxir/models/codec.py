@@ -1,6 +1,6 @@
 """Tables that map a backbone's settings and weights to a Hugging Face folder, and back.
 
-`interop.huggingface` reads and writes folders by them.
+`interop.huggingface` reads and writes folders with these tables.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ class Entry(NamedTuple):
     """An entry of config.json.
 
     Attributes:
-      name: of the entry.
+      name: name of the entry.
       default: the value if the file lacks the entry.
-      values: theirs -> ours, if they differ. If several map to one of ours, the first is written.
+      values: Hugging Face's value -> jaxir's, if they differ. If several map to one, the first is written.
     """
 
     name: str
@@ -39,15 +39,15 @@ class Entry(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A module of theirs whose arrays are a function of ours, not just transposed kernels."""
+    """A module of a Hugging Face folder whose arrays are a function of jaxir's, not just transposed."""
 
     name: str
     read: Callable[[np.ndarray], np.ndarray]
     write: Callable[[np.ndarray], np.ndarray]
 
 
-# Our modules -> their module; "*" is the number of the layer. Several of ours are concatenated along the
-# output (a fused projection). This covers kernels (theirs are transposed), biases, tables and scales.
+# jaxir's modules -> Hugging Face's module; "*" is the number of the layer. Several modules of jaxir are
+# concatenated along the output (a fused projection). Covers kernels (transposed), biases, tables and scales.
 Weights = Mapping[str | tuple[str, ...], str | Changed]
 
 
@@ -58,11 +58,11 @@ class ScoreHead:
     Attributes:
       pooler: the module of the first layer. A folder may prefix it ("bert.").
       classifier: the module of the second layer.
-      activations: possible activations between the layers; a folder that names none has the first.
-      norm: the module of a norm between the layers, which then have no biases; None: no norm.
+      activations: possible activations between the layers; a folder that names none uses the first.
+      norm: the module of a norm between the layers; it and the first layer have no bias. None: no norm.
       prefix: prefix of the encoder's names in a written folder.
       pooler_prefix: prefix of the pooler's name in a written folder.
-      poolings: possible poolings of the encoder's output; a folder that names none has the first.
+      poolings: possible poolings of the encoder's output; a folder that names none uses the first.
       entries: `pooling` or `activation` -> entry of config.json that names it.
       fixed: entry -> its only supported value. A folder with another value is refused.
       widths: entries whose value is the encoder's width.
@@ -88,21 +88,21 @@ class HuggingFace:
 
     Attributes:
       model_type: `model_type` in config.json.
-      architecture: the class of the encoder alone in transformers.
-      entries: our field -> entry of config.json; a name alone is a required entry with the same values.
-      weights: from the configuration to the table of weights.
-      implied: field -> the value that every such model has. A model with another value is not written.
+      architecture: the class in transformers of the encoder without a head.
+      entries: jaxir's field -> entry of config.json; a plain name is a required entry with the same values.
+      weights: function that maps the configuration to the table of weights.
+      implied: field -> the value that every such model has. A model with another value cannot be written.
       fixed: entry -> its only supported value. A folder with another value is refused.
       written: entries that are written and not read.
-      read_more: from config.json and the padding id to fields that `entries` cannot express; a ValueError
-        refuses the folder.
-      write_more: from the configuration and the padding id to such entries; a ValueError refuses the model.
+      read_more: function that maps config.json and the padding id to fields that `entries` cannot express; a
+        ValueError refuses the folder.
+      write_more: reverse of `read_more`, from configuration and padding id; a ValueError refuses the model.
       pad_id: the padding id if config.json has none.
-      first_layer: the number of `layers.0` in the folder.
+      first_layer: the number in the folder of jaxir's `layers.0`.
       aliases: tensor -> other names that a folder may give it.
       left_out: prefixes of tensors that do not belong to the encoder (heads, buffers).
-      masked_lm: `dense`, `norm` and `bias` of a masked language model's head -> their modules; empty: no such
-        head.
+      masked_lm: `dense`, `norm` and `bias` of a masked language model's head -> modules of the folder; empty:
+        no such head.
       masked_lm_activation: activation of that head; None: the encoder's.
       score_head: the head that scores pairs; None: no such head.
       begins: whether texts begin with a special token, which a new head reads; otherwise a new head reads the

@@ -9,21 +9,21 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-# Multiplying by this odd number (one to one; from the golden ratio) makes positions that differ by a width or
-# a power of two differ in as many bits as any others.
+# An odd number from the golden ratio, as int32. Positions that differ by a row's width or a power of two
+# differ, once multiplied by it, in as many bits as any others.
 SPREAD = 0x9E3779B1 - 2**32
 
 
 def bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
     """Returns int32 numbers of 32 random bits each, determined by the key and the position in `shape`.
 
-    A mesh may split the array in any way. Positions count modulo 2^32.
+    A mesh may split the array in any way. Positions are taken modulo 2^32.
     """
     words = jax.lax.bitcast_convert_type(jax.random.bits(key, (2,)), jnp.int32)
     place, stride = jnp.zeros(tuple(shape), jnp.int32), 1
     for dimension in reversed(range(len(shape))):
         if shape[dimension] > 1:
-            step = (stride * SPREAD + 2**31) % 2**32 - 2**31  # as int32 wraps
+            step = (stride * SPREAD + 2**31) % 2**32 - 2**31  # wrapped to int32
             place += jax.lax.broadcasted_iota(jnp.int32, tuple(shape), dimension) * jnp.int32(step)
         stride *= shape[dimension]
     one = mixed(words[0])
@@ -42,7 +42,7 @@ def mixed(x: jax.Array, other: jax.Array | int = 0) -> jax.Array:
 def kept(
     key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, length: int, rate: float
 ) -> jax.Array:
-    """Returns which weights [S, T] of a head of a text are kept, each with probability 1 - rate.
+    """Returns which attention weights [S, T] of a head dropout keeps, each with probability 1 - rate.
 
     Each weight uses 16 bits, to which `rate` is rounded. `key0` and `key1` are the words of the key, `text`
     and `head` indices (all int32 []); `length` is S = T, and even.
@@ -56,7 +56,7 @@ def kept(
 def values_kept(
     key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, length: int, rate: float
 ) -> jax.Array:
-    """Returns which values [1, S] of a head of a text are kept; see `kept`."""
+    """Returns which values [1, S] of a head dropout keeps; the arguments are those of `kept`."""
     bits = _bits(key0, key1, text, head, places((1, length), 1))
     return (bits & 0xFFFF) >= round(rate * 2**16)
 
@@ -67,5 +67,5 @@ def _bits(key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, pl
 
 
 def places(shape: tuple[int, int], dimension: int) -> jax.Array:
-    """Returns int32 of a shape: the index of each element along a dimension."""
+    """Returns an int32 array of this shape with each element's index along a dimension."""
     return jax.lax.broadcasted_iota(jnp.int32, shape, dimension)

@@ -17,7 +17,7 @@ from jaxir.models.dual_encoder import pool
 from jaxir.runtime.partitioning import constrain
 
 _ACTIVATIONS = {"tanh": jnp.tanh, "relu": nnx.relu, "gelu": gelu}
-_EPSILON = 1e-5  # of the head's norm, if the backbone has no epsilon
+_EPSILON = 1e-5  # epsilon of the head's norm, if the backbone has none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,16 +26,16 @@ class CrossEncoderConfig:
     """The components of a cross-encoder.
 
     Attributes:
-      backbone: the encoder. With two token types it is told which tokens belong to the query (0) and to the
-        passage (1); without (RoBERTa, DistilBERT) only separators part them.
+      backbone: the encoder. With two token types it reads type 0 for tokens of the query and 1 for those of
+        the passage; otherwise (RoBERTa, DistilBERT) only separators divide query and passage.
       pooling: what the layer after the encoder reads: "cls", the first token, or "mean" of the real tokens.
       activation: the activation of that layer: "tanh" (BERT, RoBERTa), "relu" (DistilBERT) or "gelu"
         (ModernBERT, DeBERTa).
       normed: whether that layer has no bias and a norm after its activation (ModernBERT), with the epsilon of
         the backbone's norms.
       separator: for `score_texts`, the token that replaces the first token of a passage behind a query
-        (RoBERTa: </s>). None: that token ([CLS]) is removed. "own": the passage is kept whole, because it
-        begins with no special token (T5). "unknown": not read from a tokenizer yet.
+        (RoBERTa: </s>). None: that token ([CLS]) is removed. "own": the passage is unchanged, because it
+        begins with no special token (T5). "unknown": not yet read from a tokenizer.
     """
 
     backbone: BackboneConfig
@@ -53,7 +53,7 @@ class CrossEncoderConfig:
 
 
 class CrossEncoderModel(layers.Summarised):
-    """An encoder, then in float32 a layer over a pooled token vector and a linear map to one logit."""
+    """An encoder, a dense layer over its pooled vector, and a linear map to one logit (both in float32)."""
 
     def __init__(self, config: CrossEncoderConfig, *, rngs: nnx.Rngs):
         width, how = config.backbone.embed_dim, {"dtype": "float32", "rngs": rngs}
@@ -97,7 +97,7 @@ class CrossEncoderModel(layers.Summarised):
     ) -> Float[Array, " B"]:
         """Scores pairs of separately tokenised texts [B, Lq] and [B, Lp].
 
-        The joined sequence is that of the tokenizer for pairs that need no truncation.
+        For pairs that need no truncation, the joined sequence equals the tokenizer's.
 
         Raises:
           ValueError: the separator of the configuration is unknown.
@@ -115,7 +115,7 @@ def join(
     *,
     separator: int | Literal["own"] | None,
 ) -> tuple[Int[Array, "B L"], Int[Array, "B L"]]:
-    """Puts each passage behind its query, in place of its padding; 0 is padding, on the right.
+    """Puts each passage behind its query, in place of the query's padding; 0 is padding, on the right.
 
     `separator` replaces the first token of a passage. None removes that token, and "own" keeps it. Returns
     ids and token types [B, L], where L is Lq + Lp, or one less without a separator.
@@ -130,7 +130,7 @@ def join(
     behind = places >= ends
 
     def at(ids: jax.Array, places: jax.Array) -> jax.Array:
-        # Places outside a text read as padding.
+        # Positions outside a text read as padding.
         padded = jnp.pad(ids, ((0, 0), (0, 1)))
         inside = (places >= 0) & (places < ids.shape[1])
         return jnp.take_along_axis(padded, jnp.where(inside, places, ids.shape[1]), axis=1)

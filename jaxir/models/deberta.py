@@ -55,13 +55,13 @@ def _read_attention(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
         )
     if content.get("conv_kernel_size"):
         raise ValueError(
-            "the convolution beside the first block (conv_kernel_size, as in deberta-v2-xlarge and -xxlarge)"
+            "the convolution next to the first block (conv_kernel_size, as in deberta-v2-xlarge and -xxlarge)"
             " is not supported; DeBERTa-v3 has none"
         )
     width, heads = content["hidden_size"], content["num_attention_heads"]
     for name, parts in (("embedding_size", 1), ("attention_head_size", heads)):
         if (found := content.get(name)) is not None and found * parts != width:
-            raise ValueError(f"{name} {found!r} is not supported beside hidden_size {width}")
+            raise ValueError(f"{name} {found!r} is not supported with hidden_size {width}")
     terms = content.get("pos_att_type") or []
     terms = [term.strip() for term in terms.lower().split("|")] if isinstance(terms, str) else terms
     if unknown := [term for term in terms if term not in _TERMS]:
@@ -77,7 +77,7 @@ def _read_attention(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
 def _write_attention(config: "DebertaConfig", pad_id: int) -> dict[str, Any]:
     return {
         _POSITIONS: config.relative_max_distance,
-        _FARTHEST: -1,  # as many as positions
+        _FARTHEST: -1,  # as many as max_position_embeddings
         _BUCKETS: config.relative_buckets or -1,
         "pos_att_type": [theirs for theirs, ours in _TERMS.items() if getattr(config, ours)],
     }
@@ -131,13 +131,13 @@ class DebertaConfig(BackboneConfig):
       mlp_dim: units of the feed-forward layer.
       relative_buckets: number of buckets of distances on each side; the first half hold one distance each. 0:
         every distance up to `relative_max_distance` has its own bucket.
-      relative_max_distance: distance, in tokens, from which on all share the last bucket.
+      relative_max_distance: all distances of at least this many tokens share the last bucket.
       content_to_position: whether queries attend to keys of distances.
       position_to_content: whether keys attend to queries of distances.
       shared_projections: whether distances share the query and key projections of tokens, or have their own.
       relative_norm: whether the table of distances is normalised first.
       layer_norm_epsilon: epsilon of every norm.
-      activation: of the feed-forward layer.
+      activation: activation of the feed-forward layer.
       dropout_rate: dropout of embeddings, distances and each sublayer's output.
       attention_dropout_rate: dropout of attention weights.
       dtype, remat, scan_layers: see `BackboneConfig`.
@@ -240,13 +240,13 @@ class Deberta(StackEncoder):
 def log_buckets(distance: Int[Array, "N M"], *, num_buckets: int, max_distance: int) -> Int[Array, "N M"]:
     """Returns the bucket of each distance (query position - key position), with its sign.
 
-    With m half of the buckets, a size up to m has its own bucket. Others have m + ceil((m - 1) log_g(size /
-    m)), at most 2m, with g = (max_distance - 1) / m. The paper has no such buckets; the formula is from He et
-    al.'s code.
+    With m half of the buckets, a size up to m has its own bucket. Larger sizes have bucket m + ceil((m - 1)
+    log_g(size / m)), at most 2m, with g = (max_distance - 1) / m. The paper has no such buckets; the formula
+    is from He et al.'s code.
     """
     middle = num_buckets // 2
     growth = ((max_distance - 1) / middle) ** (1 / (middle - 1))
-    # Integer bounds, because the formula's logarithm could round either way at the last of them.
+    # Integer bounds, because the formula's logarithm could round either way at the last bound.
     bounds = np.floor(middle * growth ** np.arange(middle) + 1e-6).astype(np.int32) + 1
     size = jnp.abs(distance)
     beyond = (size[..., None] >= jnp.asarray(bounds)[None, None]).sum(-1, dtype=size.dtype)
@@ -333,7 +333,7 @@ def _relative_logits(x: jax.Array, distances: jax.Array) -> jax.Array:
 
     x is [B, L, H, K], `distances` [2L, H, K]. The product of all pairs is computed, then each row is shifted
     one position further to the left than the row before, by reshaping to another width. A lookup has a slow
-    gradient; only exported programs, where L is symbolic, use one.
+    gradient; only exported programs, where L is symbolic, use a lookup.
     """
     products = jnp.einsum("BLHK,RHK->BHLR", x, distances, preferred_element_type=jnp.float32)
     rows, heads, length, _ = products.shape

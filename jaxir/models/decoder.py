@@ -1,7 +1,7 @@
-"""Decoders that see the vector of a text, which autoencoders train beside an encoder.
+"""Decoders that attend to the vector of a text; autoencoders train them together with an encoder.
 
 Attention to a single vector always returns its value, whatever the query. Queries and keys would have no
-gradient, so they are left out.
+gradient, so queries and keys are left out.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class DecoderConfig:
     """The shape of a decoder.
 
     Attributes:
-      embed_dim: E, the width, that of the token vectors.
+      embed_dim: E, the width of the token vectors.
       vector_dim: D, the length of the vector; None: the decoder sees no vector.
       num_layers: number of blocks.
       head_dim: dimensions of a head; even, and a divisor of E.
       mlp_dim: units of the feed-forward layer.
       causal: whether a position sees no later positions.
-      span: how many tokens a position's attention sees, its own and its neighbours; None: all.
+      span: number of tokens that a position attends to, including its own; None: all.
       dropout_rate: dropout of each sublayer's output.
       dtype: the type of matrix products and activations; parameters are float32.
     """
@@ -77,7 +77,7 @@ class VectorDecoder(nnx.Module):
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T E"]:
-        """Decodes token vectors x, which see the text's `vector`; padding is on the right."""
+        """Decodes token vectors x, which attend to the text's `vector`; padding is on the right."""
         keys = layers.split_key(key, self.config.num_layers)
         for block, block_key in zip(self.layers, keys, strict=True):
             x = block(x, mask, vector, key=block_key)
@@ -125,7 +125,7 @@ class _Block(nnx.Module):
 def decoder_for(
     model: DualEncoderConfig, *, attends: bool = True, rngs: nnx.Rngs, **shape: Any
 ) -> VectorDecoder:
-    """Makes a decoder over a model's token vectors; `shape` are other fields of `DecoderConfig`."""
+    """Makes a decoder over a model's token vectors; `shape` has other fields of `DecoderConfig`."""
     width = model.backbone.embed_dim
     try:
         config = DecoderConfig(
@@ -141,7 +141,7 @@ def decoder_for(
 
 
 class WordDecoder(nnx.Module):
-    """From a text's vector to a logit for each word of the vocabulary: a layer, GELU, a norm and a layer.
+    """Maps a text's vector to a logit for each word of the vocabulary: dense layer, GELU, norm, dense layer.
 
     Weights start from N(0, 0.02^2).
     """

@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy, sampled, or by beam search.
+"""Chooses tokens from logits: greedily, by sampling, or by beam search.
 
 The model is a function (ids [N], state) -> (logits [N, V], state), which reads the next token of N outputs.
 The state is arrays [N, ...], which beam search reorders, and scalars. Decoding is one loop in the compiled
@@ -20,10 +20,10 @@ from jaxir.core.decoding_settings import Decoding
 
 State = Any
 NextLogits = Callable[[jax.Array, State], tuple[jax.Array, State]]
-# (logits [N, V], step []) -> ids [N].
+# Maps logits [N, V] and the number of the step [] to chosen ids [N].
 Choose = Callable[[jax.Array, jax.Array], jax.Array]
 
-FAULT = -1  # replaces a token if the logits are not finite
+FAULT = -1  # the id that replaces a token if the logits are not finite
 _NEVER = -1e9  # the score of impossible outputs, as in transformers
 
 
@@ -47,7 +47,7 @@ def decode(
 ) -> Int32[Array, "N T"]:
     """Generates N outputs token by token: returns [N, T], 0 after the end.
 
-    An output whose logits are not finite ends with FAULT. `state` is the model's before the first token,
+    An output whose logits are not finite ends with FAULT. `state` is the model's state at the start,
     `choose` is `greedy` or the result of `sampler`, and `ended` is true for rows that need no output.
     """
 
@@ -92,9 +92,9 @@ def likely(
 ) -> tuple[Float32[Array, "N K"], Int32[Array, "N K"] | None]:
     """Keeps the likely tokens (top-k; nucleus sampling, Holtzman et al. 2020).
 
-    `top_k` keeps the K likeliest tokens; None: all. `top_p` keeps those for which all likelier ones together
-    have less probability than this; ties with the last are kept too. Returns the logits, -inf for tokens that
-    are not kept; and their ids, likeliest first, or None if the ids are the column numbers.
+    `top_k` keeps the K likeliest tokens; None: all. `top_p` keeps a token if all likelier ones together have
+    less probability than `top_p`, and tokens that tie with the last. Returns logits, -inf for tokens that are
+    not kept; and the ids of their columns, likeliest first, or None if ids are column numbers.
     """
     ids = None
     if top_k is not None:
@@ -132,12 +132,12 @@ class _Beams(NamedTuple):
     """The state of a beam search: K open beams of B inputs, and the K best ended outputs."""
 
     step: jax.Array
-    tokens: jax.Array  # [B, K, T]
+    tokens: jax.Array  # [B, K, T], tokens of open beams
     scores: jax.Array  # [B, K], sums of log probabilities
-    ids: jax.Array  # [B K]
-    ended_tokens: jax.Array  # [B, K, T]
-    ended_scores: jax.Array  # [B, K], divided by length^penalty
-    improvable: jax.Array  # [B]
+    ids: jax.Array  # [B K], last tokens of open beams
+    ended_tokens: jax.Array  # [B, K, T], tokens of ended outputs
+    ended_scores: jax.Array  # [B, K], scores of ended outputs, divided by length^penalty
+    improvable: jax.Array  # [B], whether an open beam may still be better than an ended output
     faulty: jax.Array  # [B], whether any logits were not finite
     state: State
 
@@ -158,7 +158,7 @@ def beam_search(
     The score of an output is the sum of its tokens' log probabilities / (its length)^length_penalty. An input
     is done when it has K outputs and its best open beam, at its present length, scores no higher than any of
     them (early_stopping=False in transformers). Outputs are 0 after the end, and FAULT for an input whose
-    logits are not finite. `state` is the model's before the first token, for K outputs of each input; `ended`
+    logits are not finite. `state` is the model's state at the start, for K outputs of each input; `ended`
     is true for inputs that need no output.
     """
     rows, beams = len(ended), num_beams
@@ -172,7 +172,7 @@ def beam_search(
         faulty = now.faulty | (now.improvable & ~_finite(logits).reshape(rows, beams).all(1))
         scores = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1).reshape(rows, beams, size)
         scores = (scores + now.scores[..., None]).reshape(rows, -1)
-        # Twice as many as beams: K of them may end, and K must stay open.
+        # Keep 2 K candidates: K of them may end, and K must stay open.
         scores, places = jax.lax.top_k(scores, 2 * beams)
         parents, ids = places // size, places % size
         tokens = _gathered(now.tokens, parents)
@@ -204,7 +204,7 @@ def beam_search(
     tokens = jnp.zeros((rows, beams, max_new_tokens), jnp.int32)
     none = jnp.full((rows, beams), _NEVER, jnp.float32)
     first = jnp.full((rows * beams,), start_id, jnp.int32)
-    # All beams are the same at first, so only one of them counts.
+    # All beams are equal at first, so only the first has a possible score.
     open_scores = none.at[:, 0].set(0.0)
     begun = tokens, open_scores, first, tokens, none, ~ended, jnp.zeros_like(ended), state
     end = jax.lax.while_loop(more, step, _Beams(jnp.int32(0), *begun))

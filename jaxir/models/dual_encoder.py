@@ -1,6 +1,6 @@
 """Dual encoders: a query tower and a passage tower that map token ids to vectors (Dong et al. 2022).
 
-The towers of an SDE share everything, those of an ADE nothing, and those of an ADE-SPL the projection only.
+The towers of an SDE share all parameters. An ADE's towers share none, and an ADE-SPL's only the projection.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from jaxir.runtime.partitioning import constrain
 Tower = Literal["query", "passage"]
 Sharing = Literal["sde", "ade", "ade_spl"]
 Pooling = Literal["mean", "cls", "lasttoken", "first_last", "embeddings_last"]
-# Poolings that average an earlier layer and the last one -> the earlier layer; 0 is what the first block
-# reads.
+# Poolings that average the outputs of an earlier and the last layer -> index of the earlier layer; 0 means
+# the input of the first block.
 EARLY_LAYERS = {"first_last": 1, "embeddings_last": 0}
 
 
@@ -33,8 +33,8 @@ class Projection:
 
     Attributes:
       dimension: D, the length of the embedding.
-      use_bias: whether it adds a bias.
-      activation: the activation after it.
+      use_bias: whether the map adds a bias.
+      activation: the activation after the linear map.
     """
 
     dimension: Size
@@ -50,7 +50,7 @@ class DualEncoderConfig:
     Attributes:
       backbone: the encoder of each tower.
       sharing: "sde" (one tower), "ade" (two) or "ade_spl" (two encoders, one projection).
-      pooling: "mean" over real tokens, "cls", the first token, or "lasttoken", the last real one. The BERT
+      pooling: "mean" over real tokens, "cls", the first token, or "lasttoken", the last real token. The BERT
         family also has "first_last", the mean of the outputs of the first and the last block, and
         "embeddings_last", the mean of the first block's input and the last block's output.
       projection: the map after pooling; None: no projection.
@@ -115,8 +115,8 @@ class DualEncoderModel(layers.Summarised):
     ) -> Float[Array, "B D"]:
         """Embeds token ids: returns float32 [B, D], of length 1 if the similarity is cosine.
 
-        0 is padding, on the right; a row of padding gives zeros, except with cls pooling. `edit` changes the
-        token vectors [B, L, E] that the first block reads. A dropout key of None turns dropout off.
+        0 is padding, on the right; a text of only padding gives zeros, except with cls pooling. `edit`
+        changes the token vectors [B, L, E] that the first block reads. A `key` of None turns dropout off.
         """
         return self.encode_together([(ids, tower, key)], [edit])[0]
 
@@ -127,7 +127,7 @@ class DualEncoderModel(layers.Summarised):
         return model
 
     def compared(self, x: jax.Array) -> jax.Array:
-        """Returns vectors [B, D] of `unnormalized`, normalised if the similarity is cosine."""
+        """Normalises vectors [B, D] of an `unnormalized` model if the similarity is cosine."""
         return l2_normalize(x) if self.config.similarity == "cosine" else x
 
     def encoder_of(self, tower: Tower) -> Encoder:
@@ -138,7 +138,7 @@ class DualEncoderModel(layers.Summarised):
         texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]],
         edits: Sequence[Edit | None] | None = None,
     ) -> list[jax.Array]:
-        """Embeds several batches (token ids [B, L], tower, dropout key); `encode` embeds one.
+        """Embeds several batches (token ids [B, L], tower, dropout key); `encode` embeds one batch.
 
         Batches of the same encoder run together: with FSDP its weights are gathered once for all.
         """
@@ -149,7 +149,7 @@ class DualEncoderModel(layers.Summarised):
         texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]],
         edits: Sequence[Edit | None] | None = None,
     ) -> list[tuple[jax.Array, jax.Array]]:
-        """As `encode_together`; returns embeddings [B, D] and last token vectors [B, L, E] of each batch."""
+        """Like `encode_together`, but returns embeddings [B, D] and the last token vectors [B, L, E]."""
         found: dict[int, tuple[jax.Array, jax.Array]] = {}
         encoders = [self.encoder_of(tower) for _, tower, _ in texts]
         for encoder in {id(encoder): encoder for encoder in encoders}.values():
@@ -196,7 +196,7 @@ def _make_projection(config: DualEncoderConfig, *, rngs: nnx.Rngs) -> layers.Lin
 
 @jaxtyped(typechecker=beartype)
 def pool(hidden: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, how: Pooling) -> Float[Array, "B E"]:
-    """Pools `hidden` [B, L, E] into float32 [B, E]; masked positions count as zero."""
+    """Pools `hidden` [B, L, E] into float32 [B, E]; `mask` is true at the tokens to pool."""
     if how == "cls":
         return hidden[:, 0].astype(jnp.float32)
     if how == "lasttoken":

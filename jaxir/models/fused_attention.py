@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxir.models import layers
 from jaxir.runtime.partitioning import Partitioner
 
-# The longest text of which several float32 copies of a head's logits fit into a chip's memory.
+# Maximum number of tokens per text: a chip's memory must hold several float32 copies of a head's logits.
 _LONGEST = 512
 
 
@@ -32,7 +32,7 @@ class _Layout(NamedTuple):
 
 
 def takes(query: jax.Array, key: jax.Array, partitioner: Partitioner | None) -> bool:
-    """Whether the kernels support self-attention of query [B, L, H, K] and key on a mesh."""
+    """Returns whether the kernels support self-attention of query [B, L, H, K] and key on a mesh."""
     if partitioner is None or not partitioner.fused_attention or not partitioner.on_tpu:
         return False
     from jaxir.models.attention_kernel import LANES
@@ -65,9 +65,9 @@ def attend(
     dropout_key: jax.Array | None,
     partitioner: Partitioner,
 ) -> jax.Array:
-    """Computes `attention` if `takes` is True. Arguments are those of `attention`; the bias is [1, H, L, L].
+    """Computes `attention.attention`, with its arguments, if `takes` is True; the bias is [1, H, L, L].
 
-    The gradient of a bias is summed in float32 over the texts of a device, then over devices.
+    The gradient of a bias is summed in float32 over the texts of a device, then over all devices.
     """
     from jaxir.models.attention_kernel import Kind
 

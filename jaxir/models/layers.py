@@ -22,11 +22,11 @@ from jaxir.runtime import cpu
 from jaxir.runtime.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
 
 M = TypeVar("M", bound=nnx.Module)
-# The part of a block that the backward pass recomputes: nothing (False), all but matrix products and gathered
-# weights, all but matrix products, or all (True). With "auto" training chooses, and nothing is recomputed
-# until then.
+# The part of a block that the backward pass recomputes: nothing (False), all except matrix products and
+# gathered weights, all except matrix products, or all (True). With "auto" training chooses, and nothing is
+# recomputed until then.
 Remat = bool | Literal["weights", "products", "auto"]
-# The checkpoint name of the results of fused attention: kept like those of products, so that it runs once.
+# `jax.checkpoint`'s name of fused attention's results: kept like those of products, so that it runs once.
 FUSED = "fused_attention"
 
 
@@ -80,7 +80,7 @@ class Summarised(nnx.Module):
 
 
 def unexpected_array(module: nnx.Module, kind: type[nnx.Variable]) -> str | None:
-    """Returns the first variable or array of a module that is no `kind`: "'scale' (a plain array)"."""
+    """Returns the first variable or array that is not a `kind`: "'scale' (a plain array)", or None."""
     for path, node in nnx.iter_graph(module):
         # nnx.state would not show plain arrays, which Flax treats as static during a trace.
         for name, x in {} if is_variable(node) else getattr(node, "__dict__", {}).items():
@@ -91,12 +91,12 @@ def unexpected_array(module: nnx.Module, kind: type[nnx.Variable]) -> str | None
 
 
 def is_abstract(module: nnx.Module) -> bool:
-    """Whether a module's parameters are only shapes, as in a plan."""
+    """Returns whether a module's parameters are only shapes, as in a plan."""
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
 
 def copy_module(module: M) -> M:
-    """Returns a module with its own copies of the arrays, on the same devices; for shapes, zeros."""
+    """Returns a module with its own copies of the arrays, on the same devices; shapes become zeros."""
     graphdef, state = nnx.split(module)
     if is_abstract(module):
         return nnx.merge(graphdef, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state))
@@ -106,7 +106,7 @@ def copy_module(module: M) -> M:
 def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
     """Returns the value of a parameter in `dtype`, gathered for computation; see `gather_weight`.
 
-    A parameter of a stack that is being scanned is one layer of it, without the axis "layers".
+    While a stack is scanned, its parameters are those of one layer, without the axis "layers".
     """
     gathered = _GATHERED.get()
     if gathered is not None and (id(p), dtype) in gathered:
@@ -120,13 +120,13 @@ def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
 
 
 # Gathered weights, by id of the parameter and type. The value includes the parameter, so that its id is not
-# reused. XLA does not merge the gathers of two towers: without this a step gathers nearly twice as much.
+# reused. XLA does not merge the gathers of two towers: without this cache a step gathers almost double.
 _GATHERED: contextvars.ContextVar[dict | None] = contextvars.ContextVar("gathered", default=None)
 
 
 @contextlib.contextmanager
 def gather_once() -> Iterator[None]:
-    """Makes `weight` gather each parameter once, for batches that pass a block one after the other."""
+    """Makes `weight` gather each parameter only once, for several batches that pass the same block."""
     token = _GATHERED.set({})
     try:
         yield
@@ -139,7 +139,7 @@ def param_shardings(state: nnx.State, partitioner: Partitioner) -> nnx.State:
 
     A dimension that its mesh axes do not divide (a vocabulary of 30,522 over 4 devices) is not split, nor is
     a parameter whose dimensions have no names (as flax.nnx.Linear makes them). The result has the structure
-    of `state`, as `out_shardings` and `jax.device_put` want it.
+    of `state`, as `out_shardings` and `jax.device_put` need it.
     """
 
     def one(p: nnx.Variable) -> nnx.Variable:
@@ -253,13 +253,13 @@ class Embedding(nnx.Module):
         return look_up(self.embedding[...], rows, axes, self.dtype)
 
     def together(self, ids: Sequence[jax.Array]) -> list[jax.Array]:
-        """Looks up several batches of ids [B, L]; their gradients are summed before they travel."""
+        """Looks up several batches of ids [B, L]; their gradients are summed before devices exchange them."""
         if len(ids) == 1:  # exported programs have a symbolic number of rows
             return [self(ids[0])]
         rows = min(len(batch) for batch in ids)
         if any(len(batch) % rows for batch in ids):
             return [self(batch) for batch in ids]
-        # [B N, L] is [B, N L]: rows stay on their devices.
+        # Reshaped from [B N, L] to [B, N L], so that rows stay on their devices.
         wide = [batch.reshape(rows, -1) for batch in ids]
         ends = np.cumsum([batch.shape[1] for batch in wide])[:-1]
         found = jnp.split(self(jnp.concatenate(wide, axis=1)), ends, axis=1)
@@ -294,7 +294,7 @@ def split_key(key: jax.Array | None, num: int) -> Sequence[Any]:
 def make_stack(make_block: Callable[[nnx.Rngs], nnx.Module], num: int, *, scan: bool, rngs: nnx.Rngs) -> Any:
     """Makes `num` equal blocks: a list, or with `scan` one block of parameters with a leading "layers" axis.
 
-    Both forms start from the same numbers for the same `rngs`.
+    Both forms have the same initial values for the same `rngs`.
     """
     keys = jax.random.split(rngs.params(), num)
     if not scan:
@@ -328,7 +328,7 @@ def run_stack(
     """Runs batches x [B, L, E] through the blocks that `make_stack` made.
 
     Each block is called as x = block(x, *args, *(a[layer] for a in per_layer), key=own key). All batches pass
-    a block before the next one, so that its weights are gathered once.
+    a block before any enters the next, so that the block's weights are gathered once.
 
     Args:
       blocks: a list, or one block of stacked parameters for `jax.lax.scan`, so that the program has one
@@ -339,7 +339,7 @@ def run_stack(
       keys: for each batch a dropout key, which is split into one key for each block; None turns dropout off.
       per_layer: arrays [layers, ...] of values that differ between blocks and are not trained, such as a
         window.
-      span: which of the blocks; each has the key that it has among all blocks.
+      span: the slice of blocks to run; each has the same dropout key as in a run of all blocks.
     """
     scan = not isinstance(blocks, nnx.List)
     num = len(jax.tree.leaves(nnx.state(blocks))[0]) if scan else len(blocks)

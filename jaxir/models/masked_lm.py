@@ -19,8 +19,8 @@ class MaskedLMConfig:
     """The components of a masked language model.
 
     Attributes:
-      backbone: its encoder.
-      activation: of the head's dense layer, a name in `activations.ACTIVATIONS`.
+      backbone: the encoder.
+      activation: activation of the head's dense layer, a name in `activations.ACTIVATIONS`.
       norm_epsilon: epsilon of the head's norm.
     """
 
@@ -69,7 +69,7 @@ class MaskedLanguageModel(nnx.Module):
         places: Int[Array, "B P"] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B P V"]:
-        """Returns the logits, float32, of the tokens at `places`; None: at all positions."""
+        """Returns the logits, float32, of the tokens at the positions `places`; None means all positions."""
         hidden = self.encoder(ids, key=key)
         if places is not None:
             hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)
@@ -81,6 +81,6 @@ class MaskedLanguageModel(nnx.Module):
     def most_likely(
         self, ids: jax.Array, *, places: jax.Array | None = None, key: jax.Array | None = None
     ) -> jax.Array:
-        """Returns the most likely token, never padding, at each of the positions: int32 [B, P]."""
+        """Returns the most likely token, never padding, at the positions `places`: int32 [B, P]."""
         logits = jax.lax.stop_gradient(self(ids, places=places, key=key))
         return logits.at[..., 0].set(-jnp.inf).argmax(-1).astype(jnp.int32)

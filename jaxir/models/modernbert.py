@@ -1,8 +1,8 @@
 """ModernBERT encoders (Warner et al. 2024, arXiv:2412.13663).
 
 Pre-norm blocks without biases, RoPE, gated feed-forward layers. Every third block attends to the whole text,
-the others to a window. The first block has no attention norm, because the embeddings are normalised. It lacks
-a parameter of the others, so it is not part of the stack.
+other blocks to a window. The first has no attention norm, because the embeddings are normalised. It lacks
+this parameter of the other blocks, so it is not part of the stack.
 """
 
 import dataclasses
@@ -61,9 +61,9 @@ def _read_layers(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
     for kind, (name, default) in _BASES.items():
         rope = (content.get("rope_parameters") or {}).get(kind) or {}
         if rope.get("rope_type", "default") != "default" or content.get("rope_scaling"):
-            raise ValueError("RoPE is supported without scaling only")
+            raise ValueError("RoPE scaling is not supported: set rope_type to default, rope_scaling to null")
         base = rope.get("rope_theta", content.get(name, default))
-        # In transformers 4 local layers without a base have the global one.
+        # In transformers 4 local layers without a base use the global base.
         bases[kind] = bases[_GLOBAL] if kind == _LOCAL and base is None else float(base)
     return {"global_every": every, "global_rope_base": bases[_GLOBAL], "local_rope_base": bases[_LOCAL]}
 
@@ -112,7 +112,7 @@ _FOLDER = HuggingFace(
         fixed={"classifier_activation": "gelu", "classifier_bias": False},
         written={"classifier_dropout": 0.0},
     ),
-    heeds_tokenizer_class=False,  # folders often name a wrong one
+    heeds_tokenizer_class=False,  # folders often name a wrong class
 )
 
 
@@ -128,13 +128,13 @@ class ModernBertConfig(BackboneConfig):
       num_layers: number of blocks.
       num_heads: heads of attention, each of E / num_heads dimensions.
       mlp_dim: units of the feed-forward layer.
-      max_positions: the longest input, in tokens.
-      global_every: the first of every so many blocks attends to the whole text.
+      max_positions: maximum number of tokens per text.
+      global_every: of every `global_every` blocks, the first attends to the whole text.
       local_attention: width of the window of the other blocks, in tokens: half of it on each side.
       global_rope_base: base of RoPE's angles in global attention.
       local_rope_base: base of RoPE's angles in local attention.
       layer_norm_epsilon: epsilon of every norm.
-      activation: of the feed-forward layer; a second linear map multiplies it.
+      activation: activation of the feed-forward layer; its result is multiplied by a second linear map.
       embedding_dropout_rate: dropout of embeddings.
       attention_dropout_rate: dropout of attention weights and of attention's output.
       mlp_dropout_rate: dropout of feed-forward units.
@@ -167,8 +167,8 @@ class ModernBertConfig(BackboneConfig):
     def __post_init__(self):
         if self.embed_dim % (2 * self.num_heads):
             raise ValueError(
-                f"embed_dim {self.embed_dim} is not a multiple of 2 x num_heads {self.num_heads}: RoPE turns"
-                " pairs of dimensions"
+                f"embed_dim {self.embed_dim} is not a multiple of 2 x num_heads {self.num_heads}: RoPE"
+                " rotates pairs of dimensions"
             )
         if self.num_layers < 2:
             raise ValueError("num_layers must be at least 2, not 1: the first block is not part of the stack")
@@ -193,8 +193,8 @@ backbones.PUBLISHED.update(PUBLISHED)
 class ModernBert(Encoder):
     """A ModernBERT encoder.
 
-    Weights start from N(0, 0.02^2), those that write to the residual stream from a deviation sqrt(2
-    num_layers) times smaller.
+    Weights start from N(0, 0.02^2). Weights that write to the residual stream start from a standard deviation
+    that is sqrt(2 num_layers) times smaller.
     """
 
     def __init__(self, config: ModernBertConfig, *, rngs: nnx.Rngs):
@@ -221,7 +221,7 @@ class ModernBert(Encoder):
         longest = max(batch.shape[1] for batch in ids)
         if longest > config.max_positions:
             raise ValueError(
-                f"input of {longest} tokens is longer than the model's {config.max_positions} positions"
+                f"{longest} tokens exceed the model's {config.max_positions} positions: truncate the text"
             )
         split = [layers.split_key(key, 3) for key in keys]
         xs = [

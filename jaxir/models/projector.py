@@ -1,4 +1,4 @@
-"""Layers between a vector and its training loss, which are discarded afterwards (Chen et al. 2020)."""
+"""Layers between a vector and its training loss, which are discarded after training (Chen et al. 2020)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxir.models import layers
 
 
 class BatchNormProjector(nnx.Module):
-    """D -> 2 D, BatchNorm, ReLU, D, BatchNorm without scale and bias (Chuang 2024, appendix A.1).
+    """Linear to 2 D, BatchNorm, ReLU, linear to D, BatchNorm without scale and bias (Chuang 2024, app. A.1).
 
     Mean and variance are those of the whole batch, over all devices. Evaluation uses their running averages
     (momentum 0.9). Kernels start from N(0, 0.02^2).

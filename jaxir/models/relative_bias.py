@@ -15,8 +15,8 @@ from jaxir.runtime.partitioning import constrain
 class RelativeBias(nnx.Module):
     """A trained number for each head and bucket of distances, added to attention logits.
 
-    `max_distance` is the distance, in tokens, from which on all share the last bucket. If `bidirectional`,
-    half of the buckets are for keys after the query, otherwise none.
+    All distances of at least `max_distance` tokens share the last bucket. If `bidirectional`, half of the
+    buckets are for keys after the query, otherwise none.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ def relative_buckets(
     """Returns the bucket of each distance (key position - query position).
 
     If `bidirectional`, half of the buckets are for keys after the query; otherwise such keys share bucket 0.
-    On each side the first half of the buckets hold one distance each, the others ranges that grow
+    On each side the first half of the buckets hold one distance each. The others hold ranges that grow
     geometrically up to `max_distance`. Larger distances share the last bucket.
     """
     side = num_buckets // 2 if bidirectional else num_buckets

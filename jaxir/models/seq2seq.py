@@ -23,7 +23,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.models.t5_decoder import Memory, T5Decoder
 from jaxir.runtime.partitioning import constrain
 
-START = 0  # the token before a target, T5's padding
+START = 0  # the token before a target: T5's padding token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Seq2SeqConfig:
     Attributes:
       backbone: the encoder; the decoder has the same width, heads and feed-forward layers.
       num_decoder_layers: blocks of the decoder.
-      tied: whether logits are products with the token vectors (T5 1.0) or with a separate table (1.1,
+      tied: whether logits are products with the token vectors (T5 1.0) or with a separate table (T5 1.1,
         LM-adapted, T0, Flan).
-      scaled: whether the decoder's output is scaled by E^-1/2 before that product (1.0).
+      scaled: whether the decoder's output is scaled by E^-1/2 before the product with vectors (T5 1.0).
       eos_id: the token that ends a target.
     """
 
@@ -59,7 +59,7 @@ class Seq2SeqConfig:
 
 
 class Seq2SeqModel(layers.Summarised):
-    """An encoder and a decoder over the same token vectors, and logits."""
+    """An encoder and a decoder that share token vectors, and the layer that computes logits."""
 
     def __init__(self, config: Seq2SeqConfig, *, rngs: nnx.Rngs):
         backbone = config.backbone
@@ -79,7 +79,7 @@ class Seq2SeqModel(layers.Summarised):
 
     @property
     def output_table(self) -> jax.Array:
-        """[V, E], the vectors whose products with `predict`'s are the logits."""
+        """[V, E], the vectors whose products with the result of `predict` are the logits."""
         table = self.encoder.token if self.head is None else self.head
         return layers.weight(table.embedding, self.config.backbone.dtype)
 
@@ -91,7 +91,7 @@ class Seq2SeqModel(layers.Summarised):
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T E"]:
-        """Reads sources, and at each position the tokens of the target before it.
+        """Returns the decoder's output at each target token, given the source and the target before it.
 
         0 is padding, on the right. Sources are [B, S], or [B, P, S] for P passages. Products of the result
         with `output_table` are the logits of each target token.
@@ -109,20 +109,20 @@ class Seq2SeqModel(layers.Summarised):
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T V"]:
-        """Returns the logits of each target token, float32 [B, T, V]; arguments as of `predict`."""
+        """Returns the logits of each target token, float32 [B, T, V]; see `predict` for the arguments."""
         return self._logits(self.predict(source_ids, target_ids, key=key))
 
     def remember(self, source_ids: jax.Array) -> Memory:
-        """Encodes sources [B, S] or [B, P, S] for decoding."""
+        """Encodes sources [B, S] or [B, P, S], and returns what decoding needs of them."""
         return self.decoder.remember(*self._read(source_ids))
 
     def next_logits(
         self, ids: jax.Array, caches: tuple[Cache, ...], memory: Memory
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
-        """Reads the next token of N outputs: returns the logits [N, V] of the following one, and the caches.
+        """Reads one more token of N outputs: returns the logits [N, V] of the token after it, and the caches.
 
-        `ids` are START at first, `caches` those of `decoder.empty_caches`. With a `memory` of B sources,
-        output n belongs to source n // (N / B).
+        For the first token, `ids` are START and `caches` the result of `decoder.empty_caches`. With a
+        `memory` of B sources, output n belongs to source n // (N / B).
         """
         x, caches = self.decoder.extend(self.encoder.token(ids[:, None]), caches, memory)
         return constrain(self._logits(self._scaled(x))[:, 0], ("batch", "vocab")), caches
@@ -130,8 +130,8 @@ class Seq2SeqModel(layers.Summarised):
     def generate(self, source_ids: jax.Array, how: Decoding) -> jax.Array:
         """Generates outputs of sources [B, S] or [B, P, S].
 
-        Returns int32 [B, how.num_outputs, how.max_new_tokens], 0 after the end, zeros for a row of padding,
-        and `decoding.FAULT` where logits are not finite. Samples depend on the source and the seed only, not
+        Returns int32 [B, how.num_outputs, how.max_new_tokens], 0 after the end, zeros for empty sources,
+        and `decoding.FAULT` where logits are not finite. Samples depend only on the source and the seed, not
         on the batch.
         """
         rows = len(source_ids)
@@ -154,7 +154,7 @@ class Seq2SeqModel(layers.Summarised):
     def _read(self, source_ids: jax.Array, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Returns the output [B, P S, E] of the encoder for sources [B, (P,) S], and its mask [B, P S]."""
         rows, *_, length = source_ids.shape
-        # [B P, S] keeps rows on their devices.
+        # Passages become rows, [B P, S], so that rows stay on their devices.
         memory = self.encoder(constrain(source_ids.reshape(-1, length), ("batch", "length")), key=key)
         memory = layers.constrain_activation(memory.reshape(rows, -1, memory.shape[-1]))
         return memory, (source_ids != 0).reshape(rows, -1)
@@ -167,7 +167,7 @@ class Seq2SeqModel(layers.Summarised):
 
 
 def _keys(source_ids: jax.Array, seed: int, num: int) -> jax.Array:
-    """Returns `num` keys [B num] for each of the sources [B, (P,) S], by its tokens and the seed."""
+    """Returns random keys [B num], `num` for each source [B, (P,) S], from its tokens and the seed."""
 
     def number(x: jax.Array) -> jax.Array:
         """Returns a polynomial hash modulo 2^32 along the last axis; zeros at the end add nothing."""

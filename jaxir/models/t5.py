@@ -4,8 +4,8 @@ Pre-norm blocks with RMS norms, without biases and absolute positions: all block
 position biases. Attention logits are not divided by sqrt(K); the initialisation is scaled instead.
 
 Dropout is that of T5X (t5x/examples/t5/layers.py, network.py): a feature is dropped from all positions of a
-text or from none, an attention weight for all queries or for none. This needs a random number for each text
-and feature instead of one for each element, which the TPU compiler estimates as the largest cost of a step.
+text or from none, and an attention weight for all queries or for none. This needs a random number for each
+text and feature. Numbers for each element would be the largest cost of a step, the TPU compiler estimates.
 """
 
 import dataclasses
@@ -54,14 +54,14 @@ def _read_feed_forward(content: Mapping[str, Any], pad_id: int) -> dict[str, Any
     gated, name = name.startswith("gated-"), name.removeprefix("gated-")
     if name not in ACTIVATIONS:
         raise ValueError(f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
-    # "gated-gelu" means the tanh approximation, "gelu" alone does not.
+    # "gated-gelu" means the tanh approximation of GELU, plain "gelu" means exact GELU.
     return {"gated": gated, "activation": "gelu_tanh" if gated and name == "gelu" else ACTIVATIONS[name]}
 
 
 def _write_feed_forward(config: "T5Config", pad_id: int) -> dict[str, Any]:
     name = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
     if config.gated and name == "gelu":
-        raise ValueError("T5 has no gated exact gelu: its 'gated-gelu' is the tanh approximation")
+        raise ValueError("a Hugging Face T5 cannot have a gated exact gelu: its 'gated-gelu' is gelu_tanh")
     return {"feed_forward_proj": f"gated-{name.removesuffix('_new')}" if config.gated else name}
 
 
@@ -84,7 +84,7 @@ _T5 = HuggingFace(
     written={"is_encoder_decoder": False, "use_cache": False, "eos_token_id": 1},
     read_more=_read_feed_forward,
     write_more=_write_feed_forward,
-    # One table under several names. (In T5 1.1 lm_head has its own table.)
+    # Names of the same table of token vectors. (In T5 1.1 lm_head has its own table.)
     aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")},
     left_out=("decoder.", "encoder.embed_tokens.", "lm_head", "classifier."),
     begins=False,
@@ -104,13 +104,13 @@ class T5Config(BackboneConfig):
       num_heads: heads of attention.
       head_dim: dimensions of each head; num_heads * head_dim need not be E.
       mlp_dim: units of the feed-forward layer.
-      activation: of the feed-forward layer: "relu" in 1.0, "gelu_tanh" in 1.1.
-      gated: whether a second linear map multiplies the activation (1.1).
+      activation: activation of the feed-forward layer: "relu" in T5 1.0, "gelu_tanh" in T5 1.1.
+      gated: whether a second linear map multiplies the activation (T5 1.1).
       relative_buckets: number of relative position buckets, half of them for each direction.
-      relative_max_distance: distance, in tokens, from which on all share the last bucket.
+      relative_max_distance: all distances of at least this many tokens share the last bucket.
       layer_norm_epsilon: epsilon of every norm.
       dropout_rate: dropout of embeddings, attention weights, feed-forward units, sublayers' outputs and the
-        result; all positions of a text share a mask.
+        encoder's output; all positions of a text share a mask.
       dtype, remat, scan_layers: see `BackboneConfig`.
     """
 
@@ -164,14 +164,14 @@ def preset(
     """Returns the config of a published T5 encoder.
 
     Args:
-      name: "1.0-" and small, base, large, 3b or 11b, or "1.1-" and small, base, large, xl or xxl.
-      dropout_rate: see T5Config, also for the following arguments.
+      name: "1.0-" followed by small, base, large, 3b or 11b; or "1.1-" by small, base, large, xl or xxl.
+      dropout_rate: see `T5Config`.
       dtype: type of matrix products.
       remat: what the backward pass recomputes of blocks.
       scan_layers: whether to scan over the blocks.
     """
     if name not in _PRESETS:
-        raise UserError(f"no T5 preset {name!r}{suggest(name, _PRESETS)}; known are {', '.join(_PRESETS)}")
+        raise UserError(f"no T5 preset {name!r}{suggest(name, _PRESETS)}; give one of {', '.join(_PRESETS)}")
     gated = name.startswith("1.1")
     return T5Config(
         **dict(zip(_SIZES, _PRESETS[name], strict=True)),
@@ -195,7 +195,7 @@ backbones.PUBLISHED.update(
 
 
 class T5Encoder(StackEncoder):
-    """A T5 encoder; weights start as in the reference implementation."""
+    """A T5 encoder; its initial weights are distributed as in T5's reference implementation."""
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         self.config = config
@@ -240,7 +240,7 @@ def bias_of(config: T5Config, *, bidirectional: bool = True, rngs: nnx.Rngs) -> 
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """T5X's dropout: drops features of x [B, L, E], each from all positions of a text."""
+    """T5X's dropout: drops features of x [B, L, E], each from all positions of a text or from none."""
     return layers.dropout(x, rate, key, same_along=1)
 
 

@@ -45,7 +45,7 @@ def weights_of(config: T5Config) -> Weights:
 
 
 class Memory(NamedTuple):
-    """The encoder's output as the decoder's blocks read it, and its mask [B, S]."""
+    """Keys and values of the encoder's output, for each block of the decoder, and the mask [B, S]."""
 
     caches: tuple[Cache, ...]
     mask: jax.Array
@@ -74,7 +74,7 @@ class T5Decoder(nnx.Module):
         return layers.constrain_activation(dropout(self.norm(x), rate, last))
 
     def remember(self, memory: jax.Array, memory_mask: jax.Array) -> Memory:
-        """Computes what decoding needs of the encoder's output [B, S, E] and mask [B, S]."""
+        """Computes keys and values of the encoder's output [B, S, E] for decoding; the mask is [B, S]."""
         blocks = layers.unstacked(self.layers)
         return Memory(tuple(block.cross_attention.remember(memory) for block in blocks), memory_mask)
 
@@ -87,8 +87,8 @@ class T5Decoder(nnx.Module):
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
         """Decodes the next T positions of N outputs; see `Attention.extend`.
 
-        x is [N, T, E] token vectors without padding, and `memory` that of B texts; output n belongs to text n
-        // (N / B). Returns [N, T, E], and the caches with these positions.
+        x is [N, T, E] token vectors without padding, and `memory` is that of B texts; output n belongs to
+        text n // (N / B). Returns [N, T, E], and the caches with these positions.
         """
         length, filled = caches[0].key.shape[1], caches[0].filled
         bias = self.relative_bias.between(filled + jnp.arange(x.shape[1]), jnp.arange(length))
@@ -100,7 +100,7 @@ class T5Decoder(nnx.Module):
 
 
 class _Block(nnx.Module):
-    """Each sublayer reads its normalised input and adds to it."""
+    """Self-attention, cross-attention and a feed-forward layer, each pre-norm with a residual connection."""
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         self.config = config
@@ -140,7 +140,7 @@ class _Block(nnx.Module):
     ) -> tuple[jax.Array, Cache]:
         y, cache = self.attention.extend(self.attention_norm(x), cache, bias=bias)
         x = layers.constrain_activation(x + y)
-        # Outputs of one text become further queries to its memory, which then need not be repeated.
+        # Outputs of one text become further queries to its memory, so the memory need not be repeated.
         queries = self.cross_attention_norm(x).reshape(len(memory_mask), -1, x.shape[2])
         y = self.cross_attention.recall(queries, memory, memory_mask)
         x = layers.constrain_activation(x + y.reshape(x.shape))

@@ -1,4 +1,4 @@
-"""The CLM autoencoder: predicts a text, token by token, from its vector (Wang 2022)."""
+"""The causal-language-model (CLM) autoencoder: a decoder predicts a text from its vector (Wang 2022)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from jaxir.objectives.objective import Batch, DecoderObjective, Metrics, RandomK
 class CLMAutoencoder(DecoderObjective):
     """A causal language model that reads the text's vector (Wang 2022, section 3.2.1).
 
-    The passage tower encodes the text. A decoder predicts each token from the tokens before it and, by
-    cross-attention, the vector (eq. 3.4). Its token vectors, in and out, are the encoder's.
+    The passage tower encodes the text as f(x). A decoder predicts each token from the tokens before it and,
+    by cross-attention, f(x) (eq. 3.4). The decoder's input and output embeddings are the encoder's.
 
         loss = -1 / B sum_i sum_t log P(token t of x_i | its tokens before t, f(x_i))
 
     In evaluation (no key) nothing is deleted.
 
     Attributes:
-      deletion: share of the tokens, chosen at random, that are deleted from the encoder's input (TSDAE).
-      mean_over: "texts": the equation's sum over the tokens of a text; "tokens": their mean.
+      deletion: the share of tokens, chosen at random, that are deleted from the encoder's input (TSDAE).
+      mean_over: "texts": the loss is a sum over the tokens of a text, averaged over texts (the equation);
+        "tokens": it is the mean over the tokens of all texts.
     """
 
     deletion: Rate = 0.0
@@ -70,9 +71,9 @@ class CLMAutoencoder(DecoderObjective):
 def next_token_losses(
     decoder: VectorDecoder, encoder: Encoder, ids: jax.Array, vector: jax.Array, *, key: RandomKey
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns -log P(token | those before it, the text's vector), and whether it is the most likely one.
+    """Returns -log P(token | the tokens before it, the text's vector), and whether that token is likeliest.
 
-    Both are for all tokens of `ids` [B, L] but the first: [B, L - 1], float32 and bool.
+    Both are [B, L - 1], float32 and bool: one value for each token of `ids` [B, L] except the first.
     """
     table, read = encoder.token_table, ids[:, :-1]
     hidden = decoder(table(read), read != 0, vector, key=key)
@@ -83,6 +84,6 @@ def next_token_losses(
 def delete_tokens(
     ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int
 ) -> Int32[Array, "B L"]:
-    """Deletes words, each with probability `share`, and closes the gaps; at least one word stays."""
+    """Deletes each word of the texts [B, L] with probability `share`, but not all; the rest moves left."""
     kept = (ids != 0) & (~is_word(ids) | choose_tokens(ids, key, share=1 - share))
     return close_gaps(ids, kept)

@@ -1,4 +1,4 @@
-"""ConSERT: two views of a text with shuffled tokens or partly zeroed token vectors (Yan et al. 2021)."""
+"""ConSERT: two views of a text, with shuffled tokens or with zeros in token vectors (Yan et al. 2021)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ SYMMETRIC = functools.partial(nt_xent, temperature=0.05)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ConSERT(TwoViews):
-    """ConSERT (arXiv:2105.11741; Wang 2022, section 3.1.2): NT-Xent over two augmented views.
+    """ConSERT (arXiv:2105.11741; Wang 2022, section 3.1.2): NT-Xent over two augmented views of each text.
 
-    The encoder's own dropout is off. Each view has its own augmentations, or none. Wang's ConSERT_1 is token
-    shuffling in one view and feature cutoff in the other; ConSERT_2 token shuffling and embedding dropout.
+    The encoder's own dropout is off. Each view has its own augmentations, or none. Wang's ConSERT_1 uses
+    token shuffling in one view and feature cutoff in the other. ConSERT_2 uses token shuffling in one view
+    and embedding dropout in the other.
 
     Attributes:
       loss: any contrastive loss.
       first: augmentations of the first view, applied in this order.
-      second: those of the second view.
-      token_cutoff: share of the tokens whose vectors become zero.
-      feature_cutoff: share of the features that become zero in all tokens of a text.
-      embedding_dropout: probability with which each number becomes zero.
+      second: augmentations of the second view, applied in this order.
+      token_cutoff: the share of a text's tokens whose vectors become zero.
+      feature_cutoff: the share of embedding dimensions that become zero in all token vectors of a text.
+      embedding_dropout: the probability that a number of a token vector becomes zero.
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = SYMMETRIC
@@ -55,7 +56,7 @@ class ConSERT(TwoViews):
             )
 
     def views(self, ids: jax.Array, key: jax.Array) -> tuple[View, View]:
-        """Returns the texts under the augmentations of the two views."""
+        """Returns two views of texts [B, L]: the texts with the augmentations `first` and `second`."""
         one, two = jax.random.split(key)
         return self._view(ids, self.first, one), self._view(ids, self.second, two)
 
@@ -82,7 +83,7 @@ class ConSERT(TwoViews):
 def shuffle_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""]) -> Int32[Array, "B L"]:
     """Shuffles the words of each text; the special first and last token and the padding (0) stay.
 
-    For an encoder this equals shuffled position ids: the order in which tokens are given has no other effect.
+    For an encoder this equals shuffling the position ids, because token order has no other effect.
     """
     places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
     last = (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1
@@ -97,7 +98,7 @@ def shuffle_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""]) -> Int32[Array
 def cut_tokens(
     x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], share: float | int
 ) -> Float[Array, "B L E"]:
-    """Zeroes the vectors of round(share * n) of each text's n tokens."""
+    """Zeroes the vectors of round(share * n) randomly chosen tokens of each text, which has n tokens."""
     draws = jnp.where(mask, jax.random.uniform(key, mask.shape), 2.0)
     rank = jnp.argsort(jnp.argsort(draws, axis=1), axis=1)
     count = jnp.round(share * mask.sum(1, dtype=jnp.float32)).astype(jnp.int32)
@@ -108,7 +109,7 @@ def cut_tokens(
 def cut_features(
     x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], share: float | int
 ) -> Float[Array, "B L E"]:
-    """Zeroes round(share * E) features in all tokens of a text; each text has its own."""
+    """Zeroes round(share * E) random embedding dimensions in all token vectors of a text."""
     draws = jax.random.uniform(key, (x.shape[0], x.shape[2]))
     rank = jnp.argsort(jnp.argsort(draws, axis=1), axis=1)
     return jnp.where((rank < round(share * x.shape[2]))[:, None], 0.0, x).astype(x.dtype)
@@ -118,5 +119,5 @@ def cut_features(
 def drop_numbers(
     x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], rate: float | int
 ) -> Float[Array, "B L E"]:
-    """Zeroes each number with probability `rate`, without scaling the others."""
+    """Zeroes each number of token vectors with probability `rate`; unlike dropout, the rest is not scaled."""
     return jnp.where(jax.random.bernoulli(key, float(rate), x.shape), 0.0, x).astype(x.dtype)

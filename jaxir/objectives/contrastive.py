@@ -1,4 +1,4 @@
-"""Contrastive training of a dual encoder: one loss over the embeddings of the whole batch."""
+"""Contrastive training of a dual encoder: one loss over the embeddings of the global batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = ("query_key", "passage_key", "negative_key")
 
 
 class Embeddings(NamedTuple):
-    """The embeddings of a batch.
+    """The embeddings of a batch of B pairs, each with N hard negatives.
 
     Attributes:
       query: [B, D], float32.
@@ -36,17 +36,17 @@ class Embeddings(NamedTuple):
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 @checked
 class Contrastive(LossObjective):
-    """In-batch contrastive training.
+    """In-batch contrastive training of a dual encoder.
 
-    A call computes (loss, metrics) in two steps, `embed` and `loss_of`.
+    A call returns (loss, metrics), computed in two steps: `embed` and `loss_of`.
 
     Attributes:
       loss: a loss of `jaxir.losses` with its settings bound, called as
         loss(query, passage, negatives, query_key=, passage_key=, negative_key=) -> (scalar, metrics).
       chunks: the number of parts into which the batch is cut for gradient caching (see
-        `jaxir.objectives.gradient_cache`): the step needs the memory of one part's activations and up to 4/3
-        of the time. 1: no caching; "auto": the training loop takes the fewest that fit into the devices'
-        memory.
+        `jaxir.objectives.gradient_cache`). A step then keeps the activations of only one part in memory, and
+        takes up to 4/3 of the time. 1: no caching; "auto": the training loop uses the smallest number of
+        parts that fits into the devices' memory.
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = samtone
@@ -55,7 +55,7 @@ class Contrastive(LossObjective):
     reads_with = "encode_together"
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: pairs, with hard negatives if the format has any."""
+        """Returns the features of a batch: pairs, with hard negatives if the format has any."""
         return pair_features(form)
 
     def embed(self, model: Any, batch: Batch, key: RandomKey = None) -> Embeddings:
@@ -64,7 +64,7 @@ class Contrastive(LossObjective):
         Args:
           model: the dual encoder.
           batch: int32 token ids by feature name.
-          key: for dropout, which differs between the calls of a tower; None: no dropout.
+          key: for dropout; queries, passages and negatives have different masks. None: no dropout.
 
         Raises:
           UserError: `chunks` does not divide B.
@@ -87,7 +87,7 @@ class Contrastive(LossObjective):
         return Embeddings(query, passage, negatives)
 
     def loss_of(self, embeddings: Embeddings, batch: Batch) -> tuple[jax.Array, Metrics]:
-        """Applies the loss to the embeddings of the whole batch, with the batch's keys."""
+        """Applies the loss to all embeddings of the batch, with the keys that identify equal texts."""
         return self.loss(*embeddings, **{name: batch.get(name) for name in KEYS})
 
     def __call__(

@@ -1,4 +1,4 @@
-"""CPDAE: a text's vector predicts its words, alike for two maskings of the text (Ma et al. 2022)."""
+"""CPDAE: the vector of a masked text predicts its words, similarly for two maskings (Ma et al. 2022)."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from jaxir.runtime.partitioning import constrain
 class CPDAE(MaskedTextObjective):
     """Contrastive pre-training of a discriminative autoencoder (Ma et al. 2022, doi 10.1145/3511808.3557527).
 
-    Each text is masked twice, as BERT masks. The passage tower encodes each of the 2 B masked texts as a
-    vector h, and a decoder of two layers computes a logit z for each word of the vocabulary. With y the words
-    of the original text:
+    Each text is masked twice, as in BERT. The passage tower encodes each of the 2 B masked texts as a vector
+    h, and a decoder of two layers computes a logit z_j for each word j of the vocabulary. y_j is 1 if the
+    original text contains word j, else 0:
 
         L_REC = - sum_j ( y_j log sigmoid(z_j) + (1 - y_j) log(1 - sigmoid(z_j)) )               (eq. 4)
         L_CL  = - sum_i log( exp -JS(p'_i, p''_i) / sum_{k != i} exp -JS(p'_i, p_k) )            (eq. 5)
         loss  = L_REC + L_MLM + weight L_CL                                                      (eq. 6)
 
-    p are the sigmoids divided by their sum, and k runs over the other 2 B - 1 masked texts. L_REC is the mean
-    over the masked texts, L_MLM the mean over their masked tokens. L_CL is the sum over the B texts, as
-    printed, so its part of the loss grows with the batch. The special first and last token ([CLS], [SEP]) are
-    not words. A text that occurs twice in a batch is no negative of itself. In evaluation (no key) both
-    maskings are always the same.
+    p is the vector of sigmoids of z, divided by their sum. k runs over the other 2 B - 1 masked texts. L_REC
+    is the mean over the masked texts, and L_MLM is the mean over their masked tokens. L_CL is the sum over
+    the B texts, as in the paper, so its part of the loss grows with the batch. The special first and last
+    token ([CLS], [SEP]) are not words. A text that occurs twice in a batch is not a negative of itself. In
+    evaluation (no key) the two maskings are always the same.
 
     Attributes:
-      contrast: what is contrasted: "words": the word distributions; "vectors" (the paper's CPDAE_R): the
-        vectors, whose similarity replaces -JS; None: nothing.
-      weight: lambda, of the contrastive loss.
-      temperature: divides -JS or the similarity; the paper has none, which is 1.
-      idf: whether each word of L_REC is weighted by log((1 + N) / (1 + n)), where n of the corpus's N texts
-        have it.
-      chunks: as in `Contrastive`; the word distributions are those of the whole batch.
+      contrast: what L_CL compares: "words": the word distributions; "vectors" (the paper's CPDAE_R): the
+        vectors, whose similarity replaces -JS; None: there is no L_CL.
+      weight: the weight of L_CL, the paper's lambda.
+      temperature: divides -JS or the similarity. The paper has no temperature, which equals 1.
+      idf: whether each word of L_REC is weighted by log((1 + N) / (1 + n)), where N is the number of texts in
+        the corpus, and n is the number of texts that contain the word.
+      chunks: the number of parts for gradient caching, see `Contrastive`. The word distributions are not cut.
     """
 
     contrast: Literal["words", "vectors"] | None = "words"
@@ -59,14 +59,14 @@ class CPDAE(MaskedTextObjective):
     reads_with = "encode_with_tokens"
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: text_ids [L], text_key [2]."""
+        """Returns the features of a batch: text_ids [L] and text_key [2], a hash of each text's id."""
         return super().features(form) | {"text_key": Key("text")}
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> CPDAEModules:
         return CPDAEModules(model, form, head=self.head, idf=self.idf, rngs=rngs)
 
     def read_corpus(self, auxiliary: CPDAEModules, data: Corpus) -> None:
-        """Sets the words' weights."""
+        """Sets the inverse document frequency of each word, if `idf` is set."""
         if self.idf:
             counts = data.token_counts("text", len(auxiliary.idf[...]))
             rarity = jnp.asarray((1 + counts.texts) / (1.0 + counts.texts_with), jnp.float32)
@@ -94,7 +94,7 @@ class CPDAE(MaskedTextObjective):
         parts = {"ids": ids, "first": masked[0], "second": masked[1]}
         parts |= {"first_chosen": chosen[0], "second_chosen": chosen[1]}
         vectors, found = embed_in_chunks(read, parts, tuple(keys[4:]), chunks=self.chunks)
-        # Joined along the places, so a text's places stay on its device.
+        # Concatenate along the token axis, so that a text's tokens stay on its device.
         of_tokens, metrics = over_tokens(*(jnp.concatenate(x, axis=1) for x in zip(*found, strict=True)))
         logits = [auxiliary.decoder(vector) for vector in vectors]
         words = words_of(ids, logits[0].shape[1])
@@ -107,14 +107,15 @@ class CPDAE(MaskedTextObjective):
             compared = tuple(map(model.compared, vectors))
             contrastive, more = self._contrast(compared, logits, batch.get("text_key"))
             loss += self.weight * contrastive
-            more.pop("rows_without_negatives")  # the training loop would report that their loss is 0
+            # If no row has negatives, the training loop stops; but this objective has other losses, too.
+            more.pop("rows_without_negatives")
             metrics |= more | {"contrastive_loss": contrastive}
         return loss, metrics
 
     def _contrast(
         self, vectors: tuple[jax.Array, ...], logits: list[jax.Array], key: jax.Array | None
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the sum of equation 5 and its metrics."""
+        """Returns the contrastive loss, summed over the texts (Ma et al. 2022, eq. 5), and its metrics."""
         if self.contrast == "words":
             first, second = map(log_normalised_sigmoid, logits)
             mean, metrics = js_softmax(first, second, key=key, temperature=self.temperature)
@@ -125,7 +126,7 @@ class CPDAE(MaskedTextObjective):
 
 
 class CPDAEModules(nnx.Module):
-    """The word decoder, the head of the masked language model, and the words' weights [V] or None."""
+    """CPDAE's word decoder, masked-language-model head, and weights of words [V] (None if all are 1)."""
 
     def __init__(self, model: Any, form: TextFormat, *, head: Any, idf: bool, rngs: nnx.Rngs):
         words = model.config.backbone.vocab_size
@@ -135,8 +136,9 @@ class CPDAEModules(nnx.Module):
 
 
 def words_of(ids: jax.Array, vocab_size: int) -> jax.Array:
-    """Returns which words texts [B, L] contain, without the special first and last token: bool [B, V]."""
-    places = jnp.where(is_word(ids), layers.table_rows(ids), vocab_size)  # beyond the last row: dropped
+    """Returns which words the texts [B, L] contain, without the special first and last token: bool [B, V]."""
+    # The row of a token that is not a word is `vocab_size`, so mode="drop" ignores it.
+    places = jnp.where(is_word(ids), layers.table_rows(ids), vocab_size)
     none = jnp.zeros((vocab_size,), bool)
     found = jax.vmap(lambda row: none.at[row].set(True, mode="drop"))(places)
     return constrain(found, ("batch", "vocab"))

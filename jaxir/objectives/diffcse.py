@@ -1,4 +1,4 @@
-"""DiffCSE: contrastive vectors with which a discriminator detects changed tokens (Chuang 2024)."""
+"""DiffCSE: a contrastive loss, and the loss of a discriminator of changed tokens (Chuang 2024)."""
 
 from __future__ import annotations
 
@@ -39,48 +39,50 @@ from jaxir.objectives.two_views import TwoViews
 class DiffCSE(Objective):
     """DiffCSE (arXiv:2204.10298; Chuang 2024, chapter 2).
 
-    A frozen masked language model G fills masks in a text x: x'' = G(m x). A discriminator D, initially a
-    copy of the trained encoder, reads x'' with h = f(x) in place of its first token ([CLS]), and predicts for
-    each token whether it is x's. Its gradient reaches f through h alone (section 2.3):
+    m x is a text x with some tokens masked. A frozen masked language model G fills the masks: x'' = G(m x).
+    A discriminator D, initially a copy of the encoder f, reads x'' with h = f(x) in place of its first token
+    ([CLS]). D predicts for each token whether it is that of x. Its gradient reaches f only through h (2.3):
 
         loss = L_contrast + weight * L_RTD
         L_RTD = 1 / N sum_i sum_t -1[x''_t = x_t] log D(x'', h, t) - 1[x''_t != x_t] log(1 - D(x'', h, t))
 
-    The thesis sums both over the N texts of a batch; here both are means. The sum over t covers the tokens
-    after the first, which h replaces, without padding. Texts without words are left out. h is the pooled
-    vector after the projector, not normalised; the contrastive loss uses the same vector. D, G and the
-    projector are not exported.
+    The thesis sums both over the N texts of a batch; here both are means. The sum over t excludes padding
+    and the first token, which h replaces. Texts without words are left out. h is the pooled vector after the
+    projector, not normalised; the contrastive loss uses the same vector. D, G and the projector are not
+    exported.
 
-    The thesis says that G recovers the masked tokens: it takes the most likely token there. `follow="code"`
-    follows its authors' code instead. Of the masked tokens 10 % are random and 10 % unchanged (as in BERT).
-    Every token but the first becomes the most likely one, masked or not. G has dropout. Each view's vector
-    has its own changed text. L_RTD is the mean over all places, with padding and the first token.
+    With `follow="paper"` each masked token becomes the most likely token according to G, as in the thesis.
+    With `follow="code"`, as in its authors' code, only 80 % of the chosen tokens are masked; 10 % become a
+    random token and 10 % are unchanged (as in BERT). Every token except the first becomes the most likely
+    one, masked or not. G has dropout. Each of the two views has its own changed text. L_RTD is the mean over
+    all positions, including padding and the first token.
 
-    On pairs (`contrastive=Contrastive(...)`) query and passage are changed, each read with its own vector,
-    and their losses are added: DPR + DiffCSE (section 2.7).
+    On pairs (`contrastive=Contrastive(...)`) the query and the passage are both changed. D reads each with
+    its own vector, and the two losses are added: DPR + DiffCSE (section 2.7).
 
     Attributes:
       contrastive: the objective that computes `L_contrast`: `SimCSE`, `ConSERT` or `Contrastive`.
-      generator: `PretrainedMaskedLM(...)` of jaxir.interop.build.
-      weight: lambda; 0: neither D nor G is made.
-      contrastive_weight: of L_contrast; 0 leaves it out.
-      masking: share of the tokens that are masked, or of the words that are inserted or deleted.
-      change: whether tokens are replaced, inserted or deleted; "all": each of the three, with its own output
-        of D, and the sum of their losses. For "insert" D predicts which tokens are new, for "delete" before
-        which tokens some are missing.
-      use: "difference", as above. Otherwise there is no D and f reads x'' too: as a "positive" of x, by
-        another term of the contrastive loss, or as a "negative" of every text (section 2.8).
-      texts: which text is changed: the "same" as h's, the "next" one of the document, or "both" separately,
-        their losses added. The last two need the field `next_text` in the data.
-      task: the task of D: "replaced", as above; "mlm": it predicts the masked tokens of m x (conditional MLM,
-        Yang et al. 2021), without G; "corrective": it predicts x from x'' at each place, copying the token
-        that it reads or guessing one: -log(1[x''_t = x_t] c + (1 - c) P(x_t)) (COCO-LM, Meng et al. 2021).
-      head: `PretrainedMaskedLM(...)`, from whose head D starts for the last two tasks; None: random.
-      projector: applied to h: "batch_norm", two layers with BatchNorm over the whole batch and all its views;
+      generator: G, as `PretrainedMaskedLM(...)` of jaxir.interop.build.
+      weight: the weight of L_RTD, the thesis's lambda; 0: neither D nor G is made.
+      contrastive_weight: the weight of L_contrast; 0 leaves L_contrast out.
+      masking: the share of tokens that are masked, or of words that are inserted or deleted.
+      change: whether tokens are replaced, inserted or deleted; "all": each of the three, with an output of D
+        for each, and the sum of their losses. For "insert" D predicts which tokens are new, for "delete"
+        before which tokens others are missing.
+      use: "difference": the loss above. Otherwise there is no D and f encodes x'', as a "positive" of x in
+        a second term of the contrastive loss, or as a "negative" of every text (section 2.8).
+      texts: which text is changed: the "same" text that h encodes, the "next" text of the document, or
+        "both", with the sum of both losses. "next" and "both" need the field `next_text` in the data.
+      task: the task of D: "replaced": the loss above; "mlm": D predicts the masked tokens of m x, without G
+        (conditional MLM, Yang et al. 2021); "corrective": D predicts each token of x from x'', by copying
+        the token that it reads (with probability c) or by predicting a token:
+        -log(1[x''_t = x_t] c + (1 - c) P(x_t)) (COCO-LM, Meng et al. 2021).
+      head: `PretrainedMaskedLM(...)`, whose head initialises D's for "mlm" and "corrective"; None: random.
+      projector: applied to h: "batch_norm", two layers with BatchNorm over the global batch and all views;
         "tanh", BERT's pooler; "none".
-      pooler: `PretrainedPooler(...)` of jaxir.interop.build, from which "tanh" starts; None: random.
-      follow: "paper" or "code".
-      chunks: as in `Contrastive`; G and D process the batch in the same number of parts.
+      pooler: `PretrainedPooler(...)` of jaxir.interop.build, which initialises "tanh"; None: random.
+      follow: whether details that differ follow the "paper" or the authors' "code".
+      chunks: the number of parts for gradient caching, see `Contrastive`. G and D use these parts, too.
     """
 
     contrastive: Contrastive = dataclasses.field(default_factory=SimCSE)
@@ -102,27 +104,30 @@ class DiffCSE(Objective):
     def __post_init__(self):
         if not isinstance(self.contrastive, TwoViews) and (self.texts, self.use) != ("same", "difference"):
             raise UserError(
-                f"on labelled pairs DiffCSE changes the pairs themselves: texts={self.texts!r} and"
-                f' use={self.use!r} must be "same" and "difference"'
+                "on labelled pairs DiffCSE changes the pairs themselves: set texts to 'same' and use to"
+                f" 'difference', not {self.texts!r} and {self.use!r}"
             )
         if self.task != "replaced" and (self.change, self.use) != ("replace", "difference"):
             raise UserError(
-                f"task {self.task!r} predicts tokens that were replaced: change={self.change!r} and"
-                f' use={self.use!r} must be "replace" and "difference"'
+                f"DiffCSE's task {self.task!r} predicts tokens that were replaced: set change to 'replace'"
+                f" and use to 'difference', not {self.change!r} and {self.use!r}"
             )
         if self.follow == "code" and self.task != "replaced":
             raise UserError(
-                f'the authors\' code has no task {self.task!r}, only "replaced": set follow to "paper"'
+                f'the code of DiffCSE\'s authors has no task {self.task!r}: set follow to "paper"'
             )
         if self.pooler is not None and self.projector != "tanh":
-            raise UserError(f'a pooler initialises projector "tanh", but projector is {self.projector!r}')
+            raise UserError(
+                f'a pooler initialises projector "tanh", but projector is {self.projector!r}: set projector'
+                ' to "tanh", or give no pooler'
+            )
         if not self.contrastive_weight and not self._discriminates:
             raise UserError(
-                "contrastive_weight is 0 and there is no discriminator, so there is no loss: set one of"
-                " contrastive_weight and weight above 0"
+                "DiffCSE has no loss: contrastive_weight is 0, and there is no discriminator (weight is 0 or"
+                ' use is not "difference"); set contrastive_weight above 0'
             )
         if self._generates and self.generator is None:
-            raise UserError("DiffCSE needs a generator that fills masks: set GENERATOR=hf:FOLDER")
+            raise UserError("DiffCSE needs a masked language model as generator: give --generator=hf:FOLDER")
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -147,7 +152,7 @@ class DiffCSE(Objective):
         )
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: the features of `contrastive`, and next_ids [L] if used."""
+        """Returns the features of `contrastive`, and next_ids [L] if `texts` is "next" or "both"."""
         found = dict(self.contrastive.features(form))
         if self._discriminates and self.texts != "same":
             found["next_ids"] = dataclasses.replace(found["text_ids"], field="next_text", among="text")
@@ -168,8 +173,8 @@ class DiffCSE(Objective):
             limit = model.config.backbone.max_positions
             if limit is not None and length > limit:
                 raise UserError(
-                    f"with inserted tokens texts have up to {length}, and the model reads {limit}: give"
-                    " shorter ones (PASSAGE_LENGTH)"
+                    f"texts have up to {length} tokens, inserted ones included, but the model reads at most"
+                    f" {limit}: reduce PASSAGE_LENGTH"
                 )
         if self._discriminates:
             encoder, width = model.encoder_of("passage"), model.config.backbone.embed_dim
@@ -199,18 +204,19 @@ class DiffCSE(Objective):
         metrics = metrics | {"contrastive_loss": contrast}
         if self._discriminates:
             difference, more = self._difference(batch, vectors, auxiliary, changing, reading)
-            metrics.pop("rows_without_negatives", None)  # the training loop would report that their loss is 0
+            # If no row has negatives, the training loop stops; but this objective has another loss, too.
+            metrics.pop("rows_without_negatives", None)
             loss, metrics = loss + self.weight * difference, metrics | more
         return loss, metrics
 
     def _projected(
         self, found: Embeddings, changed: Sequence[jax.Array], auxiliary: Any, *, training: bool
     ) -> tuple[Embeddings, list[jax.Array]]:
-        """Returns the projections of all vectors of the batch, computed together for BatchNorm."""
+        """Projects all vectors of the batch in one call, so that BatchNorm sees all of them."""
         if self.projector == "none":
             return found, list(changed)
         negatives = [] if found.negatives is None else [found.negatives]
-        # A text's vectors are joined along a second axis, so rows stay on their devices.
+        # Concatenate a text's vectors along axis 1, so that rows stay on their devices.
         together = [x[:, None] for x in (found.query, found.passage, *changed)] + negatives
         projected = auxiliary.projector(jnp.concatenate(together, axis=1), training=training)
         query, passage, *others = (projected[:, i] for i in range(2 + len(changed)))
@@ -234,7 +240,7 @@ class DiffCSE(Objective):
     def _vectors_of_changed(
         self, model: Any, ids: jax.Array, auxiliary: Any, changing: jax.Array, reading: RandomKey
     ) -> list[jax.Array]:
-        """Returns the vectors [B, D] of the texts after each kind of change."""
+        """Changes the texts [B, L] in each of the configured ways; returns a list of their vectors [B, D]."""
         found = []
         count = len(self._kinds)
         keys = (jax.random.split(changing, count), layers.split_key(reading, count))
@@ -251,7 +257,7 @@ class DiffCSE(Objective):
     def _difference(
         self, batch: Batch, vectors: Embeddings, auxiliary: Any, changing: jax.Array, reading: RandomKey
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the discriminator's loss and its metrics."""
+        """Returns the loss of DiffCSE's discriminator (L_RTD, or the loss of `task`), and its metrics."""
         views = 2 if self.follow == "code" and isinstance(self.contrastive, TwoViews) else 1
         sums = {name: jnp.float32(0) for name in ("loss", "places", "right", "changed")}
         each = [(side, kind) for side in self._sides(batch, vectors) for kind in self._kinds]
@@ -275,7 +281,7 @@ class DiffCSE(Objective):
         }
 
     def _sides(self, batch: Batch, vectors: Embeddings) -> list[tuple[jax.Array, jax.Array]]:
-        """Returns each text that is changed, [B, L], and the vector [B, D] with which it is read."""
+        """Returns the texts to change, [B, L], each with the vector [B, D] that the discriminator reads."""
         if not isinstance(self.contrastive, TwoViews):
             return [(batch["query_ids"], vectors.query), (batch["passage_ids"], vectors.passage)]
         names = {"same": ["text_ids"], "next": ["next_ids"], "both": ["text_ids", "next_ids"]}[self.texts]
@@ -291,14 +297,14 @@ class DiffCSE(Objective):
         return found
 
     def _filled(self, change: Change, auxiliary: Any, key: RandomKey) -> jax.Array:
-        """Returns changed texts [B, M] with the generator's tokens in place of the masks."""
+        """Returns changed texts [B, M] in which the generator's tokens replace the mask tokens."""
         if auxiliary.generator is None:
             return change.ids
 
         def fill(part: Batch, key: RandomKey) -> jax.Array:
             return auxiliary.generator.most_likely(part["ids"], places=part.get("places"), key=key)
 
-        if self.follow == "paper":  # compute logits at the masks only
+        if self.follow == "paper":  # compute the generator's logits only at mask tokens
             places = places_of(change.masked, change.most)
             likely = embed_in_chunks(fill, {"ids": change.ids, "places": places}, None, chunks=self.chunks)
             found = jnp.put_along_axis(change.ids, places, likely, axis=1, inplace=False)
@@ -310,7 +316,7 @@ class DiffCSE(Objective):
     def _judged(
         self, read: jax.Array, change: Change, vector: jax.Array, kind: Kind, auxiliary: Any, key: Any
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the discriminator's loss at each place, and whether it was right: [B, M]."""
+        """Returns the discriminator's loss at each position, and whether its prediction is right: [B, M]."""
 
         def judge(part: Batch, key: RandomKey) -> tuple[jax.Array, jax.Array]:
             return auxiliary.discriminator.losses(
@@ -321,7 +327,7 @@ class DiffCSE(Objective):
         return embed_in_chunks(judge, parts, key, chunks=self.chunks)
 
     def _counted(self, ids: jax.Array, read: jax.Array, change: Change) -> jax.Array:
-        """Returns the places whose loss counts, bool [B, M]."""
+        """Returns bool [B, M]: the positions that are included in the discriminator's loss."""
         if self.follow == "code":
             return jnp.ones_like(read, bool)
         if self.task == "mlm":
@@ -332,7 +338,7 @@ class DiffCSE(Objective):
 
 
 class DiffCSEModules(nnx.Module):
-    """The projector, the frozen generator, the discriminator, and the mask token; None if not needed."""
+    """DiffCSE's projector, frozen generator, discriminator, and mask token id; each is None if not needed."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""DiffCSE's conditional discriminator: an encoder that reads a changed text and the original's vector."""
+"""DiffCSE's discriminator: an encoder that reads a changed text and the vector of the original text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Task = Literal["replaced", "mlm", "corrective"]
 
 
 class Discriminator(nnx.Module):
-    """An encoder, a verdict for each token, and optionally a head over the vocabulary.
+    """An encoder, a linear layer that judges each token, and optionally a head over the vocabulary.
 
-    `width` is the encoder's E, `vector_dim` the vectors' D. Each of the `kinds` of change has its own output.
+    Args of the constructor: `width` is the encoder's hidden size E, and `vector_dim` is the size D of text
+    vectors. `kinds` is the number of kinds of change; the linear layer has an output for each.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Discriminator(nnx.Module):
         self.verdict = (
             layers.Linear(width, kinds, axes=("embed", None), use_bias=True, **how) if kinds else None
         )
-        # Vectors have the encoder's width unless they were projected.
+        # Text vectors have the encoder's width unless the dual encoder projects its vectors.
         how |= {"axes": ("embed", None), "use_bias": False}
         self.project = layers.Linear(vector_dim, width, **how) if vector_dim != width else None
 
@@ -52,15 +53,15 @@ class Discriminator(nnx.Module):
         kind: int,
         key: RandomKey,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the loss at each place and whether the answer was right: float32 and bool [B, M].
+        """Returns the loss at each position, and whether the prediction is right: float32 and bool [B, M].
 
         Args:
-          ids: [B, M], the changed text, which is read with the vector in place of its first token.
+          ids: [B, M], the changed text; `vector` replaces the embedding of its first token.
           original: [B, M], the tokens before the change.
-          vector: [B, D].
-          task: "replaced": detect whether the token is the original one (eq. 2.3); "mlm": predict the
-            original token; "corrective": predict it by a mixture of copying the token and guessing.
-          kind: the number of the kind of change, and of the output that judges it.
+          vector: [B, D], the vector of the original text.
+          task: "replaced": detect whether the token is the original one (Chuang 2024, eq. 2.3); "mlm":
+            predict the original token; "corrective": predict it by a mixture of copying and predicting.
+          kind: the index of the kind of change, which selects the output of the linear layer.
           key: for dropout; None turns it off.
         """
         own = vector if self.project is None else self.project(vector)
@@ -72,10 +73,10 @@ class Discriminator(nnx.Module):
         same = ids == original
         if task == "mlm":
             return self._guessed(hidden, original)
-        logits = self.verdict(hidden)[..., kind]  # of D(x'', h, t), the probability of an original token
+        logits = self.verdict(hidden)[..., kind]  # the logits that a token is the original one, [B, M]
         if task == "replaced":
             return jax.nn.softplus(jnp.where(same, -logits, logits)), (logits > 0) == same
-        # -log(1[x''_t = x_t] D + (1 - D) P(x_t))
+        # The loss of COCO-LM: -log(1[x''_t = x_t] c + (1 - c) P(x_t)), where c is sigmoid(logits).
         guessed, right = self._guessed(hidden, original)
         copied = jnp.where(same, jax.nn.log_sigmoid(logits), -jnp.inf)
         return -jnp.logaddexp(copied, jax.nn.log_sigmoid(-logits) - guessed), jnp.where(
@@ -83,7 +84,7 @@ class Discriminator(nnx.Module):
         )
 
     def _guessed(self, hidden: jax.Array, original: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns -log P(x_t) over the vocabulary, and whether x_t is the most likely token."""
+        """Returns -log P(x_t) of each original token x_t, and whether x_t is the likeliest token: [B, M]."""
         x = self.head(hidden)
         table = layers.weight(self.encoder.token_table.embedding, x.dtype)
         return token_losses(x, table, original, bias=layers.weight(self.head.bias))

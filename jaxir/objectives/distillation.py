@@ -1,4 +1,4 @@
-"""Training a dual encoder on a teacher's scores of each query's passages."""
+"""Distillation: trains a dual encoder on a teacher's scores of each query's passages."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SCORES = ("passage_score", "negative_scores")
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 @checked
 class Distillation(LossObjective):
-    """Fits the scores of a query's positive and hard negatives to a teacher's, which are in the data.
+    """Fits the scores of a query's positive and hard negatives to a teacher's scores, which the data contain.
 
-    `jaxir.mine --teacher=SPEC` writes them. To use labels too, add `Contrastive` in a `WeightedSum`.
+    `jaxir.mine --teacher=SPEC` writes such data. To train on labels, too, add `Contrastive` by `WeightedSum`.
 
     Attributes:
       loss: a loss of `jaxir.losses.distillation` with its settings bound.
@@ -36,13 +36,15 @@ class Distillation(LossObjective):
     reads_with = "encode_together"
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: pairs with hard negatives, and the teacher's score of each passage.
+        """Returns the features of a batch: pairs with hard negatives, and a teacher's score of each passage.
 
         Raises:
           UserError: the format has no hard negatives.
         """
         if not form.num_negatives:
-            raise UserError("distillation compares a passage with hard negatives: set num_negatives")
+            raise UserError(
+                "distillation compares a passage with hard negatives: set num_negatives to 1 or more"
+            )
         return pair_features(form) | {
             "passage_score": Numbers("passage_score"),
             "negative_scores": Numbers("negative_scores", form.num_negatives),

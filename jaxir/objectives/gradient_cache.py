@@ -1,9 +1,9 @@
-"""Gradient caching: embeddings of a batch of any size in the memory of one chunk (Gao et al. 2021).
+"""Gradient caching: embeds a batch of any size with the activation memory of one chunk (Gao et al. 2021).
 
-The batch is embedded in chunks that keep only their embeddings. The loss gives the gradient of each
-embedding; each chunk is then embedded again, with the same random numbers, to pass its gradients on to the
-parameters. The gradients equal those of the whole batch. The price is a second forward pass, or 4/3 of the
-direct step if a backward pass costs two forward ones. It is implemented as a scan over rematerialised chunks.
+The batch is embedded chunk by chunk, and only the embeddings are kept. The loss gives the gradient of each
+embedding. Each chunk is then embedded again, with the same random numbers, to compute the gradients of the
+parameters, which equal those of a direct step. The second forward pass makes a step take up to 4/3 of the
+time, if a backward pass costs two forward passes. Implemented as a scan over rematerialised chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def with_fitting_chunks(objective: T, rows: int) -> T:
-    """Returns the objective with its chunks, and those of its parts, reduced to divisors of `rows`."""
+    """Reduces an objective's `chunks`, and those of objectives in its fields, to divisors of `rows`."""
     changed = {}
     for field in dataclasses.fields(objective) if dataclasses.is_dataclass(objective) else ():
         value = getattr(objective, field.name)
@@ -42,16 +42,16 @@ def embed_in_chunks(
     *,
     chunks: int | Literal["auto"],
 ) -> Any:
-    """Embeds a batch chunk by chunk; its gradient keeps the activations of one chunk at a time.
+    """Embeds a batch chunk by chunk, so that its gradient needs the activations of only one chunk at a time.
 
-    Chunk c holds the rows i with i mod `chunks` = c: a share of every device's rows, so that all devices work
-    on every chunk and no row moves.
+    Chunk c consists of the rows i with i mod `chunks` = c. Every device then has an equal share of each
+    chunk, and no row moves between devices.
 
     Args:
-      embed: (part of the batch, key) -> arrays with one row for each row of the part: embeddings, or anything
-        else that is computed row by row, such as the losses of tokens.
+      embed: maps (a chunk of the batch, key) to arrays with one row for each row of the chunk: embeddings, or
+        anything else that is computed row by row, such as the losses of tokens.
       batch: arrays [B, ...].
-      key: a key or a tuple of keys, each split into one for each chunk; None: nothing is random.
+      key: a random key or a tuple of keys, each of which is split over the chunks; None: nothing is random.
       chunks: the number of chunks, which must divide B; 1 calls `embed` itself.
 
     Returns:
@@ -61,12 +61,15 @@ def embed_in_chunks(
       UserError: `chunks` does not divide B.
     """
     if chunks == "auto":
-        raise ValueError('chunks="auto" is replaced by a number by the training loop only: give a number')
+        raise ValueError('chunks="auto" only works in a training run (jaxir.train): give a number of chunks')
     if chunks == 1:
         return embed(batch, key)
     rows = len(next(iter(batch.values())))
     if rows % chunks:
-        raise UserError(f"a batch of {rows} examples cannot be embedded in {chunks} equal chunks")
+        raise UserError(
+            f"a batch of {rows} examples cannot be embedded in {chunks} equal chunks: set chunks to a divisor"
+            " of the batch size"
+        )
 
     def split(x: jax.Array) -> jax.Array:
         parts = x.reshape(rows // chunks, chunks, *x.shape[1:]).swapaxes(0, 1)

@@ -20,22 +20,23 @@ from jaxir.objectives.objective import Batch, RandomKey
 class ICT(Contrastive):
     """The inverse cloze task (Lee et al. 2019, arXiv:1906.00300, section 4; Chang et al. 2020).
 
-    A random sentence q of a passage, another one each epoch, is the query. The passage without it, b, is the
-    answer among the batch's. Some passages keep the sentence, so that matching words can be learnt too:
+    A random sentence q of a passage, which changes each epoch, is the query. The passage without q is its
+    positive b, and the other passages of the batch are negatives. Some passages keep the sentence, so that
+    the model also learns to match words:
 
-        P(b | q) = exp s(q, b) / sum over the batch's b' of exp s(q, b')
+        P(b | q) = exp s(q, b) / sum over the passages b' of the batch of exp s(q, b')
 
-    Any contrastive loss can replace this one. In evaluation (no key) no passage keeps its sentence.
+    Any other contrastive loss can be set. In evaluation (no key) no passage keeps its sentence.
 
     Attributes:
-      keep: share of the passages that keep their sentence.
+      keep: the share of passages that keep their sentence.
     """
 
     keep: Share = 0.1
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
-        """Returns sentence_ids [1, Lq], context_ids [1, Lp], whole_ids [Lp] and passage_key [2]."""
+        """Returns the features sentence_ids [1, Lq], context_ids [1, Lp], whole_ids [Lp], passage_key [2]."""
         whole = Tokens("passage", form.passage_length, form.passage_prompt)
         return {
             "sentence_ids": Tokens("sentences", form.query_length, form.query_prompt, count=1),
@@ -45,7 +46,7 @@ class ICT(Contrastive):
         }
 
     def embed(self, model: Any, batch: Batch, key: RandomKey = None) -> Embeddings:
-        """Encodes sentences and contexts; see `Contrastive.embed`."""
+        """Like `Contrastive.embed`, for sentences as queries and passages mostly without their sentence."""
         choosing, encoding = layers.split_key(key, 2)
         contexts = batch["context_ids"][:, 0]
         if choosing is not None:

@@ -1,4 +1,4 @@
-"""Masked language modelling, alone or inside another objective."""
+"""Masked language modelling, as an objective of its own or as a part of another objective."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from jaxir.objectives.pretrained_heads import MaskedLMSource, head_for
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedTextObjective(TextObjective):
-    """The base of objectives with BERT's masked language model of the passage tower.
+    """The base of objectives that train the passage tower as BERT's masked language model, too.
 
     Attributes:
-      masking: share of the tokens that the masked language model predicts: 80 % of these are masked, 10 %
-        become another token.
-      head: `PretrainedMaskedLM(...)` of jaxir.interop.build, from whose head the masked language model
-        starts; None: random.
+      masking: the share of tokens that are predicted: 80 % of these are masked, 10 % become a random token,
+        and 10 % stay.
+      head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose output head initialises that of this
+        objective; None: random.
     """
 
     masking: Portion = 0.15
@@ -41,10 +41,10 @@ class MaskedTextObjective(TextObjective):
 class MaskedLM(MaskedTextObjective):
     """BERT's masked language model (Devlin et al. 2019) of the passage tower; SimCSE's auxiliary task.
 
-        loss = - mean over masked places m of log P(token m | the text with its places masked)
+        loss = - mean over masked positions m of log P(token m | the masked text)
 
-    The head is one layer, the encoder's token vectors and a bias. In evaluation (no key) the same share is
-    masked, always in the same places.
+    The output head is one layer, followed by the encoder's token embeddings and a bias. In evaluation (no
+    key) the same share is masked, always at the same positions.
     """
 
     reads_with = "encoder_of"
@@ -69,7 +69,7 @@ class MaskedLM(MaskedTextObjective):
 
 
 class MaskedLMModule(nnx.Module):
-    """A masked language model's head, which starts from `source` or is random, and the mask token."""
+    """A masked language model's output head, initialised from `source` or at random, and the mask token."""
 
     def __init__(self, model: Any, source: MaskedLMSource | None, *, form: TextFormat, rngs: nnx.Rngs):
         self.head, self.mask_id = head_for(model, source, form=form, rngs=rngs), form.need_mask()
@@ -77,15 +77,15 @@ class MaskedLMModule(nnx.Module):
     def mask(
         self, ids: jax.Array, keys: Sequence[RandomKey], *, share: float, fixed: int = 0
     ) -> tuple[jax.Array, jax.Array]:
-        """Masks `share` of the tokens of texts [B, L] as BERT does.
+        """Masks `share` of the tokens of texts [B, L] as in BERT.
 
-        `keys` are for the choice of tokens and for their replacements. If they are None, the masking is
-        constant; `fixed` is its number.
+        `keys` are two random keys: for the choice of tokens and for their replacements. If they are None, the
+        masking is always the same for a seed of `fixed`.
 
         Returns:
           The masked texts, and which of their tokens are to be predicted, both [B, L].
         """
-        # Two keys in evaluation too; with one, a token's replacement would depend on its having been chosen.
+        # Evaluation needs two keys, too: with one, the choice of a token and its replacement would correlate.
         always = jax.random.key(fixed)
         choosing, replacing = keys if keys[0] is not None else (always, jax.random.fold_in(always, 1))
         chosen = choose_tokens(ids, choosing, share=share)
@@ -95,16 +95,16 @@ class MaskedLMModule(nnx.Module):
     def losses(
         self, encoder: Encoder, hidden: jax.Array, ids: jax.Array, chosen: jax.Array, *, share: float
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the arguments of `losses.tokens.over_tokens` for the chosen places.
+        """Returns the arguments of `losses.tokens.over_tokens` for the chosen tokens, each [B, P].
 
-        Logits are computed at P places of each text, the most that `mask` may choose with this `share`.
+        Logits are computed only at P positions of each text, the maximum number that `mask` chooses.
 
         Args:
-          encoder: whose token vectors give the logits.
+          encoder: the encoder whose token embeddings are the output layer's weights.
           hidden: [B, L, E], the encoder's output for the masked texts.
           ids: [B, L], the original texts.
-          chosen: [B, L], from `mask`.
-          share: as given to `mask`.
+          chosen: [B, L], the tokens to predict, as returned by `mask`.
+          share: the share of tokens that was given to `mask`.
         """
         places = places_of(chosen, most_chosen(ids.shape[1], share))
         hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)

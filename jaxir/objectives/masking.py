@@ -1,4 +1,4 @@
-"""Choosing tokens of texts, masking them, and removing them."""
+"""Chooses random tokens of texts, masks tokens, and removes tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jaxtyping import Array, Bool, Int32, Key, jaxtyped
 
 @jaxtyped(typechecker=beartype)
 def is_word(ids: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
-    """Returns which tokens are words: neither padding (0) nor the special first and last token."""
+    """Returns which tokens of the texts are words: not padding (0), nor the special first or last token."""
     places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
     return (places > 0) & (places < (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1)
 
 
 def most_chosen(length: int, share: float) -> int:
-    """Returns the most tokens that `choose_tokens` chooses from a text of `length`."""
+    """Returns the maximum number of tokens that `choose_tokens` chooses from a text of `length` tokens."""
     return max(1, min(length - 2, math.floor(share * (length - 2)) + 1))
 
 
@@ -26,8 +26,8 @@ def most_chosen(length: int, share: float) -> int:
 def choose_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int) -> Bool[Array, "B L"]:
     """Chooses words of each text, each with probability `share`, and at least one.
 
-    The number chosen of n words is share * n, rounded down or up at random, at most `most_chosen`. Padding
-    (0, on the right) and the special first and last token are never chosen.
+    From a text of n words share * n are chosen, rounded down or up at random, but at most `most_chosen`.
+    Padding (0, on the right) and the special first and last token are never chosen.
     """
     of_counts, of_tokens = jax.random.split(key)
     inside = is_word(ids)
@@ -38,7 +38,7 @@ def choose_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float
 
 
 def places_of(chosen: jax.Array, most: int) -> jax.Array:
-    """Returns the positions of the chosen tokens [B, L] in order, filled up with others: int32 [B, most]."""
+    """Returns the positions of the chosen tokens [B, L] in order, then other positions: int32 [B, most]."""
     return jnp.argsort(~chosen, axis=1)[:, :most].astype(jnp.int32)
 
 
@@ -51,9 +51,9 @@ def mask_as_bert(
     mask_id: int,
     vocab_size: int,
 ) -> Int32[Array, "B L"]:
-    """Replaces chosen tokens as in BERT's training (Devlin et al. 2019, section 3.1).
+    """Replaces the chosen tokens as in BERT's training (Devlin et al. 2019, section 3.1).
 
-    80 % become the mask token, 10 % a random token, and 10 % stay.
+    80 % of the chosen tokens become the mask token, 10 % become a random token, and 10 % stay.
     """
     of_what, of_which = jax.random.split(key)
     draws = jax.random.uniform(of_what, ids.shape)
@@ -64,7 +64,7 @@ def mask_as_bert(
 
 @jaxtyped(typechecker=beartype)
 def close_gaps(x: Int32[Array, "B L"], kept: Bool[Array, "B L"]) -> Int32[Array, "B L"]:
-    """Moves the kept items of each row to its front, in order, followed by zeros."""
+    """Moves the kept items of each row of `x` to the front, in their order; the rest is filled with 0."""
     places = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
     order = jnp.argsort(jnp.where(kept, places, places + x.shape[1]), axis=1)
     return jnp.take_along_axis(jnp.where(kept, x, 0), order, axis=1)

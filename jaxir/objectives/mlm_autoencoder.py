@@ -1,4 +1,4 @@
-"""The MLM autoencoder: predicts most tokens of a text from its vector and the other tokens."""
+"""The MLM autoencoder: predicts masked tokens from the text's vector and other tokens (Wang 2022)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from jaxir.objectives.objective import Batch, DecoderObjective, Metrics, RandomK
 class MLMAutoencoder(DecoderObjective):
     """A masked language model that reads the text's vector (Wang 2022, section 3.2.2).
 
-    The passage tower encodes the whole text. A decoder reads the text with most of its tokens masked, and
-    predicts these (eq. 3.5, M_i being the masked places):
+    The passage tower encodes the text without masks as f(x). A decoder reads the text with most of its tokens
+    masked, and predicts the masked tokens (eq. 3.5; M_i are the masked positions of text x_i):
 
         loss = -1 / B sum_i sum over m in M_i of log P(token m of x_i | f(x_i), the tokens outside M_i)
 
-    In evaluation (no key) the same share is masked, always in the same places.
+    In evaluation (no key) the same share is masked, always at the same positions.
 
     Attributes:
-      masking: share of the tokens that are masked.
-      vector: where the decoder reads the vector: "first", in place of the first token ([CLS]), or
-        "attention", by cross-attention as in the CLM autoencoder, which the thesis proposes as future work.
-      mean_over: "texts": the equation's sum over the masked tokens of a text; "tokens": their mean.
+      masking: the share of tokens that are masked.
+      vector: how the decoder reads the vector: "first", in place of the embedding of the first token ([CLS]);
+        "attention", by cross-attention as in the CLM autoencoder, which Wang 2022 proposes as future work.
+      mean_over: "texts": the loss is a sum over a text's masked tokens, averaged over texts (the equation);
+        "tokens": it is the mean over the masked tokens of all texts.
     """
 
     masking: Portion = 0.8
@@ -69,7 +70,7 @@ class MLMAutoencoder(DecoderObjective):
 
 
 class MaskedDecoder(nnx.Module):
-    """A decoder, the projection of vectors to its width, and the mask token."""
+    """A decoder, a projection of text vectors to the decoder's width, and the mask token's id."""
 
     def __init__(
         self,
@@ -82,14 +83,14 @@ class MaskedDecoder(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.decoder, self.mask_id, self.first = decoder, mask_id, first
-        # Vectors have the encoder's width unless they were projected.
+        # Text vectors have the encoder's width unless the dual encoder projects its vectors.
         init = layers.normal(vector_dim**-0.5)
         how = {"axes": ("embed", None), "use_bias": False, "dtype": "float32", "init": init, "rngs": rngs}
         projected = first and vector_dim != embed_dim
         self.project = layers.Linear(vector_dim, embed_dim, **how) if projected else None
 
     def __call__(self, x: jax.Array, mask: jax.Array, vector: jax.Array, *, key: RandomKey) -> jax.Array:
-        """Decodes token vectors [B, L, E] with the text's vector [B, D]; returns [B, L, E]."""
+        """Decodes token embeddings [B, L, E] of masked texts with the texts' vectors [B, D]: [B, L, E]."""
         if self.first:
             own = vector if self.project is None else self.project(vector)
             x = jnp.concatenate([own.astype(x.dtype)[:, None], x[:, 1:]], axis=1)

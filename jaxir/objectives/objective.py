@@ -1,4 +1,4 @@
-"""The interface of an objective: what a batch holds, what is trained beside the model, and the loss."""
+"""The interface of an objective: the features of a batch, auxiliary parameters, and the loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.models.layers import unexpected_array
 from jaxir.models.seq2seq import Seq2SeqModel
 
-# Each kind of model: its name in messages, and the setting that makes one.
+# Each kind of model: its name in error messages, and the value of the setting `model` that makes one.
 _KINDS = {
     DualEncoderModel: ("a dual encoder", "Pretrained(...) (gin/models/minilm.gin)"),
     CrossEncoderModel: ("a cross-encoder", "PretrainedCrossEncoder(...) (gin/models/cross_encoder.gin)"),
@@ -32,11 +32,11 @@ _KINDS = {
 _TRAINER_METRICS = ("loss", "grad_norm", "learning_rate")
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
-RandomKey = jax.Array | None  # None: nothing is random, as in evaluation
+RandomKey = jax.Array | None  # None: no dropout and no random choices, as in evaluation
 
 
 class Corpus(Protocol):
-    """The training data that an objective may read, such as `ArrayDataset` of jaxir.data.batches."""
+    """Training data from which `Objective.read_corpus` computes statistics, such as an `ArrayDataset`."""
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts: ...
 
@@ -45,13 +45,13 @@ class Objective(abc.ABC):
     """A training method: one file, usually a frozen dataclass of its settings.
 
     Attributes:
-      frozen: patterns of parameter names (such as `auxiliary.teacher.*`) that are not trained.
+      frozen: patterns of the names of parameters that are not trained, such as `auxiliary.teacher.*`.
       evaluated_on_pairs: whether the loss can be computed on plain pairs, such as dev data. If not, the dev
         evaluation reports retrieval metrics only.
-      searched_on_pairs: whether the model makes vectors with which dev pairs can be searched. If not, the dev
-        evaluation reports the loss only.
+      searched_on_pairs: whether the model makes vectors, so that the passages of dev pairs can be searched.
+        If not, the dev evaluation reports the loss only.
       reads_with: the model's method that reads texts. A model without this method is refused before data are
-        read. None: it is refused when the loss is traced.
+        read. None: an unsuitable model is refused only when the loss is traced.
     """
 
     frozen: tuple[str, ...] = ()
@@ -60,32 +60,32 @@ class Objective(abc.ABC):
     reads_with: str | None = None
 
     def check_model(self, model: Any) -> None:
-        """Raises a UserError if the objective trains another kind of model."""
+        """Raises a UserError if `model` is not of the kind that the objective trains."""
         if self.reads_with is not None and not hasattr(model, self.reads_with):
             raise UserError(_wrong_model(self, model, self.reads_with))
 
     @abc.abstractmethod
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds."""
+        """Returns the features of a batch: each array's name, and the field of a record that fills it."""
 
     def auxiliary(self, model: nnx.Module, *, form: TextFormat, rngs: nnx.Rngs) -> nnx.Module | None:
-        """Returns the module that is used beside the model and never exported, or None.
+        """Returns a module of auxiliary parameters, which is never exported, or None.
 
         Its `nnx.Param`s are trained unless they match `frozen`. Other variables (`nnx.BatchStat`) are state,
         which the objective changes in place. All are sharded, saved and resumed with the run.
 
         Args:
-          model: the model to train; in a plan it may hold shapes only.
-          form: lengths, prompts and the mask token of the texts.
-          rngs: from the run's seed, independent of the model's.
+          model: the model to train; `jaxir.plan` passes one that has shapes but no values.
+          form: the maximum lengths, the prompts and the mask token of texts.
+          rngs: random streams from the run's seed, independent of those that initialise the model.
         """
         return None
 
     def read_corpus(self, auxiliary: Any, data: Corpus) -> None:
-        """Sets variables of `auxiliary` that follow from the training data, before the first step.
+        """Sets variables of `auxiliary` that are computed from the training data, before the first step.
 
-        They are state that is saved with the run; a resume with other numbers is refused. A plan reads no
-        data and leaves them as `auxiliary` made them.
+        These variables are saved with the run; a resume that computes other values is refused. `jaxir.plan`
+        reads no data and leaves the values that `auxiliary` set.
         """
         return
 
@@ -93,40 +93,40 @@ class Objective(abc.ABC):
     def __call__(
         self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss of the global batch and its metrics, float32 [].
+        """Returns the loss of the global batch and a dict of its metrics, all float32 scalars.
 
         Args:
           model: the model.
           batch: arrays by feature, [B, ...].
-          key: for everything that is random in this step; None in evaluation, where nothing is.
-          auxiliary: the result of `auxiliary`.
+          key: the key of all random draws of this step; None in evaluation, where nothing is random.
+          auxiliary: what the method `auxiliary` returned.
           step: int32 [], the number of finished steps; None in evaluation.
         """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextObjective(Objective):
-    """The base of methods that train the passage tower on texts without labels.
+    """The base of objectives that train the passage tower on texts without labels.
 
     Attributes:
-      chunks: as in `Contrastive`.
+      chunks: the number of parts of a batch for gradient caching; see `Contrastive`.
     """
 
     chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: text_ids [L]."""
+        """Returns the features of a batch: text_ids [L], the token ids of each text."""
         return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderObjective(TextObjective):
-    """The base of autoencoders, whose decoder reads a text's vector.
+    """The base of autoencoders, in which a decoder reconstructs a text from its vector.
 
     Attributes:
-      decoder_layers: blocks of the decoder.
-      decoder_head_dim: dimensions of each of the decoder's attention heads.
+      decoder_layers: the number of the decoder's transformer blocks.
+      decoder_head_dim: the dimension of each of the decoder's attention heads.
       decoder_dropout: the decoder's dropout rate.
     """
 
@@ -135,19 +135,19 @@ class DecoderObjective(TextObjective):
     decoder_dropout: Rate = 0.1
 
     def decoder(self, model: Any, *, rngs: nnx.Rngs, **shape: Any) -> VectorDecoder:
-        """Makes the decoder; `shape` holds further arguments of `decoder_for`."""
+        """Makes the decoder; `shape` is passed on to `decoder_for`, such as `causal` or `span`."""
         shape |= {"num_layers": self.decoder_layers, "head_dim": self.decoder_head_dim}
         return decoder_for(model.config, dropout_rate=self.decoder_dropout, rngs=rngs, **shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LossObjective(Objective):
-    """The base of objectives with an exchangeable loss; `@dataclass(repr=False)` keeps the short repr.
+    """The base of objectives with an exchangeable loss; a subclass with `repr=False` inherits the short repr.
 
     Attributes:
-      loss: a loss of `jaxir.losses` with its settings bound, called with three arrays, and with `loss_inputs`
-        by name.
-      chunks: as in `Contrastive`.
+      loss: a loss of `jaxir.losses` with its settings bound. It is called with three positional arrays, and
+        with the keyword arguments named by `loss_inputs`.
+      chunks: the number of parts of a batch for gradient caching; see `Contrastive`.
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]]
@@ -159,7 +159,10 @@ class LossObjective(Objective):
         try:
             inspect.signature(self.loss).bind(None, None, None, **dict.fromkeys(self.loss_inputs))
         except (TypeError, ValueError) as error:
-            raise UserError(f"{_call_text(self.loss)} is not a loss for this objective: {error}") from error
+            raise UserError(
+                f"{_call_text(self.loss)} is not a loss for this objective, which calls it with other"
+                f" arguments: {error}"
+            ) from error
 
     def __repr__(self) -> str:
         others = (f for f in dataclasses.fields(self) if f.name != "loss")
@@ -169,14 +172,14 @@ class LossObjective(Objective):
 
 
 def _check_bound(function: Any) -> None:
-    """Checks the arguments that `functools.partial` has bound, and functions among these arguments."""
+    """Checks the names and values of arguments bound by `functools.partial`, also in nested partials."""
     if not isinstance(function, functools.partial):
         return
-    with contextlib.suppress(ValueError):  # a function in C may have no signature
+    with contextlib.suppress(ValueError):  # a function written in C may have no signature
         try:
             inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
         except TypeError as error:
-            raise UserError(f"{_call_text(function)} cannot be called: {error}") from error
+            raise UserError(f"{_call_text(function)} has invalid arguments: {error}") from error
     hints = hints_of(function.func)
     for name, value in function.keywords.items():
         check_value(f"{name} of {_call_text(function.func)}", value, hints.get(name, Any))
@@ -184,7 +187,7 @@ def _check_bound(function: Any) -> None:
 
 
 def _call_text(loss: Callable[..., Any]) -> str:
-    """Returns a call as text, such as samtone(temperature=0.05)."""
+    """Returns a function and its bound arguments as text, such as "samtone(temperature=0.05)"."""
     if not isinstance(loss, functools.partial):
         return getattr(loss, "__name__", repr(loss))
     values = [*map(repr, loss.args), *(f"{name}={value!r}" for name, value in loss.keywords.items())]
@@ -194,7 +197,7 @@ def _call_text(loss: Callable[..., Any]) -> str:
 def auxiliary_of(
     objective: Objective, model: nnx.Module, *, form: TextFormat, rngs: nnx.Rngs
 ) -> nnx.Module | None:
-    """Returns `objective.auxiliary(...)`, which must be a module of variables or None."""
+    """Calls `objective.auxiliary`; checks that it returns None or a module of `nnx.Variable`s."""
     with _explain_missing_method(objective, model):
         found = objective.auxiliary(model, form=form, rngs=rngs)
     if found is None:
@@ -202,13 +205,13 @@ def auxiliary_of(
     name = f"{type(objective).__name__}.auxiliary"
     if not isinstance(found, nnx.Module):
         raise UserError(
-            f"{name} must return an nnx.Module or None, not {_kind_of(found)}: put it into a module, such as"
-            " nnx.Dict(name=...)"
+            f"{name} must return an nnx.Module or None, not {_kind_of(found)}: put the result into a module,"
+            " such as nnx.Dict(name=...)"
         )
     if plain := unexpected_array(found, nnx.Variable):
         raise UserError(
-            f"{name} holds {plain}, which would not be trained: make it a parameter with"
-            " jaxir.models.layers.param, or an nnx.Variable if the objective changes it itself"
+            f"the module returned by {name} holds {plain}, which would not be trained: make a parameter with"
+            " jaxir.models.layers.param, or an nnx.Variable if the objective changes the array itself"
         )
     return found
 
@@ -216,34 +219,39 @@ def auxiliary_of(
 def loss_and_metrics(
     objective: Objective, model: Any, batch: Batch, key: RandomKey, auxiliary: Any, step: Any
 ) -> tuple[jax.Array, Metrics]:
-    """Returns `objective(...)`, which must be a float32 loss [] and a dict of numbers [] with free names."""
+    """Calls `objective` and checks its result: a float32 scalar and a dict of scalars with valid names."""
     name = type(objective).__name__
     try:
         inspect.signature(objective).bind(model, batch, key, auxiliary=auxiliary, step=step)
     except TypeError as error:
         raise UserError(
-            f"{name} must take (model, batch, key=None, *, auxiliary=None, step=None): {error}"
+            f"the __call__ of objective {name} must accept (model, batch, key=None, *, auxiliary=None,"
+            f" step=None): {error}"
         ) from None
     with _explain_missing_method(objective, model):
         result = objective(model, batch, key, auxiliary=auxiliary, step=step)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-        raise UserError(f"{name} must return the loss and a dict of metrics, not {_kind_of(result)}")
+        raise UserError(
+            f"the objective {name} must return the loss and a dict of metrics, not {_kind_of(result)}"
+        )
     loss, metrics = result
     if not (isinstance(loss, jax.Array) and loss.shape == () and loss.dtype == jnp.float32):
-        raise UserError(f"{name}'s loss must be float32 [], one number for the batch, not {_kind_of(loss)}")
+        raise UserError(
+            f"{name}'s loss must be a float32 scalar, one number for the batch, not {_kind_of(loss)}"
+        )
     for metric, value in metrics.items():
         if jnp.shape(value) != ():
             raise UserError(f"{name}'s metric {metric!r} must be one number, not {_kind_of(value)}")
         if metric in _TRAINER_METRICS:
             raise UserError(
-                f"{name}'s metric {metric!r} has a name of the trainer's own metrics: give it another"
+                f"{name}'s metric {metric!r} has the name of a metric that the trainer reports: rename it"
             )
     return loss, metrics
 
 
 @contextlib.contextmanager
 def _explain_missing_method(objective: Objective, model: Any) -> Iterator[None]:
-    """Turns a call of a method that the model lacks into a UserError; other errors keep their traceback."""
+    """Raises a UserError if a method is called that the model lacks; other errors keep their traceback."""
     try:
         yield
     except AttributeError as error:
@@ -257,7 +265,7 @@ def _explain_missing_method(objective: Objective, model: Any) -> Iterator[None]:
 
 
 def _wrong_model(objective: Objective, model: Any, method: str) -> str:
-    """Returns the message that the model lacks a method, and which kind of model has it."""
+    """Returns an error message: the objective needs `method`, the model lacks it, and which kind has it."""
     name = type(objective).__name__
     given, _ = _KINDS.get(type(model), (f"a {type(model).__name__}", ""))
     for kind, (what, source) in _KINDS.items():
@@ -267,7 +275,7 @@ def _wrong_model(objective: Objective, model: Any, method: str) -> str:
                 " another objective"
             )
     public = [known for known in dir(model) if not known.startswith("_")]
-    return f"{name} calls {method}, which the model, {given}, does not have{suggest(method, public)}"
+    return f"{name} calls model.{method}, but the model, {given}, has no such method{suggest(method, public)}"
 
 
 def _kind_of(x: Any) -> str:

@@ -1,4 +1,4 @@
-"""The features of pairs: names and shapes of the arrays of queries, passages and negatives."""
+"""The features of a batch of pairs: names and shapes of the arrays of queries, passages and negatives."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from jaxir.core.features import Feature, Features, Key, TextFormat, Tokens
 
 
 def pair_features(form: TextFormat) -> dict[str, Feature]:
-    """Returns the features of pairs: query_ids, passage_ids, negative_ids and the key of each.
+    """Returns the features of pairs.
 
-    Shapes are [Lq], [Lp], [N, Lp] and [2], [2], [N, 2]. Without negatives the last of each are missing.
+    They are query_ids [Lq], passage_ids [Lp], query_key [2], passage_key [2], and with negatives negative_ids
+    [N, Lp] and negative_key [N, 2]. A key is a hash of a text's id.
     """
     query = Tokens("query", form.query_length, form.query_prompt, among="queries")
     passage = Tokens("passage", form.passage_length, form.passage_prompt, among="passages")
@@ -24,7 +25,7 @@ def pair_features(form: TextFormat) -> dict[str, Feature]:
 
 
 def pair_format(features: Features) -> TextFormat | None:
-    """Returns the format for which `pair_features` returns these features; None if there is none."""
+    """Returns the format for which `pair_features` returns `features`; None if no format does."""
     try:
         query, passage = features["query_ids"], features["passage_ids"]
         count = features["negative_ids"].count if "negative_ids" in features else 0

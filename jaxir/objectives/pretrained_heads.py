@@ -1,4 +1,4 @@
-"""Parts of pretrained models in an objective: a frozen masked language model, or initial heads."""
+"""Pretrained parts of an objective: a frozen masked language model, or the initial weights of a head."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class MaskedLMSource(Protocol):
     source: str
 
     def outline(self) -> MaskedLMConfig:
-        """Returns the configuration of the model without reading its weights."""
+        """Returns the configuration of the masked language model, without reading its weights."""
 
     def build(self) -> tuple[MaskedLanguageModel, str]:
-        """Reads the model; returns it and the fingerprint of its vocabulary."""
+        """Reads the masked language model; returns the model and the fingerprint of its vocabulary."""
 
 
 @runtime_checkable
@@ -36,33 +36,36 @@ class PoolerSource(Protocol):
     source: str
 
     def read(self) -> dict[str, np.ndarray]:
-        """Reads `kernel` [D, D] and `bias` [D]."""
+        """Reads the pooler's arrays: `kernel` [D, D] and `bias` [D]."""
 
 
 def masked_lm_for(
     model: Any, source: MaskedLMSource, *, form: TextFormat, length: int, rngs: nnx.Rngs
 ) -> MaskedLanguageModel:
-    """Returns a masked language model that reads the token ids of an encoder, up to `length` of a text.
+    """Returns a masked language model that accepts an encoder's token ids, up to `length` per text.
 
-    If the encoder holds shapes only (a plan), so does the result.
+    If `model`, the encoder, has shapes but no values (in `jaxir.plan`), so has the result.
     """
     config = source.outline()
     limit = config.backbone.max_positions
     if limit is not None and length > limit:
-        raise UserError(f"{source.source} reads at most {limit} tokens, and texts have up to {length}")
+        raise UserError(
+            f"{source.source} reads at most {limit} tokens, and texts have up to {length}: reduce"
+            " PASSAGE_LENGTH, or give another masked language model"
+        )
     if layers.is_abstract(model):
         return config.make(rngs=rngs)
     found, vocabulary = source.build()
     if vocabulary != form.vocabulary:
         raise UserError(
-            f"{source.source} has another vocabulary than the model that is trained, so its token ids mean"
-            " other words: give a masked language model with the same tokenizer"
+            f"{source.source} has another vocabulary than the model that is trained, so the same token ids"
+            " mean other words: give a masked language model with the tokenizer of the trained model"
         )
     return found
 
 
 def pooler_for(model: Any, source: PoolerSource | None, *, rngs: nnx.Rngs) -> TanhProjector:
-    """Returns a pooler of an encoder's vectors, initialised from `source` or, without one, at random."""
+    """Returns a pooler of an encoder's vectors, initialised from `source`, or at random if that is None."""
     made = TanhProjector(model.config.dimension, rngs=rngs)
     if source is None or layers.is_abstract(model):
         return made
@@ -71,14 +74,14 @@ def pooler_for(model: Any, source: PoolerSource | None, *, rngs: nnx.Rngs) -> Ta
         if value.shape != parameter[...].shape:
             raise UserError(
                 f"the pooler of {source.source} is for vectors of {len(value)} numbers, the encoder's have"
-                f" {model.config.dimension}"
+                f" {model.config.dimension}: give a pooler of the same size, or none"
             )
         parameter[...] = jnp.asarray(value)
     return made
 
 
 def head_for(model: Any, source: MaskedLMSource | None, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedLMHead:
-    """Returns a masked language model's head on an encoder, from `source` or, without one, random."""
+    """Returns an output head (masked LM) for an encoder, from `source`, or random if that is None."""
     backbone = model.config.backbone
     if source is None:
         return MaskedLMConfig(backbone=backbone).make_head(rngs=rngs)
@@ -86,10 +89,13 @@ def head_for(model: Any, source: MaskedLMSource | None, *, form: TextFormat, rng
     if width != backbone.embed_dim:
         raise UserError(
             f"the head of {source.source} is for vectors of {width} numbers, the encoder has"
-            f" {backbone.embed_dim}"
+            f" {backbone.embed_dim}: give the head of a model of the same size, or none"
         )
     head = masked_lm_for(model, source, form=form, length=1, rngs=rngs).head
     rows = jax.eval_shape(lambda: head.bias[...]).shape[0]
     if rows != backbone.vocab_size:
-        raise UserError(f"{source.source} has {rows} token vectors, the encoder {backbone.vocab_size}")
+        raise UserError(
+            f"the head of {source.source} is for {rows} tokens, but the encoder has {backbone.vocab_size}:"
+            " give the head of a model with the same vocabulary, or none"
+        )
     return head

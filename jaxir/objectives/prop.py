@@ -1,4 +1,4 @@
-"""PROP: learns which of two word sets represents a document better (Ma et al. 2021)."""
+"""PROP: the model learns which of two word sets represents a document better (Ma et al. 2021)."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ class PROP(MaskedTextObjective):
 
         P(w | D) = (c(w, D) + mu P(w | C)) / (|D| + mu)
 
-    Two word sets of equal size are drawn from it, each word independently. The set with the higher
-    probability (product over its words), S+, should be nearer to the document than the other, S-:
+    Two word sets of equal size are drawn from this language model, each word independently. The set with the
+    higher probability (the product over its words), S+, should be nearer to the document than the other, S-:
 
         loss = mean of max(0, margin - s(S+, D) + s(S-, D)) + L_MLM
 
-    The mean is over pairs of sets that are not equally probable. s is the similarity of the model's vectors,
-    as Ma et al. 2022 train PROP with two towers (the original reads set and document together). The query
-    tower reads the sets, the passage tower the document with tokens masked; L_MLM predicts these as BERT
-    does. Words are the tokenizer's tokens except the special first and last one. In evaluation (no key) sets
-    and masks are always the same.
+    The mean is over pairs of sets that are not equally probable. s is the similarity of the model's vectors:
+    PROP with two towers, as in Ma et al. 2022 (the original encodes set and document together). The query
+    tower encodes the sets, and the passage tower encodes the document with some tokens masked. L_MLM is
+    BERT's loss of these tokens. Words are the tokenizer's tokens except the special first and last token. In
+    evaluation (no key) sets and masks are always the same.
 
     Attributes:
-      margin: of the hinge.
+      margin: the margin of the hinge loss.
       mean_words: the mean of the Poisson distribution of a set's size, truncated to 1 ... `most_words`.
-      most_words: the most words of a set.
-      mu: the smoothing; None: the mean number of words of a text of the corpus.
-      subsampling: t: words with a frequency f above t are drawn less often, by the factor
-        sqrt(t / f) + t / f, instead of a list of stop words; None: no factor.
+      most_words: the maximum number of words per set.
+      mu: the Dirichlet smoothing; None: the mean number of words per text of the corpus.
+      subsampling: a frequency t, used instead of a list of stop words. Words with a frequency f above t are
+        drawn less often, by the factor sqrt(t / f) + t / f. None: no factor.
     """
 
     margin: PositiveNumber = 1.0
@@ -62,11 +62,14 @@ class PROP(MaskedTextObjective):
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> PROPModules:
         limit = model.config.backbone.max_positions
         if limit is not None and self.most_words + 2 > limit:
-            raise UserError(f"word sets have up to {self.most_words + 2} tokens, and the model reads {limit}")
+            raise UserError(
+                f"word sets have up to {self.most_words + 2} tokens, and the model reads {limit}: reduce"
+                " PROP's most_words"
+            )
         return PROPModules(MaskedLMModule(model, self.head, form=form, rngs=rngs))
 
     def read_corpus(self, auxiliary: PROPModules, data: Corpus) -> None:
-        """Sets the language model of the corpus and the factors of `subsampling`."""
+        """Sets each word's probability in the corpus, its factor by `subsampling`, and the smoothing mu."""
         counts = data.token_counts("text", len(auxiliary.p[...]))
         total = max(int(counts.occurrences.sum()), 1)
         p = counts.occurrences / total
@@ -111,7 +114,7 @@ class PROP(MaskedTextObjective):
         }
 
     def draw(self, ids: jax.Array, corpus: PROPModules, key: jax.Array) -> WordSets:
-        """Draws two word sets for each of the documents [B, L]."""
+        """Draws two word sets for each document of `ids` [B, L]."""
         rows, length = ids.shape
         of_size, of_place, of_corpus = jax.random.split(key, 3)
         own = is_word(ids)
@@ -120,13 +123,13 @@ class PROP(MaskedTextObjective):
         log_sizes = [n * math.log(self.mean_words) - math.lgamma(n + 1) for n in sizes.tolist()]
         size = 1 + jax.random.categorical(of_size, jnp.asarray(log_sizes, jnp.float32), shape=(rows,))
 
-        # Draw a place of the document or, with weight mu, a word of the corpus.
+        # Draw a position of the document or, with weight mu, a word of the corpus.
         cumulative = jnp.cumsum(p * kept)
         weights = jnp.where(own, kept[layers.table_rows(ids)], 0.0)
         weights = jnp.concatenate([weights, jnp.broadcast_to(mu * cumulative[-1], (rows, 1))], axis=1)
         shape = (rows, 2, self.most_words)
         place = jax.random.categorical(of_place, jnp.log(weights)[:, None, None], shape=shape)
-        below = jnp.nextafter(cumulative[-1], jnp.float32(0))  # the product below may be rounded up
+        below = jnp.nextafter(cumulative[-1], jnp.float32(0))  # uniform * total may round up to the total
         levels = jnp.minimum(jax.random.uniform(of_corpus, shape) * cumulative[-1], below)
         any_word = jnp.searchsorted(cumulative, levels, side="right").astype(jnp.int32)
         own_word = jnp.take_along_axis(ids[:, None], jnp.minimum(place, length - 1).astype(jnp.int32), axis=2)
@@ -149,19 +152,19 @@ class PROP(MaskedTextObjective):
 
 
 class WordSets(NamedTuple):
-    """Two word sets of each document."""
+    """Two word sets of each of B documents."""
 
-    ids: jax.Array  # int32 [B, 2, most_words + 2], with the document's special first and last token
-    log_p: jax.Array  # float32 [B, 2], the logarithm of their probabilities
+    ids: jax.Array  # int32 [B, 2, most_words + 2], between the document's special first and last token
+    log_p: jax.Array  # float32 [B, 2], the logarithm of each set's probability
 
 
 class PROPModules(nnx.Module):
-    """The head of the masked language model, and statistics of the corpus.
+    """PROP's masked-language-model head, and statistics of the corpus C.
 
     Attributes:
-      p: [V], P(w | C).
-      kept: [V], the probability that a drawn word is kept.
-      mu: [], the smoothing.
+      p: [V], P(w | C), each word's relative frequency in the corpus.
+      kept: [V], the factor by which each word is drawn less often (`PROP.subsampling`).
+      mu: [], the Dirichlet smoothing.
     """
 
     def __init__(self, masked_lm: MaskedLMModule):

@@ -1,4 +1,4 @@
-"""Training a cross-encoder to rank the expansions of a question by whether they find its answer (EAR)."""
+"""Trains a cross-encoder to rank expansions of a question by the rank at which each finds an answer (EAR)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxir.runtime.partitioning import constrain
 
 
 class QueryScorer(Scorer, Protocol):
-    """A `Scorer` that also scores token ids and types [B, L]: [B]."""
+    """A `Scorer` that also scores single sequences: token ids and token types [B, L] to scores [B]."""
 
     def score(self, ids: jax.Array, token_types: jax.Array, *, key: RandomKey) -> jax.Array: ...
 
@@ -27,23 +27,23 @@ class QueryScorer(Scorer, Protocol):
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 @checked
 class QueryReranking(ScoringObjective):
-    """Orders the candidates of each question by the ranks of the answers that they find.
+    """Trains a reranker to order each question's candidates (expanded queries) by the ranks of their answers.
 
     Chuang 2024, section 3.3: the retrieval-independent reranker (a model that `reads` "expanded_query")
-    scores [CLS] question ? expansion [SEP]. The retrieval-dependent one ("expanded_query_and_passage") also
-    reads the first passage that the query finds.
+    scores [CLS] question ? expansion [SEP]. The retrieval-dependent reranker (a model that `reads`
+    "expanded_query_and_passage") also reads the first passage that the query finds.
 
     Attributes:
       loss: a loss of `jaxir.losses.ranking` with its settings bound, called as
         loss(scores [B, N], ranks [B, N], kept [B, N]) -> (scalar, metrics).
-      candidates: N, the candidates of a question in a batch; each epoch draws N if there are more.
+      candidates: N, the number of candidates per question in a batch; each epoch draws N if there are more.
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = rank_margin
     candidates: Count = 50
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: query_ids [N, Lq], query_key [N, 2], ranks [N]; passage_ids [N, Lp].
+        """Returns the features query_ids [N, Lq], query_key [N, 2], ranks [N]; if read, passage_ids [N, Lp].
 
         Raises:
           UserError: the model reads pairs of a query and a passage.
@@ -56,7 +56,7 @@ class QueryReranking(ScoringObjective):
     def __call__(
         self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
-        # A question with few candidates repeats them; the first of each counts.
+        # If a question has fewer than N candidates, they are repeated; the loss only uses the first copies.
         keys = batch["query_key"]
         same = (keys[:, :, None] == keys[:, None]).all(-1)
         kept = ~jnp.tril(same, -1).any(2)
@@ -64,11 +64,11 @@ class QueryReranking(ScoringObjective):
 
 
 def query_features(form: TextFormat, count: int) -> Features:
-    """Returns the features of `count` candidates of a question, as a model of this format reads them."""
+    """Returns the features of questions with `count` candidates each, for what a model of `form` reads."""
     if form.reads == "pair":
         raise UserError(
-            "a reranker of queries must say what it reads: set its reads to 'expanded_query' or"
-            " 'expanded_query_and_passage'"
+            "a reranker of queries cannot read a query and a passage as a 'pair': set the model's reads to"
+            " 'expanded_query' or 'expanded_query_and_passage'"
         )
     queries = Tokens("queries", form.query_length, form.query_prompt, count=count)
     found = {"query_ids": queries, "query_key": Key("queries", count), "ranks": Numbers("ranks", count)}
@@ -78,9 +78,9 @@ def query_features(form: TextFormat, count: int) -> Features:
 
 
 def score_candidates(model: QueryScorer, ids: Batch, key: RandomKey = None) -> jax.Array:
-    """Returns the scores [B, N] of query_ids [B, N, Lq], read with passage_ids [B, N, Lp] if given."""
+    """Returns the scores [B, N] of query_ids [B, N, Lq], each paired with passage_ids [B, N, Lp] if given."""
     rows, count = ids["query_ids"].shape[:2]
-    # [B, N, L] becomes [B N, L], so rows stay on their devices.
+    # Reshape [B, N, L] to [B N, L] with this sharding, so that rows stay on their devices.
     flat = {name: constrain(x.reshape(rows * count, -1), ("batch", None)) for name, x in ids.items()}
     if "passage_ids" in flat:
         scores = model.score_texts(flat["query_ids"], flat["passage_ids"], key=key)

@@ -1,4 +1,4 @@
-"""Training a reader: Fusion-in-Decoder (Izacard & Grave 2021)."""
+"""Trains a reader, which generates answers from passages: Fusion-in-Decoder (Izacard & Grave 2021)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class FusionInDecoder(Objective):
         loss = - mean over the tokens t of all answers of log P(y_t | y_1 ... y_{t-1}, H)
         H    = [encoder(question, passage 1); ...; encoder(question, passage P)]
 
-    Passages are encoded separately, so the cost grows with P and not with its square. The decoder attends
-    to all tokens of H at once; padding and missing passages are masked.
+    Passages are encoded separately, so the encoder's cost grows with P and not with its square. The decoder
+    attends to all tokens of H at once, except padding and missing passages.
 
     Attributes:
-      passages: P, the passages of a question that are read.
-      chunks: as in `Contrastive`: the step needs the activations of one part of the questions only.
+      passages: P, the maximum number of passages read per question.
+      chunks: the number of parts for gradient caching, see `Contrastive`; here a part is a set of questions.
     """
 
     passages: Count = 100
@@ -36,7 +36,7 @@ class FusionInDecoder(Objective):
     reads_with = "predict"
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: source_ids [P, Lp] and target_ids [Lq]."""
+        """Returns the features source_ids [P, Lp] (question and passages), target_ids [Lq] (the answer)."""
         return {
             "source_ids": Tokens("passages", form.passage_length, form.passage_prompt, count=self.passages),
             "target_ids": Tokens("answer", form.query_length, form.query_prompt),

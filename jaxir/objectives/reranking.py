@@ -1,4 +1,4 @@
-"""Training a cross-encoder to rank a query's relevant passage above its hard negatives."""
+"""Trains a cross-encoder to rank a query's relevant passage above its hard negatives."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from jaxir.runtime.partitioning import constrain
 
 
 class Scorer(Protocol):
-    """A model that scores token ids [B, Lq] and [B, Lp] as pairs: [B]."""
+    """A model that scores pairs of a query and a passage: token ids [B, Lq] and [B, Lp] to scores [B]."""
 
     def score_texts(self, query_ids: jax.Array, passage_ids: jax.Array, *, key: RandomKey) -> jax.Array: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ScoringObjective(LossObjective):
-    """The base of objectives that train a cross-encoder on the scores of lists.
+    """The base of objectives that train a cross-encoder on lists of candidates.
 
     Attributes:
-      chunks: the number of parts of the batch that are scored one after the other: the step needs the
-        activations of one part only, and a second forward pass.
+      chunks: the number of parts of the batch that are scored one after the other. A step then keeps the
+        activations of only one part in memory, and needs a second forward pass. 1: no parts.
     """
 
     evaluated_on_pairs = False
@@ -41,10 +41,10 @@ class ScoringObjective(LossObjective):
 
     @abc.abstractmethod
     def _score(self, model: Any, ids: Batch, key: RandomKey) -> jax.Array:
-        """Returns scores [B, N] of token ids."""
+        """Returns the scores [B, N] of the lists of a batch, given its arrays of token ids."""
 
     def scores(self, model: Any, batch: Batch, key: RandomKey = None) -> jax.Array:
-        """Returns the scores of each query's list: [B, N].
+        """Returns the scores [B, N] of each query's list of N candidates.
 
         Raises:
           UserError: `chunks` does not divide B.
@@ -56,7 +56,7 @@ class ScoringObjective(LossObjective):
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 @checked
 class Reranking(ScoringObjective):
-    """Scores each query's positive (first) and hard negatives as one list; lists are independent.
+    """Applies the loss to the scores of each query's positive and hard negatives; there are no others.
 
     Attributes:
       loss: a loss of `jaxir.losses.ranking` with its settings bound, called as
@@ -66,17 +66,18 @@ class Reranking(ScoringObjective):
     loss: Callable[..., tuple[jax.Array, Metrics]] = list_softmax
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: pairs with hard negatives.
+        """Returns the features of a batch: pairs with hard negatives.
 
         Raises:
           UserError: the format has no hard negatives, or the model reads expanded queries.
         """
         if form.reads != "pair":
             raise UserError(
-                f"this cross-encoder reads {form.reads!r}, as a reranker of queries; set reads to 'pair'"
+                f"this cross-encoder reads {form.reads!r}, but reranking passages needs a model that reads"
+                " 'pair': set the model's reads to 'pair'"
             )
         if not form.num_negatives:
-            raise UserError("a cross-encoder learns from hard negatives: set num_negatives")
+            raise UserError("a cross-encoder learns from hard negatives: set num_negatives to 1 or more")
         return pair_features(form)
 
     def _score(self, model: Scorer, ids: Batch, key: RandomKey) -> jax.Array:
@@ -87,7 +88,7 @@ class Reranking(ScoringObjective):
         self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
         scores = self.scores(model, batch, key)
-        # A negative that is the positive itself is left out.
+        # Leave out negatives with the same key (a hash of the text's id) as the positive.
         kept = (batch["negative_key"] != batch["passage_key"][:, None]).any(-1)
         return self.loss(scores[:, 0], scores[:, 1:], kept)
 
@@ -95,9 +96,9 @@ class Reranking(ScoringObjective):
 def score_lists(
     model: Scorer, query_ids: jax.Array, passage_ids: jax.Array, key: RandomKey = None
 ) -> jax.Array:
-    """Returns the scores [B, C] of each query [B, Lq] with its own passages [B, C, Lp]."""
+    """Returns the scores [B, C] of each query, token ids [B, Lq], with its own C passages [B, C, Lp]."""
     rows, count = passage_ids.shape[:2]
     queries = jnp.broadcast_to(query_ids[:, None], (rows, count, query_ids.shape[1]))
-    # [B, C, L] becomes [B C, L], so rows stay on their devices.
+    # Reshape [B, C, L] to [B C, L] with this sharding, so that rows stay on their devices.
     flat = (constrain(x.reshape(rows * count, -1), ("batch", None)) for x in (queries, passage_ids))
     return constrain(model.score_texts(*flat, key=key).reshape(rows, count), ("batch", None))

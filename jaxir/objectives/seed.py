@@ -1,4 +1,4 @@
-"""SEED: predicts a text from its vector by a decoder with a very short context (Lu et al. 2021)."""
+"""SEED: a decoder with a very short attention span predicts a text from its vector (Lu et al. 2021)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from jaxir.objectives.objective import Batch, DecoderObjective, Metrics, RandomK
 class Seed(MaskedTextObjective, DecoderObjective):
     """SEED-Encoder (Lu et al. 2021, arXiv:2102.09206): a weak autoregressive decoder, and BERT's objective.
 
-    The passage tower reads the text with tokens masked, once for both. The decoder's attention reaches the
-    text's vector h and the last `span` tokens:
+    The passage tower reads the text with some tokens masked, once for both losses. The decoder attends to
+    the text's vector h and the last `span` tokens:
 
-        loss = - mean over masked places m of log P(token m | the masked text)
+        loss = - mean over masked positions m of log P(token m | the masked text)
                - mean over tokens t of log P(token t | the `span` tokens before t, h)
 
-    The attention of each layer has this span, so several layers reach (span - 1) layers + 1 tokens. The
-    decoder's token vectors, in and out, are the encoder's. In evaluation (no key) the same tokens are masked
-    each time.
+    The span holds for each layer, so n layers together see the last (span - 1) n + 1 tokens. The decoder's
+    input and output embeddings are the encoder's. In evaluation (no key) the same tokens are masked each
+    time.
 
     Attributes:
-      span: the number of tokens that the decoder's attention reaches.
+      span: the number of previous tokens to which each layer of the decoder attends.
     """
 
     span: Count = 2
@@ -70,7 +70,7 @@ class Seed(MaskedTextObjective, DecoderObjective):
 
 
 class SeedModules(nnx.Module):
-    """The decoder, and the head of the masked language model."""
+    """SEED's decoder and masked-language-model head."""
 
     def __init__(self, objective: Seed, model: Any, form: TextFormat, *, rngs: nnx.Rngs):
         self.decoder = objective.decoder(model, span=objective.span, rngs=rngs)

@@ -1,4 +1,4 @@
-"""Training a generator by teacher forcing."""
+"""Trains a sequence-to-sequence model (T5) with teacher forcing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class Seq2Seq(Objective):
 
         loss = - mean over the tokens t of all targets of log P(y_t | y_1 ... y_{t-1}, source)
 
-    This is T5's loss (Raffel et al. 2020) without label smoothing. The end of the target counts as a token.
+    This is T5's loss (Raffel et al. 2020) without label smoothing. The end-of-sequence token is predicted,
+    too.
 
     Attributes:
-      source: the field of the examples that is read.
-      target: the field that is written.
+      source: the field of an example with the text that the encoder reads.
+      target: the field of an example with the text that the decoder learns to generate.
     """
 
     source: str = "source"
@@ -35,10 +36,10 @@ class Seq2Seq(Objective):
 
     def __post_init__(self):
         if self.source == self.target:
-            raise UserError(f"source and target are both the field {self.source!r}: give two")
+            raise UserError(f"source and target are the same field, {self.source!r}: name two fields")
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: source_ids [Lp] and target_ids [Lq]."""
+        """Returns the features of a batch: source_ids [Lp] and target_ids [Lq]."""
         return {
             "source_ids": Tokens(self.source, form.passage_length, form.passage_prompt),
             "target_ids": Tokens(self.target, form.query_length, form.query_prompt),

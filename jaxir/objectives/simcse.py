@@ -1,4 +1,4 @@
-"""SimCSE: a text is encoded twice, with different dropout masks (Gao et al. 2021)."""
+"""Unsupervised SimCSE: each text is encoded twice, with different dropout masks (Gao et al. 2021)."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ ONE_WAY = functools.partial(in_batch_softmax, temperature=0.05, bidirectional=Fa
 class SimCSE(TwoViews):
     """Unsupervised SimCSE (arXiv:2104.08821; Wang 2022, section 3.1.1).
 
-    With two dropout masks z and z', and s the similarity over the temperature (eq. 3.1):
+    f(x, z) is the vector of text x with dropout mask z, and s is the similarity divided by the temperature.
+    The equation of the loss is (eq. 3.1):
 
         loss = -1 / B sum_i log( exp s(f(x_i, z), f(x_i, z')) / sum_j exp s(f(x_i, z), f(x_j, z')) )
 
     Attributes:
-      loss: any contrastive loss; by default the equation's, the in-batch softmax in one direction.
+      loss: any contrastive loss; the default is the equation above, the in-batch softmax in one direction.
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = ONE_WAY
 
     def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> None:
-        """Returns None; refuses a model without dropout, whose two views would be equal."""
+        """Returns None; raises a UserError for a model without dropout, because both views would be equal."""
         backbone = model.config.backbone
         rates = {f.name for f in dataclasses.fields(backbone) if f.name.endswith("dropout_rate")}
         if not any(getattr(backbone, rate) for rate in rates):
             raise UserError(
-                "SimCSE's two views of a text differ by dropout, but the model has none: set DROPOUT=0.1"
+                "SimCSE's two views of a text differ by dropout, but the model has none: give --dropout=0.1"
             )
 
     def views(self, ids: jax.Array, key: jax.Array) -> tuple[View, View]:
-        """Returns the texts under two dropout masks."""
+        """Returns two views of the texts [B, L], with different dropout masks."""
         first, second = jax.random.split(key)
         return View(ids, first), View(ids, second)

@@ -1,4 +1,4 @@
-"""Small changes of texts: a few tokens are replaced, inserted or deleted."""
+"""Small changes of texts: some tokens are replaced, inserted or deleted."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from jaxtyping import Array, Int32, Key, jaxtyped
 from jaxir.objectives.masking import choose_tokens, close_gaps, most_chosen
 
 Kind = Literal["replace", "insert", "delete"]
-NEW = -2  # no token's id, nor features.PADDING_TOKEN
+NEW = -2  # marks an inserted token; differs from all token ids and from features.PADDING_TOKEN (-1)
 
 
 class Change(NamedTuple):
-    """Changed texts, before a generator has filled in their masks.
+    """Changed texts, before a generator replaces their mask tokens.
 
     Attributes:
-      ids: [B, M], with the mask token at each place that the generator fills; 0 is padding, on the right.
-      masked: [B, M], these places.
-      most: the most masks in a text.
-      original: [B, M], the token with which the place counts as unchanged; `NEW` at an inserted token, and
-        at a token before which one was deleted.
+      ids: [B, M], the texts, with a mask token at each position that the generator fills; 0 is padding.
+      masked: bool [B, M], the positions of mask tokens.
+      most: the maximum number of mask tokens per text.
+      original: [B, M], the token of the original text at each position; `NEW` at an inserted token, and at a
+        token before which tokens were deleted.
     """
 
     ids: jax.Array
@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 
 def make_change(ids: jax.Array, key: jax.Array, *, kind: Kind, share: float, mask_id: int) -> Change:
-    """Changes `share` of the words of texts [B, L]; M is `longest`."""
+    """Changes `share` of the words of texts [B, L] to texts [B, M], where `longest` returns M."""
     if kind == "replace":
         chosen = choose_tokens(ids, key, share=share)
         return Change(jnp.where(chosen, mask_id, ids), chosen, most_chosen(ids.shape[1], share), ids)
@@ -43,12 +43,12 @@ def make_change(ids: jax.Array, key: jax.Array, *, kind: Kind, share: float, mas
 
 
 def longest(length: int, kinds: tuple[Kind, ...], share: float) -> int:
-    """Returns M, the most tokens of a text of `length` tokens after any of these changes."""
+    """Returns M, the maximum length of a text of `length` tokens after a change of any of these kinds."""
     return length + (most_inserted(length, share) if "insert" in kinds else 0)
 
 
 def most_inserted(length: int, share: float) -> int:
-    """Returns the most tokens that are inserted into a text of `length` tokens, two of them special."""
+    """Returns the maximum number of tokens inserted into a text of `length` tokens, 2 of them special."""
     return max(1, round(share * (length - 2)))
 
 
@@ -56,9 +56,10 @@ def most_inserted(length: int, share: float) -> int:
 def insert_masks(
     ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int, mask_id: int
 ) -> Change:
-    """Inserts round(share * n) mask tokens into a text of n words, and at least one.
+    """Inserts round(share * n) mask tokens into each text, which has n words, and at least one.
 
-    Each goes before a random word or the last token, which is special. Texts without words stay as they are.
+    Each mask token is put before a random word or before the special last token. Texts without words do not
+    change.
     """
     rows, length = ids.shape
     slots = most_inserted(length, share)
@@ -81,7 +82,7 @@ def insert_masks(
 
 @jaxtyped(typechecker=beartype)
 def delete_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int) -> Change:
-    """Deletes the tokens that `choose_tokens` chooses and closes the gaps; nothing is masked."""
+    """Deletes the tokens that `choose_tokens` chooses, and moves the rest left; nothing is masked."""
     kept = (ids != 0) & ~choose_tokens(ids, key, share=share)
     left = close_gaps(ids, kept)
     places = close_gaps(jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32)[None], ids.shape), kept)

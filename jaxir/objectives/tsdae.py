@@ -1,4 +1,4 @@
-"""TSDAE: predicts a text from the vector of its undeleted tokens (Wang et al. 2021)."""
+"""TSDAE: predicts a text from the vector of the text with tokens deleted (Wang et al. 2021)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxir.objectives.clm_autoencoder import CLMAutoencoder
 class TSDAE(CLMAutoencoder):
     """A denoising autoencoder of texts (arXiv:2104.06979, section 3): the CLM autoencoder with deletion.
 
-    Random tokens of each text are deleted; at least one stays. In the paper encoder and decoder share all
-    weights; here they share the token vectors only.
+    Random tokens are deleted from the encoder's input; at least one stays. In the paper, encoder and decoder
+    share all weights; here they share only the token embeddings.
     """
 
     deletion: Rate = 0.6

@@ -16,12 +16,12 @@ from jaxir.runtime.partitioning import constrain
 
 
 class View(NamedTuple):
-    """A text as it is read.
+    """One of the two views of a batch of texts: what the encoder reads.
 
     Attributes:
-      ids: [B, L], its tokens.
-      key: for dropout; None turns it off.
-      edit: changes the token vectors; None leaves them.
+      ids: [B, L], the token ids of the texts.
+      key: the random key for dropout; None: no dropout.
+      edit: a function that changes the token embeddings [B, L, E]; None: no change.
     """
 
     ids: jax.Array
@@ -33,8 +33,8 @@ class View(NamedTuple):
 class TwoViews(Contrastive, abc.ABC):
     """The base of SimCSE and ConSERT: any contrastive loss over two views of each text.
 
-    The passage tower reads both. A text that occurs twice in a batch is no negative of itself. In evaluation
-    nothing is random, and both views are the text itself.
+    The passage tower encodes both views. A text that occurs twice in a batch is not a negative of itself. In
+    evaluation nothing is random, and both views are the text itself.
     """
 
     loss_inputs = ("query_key", "passage_key")
@@ -42,10 +42,10 @@ class TwoViews(Contrastive, abc.ABC):
 
     @abc.abstractmethod
     def views(self, ids: jax.Array, key: jax.Array) -> tuple[View, View]:
-        """Returns the two views of texts [B, L]."""
+        """Returns the two views of texts [B, L], which a subclass defines; `key` is for all random draws."""
 
     def features(self, form: TextFormat) -> Features:
-        """Returns what a batch holds: text_ids [L], text_key [2]."""
+        """Returns the features of a batch: text_ids [L] and text_key [2], a hash of each text's id."""
         return {
             "text_ids": Tokens("text", form.passage_length, form.passage_prompt),
             "text_key": Key("text"),
@@ -59,6 +59,6 @@ class TwoViews(Contrastive, abc.ABC):
         return Embeddings(*(constrain(side, ("batch", "affinity")) for side in pair))
 
     def loss_of(self, embeddings: Embeddings, batch: Batch) -> tuple[jax.Array, Metrics]:
-        """Applies the loss to the views of the whole batch; `negatives` are shared by all texts."""
+        """Applies the loss to the two views of the batch; each text is compared with all `negatives`."""
         key = batch.get("text_key")
         return self.loss(*embeddings, query_key=key, passage_key=key)

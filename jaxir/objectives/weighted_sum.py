@@ -30,11 +30,11 @@ from jaxir.objectives.objective import (
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Ramp:
-    """A number that changes linearly from `start` to `end` over `steps` steps, beginning at step `first`.
+    """A weight that changes linearly from `start` to `end` over `steps` steps, beginning at step `first`.
 
     Attributes:
-      start: the value before.
-      end: the value after, and in evaluation.
+      start: the weight before the change.
+      end: the weight after the change, and in evaluation.
       steps: the number of steps that the change takes.
       first: the last step with the value `start`.
     """
@@ -45,7 +45,7 @@ class Ramp:
     first: Natural = 0
 
     def __call__(self, step: jax.Array | None) -> jax.Array:
-        """Returns the number at `step` (None: in evaluation), float32 []."""
+        """Returns the weight at `step`, a float32 scalar; `step` is None in evaluation."""
         if step is None:
             return jnp.float32(self.end)
         part = jnp.clip((step - self.first).astype(jnp.float32) / self.steps, 0.0, 1.0)
@@ -57,13 +57,14 @@ class Ramp:
 class WeightedSum(Objective):
     """The sum of weight * loss over several objectives.
 
-    Each part has its own auxiliary and random numbers; their features are united. Metrics are the parts'
-    own, as `PART/metric`, then `PART/loss`, and `PART/weight` if the weight depends on the step.
+    Each objective has its own auxiliary parameters and random numbers; a batch has the features of all.
+    Metrics are those of each objective, as `NAME/metric`, then `NAME/loss`, and `NAME/weight` if the weight
+    depends on the step.
 
     Attributes:
       parts: objectives by name.
-      weights: by the same names: a number, or a function of the step (None: in evaluation) such as `Ramp`;
-        the default is 1.
+      weights: the weight of each objective, by name: a number, or a function of the step (None in evaluation)
+        such as `Ramp`; the default is 1.
     """
 
     parts: Mapping[str, Objective]
@@ -73,23 +74,29 @@ class WeightedSum(Objective):
 
     def __post_init__(self):
         if not self.parts:
-            raise UserError("a sum of objectives needs at least one")
+            raise UserError("a sum of objectives needs at least one objective in `parts`")
         for name in self.parts:
             if not name.isidentifier():
-                raise UserError(f"the name of an objective in a sum must be a word, not {name!r}")
+                raise UserError(
+                    f"the name of an objective in a sum must be a Python identifier, not {name!r}"
+                )
             if getattr(self.parts[name], "chunks", 1) == "auto":
                 raise UserError(f'objective {name!r} of a sum cannot have chunks="auto": give a number')
         for name, weight in self.weights.items():
             if name not in self.parts:
-                raise UserError(f"there is no objective {name!r} to weigh, only {', '.join(self.parts)}")
+                raise UserError(
+                    f"`weights` names {name!r}, but the objectives of the sum are {', '.join(self.parts)}"
+                )
             if callable(weight):
                 _check_takes_step(weight, name)
         if not any(self.weights.get(name, 1) for name in self.parts):
-            raise UserError("all weights of a sum of objectives are 0, and so would be the loss")
+            raise UserError(
+                "all weights of a sum of objectives are 0, so the loss would be 0: set one above 0"
+            )
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """The patterns of the parts, with the part's name after `auxiliary.`."""
+        """The objectives' patterns of untrained parameters, with the objective's name after `auxiliary.`."""
         return tuple(
             pattern.replace("auxiliary.", f"auxiliary.{name}.", 1)
             for name, part in self.parts.items()
@@ -109,20 +116,23 @@ class WeightedSum(Objective):
             part.check_model(model)
 
     def features(self, form: TextFormat) -> Features:
-        """Returns the union of the parts' features.
+        """Returns the features of all objectives of the sum.
 
         Raises:
-          UserError: two parts define one name, or read one field, differently.
+          UserError: two objectives define a feature with the same name, or read the same field, differently.
         """
         found: dict[str, Feature] = {}
         for part in self.parts.values():
             for name, feature in part.features(form).items():
                 if found.setdefault(name, feature) != feature:
-                    raise UserError(f"objectives of a sum disagree on {name}: {found[name]} and {feature}")
+                    raise UserError(
+                        f"objectives of a sum disagree on the feature {name}: {found[name]} and {feature};"
+                        " train them in separate runs"
+                    )
         try:
             fields_of(found)
         except ValueError as error:
-            raise UserError(f"objectives of a sum disagree: {error}") from error
+            raise UserError(f"objectives of a sum disagree: {error}; train them in separate runs") from error
         return found
 
     def auxiliary(self, model: nnx.Module, *, form: TextFormat, rngs: nnx.Rngs) -> nnx.Module | None:
@@ -151,23 +161,23 @@ class WeightedSum(Objective):
 
 
 def _at(step: jax.Array | None, weight: Callable[[jax.Array | None], jax.Array], name: str) -> jax.Array:
-    """Returns the weight at a step, which must be one number."""
+    """Returns the weight of the objective `name` at a step; raises a UserError unless it is one number."""
     try:
         found = weight(step)
     except TypeError as error:
         if step is not None:
             raise
         raise UserError(
-            f"the weight of {name!r} must accept the step None, which it is given in evaluation: {error}"
+            f"the weight of {name!r} must accept the step None, with which evaluation calls it: {error}"
         ) from error
     if not isinstance(found, numbers.Real | jax.Array) or jnp.shape(found) != ():
         what = f"an array {list(found.shape)}" if isinstance(found, jax.Array) else repr(found)
-        raise UserError(f"the weight of {name!r} must be one number at a step, not {what}")
+        raise UserError(f"the weight of {name!r} must return one number for a step, not {what}")
     return found
 
 
 def _check_takes_step(weight: Callable[..., Any], name: str) -> None:
-    with contextlib.suppress(ValueError):  # a function in C may have no signature
+    with contextlib.suppress(ValueError):  # a function written in C may have no signature
         try:
             inspect.signature(weight).bind(None)
         except TypeError as error:
@@ -175,8 +185,8 @@ def _check_takes_step(weight: Callable[..., Any], name: str) -> None:
 
 
 def _of_part(auxiliary: Any, name: str) -> Any:
-    """Returns the auxiliary of a part, or None."""
-    # Not by getattr: a part may be called like a method that every module has, such as `train`.
+    """Returns the auxiliary module of the objective `name` of the sum, or None."""
+    # Not with getattr, because `name` may equal the name of a method of every module, such as `train`.
     return None if auxiliary is None else vars(auxiliary).get(name)
 
 

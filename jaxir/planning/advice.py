@@ -17,9 +17,9 @@ from jaxir.models.layers import POLICIES, Remat
 from jaxir.planning.typed import MACROS
 from jaxir.runtime.partitioning import MESH_AXES, MeshConfig, Partitioner
 
-# A change counts as one that fits if it uses at most this share of the memory.
+# A change is offered only if the step then uses at most this share of the memory.
 _ROOM = 0.92
-# Limits on the offered changes, and on those checked by their shapes (a second each).
+# Maximum numbers of changes: offered, and checked by their shapes (which takes a second each).
 _OFFERED, _CHECKED = 4, 24
 
 
@@ -28,11 +28,11 @@ class Setting(NamedTuple):
 
     fsdp: int  # devices that split the parameters
     remat: Remat  # what the backward pass recomputes of each block
-    chunks: int  # of gradient caching
-    batch_size: int  # pairs of a step
+    chunks: int  # number of chunks of gradient caching
+    batch_size: int  # pairs per step
 
     def recomputing_more(self) -> list[Remat]:
-        """Returns the policies that keep less memory; never "weights"."""
+        """Returns the remat policies that keep less in memory than this one; never "weights"."""
         policies = [False, *POLICIES]
         return [p for p in policies[policies.index(self.remat) + 1 :] if p != "weights"]
 
@@ -46,10 +46,10 @@ class Costs(NamedTuple):
     """Bytes that a step needs on each chip with the current setting."""
 
     state: float  # parameters, optimizer state and gradients, all split by `fsdp`
-    activations: Mapping[Remat, float]  # kept for the backward pass, by remat policy
-    rest: float  # work space, proportional to the rows of a chunk
+    activations: Mapping[Remat, float]  # bytes kept for the backward pass, by remat policy
+    rest: float  # work space, proportional to the rows per chunk
     fixed: float  # unaffected by any change here
-    # Setting -> bytes beside state and `fixed`, from traced shapes. Slower but more exact than `of`, because
+    # Maps a setting to bytes without state and `fixed`, by tracing. Slower but more exact than `of`, because
     # the loss does not scale with rows. None: use `of`.
     traced: Callable[[Setting], float] | None = None
 
@@ -60,7 +60,7 @@ class Costs(NamedTuple):
         return self.state * old.fsdp / new.fsdp + of_rows + self.fixed
 
     def checked(self, new: Setting, old: Setting, chips: float = 1.0) -> float:
-        """Returns the same from `traced`, if there is one."""
+        """Like `of`, but computed by `traced` if it is set."""
         if self.traced is None:
             return self.of(new, old, chips)
         return self.state * old.fsdp / new.fsdp + self.traced(new) / chips + self.fixed
@@ -69,7 +69,7 @@ class Costs(NamedTuple):
 class Change(NamedTuple):
     """A suggested change."""
 
-    words: str  # for the reader
+    words: str  # description for the user
     settings: dict[str, Any]  # new values by name, including axes of the mesh and "topology"
     size: float  # estimated bytes on each chip
 
@@ -85,7 +85,7 @@ def suggest(
     divisor: int,
     can: Collection[str],
 ) -> list[Change]:
-    """Returns sufficient changes of the settings named in `can`, smallest first.
+    """Returns changes of the settings named in `can` that make the step fit, smallest first.
 
     `fsdp` lists the sizes that mesh and model allow; the rows of a chunk must be a multiple of `divisor`.
     """
@@ -93,7 +93,7 @@ def suggest(
     left = _CHECKED
     for candidate in _candidates(setting, fsdp, divisor, can):
         changes = candidate.changes(setting)
-        # Skip supersets of a change that was found.
+        # Skip changes that include a change that already fits.
         if any(other.settings.keys() <= changes.keys() for other in found):
             continue
         if costs.of(candidate, setting) > _ROOM * limit:
@@ -127,7 +127,7 @@ def _words(changes: Mapping[str, Any]) -> str:
 
 
 def _on(change: Change, mesh: MeshConfig, target: Target) -> Change:
-    """Adds the changes to the mesh that make a change fit the target."""
+    """Adds to a change the sizes of the mesh that the target needs."""
     wanted = dataclasses.replace(mesh, fsdp=change.settings.get("fsdp", mesh.fsdp))
     return change._replace(settings=change.settings | mesh_changes(wanted, target))
 
@@ -135,7 +135,7 @@ def _on(change: Change, mesh: MeshConfig, target: Target) -> Change:
 def _on_larger_chips(
     setting: Setting, costs: Costs, target: Target, mesh: MeshConfig, ways: Sequence[Remat]
 ) -> Iterator[Change]:
-    """Yields changes to as many chips of a kind with more memory, smallest first."""
+    """Yields changes to the same number of chips of a kind with more memory, smallest first."""
     for chip in sorted(CHIPS.values(), key=lambda chip: chip.memory):
         if chip.kind != target.chip.kind or chip.memory <= target.chip.memory:
             continue
@@ -150,13 +150,13 @@ def _on_larger_chips(
                 words = ", ".join(
                     [f"{other.count} {chip.name} chips", *([_words(changes)] if changes else [])]
                 )
-                # The typed prices are for the other chips.
+                # Remove --prices, which has prices of the present chips.
                 settings = {"topology": other.name, "prices": None} | changes
                 yield _on(Change(words, settings, size), mesh, other)
 
 
 def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) -> Partitioner:
-    """Lays out the devices of `target`; a mesh of another size raises with the macros to change."""
+    """Lays out the devices of `target`; a UserError names the macros to change if the mesh does not fit."""
     try:
         return dataclasses.replace(mesh.build(devices), stand_in=True)
     except UserError as error:
@@ -171,7 +171,7 @@ def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) 
 
 
 def mesh_changes(mesh: MeshConfig, target: Target) -> dict[str, int]:
-    """Returns the sizes to change so that a mesh fits a target; fsdp and tensor change least."""
+    """Returns the sizes to change so that a mesh fits a target; keeps fsdp and tensor if possible."""
     slices = target.slices if target.chip.kind == "tpu" else math.gcd(max(mesh.slices, 1), target.count)
     left = target.count // slices
     tensor = math.gcd(max(mesh.tensor, 1), left)

@@ -38,7 +38,7 @@ def describe_generator(source: str) -> tuple[Seq2SeqConfig, EncoderSettings]:
 
 
 def _read_shapes(source: str, tokenizer: str | None, kind: str | None = "dual_encoder") -> StoredModel:
-    """Returns a model that has shapes as parameters."""
+    """Returns a model whose parameters are only shapes."""
     config, settings = _describe(source, tokenizer, kind)
     return StoredModel(config=config, params=stored.shapes_alone(config), tokenizer=None, settings=settings)
 

@@ -9,7 +9,7 @@ from jaxir.planning.program import Step, bytes_of, lower
 from jaxir.runtime.compile_cache import aside
 from jaxir.storage.temporary_outputs import temporary_directory
 
-# Only the partitioned program of XLA's CPU compiler is used, so later passes need not optimise.
+# Only the partitioned program of XLA's CPU compiler is read, so later passes need not optimise.
 _OPTIONS = {"xla_backend_optimization_level": 0, "xla_dump_hlo_as_text": True}
 
 
@@ -50,5 +50,5 @@ def partition(step: Step) -> Program | None:
         aside(lambda: lowered.compile(compiler_options=options))
         written = sorted(directory.glob("*.after_spmd-partitioning.*.txt"))
         if not written:
-            raise UserError("XLA did not write down the partitioned program; is XLA_FLAGS set?")
+            raise UserError("XLA did not write the partitioned program; unset XLA_FLAGS and plan again")
         return parse(written[-1].read_text())

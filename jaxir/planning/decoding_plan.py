@@ -26,7 +26,7 @@ from jaxir.runtime.compile_cache import keep_no_more_programs
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
 FLAGS = {name: (f"--{name}",) for name in ("topology", "batch_tokens", "dtype", "prices")}
-# Share of the memory that advice fills: memory shrinks more slowly than the texts of a batch.
+# Share of the memory that an advised batch may fill. Memory falls more slowly than the number of texts.
 _ROOM = 0.75
 
 
@@ -34,9 +34,9 @@ _ROOM = 0.75
 class Batch:
     """A batch of texts to read, and how outputs are generated."""
 
-    texts: int  # over all chips
-    length: int  # tokens of each text
-    how: Decoding  # see `Decoding`
+    texts: int  # number of texts over all chips
+    length: int  # number of tokens per text
+    how: Decoding  # how outputs are generated
 
     @property
     def tokens(self) -> int:
@@ -49,12 +49,12 @@ class DecodingPlan(NamedTuple):
 
     target: Target
     model: str  # summary of the model
-    dtype: str  # of the matrix products
+    dtype: str  # type of the matrix products
     batch: Batch
     parameters: int  # bytes of the model on each chip
     compiled: Compiled  # the program and its memory
-    costs: StepCosts | None  # of each chip; None if it does not fit
-    seconds: float  # compile time
+    costs: StepCosts | None  # costs on each chip; None if the batch does not fit
+    seconds: float  # compile time in seconds
 
 
 def run(
@@ -70,7 +70,7 @@ def run(
 ) -> int:
     """Prints the plan of generation; returns 0 if it fits, else 1.
 
-    Reads no weights. Must be the first use of JAX in its process. `words` is the typed command.
+    Reads no weights. Must be the first use of JAX in its process. `words` is the user's command line.
     """
     target = targets.parse(topology)
     if target.chip.kind != "tpu":

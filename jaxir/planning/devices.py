@@ -1,4 +1,4 @@
-"""Devices to compile for without having them: described TPU slices, and CPU devices in place of GPUs."""
+"""Devices that plans compile for without having them: TPU slices, and CPU devices in place of GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.installation import cache_directory, clone, pip_install
 from jaxir.costs.targets import Target
 
-# `make plan-tools` installs libtpu here in a clone. In the environment of CPU runs JAX would look for TPUs.
+# In a clone `make plan-tools` installs libtpu here, not in the environment, where it makes JAX seek TPUs.
 TOOLS = root / ".plan-tools" if (root := clone()) else cache_directory() / "plan-tools"
 
 
@@ -39,8 +39,8 @@ def get(target: Target) -> Sequence[jax.Device]:
 def _tpu_devices(target: Target) -> Sequence[jax.Device]:
     """Returns the chips of a TPU slice, for compiling only."""
     os.environ["TPU_LIBRARY_PATH"] = str(find_libtpu())
-    # Otherwise libtpu looks for TPUs of this machine, logs that there are none, and lets only one process
-    # load it.
+    # Without these settings libtpu looks for TPUs of this machine, logs that there are none, and only one
+    # process can load it.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     quiet = {"TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost"}
@@ -62,7 +62,7 @@ def _tpu_devices(target: Target) -> Sequence[jax.Device]:
             )
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"the TPU compiler has no {target.name} ({str(error).splitlines()[0]:.160})"
+            f"the TPU compiler cannot plan for {target.name} ({str(error).splitlines()[0]:.160})"
         ) from error
     if len(topology.devices) != target.count:
         raise UserError(f"{target.name} has {len(topology.devices)} devices for JAX, not {target.count}")
@@ -70,7 +70,7 @@ def _tpu_devices(target: Target) -> Sequence[jax.Device]:
 
 
 def find_libtpu() -> Path:
-    """Returns libtpu.so of the environment (as on a TPU VM), else of `TOOLS`."""
+    """Returns the path of libtpu.so in the environment (as on a TPU VM), else in `TOOLS`."""
     given = os.environ.get("TPU_LIBRARY_PATH")
     if given and Path(given).is_file():
         return Path(given)

@@ -16,24 +16,24 @@ from jaxir.costs.work import Work
 from jaxir.planning.prices import cost
 from jaxir.planning.program import CompilerSettings
 
-# Measured on the recipes with two encoders (docs/planning.md).
+# Warning of plans under quick settings; measured on recipes with two encoders (docs/planning.md).
 QUICK = (
     "compiled under quick settings: for models with two encoders memory is 7 to 15 % smaller than in"
     " training, HBM traffic and its time about twice as large; products and collectives are exact. Plan"
-    " without them before you trust a fit"
+    " without these settings before you rely on a fit"
 )
 
 
 class Memory(NamedTuple):
     """Bytes on each chip by kind."""
 
-    parameters: int  # of the model, float32
-    optimizer: int  # optimizer state
+    parameters: int  # parameters of the model, float32
+    optimizer: int  # state of the optimizer
     batch: int  # token ids and keys
     gradients: int  # computed from shapes; part of `temporaries`
-    activations: int  # kept for the backward pass, computed from shapes; part of `temporaries`
-    temporaries: int  # all but state, batch and code: gradients, activations, gathered weights, work space
-    code: int  # of the program, and padding of the arrays
+    activations: int  # bytes kept for the backward pass, computed from shapes; part of `temporaries`
+    temporaries: int  # all except state, batch and code: gradients, activations, gathered weights, work space
+    code: int  # the program, and padding of the arrays
 
     @property
     def state(self) -> int:
@@ -54,14 +54,14 @@ class Plan(NamedTuple):
     num_parameters: int
     batch: str  # summary of the batch
     memory: Memory  # on each chip
-    limit: int  # bytes of memory on each chip, from the compiler or the maker
+    limit: int  # bytes of memory on each chip, from the compiler or the data sheet
     short_by: int  # missing bytes on each chip; 0 if the step fits
     steps: int
-    useful_flops: float  # of a step over all chips, without recomputation
-    costs: StepCosts | None  # of a step; None if the compiler gave no program
-    warnings: Sequence[str]  # defects of the program
+    useful_flops: float  # operations of a step over all chips, without recomputation
+    costs: StepCosts | None  # costs of a step; None if the compiler gave no program
+    warnings: Sequence[str]  # defects of the program, as sentences
     advice: Sequence[str]  # changes that would fit, each with its command
-    seconds: float  # compile time
+    seconds: float  # compile time in seconds
     settings: CompilerSettings = CompilerSettings()
 
     @property
@@ -106,12 +106,12 @@ def _verdict(plan: Plan, prices: Mapping[str, float] | None) -> Iterator[str]:
 
 
 def span(least: str, most: str) -> str:
-    """Returns "LEAST to MOST", or one of them if they are equal."""
+    """Returns "LEAST to MOST", or only LEAST if both are equal."""
     return least if least == most else f"{least} to {most}"
 
 
 def money(seconds: float, target: Target, prices: Mapping[str, float]) -> str:
-    """Returns the cost of so many seconds on all chips of a target, in the unit of the prices."""
+    """Returns the cost of `seconds` on all chips of a target, in the unit of the prices."""
     return f"{cost(seconds, target, prices):,.2f}"
 
 

@@ -22,7 +22,7 @@ def read(prices: Sequence[str] | None, targets: Sequence[Target]) -> dict[str, f
         name, _, number = text.partition("=")
         name = name.strip().lower()
         if name in found:
-            raise UserError(f"--prices has two prices for {name}")
+            raise UserError(f"--prices has two prices for {name}: give one")
         try:
             found[name] = float(number)
         except ValueError:
@@ -40,5 +40,5 @@ def read(prices: Sequence[str] | None, targets: Sequence[Target]) -> dict[str, f
 
 
 def cost(seconds: float, target: Target, prices: Mapping[str, float]) -> float:
-    """Returns the cost of so many seconds on all chips of a target."""
+    """Returns the cost of `seconds` on all chips of a target."""
     return seconds / HOUR * target.count * prices[target.chip.name]

@@ -30,16 +30,16 @@ from jaxir.training.step import train_state as state_lib
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A recipe with all that determines its step."""
+    """A recipe, and everything that determines its training step."""
 
     recipe: Recipe  # settled, so that its number of steps is known
     config: DualEncoderConfig  # the model
-    settings: EncoderSettings  # lengths of texts
+    settings: EncoderSettings  # maximum lengths of texts
     partitioner: Partitioner
 
     @property
     def form(self) -> TextFormat:
-        """How texts become tokens. There is no tokenizer; the mask id makes no difference."""
+        """How texts become tokens. A plan has no tokenizer, so the id of the mask token is arbitrary."""
         return self.settings.text_format(self.recipe.num_negatives, mask_id=1)
 
     @property
@@ -58,13 +58,13 @@ class Planned:
         return self.config.backbone.remat
 
     def with_chunks(self, objective: Any, batch_size: int | None = None) -> Planned:
-        """Returns the same with another objective and, if given, another batch size."""
+        """Returns a copy with another objective and, if given, another batch size."""
         size = self.recipe.batch_size if batch_size is None else batch_size
         recipe = dataclasses.replace(self.recipe, objective=objective, batch_size=size)
         return dataclasses.replace(self, recipe=recipe)
 
     def with_remat(self, remat: Remat, **changes: Any) -> Planned:
-        """Returns the same with another remat policy, and other `changes` of the backbone."""
+        """Returns a copy with another remat policy, and other `changes` of the backbone."""
         backbone = dataclasses.replace(self.config.backbone, remat=remat, **changes)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, backbone=backbone))
 
@@ -72,7 +72,7 @@ class Planned:
 class Step(NamedTuple):
     """A training step before compilation."""
 
-    function: Any  # (state, batch) -> (state, metrics), as training jits it, with the seed's key inside
+    function: Any  # (state, batch) -> (state, metrics), as training compiles it
     state: state_lib.TrainState  # a TrainState of sharded shapes
     trained: Any  # the part of the state that the optimizer changes
     batch: Mapping[str, jax.ShapeDtypeStruct]  # sharded shapes by feature name
@@ -86,7 +86,7 @@ class Step(NamedTuple):
     def activation_bytes(self) -> int:
         """Returns the bytes on each device that JAX keeps for the backward pass; a compiler may keep less.
 
-        Arrays with a batch dimension count as split like the batch. Parameters do not count.
+        Arrays with a batch dimension are taken as split like the batch. Parameters are not included.
         """
         batch_size = next(iter(self.batch.values())).shape[0]
         split = self.partitioner.batch_divisor()
@@ -106,7 +106,7 @@ class Step(NamedTuple):
 
     def useful_flops(self) -> float:
         """Returns the operations of a step's products over all chips, without recomputation."""
-        # A kernel's inside cannot be differentiated.
+        # Without kernels, because operations inside a kernel cannot be differentiated.
         with dataclasses.replace(self.partitioner, fused_attention=False)():
             return differentiated(self.forward, self.trained, self.state, self.batch)
 
@@ -114,29 +114,29 @@ class Step(NamedTuple):
 class Compiled(NamedTuple):
     """A training step after compilation; bytes on each device."""
 
-    program: Program | None  # None if it does not fit: the compiler returns no program then
+    program: Program | None  # None if the step does not fit: the compiler returns no program then
     temporaries: int  # gradients, activations, work space
-    code: int  # of the program
-    held: int  # of state and batch
-    padding: int  # added to these by the device's memory layout
+    code: int  # size of the program
+    held: int  # size of state and batch
+    padding: int  # added to state and batch by the device's memory layout
     limit: int | None = None  # memory of a device, if the compiler reported it
-    short_by: int = 0  # missing memory, as the compiler reported it; 0 if it made a program
+    short_by: int = 0  # missing memory that the compiler reported; 0 if it made a program
 
     @property
     def size(self) -> int:
         return self.held + self.padding + self.temporaries + self.code
 
     def limit_on(self, target: Target) -> int:
-        """Returns the memory of each device, from the compiler or the maker."""
+        """Returns the bytes of memory of each device, from the compiler or the data sheet."""
         return self.limit or int(target.chip.memory)
 
     def lacks_on(self, target: Target) -> int:
-        """Returns the missing bytes on each device; 0 if it fits."""
+        """Returns the missing bytes on each device; 0 if the step fits."""
         return self.short_by or max(self.size - self.limit_on(target), 0)
 
 
 def make_step(planned: Planned) -> Step:
-    """Makes the step that `jaxir.training.loop.Run` runs, from shapes: no weight exists."""
+    """Makes the step that `jaxir.training.loop.Run` runs, from shapes, without any weights."""
     recipe, partitioner = planned.recipe, planned.partitioner
     objective, seed = recipe.objective, recipe.seed
     model = nnx.eval_shape(lambda: planned.config.make(rngs=nnx.Rngs(seed)))
@@ -196,7 +196,7 @@ def lower(step: Step) -> jax.stages.Lowered:
 
 
 def check_sizes(step: Step) -> None:
-    """Refuses a step with arrays so large that the compiler would abort the process."""
+    """Raises a UserError if an array is so large that the compiler would abort the process."""
     with step.partitioner():
         array = largest(step.function.trace(step.state, step.batch).jaxpr.jaxpr)
     if (size := size_of(array)) > MOST_BYTES:
@@ -225,14 +225,14 @@ def compile_step(step: Step, lowered: jax.stages.Lowered | None = None) -> Compi
     )
 
 
-MOST_BYTES = 2**50  # of one array over all chips; the compiler's own counts overflow at 2**63
+MOST_BYTES = 2**50  # limit of one array over all chips; the compiler's own counts overflow at 2**63
 
 
 class CompilerSettings(NamedTuple):
     """JAX's compiler settings that differ from the defaults."""
 
-    given: tuple[str, ...] = ()  # such as "JAX_OPTIMIZATION_LEVEL=O1"
-    quick: bool = False  # whether one of them reduces optimisation
+    given: tuple[str, ...] = ()  # the settings, such as "JAX_OPTIMIZATION_LEVEL=O1"
+    quick: bool = False  # whether one of the settings reduces optimisation
 
 
 def compiler_settings() -> CompilerSettings:
@@ -258,7 +258,7 @@ def bytes_of(tree: Any) -> int:
 
 
 def _does_not_fit(error: Exception, held: int) -> Compiled:
-    """Reads the wanted and the available memory from the compiler's error.
+    """Reads the required and the available memory from the compiler's error, in one of two forms:
 
     "Used 20.3G of 15.75G hbm", or "required for HLO temporaries (240.00G) exceeds available HBM (15.75G)".
     """

@@ -45,7 +45,7 @@ def run(
 ) -> int:
     """Prints the plan of a run; returns 0 if it fits, else 1.
 
-    Reads neither data nor weights. Must be the first use of JAX in its process. Advice changes `command`.
+    Reads neither data nor weights. Must be the first use of JAX in its process. Advice modifies `command`.
     """
     if "," in text:
         raise UserError(f"--topology={text}: a plan is for one machine; add --search to compare several")
@@ -59,7 +59,7 @@ def run(
 
 
 def settled(recipe: Recipe) -> Recipe:
-    """Returns a recipe with its defaults filled in; refuses one without a number of steps."""
+    """Returns a recipe with its defaults filled in; refuses a recipe without a number of steps."""
     if recipe.steps is None:
         raise UserError(
             f"a plan reads no data, so it cannot count the steps of {recipe.epochs} epochs: give --steps"
@@ -78,7 +78,7 @@ def prepare(recipe: Recipe, target: Target, found: Sequence[jax.Device]) -> Plan
 
 
 class _Tried(NamedTuple):
-    """A step, the bytes of its activations, its program and, if it has one, its costs."""
+    """A step, the bytes of its activations, its compiled program, and its costs if it compiled."""
 
     step: Step
     activations: int
@@ -124,7 +124,7 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
     warnings = warn(found, planned.recipe.batch_size, planned.settings)
     warnings += warn_of_whole_gradients(found, step.state.params)
     if compiled.program is not None and (endless := compiled.program.endless):
-        warnings.append(f"{len(endless)} loops of unknown length count once: times are too short")
+        warnings.append(f"{len(endless)} loops of unknown length are counted once, so times are too short")
     return Plan(
         target=target,
         compiled=target.chip.kind == "tpu",
@@ -146,11 +146,11 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
 
 
 def warn(found: Sequence[Collective], batch_size: int, settings: EncoderSettings) -> list[str]:
-    """Names collectives of token-level activations of the whole batch: a lost sharding."""
+    """Returns a warning for each collective of all token-level activations, whose sharding was lost."""
     lengths = {settings.query_max_length, settings.passage_max_length}
     lines = []
     for c in found:
-        # The rest belongs to the optimizer, whose arrays may have the same sizes.
+        # All other collectives belong to the optimizer, whose arrays may have the same sizes.
         if c.source.startswith("jit(") and "jvp(" not in c.source:
             continue
         for array in c.arrays:
@@ -161,7 +161,7 @@ def warn(found: Sequence[Collective], batch_size: int, settings: EncoderSettings
                 what = f"{array.dtype}{list(array.shape)} ({array.bytes / 1e6:,.0f} MB)"
                 over = " x ".join(c.axes)
                 lines.append(
-                    f"a {c.kind} over {over} makes activations of the whole batch, {what}, on every chip:"
+                    f"a {c.kind} over {over} puts activations of the whole batch, {what}, on every chip:"
                     f" {c.source}"
                 )
                 break
@@ -169,7 +169,7 @@ def warn(found: Sequence[Collective], batch_size: int, settings: EncoderSettings
 
 
 def warn_of_whole_gradients(found: Sequence[Collective], params: Any) -> list[str]:
-    """Warns of gradients that are reduced whole over "fsdp"; a reduce-scatter sends half as much.
+    """Warns if gradients are all-reduced over "fsdp"; a reduce-scatter sends half as much.
 
     libtpu 0.0.42 makes a reduce-scatter for up to 16 chips of a torus, and an all-reduce for 32 or 64.
     """
@@ -184,7 +184,7 @@ def warn_of_whole_gradients(found: Sequence[Collective], params: Any) -> list[st
         return []
     share = f"{sent / 1e9:.3g} of {total / 1e9:.3g} GB that each chip sends"
     return [
-        f"gradients are summed whole over fsdp, not scattered ({share}; scattering sends half): fewer chips"
+        f"gradients are all-reduced over fsdp ({share}; a reduce-scatter sends half): fewer chips"
         f" along fsdp may help (now {max(c.group for c in whole)})"
     ]
 
@@ -215,7 +215,7 @@ def _try(target: Target, planned: Planned) -> _Tried:
 
 
 def _activations(planned: Planned, step: Step | None = None) -> int:
-    """Returns the bytes kept for the backward pass; with gradient caching, embeddings and one chunk's."""
+    """Returns the bytes kept for the backward pass; with gradient caching, of embeddings and one chunk."""
     size = (step or make_step(planned)).activation_bytes()
     if planned.chunks == 1:
         return size
@@ -241,7 +241,7 @@ def _advise(
         return _activations(other)
 
     def traced(new: advice.Setting) -> float:
-        """Returns the kept activations, and those recomputed for one block."""
+        """Returns the bytes of kept activations, and of activations recomputed for one block."""
         new = new._replace(fsdp=setting.fsdp)
         block = activations_of(new._replace(remat=False)) - activations_of(new)
         return activations_of(new) + max(block, 0) / backbone.num_layers

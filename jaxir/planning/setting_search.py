@@ -13,19 +13,19 @@ from jaxir.planning.step_figures import Figures
 _MESH = ("fsdp", "tensor")
 # Do not compile settings whose estimated memory exceeds the limit by this factor.
 _DOUBT = 1.02
-# SparseCores must save this factor in compiled time, because no TPU has run them yet.
+# SparseCores must make the predicted step faster by this factor, because no TPU has run them yet.
 _WORTH = 1.02
 
 
 class Choice(NamedTuple):
-    """How to run a step; none of it changes what is computed."""
+    """Settings of how a step runs. None of them changes what the step computes."""
 
     fsdp: int  # chips that split the parameters
     tensor: int  # chips that split heads and feed-forward units
     remat: Remat  # what the backward pass recomputes of blocks
-    chunks: int  # of gradient caching
-    scan: bool  # whether blocks are scanned over
-    sparse_cores: bool  # whether the chips' SparseCores send
+    chunks: int  # number of chunks of gradient caching
+    scan: bool  # whether the step scans over blocks
+    sparse_cores: bool  # whether the chips' SparseCores run collectives
 
     def __str__(self) -> str:
         words = [f"{name}={value}" for name, value in zip(self._fields, self.words, strict=True)]
@@ -33,25 +33,25 @@ class Choice(NamedTuple):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The values as a user types them."""
+        """The values as they are written on the command line."""
         remat = {False: "none", True: "all"}.get(self.remat, self.remat)
         return str(self.fsdp), str(self.tensor), str(remat), *map(str, self[3:])
 
 
-# Values to try for each field, ascending; of `remat`, the policy that keeps most first.
+# Values to try for each field, ascending; policies of `remat` from the one that keeps most.
 Levels = Mapping[str, Sequence[Any]]
-# Choice -> why it cannot be run; "" if it can.
+# Maps a choice to the reason why it cannot be run; "" if it can.
 Refuse = Callable[[Choice], str]
-# Choice -> its figures, or why there are none.
+# Maps a choice to its figures, or to the reason why it has none.
 Measure = Callable[[Choice], Figures | str]
-# (choice, figures, estimated number of further compilations).
+# Reports (choice, figures, estimated number of further compilations).
 Report = Callable[[Choice, Figures, int], None]
 
 
 def search(
     start: Choice, levels: Levels, refuse: Refuse, measure: Measure, report: Report
 ) -> dict[Choice, Figures | str]:
-    """Compiles settings that may be fastest; returns figures, or why one was not compiled, in order.
+    """Compiles settings that may be fastest; returns the figures of each, or why it was not compiled.
 
     First finds a setting that fits: `start` with full remat, else with parameters split further. Then
     changes one field at a time. Then tries combinations predicted to be faster than the best so far,
@@ -68,7 +68,7 @@ def search(
 
 
 def best(rows: Mapping[Choice, Figures | str]) -> Choice | None:
-    """Returns the fastest that fits, or None; with SparseCores only if that is 2 % faster."""
+    """Returns the fastest choice that fits, or None; a choice with SparseCores must be 2 % faster."""
     fitting = {choice: f for choice, f in rows.items() if isinstance(f, Figures) and f.fits and f.timed}
     seconds = {c: f.scheduled * (_WORTH if c.sparse_cores else 1) for c, f in fitting.items()}
     return min(seconds, key=seconds.get, default=None)
@@ -80,7 +80,7 @@ class _Search:
         self.rows: dict[Choice, Figures | str] = {}
 
     def something_that_fits(self, start: Choice) -> Choice | None:
-        """Returns the first choice that fits, with parameters split ever further; None if none does."""
+        """Returns the first choice that fits, with parameters over ever more chips; None if none fits."""
         for fsdp in [fsdp for fsdp in self.levels["fsdp"] if fsdp >= start.fsdp]:
             choice = start._replace(fsdp=fsdp)
             figures = self._try(choice, len(self._beside(choice)))
@@ -89,7 +89,7 @@ class _Search:
         return None
 
     def change_one_thing(self, reference: Choice) -> None:
-        """Tries changes of one field; of mesh sizes ever further ones, until they get slower."""
+        """Tries changes of one field; mesh sizes are changed further until steps get slower."""
         left = len(self._beside(reference))
         for name, values in self._ways(reference):
             last, slower = self.rows[reference].scheduled, ""
@@ -152,13 +152,13 @@ class _Search:
             self.rows[choice] = f"predicted from single changes: {estimate}"
 
     def _known(self, reference: Choice, name: str) -> Iterator[Any]:
-        """Yields the values of a field whose effect alone was measured."""
+        """Yields the values of a field whose effect was measured without other changes."""
         for value in (reference.chunks,) if name == "chunks" else self.levels[name]:
             if isinstance(self.rows.get(reference._replace(**{name: value})), Figures):
                 yield value
 
     def _predict(self, reference: Choice, choice: Choice) -> tuple[float, float, bool]:
-        """Returns bytes and seconds if effects add up, and whether the time of one is unknown."""
+        """Returns bytes and seconds if effects add up, and whether the time of an effect is unknown."""
         base = self.rows[reference]
         size, seconds, unknown = float(base.size), base.scheduled, False
         for name, value in zip(Choice._fields, choice, strict=True):
@@ -168,7 +168,7 @@ class _Search:
         return size, seconds, unknown
 
     def _effect(self, reference: Choice, name: str, value: Any) -> float | None:
-        """Returns the seconds that a change adds, alone or else within a measured combination."""
+        """Returns the seconds that a change adds, measured by itself or else within a combination."""
         base = self.rows[reference].scheduled
         alone = self.rows[reference._replace(**{name: value})]
         if alone.timed:
@@ -192,7 +192,7 @@ class _Search:
         return found if isinstance(found, Figures) else None
 
     def _needs_more(self, choice: Choice) -> str:
-        """Returns why a choice cannot fit, judged by others that do not; "" if it may."""
+        """Returns why a choice cannot fit, because another choice does not; "" if it may fit."""
         policies = list(self.levels["remat"])
         for other, figures in self.rows.items():
             if not isinstance(figures, Figures) or figures.fits:
@@ -204,7 +204,7 @@ class _Search:
             if choice.tensor != other.tensor or not as_much:
                 continue
             size = figures.size if choice.fsdp <= other.fsdp else figures.at_least
-            # Memory falls at most in proportion to the chunks.
+            # Memory falls at most in proportion to the number of chunks.
             if size * other.chunks > figures.allowed * choice.chunks:
                 return f"larger than {other}, which does not fit"
         return ""

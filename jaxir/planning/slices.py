@@ -25,7 +25,7 @@ from jaxir.training.step.memory import HEADROOM
 
 
 class Searched(NamedTuple):
-    """Results of a slice."""
+    """Results of the search on one slice."""
 
     target: Target
     rows: Mapping[Choice, Figures | str]  # figures of each choice, or why it was not compiled
@@ -34,7 +34,7 @@ class Searched(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step of the best."""
+        """Seconds of a step with the best choice."""
         return self.rows[self.best].scheduled
 
 
@@ -85,7 +85,7 @@ def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
     if hours is not None:
         least = step.useful_flops() / (target.count * target.chip.flops) * recipe.steps / prices_lib.HOUR
         if least > hours:
-            return Searched(target, {}, None, f"its products alone take {least:.3g} hours")
+            return Searched(target, {}, None, f"its matrix products already take {least:.3g} hours")
     progress = _Progress(target)
     rows = setting_search.search(
         _start(base),
@@ -144,7 +144,7 @@ def _levels(base: Planned, in_reach: Sequence[jax.Device]) -> setting_search.Lev
 
 
 def _refused(base: Planned, choice: Choice) -> str:
-    """Returns why a choice cannot be run, "" if it can."""
+    """Returns why a choice cannot be run; "" if it can."""
     shape, backbone = base.partitioner.mesh.shape, base.config.backbone
     chips = shape["data"] * shape["fsdp"] * shape["tensor"]
     rows = base.recipe.batch_size // shape["slices"]
@@ -175,16 +175,16 @@ def _measured(
     partitioner = advice.build_mesh(mesh, found, target)
     try:
         recipe.check_batch(partitioner)
-    except UserError as error:  # the mesh may have rules of its own for the batch
+    except UserError as error:  # the batch may not suit the mesh
         return str(error)
     planned = dataclasses.replace(base, recipe=recipe, partitioner=partitioner)
     step = make_step(planned.with_remat(choice.remat, scan_layers=choice.scan))
     held = bytes_of(step.state) + bytes_of(step.batch)
     if held > HEADROOM * target.chip.memory:
-        return f"parameters and optimizer state alone take {plan_report.gib(held)} GiB"
+        return f"parameters and optimizer state already take {plan_report.gib(held)} GiB"
     try:
         figures, progress.cached = measure(step, target)
-    except UserError as error:  # from the compiler
+    except UserError as error:  # raised by the compiler
         return str(error)
     return figures
 
@@ -192,7 +192,7 @@ def _measured(
 def choose(
     searched: Sequence[Searched], recipe: Recipe, prices: Mapping[str, float] | None, hours: float | None
 ) -> Searched | None:
-    """Returns the cheapest slice that is fast enough, or the fastest without `prices`; None if none is."""
+    """Returns the cheapest slice that is fast enough (without `prices` the fastest); None if none is."""
     able = [s for s in searched if s.best is not None]
     if hours is not None:
         able = [s for s in able if _hours(s, recipe) <= hours]

@@ -28,10 +28,10 @@ from jaxir.training.step.memory import HEADROOM
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figures:
-    """A step on each chip of a slice."""
+    """Memory and times of a step on each chip of a slice."""
 
-    size: int  # bytes that it needs
-    held: int  # bytes of state and batch among these
+    size: int  # bytes that the step needs
+    held: int  # the part of `size` for state and batch
     limit: int  # bytes of memory of a chip
     compiling: float  # compile time in seconds
     # Seconds of each kind of work at full speed; empty if the compiler gave no program.
@@ -43,7 +43,7 @@ class Figures:
 
     @property
     def allowed(self) -> int:
-        """Bytes that it may need, the same share as in training (`memory.fit`)."""
+        """Bytes that the step may need: the same share of `limit` as in training (`memory.fit`)."""
         return int(self.limit * HEADROOM)
 
     @property
@@ -52,12 +52,12 @@ class Figures:
 
     @property
     def at_least(self) -> int:
-        """Least bytes, however far parameters, gradients and optimizer state are split."""
+        """Bytes that remain however far parameters, gradients and optimizer state are split."""
         return max(self.size - 2 * self.held, 0)
 
     @property
     def timed(self) -> bool:
-        """Whether its times are known."""
+        """Whether the times of the step are known."""
         return bool(self.parts)
 
 
@@ -68,7 +68,7 @@ def measure(step: Step, target: Target) -> tuple[Figures, bool]:
     path = cache_directory() / "plans" / f"{_key(lowered, target, options)}.json"
     try:
         return made(Figures, read_json(path, dict), path), True
-    except UserError:  # missing or damaged
+    except UserError:  # the cached file is missing or damaged
         pass
     start = time.monotonic()
     compiled = compile_step(step, lowered)
@@ -95,7 +95,7 @@ def measure(step: Step, target: Target) -> tuple[Figures, bool]:
 
 
 def _key(lowered: jax.stages.Lowered, target: Target, options: Mapping[str, Any]) -> str:
-    """Returns a key of all that decides the figures: program, compiler, and the code that reads it."""
+    """Returns a cache key of all that determines the figures: program, compiler, and code that reads it."""
     library = devices.find_libtpu()
     facts = (
         lowered.as_text(),

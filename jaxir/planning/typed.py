@@ -1,4 +1,4 @@
-"""The typed command with some settings changed, so that advice can be pasted."""
+"""The user's command line with some settings changed, so that advice can be pasted into a shell."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MACROS = {"slices": "SLICES", "data": "MESH_DATA", "fsdp": "FSDP", "tensor": "TE
 class Command:
     """A command line of `jaxir.plan`, or of `jaxir.train --plan`."""
 
-    words: Sequence[str]  # of the line, from "python" on
-    # By changeable setting, the flags that set it; advice types the first one.
+    words: Sequence[str]  # the words of the command line, from "python" on
+    # Setting that may be changed -> the flags that set it; advice uses the first flag.
     flags: Mapping[str, Sequence[str]]
 
     def changed(self, settings: Mapping[str, Any]) -> str:
-        """Returns the line with other values of settings, quoted for a shell; None removes a setting."""
+        """Returns the command with other values of settings, quoted for a shell; None removes a setting."""
         replaced = {flag for name in settings for flag in self.flags[name]}
         kept, value_follows = [], False
         for word in self.words:

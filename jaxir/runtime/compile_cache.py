@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from jaxir.runtime.partitioning import Partitioner
 
-# Size of the cache. A program takes a few hundred kilobytes on a CPU, tens of megabytes for a large model on
-# an accelerator.
+# Maximum bytes of the cache. A program takes a few hundred kilobytes on a CPU, tens of megabytes for a large
+# model on an accelerator.
 MAX_BYTES = 4 << 30
 # By default XLA merges small products that share an operand, such as queries and passages with shared
 # weights, which copies both. Without merging T5 base's step takes .93 of the time (docs/results/gpu.md).
@@ -54,7 +54,7 @@ def keep_compiled_programs() -> None:
 
     Each kind of processor has its own directory, because a home directory may be shared with machines that
     cannot run the same programs. A JAX_COMPILATION_CACHE_DIR that the user has set (empty: no cache) is
-    kept. An unusable cache costs time, but never fails a command.
+    kept. Without a usable cache a command takes longer, but does not fail.
     """
     directory = cache_directory() / f"programs-{_processor()}"
     # A child process inherits the variable with this value.
@@ -84,7 +84,7 @@ def compiler_options(partitioner: Partitioner) -> Mapping[str, Any]:
 
 
 def can_send(devices: Sequence[jax.Device]) -> bool:
-    """Returns whether these are several chips with SparseCores that can run collectives."""
+    """Returns whether `devices` are several chips with SparseCores that can run collectives."""
     return len(devices) > 1 and devices[0].device_kind in SPARSE_CORES
 
 
@@ -105,10 +105,9 @@ def compile_step(lowered: jax.stages.Lowered, partitioner: Partitioner) -> jax.s
 
 
 def aside(function: Callable[[], T]) -> T:
-    """Calls a function on another thread and returns its result, so that signals reach this process
-    meanwhile.
+    """Calls a function on another thread and returns its result; signals reach this process meanwhile.
 
-    XLA ignores signals for minutes. A command that is stopped exits without waiting for it (`cli.end`).
+    XLA ignores signals for minutes. A command that is stopped exits without waiting for XLA (`cli.end`).
     """
     results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -128,7 +127,8 @@ def aside(function: Callable[[], T]) -> T:
 def _remove_half_written(directory: Path) -> None:
     """Removes programs without an access time, which a killed process did not finish.
 
-    If one exists, JAX stores no further programs. Recent ones are kept, since they may be in progress.
+    If such a program exists, JAX stores no further programs. Recent programs are kept: another process may
+    be writing them.
     """
     with contextlib.suppress(OSError):
         names = {path.name for path in directory.iterdir()}

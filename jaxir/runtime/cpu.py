@@ -1,7 +1,7 @@
 """What CPUs need: huge pages, fast bfloat16 products, and programs run one at a time.
 
 With AVX512-BF16, XLA multiplies bfloat16 twice as fast as float32 if the product is float32, rounded
-afterwards, and the first factor is row-major; otherwise no faster. Accelerators prefer plain products.
+later, and the first factor is row-major; else not faster. Accelerators are fastest with plain products.
 
 JAX is imported inside functions, because a restart must happen before that.
 """
@@ -19,7 +19,7 @@ from typing import Any
 _CPU_INFO = Path("/proc/cpuinfo")
 TUNABLES = "GLIBC_TUNABLES"
 SETTING = "glibc.malloc.hugetlb=1"
-# glibc reads the setting from this version on.
+# The first version of glibc that reads the setting of huge pages.
 SINCE = (2, 35)
 _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -34,7 +34,7 @@ def restart_with_huge_pages(module: str) -> None:
     if TUNABLES in os.environ or not _started_as(module) or not _would_help():
         return
     os.environ[TUNABLES] = SETTING
-    with contextlib.suppress(OSError):  # costs time only
+    with contextlib.suppress(OSError):  # without a restart the command is only slower
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -77,7 +77,7 @@ def has_quick_bfloat16() -> bool:
 
 @functools.cache
 def bfloat16_affine(devices: int) -> Callable[..., Any]:
-    """Returns (x [N, I], W [I, O], b [O] or None) -> x W + b [N, O] in bfloat16, for CPU devices."""
+    """Returns a function that maps x [N, I], W [I, O], and b [O] or None to x W + b [N, O] in bfloat16."""
     import jax
     import jax.numpy as jnp
     from jax.experimental.layout import Layout, with_layout_constraint
@@ -98,11 +98,11 @@ def bfloat16_affine(devices: int) -> Callable[..., Any]:
         x, kernel, no_bias = kept
         if devices > 1:  # XLA would gather the whole batch for the layout.
             of_kernel = _product(x, slope, 0, 0)
-        elif x.shape[1] <= slope.shape[1]:  # Copying the narrower one takes less time.
+        elif x.shape[1] <= slope.shape[1]:  # Copying the narrower factor takes less time.
             of_kernel = _product(row_by_row(x.T), slope, 1, 0)
         else:
             of_kernel = row_by_row(_product(row_by_row(slope.T), x, 1, 0)).T
-        # In bfloat16 this sum would take a tenth of the step.
+        # Summed in float32: a sum in bfloat16 would take a tenth of the step.
         of_bias = None if no_bias else slope.astype(jnp.float32).sum(0).astype(x.dtype)
         return _product(slope, kernel, 1, 1).astype(x.dtype), of_kernel.astype(kernel.dtype), of_bias
 

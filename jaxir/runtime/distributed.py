@@ -21,23 +21,23 @@ from jaxir.core.values import Count, Natural, parse
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.storage.locks import leave_nothing_empty
 
-HEARTBEAT_SECONDS = 100  # JAX's own default
+HEARTBEAT_SECONDS = 100  # JAX's default
 SHUTDOWN_SECONDS = 20
 # Exit status after another process was preempted or lost (EX_TEMPFAIL), so that a scheduler can restart the
 # job.
 TRY_AGAIN, SIGTERM_STATUS = 75, 143
 WAITING_MESSAGE_SECONDS = 10
 WEEK_MILLISECONDS = 7 * 24 * 3600 * 1000
-# Words in the error of a collective that has lost its other end.
+# Words in the error of a collective whose other process is gone.
 LOST = ("Connection", "connection", "Gloo", "gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Socket", "heartbeat")
 
 
 def maybe_initialize_distributed() -> None:
     """Connects this process with the others of its run, if any; call before any other use of JAX.
 
-    On TPU machines JAX finds the other workers of the pod. Elsewhere there are others if
+    On TPU machines JAX finds the other workers of the pod. Elsewhere a run has others if
     JAX_COORDINATOR_ADDRESS is set, with JAX_NUM_PROCESSES and JAX_PROCESS_ID unless Slurm or Open MPI
-    provide them. JAXIR_HEARTBEAT_SECONDS is how long a process may be silent before it counts as dead.
+    provide them. JAXIR_HEARTBEAT_SECONDS is how long a process may be silent before it is considered dead.
     """
     if jax.distributed.is_initialized():
         return
@@ -61,7 +61,7 @@ def maybe_initialize_distributed() -> None:
             f"JAX_COORDINATOR_ADDRESS is set, but: {error} Set JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error
     except RuntimeError as error:
-        raise UserError(f"the processes of the run did not find each other ({error!s:.200})") from error
+        raise UserError(f"the run's processes did not connect; start all of them ({error!s:.200})") from error
 
 
 @contextlib.contextmanager
@@ -96,13 +96,13 @@ def _has_tpu() -> bool:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """While in force, the processes of a run end together: none waits for one that is gone.
+    """While in force, the processes of a run end together: none waits for a process that is gone.
 
-    A process that fails reports its error to the others. They name it and exit within seconds, with status
-    75 if it was ended by SIGTERM, else 1. A killed or disconnected process is noticed after half of the
-    heartbeat timeout; the others then exit with 75. All exits are immediate, because cleanup would wait
-    for other processes. A process that is done waits for the slowest one: JAX would wait only for
-    `SHUTDOWN_SECONDS` and then abort all of them. Does nothing in a single process.
+    A process that fails reports its error to the others. They print it and exit within seconds, with status
+    75 if that process was ended by SIGTERM, else 1. A killed or disconnected process is noticed after half
+    of the heartbeat timeout; the others then exit with 75. All exits are immediate, because cleanup would
+    wait for other processes. A process that is done waits for the slowest process: JAX would wait only for
+    `SHUTDOWN_SECONDS` and then abort all processes. Does nothing in a single process.
     """
     if jax.process_count() == 1:
         yield
@@ -178,8 +178,8 @@ class _Heartbeat(threading.Thread):
         else:
             whose, status = error_report.blame(error)
             reason = f"{whose}: {type(error).__name__}: {first_line:.160}"
-            # Not into a file, which could be lost with a machine of a pod.
-            with contextlib.suppress(OSError):  # as in `_end`
+            # Printed, not written to a file, which could be lost with a machine of a pod.
+            with contextlib.suppress(OSError):  # the readers of the streams may be gone
                 traceback.print_exception(error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._client.key_value_set(f"{self.FAILED}{jax.process_index()}", f"{status} {reason}")
@@ -256,7 +256,7 @@ def note(text: str) -> None:
 
 
 def wait_for_all(where: str) -> None:
-    """Returns when every process has called it."""
+    """Waits until every process has called this function."""
     if jax.process_count() > 1:
         with jax.transfer_guard("allow"):
             multihost_utils.sync_global_devices(where)
@@ -282,7 +282,7 @@ def of_all(text: str) -> list[str]:
 
 
 def as_first(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns the values of process 0; all must have the same names."""
+    """Returns the values of process 0; all processes must pass the same names."""
     if jax.process_count() == 1:
         return dict(values)
     names = sorted(values)

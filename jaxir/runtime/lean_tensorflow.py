@@ -13,8 +13,8 @@ def import_tensorflow() -> None:
     TensorFlow imports Keras at start, unless TF_USE_LEGACY_KERAS requests an older Keras, which is not
     installed. `tf.keras` still works: it is imported on first use.
 
-    Messages of its C++ libraries are hidden unless they end the process, since they report a missing GPU
-    as an error. TF_CPP_MIN_LOG_LEVEL=0 shows everything.
+    Messages of TensorFlow's C++ libraries are hidden unless they end the process, since they report a missing
+    GPU as an error. TF_CPP_MIN_LOG_LEVEL=0 shows everything.
     """
     if "tensorflow" in sys.modules:
         return

@@ -26,16 +26,16 @@ from jaxir.core.errors import UserError
 from jaxir.core.platforms import check_devices
 from jaxir.core.values import Count, checked
 
-# -1 takes all devices that the other axes leave.
+# The number of devices of a mesh axis; -1 means all that the other axes leave.
 Devices = Count | Literal[-1]
 
 # Name of gathered weights for `jax.checkpoint`.
 GATHERED = "gathered_weight"
 MESH_AXES = ("slices", "data", "fsdp", "tensor")
 
-# (logical axis, mesh axes), in order of preference; see `Partitioner.spec`.
+# Pairs (logical axis, mesh axes), in order of preference; see `Partitioner.spec`.
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
-# "batch" uses every axis that holds data; FSDP splits "embed".
+# All mesh axes except "tensor" split the "batch"; "fsdp" splits the "embed" of parameters.
 DEFAULT_RULES: Rules = (
     ("batch", ("slices", "data", "fsdp")),
     ("length", None),
@@ -65,7 +65,7 @@ class MeshConfig:
       fsdp: devices that split the batch and the parameters (fully sharded data parallelism).
       tensor: devices that split heads and feed-forward units.
       rules: (logical axis, mesh axes) pairs that precede `DEFAULT_RULES`.
-      fused_attention: whether TPUs run attention as one kernel if possible (docs/planning.md).
+      fused_attention: whether TPUs compute attention in one kernel if possible (docs/planning.md).
       sparse_cores: whether the SparseCores of TPUs that have them (v5p, v6e) run collectives while the
         rest of the chip computes (docs/planning.md).
     """
@@ -96,7 +96,7 @@ class MeshConfig:
         if -1 in sizes and len(devices) % known == 0:
             sizes[sizes.index(-1)] = len(devices) // known
         if math.prod(sizes) != len(devices):
-            raise UserError(f"mesh {requested} does not cover {len(devices)} devices exactly")
+            raise UserError(f"the sizes of mesh {requested} must multiply to {len(devices)} devices")
         rules = tuple((name, _axes(target)) for name, target in (*self.rules, *DEFAULT_RULES))
         for name, target in rules:
             if wrong := [a for a in target if a not in MESH_AXES]:
@@ -148,10 +148,10 @@ class Partitioner:
         return self.mesh.devices.flat[0].platform == "tpu"
 
     def spec(self, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> PartitionSpec:
-        """Returns the PartitionSpec of an array with dimensions named `axes`; None leaves a dimension whole.
+        """Returns the PartitionSpec of an array with dimensions named `axes`; None: not split.
 
         Rules apply in order, as in T5X. Each gives its mesh axes to the first dimension of its name that
-        has none. It does not apply if another dimension has one of these axes or, if `shape` is given,
+        has none. A rule does not apply if another dimension has one of these axes or, if `shape` is given,
         they do not divide its size (a vocabulary of 30,522 over 4 devices). Then the next rule of that
         name applies.
 
@@ -223,7 +223,7 @@ def batch_shards(rows: int) -> int:
 def constrain(x: jax.Array, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> jax.Array:
     """Constrains an activation to the sharding of `axes`, if a partitioner is in force.
 
-    `shape` has the number of units to divide in each dimension, if not its size: H for [..., H K].
+    `shape` has the number of units to divide in each dimension if it is not the size: H for [..., H K].
     """
     partitioner = _IN_FORCE.get()
     if partitioner is None:
@@ -266,7 +266,7 @@ def look_up(table: jax.Array, ids: jax.Array, axes: tuple[str | None, str | None
     """Returns the rows of a table [N, E] with ids [...], in `dtype`; NaN for ids outside the table.
 
     With a partitioner in force and ids [B, ...], each device sums the gradient of its rows of the batch in
-    the table's dtype. The devices exchange these sums in `dtype`. Otherwise the compiler may exchange
+    the table's dtype. The devices exchange these sums in `dtype`. Without this the compiler may exchange
     gradients of [B, L, E] activations.
     """
     partitioner = _IN_FORCE.get()
@@ -301,7 +301,7 @@ def _look_up_backward(partitioner, axes, dtype, kept, gradient):
         total = total.astype(dtype)  # exchanged in this dtype, like gradients of other weights
         for dimension, names in enumerate(scattered):
             if names:
-                # Stack the parts along the first dimension: for a reduce-scatter of many along the last one,
+                # Stack the parts along the first dimension: for a reduce-scatter along the last dimension,
                 # the TPU compiler emits an all-reduce, which sends twice as much (docs/results/planning.md).
                 parts = jnp.split(total, math.prod(mesh.shape[n] for n in names), axis=dimension)
                 total = jax.lax.psum_scatter(jnp.concatenate(parts), names, scatter_dimension=0, tiled=True)

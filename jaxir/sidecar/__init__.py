@@ -1,1 +1,1 @@
-"""Lucene through Pyserini's Anserini, in a separate process and environment."""
+"""The sidecar: a separate process, with its own environment, that runs Lucene by Pyserini's Anserini."""

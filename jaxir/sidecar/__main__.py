@@ -1,4 +1,4 @@
-"""The command `python -m jaxir.sidecar install`."""
+"""The command `python -m jaxir.sidecar install`, which installs Java and Lucene for BM25."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting and ending the sidecar's process."""
+"""Starts and ends the process of the sidecar, which runs Lucene."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from jaxir.sidecar.lucene_settings import INSTALL
 from jaxir.storage.temporary_outputs import temporary_directory
 
 SERVER = "import sys; sys.path.append(sys.argv[1]); from server.process import main; main()"
-# Variables not passed on: the environment has its own Java. JAVA_TOOL_OPTIONS (memory) is the user's.
+# Environment variables that are not passed to the sidecar, because it has its own Java. JAVA_TOOL_OPTIONS is
+# passed, so that the user can set Java's memory.
 FOREIGN = ("JAVA_HOME", "JVM_PATH", "CLASSPATH", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "LD_PRELOAD")
 
 
 class Process(NamedTuple):
     popen: subprocess.Popen
-    directory: Path  # of the socket and the log
-    closing: contextlib.ExitStack  # removes the directory
+    directory: Path  # temporary directory with the socket and the log
+    closing: contextlib.ExitStack  # its close() removes the temporary directory
 
 
 def start(python: Path) -> Process:
-    """Starts the server on a Python and returns when its socket listens."""
+    """Starts the sidecar with the given Python; returns when its socket listens."""
     with contextlib.ExitStack() as closing:
         directory = closing.enter_context(temporary_directory())
-        if len(os.fsencode(directory / "socket")) > 100:  # the limit of a socket's path is 104 on macOS
+        if len(os.fsencode(directory / "socket")) > 100:  # macOS limits socket paths to 104 bytes
             closing.close()
             directory = closing.enter_context(temporary_directory(Path("/tmp")))
         variables = {k: v for k, v in os.environ.items() if k not in FOREIGN and not k.startswith("ANSERINI")}
@@ -40,7 +41,7 @@ def start(python: Path) -> Process:
                 stderr=log,
                 cwd=directory,
                 env=variables,
-                start_new_session=True,  # Ctrl-C in a terminal does not reach it
+                start_new_session=True,  # so that Ctrl-C in a terminal does not end the sidecar
             )
         process = Process(popen, directory, closing.pop_all())
     hello = {"directory": str(directory), "parent": os.getpid()}
@@ -59,8 +60,8 @@ def start(python: Path) -> Process:
 
 
 def end(process: Process) -> str:
-    """Ends a process and returns its last error and status."""
-    with contextlib.suppress(BrokenPipeError):  # the process read nothing
+    """Ends a sidecar; returns the last error of its log and its exit status, as text."""
+    with contextlib.suppress(BrokenPipeError):  # the sidecar has ended before it read its input
         process.popen.stdin.close()
     try:
         status = process.popen.wait(5)
@@ -74,7 +75,7 @@ def end(process: Process) -> str:
 
 
 def _last_error(log: Path) -> str:
-    """Returns the last error in a log and the two lines after it, or else its last line."""
+    """Returns a log's last line with an error and the two lines after it; without an error, its last line."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -85,5 +86,5 @@ def _last_error(log: Path) -> str:
 
 
 def repair_hint(python: Path) -> str:
-    """Returns how to repair the environment of this Python."""
+    """Returns the part of an error message that says how to repair the sidecar's environment."""
     return f"remove {python.parents[1]} and run `{INSTALL}` again"

@@ -1,4 +1,4 @@
-"""The sidecar's client: typed requests, and a process that is started and restarted as needed."""
+"""The client of the sidecar (the Lucene process): sends requests, and starts and restarts the process."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from jaxir.sidecar import child
 from jaxir.sidecar.lucene_settings import PYSERINI_BM25, Bm25, Hits, LuceneDocument, Rm3, Rocchio
 from jaxir.sidecar.server.protocol import Channel, Closed
 
-BATCH_DOCUMENTS = 512
-BATCH_CHARACTERS = 4_000_000
-BATCH_QUERIES = 256
-ABANDON_SECONDS = 60
+BATCH_DOCUMENTS = 512  # maximum number of documents per message
+BATCH_CHARACTERS = 4_000_000  # a message is sent when its documents have more characters
+BATCH_QUERIES = 256  # maximum number of queries per message
+ABANDON_SECONDS = 60  # maximum wait for the sidecar to stop writing an index after an error
 
 
 class _Unusable(Exception):
-    """The environment of the process does not work."""
+    """Java or Lucene in the sidecar's environment does not work, for the reason in the message."""
 
 
 class Sidecar:
-    """The Pyserini process, which starts with the first request and ends with this object or this process.
+    """A client of the Pyserini sidecar, a process that runs Lucene.
 
-    Requests may come from several threads at once. If the process ends during a request (Java crashed, or was
-    killed for lack of memory), the request is repeated once by a new process.
+    The sidecar starts with the first request. It ends with this object or this process. Requests may come
+    from several threads at once. If the sidecar ends during a request (Java crashed, or was killed for lack
+    of memory), a new sidecar repeats the request once.
 
     Args:
-      python: the Python that runs the process, or a function that returns it when first needed
-        (`environment.require`).
+      python: the path of the Python that runs the sidecar, or a function that returns this path when it is
+        first needed (`environment.require`).
     """
 
     def __init__(self, python: Path | Callable[[], Path]):
@@ -54,21 +55,21 @@ class Sidecar:
 
     @property
     def pid(self) -> int | None:
-        """The id of the running process, or None."""
+        """The process id of the sidecar, or None if it does not run."""
         return self._process.popen.pid if self._process is not None else None
 
     def close(self) -> None:
-        """Ends the process; a later request starts another."""
+        """Ends the sidecar; a later request starts a new one."""
         with self._lock:
             if self._process is not None:
                 self._end()
 
     def ping(self) -> None:
-        """Waits until the process answers; does not start Java."""
+        """Waits until the sidecar answers; does not start Java."""
         self._ask({"do": "ping"})
 
     def versions(self) -> dict[str, str]:
-        """Returns the versions of "java" and "anserini"."""
+        """Returns the versions of Java and Anserini in the sidecar, as {"java": ..., "anserini": ...}."""
         return self._ask({"do": "versions"})
 
     def index(
@@ -79,15 +80,15 @@ class Sidecar:
         fields: Sequence[str] = (),
         on_progress: Callable[[int], None] = lambda count: None,
     ) -> int:
-        """Builds a BM25 index (Porter stemming, Lucene's English stop words) and returns its document count.
+        """Builds a BM25 index (Porter stemming, Lucene's English stop words); returns its document count.
 
         Document vectors are stored for RM3 and Rocchio. An index in `directory` is replaced.
 
         Args:
-          directory: of the index.
-          documents: returns the documents, from the start at each call; each needs contents.
-          fields: names of further fields to index.
-          on_progress: called with the count so far.
+          directory: the directory of the index.
+          documents: a function that returns all documents each time it is called; each needs contents.
+          fields: names of fields to index in addition to the contents.
+          on_progress: called with the number of documents indexed so far.
         """
         return self._ask(
             {"do": "index", "index": _absolute(directory), "fields": list(fields), "impact": False},
@@ -102,13 +103,14 @@ class Sidecar:
         *,
         on_progress: Callable[[int], None] = lambda count: None,
     ) -> int:
-        """Builds an impact index of learned sparse vectors and returns its document count; see `index`.
+        """Like `index`, but builds an impact index of learned sparse vectors (such as SPLADE's).
 
-        `vectors` returns (id, {token: weight}) with whole weights above 0 and tokens without white space.
+        `vectors` returns pairs (id, {token: weight}). Weights are whole numbers above 0; tokens contain no
+        white space.
         """
         return self._ask(
             {"do": "index", "index": _absolute(directory), "fields": [], "impact": True},
-            # Lucene's impact is a term's frequency, so each token is repeated weight times in a text.
+            # Lucene's impact is a term's frequency, so the text repeats each token `weight` times.
             lambda: _batches(
                 {"id": identifier, "contents": " ".join(" ".join([t] * w) for t, w in vector.items())}
                 for identifier, vector in vectors()
@@ -128,17 +130,17 @@ class Sidecar:
         opened: list[int] | None = None,
         on_progress: Callable[[int], None] = lambda count: None,
     ) -> list[Hits]:
-        """Returns for each query its (id, score) pairs, best first, as Pyserini ranks them.
+        """Searches with BM25, ranked as in Pyserini; returns (id, score) pairs of each query, best first.
 
         Args:
-          directory: of an index by `index`, or by Pyserini itself.
-          queries: texts as bags of words; no character is special.
-          k: the most documents for each query.
-          bm25: the parameters.
-          feedback: expands the query; None searches once.
+          directory: the directory of an index built by `index` or by Pyserini.
+          queries: texts, which are read as bags of words, without query syntax.
+          k: the maximum number of documents per query.
+          bm25: BM25's parameters.
+          feedback: pseudo-relevance feedback that expands the query; None: no feedback.
           fields: the fields to search and their weights; None searches the contents.
-          opened: the result of `identity_of` when the caller opened the index, which must still be there;
-            None searches the current index.
+          opened: what `identity_of` returned when the caller opened the index; a UserError is raised if the
+            index was replaced since then. None searches the current index.
           on_progress: called with the number of queries answered so far.
         """
         request: dict[str, Any] = {"do": "search", "index": _absolute(directory), "k": k, "opened": opened}
@@ -155,7 +157,7 @@ class Sidecar:
         *,
         opened: list[int] | None = None,
     ) -> list[Hits]:
-        """Returns for each {token: weight} the (id, score) pairs by inner product; see `search`."""
+        """Like `search`, but for an impact index and sparse queries {token: weight}: by inner product."""
         request = {"do": "search_impact", "index": _absolute(directory), "k": k, "opened": opened}
         return self._search(request, [dict(q) for q in queries], lambda count: None)
 
@@ -189,8 +191,8 @@ class Sidecar:
                     print(f"the Pyserini sidecar ended ({why}); starting it again", file=sys.stderr)
         options = os.environ.get("JAVA_TOOL_OPTIONS")
         raise UserError(
-            f"the Pyserini sidecar ended twice during a request ({why}); if it ran out of memory, set"
-            " JAVA_TOOL_OPTIONS=-Xmx8g or more"
+            f"the Pyserini sidecar (Java) ended twice during a request ({why}); if it ran out of memory, set"
+            " the environment variable JAVA_TOOL_OPTIONS=-Xmx8g or more"
             + (f" (it is set to {options!r})" if options is not None else "")
         )
 
@@ -215,8 +217,8 @@ class Sidecar:
                     _raise_last_error(channel)
                     raise
                 except BaseException:
-                    # An error from the documents, or an interrupt. The caller then removes the directory, so
-                    # wait until the sidecar has stopped writing there.
+                    # Reading the documents failed, or the user interrupted. The caller will remove the
+                    # directory of the index, so wait until the sidecar has stopped writing there.
                     channel.abandon(ABANDON_SECONDS)
                     raise
                 return _unwrapped(channel.receive(), "result")
@@ -231,11 +233,11 @@ class Sidecar:
             return self._process
 
     def _lost(self, process: child.Process) -> str:
-        """Removes a process that does not answer, and returns why it ended."""
+        """Ends a sidecar that does not answer, and returns why it ended."""
         with self._lock:
             if self._process is process:
                 return self._end()
-            return "another thread noticed it"
+            return "another thread has printed the reason"
 
     def _end(self) -> str:
         process, self._process = self._process, None
@@ -244,7 +246,7 @@ class Sidecar:
 
 
 def _feed(channel: Channel, batches: Iterator[list[str]], on_progress: Callable[[int], None]) -> None:
-    """Sends batches of documents; the next is read from the corpus while the sidecar indexes one."""
+    """Sends batches of documents; reads the next batch of the corpus while the sidecar indexes a batch."""
     waiting = 0
     for batch in batches:
         channel.send({"documents": batch})
@@ -258,7 +260,7 @@ def _feed(channel: Channel, batches: Iterator[list[str]], on_progress: Callable[
 
 
 def _raise_last_error(channel: Channel) -> None:
-    """Raises the error that the server sent before it closed the connection, if any."""
+    """Raises the error that the sidecar sent before it closed the connection, if any."""
     with contextlib.suppress(Closed):
         while True:
             message = channel.receive()
@@ -272,7 +274,7 @@ def _unwrapped(message: dict[str, Any], wanted: str) -> Any:
     kind, text = message["error"]["kind"], message["error"]["message"]
     if kind == "unusable":
         raise _Unusable(text)
-    raise UserError(text if kind == "refused" else f"the Pyserini sidecar failed: {text}")
+    raise UserError(text if kind == "refused" else f"the Pyserini sidecar (Lucene) failed: {text}")
 
 
 def _absolute(directory: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""The sidecar's own environment: Pyserini's jar, a Java runtime and an isolated Python."""
+"""Installs the sidecar's own environment: Pyserini's jar (Lucene), a Java runtime and an isolated Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 
 def directory() -> Path:
-    """Returns the directory for the environment of these requirements and this Python."""
+    """Returns the directory of the sidecar's environment; its name depends on requirements.txt and Python."""
     facts = [
         REQUIREMENTS.read_text(encoding="utf-8"),
         *sys.version_info[:2],
@@ -36,31 +36,31 @@ def directory() -> Path:
 
 
 def installed() -> Path | None:
-    """Returns the Python of the complete environment, or None."""
+    """Returns the Python of the sidecar's environment, or None if it is not installed."""
     python = directory() / "bin" / "python"
     return python if os.access(python, os.X_OK) else None
 
 
 def require() -> Path:
-    """Returns the environment's Python; installs the environment with a notice if it is missing."""
+    """Returns the Python of the sidecar's environment; if it is missing, prints a line and installs it."""
     python = installed()
     if python is None:
-        print(f"the Pyserini sidecar is not installed yet; running `{INSTALL}`", file=sys.stderr)
+        print(f"the Pyserini sidecar (for BM25) is not installed; running `{INSTALL}`", file=sys.stderr)
         python = install()
     return python
 
 
 @functools.cache
 def shared() -> Sidecar:
-    """Returns the sidecar that all indexes of this process share."""
+    """Returns the sidecar that all Lucene indexes of this process share."""
     return Sidecar(require)
 
 
 def install() -> Path:
-    """Installs the environment if it is missing, and returns its Python.
+    """Installs the sidecar's environment if it is missing, and returns its Python.
 
-    pip installs files of known hashes, with the user's own configuration of pip. The environment appears when
-    it is complete and Java has started in it. Concurrent installations wait for each other.
+    pip checks the hash of each file and uses the user's own configuration. The directory gets its final name
+    only after Java has started in the new environment. Concurrent installations wait for each other.
     """
     if sys.platform == "win32":
         raise UserError("the Pyserini sidecar needs Linux or macOS (on Windows: WSL)")

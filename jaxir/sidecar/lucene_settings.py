@@ -1,4 +1,4 @@
-"""Parameters of Lucene's rankings, and documents to index."""
+"""Parameters of search with Lucene (BM25, RM3, Rocchio), and the type of documents to index."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ INSTALL = "python -m jaxir.sidecar install"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Bm25:
-    """BM25's parameters, by default Pyserini's (Robertson and Zaragoza, 2009).
+    """The parameters of BM25 (Robertson and Zaragoza, 2009); the defaults are Pyserini's.
 
     Attributes:
-      k1: saturation of a word's frequency in a document: further occurrences count more with a larger k1.
+      k1: saturation of a word's frequency in a document: the larger k1, the more repeated words add.
       b: normalisation by the document's length, from 0 (none) to 1 (full).
     """
 
@@ -32,11 +32,11 @@ PYSERINI_BM25 = Bm25()
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Rm3:
-    """Expansion of the query by a relevance model of the first documents found (Abdul-Jaleel et al., 2004).
+    """RM3: expands the query by a relevance model of the first documents found (Abdul-Jaleel et al., 2004).
 
     Attributes:
-      documents: the number of first documents that are assumed relevant.
-      terms: the number of their words that are added to the query.
+      documents: the number of top-ranked documents that are assumed relevant.
+      terms: the number of words of these documents that are added to the query.
       original_weight: the weight of the query's own words, from 0 to 1.
     """
 
@@ -48,13 +48,13 @@ class Rm3:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Rocchio:
-    """Expansion of the query by the mean vector of the first documents found (Rocchio, 1971).
+    """Rocchio: expands the query by the mean vector of the first documents found (Rocchio, 1971).
 
     Attributes:
-      documents: the number of first documents that are assumed relevant.
-      terms: the number of their words that are added to the query.
-      alpha: the weight of the query's own vector.
-      beta: the weight of the documents' mean.
+      documents: the number of top-ranked documents that are assumed relevant.
+      terms: the number of words of these documents that are added to the query.
+      alpha: the weight of the query's own word vector.
+      beta: the weight of the mean of the documents' word vectors.
     """
 
     documents: Count = 10
@@ -64,7 +64,7 @@ class Rocchio:
 
 
 class LuceneDocument(NamedTuple):
-    """A document to index: `contents`, and other fields by name."""
+    """A document to index with Lucene: its id, its text (`contents`), and further `fields` by name."""
 
     id: str
     contents: str

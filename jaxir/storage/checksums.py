@@ -1,6 +1,6 @@
 """SHA256SUMS: the SHA-256 of each file of a directory, in the format of coreutils' `sha256sum -c`.
 
-Each content is read once on a machine: the user's cache notes sizes and times of verified files.
+A machine reads each file once: the user's cache records the sizes and times of verified files.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from jaxir.storage.files import atomic_directory, atomic_file
 from jaxir.storage.open_files import open_to_read, read_text
 
 NAME = "SHA256SUMS"
-MEND = f"copy it again, make it anew, or remove {NAME} if it was changed on purpose"
+MEND = f"copy it again, make it again, or remove {NAME} if you changed it on purpose"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
-TOLD_FROM = 2 << 30  # bytes; hashing fewer takes a second or two, so no progress bar is shown
+TOLD_FROM = 2 << 30  # bytes to hash from which a progress bar is shown; fewer take a second or two
 
 
 @contextlib.contextmanager
 def directory_with_checksums(
     path: str | Path, *, overwrite: bool = False, without: Collection[str] = ()
 ) -> Iterator[Path]:
-    """Does what `files.atomic_directory` does, and adds a SHA256SUMS of all files but those of `without`."""
+    """Like `files.atomic_directory`, but also writes a SHA256SUMS of all files except those in `without`."""
     with atomic_directory(path, overwrite=overwrite) as temporary:
         yield temporary
         write_all(temporary, without=without)
 
 
 def check(directory: Path, *, without: Collection[str] = (), may_grow: bool = False) -> None:
-    """Checks that a directory holds what was written; one without SHA256SUMS is not checked.
+    """Raises a UserError if a directory differs from its SHA256SUMS; does nothing without that file.
 
     Args:
       directory: the directory.
-      without: files and directories in it that are not listed.
-      may_grow: whether unlisted files are accepted. Hidden files always are.
+      without: files and directories in it that SHA256SUMS does not list.
+      may_grow: accept files that SHA256SUMS does not list. Hidden files are always accepted.
     """
     sums = read(directory)
     if sums is None:
         return
     added = [] if may_grow else sorted(set(_names(directory, without)) - sums.keys())
     wrong = [f"{name} is missing" for name in sums if not (directory / name).is_file()]
-    wrong += [f"{name} was not there when it was written" for name in added]
+    wrong += [f"{name} was added after the directory was written" for name in added]
     if not wrong:
         state = _state(directory, [NAME, *sums])
         if _noted(directory) == state:
             return
         found = digests(directory, list(sums))
-        wrong = [f"{name} is not what was written" for name in sums if found[name] != sums[name]]
+        wrong = [f"{name} has changed since it was written" for name in sums if found[name] != sums[name]]
     if wrong:
         raise UserError(f"{directory} is damaged: {wrong[0]}, according to {NAME}; {MEND}")
     _note(directory, state)
@@ -82,12 +82,12 @@ def write(directory: Path, sums: Mapping[str, str]) -> None:
 
 
 def write_all(directory: Path, *, without: Collection[str] = ()) -> None:
-    """Writes a SHA256SUMS of all files of a directory but those of `without`."""
+    """Writes a SHA256SUMS of all files of a directory except those in `without`."""
     write(directory, digests(directory, _names(directory, without)))
 
 
 def is_intact(path: Path, expected: str, digest: Callable[[Path], str]) -> bool:
-    """Returns whether `digest(path)`, a hash of any kind, is `expected`; an unchanged file is read once."""
+    """Returns whether `digest(path)`, any hash, is `expected`; does not read an unchanged file again."""
     state = f"{expected} {_state(path.parent, [path.name])}"
     if _noted(path) == state:
         return True
@@ -98,7 +98,7 @@ def is_intact(path: Path, expected: str, digest: Callable[[Path], str]) -> bool:
 
 
 def _names(directory: Path, without: Collection[str]) -> list[str]:
-    """Returns all files below a directory but hidden ones, SHA256SUMS and those of `without`."""
+    """Returns all files below a directory except hidden files, SHA256SUMS and those in `without`."""
     found = []
     for place, folders, files in os.walk(directory):
         here = Path(place).relative_to(directory)
@@ -109,7 +109,7 @@ def _names(directory: Path, without: Collection[str]) -> list[str]:
 
 
 def digests(directory: Path, names: Collection[str]) -> dict[str, str]:
-    """Returns the SHA-256 of files by name."""
+    """Returns {name: SHA-256 (hex)} of files in a directory."""
     total = sum((directory / name).stat().st_size for name in names)
     hidden = total < TOLD_FROM
     with (
@@ -129,7 +129,7 @@ def digests(directory: Path, names: Collection[str]) -> dict[str, str]:
 
 
 def _state(directory: Path, names: Iterable[str]) -> str:
-    """Returns a hash of the sizes, times and inodes of files."""
+    """Returns a hash of files' sizes, times and inodes, which changes when a file is written or replaced."""
     found = [(name, (directory / name).stat()) for name in sorted(names)]
     states = [f"{name} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for name, s in found]
     return hashlib.sha256("\n".join(states).encode()).hexdigest()
@@ -142,7 +142,7 @@ def _noted(path: Path) -> str | None:
 
 
 def _note(path: Path, state: str) -> None:
-    """Notes that `path` was verified in this state; without a writable cache it is verified each time."""
+    """Records in the user's cache, if it is writable, that `path` was verified in this state."""
     with contextlib.suppress(OSError, UserError), atomic_file(_note_path(path)) as file:
         file.write(state)
 

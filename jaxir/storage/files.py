@@ -1,4 +1,4 @@
-"""Paths that may be in a bucket, and output files and directories that appear only when whole."""
+"""Paths that may be in a bucket, and output files and directories that appear only when complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
 from jaxir.storage.temporary_outputs import remove_directory, temporary_output
 
-BUCKET_SECONDS = 20.0  # within which a bucket must answer the first request, retries included
+BUCKET_SECONDS = 20.0  # time limit for a bucket's first answer, retries included
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # arguments of renameat2
 
 
@@ -38,12 +38,12 @@ def path_of(place: str | Path) -> Path:
             raise UserError(f"{place}: only local paths and gs://BUCKET/PATH can be read and written")
         return Path(place)
     if not re.fullmatch(r"gs://[^/]+(/.*)?", str(place)):
-        raise UserError(f"{place}: a directory in a bucket is written gs://BUCKET/PATH")
+        raise UserError(f"{place}: a path in a bucket must have the form gs://BUCKET/PATH")
     try:
         _prepare_gcsfs()
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{place}: {error.name} is needed to reach a bucket: {how_to_install('gcs')}"
+            f"{place}: the package {error.name} is needed to reach a bucket; run: {how_to_install('gcs')}"
         ) from error
     from etils import epath
 
@@ -54,8 +54,8 @@ def check_bucket(path: Path, *, writing: bool = False) -> None:
     """Checks within seconds that the bucket of `path` answers; libraries would retry for minutes.
 
     Args:
-      path: from `path_of`; a local one is not checked.
-      writing: whether the user needs credentials that may write.
+      path: a path from `path_of`; a local path is not checked.
+      writing: whether the user's credentials must also permit writing.
     """
     if not is_bucket(path):
         return
@@ -73,23 +73,25 @@ def check_bucket(path: Path, *, writing: bool = False) -> None:
             if writing:
                 raise
             client = storage.Client.create_anonymous_client()
-        if writing:  # Orbax requests the bucket's description too, which needs a role of its own.
+        if writing:  # Orbax also requests the bucket's metadata, which needs one more role.
             client.get_bucket(bucket, **how)
         next(iter(client.list_blobs(bucket, prefix=prefix, max_results=1, **how)), None)
     except DefaultCredentialsError as error:
         raise UserError(
-            f"{path}: no Google credentials here; run `gcloud auth application-default login` or set"
+            f"{path}: no Google credentials found; run `gcloud auth application-default login` or set"
             " GOOGLE_APPLICATION_CREDENTIALS"
         ) from error
     except exceptions.NotFound as error:
-        raise UserError(f"{path}: there is no bucket {bucket}") from error
+        raise UserError(f"{path}: there is no bucket {bucket}; correct its name or create it") from error
     except (exceptions.Forbidden, exceptions.Unauthorized) as error:
         needed = "Storage Object User and Storage Bucket Viewer" if writing else "Storage Object Viewer"
         raise UserError(
-            f"{path}: these credentials may not use the bucket {bucket}; the roles needed there: {needed}"
+            f"{path}: your credentials may not use the bucket {bucket}; give them these roles there: {needed}"
         ) from error
-    except Exception as error:  # requests, urllib3, google.auth and google.api_core each raise their own
-        raise UserError(f"{path}: the bucket cannot be reached ({_reason(error)})") from error
+    except Exception as error:  # the libraries' errors have no common class
+        raise UserError(
+            f"{path}: the bucket cannot be reached ({_reason(error)}); check the network"
+        ) from error
 
 
 def remove_tree(path: Path) -> None:
@@ -102,11 +104,11 @@ def remove_tree(path: Path) -> None:
 
 
 def move_tree(source: Path, target: Path) -> None:
-    """Moves a directory. In a bucket objects move one by one: an interruption leaves some of them moved."""
+    """Moves a directory. In a bucket, objects move one by one, so an interruption leaves it partly moved."""
     if is_bucket(source):
         import fsspec
 
-        bucket = fsspec.filesystem("gcs", finalize_on_close=True)  # the cached object that etils uses
+        bucket = fsspec.filesystem("gcs", finalize_on_close=True)  # the same cached object as etils
         for name in bucket.find(str(source)):
             bucket.mv(name, f"{target}/{name.removeprefix(str(source).removeprefix('gs://') + '/')}")
     else:
@@ -118,8 +120,8 @@ def move_tree(source: Path, target: Path) -> None:
 def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO[Any]]:
     """Opens a file beside `path` for writing; renames it to `path` on success, removes it on any error.
 
-    Also removes files that killed processes left beside `path`. An object in a bucket is kept in memory and
-    sent at the end.
+    Also removes files that killed processes left beside `path`. The content of an object in a
+    bucket is kept in memory and uploaded at the end.
     """
     path = path_of(path)
     if "b" not in mode:
@@ -131,8 +133,10 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
         file.flush()
         try:
             path.write_bytes(content.getvalue())
-        except Exception as error:  # gcsfs, aiohttp and google.auth each raise their own
-            raise UserError(f"{path} could not be written ({_reason(error)})") from error
+        except Exception as error:  # the libraries' errors have no common class
+            raise UserError(
+                f"{path} could not be written ({_reason(error)}); check the network and your roles"
+            ) from error
         return
     check_replaceable(path)
     path = Path(os.path.realpath(path))  # Write through a link instead of replacing it.
@@ -150,10 +154,12 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
 
 
 def check_replaceable(path: Path) -> None:
-    """Checks that a local path is a file or does not exist."""
+    """Raises a UserError if a local path exists and is not a regular file."""
     found = status_of(path)
     if found is not None and not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{path} is {'a directory' if path.is_dir() else 'no file'}; give a file to write")
+        raise UserError(
+            f"{path} is {'a directory' if path.is_dir() else 'not a regular file'}; give a file to write"
+        )
 
 
 def status_of(path: Path) -> os.stat_result | None:
@@ -181,8 +187,8 @@ def check_free(path: Path) -> None:
     if taken:
         raise UserError(f"{path} already exists; give another output or remove it first")
     if not is_bucket(path):
-        if os.path.ismount(path):  # nothing can be renamed to a mount point
-            raise UserError(f"{path} is where a file system is mounted; give a directory in it")
+        if os.path.ismount(path):  # a directory cannot be renamed to a mount point
+            raise UserError(f"{path} is a mount point; give a directory in it")
         check_room(path)
 
 
@@ -215,8 +221,8 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
             if not _renamed(temporary, path):
                 if not overwrite:
                     raise UserError(
-                        f"another process wrote {path} meanwhile, and it was kept; this process's output is"
-                        " discarded: give another output or remove it first"
+                        f"another process wrote {path} meanwhile, so this process's output was"
+                        " discarded; run the command again with another output, or remove this one first"
                     )
                 _replace(path, temporary)
         except BaseException:
@@ -225,30 +231,34 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
 
 
 def local_path(place: str | Path, where: str = "read from") -> Path:
-    """Returns the path of something that cannot be in a bucket; `where` says what is done with it."""
-    if re.match(r"\w\w+://|gs:/", str(place)):  # `Path` makes gs:/ of gs://
+    """Returns a local path; raises a UserError for a path elsewhere. `where` is part of the message."""
+    if re.match(r"\w\w+://|gs:/", str(place)):  # `Path` turns gs:// into gs:/
         bucket = "copy it to the bucket afterwards" if where == "written to" else "copy it here first"
-        raise UserError(f"{place}: this is {where} local paths only; {bucket}")
+        raise UserError(f"{place}: this can be {where} local paths only; {bucket}")
     return Path(place)
 
 
 def inside(directory: str | Path, name: object, *, said_by: str | Path) -> str:
-    """Returns the path of a file in `directory` that the file `said_by` names; refuses any path outside.
+    """Returns the path of a file in `directory` that the file `said_by` names; refuses a path outside it.
 
-    A link may only lead out of the directory in the hub's cache, whose snapshots link to blobs beside them.
+    Links out of `directory` are only allowed in Hugging Face's cache, whose snapshots link to their blobs.
     """
     path = f"{directory}/{name}"
     if not isinstance(name, str) or not name.strip("/.") or "\0" in name:
-        raise UserError(f"{said_by}: {name!r:.80} is no name of a file beside it")
+        raise UserError(f"{said_by}: {name!r:.80} is not the name of a file in the same directory")
     if name.startswith("/") or ".." in name.split("/"):
-        raise UserError(f"{said_by}: {name!r:.80} lies outside of {directory}")
+        raise UserError(
+            f"{said_by}: {name!r:.80} lies outside of {directory}; copy the directory again from its source"
+        )
     if not is_bucket(directory):
         roots = [Path(os.path.realpath(directory))]
         above = Path(directory).absolute()
         roots += [Path(os.path.realpath(p.parent / "blobs")) for p in above.parents if p.name == "snapshots"]
         found = Path(os.path.realpath(path))
         if not any(found.is_relative_to(root) for root in roots):
-            raise UserError(f"{said_by}: {name!r:.80} is a link that leads out of {directory}, to {found}")
+            raise UserError(
+                f"{said_by}: {name!r:.80} is a link that leads out of {directory}, to {found}; replace it"
+            )
     return path
 
 
@@ -269,13 +279,13 @@ def _renamed(source: Path, target: Path) -> bool:
 
 
 def _replace(old: Path, new: Path) -> None:
-    """Puts the directory `new` in the place of `old`: in one step, unless the file system cannot do that."""
+    """Replaces the directory `old` by `new`, atomically if the file system can exchange two names."""
     names = (_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old))
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if rename is not None and rename(*names, _RENAME_EXCHANGE) == 0:
         remove_directory(new)
         return
-    aside = new.with_suffix(".old")  # not removed by other processes, as names ending in .part may be
+    aside = new.with_suffix(".old")  # other processes may remove *.part, but not this
     old.rename(aside)
     new.rename(old)
     remove_directory(aside)
@@ -285,16 +295,16 @@ def _replace(old: Path, new: Path) -> None:
 def _prepare_gcsfs() -> None:
     """Makes etils use gcsfs instead of TensorFlow, without a cache of listings."""
     os.environ.setdefault("EPATH_USE_TF", "false")
-    # Support for hierarchical namespaces would request each bucket's kind from a control service over gRPC.
+    # Otherwise gcsfs requests each bucket's kind (flat or hierarchical) from a control service over gRPC.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import fsspec.config
-    import gcsfs  # noqa: F401 (fsspec imports it late, and its error says less)
+    import gcsfs  # noqa: F401 (fsspec would import it later, with a less clear error)
     from etils.epath import gpath
 
-    # TensorStore writes to the same places, which a cache of listings would not see.
+    # TensorStore writes to the same buckets, and a cache of listings would miss the new objects.
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
-    gpath._is_tf_installed.cache_clear()  # cached if a local path was used before
-    for name in ("gcsfs", "google.auth"):  # Their warnings repeat the error that follows.
+    gpath._is_tf_installed.cache_clear()  # its result is cached if a local path was used before
+    for name in ("gcsfs", "google.auth"):  # Their warnings repeat the error that is raised next.
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 

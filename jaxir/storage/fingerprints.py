@@ -1,4 +1,4 @@
-"""Hashes of data sets and plain values, by which two are compared."""
+"""Hashes of data sets and plain values, which are compared instead of the data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-DIGITS = 16  # of a hash where a person reads it
+DIGITS = 16  # hexadecimal digits of a hash in messages and file names
 
 
 def of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
@@ -24,7 +24,7 @@ class ValuesHash:
     """A hash of plain values, added one by one: texts, bytes, numbers, None, tuples and lists of them.
 
     Attributes:
-      count: how many were added.
+      count: the number of values that were added.
     """
 
     def __init__(self):

@@ -24,20 +24,20 @@ def read_json(path: Path, kind: Any = Any) -> Any:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # malformed, not UTF-8, or too deeply nested
-        raise UserError(f"{path}: not valid JSON ({error})") from error
-    check_value(f"{path}: the file is damaged: its content", content, kind)
+        raise UserError(f"{path}: not valid JSON ({error}); correct it, or copy it again") from error
+    check_value(f"{path} is damaged: its content", content, kind)
     return content
 
 
 def made(cls: type[Made], content: Mapping[str, Any], path: Path) -> Made:
-    """Returns the dataclass `cls` made from a JSON object, which was read from `path`."""
+    """Returns an instance of the dataclass `cls` with the values of a JSON object, read from `path`."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name in content.keys() - fields.keys():
-        raise UserError(f"{path}: {name!r:.80} is unknown{suggest(name, fields)}")
+        raise UserError(f"{path}: the key {name!r:.80} is unknown{suggest(name, fields)}")
     for name, field in fields.items():
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and name not in content:
-            raise UserError(f"{path}: {name!r} is missing")
+            raise UserError(f"{path}: the key {name!r} is missing; copy the file again, or make it again")
     try:
         hints = hints_of(cls)
         for name, value in content.items():

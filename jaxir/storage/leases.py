@@ -1,4 +1,4 @@
-"""Leases: one process at a time works in a directory of a bucket, by an object that it renews.
+"""Leases let one process at a time work in a directory of a bucket: it renews the object LEASE there.
 
 The object is written only if no other process has written it meanwhile (Cloud Storage's preconditions).
 A lease that is not renewed for `STALE_AFTER` seconds is taken over, so a crash blocks nobody for long.
@@ -23,13 +23,13 @@ from jaxir.core.errors import UserError
 from jaxir.storage.files import check_bucket
 
 LEASE = "LEASE"
-RENEWED_EVERY = 15.0  # seconds
-STALE_AFTER = 60.0  # seconds without renewal
-ATTEMPTS = 30.0  # seconds that one request may take, retries included
+RENEWED_EVERY = 15.0  # seconds between two renewals of a lease
+STALE_AFTER = 60.0  # seconds without renewal after which another process may take over a lease
+ATTEMPTS = 30.0  # time limit of a request in seconds, retries included
 
 
 class _Found(NamedTuple):
-    """A lease in a bucket: the number of its last write, and its content."""
+    """A lease read from a bucket: its object's generation, which each write changes, and its JSON."""
 
     generation: int
     content: dict[str, Any]
@@ -43,14 +43,14 @@ class Lease:
     """A lease on a directory in a bucket, held while the context is active and renewed by a thread.
 
     Args:
-      directory: from `files.path_of`.
+      directory: a path in a bucket from `files.path_of`.
       doing: what the process does there, for error messages, such as "trains in".
     """
 
     def __init__(self, directory: Path, doing: str):
         check_bucket(directory, writing=True)
         from google.cloud import storage
-        from google.cloud.storage.retry import DEFAULT_RETRY  # unlike api_core's, it retries failed uploads
+        from google.cloud.storage.retry import DEFAULT_RETRY  # api_core's does not retry uploads
 
         self._directory, self._doing = directory, doing
         bucket, _, prefix = str(directory).removeprefix("gs://").partition("/")
@@ -71,9 +71,9 @@ class Lease:
                 self._take_over()
         except UserError:
             raise
-        except Exception as error:  # google.api_core, requests and google.auth each raise their own
+        except Exception as error:  # the libraries' errors have no common class
             raise UserError(
-                f"{self._directory} could not be leased, so nothing is done there ({error!s:.160})"
+                f"{self._directory} could not be leased, so nothing was written ({error!s:.160}); try again"
             ) from error
         self._thread.start()
         return self
@@ -97,7 +97,8 @@ class Lease:
                 ) from error
         if self._lost:
             raise UserError(
-                f"another process {self._doing} {self._directory} now ({self._lost}); this one ends"
+                f"this process no longer {self._doing} {self._directory}: another process took over its lease"
+                f" ({self._lost}); this process ends"
             )
 
     def _take_over(self) -> None:
@@ -111,29 +112,31 @@ class Lease:
                 watched, begin = found, time.monotonic()
                 print(
                     f"{self._directory} is leased ({found}): waiting up to {STALE_AFTER:.0f} s to see whether"
-                    " that process still lives",
+                    " that process still renews the lease",
                     file=sys.stderr,
                 )
             elif found.generation != watched.generation:
-                raise UserError(f"another process {self._doing} {self._directory} ({found})")
+                raise UserError(
+                    f"another process {self._doing} {self._directory} ({found}); wait until it ends"
+                )
             elif time.monotonic() - begin > STALE_AFTER and self._write(watched.generation):
-                print(f"that process is gone; {self._directory} is taken over", file=sys.stderr)
+                print(f"its lease is stale: this process takes over {self._directory}", file=sys.stderr)
                 return
             time.sleep(RENEWED_EVERY / 10)
 
     def _keep(self) -> None:
         while not self._lost and not self._ended.wait(RENEWED_EVERY):
-            with contextlib.suppress(Exception):  # It is tried again; `check` reports lasting failures.
+            with contextlib.suppress(Exception):  # This thread tries again; `check` reports lasting failures.
                 self._renew()
 
     def _renew(self) -> None:
         with self._lock:
             if not self._write(self._generation):
                 found = self._read()
-                self._lost = str(found) if found else "it has ended since"
+                self._lost = str(found) if found else "that process has already released the lease"
 
     def _write(self, generation: int) -> bool:
-        """Writes the lease if its generation is this one (0: no lease exists); returns whether it is ours."""
+        """Writes the lease if its object has this `generation` (0: none); returns whether it is held."""
         from google.api_core.exceptions import PreconditionFailed
 
         begin, blob = time.monotonic(), self._bucket.blob(self._name)

@@ -1,6 +1,6 @@
 """Locks on local directories and outputs; leases (`leases.py`) do the same in buckets.
 
-docs/durability.md says why these are `flock` on the directory itself and not `filelock`.
+docs/durability.md says why jaxir calls `flock` on the directory itself and does not use `filelock`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from jaxir.core.errors import UserError
 
 _MADE: list[list[Path]] = []  # directories that were created for the locks of this process
-_DESCRIPTORS: list[int] = []  # of directories that this process has locked
+_DESCRIPTORS: list[int] = []  # open descriptors of the directories that this process has locked
 _WRITTEN: set[Path] = set()  # outputs that this process has locked
 
 
@@ -31,7 +32,7 @@ class Lock(NamedTuple):
             if os.path.samestat(os.fstat(self.descriptor), self.directory.stat()):
                 return
         raise UserError(
-            f"{self.directory} was removed or replaced while this process worked in it; start anew"
+            f"{self.directory} was removed or replaced while this process worked in it; run the command again"
         )
 
 
@@ -42,7 +43,7 @@ def locked(directory: Path, refusal: str) -> Iterator[Lock]:
     A missing directory is created, and removed at the end if it is empty.
     """
     if directory.exists() and not directory.is_dir():
-        raise UserError(f"{directory} is not a directory")
+        raise UserError(f"{directory} is not a directory; give another, or remove it first")
     created = _missing([directory, *directory.parents])
     descriptor = _lock(directory, os.O_RDONLY, refusal, directory=directory)
     _DESCRIPTORS.append(descriptor)
@@ -56,7 +57,7 @@ def locked(directory: Path, refusal: str) -> Iterator[Lock]:
 
 @contextlib.contextmanager
 def writing(output: Path) -> Iterator[None]:
-    """Locks a local output that appears only when whole; parts of one process may lock it several times."""
+    """Locks a local output against other processes while it is written; this process may lock it again."""
     place = Path(os.path.realpath(output))
     if place in _WRITTEN:
         yield
@@ -81,7 +82,7 @@ def descriptors() -> tuple[int, ...]:
 
 
 def leave_nothing_empty() -> None:
-    """Removes empty directories that were created for locks, in a process that ends without unwinding."""
+    """Removes empty directories that were created for locks; for a process that ends by `os._exit`."""
     for created in reversed(_MADE):
         _remove_empty(created)
 
@@ -102,13 +103,15 @@ def _removing_empty(created: list[Path]) -> Iterator[None]:
 
 
 def _remove_empty(directories: list[Path]) -> None:
-    with contextlib.suppress(OSError):  # not empty
+    with contextlib.suppress(OSError):  # a directory is not empty
         for path in directories:
             path.rmdir()
 
 
-def open_locked(path: Path, flags: int) -> int:
+def open_locked(path: Path, flags: int, *, warn: bool = False) -> int:
     """Opens a file or directory and locks it until the returned descriptor is closed.
+
+    With `warn`, a file system that has no locks is reported on standard error.
 
     Raises:
       BlockingIOError: another process holds the lock.
@@ -120,7 +123,13 @@ def open_locked(path: Path, flags: int) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise
-    except OSError:  # The file system has no locks, so no process can hold one.
+    except OSError as error:  # The file system has no locks, so no process can hold one.
+        if warn:
+            print(
+                f"warning: {path} cannot be locked ({error.strerror.lower()}): make sure that no other"
+                " process works in it",
+                file=sys.stderr,
+            )
         return descriptor
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(descriptor), path.stat()):
@@ -133,8 +142,8 @@ def _lock(path: Path, flags: int, refusal: str, *, directory: Path) -> int:
     """Opens and locks a path after creating `directory`; returns the descriptor."""
     while True:
         directory.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # Its last holder has just removed it.
+        with contextlib.suppress(FileNotFoundError):  # Another process has just removed it.
             try:
-                return open_locked(path, flags)
+                return open_locked(path, flags, warn=path == directory)
             except BlockingIOError:
                 raise UserError(refusal) from None

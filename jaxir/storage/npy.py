@@ -1,4 +1,4 @@
-"""Reading and writing .npy files; plain writes, because numpy's own save hides why a write failed."""
+"""Reads and writes .npy files. Does not use `np.save`, because its errors hide why a write failed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jaxir.core.errors import UserError
 def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Opens an array of this dtype and shape, memory-mapped."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise UserError(f"{path}: no such file; copy its directory again, or make it again")
     try:
         found = np.load(path, mmap_mode="r")
     except Exception as error:  # numpy reads the header with Python's parser, which raises various errors
-        raise UserError(f"{path} cannot be read: {error}") from None
+        raise UserError(f"{path} cannot be read: {error}; copy it again, or make it again") from None
     if not isinstance(found, np.ndarray):
-        raise UserError(f"{path} is an archive of arrays, not one")
+        raise UserError(f"{path} is an archive of arrays, not one array; copy it again")
     if found.dtype != dtype or found.shape != shape:
         raise UserError(f"{path.name} is {found.dtype} {found.shape}, not {np.dtype(dtype)} {shape}")
     return found
@@ -32,7 +32,7 @@ def write_npy(file: IO[bytes], parts: Sequence[np.ndarray]) -> None:
 
 
 def stream_npy(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype, parts: Iterable[np.ndarray]) -> None:
-    """Does what `write_npy` does, with parts that are computed one by one."""
+    """Like `write_npy`, but for parts that are computed one by one; `shape` is that of all together."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     for piece in pieces(parts, 65_536):
@@ -40,14 +40,14 @@ def stream_npy(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype, parts: 
 
 
 def pieces(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """Yields arrays [n, ...] in pieces of at most `size` rows."""
+    """Splits each array [n, ...] into pieces of at most `size` rows, and yields them."""
     for array in arrays:
         for at in range(0, len(array), size):
             yield array[at : at + size]
 
 
 def gather(shards: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Returns the vectors of `rows`, numbered through all shards, as float32 [len(rows), D]."""
+    """Returns vectors as float32 [len(rows), D]; `rows` are row numbers in the concatenated shards."""
     starts = np.cumsum([0, *map(len, shards)])
     of_shard = np.searchsorted(starts, rows, side="right") - 1
     found = np.empty((len(rows), shards[0].shape[1]), np.float32)

@@ -1,4 +1,4 @@
-"""Opening files to read; a pipe is copied when it is first read, so that it can be read again."""
+"""Opens files for reading. A pipe is copied when it is first read, so that it can be read again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import IO
 from jaxir.storage.files import is_bucket
 
 _COPYING = threading.Lock()
-_COPIES: dict[tuple[int, int], int] = {}  # (device, inode) of a pipe -> descriptor of its copy
+_COPIES: dict[tuple[int, int], int] = {}  # (device, inode) of each copied pipe -> its copy's descriptor
 
 
 def open_to_read(path: Path) -> IO[bytes]:
-    """Opens a file, a pipe or an object in a bucket to read its bytes; an OSError names it."""
+    """Opens a file, a pipe or an object in a bucket to read its bytes; an OSError names the path."""
     return path.open("rb") if is_bucket(path) else open(path, "rb", buffering=1 << 16, opener=_opened)
 
 
@@ -46,7 +46,7 @@ def _opened(path: str, flags: int) -> int:
 
 
 def _copied(path: str, pipe: tuple[int, int]) -> str:
-    """Returns the path of a pipe's copy, an unnamed temporary file that ends with the process."""
+    """Returns the path of a pipe's copy, an unnamed temporary file that exists until the process ends."""
     with _COPYING:
         if pipe not in _COPIES:
             with tempfile.TemporaryFile() as copy, Path(path).open("rb") as content:

@@ -1,4 +1,4 @@
-"""The outputs of a command, checked before it works: see `writes`."""
+"""Checks the outputs of a command before the command starts its work: see `writes`."""
 
 from __future__ import annotations
 
@@ -28,34 +28,37 @@ from jaxir.storage.locks import writing
 from jaxir.storage.open_files import open_to_read
 from jaxir.storage.temporary_outputs import is_temporary
 
-# A file of ranked answers or a report replaces one of its kind. A directory must be new, unless the command
-# changes it, or has begun it earlier. Only models and runs may be in a bucket, which their writers check.
-# Several processes may write a shared file together: the one that does so locks it.
+# A file may replace a file of its kind. A directory must be new, unless the command changes it or started it
+# earlier. Only models and runs may be in a bucket, and their writers check that. Several processes may
+# compute a shared file together; the process that writes the file locks it.
 Kind = Literal[
     *("run file", "shared run file", "report", "shared outputs file"),
     *("directory", "changed directory", "model", "run"),
     *("embeddings directory", "grid", "rounds directory", "quickstart directory"),
 ]
 FILES = ("run file", "shared run file", "report", "shared outputs file")
-WHOLE = ("run file", "report", "directory", "model")  # locked here; writers of the others lock them
-# Directories that an interrupted command resumes; each has one of these entries from the beginning.
+WHOLE = ("run file", "report", "directory", "model")  # kinds that `writes` locks
+# Directories that an interrupted command resumes. A started one has at least one of these entries.
 BEGUN = {
     "embeddings directory": {"embeddings.json"},
     "grid": {"cells"},
     "rounds directory": {"commands.txt", "round0"},
     "quickstart directory": {"pydocs"},
 }
-_KEYS = {"report": {"per_query", "systems", "spearman"}, "file of outputs": {"outputs"}}  # one is in the JSON
+_KEYS = {
+    "report": {"per_query", "systems", "spearman"},
+    "file of outputs": {"outputs"},
+}  # the JSON has one key
 
 
 def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a command check all its outputs before it works, whether flags, gin or Python name them.
+    """Makes a command check all its outputs before it starts, whether flags, gin or Python name them.
 
-    An output that appears only when whole is locked until the command ends.
+    Outputs of the kinds in `WHOLE` are locked until the command ends.
 
     Args:
-      unless: a parameter with which nothing is written, or the function checks and locks by itself.
-      **kinds: the kind of each parameter that names an output; None is not checked.
+      unless: a parameter; if it is set, nothing is checked or locked here, as the function does not need it.
+      **kinds: the kind of each parameter that names an output; an output that is None is not checked.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +66,7 @@ def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..
 
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind_partial(*args, **kwargs)  # The call below reports what is missing.
+            given = signature.bind_partial(*args, **kwargs)  # The call below reports missing arguments.
             given.apply_defaults()
             with contextlib.ExitStack() as held:
                 if unless is None or not given.arguments[unless]:
@@ -78,7 +81,7 @@ def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..
                                 held.enter_context(alone(path))
                 return function(*args, **kwargs)
 
-        checked.__signature__ = signature  # for gin
+        checked.__signature__ = signature  # gin reads the parameters here
         checked.outputs = kinds
         return checked
 
@@ -91,12 +94,12 @@ def alone(path: str | Path) -> contextlib.AbstractContextManager[None]:
 
 
 def check_output(what: str, path: str | Path, kind: Kind) -> None:
-    """Checks that an output can be written; changes nothing. `what` names the flag if `path` is empty."""
+    """Checks that an output can be written; changes nothing. `what` is its flag, for error messages."""
     check_named(what, path)
     if kind in FILES:
         place = path_of(path)
         if place.name.endswith(".gz"):
-            raise UserError(f"{path}: outputs are not compressed: leave out .gz")
+            raise UserError(f"{path}: outputs cannot be compressed: leave out .gz")
         if is_bucket(place):
             check_bucket(place, writing=True)
         else:
@@ -107,7 +110,7 @@ def check_output(what: str, path: str | Path, kind: Kind) -> None:
     elif kind in ("model", "run"):
         if not is_bucket(place := path_of(path)):
             check_free(place) if kind == "model" else check_directory(place)
-    elif kind == "changed directory":  # The new directory is written beside the old one.
+    elif kind == "changed directory":  # The new version is written beside the old one.
         place = local_path(path, "written to")
         status_of(place)
         check_room(place)
@@ -116,17 +119,17 @@ def check_output(what: str, path: str | Path, kind: Kind) -> None:
 
 
 def check_named(what: str, path: str | Path) -> None:
-    """Refuses an empty name, and one that a shell should have expanded."""
+    """Raises a UserError for an empty path, and for a path that starts with an unexpanded ~."""
     if not str(path):
         raise UserError(f"{what} is empty")
     if str(path).startswith("~"):
         raise UserError(
-            f"{path}: shells do not expand ~ behind =, so this would make a directory named ~; write $HOME"
+            f"{path}: shells do not expand ~ after =, so this would make a directory named ~; write $HOME"
         )
 
 
 def check_not_read(path: str | Path, arguments: Mapping[str, Any]) -> None:
-    """Refuses to replace a file that the command reads, as far as its other arguments name it."""
+    """Raises a UserError if an output would replace a file that another argument names as input."""
     place = path_of(path)
     if is_bucket(place) or not place.is_file():
         return
@@ -135,17 +138,17 @@ def check_not_read(path: str | Path, arguments: Mapping[str, Any]) -> None:
             for text in re.split(r",|^\w+:|^\w+=", item) if isinstance(item, str) else ():
                 with contextlib.suppress(OSError, ValueError):
                     if text and place.samefile(text):
-                        raise UserError(f"{path} is what --{name} reads: give another output")
+                        raise UserError(f"{path} is also the input of --{name}: give another output")
 
 
 def check_not_foreign(path: str | Path, kind: Kind) -> None:
-    """Refuses to replace a file that is neither empty nor of the kind to be written."""
+    """Raises a UserError if an output would replace a file that is neither empty nor of the output's kind."""
     place = path_of(path)
     if is_bucket(place) or not place.is_file() or not place.stat().st_size:
         return
     what = {"report": "report", "shared outputs file": "file of outputs"}.get(kind, "run file")
     if not _is_kind(place, what):
-        raise UserError(f"{path} is there already and is no {what}: give another output, or remove it first")
+        raise UserError(f"{path} already exists and is not a {what}: give another output, or remove it first")
 
 
 def _is_kind(path: Path, what: str) -> bool:
@@ -159,13 +162,15 @@ def _is_kind(path: Path, what: str) -> bool:
 
 
 def check_work_directory(path: str | Path, kind: Kind) -> None:
-    """Checks that a local directory is missing, empty, or was begun as one of its kind, and is writable."""
+    """Checks that a local directory is missing, empty, or was started as this kind, and can be written."""
     check_directory(path)
     place = local_path(path, "written to")
     if place.is_dir():
         names = {entry.name for entry in place.iterdir() if not is_temporary(entry.name)}
         if names and not names & BEGUN[kind]:
-            raise UserError(f"{path} already exists and is no {kind}; give another output")
+            raise UserError(
+                f"{path} already exists and is not what this command writes ({kind}); give another output"
+            )
 
 
 def check_directory(path: str | Path) -> None:
@@ -173,5 +178,5 @@ def check_directory(path: str | Path) -> None:
     place = local_path(path, "written to")
     found = status_of(place)
     if found is not None and not stat.S_ISDIR(found.st_mode):
-        raise UserError(f"{place} is no directory; give another output or remove it first")
+        raise UserError(f"{place} is not a directory; give another output or remove it first")
     check_room(place if found is None else place / "file")

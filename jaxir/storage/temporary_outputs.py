@@ -1,6 +1,6 @@
-"""Temporary files and directories beside an output, in which it is written until it is whole.
+"""Temporary files and directories beside an output, which hold the output until it is complete.
 
-The writing process locks them. The next output in the same directory removes those that nobody locks.
+The writing process locks them. The next process that writes an output there removes unlocked ones.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 
 from jaxir.storage.locks import open_locked
 
-# Seconds after which the temporary outputs of other hosts are removed. Their locks may not show here, and a
-# container's host name may be new each time.
+# Seconds after which the temporary outputs of other hosts are removed. Other hosts' locks may be invisible
+# here, and a container may get a new host name each time.
 ABANDONED_AFTER = 86_400.0
-ATTEMPTS = 20  # to remove a directory into which a library's threads still write
-ATTEMPT_SECONDS = 0.1  # between two attempts
+ATTEMPTS = 20  # number of attempts to remove a directory in which a library's threads still create files
+ATTEMPT_SECONDS = 0.1  # seconds between two attempts to remove a directory
 _NAME = re.compile(r"\..+?\.(?:([0-9a-f]{8})\.)?[0-9a-f]{12}\.part", re.DOTALL)
 
 
@@ -38,7 +38,7 @@ def temporary_output(path: Path, *, directory: bool, mode: int = 0o777) -> Itera
         temporary = path.with_name(f".{path.name[:48]}.{_host()}.{secrets.token_hex(6)}.part")
         if directory:
             temporary.mkdir(mode)
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # removed before it was locked
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # removed before this locked it
             descriptor = open_locked(temporary, flags)
             break
     try:
@@ -81,7 +81,7 @@ def _remove_abandoned(directory: Path) -> None:
         for entry in entries:
             found = _NAME.fullmatch(entry.name)
             if found and (found[1] == _host() or _age(Path(entry.path)) > ABANDONED_AFTER):
-                with contextlib.suppress(OSError):  # A locked one is still being written.
+                with contextlib.suppress(OSError):  # A locked output is still being written.
                     _remove_unlocked(Path(entry.path), directory=entry.is_dir(follow_symlinks=False))
 
 

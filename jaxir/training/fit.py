@@ -41,12 +41,12 @@ from jaxir.training.loop import TrainResult
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW, Optimizer
 
-# The same as in gin/pairs.gin and gin/generator.gin; tests compare them.
+# The defaults of `fit` are those of gin/pairs.gin and gin/generator.gin; tests compare them.
 WRITING = Seq2Seq(source="passage", target="query")
 OBJECTIVE = Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.05))
 OPTIMIZER = AdamW(learning_rate=3e-5, warmup_steps=0.05)
 MIN_STEPS, DROPOUT = 100, 0.0
-_CALLED = {"data": "pairs", "mesh": "partitioner"}  # a recipe's setting -> its name here
+_CALLED = {"data": "pairs", "mesh": "partitioner"}  # {field of `Recipe`: the argument of `fit` that sets it}
 
 
 def fit(
@@ -68,35 +68,35 @@ def fit(
 ) -> DualEncoder | CrossEncoder | Generator:
     """Trains a dual encoder on pairs of texts.
 
-    With `PretrainedCrossEncoder` it trains a cross-encoder, by default to rank the passage of a query above
-    its hard negatives. With `PretrainedSeq2Seq` it trains a generator, by default to write the query of a
-    passage; `dev` then measures the loss.
+    With a `PretrainedCrossEncoder` as model, `fit` trains a cross-encoder, by default to rank the passage of
+    a query above its hard negatives. With a `PretrainedSeq2Seq`, it trains a generator, by default to write
+    the query of a passage; evaluations then measure the loss on `dev`.
 
     The given `model` is not changed. Defaults are those of gin/pairs.gin. Ctrl-C or SIGTERM ends training
-    after the current step. With `output_dir`, a checkpoint is saved, a warning names the step, and the same
-    call resumes the run.
+    after the current step. With `output_dir`, `fit` then saves a checkpoint and prints a warning with the
+    step, and the same call resumes the run.
 
-    The result's `training` is a `jaxir.training.loop.TrainResult`: the steps of the run, the last finished
-    step, the signal that stopped it (None if it is complete) and the best checkpoint.
+    The result's attribute `training` is a `jaxir.training.loop.TrainResult`: the steps of the run, the last
+    finished step, the signal that stopped the run (None if it is complete) and the best checkpoint.
 
     Args:
-      model: what to start from: a name (`st:NAME`, `hf:NAME`, a directory of jaxir's) or an encoder, both
+      model: the model to start from: a name (`st:NAME`, `hf:NAME`, a jaxir directory) or an encoder, both
         trained without dropout, or a Pretrained(...) or FromScratch(...), which set lengths, dropout and
         towers.
-      pairs: `Pairs`, or another kind of data of `jaxir.data`, such as BeirPairs(directory=...).
-      steps: optimizer steps; give this or epochs.
+      pairs: `Pairs`, or another kind of data in `jaxir.data`, such as BeirPairs(directory=...).
+      steps: number of optimizer steps; give either steps or epochs.
       epochs: number of times to go through the pairs; by default once, and at least 100 steps.
-      batch_size: pairs of a step, over all devices.
+      batch_size: number of pairs per step, over all devices together.
       objective: the training method; by default the in-batch softmax at temperature 0.05, Reranking() or
         Seq2Seq(...).
-      optimizer: AdamW(...) or Adafactor(...); by default AdamW at 3e-5, with a warm-up.
-      dev: pairs to evaluate on while training; the result is then the best encoder on them, not the last.
-      eval_every: steps between evaluations on `dev`; below 1, a share of all steps.
-      num_negatives: hard negatives of each pair in a batch; by default 1 if each of `Pairs` has some.
-      output_dir: the run's directory, new or to be resumed, which every command opens as a model; by default
-        nothing of the run is kept.
-      partitioner: the mesh; by default all devices split the batch.
-      seed: decides the order of the data, dropout and new parameters.
+      optimizer: AdamW(...) or Adafactor(...); by default AdamW with learning rate 3e-5 and a warm-up.
+      dev: pairs to evaluate on while training; the result is then the best checkpoint on `dev`, not the last.
+      eval_every: number of steps between evaluations on `dev`; a value below 1 is a share of all steps.
+      num_negatives: hard negatives per pair in a batch; by default 1 if all of `Pairs` have some, else 0.
+      output_dir: the run's directory, new or to be resumed; every command can open it as a model. By default
+        the run is not kept on disk.
+      partitioner: the device mesh; by default the batch is split over all devices.
+      seed: determines the order of the data, dropout and the initial values of new parameters.
       **settings: other fields of a `jaxir.training.run.recipe.Recipe`: log_every, evaluators, ...
 
     Raises:
@@ -148,7 +148,7 @@ def _check(settings: Mapping[str, Any], *, steps: int | None, dev: Any) -> None:
         if known.get(name) != name:
             raise UserError(f"fit has no setting {name!r}{suggest(known.get(name, name), known.values())}")
     if steps is not None and "min_steps" in settings:
-        raise UserError("min_steps counts with epochs only, and steps is given: leave min_steps out")
+        raise UserError("min_steps only applies with epochs, but steps is given: leave min_steps out")
     if "dev_metric" in settings and dev is None and not settings.get("evaluators"):
         raise UserError(
             f"dev_metric is {settings['dev_metric']!r}, but nothing is evaluated: give dev or evaluators, or"
@@ -169,7 +169,7 @@ def _report_stop(result: TrainResult, output_dir: str | Path | None) -> None:
     """Warns that training was stopped; raises KeyboardInterrupt if nothing of the run is kept."""
     stop = f"training was stopped by {result.stopped_by.name} after step {result.step} of {result.steps}"
     if output_dir is None:
-        raise KeyboardInterrupt(f"{stop}; nothing is kept: give output_dir to resume a stopped run")
+        raise KeyboardInterrupt(f"{stop}; no checkpoint was saved: give output_dir to resume stopped runs")
     which = "the last step" if result.best_step is None else f"step {result.best_step}, the best so far"
     print(
         f"warning: {stop}; the model has the weights of {which}; call fit again with the same arguments to"
@@ -180,7 +180,7 @@ def _report_stop(result: TrainResult, output_dir: str | Path | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Shortened(TextData):
-    """Data padded only to their longest texts, so that steps take no longer than needed."""
+    """Data that are padded only to their longest texts instead of the model's length, for faster steps."""
 
     data: TextData
 
@@ -196,12 +196,12 @@ def _shortened(what: str, data: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Copied:
-    """A model that is trained as a copy, without dropout, so that the model itself does not change."""
+    """Builds a copy of an encoder's model without dropout; training the copy leaves the encoder unchanged."""
 
     encoder: DualEncoder
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> model_dir.LoadedModel:
-        # Copied by way of the host, since training donates the parameters that it is given.
+        # `params_of` copies parameters to the host, because training donates the arrays that it starts from.
         encoder, model = self.encoder, self.encoder.model
         found = StoredModel(
             config=model.config,

@@ -1,4 +1,4 @@
-"""The training loop: the steps, evaluations and checkpoints of a run that `trainer.prepare` made ready."""
+"""The training loop: the steps, evaluations and checkpoints of a run that `trainer.prepare` has built."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from jaxir.training.step.prefetch import prefetch
 from jaxir.training.stopping import StopSignal
 from jaxir.training.suite import Suite
 
-ENDED = "step {}: the data's batches ended, of a run of {} steps: `batches` must be endless"
+ENDED = "step {}: the data has no more batches, but the run has {} steps: make `Dataset.batches` endless"
 
 
 class TrainResult(NamedTuple):
     """How a run ended.
 
     Attributes:
-      steps: steps of the whole run.
-      started_at: the step that it began with: 0, or that of the checkpoint it resumed from.
-      step: the number of finished steps; if it is `started_at`, the run was complete already.
-      stopped_by: the signal that stopped it before its last step, or None.
-      best_step: the step of the best checkpoint by the dev metric, or None without one.
-      best_value: its dev metric.
+      steps: total number of steps of the run.
+      started_at: number of finished steps at the start: 0, or the step of the checkpoint to resume from.
+      step: number of finished steps at the end; equal to `started_at` if the run was already complete.
+      stopped_by: the signal that stopped the run before its last step, or None.
+      best_step: the step of the best checkpoint by the dev metric, or None if no dev metric was measured.
+      best_value: the dev metric of the best checkpoint, or None.
     """
 
     steps: int
@@ -64,13 +64,13 @@ class Run:
       directory: the run's directory, locked.
       loaded: the model, with tokenizer and settings.
       partitioner: the mesh.
-      batches_from: start_step -> the batches of this process from there on.
-      share: which part of each batch this process reads, and the number of parts.
+      batches_from: function that maps `start_step` to the batches of this process from that step on.
+      share: (part, parts): this process reads the part with number `part` of `parts` parts of each batch.
       suite: the evaluators.
       plan: the layout of the state on the mesh.
-      optimizer: built for the steps of the run.
-      state: parameters, moments of the optimizer and step.
-      start: finished steps: 0, or those of the checkpoint that the run resumes from.
+      optimizer: the optimizer, built for the number of steps of the run.
+      state: the current parameters, moments of the optimizer and number of finished steps.
+      start: number of finished steps at the start: 0, or the step of the checkpoint to resume from.
     """
 
     recipe: Recipe
@@ -88,14 +88,14 @@ class Run:
     def train(self, *, on_start: Callable[[Path], None] = lambda _: None, kept: bool = True) -> TrainResult:
         """Trains until the last step, or until a signal stops it.
 
-        `on_start` is called with the directory before the first step. Unless `kept`, a stopped run saves no
-        checkpoint.
+        `on_start` is called with the directory before the first step. If `kept` is false, a stopped run saves
+        no checkpoint.
         """
         recipe, directory, steps = self.recipe, self.directory, self.recipe.steps
         with contextlib.ExitStack() as closing:
             closing.callback(lambda: train_state.put_into(self.loaded.model, self.state.params))
             if self.start == steps:
-                directory.begin(self.loaded, on_start)  # also replaces files that were damaged or removed
+                directory.begin(self.loaded, on_start)  # also rewrites damaged or removed files
                 directory.mark_complete(steps)
                 return self._result(steps, None)
             ahead = prefetch(
@@ -158,10 +158,10 @@ class Run:
     def _compile(
         self, batch: Any, key_data: jax.Array
     ) -> tuple[Callable[..., Any], str | None, dict[str, Any]]:
-        """Compiles the step and the evaluation; "auto" settings choose among several compiled steps.
+        """Compiles the step and the evaluation; for "auto" settings, chooses among several compiled steps.
 
-        Returns the step, (state, batch, key data) -> (state, metrics), which donates the state; a note on
-        the choice; and the costs of the step, for the `Reporter`.
+        Returns the step, which maps (state, batch, key data) to (state, metrics) and donates the state; a
+        note on the chosen settings, if any are "auto"; and arguments of `Reporter` on the costs of the step.
         """
         objective, partitioner, plan = self.recipe.objective, self.partitioner, self.plan
 
@@ -192,7 +192,7 @@ class Run:
                 "figures": planned(step, partitioner) if jax.process_index() == 0 else {},
             }
         if self.suite.evaluators:
-            self.suite.bench.objective = objective  # with the chosen number of chunks
+            self.suite.bench.objective = objective  # its number of chunks is now chosen
             with timed("compiling the evaluation"):
                 self.suite.bench.compile(plan)
             self.suite.try_out(self.state)
@@ -203,7 +203,7 @@ class Run:
         trace = Trace(self.directory.path, to_trace, start_step=self.start)
         if trace.begun_before:
             reporter.narrator.say(
-                f"no trace of steps {trace.begun_before}: the run resumes after step {self.start}"
+                f"steps {trace.begun_before} are not traced: the run resumes after step {self.start}"
             )
         return trace
 

@@ -1,4 +1,4 @@
-"""Metrics and evaluations of a run while it trains: read, checked, logged and shown."""
+"""Reads, checks, logs and prints the metrics of a run while it trains, and runs its evaluators."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from jaxir.training.step.train_state import Metrics, TrainState
 from jaxir.training.suite import Suite
 
 NO_NEGATIVES = (
-    "no pair of the {} has a negative, so the loss is 0 whatever the model does: there are no hard negatives"
-    " but the passages themselves, and no two pairs with different queries and passages (by their ids)"
+    "no pair of the {} has a negative, so the loss is 0 for every model: no hard negative differs from its"
+    " pair's passage, and no two pairs have both different queries and different passages (by their ids)"
 )
 
 
 class Reporter:
-    """Reads metrics, runs evaluations, refuses values that are not finite, and logs and shows the rest.
+    """Logs and prints metrics, runs evaluations, and stops training if a value is not finite.
 
     Args:
       recipe: the run's settings.
-      directory: the run's directory, begun.
+      directory: the run's directory, after `begin` was called.
       suite: the evaluators.
-      start: the step that the run starts after.
-      ideal_seconds: the least time that the chips need for a step; None for unknown chips.
-      figures: values for every logged line.
+      start: number of finished steps at the start.
+      ideal_seconds: minimum seconds per step at the peak speed of the chips; None if the chips are unknown.
+      figures: constant values by name, added to each line of metrics in the log.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Reporter:
         values = {k: float(v) for k, v in jax.device_get(metrics).items()}
         for name in ("loss", "grad_norm"):
             if not np.isfinite(values[name]):
-                self.fail(f"step {done}: {name} is {values[name]}")
+                self.fail(f"step {done}: the {name} is {values[name]}: lower the learning rate or warm up")
         self._check_negatives(done, values)
         self.narrator.step(done, values["loss"])
         if done % self._recipe.log_every == 0 or done == self._recipe.steps:
@@ -88,11 +88,11 @@ class Reporter:
         return scores.get(self._recipe.dev_metric)
 
     def settle_checkpoint(self) -> None:
-        """Waits for the checkpoint being written, and logs that it is whole."""
+        """Waits for the checkpoint being written, and logs that it is complete."""
         self.log.checkpoint(self._checkpoints.settle())
 
     def poll_checkpoint(self) -> None:
-        """Logs that the checkpoint being written is whole, if it is by now."""
+        """Logs that the checkpoint being written is complete, if it is complete by now."""
         self.log.checkpoint(self._checkpoints.poll())
 
     def fail(self, why: str, cause: Exception | None = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while a run trains."""
+"""Handles SIGTERM and Ctrl-C during training: the run ends after the current step."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ from jaxir.core.progress import outliving_reader
 
 
 class StopSignal:
-    """Notes SIGTERM and SIGINT while in force; a second SIGINT interrupts at once.
+    """A context that records SIGTERM and SIGINT; a second SIGINT raises KeyboardInterrupt at once.
 
-    Several processes must all stop after the same step. JAX's preemption service, which listens for SIGTERM
-    itself, then chooses this step. `saves` is whether a checkpoint is saved when training ends early.
+    Several processes must all stop after the same step. JAX's preemption service, which handles SIGTERM
+    itself, then chooses this step. `saves` is whether the caller saves a checkpoint when training ends early.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -44,5 +44,5 @@ class StopSignal:
             raise KeyboardInterrupt
         self.received = self.received or signal.Signals(number)
         with outliving_reader():
-            # Not `print`, which the signal may have interrupted.
+            # `print` must not be called here, because the signal may have interrupted another `print`.
             os.write(2, f"\n{self.received.name}: training ends after this step{self._then}\n".encode())

@@ -1,4 +1,4 @@
-"""The evaluators of a run: when they are due, what they measure, and which chooses the best checkpoint."""
+"""The evaluators of a run: when they are due, and which of their metrics chooses the best checkpoint."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from jaxir.training.step.train_state import TrainState
 
 
 def evaluators_of(recipe: Recipe) -> list[Evaluator]:
-    """Returns the evaluators of a recipe: those of its dev pairs, then its own.
+    """Returns the evaluators of a recipe: those for its dev pairs, then those in `recipe.evaluators`.
 
-    Dev pairs are evaluated by retrieval if the model makes vectors, and by the loss if the objective reads
+    Dev pairs are evaluated by `Retrieval` if the model makes vectors, and by `Loss` if the objective reads
     plain pairs.
     """
     found: list[Evaluator] = []
@@ -38,8 +38,8 @@ def evaluators_of(recipe: Recipe) -> list[Evaluator]:
         found.append(Loss(data=recipe.dev))
     if recipe.dev is not None and not found:
         raise UserError(
-            f"{type(recipe.objective).__name__} has neither vectors to search dev pairs by nor a loss on"
-            " them: leave dev (DEV_SPLIT) out, and give an evaluator, such as Reranking(...) of"
+            f"{type(recipe.objective).__name__} cannot be evaluated on dev pairs: it has neither vectors nor"
+            " a loss for them; leave dev (DEV_SPLIT) out, and give an evaluator, such as Reranking(...) of"
             " jaxir.training.evaluators.reranking (gin/evaluators/reranking.gin)"
         )
     found.extend(recipe.evaluators or ())
@@ -49,7 +49,7 @@ def evaluators_of(recipe: Recipe) -> list[Evaluator]:
 
 @contextlib.contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Adds to errors where they were raised."""
+    """Prefixes the message of an error with `where`, such as the evaluator that raised it."""
     try:
         yield
     except UserError as error:
@@ -59,9 +59,9 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def _settings(evaluator: Evaluator) -> str:
-    """Returns the settings of a user's own evaluator, as a resume compares them.
+    """Returns a text with the settings of a user-defined evaluator, which a resumed run compares.
 
-    Data are left out, because their fingerprint is compared, and paths, because files may move.
+    Data are left out, because their fingerprint is compared; paths are left out, because files may move.
     """
     if is_installed_class(type(evaluator)):
         return ""
@@ -77,14 +77,14 @@ def _settings(evaluator: Evaluator) -> str:
 
 
 class Suite:
-    """Evaluators with their data read; those that are due measure the state after a step.
+    """Reads the data of evaluators, and runs those that are due after a step.
 
     Args:
-      evaluators: a result of `evaluators_of`.
-      bench: what they measure with.
+      evaluators: the evaluators, as `evaluators_of` returns them.
+      bench: the tokenizer, training settings and programs that evaluators use.
       best_by: the metric that chooses the best checkpoint.
-      eval_every: steps between evaluations, for evaluators without `every`.
-      steps: of the run; after the last one all are due.
+      eval_every: number of steps between evaluations, for evaluators without `every`.
+      steps: number of steps of the run; after the last step all evaluators are due.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Suite:
 
     @property
     def fingerprint(self) -> str | None:
-        """The metric that chooses the best checkpoint, and its data; None if nothing is evaluated."""
+        """A text: the metric that chooses the best checkpoint, and its data; None if nothing is evaluated."""
         for evaluator, prepared, _ in self._parts:
             if self.best_by in evaluator.directions:
                 return f"{self.best_by} on {prepared.data}{_settings(evaluator)}"
@@ -116,8 +116,8 @@ class Suite:
     def try_out(self, state: TrainState) -> None:
         """Evaluates once before the first step, so that errors appear early.
 
-        Tried are users' own evaluators and, if the best checkpoint is chosen by accuracy, the objective's
-        loss, which may not have this metric.
+        Only user-defined evaluators are run and, if accuracy chooses the best checkpoint, `Loss`, because
+        some objectives do not report an accuracy.
         """
         for evaluator, prepared, _ in self._parts:
             by_objective = isinstance(evaluator, Loss) and self.best_by == evaluator.full_name("accuracy")
@@ -128,14 +128,14 @@ class Suite:
         return any(self._due(every, step) for _, _, every in self._parts)
 
     def count_from(self, step: int) -> int:
-        """Returns the number of later steps, `step` included, after which any evaluator measures."""
+        """Returns after how many of the remaining steps (`step` included) at least one evaluator runs."""
         at = {self._steps} if self._parts else set()
         for _, _, every in self._parts:
             at.update(range(-(-step // every) * every, self._steps, every))
         return len(at)
 
     def measure(self, step: int, state: TrainState) -> dict[str, float]:
-        """Returns what the evaluators that are due measure; process 0's values, in every process."""
+        """Runs the evaluators that are due after `step`; every process returns the values of process 0."""
         found: dict[str, float] = {}
         for evaluator, prepared, every in self._parts:
             if not self._due(every, step):
@@ -156,12 +156,12 @@ class Suite:
             scores = prepared.measure(state)
         scores = as_first({evaluator.full_name(name): float(x) for name, x in scores.items()})
         if self.best_by in evaluator.directions and self.best_by not in scores:
-            raise UserError(f"{where} has measured no {self.best_by}, only {', '.join(scores)}")
+            raise UserError(f"{where} measured no {self.best_by} (dev_metric), only {', '.join(scores)}")
         for name in evaluator.directions:
             if not np.isfinite(scores.get(name, 0.0)):
-                raise UserError(f"{where}: {name} is {scores[name]}")
+                raise UserError(f"{where}: the metric {name} is {scores[name]}")
         if both := sorted(scores.keys() & before.keys()):
-            raise UserError(f"{where} measures {both[0]}, as another one does: give it a name")
+            raise UserError(f"{where} measures {both[0]}, as another evaluator does: give it a `name`")
         return scores
 
     def _due(self, every: int, step: int) -> bool:

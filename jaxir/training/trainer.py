@@ -1,4 +1,4 @@
-"""From a recipe and a directory to a run: `prepare` builds what the run needs, `Run.train` trains."""
+"""Training a recipe in a directory: `prepare` builds all that a run needs, and `loop.Run.train` trains it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from jaxir.training.step import train_state
 from jaxir.training.step.length import lengthened
 from jaxir.training.suite import Suite, evaluators_of
 
-AUXILIARY = 0xA0  # folded into the seed, so that auxiliary and model have different random parameters
+AUXILIARY = 0xA0  # folded into the seed, so that auxiliary parameters differ from the model's
 
 
 def no_bindings(function: Any) -> Mapping[str, Any]:
-    """Returns the arguments of a function that gin binds, without gin: none."""
+    """Returns that no argument of a function is bound by gin: the default of `train` without gin."""
     return {}
 
 
@@ -52,16 +52,16 @@ def train(
     """Trains a recipe's model, or resumes the run in `output_dir` from its newest checkpoint.
 
     A resumed run sees the same batches and random numbers as an uninterrupted one, and on CPU ends with the
-    same parameters bit for bit. SIGTERM or SIGINT ends the current step, saves a checkpoint and returns; a
-    second SIGINT interrupts at once.
+    same parameters bit for bit. On SIGTERM or SIGINT, `train` finishes the current step, saves a checkpoint
+    and returns; a second SIGINT interrupts at once.
 
     Args:
-      recipe: what to train. Its `model` may be a `LoadedModel`, which is trained in place, its `data` a built
-        dataset, its `mesh` a Partitioner.
+      recipe: the settings. Its `model` may also be a `LoadedModel`, which is trained in place. Its `data` may
+        also be a built dataset, and its `mesh` a Partitioner.
       output_dir: the run's directory, local or gs://BUCKET/PATH (see `run_directory`).
-      bindings: function -> its arguments that are bound elsewhere (by gin, say). A resumed run must have the
-        same ones.
-      on_start: called with `output_dir` before the first step, once that is known to be usable.
+      bindings: maps a function to those of its arguments that gin or other code binds. A resumed run must
+        have the same bindings.
+      on_start: called with `output_dir` before the first step, once the directory is known to be usable.
       kept: whether `output_dir` outlives the call; if not, a stopped run saves no checkpoint.
 
     Raises:
@@ -81,15 +81,15 @@ def prepare(
     *,
     bindings: Callable[[Any], Mapping[str, Any]] = no_bindings,
 ) -> Run:
-    """Settles mesh, model, data, evaluators and state of a run, new or resumed.
+    """Builds the mesh, model, data, evaluators and state of a new or resumed run.
 
-    Takes the arguments of `train`; what the run holds is released with `closing`.
+    Takes the arguments of `train`; closing `closing` releases the run's locks and other resources.
     """
-    # Settings that need neither the model nor the data are checked first.
+    # First check the settings that can be checked without the model and the data.
     recipe, partitioner, evaluators = _checked(recipe)
     directory = closing.enter_context(RunDirectory(output_dir))
 
-    # The model and the data. The data say how many steps the epochs have.
+    # Build the model and read the data, whose size determines the number of steps of the epochs.
     loaded = recipe.model
     if not isinstance(loaded, LoadedModel):
         loaded = loaded.build(seed=recipe.seed, partitioner=partitioner)
@@ -98,7 +98,7 @@ def prepare(
     names = ARGUMENTS if bindings is no_bindings else FLAGS
     recipe, whole, data = _with_data(recipe, loaded, form, names)
 
-    # The order of the batches, and the evaluators.
+    # Bind all that determines the order of the batches, and read the data of the evaluators.
     share = distributed.share_of_batch(partitioner)
     batches_from = functools.partial(
         data.batches,
@@ -107,10 +107,10 @@ def prepare(
         process_index=share[0],
         process_count=share[1],
     )
-    batches_from(start_step=0)  # raises an error for impossible batches
+    batches_from(start_step=0)  # called only for its errors on impossible settings
     suite = _suite_of(recipe, evaluators, loaded, form, data, partitioner)
 
-    # The objective's auxiliary, and the state.
+    # Build the objective's auxiliary parameters, and make or restore the state.
     rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(recipe.seed), AUXILIARY))
     auxiliary = auxiliary_of(recipe.objective, loaded.model, form=form, rngs=rngs)
     recipe.objective.read_corpus(auxiliary, data)
@@ -178,7 +178,7 @@ def _suite_of(
 
 
 def _checked(recipe: Recipe) -> tuple[Recipe, Partitioner, Sequence[Evaluator]]:
-    """Returns a recipe (in steps, if they are known), its mesh and its evaluators."""
+    """Checks a recipe; returns it (with shares as steps, if `steps` is set), its mesh and its evaluators."""
     check_devices()
     if recipe.steps is not None:
         recipe = recipe.settled()
@@ -192,9 +192,9 @@ def _checked(recipe: Recipe) -> tuple[Recipe, Partitioner, Sequence[Evaluator]]:
 def _with_data(
     recipe: Recipe, loaded: LoadedModel, form: TextFormat, names: tuple[str, str]
 ) -> tuple[Recipe, Any, Any]:
-    """Returns a recipe in steps, its dataset with all padding, and the dataset that is trained on.
+    """Returns a recipe with epochs as steps, its dataset with all padding, and the dataset to train on.
 
-    Prints how many texts are cut; `names` are the names of the two settings of length.
+    Prints how many texts are truncated; `names` are the names of the two settings of maximum length.
     """
     features = recipe.objective.features(form)
     whole = dataset_of(recipe.data, loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
@@ -207,5 +207,5 @@ def _with_data(
         if note := lengthened(recipe.epochs, pairs=data.num_examples, **how):
             distributed.note(note)
         recipe = recipe.settled(data.num_examples)
-    steps_to_trace(recipe.profile_steps, recipe.steps)  # raises an error for other steps
+    steps_to_trace(recipe.profile_steps, recipe.steps)  # called only for its error on steps outside the run
     return recipe, whole, data.scheduled(recipe.steps)

@@ -142,10 +142,10 @@ RECIPE = "--gin_file=recipe.gin"
         ((RECIPE, "--gin.MODEL=bad"), 1, "error: corpus.jsonl:7: no field 'text'"),
         ((RECIPE, "--gin.MODEL=@utensils.Spoon()"), 1, "import its module in the gin file that binds it"),
         (("--gin.cook.stepz=4", "--model=m"), 1, "cook has no parameter 'stepz'; did you mean 'steps'?"),
-        (("--gin.coook.steps=4", "--model=m"), 1, "nothing is called 'coook'; did you mean 'cook'?"),
+        (("--gin.coook.steps=4", "--model=m"), 1, "class is called 'coook'; did you mean 'cook'?"),
         (("--gin.cook.steps=%STEP", "--model=m"), 1, "macro STEP is used but never set"),
         (("--gin.cook.steps", "--model=m"), 1, "--gin.cook.steps has no value"),
-        (("--gin.cook.steps=[1,", "--model=m"), 1, "--gin.cook.steps: a bracket or a text is opened"),
+        (("--gin.cook.steps=[1,", "--model=m"), 1, "--gin.cook.steps: a bracket or a quote is opened"),
         (("--gin.cook.steps=4",), 1, "error: --model must be given"),
     ],
 )
@@ -163,10 +163,10 @@ def test_mistake_is_reported_in_one_line(cook, args, code, message):
         ("from jaxir.core import erors", "no module named 'jaxir.core.erors'; did you mean 'errors'?"),
         ("import wanting", "bad.gin:4: no module named 'absent_package', which wanting imports"),
         ("kitchen.Objective.temprature = 3", "parameter 'temprature'; did you mean 'temperature'?"),
-        ("kitchen.cook.model = minilm", "bad.gin:4: minilm is no value: text wants quotes, a macro %"),
+        ("kitchen.cook.model = minilm", "bad.gin:4: minilm is not a value: write text in quotes, %MACRO"),
         ("kitchen.cook.steps =", "bad.gin:4: "),
-        ("from jaxir.core import errors, features", "bad.gin:4: gin imports one name on a line"),
-        ("kitchen.cook.model = [1,\n  2", "bad.gin: a bracket or a text is opened after line 2 and never"),
+        ("from jaxir.core import errors, features", "bad.gin:4: gin allows one name in an import line"),
+        ("kitchen.cook.model = [1,\n  2", "bad.gin: a bracket or a quote is opened after line 2 and never"),
     ],
 )
 def test_mistake_in_a_gin_file_is_located(cook, kitchen, line, message):
@@ -216,8 +216,8 @@ def test_system_error_in_a_bound_function_is_reported_with_its_path(cook):
     [
         ("", "SIGINT", 130, "interrupted\n"),
         ("", "SIGTERM", 143, "stopped by SIGTERM\n"),
-        ("", "full", 1, "error: output: no space left on device\n"),
-        (">/dev/full", "m", 1, "error: output: no space left on device\n"),
+        ("", "full", 1, "error: the output could not be written: no space left on device\n"),
+        (">/dev/full", "m", 1, "error: the output could not be written: no space left on device\n"),
         ("| head -c 0", "m", 141, ""),
     ],
 )
@@ -285,7 +285,7 @@ def test_ambiguous_short_name_is_refused_with_the_full_names(tmp_path, monkeypat
     flags = ["--gin_file=two.gin", "--output_dir=run", "--data=d", "--path=x"]
     assert cli.main("jaxir.train:train", flags) == 1
     names = "a/JsonlPairs.path, b/JsonlPairs.path"
-    said = f"error: --path may be any of {names}: write --gin.a/JsonlPairs.path=...\n"
+    said = f"error: --path may mean any of {names}: write --gin.a/JsonlPairs.path=...\n"
     assert capsys.readouterr().err == said
 
 

@@ -6,10 +6,11 @@ import gin
 import pytest
 
 from jaxir import cli
-from jaxir.cli import gin_config
+from jaxir.cli import gin_config, gin_files
 from jaxir.core.errors import UserError
 from jaxir.core.values import Positive, Share
 from jaxir.train import train
+from jaxir.training.evaluators import corpus_search
 
 
 @cli.one_of("steps", "epochs")
@@ -111,7 +112,7 @@ REFUSED = [
     ("", "BATCHSIZE = 3", "BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
     ("--gin.STEP=3", "", "STEP is set but nothing uses it; did you mean 'STEPS'?"),
     ("--gin.SAME_TOWER=3", "", "SAME_TOWER is set but nothing uses it"),  # of gin/, but not of this recipe
-    ("", "default/SLO = 0.5", "default/SLO gives a macro a value, but nothing uses it; did you mean 'SLOW'?"),
+    ("", "default/SLO = 0.5", "a value, but nothing uses the macro; did you mean 'SLOW'?"),
     ("", "job.names = %A\nA = %B\nB = %C\nC = %A", f"macro A {ITSELF.format('A -> B -> C -> A')}"),
     ("", "job.names = %A\nA = [1, (%B,)]\nB = {'x': %A}", f"macro A {ITSELF.format('A -> B -> A')}"),
     ("--gin.EVERY=often", "", "EVERY must be a whole number, not 'often'"),
@@ -284,9 +285,9 @@ def test_typed_macro_of_an_unused_object_is_refused(files, typed, what):
     files, needed = ["gin/pairs.gin", *files], ["DATA=x"]
     needed += ["DEV_COLLECTION=y"] if len(files) > 2 else []
     sentence = f"{typed.partition('=')[0]} is set but nothing reads it: this command makes no such object"
-    with pytest.raises(UserError, match=f"^{sentence}; it is of {what}$"):
+    with pytest.raises(UserError, match=f"^{sentence}; it belongs to {what}$"):
         gin_config.bind(train, files, [*needed, typed], {})
-    with pytest.raises(UserError, match=f"^{sentence}; it is of {what}$"):  # as plan and prepare call it
+    with pytest.raises(UserError, match=f"^{sentence}; it belongs to {what}$"):  # as plan and prepare call it
         gin_config.arguments(train, files, [*needed, typed], {}, ["model", "data"])
     gin_config.bind(train, files, needed, {})  # what is not made need not be set, either
     assert "%gin.REQUIRED" not in gin_config.operative_config()
@@ -315,3 +316,28 @@ def test_recorded_config_keeps_the_order_of_a_sums_parts(tmp_path):
     for given, bindings in ((files, ["TEXT=texts.txt"]), ([str(again)], [])):
         gin_config.bind(train, given, bindings, {"output_dir": "run"})
         assert list(gin.get_bindings(train)["objective"].parts) == ["contrastive", "autoencoder"]
+
+
+def test_config_of_a_run_from_before_modules_moved_still_binds(tmp_path):
+    earlier = tmp_path / "config.gin"
+    earlier.write_text(
+        "from __gin__ import dynamic_registration\n"
+        "from jaxir.data import pair_sources\n"
+        "from jaxir.evaluators import search\n"
+        "from jaxir import partitioning\n"
+        "from jaxir import train\n"
+        "from jaxir.training import optimizers\n"
+        "train.train.evaluators = [@search.Search()]\n"
+        "search.Search.dataset = 'folder'\n"
+    )
+    present = gin_files.with_moved_imports(earlier.read_text())
+    assert present.splitlines()[1:6] == [
+        "from jaxir.data.sets import pair_sources",
+        "from jaxir.training.evaluators import corpus_search as search",
+        "from jaxir.runtime import partitioning",
+        "from jaxir import train",
+        "from jaxir.training.step import optimizers",
+    ]
+    bound = gin_config.arguments(train, [str(earlier)], [], {}, ["evaluators"])
+    assert bound["evaluators"] == [corpus_search.Search(dataset="folder")]
+    assert gin_files.with_moved_imports("from jaxir import train\n") == "from jaxir import train\n"

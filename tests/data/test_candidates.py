@@ -103,8 +103,8 @@ def test_unsuitable_candidates_and_flags_are_refused(folder, capsys):
     for flags, sentence in (
         (["--by=oracle"], "choosing the best query needs ranks"),
         (["--place=4"], "no question has 4 candidates"),
-        (["--by=concat", "--place=2"], "--place is for --by=place"),
-        (["--lines_each=2"], "--lines_each is for --expansions"),
+        (["--by=concat", "--place=2"], "--place only applies to --by=place"),
+        (["--lines_each=2"], "--lines_each only applies to --expansions"),
         (["--queries=absent"], "give --candidates, or --queries and --expansions"),
     ):
         command = [f"--candidates={path}", f"--output={folder}/out.jsonl", *flags]
@@ -203,9 +203,9 @@ def test_targets_are_answers_sentences_or_titles(folder, capsys):
     assert "no question has a target" in capsys.readouterr().err
     assert cli.main("jaxir.expand:targets", [*flags, "--answers_in=document"]) == 0
     for more, sentence in (
-        (["--kind=sentence", texts, run, "--answers_in=document"], "--answers_in is for --kind=title"),
+        (["--kind=sentence", texts, run, "--answers_in=document"], "only applies to --kind=title"),
         (["--kind=title", run], "needs --corpus, and --run or --qrels"),
-        (["--kind=answer", texts], "--corpus is for --kind=sentence and --kind=title"),
+        (["--kind=answer", texts], "--corpus only applies to --kind=sentence and --kind=title"),
         (["--kind=title", f"--qrels={folder}/other.tsv", texts], "no question has a target"),
     ):
         (folder / "other.tsv").write_text("q1\td1\t1\n")

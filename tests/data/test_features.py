@@ -96,16 +96,13 @@ def test_an_evaluation_reads_whole_lists_in_the_order_of_the_record(minilm):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight": [1.0]}, r"reads a finite number in the field 'weight', but found \[1.0\]"),
         ({"others": ("o", "a single one")}, r"reads a list of texts in the field 'others', but found \('o'"),
         ({"scores": [1.0]}, "example 5: its lists must be equally long, got 4 others, 1 scores"),
-        ({"weight": None}, "example 5: the objective reads a finite number in the field 'weight', but found"),
         ({"weight": float("nan")}, "example 5: .* a finite number in the field 'weight', but found nan"),
         ({"weight": 1e39}, r"example 5: .* a finite number in the field 'weight', but found 1e\+39"),
         ({"weight": "1.5"}, "example 5: .* a finite number in the field 'weight', but found '1.5'"),
         ({"text": "ab"}, r"found 'ab', a string; a text is a tuple of two strings, \(id, text\)$"),
         ({"text": ["t", "a"]}, "found \\['t', 'a'\\], a list of a string and a string; a text is a tuple"),
-        ({"text": ("t", None)}, r"example 5: .* reads a text in the field 'text', but found \('t', None\)"),
         ({"others": [("o", "x"), "yz"]}, "texts in the field 'others', but found 'yz', a string in the list"),
         ({"scores": [1.0, None]}, "a list of finite numbers in the field 'scores', but found None in the li"),
     ],
@@ -117,18 +114,14 @@ def test_every_record_is_checked(minilm, change, message):
 
 
 def test_examples_of_another_type_are_refused(minilm):
-    with pytest.raises(
-        UserError, match=r"example 0 must be a dict of fields, such as {'text': ...}, but fou"
-    ):
+    with pytest.raises(UserError, match=r"example 0 must be a dict of fields, such as {'text': ...}"):
         ArrayDataset.from_records([("t", "a text")], minilm, FEATURES)
 
     class Plain(PairSource):
         def examples(self, on_bad_input):
             yield {"query": ("q", "who?"), "passage": ("p", "me")}
 
-    with pytest.raises(
-        UserError, match=r"0: Plain.examples must yield PairExample\(query_id, .*, but it yiel"
-    ):
+    with pytest.raises(UserError, match=r"0: Plain.examples must yield PairExample\(query_id, "):
         Plain().build(minilm, pair_features(TextFormat(8, 8)))
 
 
@@ -140,11 +133,11 @@ def test_a_later_record_that_lacks_a_field_is_named(minilm):
 
 
 def test_contradicting_features_are_refused():
-    with pytest.raises(ValueError, match="read one field"):
+    with pytest.raises(ValueError, match="read the same field differently"):
         fields_of({"a": Tokens("text", 8), "b": Tokens("text", 9)})
     with pytest.raises(UserError, match=r"feature 'b' must be a Tokens, Numbers or Key .* not str"):
         fields_of({"a": Tokens("text", 8), "b": "passage"})
-    with pytest.raises(ValueError, match="has no tokens of the same texts"):
+    with pytest.raises(ValueError, match="needs `Tokens` of the same field and count"):
         fields_of({"a": Tokens("text", 8), "b": Key("text", 2)})
 
 

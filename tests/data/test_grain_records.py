@@ -319,4 +319,4 @@ def test_the_command_writes_records_of_a_recipe(folder, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"{output}: 40 examples in 1 file, 0.1 MB\n")
     flags += ["--gin_file=gin/data/records.gin", f"--gin.RECORDS={output}", f"--output={tmp_path / 'b'}"]
     assert cli.main("jaxir.prepare:records", flags) == 1
-    assert "data must have records, as BeirPairs(...) has; GrainRecords(" in capsys.readouterr().err
+    assert "source of records, such as BeirPairs(...), not GrainRecords(" in capsys.readouterr().err

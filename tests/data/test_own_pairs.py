@@ -109,7 +109,7 @@ def test_groups_that_are_too_large_stay_in_training(tmp_path, capsys):
     assert capsys.readouterr().err == ""
     assert prepare(f"--dataset=pairs:{path}", "--test=30", "--dev=0", f"--output={tmp_path / 'b'}") == 0
     assert capsys.readouterr().err == (
-        "warning: test was to have 30 queries; more cannot be held out, because 40 queries share passages"
+        "warning: test should have 30 queries, but fewer can be held out, because 40 queries share passages"
         " with each other\n"
     )
     # A number from 1 on, or a share below 1, rounded up.
@@ -282,7 +282,7 @@ def test_a_file_without_a_header_is_read_by_number(tmp_path, capsys):
         ("a.tsv", "Question\tAnswer\na\tb\n", ("--query=1", "--passage=2"), "a.tsv:1: column names instead"),
         ("a.csv", "query,answer\n", ("--passage=anwser",), "no column 'anwser', .* did you mean 'answer'"),
         ("a.csv", "query,query\n", (), "a.csv:1: two columns are called 'query'"),
-        ("a.csv", "query,answer\na,b\n", ("--splits=test",), "--splits is for published data sets, not"),
+        ("a.csv", "query,answer\na,b\n", ("--splits=test",), "--splits only applies to published data"),
         ("a.jsonl", '{"query": "a", "answer": 3}\n', (), "a.jsonl:1: field 'answer' is not a string but"),
         ("a.csv", 'query,answer\na,b\n"c\nd",e,f\n', (), r"a.csv:3: expected 2 columns .query.* found 3"),
         ("a.csv", 'query,answer\na,"b\nc\n', (), "a.csv:2: not valid CSV .unexpected end of data"),

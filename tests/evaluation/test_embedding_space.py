@@ -156,7 +156,7 @@ def test_the_command_gives_equal_results_for_equal_models(folder, tmp_path, caps
     ("changes", "sentence"),
     [
         ({"dataset": "DIR"}, "--dataset must be beir:DIR or sts:DIR or texts:DIR, not 'DIR'"),
-        ({"models": f"{MODEL},{MODEL}"}, "twice; write NAME=MODEL"),
+        ({"models": f"{MODEL},{MODEL}"}, "twice; give each model another name"),
         ({"models": "no/such"}, "no/such: no such model directory"),
         ({"queries": "30"}, "but there are 30"),
     ],

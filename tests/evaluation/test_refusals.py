@@ -171,14 +171,14 @@ def test_bad_runs_and_judgements_cost_one_sentence(tmp_path, capsys, changed, co
         ({"predictions": "p"}, "got --predictions"),
         ({"run": ["a.trec", "b/a.trec"], "qrels": "q"}, "two systems are called 'a'"),
         ({"run": "r", "qrels": "q", "model": "m"}, "give --run and --qrels"),
-        ({"run": "r", "qrels": "q", "answers_in": "document"}, "--answers_in is for --run with --answers"),
-        ({"predictions": "p", "answers": "a", "metrics": "P@1"}, "--metrics is for retrieval: leave it out"),
-        ({"predictions": "p", "answers": "a", "depth": 3}, "--depth is for a --dataset: leave it out"),
+        ({"run": "r", "qrels": "q", "answers_in": "document"}, "only applies to --run with --answers"),
+        ({"predictions": "p", "answers": "a", "metrics": "P@1"}, "--metrics only applies to retrieval"),
+        ({"predictions": "p", "answers": "a", "depth": 3}, "--depth only applies to a --dataset: leave"),
         ({"model": "m", "dataset": "DIR"}, "beir:DIR or sts:DIR"),
         ({"model": "m", "dataset": "bier:DIR"}, "did you mean 'beir'"),
-        ({"model": "m", "dataset": "sts:DIR", "baseline": "r"}, "--baseline compares runs over one collecti"),
+        ({"model": "m", "dataset": "sts:DIR", "baseline": "r"}, "--baseline only applies to one collection"),
         ({"model": "m", "dataset": "cqadupstack:DIR", "baseline": "r"}, "one collection; cqadupstack: has n"),
-        ({"model": "m", "dataset": "senteval:DIR", "per_query": True}, "is for retrieval from one collectio"),
+        ({"model": "m", "dataset": "senteval:DIR", "per_query": True}, "applies to retrieval from one c"),
         ({"run": "no.trec", "qrels": "no.tsv"}, r"no\.tsv"),
         ({"model": "m", "dataset": "beir:no/such"}, "no/such"),
         ({"model": "m", "dataset": "beir:no/such", "metrics": "nope"}, "no metric 'nope'"),
@@ -240,7 +240,7 @@ def test_a_baseline_alone_and_an_output_that_is_read_are_refused(tmp_path, capsy
     flags = [f"--run={tmp_path}/run.trec", f"--qrels={tmp_path}/test.tsv"]
     for more, sentence in (
         (f"--baseline={tmp_path}/run.trec", "run is the only system"),
-        (f"--output={tmp_path}/run.trec", "is what --run reads"),
+        (f"--output={tmp_path}/run.trec", "is also the input of --run"),
     ):
         assert cli.main("jaxir.evaluate:evaluate", [*flags, more]) == 1
         assert sentence in capsys.readouterr().err

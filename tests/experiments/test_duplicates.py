@@ -59,7 +59,7 @@ def test_document_without_group_is_refused(folder):
     lines = corpus.read_text().splitlines()
     lines[2] = json.dumps({"_id": "d2", "text": "no group", "metadata": {}})
     corpus.write_text("\n".join(lines) + "\n")
-    with pytest.raises(BadInputError, match=r"corpus.jsonl:3: its metadata has no text 'source'"):
+    with pytest.raises(BadInputError, match=r"corpus.jsonl:3: its metadata has no text in 'source'"):
         DuplicateRich(directory=str(folder)).examples(OnBadInput())
 
 

@@ -19,7 +19,7 @@ from tests.experiments.test_grid_cells import planned, variant
             {"recipe": ["my_recipe.py"]},
             r"experiments need gin files.* jaxir.train --recipe=my_recipe",
         ),
-        ({"split": "few"}, r"few.tsv: 1 queries are judged, .* need at least two"),
+        ({"split": "few"}, r"few.tsv: 1 queries have judgements, .* need at least two"),
         ({"objectives": ["pair"], "steps": 1}, "steps is 1"),
         ({"seeds": []}, "seeds must have at least one value"),
         ({"seeds": [1, 1]}, "seeds has '1' twice"),
@@ -69,7 +69,7 @@ def test_invalid_grid_is_refused(folder, changes, message):
         ("rounds", "--mine=max_relevance=0.1", "give one"),
         ("rounds", "--mine=cross_encoder=hf:reader", "needs max_relevance, relevance_margin or both"),
         ("rounds", "--mine=first=3,last=2", "no ranks lie from 3 to 2"),
-        ("rounds", "--mine=negatives=3", "--mine cannot set negatives: --negatives does"),
+        ("rounds", "--mine=negatives=3", "--mine cannot set negatives: --negatives sets it"),
         (
             "rounds",
             "--mine=margins=3",

@@ -77,14 +77,12 @@ def test_manual_run_is_compared_by_settings_not_directories(tmp_path, capsys):
     _write_gin(place)
     assert check("data") == check("a/longer/way/to/" * 9 + "data") == ""
     for error, differing in {
-        check("other"): "dev_pairs.directory = 'data'",
-        check("data", "BATCH_SIZE=16"): "train.batch_size = 8",
-        check("data", seed=2): "train.seed = 1",
-        check("data", "AdamW.b2=0.5"): "no AdamW.b2 = 0.5",
+        check("other"): "with dev_pairs.directory = 'data'",
+        check("data", "BATCH_SIZE=16"): "with train.batch_size = 8",
+        check("data", seed=2): "with train.seed = 1",
+        check("data", "AdamW.b2=0.5"): "without AdamW.b2 = 0.5",
     }.items():
-        sentence = (
-            f"error: {place} was trained with {differing}: give another output_dir, remove that directory"
-        )
+        sentence = f"error: {place} was trained {differing}: give another output_dir, remove that directory"
         assert error.startswith(sentence) and error.count("\n") == 1
 
 

@@ -68,7 +68,7 @@ def test_rounds_end_to_end(tmp_path, folder, rounds_flags):
     assert again.returncode == 0 and again.stdout == done.stdout and "round" not in again.stderr
     assert (out / "round1" / "test.json").stat().st_mtime_ns == made
     other = run("--seed=1")
-    assert other.returncode == 1 and "was begun with" in other.stderr
+    assert other.returncode == 1 and "was started with" in other.stderr
 
 
 def test_failed_command_is_named_and_finished_ones_are_kept(tmp_path, rounds_flags, no_rehearsal, capsys):
@@ -157,4 +157,4 @@ def test_rounds_refuse_changed_models(tmp_path, rounds_flags, capsys, name, call
     weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))  # same size
     capsys.readouterr()
     assert cli.main("jaxir.rounds:rounds", [*bound, last]) == 1
-    assert f"out was begun when {called} had other content; give another" in capsys.readouterr().err
+    assert f"out was started when {called} had other content; give another" in capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_failed_cell_does_not_stop_the_others(tmp_path, capsys):
     made = [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])]
     mended = [cells[0], cell(tmp_path / "b"), cells[2]]
     assert cell_runner.run_cells(mended, steps=4, on_result=lambda: None) == [], "b has no results"
-    with pytest.raises(UserError, match=r"b was begun with --steps=\d; give another output_dir"):
+    with pytest.raises(UserError, match=r"b was started with --steps=\d; give another output_dir"):
         cell_runner.run_cells([cells[1]], steps=4, on_result=lambda: None)
     assert [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])] == made
     assert "2 of 3 cells are already finished" in capsys.readouterr().err
@@ -118,16 +118,16 @@ def grid_of(tmp_path, folder, model, tiny_gin):
 
 
 CHANGES = {
-    "mine.gin": ("train.train.seed = 3\n", "toy-tiny-sde-mine-seed0 was begun when .*mine.gin had other"),
-    "base.gin": ("TEMPERATURE = 0.5\n", "-mine-seed0 was begun when .*base.gin had other content"),
-    "data/qrels/dev.tsv": ("q1\td2\t1\n", "was begun when split dev of data set toy had other content"),
-    "data/corpus.jsonl": ('{"_id": "x", "text": "x"}\n', "was begun when data set toy had other content"),
-    "bm25.trec": ("q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was begun when run BM25 had other content"),
-    "dev.tsv": ("1\ta cat\ta dog\n", "-seed0 was begun when STS had other content"),
+    "mine.gin": ("train.train.seed = 3\n", "toy-tiny-sde-mine-seed0 was started when .*mine.gin had other"),
+    "base.gin": ("TEMPERATURE = 0.5\n", "-mine-seed0 was started when .*base.gin had other content"),
+    "data/qrels/dev.tsv": ("q1\td2\t1\n", "was started when split dev of data set toy had other content"),
+    "data/corpus.jsonl": ('{"_id": "x", "text": "x"}\n', "was started when data set toy had other content"),
+    "bm25.trec": ("q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was started when run BM25 had other content"),
+    "dev.tsv": ("1\ta cat\ta dog\n", "-seed0 was started when STS had other content"),
     "sts.tsv": ("1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: give"),
-    "theirs/model.safetensors": (None, "toy-BERT was begun when model BERT had other content"),
-    "other/model.safetensors": (None, "-seed0 was begun when MODEL had other content"),
-    "third/model.safetensors": (None, "-seed0 was begun when DECODER of .*tiny.gin had other content"),
+    "theirs/model.safetensors": (None, "toy-BERT was started when model BERT had other content"),
+    "other/model.safetensors": (None, "-seed0 was started when MODEL had other content"),
+    "third/model.safetensors": (None, "-seed0 was started when DECODER of .*tiny.gin had other content"),
 }
 
 

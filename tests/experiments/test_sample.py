@@ -29,7 +29,7 @@ def test_truncated_folder_is_refused(folder, tmp_path):
         whole = (copy / f"{name}.jsonl").read_text()
         lines = whole.splitlines(keepends=True)
         (copy / f"{name}.jsonl").write_text("".join(lines[:5]))
-        with pytest.raises(BadInputError, match=rf"{name}\.jsonl: '.*' is judged but missing \(.*truncated"):
+        with pytest.raises(BadInputError, match=rf"{name}\.jsonl: '.*' has judgements but .*truncated"):
             sample(dataset=str(copy), **flags)
         (copy / f"{name}.jsonl").write_text(whole + lines[0].replace('"text": "', '"text": "x'))
         with pytest.raises(BadInputError, match=rf"{name}\.jsonl:{len(lines) + 1}: duplicate id"):
@@ -45,7 +45,7 @@ def test_sample_reports_a_few_missing_judged_ids(folder, tmp_path, capsys):
     sample(dataset=str(copy), output=str(tmp_path / "small"), train=10)
     captured = capsys.readouterr()
     assert "26 documents, 26 queries, 10 train judgements" in captured.out
-    assert "corpus.jsonl: 'gone' is judged but missing (1 of 27 are)\n" in captured.err
+    assert "corpus.jsonl: 'gone' has judgements but is missing (1 of 27 are missing)\n" in captured.err
     assert "lost\tgone\t1\n" in (tmp_path / "small/qrels/test.tsv").read_text()
 
 

@@ -37,5 +37,5 @@ def test_identity_projection_refuses_other_projections_and_ade_towers(model, tmp
         UnderIdentityProjection(source=model, projection=16).build(seed=0)
     loaded = model_dir.load(model, sharing="ade")
     model_dir.save(tmp_path / "ade", loaded.model, loaded.tokenizer, loaded.settings)
-    with pytest.raises(UserError, match="its towers are 'ade' and have no projection"):
+    with pytest.raises(UserError, match="'ade' towers need a projection"):
         UnderIdentityProjection(source=str(tmp_path / "ade")).build(seed=0)

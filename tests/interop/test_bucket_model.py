@@ -145,7 +145,7 @@ def test_t5x_checkpoints_in_a_bucket_are_written_and_read(bucket, tmp_path):
 def test_convert_refuses_impossible_outputs_before_reading(tmp_path, capsys):
     (tmp_path / "here").write_text("a file")
     for output, to, message in (
-        ("gs://bucket/m", "hf", "gs://bucket/m: this is written to local paths only"),
+        ("gs://bucket/m", "hf", "gs://bucket/m: this can be written to local paths only"),
         (str(tmp_path), "jaxir", f"{tmp_path} already exists"),
         (str(tmp_path), "t5x", f"{tmp_path} already exists"),
     ):

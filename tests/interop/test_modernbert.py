@@ -36,5 +36,5 @@ def test_too_long_input_is_refused():
     config = ModernBertConfig(
         vocab_size=9, embed_dim=8, num_layers=2, num_heads=2, mlp_dim=8, max_positions=4
     )
-    with pytest.raises(ValueError, match="input of 5 tokens is longer than the model's 4 positions"):
+    with pytest.raises(ValueError, match="5 tokens exceed the model's 4 positions"):
         config.make(rngs=nnx.Rngs(0))(jnp.ones((1, 5), jnp.int32))

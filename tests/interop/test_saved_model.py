@@ -308,9 +308,8 @@ def test_tree_of_scann_in_a_graph(storage, tmp_path):
             ["--model=hf:{golden}/cross_bert", "--index={index}"],
             "is a cross-encoder, which cannot search an index",
         ),
-        (["--model=hf:{golden}/seq2seq_1_1", "--format=onnx"], "which cannot become a graph"),
-        (["--model=st:{golden}/bert", "--k=3"], "--k is for --index"),
-        (["--model=st:{golden}/bert", "--dtype=bfloat16", "--format=onnx"], "are for --format=saved_model"),
+        (["--model=st:{golden}/bert", "--k=3"], "--k only applies to --index"),
+        (["--model=st:{golden}/bert", "--dtype=bfloat16", "--format=onnx"], "apply to --format=saved_model"),
         (["--model=st:{golden}/bert", "--optimizer_state", "--format=onnx"], "to t5x only, not to onnx"),
     ],
 )

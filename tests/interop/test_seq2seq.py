@@ -12,6 +12,7 @@ from flax import nnx
 
 from jaxir.core.errors import UserError
 from jaxir.interop import formats, model_dir
+from jaxir.interop.exports import exported
 from jaxir.interop.huggingface import hf_seq2seq
 from jaxir.interop.model import stored
 from tests.interop.folders import change
@@ -99,3 +100,8 @@ def test_second_table_beside_tied_ones_is_reported(folder, capsys):
     change(folder / "config.json", tie_word_embeddings=True)
     assert hf_seq2seq.read(folder).config.tied
     assert "lm_head.weight is left out: it differs from shared.weight" in capsys.readouterr().err
+
+
+def test_generators_are_not_exported_as_graphs(loaded):
+    with pytest.raises(UserError, match=r"GENERATOR is a generator.*, which cannot become a graph"):
+        exported.form_of(exported.Source.of("GENERATOR", loaded["seq2seq_1_1"]))

@@ -204,7 +204,7 @@ def test_weight_index_refuses_missing_files_and_tensors(tmp_path):
     with pytest.raises(UserError, match=r"00002-of-00004\.bin: no such file, though pytorch_model\.bin\.ind"):
         read_tensors(folder)
     index.write_text('{"weight_map": []}')
-    with pytest.raises(UserError, match=r"\[\] is no name of a file beside it"):
+    with pytest.raises(UserError, match=r"\[\] is not the name of a file in the same directory"):
         read_tensors(folder)
 
 

@@ -223,7 +223,7 @@ def test_wrong_ranks_and_lengths_raise():
     for wrong in (IDS[0], IDS.astype(jnp.float32)):
         with pytest.raises(jaxtyping.TypeCheckError):
             model(wrong)
-    with pytest.raises(ValueError, match="17 tokens is longer than the model's 16 positions"):
+    with pytest.raises(ValueError, match="17 tokens exceed the model's 16 positions"):
         model(jnp.ones((1, 17), jnp.int32))
 
 

@@ -191,7 +191,7 @@ def test_tpu_plan_uses_the_tpu_compiler(tpu_compiler, in_process, small_macros):
     assert not done.stderr
     for text in (
         *("compiled by the TPU's compiler", "of 15.75 GiB", "\n  as scheduled ", " behind other work, "),
-        *("all-gather          fsdp", "Plan without them before you trust a fit", "remat except products"),
+        *("all-gather          fsdp", "Plan without these settings before you", "remat except products"),
         f" quick settings: {' '.join(f'{name}={value}' for name, value in QUICK.items())}\n",
     ):
         assert text in done.stdout

@@ -62,7 +62,7 @@ def test_larger_slices_are_offered_smallest_first():
 
 
 def test_larger_gpu_counts_fill_their_nodes():
-    """12 GPUs do not fill nodes of 8; offering them made the plan of six GPUs fail."""
+    """12 GPUs are not a multiple of the 8 of a node; offering them made the plan of six GPUs fail."""
     assert [t.count for t in targets.parse("gpu:3xl4").larger()] == [6, 24, 48]
     assert [t.count for t in targets.parse("gpu:6xh100").larger()] == [24, 48, 96]
 

@@ -233,7 +233,7 @@ def test_flipped_bit_is_reported(tmp_path, toy, encoder):
         content = bytearray((out / name).read_bytes())
         content[-6] ^= 1
         (out / name).write_bytes(content)
-        with pytest.raises(UserError, match=f"damaged: {name} is not what was written|not valid JSON"):
+        with pytest.raises(UserError, match=f"damaged: {name} has changed since it was|not valid JSON"):
             open_embeddings(out)
         content[-6] ^= 1
         (out / name).write_bytes(content)
@@ -261,4 +261,4 @@ def test_foreign_directory_is_refused_before_the_model_is_read(tmp_path, capsys)
     (tmp_path / "mine").touch()
     flags = ["--model=absent", "--input=absent", f"--output={tmp_path}"]
     assert cli.main("jaxir.encode:encode", flags) == 1
-    assert "already exists and is no embeddings directory" in capsys.readouterr().err
+    assert "and is not what this command writes (embeddings directory)" in capsys.readouterr().err

@@ -202,4 +202,4 @@ def test_missing_ray_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     flags = ["--model=absent", "--input=absent", f"--output={tmp_path}/out", "--ray=auto"]
     assert cli.main("jaxir.encode:encode", flags) == 1
-    assert "ray is not installed: " in capsys.readouterr().err
+    assert "the package ray is not installed; run: " in capsys.readouterr().err

@@ -39,7 +39,7 @@ def test_half_removed_older_checkpoint_is_set_aside(tmp_path, stopped, capsys):
         result = run(run_dir, **STOPPED)
         assert (result.started_at, result.step) == (newest, 12)
         said = capsys.readouterr().err
-        assert f"warning: checkpoint {older} is broken (" in said
+        assert f"warning: checkpoint {older} is damaged (" in said
         assert f"moved to {run_dir}/broken/{older}-2\n" in said and (run_dir / f"broken/{older}-2").is_dir()
         assert json.loads((run_dir / "checkpoints" / "best.json").read_text())["step"] != older
 
@@ -114,7 +114,7 @@ def test_a_broken_checkpoint_is_reported_and_an_older_one_used(
     damage(data, how)
     result = run(run_dir, **STOPPED)
     errors = capsys.readouterr().err
-    assert f"checkpoint {newest} is broken" in errors and f"resuming {run_dir} at step {older}" in errors
+    assert f"checkpoint {newest} is damaged" in errors and f"resuming {run_dir} at step {older}" in errors
     assert (run_dir / "broken" / str(newest)).is_dir()
     whole, best_value = resumed_run
     assert best_value == result.best_value
@@ -125,7 +125,7 @@ def test_without_a_whole_checkpoint_the_run_stops(tmp_path, stopped):
     run_dir = Path(shutil.copytree(stopped, tmp_path / "run"))
     for step in saved_steps(run_dir):
         (run_dir / "checkpoints" / str(step) / "params" / "manifest.ocdbt").write_bytes(b"no")
-    with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
+    with pytest.raises(UserError, match=r"no checkpoint of .* is intact"):
         run(run_dir, **STOPPED)
     assert not (run_dir / "broken").exists()
 

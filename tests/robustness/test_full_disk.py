@@ -75,7 +75,9 @@ def test_full_disk_loses_no_checkpoint(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
 
     try:
-        sentence = r"^checkpoint 14 could not be saved \(file too large\); the last good .*/7$"
+        sentence = (
+            r"^checkpoint 14 could not be saved \(file too large\); the last good .*/7; remove the cause"
+        )
         with pytest.raises(UserError, match=sentence):
             run(run_dir, data=Hooked(pairs(64), fill_disk), **settings)
     finally:

@@ -154,8 +154,8 @@ def test_a_bucket_run_killed_while_saving_resumes_and_is_a_model(bucket, start, 
     assert output.count("exit status 0") == 3, output
     assert output.splitlines()[-1] == "False", "TensorFlow was imported"
     for said in (
-        "warning: checkpoint 4 is broken",
-        "moved to gs://bucket/runs/a/broken/4, an earlier one is used",
+        "warning: checkpoint 4 is damaged",
+        "moved to gs://bucket/runs/a/broken/4; an earlier checkpoint is used",
         "resuming gs://bucket/runs/a at step 2",
         "gs://bucket/runs/a is complete: 8 steps; best nDCG@10",
     ):

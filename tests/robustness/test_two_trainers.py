@@ -23,7 +23,7 @@ def test_a_locked_directory_is_neither_read_nor_written(tmp_path):
     (tmp_path / "run" / "log.jsonl").write_text("not a run of jaxir's, which would be reported first")
     with (
         locked(tmp_path / "run", "held by this test"),
-        pytest.raises(UserError, match=f"^another process trains in {tmp_path}/run$"),
+        pytest.raises(UserError, match=f"^another process trains in {tmp_path}/run: wait for it"),
     ):
         run(tmp_path / "run")
     with pytest.raises(UserError, match="is not a training run"):
@@ -78,7 +78,7 @@ def test_the_second_of_two_trainers_is_refused_and_the_first_finishes(tmp_path, 
     first.send_signal(signal.SIGSTOP)  # so that it does not finish before the other begins
     second = start(str(run_dir))
     _, said = second.communicate(timeout=280)
-    assert second.returncode == 1 and said.endswith(f"error: another process trains in {run_dir}\n")
+    assert second.returncode == 1 and f"error: another process trains in {run_dir}: wait for it, or" in said
     first.send_signal(signal.SIGCONT)
     _, said = first.communicate(timeout=280)
     assert first.returncode == 0, said
@@ -97,11 +97,11 @@ def test_a_suspended_trainer_loses_its_bucket_to_another_and_destroys_nothing(st
         other = start("gs://bucket/run", **bucket.environment)
         _, said = other.communicate(timeout=280)
         assert other.returncode == 0, said
-        assert "gs://bucket/run is leased (" in said and "gs://bucket/run is taken over" in said
+        assert "gs://bucket/run is leased (" in said and "this process takes over gs://bucket/run" in said
         before = {name: bucket.get(name) for name in bucket.names()}
         assert "run/COMPLETE" in before and "run/LEASE" not in before
         sleeper.send_signal(signal.SIGCONT)
         _, said = sleeper.communicate(timeout=280)
-        assert sleeper.returncode == 1 and "another process trains in gs://bucket/run now" in said, said
+        assert sleeper.returncode == 1 and "this process no longer trains in gs://bucket/run" in said, said
         # Parts of a checkpoint that it had begun to write may still arrive.
         assert {name: bucket.get(name) for name in before} == before

@@ -23,7 +23,7 @@ def test_mesh_covers_all_devices():
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
     [
-        ({"data": 3}, "does not cover 4 devices"),
+        ({"data": 3}, "must multiply to 4 devices"),
         ({"data": 0}, "data must be a whole number of at least 1 or -1, not 0"),
         ({"data": -1, "fsdp": -1}, "at most one mesh size may be -1"),
     ],

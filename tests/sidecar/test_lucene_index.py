@@ -104,7 +104,7 @@ def test_a_flipped_bit_is_reported(index):
     load_index(index)  # complete: a search does not change the files
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(UserError, match=f"is damaged: lucene/{file.name} is not what was written"):
+    with pytest.raises(UserError, match=f"is damaged: lucene/{file.name} has changed since it was written"):
         load_index(index)
 
 
@@ -212,7 +212,7 @@ def test_from_learned_sparse_vectors_to_a_run_by_commands(sidecar, tmp_path, wri
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ('search --query={"milk":1} --model=m', "token weights: no model belongs to it"),
+        ('search --query={"milk":1} --model=m', "token weights: leave out --model"),
         ("search --query=milk", 'queries of token weights, written as {"token": 12, ...}: not valid JSON'),
         ('search --query={"milk":0.3}', "a weight is not a whole number above 0"),
         ("search --queries=DIR/texts.jsonl --output=DIR/run", "texts.jsonl:1: no field 'vector' of {token:"),
@@ -222,7 +222,7 @@ def test_from_learned_sparse_vectors_to_a_run_by_commands(sidecar, tmp_path, wri
         ("index --output=DIR/o --backend=lucene_impact", "--backend=lucene_impact needs --vectors"),
         (
             "index --output=DIR/o --vectors=DIR/texts.jsonl",
-            "--vectors is for --backend=lucene_impact, not for",
+            "--vectors only applies to --backend=lucene_impact, not to",
         ),
         (
             "index --output=DIR/o --backend=lucene_impact --vectors=DIR/floats.jsonl",

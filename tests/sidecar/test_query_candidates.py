@@ -81,7 +81,7 @@ def test_bad_input_is_refused(folder, capsys):
         assert cli.main("jaxir.expand:retrieve", [*kept, more]) == 1
         assert sentence in capsys.readouterr().err.splitlines()[-1]
     assert cli.main("jaxir.expand:retrieve", flags(folder, "--depth=5", answers=False)) == 1
-    assert "--depth is for --answers" in capsys.readouterr().err
+    assert "--depth only applies to --answers" in capsys.readouterr().err
     assert not list(folder.glob("*out.jsonl*"))
 
 

@@ -214,7 +214,7 @@ def test_lucene_flags_are_refused_for_another_engine(tmp_path, capsys):
 
     ExactIndex.build(np.eye(2, dtype=np.float32), ["a", "b"]).save(tmp_path / "index")
     assert cli.main("jaxir.search:search", [f"--index={tmp_path}/index", "--query=x", "--k1=1.2"]) == 1
-    assert "--k1, --b and --feedback are for a lucene index, not for exact" in capsys.readouterr().err
+    assert "--k1, --b and --feedback only apply to a lucene index, not to exact" in capsys.readouterr().err
     assert json.loads((tmp_path / "index" / "index.json").read_text())["engine"] == "exact"
 
 

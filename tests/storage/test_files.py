@@ -89,7 +89,7 @@ def test_names_read_from_files_cannot_lead_outside(tmp_path):
         for place in (folder, tmp_path / "alias", "gs://bucket/model"):
             assert inside(place, good, said_by="index") == f"{place}/{good}"
     bad = {
-        "is no name of": ("", ".", "..", "/", "a\0b", 3, None),
+        "is not the name of": ("", ".", "..", "/", "a\0b", 3, None),
         "lies outside": ("../model/a", "part/../../secret", "/etc/passwd"),
         "is a link that leads out": ("out", "part/up/secret"),
     }
@@ -102,5 +102,5 @@ def test_names_read_from_files_cannot_lead_outside(tmp_path):
 def test_bucket_paths_are_refused_where_only_local_ones_work():
     assert str(local_path("/a/b")) == "/a/b"
     for url in ("gs://bucket/index", "s3://bucket/index", "gs:/bucket/index"):
-        with pytest.raises(UserError, match=f"{url}: this is read from local paths only; copy it here first"):
+        with pytest.raises(UserError, match=f"{url}: this can be read from local paths only; copy it here"):
             local_path(url)

@@ -1,6 +1,7 @@
 """One process at a time works in a local directory, and one writes an output."""
 
 import contextlib
+import errno
 import fcntl
 import subprocess
 import sys
@@ -108,3 +109,16 @@ def test_process_that_ends_without_unwinding_removes_its_empty_directories(tmp_p
             name.unlink()
         leave_nothing_empty()
         assert not list(tmp_path.iterdir())
+
+
+def test_a_file_system_without_locks_gets_a_warning(tmp_path, monkeypatch, capsys):
+    """NFS without a lock service, which this machine does not have."""
+
+    def flock(descriptor, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(tmp_path, "no") as lock:
+        lock.check()
+    message = capsys.readouterr().err
+    assert message.startswith(f"warning: {tmp_path} cannot be locked (no locks available): make sure")

@@ -41,10 +41,10 @@ def bad_places(folder, kind):
         return
     if kind in FILES:
         yield folder / "full", "is a directory"
-        yield "/dev/null", "is no file"
+        yield "/dev/null", "is not a regular file"
         yield folder / "new.gz", "leave out .gz"
     else:
-        yield folder / "file", "already exists|is no directory"
+        yield folder / "file", "already exists|is not a directory"
         yield "/proc", "mounted|already exists|cannot be written"
     if kind in ("directory", "model"):
         yield folder / "full", "already exists"
@@ -111,7 +111,7 @@ def test_command_does_not_replace_its_input(command, flags, tmp_path, monkeypatc
         (tmp_path / name).write_text("q0 Q0 d0 1 0.5 t\n")
     for output in ("./a.trec", str(tmp_path / "a.trec")):
         assert cli.main(f"jaxir.{command}:{command}", [*flags, f"--output={output}"]) == 1
-        assert f"error: {output} is what --" in capsys.readouterr().err
+        assert f"error: {output} is also the input of --" in capsys.readouterr().err
     assert (tmp_path / "a.trec").read_text() == "q0 Q0 d0 1 0.5 t\n"
 
 
@@ -140,7 +140,7 @@ def test_command_replaces_only_files_of_its_own_kind(command, flags, kind, tmp_p
     for name, content in mine.items():
         (tmp_path / name).write_bytes(content)
         assert cli.main(function_of(command)[0], [*flags, f"--output={name}"]) == 1
-        assert capsys.readouterr().err.startswith(f"error: {name} is there already and is no {kind}: ")
+        assert capsys.readouterr().err.startswith(f"error: {name} already exists and is not a {kind}: ")
         assert (tmp_path / name).read_bytes() == content
     if command == "search":
         return
@@ -154,7 +154,7 @@ def test_command_replaces_only_files_of_its_own_kind(command, flags, kind, tmp_p
 def test_work_directory_must_not_hold_files_of_others(kind, tmp_path):
     (tmp_path / ".profile").write_text("mine")
     with pytest.raises(
-        UserError, match=rf"^{tmp_path} already exists and is no {kind}; give another output$"
+        UserError, match=rf"^{tmp_path} already exists and is not what this command writes \({kind}\); give"
     ):
         check_output("--output", tmp_path, kind)
     for begun in BEGUN[kind]:

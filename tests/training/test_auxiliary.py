@@ -82,7 +82,7 @@ def test_auxiliaries_are_compared_by_their_arrays():
 
     further = nnx.Variable((jnp.zeros(3), jnp.ones((2, 2))))  # one variable of several arrays
     assert disagreement(settings(), settings()) is None
-    assert "modules that began with other values; " in disagreement(settings(), settings(bias=-2.0))
+    assert "modules that started with other values; " in disagreement(settings(), settings(bias=-2.0))
     found = disagreement(settings(), settings(more=further))
     assert "auxiliary.more.0=nothing, not [3] float32; give" in found
 
@@ -251,9 +251,9 @@ def test_warm_start_refuses_unsuitable_runs(whole, tmp_path):
     (tmp_path / "empty").mkdir()
     for start, objective, message in (
         (tmp_path / "plain", Sigmoid(), "plain: its objective had no auxiliary"),
-        (whole, Contrastive(), "the objective has nothing beside the model"),
+        (whole, Contrastive(), "the objective has no auxiliary parameters"),
         (whole, WeightedSum(parts={"a": Sigmoid()}), "its auxiliary has"),
-        (tmp_path / "empty", Sigmoid(), "empty is no run"),
+        (tmp_path / "empty", Sigmoid(), "empty is not a run with checkpoints"),
     ):
         with pytest.raises(UserError, match=message):
             run(tmp_path / "run", objective=objective, steps=5, auxiliary_from=str(start))
@@ -307,7 +307,9 @@ def test_resume_keeps_corpus_statistics_and_refuses_another_corpus(tmp_path):
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
     (tmp_path / "run" / "COMPLETE").unlink()
     other = Other(data, lambda step: None)
-    with pytest.raises(UserError, match="with auxiliary modules that began with other values; these follow"):
+    with pytest.raises(
+        UserError, match="with auxiliary modules that started with other values; these follow"
+    ):
         run(tmp_path / "run", objective=objective, data=other, **settings)
 
 

@@ -62,7 +62,10 @@ def test_a_state_with_one_number_that_is_not_finite_is_never_saved(tmp_path, ite
         checkpoints.save(1, state(1), None)
         checkpoints.settle()
         spoilt = jax.tree.map(lambda x: x.at[1].set(number), getattr(state(2), item))
-        with pytest.raises(UserError, match=r"^step 2: a parameter or a moment .* is not finite; .*/1$"):
+        with pytest.raises(
+            UserError,
+            match=r"^step 2: a parameter or a moment .* is not finite: lower the learning rate; .*/1$",
+        ):
             checkpoints.save(2, state(2)._replace(**{item: spoilt}), None)
         assert checkpoints.steps() == [1]
 
@@ -77,7 +80,7 @@ def test_a_checkpoint_with_another_number_than_was_saved_is_set_aside(tmp_path, 
     tensorstore.open(spec, open=True).result()[1] = 7.0
     with opened(tmp_path / "run", None) as (checkpoints, resumed):
         assert resumed.step == 1 and checkpoints.steps() == [1]
-    assert "checkpoint 2 is broken (its checksums do not match its content)" in capsys.readouterr().err
+    assert "checkpoint 2 is damaged (its checksums do not match its content)" in capsys.readouterr().err
 
 
 def test_missing_index_is_damage_and_another_checkpoint_becomes_the_best(tmp_path, capsys):
@@ -90,7 +93,7 @@ def test_missing_index_is_damage_and_another_checkpoint_becomes_the_best(tmp_pat
     (tmp_path / "run" / "checkpoints" / "2" / "params" / stores.ORBAX_INDEX).unlink()
     with opened(tmp_path / "run", "loss") as (checkpoints, resumed):
         assert resumed.step == 1 and checkpoints.best() is None
-    assert f"checkpoint 2 is broken ({tmp_path}/run/checkpoints/2/params/" in capsys.readouterr().err
+    assert f"checkpoint 2 is damaged ({tmp_path}/run/checkpoints/2/params/" in capsys.readouterr().err
     assert not (tmp_path / "run" / "checkpoints" / "best.json").exists()
 
 
@@ -107,8 +110,8 @@ def test_checkpoint_with_the_record_of_another_is_set_aside(tmp_path, capsys):
     with opened(tmp_path / "run", None) as (checkpoints, resumed):
         assert resumed.step == 1 and checkpoints.steps() == [1]
     said = capsys.readouterr().err
-    assert "checkpoint 2 is broken" in said and "metadata: of another step" in said
-    assert "checkpoint 3 is broken" in said and "metadata: not what was written there" in said
+    assert "checkpoint 2 is damaged" in said and "metadata: of another step" in said
+    assert "checkpoint 3 is damaged" in said and "metadata: not what was written there" in said
 
 
 def test_withdraw_keeps_a_run_that_had_begun_before(tmp_path):

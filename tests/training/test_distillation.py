@@ -122,7 +122,7 @@ def test_distillation_refuses_unsuitable_data_and_settings(tmp_path):
         of_batches(plain, Distillation(), tokenizer, 0)
     data, settings = write(tmp_path / "m.jsonl"), {"steps": 2, "batch_size": 8, "num_negatives": 2}
     settings |= {"dev": Pairs(["da de"], ["ha he"]), "dev_metric": "loss"}
-    with pytest.raises(UserError, match=r"there is no dev metric 'loss', only nDCG@10, RR@10$"):
+    with pytest.raises(UserError, match=r"dev_metric is 'loss', but only nDCG@10, RR@10 are measured$"):
         fit(BERT, data, objective=Distillation(), **settings)
     text = (tmp_path / "m.jsonl").read_text().replace('"score": 3.0', '"score": "high"', 1)
     (tmp_path / "bad.jsonl").write_text(text)

@@ -194,12 +194,12 @@ def test_evaluators_have_schedules_of_their_own(tmp_path):
     [
         (
             {"evaluators": [Norm()], "dev_metric": "norms"},
-            "there is no dev metric 'norms', only nDCG@10, RR@10, loss, accuracy, norm; did you mean 'norm'?",
+            "dev_metric is 'norms', but only nDCG@10, RR@10, loss, accuracy, norm are measured; did you mean",
         ),
-        ({"evaluators": [Norm(), Norm()]}, "evaluators Norm and Norm both measure norm: give one a name"),
+        ({"evaluators": [Norm(), Norm()]}, "evaluators Norm and Norm both measure norm: give one a `name`"),
         (
             {"evaluators": [Retrieval(data=None)]},
-            "evaluators Retrieval and Retrieval both measure nDCG@10: give one a name",
+            "evaluators Retrieval and Retrieval both measure nDCG@10: give one a `name`",
         ),
         ({"evaluators": [Norm]}, "evaluators must be objects such as Retrieval(...), not <class"),
         (
@@ -208,27 +208,27 @@ def test_evaluators_have_schedules_of_their_own(tmp_path):
         ),
         (
             {"evaluators": [Norm(values={4: np.nan})]},
-            "step 4: evaluator Norm: norm is nan; training stopped",
+            "step 4: evaluator Norm: the metric norm is nan; training stopped",
         ),
         (
             {"evaluators": [Norm(values={2: {"loss": 1.0}})]},
-            "step 2: evaluator Norm measures loss, as another one does: give it a name; training stopped",
+            "step 2: evaluator Norm measures loss, as another evaluator does: give it a `name`; training",
         ),
         (
             {"evaluators": [Norm(values={2: {"n": 1.0}})], "dev_metric": "norm"},
-            "step 2: evaluator Norm has measured no norm, only n; training stopped",
+            "step 2: evaluator Norm measured no norm (dev_metric), only n; training stopped",
         ),
         (
             {"evaluators": [Norm(values={0: {"n": 1.0}})], "dev_metric": "norm"},
-            "tried before the first step: evaluator Norm has measured no norm, only n",
+            "tried before the first step: evaluator Norm measured no norm (dev_metric), only n",
         ),
         (
             {"objective": WeightedSum(parts={"pairs": Contrastive()}), "dev_metric": "accuracy"},
-            "tried before the first step: evaluator Loss has measured no accuracy, only loss, pairs/accuracy",
+            "the first step: evaluator Loss measured no accuracy (dev_metric), only loss, pairs/accuracy",
         ),
         (
             {"evaluators": [Retrieval(name="none", data=None)]},
-            "evaluator Retrieval 'none': it has no data: DEV_SPLIT, or the setting that names them, is None",
+            "evaluator Retrieval 'none': the evaluator has no data: set DEV_SPLIT, or the setting",
         ),
         (
             {"objective": Norm()},

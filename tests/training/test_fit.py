@@ -165,7 +165,9 @@ class Interrupting(Pairs):
 def test_a_stopped_fit_reports_its_step_or_raises(small, tmp_path, capsys):
     pairs = Interrupting(PAIRS.queries, PAIRS.passages)
     settings = SETTINGS | {"steps": 1000, "checkpoint_every": 1000}
-    with pytest.raises(KeyboardInterrupt, match=r"stopped by SIGTERM after step .* of 1000; nothing is kept"):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"stopped by SIGTERM after step .* of 1000; no checkpoint was saved"
+    ):
         fit(small, pairs.then(lambda: os.kill(os.getpid(), signal.SIGTERM), 12), **settings)
     interrupting = pairs.then(lambda: os.kill(os.getpid(), signal.SIGINT), 12)
     encoder = fit(small, interrupting, output_dir=tmp_path / "run", **settings)

@@ -94,13 +94,13 @@ def test_generation_metrics_score_the_models_own_output(generator, tmp_path):
 @pytest.mark.parametrize(
     ("model", "settings", "sentence"),
     [
-        (START, {"evaluators": [Generation(data=None)], "dev_metric": "rougeL"}, "it has no data"),
+        (START, {"evaluators": [Generation(data=None)], "dev_metric": "rougeL"}, "the evaluator has no data"),
         (
             Pretrained(source=f"st:{GOLDEN / 't5_1_1'}", query_max_length=8, passage_max_length=8),
             {"evaluators": [Generation(data=PAIRS)], "dev_metric": "rougeL"},
-            "Generation measures generators, which Seq2Seq trains, not Contrastive",
+            "Generation only evaluates models trained by Seq2Seq, not Contrastive",
         ),
-        (START, {"dev": PAIRS, "dev_metric": "nDCG@10"}, "there is no dev metric 'nDCG@10', only loss"),
+        (START, {"dev": PAIRS, "dev_metric": "nDCG@10"}, "dev_metric is 'nDCG@10', but only loss"),
     ],
 )
 def test_unavailable_generation_metrics_are_refused(model, settings, sentence):

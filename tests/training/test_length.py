@@ -24,7 +24,7 @@ def test_epochs_in_steps(epochs, pairs, batch_size, min_steps, steps):
 
 def test_a_run_that_min_steps_makes_longer_than_its_epochs_has_a_note():
     of_64 = {"pairs": 64, "batch_size": 32}
-    told = "epochs=0.5 of 64 examples is 1 step of 32; min_steps makes the run 100 steps"
+    told = "epochs=0.5 of 64 examples is 1 step at batch_size 32; min_steps makes the run 100 steps long"
     assert lengthened(0.5, min_steps=100, **of_64).startswith(told)
     assert lengthened(0.5, min_steps=1, **of_64) is lengthened(None, min_steps=100, **of_64) is None
 

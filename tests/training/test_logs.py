@@ -113,7 +113,7 @@ def test_on_a_terminal_losses_stay_above_the_bar(monkeypatch, tmp_path):
     assert found == [
         "compiling the step ... Ns",
         "compiling the evaluation ... Ns",
-        "N s a step: about Ns for the other N, and N evaluations",
+        "N s per step: about Ns for the other N steps, and N evaluations",
         *[step, step, dev, step, dev],
     ]
     assert shown[2].endswith(", and 2 evaluations")
@@ -143,7 +143,7 @@ def test_time_left_counts_coming_evaluations_and_no_past_ones(capsys, monkeypatc
     narrator.show_step(6, values)
     narrator.close()
     assert capsys.readouterr().err.splitlines() == [
-        "2 s a step: about 20s for the other 10, and 4 evaluations",
+        "2 s per step: about 20s for the other 10 steps, and 4 evaluations",
         "step 3/12  loss 1.5000  lr 0.0001  8 examples/s  9s left",
         "step 6/12  loss 1.5000  lr 0.0001  8 examples/s  1m36s left",
     ]

@@ -51,7 +51,9 @@ def test_takes_the_fewest_chunks_that_fit(compile_step):
 
 
 def test_step_that_never_fits_is_refused(compile_step):
-    with pytest.raises(UserError, match=r"does not fit into 0\.0 GiB even with one example a chunk"):
+    with pytest.raises(
+        UserError, match=r"does not fit into 0\.0 GiB per device even with one example per chunk"
+    ):
         fit(False, Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=10_000)
 
 
@@ -107,7 +109,7 @@ def test_fewest_chunks_come_first_and_then_the_quickest_to_recompute():
     assert chosen(1, 8000, 910, 850, 700, gathers=True) == ("weights", 1, "remat=weights", 2)
     with pytest.raises(UserError, match=r"even with remat=True: split .* \(fsdp\), or set chunks$"):
         chosen(1, 8000, 3000, 2000)
-    with pytest.raises(UserError, match=r"with one example a chunk and remat=True: split .* \(fsdp\)$"):
+    with pytest.raises(UserError, match=r"with one example per chunk and remat=True: split .* \(fsdp\)$"):
         chosen("auto", 10_000, 10_000, 10_000)
 
 

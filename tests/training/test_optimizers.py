@@ -64,7 +64,7 @@ def test_the_rate_may_fall_with_the_square_root_whatever_the_length_of_the_run()
     shares = AdamW(learning_rate=2e-5, warmup_steps=0.05, decay="inverse_sqrt")
     for length, first in ((1, 2e-5), (10, 2e-5), (40, 1e-5)):
         assert float(shares.build(length).schedule(jnp.int32(0))) == pytest.approx(first)
-    with pytest.raises(UserError, match="needs warmup_steps of at least 1"):
+    with pytest.raises(UserError, match="requires a warm-up: set warmup_steps to at least 1"):
         AdamW(decay="inverse_sqrt").build(10)
 
 

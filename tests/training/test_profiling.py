@@ -84,7 +84,7 @@ def test_a_program_that_cannot_be_read_does_not_end_the_run(capsys):
     compiled = jax.jit(jnp.sum).lower(jnp.ones([3])).compile()
     assert planned(compiled, None) == {}  # no mesh
     assert capsys.readouterr().err.startswith(
-        "warning: the log has no planned/ figures, reading the program failed: AttributeError"
+        "warning: the log has no planned/ figures: the step's program cannot be read: AttributeError"
     )
 
 
@@ -153,8 +153,8 @@ def test_run_stopped_within_traced_steps_reports_that_there_is_no_trace(tmp_path
     assert stopped.stopped_by == 15 and 2 < stopped.step < 11
     assert run(tmp_path / "run", **SETTINGS | {"steps": 12}, profile_steps="2:11").step == 12
     told = capsys.readouterr().err
-    assert f"no trace of steps 2:11: the run resumes after step {stopped.step}\n" in told
-    assert "are traced" not in told and not list(tmp_path.rglob("*.xplane.pb"))
+    assert f"steps 2:11 are not traced: the run resumes after step {stopped.step}\n" in told
+    assert " are traced; open" not in told and not list(tmp_path.rglob("*.xplane.pb"))
 
 
 def test_steps_outside_the_run_cannot_be_traced():

@@ -52,7 +52,7 @@ def test_a_recipe_file_imports_modules_beside_it(tmp_path):
         ("recipes = 1\n", "has no function recipe; did you mean 'recipes'?"),
         ("def recipe():\n    return {}\n", r"recipe\(\) must return a Recipe, not \{\}"),
         ("x = 1\ndef recipe(:\n", "mine.py:2: invalid syntax"),
-        (None, "--recipe must be a Python file, such as my_recipe.py"),
+        (None, "--recipe must be an existing Python file, such as my_recipe.py"),
     ],
 )
 def test_files_without_a_recipe_are_refused(tmp_path, text, sentence):

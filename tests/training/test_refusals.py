@@ -29,15 +29,18 @@ def groups(**groups) -> dict:
         ({"log_every": 0}, "^log_every must be a whole number of at least 1, not 0"),
         (
             {"profile_steps": "5:9"},
-            "^profile_steps must be the first and the last step to trace, of the 5 steps",
+            "^profile_steps must be the first and the last step to trace, of the run's 5 steps",
         ),
-        ({"dev_metric": "ndcg@10"}, "^there is no dev metric 'ndcg@10', only nDCG@10, RR@10, loss, accuracy"),
+        ({"dev_metric": "ndcg@10"}, "^dev_metric is 'ndcg@10', but only nDCG@10, RR@10, loss, accuracy"),
         (
             {"dev": pairs(1)},
             "evaluator Loss: there are only 1 dev pairs, fewer than the 2 devices of",
         ),
         ({"data": MeshConfig()}, r"data must be data, such as Pairs\(.* or BeirPairs.*, not MeshConfig\("),
-        ({"evaluators": [Loss(data=MeshConfig(), name="x")]}, "evaluator Loss 'x': its data must be data, "),
+        (
+            {"evaluators": [Loss(data=MeshConfig(), name="x")]},
+            "evaluator Loss 'x': the evaluator's data must be data, ",
+        ),
         (
             {"num_negatives": 2},
             "^the dataset was built with query_ids, .*, but negative_ids, negative_key are needed too",
@@ -51,14 +54,14 @@ def groups(**groups) -> dict:
             "have 32 dimensions, not 99",
         ),
         ({"frozen": ["tabel"]}, "frozen: no parameter matches 'tabel'"),
-        ({"frozen": ["*"]}, "all parameters are frozen"),
+        ({"frozen": ["*"]}, "frozen matches all parameters"),
         (
             groups(**{"auxilary.*": {"learning_rate": 0.1}}),
             r"'auxilary\.\*' matches no parameter",
         ),
         (
             groups(**{"t*": {"learning_rate": 0.1}, "table": {"learning_rate": 0.2}}),
-            r"group 'table': all of its parameters are of a group before it, such as table of 't\*'",
+            r"group 'table': all of its parameters belong to an earlier group, such as table to 't\*'",
         ),
         (
             groups(table={"learning_rat": 0.1}),
@@ -80,7 +83,7 @@ def test_settings_are_refused_before_anything_is_written(tmp_path, settings, sen
         ({"parts": {}}, "needs at least one"),
         (
             {"parts": {"a": Contrastive()}, "weights": {"b": 1.0}},
-            "no objective 'b' to weigh, only a",
+            "names 'b', but the objectives of the sum are a",
         ),
         ({"parts": {"a": Contrastive(chunks="auto")}}, "give a number"),
     ],

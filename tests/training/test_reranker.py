@@ -141,7 +141,7 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
     )
     flags = ["--gin_file=gin/evaluators/reranking.gin", "--gin.DEV_RUN_SPLIT=held", "--gin.EVAL_EVERY=2"]
     assert train(folder, run, *flags, f"--gin.DEV_RUN={folder}/run.trec", "--steps=6") == 1
-    assert not run.exists() and "at most 4 documents of a query, and nDCG@10 and" in capsys.readouterr().err
+    assert not run.exists() and "at most 4 documents per query, but nDCG@10 and" in capsys.readouterr().err
     flags += [f"--gin.DEV_RUN={deep}", "--gin.DEV_RUN_DEPTH=10", "--steps=6"]
     assert train(folder, run, *flags, "--gin.CHECKPOINT_EVERY=2", "--gin.LEARNING_RATE=5e-2") == 0
     lines = log(run)
@@ -254,7 +254,7 @@ def test_dev_pairs_of_a_reranker_are_refused_before_anything_is_written(folder, 
     run = tmp_path / "run"
     assert train(folder, run, "--steps=2", "--gin.DEV_SPLIT=train") == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "Reranking has neither vectors to search dev pairs by nor a loss on them" in error
+    assert "Reranking cannot be evaluated on dev pairs: it has neither vectors nor a loss for them" in error
     assert "gin/evaluators/reranking.gin" in error and not run.exists()
     model = PretrainedCrossEncoder(source=f"st:{GOLDEN / 'bert'}")
     pairs = TevatronPairs(path=str(folder / "mined.jsonl"))

@@ -82,12 +82,12 @@ WRITTEN = {"dev": "EM on 8 questions, hash a, written with max_new_tokens=4, num
         # The setting that was chosen is named before its consequences.
         (SAVED, SAVED | OTHER | {"seed": 1}, "was trained with seed=0, not 1;"),
         (SAVED, SAVED | OTHER | {"objective": "C()"}, "was trained with objective=TSDAE(), not C();"),
-        (SAVED, SAVED | OTHER, "was trained with auxiliary modules that began with other values"),
+        (SAVED, SAVED | OTHER, "was trained with auxiliary modules that started with other values"),
         ({}, ARRAYS, "was trained with auxiliary.bias=nothing, not [] float32;"),
         (ARRAYS, {}, "was trained with auxiliary.bias=[] float32, not nothing;"),
         # Earlier versions recorded only a hash of the auxiliary,
         ({"auxiliary": "1 arrays a"}, ARRAYS, None),
-        ({"auxiliary": "1 arrays b"}, ARRAYS, "was trained with auxiliary modules that began with other"),
+        ({"auxiliary": "1 arrays b"}, ARRAYS, "was trained with auxiliary modules that started with other"),
         (
             {"auxiliary": "1 arrays b"},
             {},
@@ -97,9 +97,13 @@ WRITTEN = {"dev": "EM on 8 questions, hash a, written with max_new_tokens=4, num
         (
             {"data": "64 examples 0123456789abcdef"},
             {"data": "64 pairs"},
-            "was begun by an earlier jaxir, which",
+            "was started by an earlier jaxir, which",
         ),
-        ({"dev": "nDCG@10 on 21 examples 0123456789abcdef"}, {"dev": "nDCG@10 on 21 pairs"}, "was begun by"),
+        (
+            {"dev": "nDCG@10 on 21 examples 0123456789abcdef"},
+            {"dev": "nDCG@10 on 21 pairs"},
+            "was started by",
+        ),
         # distractors with a dev loss,
         ({"dev": "loss on 21 pairs, 40 distractors"}, {"dev": "loss on 21 pairs"}, None),
         ({"dev": "loss on 20 pairs, 40 distractors"}, {"dev": "loss on 21 pairs"}, "was trained with dev="),
@@ -131,7 +135,7 @@ def test_a_model_is_known_by_its_config_and_by_the_names_shapes_and_types_of_its
 
 def test_resuming_from_other_weights_is_refused(tmp_path, stopped):
     shutil.copytree(stopped, tmp_path / "run")
-    refused = r"was begun from other weights than the model has now; give the model .*another output_dir"
+    refused = r"was started from other weights than the model has now; give the model .*another output_dir"
     with pytest.raises(UserError, match=refused):
         run(tmp_path / "run", model=Bag(seed=1), **STOPPED)
     assert saved_steps(tmp_path / "run") == saved_steps(stopped)

@@ -193,7 +193,10 @@ def test_a_field_that_was_added_later_is_no_difference_if_it_has_its_default():
     settings = {"start": 0.0, "end": 1.0, "steps": 4}
     was, now = describe(Ramp(**settings)), describe(Grown(**settings))
     assert difference("f", was, now) is None
-    assert difference("f", was, describe(Grown(**settings, margin=1.0))) == "no f.margin, not with 1.0"
+    assert (
+        difference("f", was, describe(Grown(**settings, margin=1.0)))
+        == "no setting f.margin, which is now 1.0"
+    )
     assert difference("f", now, was) == "f.margin=0.0, a setting that no longer exists"
 
 

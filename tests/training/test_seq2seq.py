@@ -283,5 +283,5 @@ def test_file_of_something_else_is_not_replaced(data, tmp_path, capsys):
     other = tmp_path / "mine.jsonl"
     other.write_text('{"_id": "1", "text": "dear"}\n')
     assert generate(data, "hf:nowhere", other) == 1
-    assert "is no file of outputs" in capsys.readouterr().err and "dear" in other.read_text()
+    assert "is not a file of outputs" in capsys.readouterr().err and "dear" in other.read_text()
     assert expand.main([]) == 2

@@ -1,4 +1,4 @@
-"""Training examples as arrays in memory, tokenised once."""
+"""Training examples as arrays in memory, which are tokenised once, before training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxir.storage import fingerprints
 
 
 class ArrayDataset(ExampleDataset):
-    """Examples in memory; needs no TensorFlow. Use `from_records`."""
+    """Tokenised examples in memory. Create one with `from_records`."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ArrayDataset(ExampleDataset):
         self._tables, self._columns, self._offsets = arrays.tables, arrays.columns, offsets
         self._content: str | None = None
         if not self.num_examples:
-            raise UserError("there are no training examples")
+            raise UserError("there are no training examples: the data have no records")
         empty = int(np.sum(np.diff(offsets) == 0))
         counts = ListCounts(self.num_examples, int(offsets[-1]), empty, *arrays[-2:])
         for name, field in self._fields.items():
@@ -54,7 +54,7 @@ class ArrayDataset(ExampleDataset):
 
     @property
     def fingerprint(self) -> str:
-        """A description with a hash of all tokens, keys and numbers, which is computed on first access."""
+        """A description and a hash of all tokens, keys and numbers, which is computed on first access."""
         if self._content is None:
             self._content = fingerprints.of_arrays(self._hashed_arrays())
         return f"{in_words(self.features, self.num_examples)}, hash {self._content[: fingerprints.DIGITS]}"
@@ -63,10 +63,10 @@ class ArrayDataset(ExampleDataset):
     def from_records(
         cls, records: Iterable[Record], tokenizer: Tokenizer, features: Features
     ) -> ArrayDataset:
-        """Tokenises `records`, each distinct text once, under a progress bar. Texts are not kept.
+        """Tokenises `records`, each distinct text once, with a progress bar. Does not keep the texts.
 
         Raises:
-          UserError: there is no record, a field is missing or of another type, or lists do not fit.
+          UserError: there is no record, a field is missing or of the wrong type, or lists differ in length.
         """
         reader = RecordReader(tokenizer, features)
         arrays = reader.arrays(progress(records, what="tokenising pairs", unit="pairs"))
@@ -85,7 +85,7 @@ class ArrayDataset(ExampleDataset):
         return self._table(field).keys
 
     def needed_lengths(self) -> dict[str, int]:
-        """Returns the smallest multiples of 16 that cut no text."""
+        """Returns for each feature of tokens the smallest multiple of 16 that truncates no text."""
 
         def enough(table: TextTable, length: int) -> int:
             return min(length, -(-int(np.max(np.diff(table.offsets), initial=1)) // 16) * 16)
@@ -100,7 +100,7 @@ class ArrayDataset(ExampleDataset):
         return _Rows(self, examples)
 
     def _hashed_arrays(self) -> dict[str, np.ndarray]:
-        """Returns all arrays; those of pairs keep older names, so that older runs keep their fingerprints."""
+        """Returns all arrays; pairs keep the array names of older versions, and so their fingerprints."""
         arrays = {"offsets": self._offsets} | self._columns
         for name, table in self._tables.items():
             arrays |= {f"{name}_{part}": array for part, array in table._asdict().items()}

@@ -1,4 +1,4 @@
-"""The examples of a step: the order of an epoch, a process's share of a batch, the choice of list items."""
+"""Decides which examples a step trains on: the order of an epoch, a process's share, the list items."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jaxir.core.features import Features, Key, Tokens
 from jaxir.data.batches.text_table import TextTable
 
 Batch = dict[str, np.ndarray]
-# Smaller datasets hold the order of an epoch as a shuffled array (4 bytes per example, at most 0.5 GB).
+# Datasets with fewer examples hold the order of an epoch as an array (4 bytes per example, at most 0.5 GB).
 SHUFFLED_BELOW = 1 << 27
-_ROUNDS = 8
+_ROUNDS = 8  # number of rounds of the Feistel cipher in `_Permutation`
 
 
 class StepExamples(NamedTuple):
-    """The examples [b] of this process at a step; `first` is the batch index of its first example."""
+    """This process's examples [b] at a step; `first` is the index of the first one in the global batch."""
 
     step: int
     epoch: int
@@ -29,7 +29,7 @@ class StepExamples(NamedTuple):
 
 
 class Batching(NamedTuple):
-    """How batches are drawn; see `Dataset.batches`."""
+    """How batches are drawn; the fields are the arguments of `Dataset.batches`."""
 
     batch_size: int
     seed: int
@@ -51,7 +51,7 @@ class Batching(NamedTuple):
 class Plan:
     """Maps a step to its examples: a pure function of (seed, step), safe to call from several threads.
 
-    `noun` is what error messages call the examples.
+    `noun` is the word for the examples in error messages.
     """
 
     def __init__(self, num_examples: int, how: Batching, *, noun: str = "pairs"):
@@ -61,7 +61,7 @@ class Plan:
         if how.batch_size > num_examples:
             raise UserError(
                 f"batch_size is {how.batch_size:,}, but there are only {num_examples:,} {noun}:"
-                " give a smaller one"
+                " give a smaller batch_size"
             )
         self._num_examples, self._how = num_examples, how
         self._orders: dict[int, np.ndarray | _Permutation] = {}
@@ -79,14 +79,14 @@ class Plan:
     def _order(self, epoch: int) -> np.ndarray | _Permutation:
         with self._lock:
             if epoch not in self._orders:
-                # Threads that read ahead may still need the order of the epoch before.
+                # Keep the previous epoch's order, which threads that read ahead may still need.
                 self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
                 self._orders[epoch] = order_of(self._num_examples, self._how.seed, epoch)
             return self._orders[epoch]
 
 
 def order_of(num_examples: int, seed: int, epoch: int) -> np.ndarray | _Permutation:
-    """Returns the order of an epoch; a slice of it is an array [n] of examples."""
+    """Returns the order of an epoch; a slice of the order is an array [n] of example numbers."""
     if num_examples >= SHUFFLED_BELOW:
         return _Permutation(num_examples, seed, epoch)
     order = np.arange(num_examples, dtype=np.uint32)
@@ -95,9 +95,9 @@ def order_of(num_examples: int, seed: int, epoch: int) -> np.ndarray | _Permutat
 
 
 class _Permutation:
-    """A random order of range(`size`), computed on access: a Feistel cipher of the positions.
+    """A random permutation of range(`size`), computed on access by a Feistel cipher of the positions.
 
-    The cipher permutes numbers of an even number of bits. Results beyond `size` are encrypted again (Black
+    The cipher permutes numbers with an even number of bits. Results beyond `size` are encrypted again (Black
     and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"). The round function is SplitMix64 of one half.
     """
 
@@ -123,7 +123,7 @@ class _Permutation:
 
 
 def in_one_order(num_examples: int, count: int | None = None) -> np.ndarray:
-    """Returns `count` examples, or all, without repeats, in the order of the first epoch of seed 0."""
+    """Returns the numbers of the first `count` examples (None: all) in the order of epoch 0 of seed 0."""
     return order_of(num_examples, 0, 0)[:count].astype(np.int64)
 
 
@@ -135,9 +135,9 @@ def choose(
     *,
     in_order: bool = False,
 ) -> np.ndarray:
-    """Returns int64 [b, `n`]: `n` distinct random items of range(counts) for each example.
+    """Returns int64 [b, `n`]: for each example, `n` distinct random indices into its list of `counts` items.
 
-    With fewer than `n` items they are repeated cyclically. With `in_order` they are in ascending order.
+    A list with fewer than `n` items is repeated cyclically. With `in_order`, the indices are ascending.
     """
     candidates = np.arange(counts.max(initial=1), dtype=np.uint64)
     seed, epoch = (np.full(1, value, np.uint64) for value in seed_and_epoch)
@@ -151,7 +151,7 @@ def choose(
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64: uint64 -> well mixed uint64, elementwise."""
+    """Applies the hash function SplitMix64 to uint64 numbers, elementwise."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -167,9 +167,9 @@ def uniforms(seed: int, *positions: np.ndarray) -> np.ndarray:
 
 
 def mark_duplicates(batch: Batch, features: Features) -> Batch:
-    """Gives list texts whose tokens equal those of their `unlike` text the key of that text.
+    """Gives a list text the key of its `unlike` text if both have the same tokens.
 
-    Losses ignore a negative with the key of its positive, because two texts can be equal once cut.
+    Different texts can have equal tokens after truncation. Losses ignore a negative with its positive's key.
     """
     tokens = {f.field: name for name, f in features.items() if isinstance(f, Tokens)}
     keys = {f.field: name for name, f in features.items() if isinstance(f, Key)}
@@ -185,13 +185,13 @@ def mark_duplicates(batch: Batch, features: Features) -> Batch:
 def drop_duplicates(
     texts: TextTable, own: np.ndarray, items: np.ndarray, offsets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Drops each item with the tokens of its example's own text, unless no other item would remain.
+    """Drops each list item that has the same tokens as its example's own text, unless no item would remain.
 
     Args:
-      texts: the texts.
+      texts: the tokens of all texts; `own` and `items` are rows of this table.
       own: [P], for each example the text that its items must differ from.
-      items: [K], texts; those of an example begin at offsets [P + 1].
-      offsets: see `items`.
+      items: [K], the list items of all examples, one example after the other.
+      offsets: [P + 1]; the items of example p are items[offsets[p]:offsets[p + 1]].
 
     Returns:
       Which items to keep (bool [K]), their offsets, and the number of examples whose items all equal `own`.
@@ -200,7 +200,7 @@ def drop_duplicates(
     starts, own_starts = texts.offsets[items], texts.offsets[own[example]]
     sizes = texts.offsets[items + 1] - starts
     same = sizes == texts.offsets[own[example] + 1] - own_starts
-    for at in (sizes // 2, sizes // 4):  # compare two tokens first, so that few texts are compared whole
+    for at in (sizes // 2, sizes // 4):  # compare two tokens first, so that few texts are compared in full
         tokens = (texts.flat.take(begin + at, mode="clip") for begin in (starts, own_starts))
         same &= np.equal(*tokens)
     for i in np.flatnonzero(same):

@@ -17,17 +17,17 @@ from jaxir.data.text.truncation import Truncation
 
 
 class Dataset(abc.ABC):
-    """Examples with the fields that an objective's features name.
+    """Training examples with the fields that an objective's features name.
 
-    A batch is a dict of arrays, one for each feature, of fixed shapes, so that a training step compiles once.
+    A batch is a dict of arrays of fixed shapes, one per feature, so that a training step compiles once.
 
     Attributes:
       num_examples: number of examples.
-      features: what a batch holds.
+      features: {name: feature}, the arrays of a batch.
       fingerprint: identifies the examples; a run resumes only on data with the same fingerprint.
       order_depends_on_parts: whether the batches depend on the number of processes.
       tokenizer_fingerprint: fingerprint of the tokenizer that made the ids; None if unknown.
-      truncation: counts of texts that were cut, by the name of `Tokens.table`; empty if unknown.
+      truncation: counts of truncated texts, by the name of `Tokens.table`; empty if unknown.
     """
 
     num_examples: int
@@ -46,67 +46,68 @@ class Dataset(abc.ABC):
         process_index: int = 0,
         process_count: int = 1,
     ) -> Iterator[Batch]:
-        """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
+        """Yields batches without end, from step `start_step` on; each is a pure function of (seed, step).
 
-        Each epoch has its own order and drops the examples after its last whole batch. If an example has more
-        list items than a batch holds, each epoch draws some; if it has fewer, they are repeated.
+        Each epoch has its own order and drops the examples after its last full batch. If an example has more
+        list items than a batch holds, each epoch draws some of the items; if fewer, items are repeated.
 
         Args:
-          batch_size: examples of a step over all processes.
-          seed: of the order and of the choice from lists; not negative.
-          start_step: the first step; skipping costs nothing.
-          process_index: which of the consecutive, equal shares of each batch to yield.
+          batch_size: number of examples per step, over all processes.
+          seed: determines the order and the choice of list items; not negative.
+          start_step: the first step; earlier steps are not computed.
+          process_index: index of this process, which yields that one of the equal shares of each batch.
           process_count: number of processes.
 
         Raises:
-          UserError: `batch_size` exceeds the number of examples or is no multiple of `process_count`.
+          UserError: `batch_size` exceeds the number of examples or is not a multiple of `process_count`.
         """
         return self.batched(Batching(batch_size, seed, start_step, process_index, process_count))
 
     @abc.abstractmethod
     def batched(self, how: Batching) -> Iterator[Batch]:
-        """Yields batches; see `batches`."""
+        """Yields the batches that `how` describes; see `batches`."""
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns `count` examples, or all, without repeats, in the order of the first epoch of seed 0.
+        """Returns `count` examples (None: all) as a batch, without repeats, in the order of epoch 0, seed 0.
 
-        List items keep the record's order. If an example has more items than a batch holds, they are those
-        that the first epoch of seed 0 draws; if it has fewer, the list is repeated.
+        List items keep the record's order. If an example has more items than a batch holds, the items are
+        those that epoch 0 with seed 0 draws; if fewer, the list is repeated.
         """
         raise UserError(
-            f"{type(self).__name__} has no `once`, which gives the examples that are evaluated"
-            " (docs/adding_a_data_kind.md)"
+            f"{type(self).__name__} cannot be evaluated on: it does not define `once`"
+            " (see docs/adding_a_data_kind.md)"
         )
 
     def list_lengths(self) -> set[int]:
-        """Returns the lengths of the examples' lists; empty if unknown."""
+        """Returns the distinct lengths of the examples' lists; empty if unknown."""
         return set()
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
         """Counts the tokens of the distinct texts of a field."""
         raise UserError(
-            f"the objective counts the words of its texts beforehand, which {type(self).__name__} cannot do"
+            f"this objective needs the token counts of all texts, but {type(self).__name__} does not define"
+            " `token_counts`: use other data"
         )
 
     def needed_lengths(self) -> dict[str, int]:
-        """Returns a length that cuts no text, by the name of each feature of tokens."""
+        """Returns for each feature of tokens, by name, a length that truncates no text."""
         return {name: f.length for name, f in self.features.items() if isinstance(f, Tokens)}
 
     def with_lengths(self, lengths: Mapping[str, int]) -> Self:
-        """Returns the same examples with these lengths; `self` if they cannot be changed."""
+        """Returns the same examples with other padded lengths; `self` if lengths cannot be changed."""
         return self
 
     def shortened(self) -> Self:
-        """Returns the same examples without padding that no text needs."""
+        """Returns the same examples with padding removed that no text needs."""
         return self.with_lengths(self.needed_lengths())
 
     def scheduled(self, steps: int) -> Self:
-        """Returns the same data for a training run of `steps` steps."""
+        """Returns the same data for a training run of `steps` steps; some data depend on the number."""
         return self
 
 
 class Block(Protocol):
-    """The stored form of b examples. `items` [b, n] are positions in the lists of a list field.
+    """The stored form of b examples. `items` [b, n] are indices into the examples' lists; None: no list.
 
     Attributes:
       counts: int64 [b], the number of items in each example's lists.
@@ -115,17 +116,17 @@ class Block(Protocol):
     counts: np.ndarray
 
     def values(self, name: str, items: np.ndarray | None) -> np.ndarray:
-        """Returns numbers: float32 [b] or [b, n]."""
+        """Returns the numbers of field `name`: float32 [b] or [b, n]."""
 
     def keys(self, name: str, items: np.ndarray | None) -> np.ndarray:
-        """Returns the keys of texts: int32 [b, 2] or [b, n, 2]."""
+        """Returns the keys of the texts of field `name`: int32 [b, 2] or [b, n, 2]."""
 
     def ids(self, name: str, items: np.ndarray | None, length: int) -> np.ndarray:
-        """Returns zero-padded tokens: int32 [b, `length`] or [b, n, `length`]."""
+        """Returns the zero-padded ids of field `name`: int32 [b, `length`] or [b, n, `length`]."""
 
 
 class ExampleDataset(Dataset):
-    """Examples with random access. A subclass defines `_block`."""
+    """A dataset with random access to its examples. A subclass defines `_block`."""
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class ExampleDataset(Dataset):
 
     @abc.abstractmethod
     def _block(self, examples: np.ndarray) -> Block:
-        """Reads examples [b]."""
+        """Reads the examples with numbers `examples` [b]."""
 
     def _plan(self, how: Batching) -> Plan:
         single = any(isinstance(f, Tokens) and f.field == "text" for f in self.features.values())

@@ -1,4 +1,4 @@
-"""Training data larger than memory: ArrayRecord files that Grain reads in the order of an epoch."""
+"""Training data larger than memory, in ArrayRecord files that Grain reads in the order of an epoch."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.storage import fingerprints
 from jaxir.storage.files import local_path
 
-_READER_OPTIONS = {"max_parallelism": "0"}  # for random access
+_READER_OPTIONS = {"max_parallelism": "0"}  # no read-ahead, because examples are read in random order
 _COUNT_AT_ONCE = 8192
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class GrainRecords(TextData):
-    """Examples that `jaxir.prepare records` has tokenised and written, more than memory holds.
+    """Training data that `jaxir.prepare records` has tokenised and written, which may exceed memory.
 
-    The batches are the same, bit for bit, as those of the examples in memory.
+    The batches are bit-identical to those of the same data in memory.
 
     Attributes:
       directory: directory that `jaxir.prepare records` wrote.
-      threads: number of threads that read batches ahead of the training.
+      threads: number of threads that read batches before training needs them.
     """
 
     directory: str
     threads: Count = 4
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> RecordDataset:
-        """Opens the files; tokenizer, lengths and prompts must be those that the files were made with."""
+        """Opens the files; raises UserError if tokenizer, lengths or prompts differ from the files'."""
         found = RecordDataset(self.directory, features, threads=self.threads)
         if found.tokenizer_fingerprint != tokenizer.fingerprint:
             raise UserError(f"{self.directory} was made with another tokenizer than the model's; {REMAKE}")
@@ -53,14 +53,14 @@ class GrainRecords(TextData):
 
 
 class RecordDataset(ExampleDataset):
-    """Examples on a disk. Grain's threads read each batch when it is due.
+    """Tokenised examples on disk. Grain's threads read each batch shortly before it is needed.
 
-    Memory holds the batches read ahead, the order of an epoch (see `batch_plan.order_of`), an index of 8
+    Memory holds the next few batches, the order of an epoch (see `batch_plan.order_of`), an index of 8
     bytes per example, and some 100 MB of ArrayRecord's buffers.
     """
 
     def __init__(self, directory: str | Path, features: Features, *, threads: int):
-        """Opens what `record_files.write_records` wrote; lists may have another count than was written."""
+        """Opens files of `record_files.write_records`; the number of list items per batch may differ."""
         require("grain", "grain", "array_record")
         from grain.sources import ArrayRecordDataSource
 
@@ -76,7 +76,7 @@ class RecordDataset(ExampleDataset):
             _check_same(self._directory, name, written.fields[name], field)
             if field.count is not None:
                 check_list(name, field, written.counts)
-        # Paths with numbers of records keep the reader from opening all files at once.
+        # A path with a range of records keeps the reader from opening all files at once to count records.
         paths = [f"{self._directory / name}[0:{count}]" for name, (count, _) in written.files.items()]
         self._files = ArrayRecordDataSource(paths, _READER_OPTIONS)
 
@@ -85,7 +85,7 @@ class RecordDataset(ExampleDataset):
 
     @property
     def fingerprint(self) -> str:
-        """A description with the hash that was made when the records were written."""
+        """A description and the hash that was computed when the records were written."""
         found = self._written.hash[: fingerprints.DIGITS]
         return f"{in_words(self.features, self.num_examples)} in records, hash {found}"
 
@@ -105,7 +105,7 @@ class RecordDataset(ExampleDataset):
         return found
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Counts tokens in two passes over the files, with 26 bytes per example in memory."""
+        """Counts the tokens of the distinct texts in two passes over the files, with 26 bytes per example."""
         keys = np.empty([self.num_examples, 2], np.int32)
         for examples in self._in_turn("looking for repeated texts"):
             keys[examples] = self._block(examples).keys(field, None)
@@ -137,7 +137,7 @@ class RecordDataset(ExampleDataset):
         try:
             block = Block(self._files.__getitems__(examples.tolist()), self._written)
             if (block.numbers != examples).any():
-                raise ValueError("files have each other's names")
+                raise ValueError("its record files were renamed")
             return block
         except (ValueError, IndexError, RuntimeError, OSError) as error:  # ArrayRecord raises all of these
             words = " ".join(str(error).split())
@@ -145,7 +145,7 @@ class RecordDataset(ExampleDataset):
 
 
 class _Steps:
-    """The batch of each step as a Grain source with random access."""
+    """A Grain source whose item i is the batch of step i."""
 
     def __init__(self, batch: Callable[[int], Batch]):
         self._batch = batch
@@ -158,7 +158,7 @@ class _Steps:
 
 
 def _check_same(directory: Path, name: str, saved: Tokens | Numbers, wanted: Tokens | Numbers) -> None:
-    """Refuses a field that was stored in another form than `wanted`; the count may differ."""
+    """Raises UserError if a field was stored in another form than `wanted`; only the count may differ."""
     if (saved.count is None) != (wanted.count is None) or type(saved) is not type(wanted):
         raise UserError(f"{directory} has another type of value in the field {name!r}; {REMAKE}")
     was, now = (dataclasses.asdict(field) for field in (saved, wanted))

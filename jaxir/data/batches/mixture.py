@@ -1,4 +1,4 @@
-"""Training on several datasets: each batch comes from one of them, or holds examples of all."""
+"""Training on several datasets: each batch comes from one dataset, or holds examples of all datasets."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _DRAW_AT_ONCE = 1 << 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixture(TextData):
-    """Several sources of pairs as one.
+    """Training data from several sources of pairs.
 
     Each batch comes from one source, so that in-batch negatives belong to the query's own task. Passages of
-    another task are easy negatives, because their style alone gives them away.
+    another task are easy negatives, because their style reveals them.
 
     Attributes:
       sources: the sources, such as BeirPairs(...) or MultiReqaPairs(...).
-      rates: relative sampling rate of each source; by default its number of pairs.
-      mix_within_batch: whether every batch holds pairs of all sources instead, in the same proportion. Texts
-        of two sources with the same id then count as one text, so a negative may be lost.
+      rates: relative sampling rate of each source; None: the source's number of pairs.
+      mix_within_batch: whether every batch holds pairs of all sources instead, in a fixed proportion. Texts
+        of two sources with the same id are then treated as one text, so a negative may be lost.
     """
 
     sources: Sequence[TextData]
@@ -40,19 +40,19 @@ class Mixture(TextData):
     mix_within_batch: bool = False
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> MixtureDataset:
-        """Builds every source.
+        """Builds the dataset of every source.
 
         Raises:
-          UserError: there is no source, or not one positive rate for each.
+          UserError: there is no source, or `rates` does not have one positive number per source.
         """
         names = [f"source {number} of the mixture" for number in range(1, len(self.sources) + 1)]
         if not names:
             raise UserError("a mixture needs at least one source")
         if self.rates is not None and len(self.rates) != len(names):
-            raise UserError(f"the mixture has {len(names)} sources but {len(self.rates)} rates")
+            raise UserError(f"the mixture has {len(names)} sources, but {len(self.rates)} rates: give as many")
         for name, rate in zip(names, self.rates or (), strict=False):
             if not (rate > 0 and np.isfinite(rate)):
-                raise UserError(f"{name}: its rate must be a positive number, got {rate}")
+                raise UserError(f"{name}: the rate must be a positive number, got {rate}")
         built = [source.dataset(tokenizer, features, on_bad_input) for source in self.sources]
         return MixtureDataset(
             dict(zip(names, built, strict=True)), rates=self.rates, mix_within_batch=self.mix_within_batch
@@ -60,10 +60,10 @@ class Mixture(TextData):
 
 
 class MixtureDataset(Dataset):
-    """Several datasets as one. Made by `Mixture.build`.
+    """A dataset whose batches come from several datasets. Created by `Mixture.build`.
 
-    With rates, the dataset of each step is drawn at random. Without, each epoch of the mixture has every
-    whole batch of every dataset once, in random order.
+    With rates, the dataset of each step is drawn at random. Without rates, each epoch of the mixture has
+    every full batch of every dataset once, in random order.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class MixtureDataset(Dataset):
     def batched(self, how: Batching) -> Iterator[Batch]:
         mine, count = how.share, len(self._datasets)
         if self._mix_within_batch and how.batch_size > 1:
-            # Every process assembles whole batches: the parts of the datasets do not divide by their number.
+            # Every process assembles the global batch, as its parts may not divide by the process count.
             whole = how._replace(process_index=0, process_count=1)
             sizes = self._quotas(how.batch_size)
             return _packed(self._opened(whole, sizes, [how.start_step] * count), mine)
@@ -105,7 +105,7 @@ class MixtureDataset(Dataset):
         return _alternating(self._opened(how, [how.batch_size] * count, before), schedule, how.start_step)
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns `count` pairs, or all, without repeats; a dataset's part follows its size, not its rate."""
+        """Returns `count` pairs (None: all), without repeats, from each dataset in proportion to its size."""
         wanted = [None] * len(self._datasets)
         if count is not None:
             wanted = np.bincount(_Epochs(self._sizes, 0)(0, count), minlength=len(wanted)).tolist()
@@ -119,7 +119,7 @@ class MixtureDataset(Dataset):
 
     @property
     def truncation(self) -> dict[str, Truncation]:
-        """The counts of cut texts of all datasets together; empty if one dataset does not know them."""
+        """The counts of truncated texts over all datasets; empty if a dataset has no counts."""
         found: dict[str, Truncation] = {}
         for dataset in self._datasets:
             if not dataset.truncation:
@@ -134,7 +134,7 @@ class MixtureDataset(Dataset):
 
     def with_lengths(self, lengths: Mapping[str, int]) -> MixtureDataset:
         found = copy.copy(self)
-        # The lengths of a dataset that cannot be shortened are its `needed_lengths`.
+        # All datasets get equal lengths: one that cannot be shortened has its lengths as `needed_lengths`.
         found._datasets = [dataset.with_lengths(lengths) for dataset in self._datasets]
         found.features = found._datasets[0].features
         return found
@@ -149,7 +149,7 @@ class MixtureDataset(Dataset):
         return _Draws(self._rates, seed)
 
     def _quotas(self, batch_size: int) -> list[int]:
-        """Returns each dataset's number of pairs in a batch, rounded by largest remainder."""
+        """Returns each dataset's number of pairs per batch, rounded by the largest remainder method."""
         rates = self._sizes / self._sizes.sum() if self._rates is None else self._rates
         exact = rates * batch_size
         quotas = np.floor(exact).astype(np.int64)
@@ -179,7 +179,7 @@ class _Epochs:
         self._seed, self._all = seed, np.repeat(np.arange(len(batches), dtype=np.int32), batches)
 
     def __call__(self, first: int, count: int) -> np.ndarray:
-        """Returns int32: the datasets of 1 to `count` steps from `first` on."""
+        """Returns int32 [1 to `count`]: the dataset of each step from `first` on, up to the epoch's end."""
         epoch, at = divmod(first, len(self._all))
         order = np.random.default_rng([self._seed, epoch]).permutation(self._all)
         return order[at : at + count]
@@ -191,7 +191,7 @@ class _Epochs:
 
 
 class _Draws:
-    """Maps steps to datasets, drawn by rate."""
+    """Maps steps to datasets, which are drawn at random by their rates."""
 
     def __init__(self, rates: np.ndarray, seed: int):
         self._seed, self._upper = seed, np.cumsum(rates)[:-1]

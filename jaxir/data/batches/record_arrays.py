@@ -1,4 +1,4 @@
-"""Converts records to arrays: tokenises each distinct text once, drops negatives equal to their passage."""
+"""Converts records to arrays: tokenises each distinct text once, drops negatives equal to the positive."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jaxir.data.text.truncation import Truncation
 
 
 class RecordArrays(NamedTuple):
-    """P examples as arrays.
+    """P examples as arrays; their lists have K items in all.
 
     Attributes:
       tables: distinct texts, by the name of `Tokens.table`.
-      columns: by field: int32 rows of a text field's table, or float32 numbers. [P], or [K] for a list.
+      columns: {field: int32 rows of the text field's table, or float32 numbers}, [P], or [K] for a list.
       offsets: int64 [P + 1]; the items of example p in each list are offsets[p] to offsets[p + 1].
-      left_out: number of list items dropped because, once cut, they equal the text they must differ from.
-      without_others: number of examples whose items all equal that text.
+      left_out: number of list items dropped because, truncated, they equal the text they must differ from.
+      without_others: number of examples whose items all equal the text they must differ from.
     """
 
     tables: dict[str, TextTable]
@@ -46,7 +46,7 @@ class RecordReader:
         self._count = 0
 
     def arrays(self, records: Iterable[Record]) -> RecordArrays:
-        """Returns the arrays of `records`; their numbers continue those of earlier calls."""
+        """Returns the arrays of `records`; example numbers in errors continue those of earlier calls."""
         columns: dict[str, list[Any]] = {name: [] for name in self._fields}
         offsets = [0]
         for record in records:
@@ -66,7 +66,7 @@ class RecordReader:
                 lists = ", ".join(
                     f"{len(record[n])} {n}" for n, f in self._fields.items() if f.count is not None
                 )
-                raise UserError(f"example {self._count}: its lists must be equally long, got {lists}")
+                raise UserError(f"example {self._count}: the lists must have equal lengths, got {lists}")
             offsets.append(offsets[-1] + (sizes.pop() if sizes else 0))
             self._count += 1
         tables = {name: builder.take() for name, builder in self._builders.items()}
@@ -104,10 +104,10 @@ class ListCounts(NamedTuple):
 
     Attributes:
       examples: number of examples.
-      items: number of items in their lists.
+      items: number of items in the lists of all examples.
       empty: number of examples with empty lists.
-      left_out: number of items dropped because, once cut, they equal the text they must differ from.
-      without_others: number of examples whose items all equal that text.
+      left_out: number of items dropped because, truncated, they equal the text they must differ from.
+      without_others: number of examples whose items all equal the text they must differ from.
     """
 
     examples: int
@@ -118,22 +118,22 @@ class ListCounts(NamedTuple):
 
 
 def check_list(name: str, field: Tokens | Numbers, counts: ListCounts) -> None:
-    """Refuses a list field that is empty for some examples; prints what was left out of it."""
+    """Raises UserError if a list field is empty for some examples; prints how many items were left out."""
     count = counts.examples
     hint = ": set num_negatives to 0, or mine negatives for them" if name == "negatives" else ""
     if counts.empty:
         raise UserError(
-            f"a batch reads {field.count} {name} of each example, but {counts.empty:,} of {count:,} have none"
+            f"a batch needs {field.count} {name} per example, but {counts.empty:,} of {count:,} have none"
             f"{hint}"
         )
     if not isinstance(field, Tokens) or field.unlike is None:
         return
     if counts.without_others == count:
         raise UserError(
-            f"all {name}, cut at {field.length} tokens, equal the {field.unlike} of their example"
+            f"all {name}, truncated to {field.length} tokens, equal the {field.unlike} of their example"
             f"{hint.replace('for them', 'that differ from it')}"
         )
-    cut = f"cut at {field.length} tokens"
+    cut = f"truncated to {field.length} tokens"
     if counts.left_out:
         print(
             f"{counts.left_out:,} of {counts.left_out + counts.items:,} {name} left out: {cut}, they equal"

@@ -1,16 +1,16 @@
-"""Examples in ArrayRecord files: written one by one, read in any order.
+"""Writes examples into ArrayRecord files, and reads them in any order.
 
-A record holds the tokens and key of each text, the numbers and the lists of one example. It is made of
-little-endian words of 32 bits, so that numpy can decode a whole batch at once:
+A record holds the tokens and key of each text, the numbers and the lists of one example. A record consists
+of little-endian words of 32 bits, so that numpy can decode all records of a batch at once:
 
   tag [2], number of the example [2], number of items in its lists [1];
   for each single field: a text [4] (its key, the offset of its tokens in the record, their number) or a
     float32 [1];
-  for each list: the same for every item;
+  for each list: a text [4] or a float32 [1] for every item;
   the tokens, uint16 or int32.
 
-The tag is random and the same in all records of a directory. Tag and number reveal files of another directory
-and files in each other's place. ArrayRecord's own hashes detect damaged bytes when a record is read.
+The tag is random and the same in all records of a directory. Tag and number detect files of another
+directory and renamed files. ArrayRecord's own hashes detect damaged bytes when a record is read.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from jaxir.storage.files import atomic_directory
 FORMAT = 1
 META = "records.json"
 FILE_BYTES = 1 << 30
-# Groups of one record, so that a read takes one example from the disk. Token ids compress badly.
+# One record per group, so that reading an example reads no others. Token ids compress badly.
 WRITER_OPTIONS = "group_size:1,uncompressed"
 REMAKE = "make it again with jaxir.prepare records"
 MEND = f"copy it again, or {REMAKE}"
 _AT_ONCE = 1024
-_HEAD, _TEXT = 5, 4  # words
+_HEAD, _TEXT = 5, 4  # words of 32 bits in a record's head and in a text's entry
 
 Fields = Mapping[str, Tokens | Numbers]
 
@@ -60,7 +60,7 @@ class Written(NamedTuple):
       tag: the tag of every record; hex.
       hash: hash of all records without their tags; hex.
       files: the number of records and of bytes of each file, in order.
-      truncation: counts of texts that were cut, by the name of `Tokens.table`; empty if unknown.
+      truncation: counts of truncated texts, by the name of `Tokens.table`; empty if unknown.
     """
 
     fields: Fields
@@ -81,10 +81,10 @@ def write_records(
     *,
     file_bytes: int = FILE_BYTES,
 ) -> Written:
-    """Tokenises examples and writes them into a new directory, all or nothing, under a progress bar.
+    """Tokenises examples and writes them atomically into a new directory, with a progress bar.
 
-    Only some thousand examples are in memory, so texts with the same id are not compared. `features` are
-    those of a batch; their fields are stored. A file that has `file_bytes` is followed by another.
+    Memory holds only some thousand examples, so texts with the same id are not compared. The fields of
+    `features` are stored. Each file has about `file_bytes` bytes.
     """
     require("grain", "grain", "array_record")
     with atomic_directory(directory) as temporary:
@@ -102,7 +102,7 @@ def write_records(
                 block_counts = (len(block), int(arrays.offsets[-1]), empty, *arrays[-2:])
                 counts = ListCounts(*map(sum, zip(counts, block_counts, strict=True)))
         if not counts.examples:
-            raise UserError("there are no training examples")
+            raise UserError("there are no training examples: the data have no records")
         reader.warn_of_equal_tokens()
         written = Written(
             fields=fields,
@@ -150,7 +150,7 @@ class _Files:
 
 
 def _contents(arrays: RecordArrays, fields: Fields, first: int, token_bytes: int) -> Iterator[bytes]:
-    """Yields the records of examples numbered from `first` on, without the tag."""
+    """Yields the records, without the tag, of examples that are numbered from `first` on."""
     tokens = _token_type(token_bytes)
     layout, offsets = Layout(fields), arrays.offsets
     for example in range(len(offsets) - 1):
@@ -195,11 +195,11 @@ class Layout:
                 self._lists[name], self._of_item = self._of_item, self._of_item + width
 
     def words(self, count: Any) -> Any:
-        """Returns the number of words before the tokens if lists have `count` items (an int or [b])."""
+        """Returns the number of words before the tokens, if lists have `count` items (an int or [b])."""
         return self._fixed + count * self._of_item
 
     def begin(self, name: str, count: Any) -> Any:
-        """Returns the first word of a field if lists have `count` items (an int or [b])."""
+        """Returns the index of a field's first word, if lists have `count` items (an int or [b])."""
         if name in self._single:
             return self._single[name] + 0 * count
         return self._fixed + count * self._lists[name]
@@ -220,7 +220,7 @@ class Block:
         self._head = self._words[self._at[:, None] + np.arange(_HEAD)]
         self.counts = self._head[:, 4].astype(np.int64)
         if (self._head[:, :2] != np.frombuffer(bytes.fromhex(written.tag), "<i4")).any():
-            raise ValueError("it has a file of another directory")
+            raise ValueError("it has a record file of another directory")
 
     @property
     def numbers(self) -> np.ndarray:
@@ -266,12 +266,12 @@ def read_description(directory: Path) -> Written:
         content = json.loads((directory / META).read_text())
     except FileNotFoundError:
         raise UserError(
-            f"{directory} has no {META}: give a directory that jaxir.prepare records made"
+            f"{directory} has no {META}: give a directory that jaxir.prepare records wrote"
         ) from None
     except ValueError as error:
         raise UserError(f"{directory} is damaged: {META}: {error}; {MEND}") from error
     if content.pop("format") != FORMAT:
-        raise UserError(f"{directory} has another format than this version reads; {REMAKE}")
+        raise UserError(f"{directory} has a format that this version of jaxir cannot read; {REMAKE}")
     content["fields"] = {
         name: Tokens(**field) if "length" in field else Numbers(**field)
         for name, field in content["fields"].items()
@@ -281,5 +281,5 @@ def read_description(directory: Path) -> Written:
     written = Written(**content)
     for name, (_, size) in written.files.items():
         if not (directory / name).is_file() or (directory / name).stat().st_size != size:
-            raise UserError(f"{directory} is damaged: {name} is missing or not {size:,} bytes; {MEND}")
+            raise UserError(f"{directory} is damaged: {name} is missing or not {size:,} bytes long; {MEND}")
     return written

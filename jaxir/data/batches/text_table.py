@@ -1,4 +1,4 @@
-"""Distinct texts as token ids in flat arrays."""
+"""Tables of distinct texts, whose token ids are in one flat array."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxir.data.text.truncation import Truncation
 
 _TOKENISE_AT_ONCE = 4096
 _COUNT_AT_ONCE = 65_536
-# Shares of texts with the tokens of another text that cause a warning or an error; boilerplate and cut texts
-# cause some percent. Fewer than 20 texts are not checked.
+# Shares of texts with the same tokens as another text that cause a warning or an error. Some percent are
+# normal, from boilerplate and truncated texts. Fewer than 20 texts are not checked.
 _EQUAL_WARNED, _EQUAL_REFUSED, _EQUAL_FROM = 0.1, 0.5, 20
 
 
 class TextTable(NamedTuple):
-    """Token ids of distinct texts, end to end.
+    """The token ids of M distinct texts, concatenated.
 
     Attributes:
       flat: [T], uint16 if the vocabulary allows it, else int32. A padding token inside a text is 0 here.
@@ -52,7 +52,7 @@ class TextTable(NamedTuple):
         return self.tokens(np.arange(self.offsets[number], self.offsets[number + 1]))
 
     def token_counts(self, vocab_size: int) -> TokenCounts:
-        """Counts the tokens of all texts without the first and last token of each, which are special."""
+        """Counts the tokens of all texts, except the first and last token of each text, which are special."""
         texts_with, occurrences = np.zeros((2, vocab_size), np.int64)
         texts = len(self.offsets) - 1
         for first in range(0, texts, _COUNT_AT_ONCE):
@@ -69,16 +69,16 @@ class TextTable(NamedTuple):
 
 
 def with_padding_tokens(stored: np.ndarray) -> np.ndarray:
-    """Returns stored ids as int32, with `PADDING_TOKEN` for 0."""
+    """Returns stored ids as int32, with 0 replaced by `PADDING_TOKEN`."""
     return np.where(stored == 0, np.int32(PADDING_TOKEN), stored.astype(np.int32))
 
 
 class TableBuilder:
     """Collects distinct texts by id and tokenises them in blocks.
 
-    It also counts, within a block, texts that have equal tokens but differ in more than case and white space.
-    A model cannot distinguish such texts. Error messages call the texts `what`: "queries", "passages".
-    `truncation` counts the texts that were tokenised, and those that were cut.
+    Also counts, within a block, texts that have equal tokens but differ in more than case and white space. A
+    model cannot distinguish such texts. Error messages call the texts `what`: "queries", "passages".
+    `truncation` counts the texts that were tokenised or truncated.
     """
 
     def __init__(self, tokenizer: Tokenizer, length: int, prompt: str, *, what: str):
@@ -88,14 +88,14 @@ class TableBuilder:
         self._first_equal: tuple[str, str] | None = None
         self._dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
         self._row_of: dict[bytes, int] = {}
-        # By row: a hash of the text, and the number of its first example.
+        # For each row, a hash of the text and the number of the first example with the text.
         self._hashes, self._examples = array.array("q"), array.array("q")
         self._pending: list[str] = []
         self._flat: list[np.ndarray] = []
         self._sizes: list[int] = []
 
     def row(self, identifier: str, text: str, example: int = 0) -> int:
-        """Returns the row of the text with this id; refuses an id that came before with another text."""
+        """Returns the row of the text with this id; raises UserError if the id had another text before."""
         row = self._row_of.setdefault(key_digest(identifier), len(self._row_of))
         if row == len(self._hashes):
             self._hashes.append(hash(text))
@@ -112,13 +112,13 @@ class TableBuilder:
         return row
 
     def table(self) -> TextTable:
-        """Returns the table of all texts in order of arrival and checks for texts with equal tokens."""
+        """Returns the table of all texts, in the order of their first use; checks for equal tokens."""
         found = self.take()
         self.warn_of_equal_tokens()
         return found
 
     def take(self) -> TextTable:
-        """Returns the table of the texts so far and forgets them; the next text has row 0."""
+        """Returns the table of the texts collected so far, and starts a new table at row 0."""
         self._flush()
         flat = np.concatenate([np.empty(0, self._dtype), *self._flat])
         offsets = np.concatenate([[0], np.cumsum(self._sizes, dtype=np.int64)]).astype(np.int64)
@@ -153,14 +153,14 @@ class TableBuilder:
         self._like_another += like_another
 
     def warn_of_equal_tokens(self) -> None:
-        """Warns if many texts have the tokens of another text; refuses more than half."""
+        """Warns if many texts have the same tokens as another text; raises UserError for more than half."""
         if self._distinct < _EQUAL_FROM or self._like_another <= _EQUAL_WARNED * self._distinct:
             return
         one, other = self._first_equal
         sentence = (
             f"{self._like_another:,} of {self._distinct:,} different {self._what} have the same tokens as"
             f" another one, so that no model can distinguish them (the first: {one!r:.60} and {other!r:.60});"
-            f" does the tokenizer know their words, and does the prompt leave room in {self._length} tokens?"
+            f" use a tokenizer that knows their words, a shorter prompt or more than {self._length} tokens"
         )
         if self._like_another > _EQUAL_REFUSED * self._distinct:
             raise UserError(sentence)

@@ -1,4 +1,4 @@
-"""Expanded queries of questions and what they found, as `jaxir.expand retrieve` and `rerank` write them.
+"""Expanded queries of questions and the passages they find: files of `jaxir.expand retrieve` and `rerank`.
 
     {"_id": question id, "question": text, "outputs": [expansion, ...], "passages": [id or null, ...],
      "ranks": [number or null, ...], "depth": number}
@@ -38,15 +38,15 @@ from jaxir.data.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """A question and its expansions.
+    """A question, its expansions and what each expanded query finds.
 
     Attributes:
       id: id of the question.
       question: text of the question.
-      outputs: the expansions, in order; "" for none.
+      outputs: the expansions, in order; "" stands for the question without expansion.
       passages: id of the first passage that each query finds; None if nothing was searched.
-      ranks: rank of the first passage with an answer; None if answers were unknown.
-      depth: number of passages searched for answers; 0 for none.
+      ranks: rank of each query's first passage with an answer, or None; None if answers were unknown.
+      depth: number of passages per query that were searched for answers; 0 if answers were unknown.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Candidates:
 
 
 def expanded(question: str, expansion: str) -> str:
-    """Returns "question ? expansion" (Chuang 2024, section 3.4.2), or the question alone for an expansion "".
+    """Returns "question ? expansion" (Chuang 2024, section 3.4.2), or only the question for an expansion "".
 
     A question mark at the end of the question is not repeated.
     """
@@ -91,10 +91,10 @@ def read_questions(
     with_question: bool = False,
     on_bad_input: Policy = "stop",
 ) -> list[Candidates]:
-    """Reads questions and their distinct expansions, of which the first `limit` are kept.
+    """Reads questions, and the first `limit` distinct expansions of each.
 
-    With `with_question`, the question alone follows them; questions without expansions always have it. If
-    malformed lines are skipped, their questions lack those expansions.
+    With `with_question`, the last candidate is the question without expansion; questions without expansions
+    always have this candidate. If malformed lines are skipped, their questions lack those expansions.
     """
     questions = {query.id: query.text for query in read_queries(queries, on_bad_input)}
     found: dict[str, dict[str, None]] = {query_id: {} for query_id in questions}
@@ -128,9 +128,9 @@ def read_candidates(path: str | Path, on_bad_input: OnBadInput | Policy = "stop"
         if not found.outputs or not valid:
             raise MalformedRecord("not a line of candidates:", "a list is empty or has items of another type")
         if {len(x) for x in (found.passages, found.ranks) if x is not None} - {len(found.outputs)}:
-            raise MalformedRecord("its lists have different lengths")
+            raise MalformedRecord("the lists 'outputs', 'passages' and 'ranks' have different lengths")
         if any(rank is not None and rank > found.depth for rank in found.ranks or ()):
-            raise MalformedRecord("a rank exceeds the depth")
+            raise MalformedRecord("a rank exceeds 'depth'")
         if found.id in seen:
             raise MalformedRecord("duplicate id", repr(found.id))
         seen.add(found.id)
@@ -149,13 +149,13 @@ def read_passages(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class QueryCandidates(RecordSource):
-    """Training data of a reranker of queries: the list fields `queries`, `ranks` and `passages`.
+    """Training data of a query reranker, with the list fields `queries`, `ranks` and `passages`.
 
     Attributes:
-      path: a file of candidates, made with answers.
-      corpus: corpus.jsonl[.gz] with the passages, for a retrieval-dependent reranker; None for one without.
-      max_rank: rank given to a query that finds no answer, MAX_RANK; greater than the depth of the file.
-      limit: maximum number of candidates of a question; the first are used; None: all.
+      path: a file that `jaxir.expand retrieve --answers=FILE` wrote.
+      corpus: corpus.jsonl[.gz] with the passages, for a reranker that reads passages; else None.
+      max_rank: rank given to queries that find no answer (MAX_RANK); it must exceed the file's depth.
+      limit: maximum number of candidates per question; the first ones are used; None: all.
     """
 
     path: str
@@ -189,37 +189,39 @@ class QueryCandidates(RecordSource):
         for some in read_candidates(self.path, on_bad_input):
             if some.ranks is None:
                 raise UserError(
-                    f"{self.path} has no ranks, which training needs: recreate it by"
+                    f"{self.path} has no ranks, which training needs: recreate it with"
                     " jaxir.expand retrieve --answers=FILE"
                 )
             if self.max_rank <= some.depth:
                 raise UserError(
-                    f"{self.path}: max_rank is {self.max_rank}, but must exceed the depth {some.depth}, as it"
-                    " is the rank of queries that find no answer"
+                    f"{self.path}: max_rank, the rank of queries that find no answer, is {self.max_rank}, but"
+                    f" must exceed the depth {some.depth}: set a larger MAX_RANK"
                 )
             yield some.of(range(len(some.outputs))[: self.limit])
 
 
 def check_corpus(corpus: str | Path | None, *, reads: bool) -> None:
-    """Requires a corpus exactly if a reranker reads passages that queries find."""
+    """Raises UserError if a reranker that reads passages has no corpus, or another reranker has one."""
     if reads and corpus is None:
-        raise UserError("this reranker reads the first passage of each query: give their corpus")
+        raise UserError(
+            "this reranker reads the first passage of each query: give the passages' corpus.jsonl"
+        )
     if corpus is not None and not reads:
-        raise UserError("this reranker reads queries alone, without passages: leave the corpus out")
+        raise UserError("this reranker reads only queries, no passages: leave the corpus out")
 
 
 def check_unexpanded(queries: str | Path) -> None:
-    """Refuses a file of queries that `jaxir.expand rerank` or `choose` wrote."""
+    """Raises UserError for a file of expanded queries that `jaxir.expand rerank` or `choose` wrote."""
     for first in itertools.islice(parsed_lines(queries, lambda line, _: json_object(line), "stop"), 1):
         if "outputs" in first:
             raise UserError(
-                f"{queries} has expanded queries, but a reader reads the original questions: give their file,"
-                " and the passages that the expanded queries found by --run"
+                f"{queries} has expanded queries, but a reader needs the original questions: give their file,"
+                " and with --run the run of the expanded queries"
             )
 
 
 def passages_of(some: Candidates) -> set[str]:
-    """Returns the ids of the first passages; refuses candidates that were not searched for."""
+    """Returns the ids of the first passages; raises UserError if the candidates have no passages."""
     if some.passages is None:
-        raise UserError("the candidates have no passages: add them by jaxir.expand retrieve")
+        raise UserError("the candidates have no passages: add them with jaxir.expand retrieve")
     return {passage for passage in some.passages if passage is not None}

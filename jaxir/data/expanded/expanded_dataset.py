@@ -19,19 +19,19 @@ from jaxir.data.expanded.rouge import rouge_l
 from jaxir.data.expanded.selection import First, Gold, Selection
 from jaxir.storage import fingerprints
 
-_RANKED_AT_ONCE = 1 << 18  # pairs of queries: some 100 MB
+_RANKED_AT_ONCE = 1 << 18  # pairs of queries that are compared at once, in some 100 MB
 
 
 class DocumentQueries(NamedTuple):
-    """Queries of M documents.
+    """The Q queries of M documents.
 
     Attributes:
-      keys: int32 [M, 2], of the documents.
+      keys: int32 [M, 2], the hash of each document's id (`sources.stable_keys`).
       starts: int64 [M]; document m has the queries starts[m] to starts[m] + counts[m].
-      counts: int64 [M].
-      tokens: the output of `Joiner.queries` for each query, without keys.
-      words: the words of each query, numbered by `rouge.Words`, without keys.
-      texts: int64 [Q], a hash of each query; equal hashes are one query.
+      counts: int64 [M], the number of queries per document.
+      tokens: the token ids that `Joiner.queries` returns for each query; the table has no keys.
+      words: the word numbers of each query, from `rouge.Words`; the table has no keys.
+      texts: int64 [Q], a hash of each query; equal queries have equal hashes.
     """
 
     keys: np.ndarray
@@ -43,10 +43,10 @@ class DocumentQueries(NamedTuple):
 
 
 class ExpandedDataset(Dataset):
-    """Pairs whose documents are expanded. Made by `ExpandedPairs.build`.
+    """Pairs whose documents are expanded with queries. Created by `ExpandedPairs.build`.
 
-    `documents` has the generated queries of all documents, of which `selection` appends `appended`. `golds`
-    has the gold queries, each under its own key; only `Gold` needs their tokens.
+    `documents` holds the generated queries; `selection` chooses `appended` of them for each document. `golds`
+    holds the gold queries (the pairs' own), each under its own key; only `Gold` needs their tokens.
     """
 
     def __init__(
@@ -95,22 +95,22 @@ class ExpandedDataset(Dataset):
     def batched(self, how: Batching) -> Iterator[Batch]:
         if self._selection.follows_steps and self._steps is None:
             raise UserError(
-                f"{self._selection!r} follows the steps of a training run, which parts of a mixture do not"
-                " know: use another selection, such as Random()"
+                f"{self._selection!r} depends on the step of the training run, which is unknown in a mixture:"
+                " use another selection, such as Random()"
             )
         given = {"selection": self._selection, "seed": how.seed, "first": how.share.start}
         batches = enumerate(self._base.batched(how), how.start_step)
         return (self._expanded(batch, step=step, **given) for step, batch in batches)
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns examples as `Dataset.once` does, each document with its first query, as in evaluation."""
+        """Like `Dataset.once`, with each document expanded with its first queries, as in evaluation."""
         return self._expanded(self._base.once(count), selection=First(), seed=0, step=0, first=0)
 
     def list_lengths(self) -> set[int]:
         return self._base.list_lengths()
 
     def _expanded(self, batch: Batch, *, selection: Selection, seed: int, step: int, first: int) -> Batch:
-        """Expands the documents of a batch, whose first example has index `first` in the step."""
+        """Expands the documents of a batch, whose first example has index `first` in the global batch."""
         keys = {f.field: name for name, f in self.features.items() if isinstance(f, Key)}
         tokens = [f for f in self.features.values() if isinstance(f, Tokens)]
         query = next(f.field for f in tokens if f.table == "queries" and f.field in keys)
@@ -148,9 +148,9 @@ class ExpandedDataset(Dataset):
         seed_and_step: tuple[int, int],
         places: np.ndarray,
     ) -> list[list[np.ndarray]]:
-        """Returns the tokens of the queries chosen for each document [P] of a gold query [P].
+        """Returns the tokens of the queries chosen for P documents, each with its gold query.
 
-        `places` [2, P] has the index of each document's example, and of the document in it.
+        `places` [2, P] has each document's example index in the batch, and its own index in that example.
         """
         seed, step = seed_and_step
         counts = self._documents.counts[documents]
@@ -177,7 +177,7 @@ class ExpandedDataset(Dataset):
     def _choose(
         self, selection: Selection, relevance: np.ndarray, own: np.ndarray, random: np.ndarray, step: int
     ) -> np.ndarray:
-        """Returns the chosen queries among a document's [n]; `own` marks those equal to the gold query."""
+        """Returns which of a document's n queries are chosen; `own` [n] marks copies of the gold query."""
         order = np.arange(len(relevance))
         if selection.ranks:
             order = np.argsort(-relevance, kind="stable")
@@ -191,7 +191,7 @@ class ExpandedDataset(Dataset):
 
 
 class _Lookup:
-    """Finds the rows of keys [M, 2], all of which must exist."""
+    """Returns the rows of some of the keys [M, 2]; all keys looked up must exist."""
 
     def __init__(self, keys: np.ndarray):
         whole = _as_one(keys)

@@ -34,18 +34,18 @@ _TOKENISE_AT_ONCE = 4096
 class ExpandedPairs(TextData):
     """Pairs in which each passage and each hard negative is read with a generated query (He et al. 2022).
 
-    `selection` chooses the query by its ROUGE-L with the pair's own query, the gold query. A document's
-    repeated queries count once. A selection that ranks leaves out the gold query if there are others; case,
-    white space and a mark at the end are ignored. A document without queries is read alone. Batches have the
-    fields of the pairs' batches, so any objective for pairs can use them.
+    `selection` chooses the query by its ROUGE-L with the pair's own query, the gold query. Repeated queries
+    of a document are used once. A selection that ranks leaves out queries equal to the gold query (ignoring
+    case, white space and final punctuation) if others remain. A document without queries is not expanded.
+    Batches have the fields of the pairs' batches, so any objective for pairs can use them.
 
     Attributes:
-      pairs: the pairs, such as BeirPairs(...) or TevatronPairs(...).
-      expansions: the queries of all documents of the corpus, in a format of `data.formats.expansions`.
+      pairs: the training pairs, such as BeirPairs(...) or TevatronPairs(...).
+      expansions: file or folder of generated queries for the corpus; see `data.formats.expansions`.
       corpus: a corpus.jsonl[.gz] or a BEIR folder; the pairs' documents have its ids.
       selection: how a query is chosen, from `data.expanded.selection`.
-      appended: number of queries appended to a document: 1, or more for document expansion (figure 5).
-      most: maximum number of queries read for a document, the first ones; None: all.
+      appended: number of queries appended per document: 1, or more for document expansion (figure 5).
+      most: maximum number of queries read per document (the first ones); None: all.
     """
 
     pairs: RecordSource
@@ -60,7 +60,7 @@ class ExpandedPairs(TextData):
         gold = isinstance(self.selection, Gold)
         if gold and self.appended > 1:
             raise UserError(
-                f"appended is {self.appended}, but Gold() has one query for a document: set it to 1"
+                f"appended is {self.appended}, but Gold() has one query per document: set appended to 1"
             )
         passages, query = _expanded_features(features)
         golds = _GoldQueries(Words(), texts_too=gold)
@@ -114,10 +114,10 @@ class ExpandedPairs(TextData):
         if on_bad_input.policy == "stop" and not seen.all():
             raise UserError(
                 f"{self.corpus} lacks {np.sum(~seen):,} of the {len(seen):,} documents of the pairs, which"
-                " therefore have no generated queries: is it the pairs' corpus?"
+                " therefore have no generated queries: give the corpus of the pairs"
             )
         if not counts.any():
-            raise UserError(f"{self.expansions} has no query for any document of the pairs")
+            raise UserError(f"{self.expansions} has no query for any of the pairs' documents: give theirs")
         alone = int(np.sum(counts == 0))
         if alone and not isinstance(self.selection, Gold):
             print(
@@ -130,12 +130,12 @@ class ExpandedPairs(TextData):
 
 
 def pairs_or_mined(pairs: RecordSource, mined: str | None, negatives: Natural) -> RecordSource:
-    """Returns the pairs, or the pairs with hard negatives that `jaxir.mine` wrote in their place."""
+    """Returns `pairs`, or the pairs with hard negatives of the file `mined` that `jaxir.mine` wrote."""
     if mined is None:
         return pairs
     if not negatives:
         raise UserError(
-            f"{mined} has hard negatives, but none would be used: set NEGATIVES, their number for each pair"
+            f"{mined} has hard negatives, but none would be used: set NEGATIVES, the number used per pair"
         )
     return TevatronPairs(path=mined)
 
@@ -143,7 +143,7 @@ def pairs_or_mined(pairs: RecordSource, mined: str | None, negatives: Natural) -
 def dev_pairs(
     pairs: RecordSource | None, expansions: str, corpus: str, appended: int = 1
 ) -> ExpandedPairs | None:
-    """Returns pairs to evaluate on while training, each passage with its first queries; None for None."""
+    """Returns `pairs`, each passage with its first queries, for evaluation in training; None for None."""
     if pairs is None:
         return None
     return ExpandedPairs(
@@ -173,7 +173,7 @@ class _GoldQueries:
             yield record
 
     def table(self, keys: np.ndarray, joiner: Joiner) -> DocumentQueries:
-        """Returns the queries with keys [M, 2], each as the only query of itself."""
+        """Returns the gold queries with `keys` [M, 2], in the form of documents with one query each."""
         ordered = [key.tobytes() for key in keys]
         tokens, words = _Rows(np.int32), _Rows(np.int32)
         words.extend(self._words[key] for key in ordered)
@@ -185,13 +185,13 @@ class _GoldQueries:
 
 
 def _hashes(texts: list[str]) -> np.ndarray:
-    """Returns int64 [N], hashes of queries without case, repeated white space and a mark at the end."""
+    """Returns int64 [N], hashes of queries, ignoring case, repeated white space and final punctuation."""
     compared = (folded(text).rstrip(" ?!.؟。！？") for text in texts)
     return np.frombuffer(b"".join(map(key_digest, compared)), "<i8")
 
 
 class _Rows:
-    """Collects rows of numbers end to end."""
+    """Collects rows of numbers into one `TextTable`."""
 
     def __init__(self, dtype: type):
         self._nothing = np.empty(0, dtype)
@@ -215,6 +215,7 @@ def _expanded_features(features: Features) -> tuple[list[str], str]:
     queries = [name for name, feature in tokens.items() if feature.table == "queries"]
     if not passages or not queries:
         raise UserError(
-            "documents of pairs are expanded with queries, but the objective does not read query and passage"
+            "ExpandedPairs needs an objective that reads queries and passages, such as in_batch_softmax; this"
+            " objective does not"
         )
     return passages, queries[0]

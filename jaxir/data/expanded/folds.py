@@ -14,9 +14,9 @@ from jaxir.storage.files import atomic_directory
 
 
 def write_folds(targets: str | Path, queries: str | Path, output: str | Path, folds: int) -> str:
-    """Writes targets-K.jsonl, all targets but those of fold K, and queries-K.jsonl, the questions of fold K.
+    """Writes targets-K.jsonl, all targets except fold K's, and queries-K.jsonl, the questions of fold K.
 
-    Source: Chuang 2024, section 3.3.3. Texts that differ only in case or white space belong to one fold,
+    Source: Chuang 2024, section 3.3.3. Texts that differ only in case or white space are in the same fold,
     whatever the order of the files, so that no generator has seen a question that it expands. Returns a
     summary.
     """
@@ -29,11 +29,13 @@ def write_folds(targets: str | Path, queries: str | Path, output: str | Path, fo
     known = {group_key(query.text, seed=0) for query in questions}
     foreign = sum(group_key(record["source"][1], seed=0) not in known for record in examples)
     if foreign == len(examples):
-        raise UserError(f"{targets}: none of its sources is a question of {queries}")
+        raise UserError(f"{targets}: none of its sources is a question of {queries}: give their questions")
     held_out = [[query for query in questions if fold_of(query.text) == k] for k in range(folds)]
     kept = [[r for r in examples if fold_of(r["source"][1]) != k] for k in range(folds)]
     if not all(held_out) or not all(kept):
-        raise UserError(f"{queries}: {len(questions):,} questions are too few for {folds} folds")
+        raise UserError(
+            f"{queries}: {len(questions):,} questions are too few for --folds={folds}: give fewer"
+        )
     with atomic_directory(output) as temporary:
         for number, (some, of_others) in enumerate(zip(held_out, kept, strict=True), 1):
             questions_of_fold = [{"_id": query.id, "text": query.text} for query in some]

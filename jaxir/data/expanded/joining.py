@@ -1,4 +1,4 @@
-"""Joins a document and queries to one sequence of tokens, for the passage tower of a dual-cross-encoder."""
+"""Joins a document and queries into one token sequence, for the passage tower of a dual-cross-encoder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 
-_ENOUGH = 16  # most special tokens of a text
+_ENOUGH = 16  # maximum length, in tokens, of the texts that reveal a tokenizer's special tokens
 
 
 class Joiner:
     """Appends queries to documents: [CLS] document [SEP] query [SEP], or for T5 document </s> query </s>.
 
-    A document is cut to leave room for one query; further queries are appended if they fit whole.
-    `document_length` limits a document with its queries, `query_length` each query.
+    A document is truncated to leave room for one query; further queries are appended only if they fit.
+    `document_length` is the maximum number of tokens per document with queries, `query_length` per query.
     """
 
     def __init__(self, tokenizer: Tokenizer, document_length: int, query_length: int):
@@ -33,7 +33,7 @@ class Joiner:
             )
 
     def queries(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the tokens to append for each query, int32 [n], without the tokens that begin a text."""
+        """Returns the ids to append for each query, int32 [n], without the special tokens at its start."""
         rows = self._tokenizer.encode_batch(texts, max_length=self._query_length)
         return [row[self._front :] for row in rows]
 

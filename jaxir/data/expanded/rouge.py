@@ -8,7 +8,7 @@ from jaxir.core.installation import require
 
 
 class Words:
-    """Turns texts into numbers of words, from 1 on, by rouge-score's tokenizer without stemming.
+    """Converts texts to word numbers, from 1 on, with rouge-score's tokenizer without stemming.
 
     Words are runs of a to z and 0 to 9 in lower case, so text in other scripts has none.
     """
@@ -21,7 +21,7 @@ class Words:
         self._numbers: dict[str, int] = {}
 
     def __call__(self, text: str) -> np.ndarray:
-        """Returns the words of a text: int32 [n]."""
+        """Returns the word numbers of a text: int32 [n]."""
         found = self._tokenize(text, None)
         return np.array([self._numbers.setdefault(w, len(self._numbers) + 1) for w in found], np.int32)
 
@@ -34,18 +34,18 @@ def rouge_l(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
         F = 2 l / (n + m)
 
-    and 0 without words. All pairs are compared at once, because a loop is too slow for training.
+    and F = 0 for two texts without words. All pairs are compared at once, because a loop is too slow.
 
     Args:
-      one: int [P, N], numbers of words; 0 is padding, on the right.
-      other: int [P, M], likewise.
+      one: int [P, N], word numbers of one text per pair; 0 is padding, on the right.
+      other: int [P, M], word numbers of the other text per pair, in the same form.
 
     Returns:
       float64 [P].
     """
     ours, theirs = np.ascontiguousarray(one.T), np.ascontiguousarray(other.T)
     real = ours != 0
-    # longest[i] is the length for the first i words of `ours` and the words of `theirs` read so far.
+    # longest[i]: length of the common subsequence of the first i words of `ours` and `theirs` so far.
     longest = np.zeros((len(ours) + 1, ours.shape[1]), np.int32)
     for word in theirs:
         more = np.maximum(longest[1:], longest[:-1] + ((ours == word) & real))

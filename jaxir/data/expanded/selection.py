@@ -1,4 +1,4 @@
-"""Selections of the generated query that expands a document in training, by relevance to the gold query."""
+"""Ways to choose the generated query that expands a document in training, by relevance to the gold query."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jaxir.core.values import Count, checked
 
 
 class Selection:
-    """Chooses among the generated queries of a training pair's document.
+    """A way to choose among the generated queries of a training pair's document.
 
     Attributes:
       ranks: whether queries are sorted by relevance to the pair's gold query, the most relevant first,
-        without the gold query itself; otherwise they keep the order of their file.
-      draws: whether a random query of the range from `among` is chosen; otherwise its first.
+        without the gold query itself; if False, they keep the order of their file.
+      draws: whether a random query of the range from `among` is chosen; if False, the first of the range.
       follows_steps: whether `among` depends on the step.
     """
 
@@ -29,7 +29,7 @@ class Selection:
         return f"{type(self).__qualname__}({fields})"
 
     def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
-        """Returns (first, end), a range of `count` (1 or more) queries to choose from at a step; here all."""
+        """Returns (first, end): which of `count` (1 or more) queries may be chosen at a step; here all."""
         return 0, count
 
 
@@ -39,12 +39,12 @@ class Curriculum(Selection):
     """Curriculum sampling (He et al. 2022, section 3.2): from irrelevant queries to relevant ones.
 
     The n queries of a document, by descending relevance, are split into K groups: group k = 1 ... K has those
-    from floor(n (k - 1) / K) to floor(n k / K). T steps are split into K stages alike. At step t (from 0), in
+    from floor(n (k - 1) / K) to floor(n k / K). T steps are split into K equal stages. At step t (from 0), in
     stage i = floor(t K / T), one query of group K - i is drawn. If n is below K, an empty group has the query
     at which it would begin.
 
     Attributes:
-      groups: K; 3 in the authors' first round, 4 in the one with mined negatives.
+      groups: K; the authors use 3 in their first round and 4 in the round with mined negatives.
     """
 
     groups: Count = 3
@@ -59,13 +59,13 @@ class Curriculum(Selection):
 
 @dataclasses.dataclass(frozen=True)
 class Random(Selection):
-    """Any query (figure 7, "random")."""
+    """Any generated query, at random (He et al. 2022, figure 7, "random")."""
 
 
 @dataclasses.dataclass(frozen=True)
 @checked
 class Top(Selection):
-    """One of the k most relevant queries (figure 7, "top-k").
+    """A random one of the k most relevant queries (He et al. 2022, figure 7, "top-k").
 
     Attributes:
       k: number of queries.
@@ -80,7 +80,7 @@ class Top(Selection):
 @dataclasses.dataclass(frozen=True)
 @checked
 class Bottom(Selection):
-    """One of the k least relevant queries (figure 7, "bottom-k").
+    """A random one of the k least relevant queries (He et al. 2022, figure 7, "bottom-k").
 
     Attributes:
       k: number of queries.
@@ -94,7 +94,7 @@ class Bottom(Selection):
 
 @dataclasses.dataclass(frozen=True)
 class First(Selection):
-    """The first query of the file, whatever the gold query, for evaluation."""
+    """The document's first query in the file, whatever the gold query, for evaluation."""
 
     ranks: ClassVar[bool] = False
     draws: ClassVar[bool] = False
@@ -116,8 +116,8 @@ def selection_of(
 ) -> Selection:
     """Returns a selection by name: a curriculum of `groups`, or the top or bottom `k`."""
     if groups != Curriculum.groups and name != "curriculum":
-        raise UserError(f"{groups} groups are for the selection 'curriculum', not for {name!r}")
+        raise UserError(f"groups={groups} only applies to the selection 'curriculum', not to {name!r}")
     if k != Top.k and name not in ("top", "bottom"):
-        raise UserError(f"the first or last {k} are for the selections 'top' and 'bottom', not for {name!r}")
+        raise UserError(f"k={k} only applies to the selections 'top' and 'bottom', not to {name!r}")
     made = {"curriculum": Curriculum(groups), "random": Random(), "top": Top(k), "bottom": Bottom(k)}
     return (made | {"first": First(), "gold": Gold()})[name]

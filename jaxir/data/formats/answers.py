@@ -31,21 +31,21 @@ def read_answers(path: str | Path) -> dict[str, list[str]]:
             raise MalformedRecord("'answers' is not a list of texts")
         if not answers:
             raise MalformedRecord(
-                "'answers' is empty,", f"and a query without any cannot be judged: {query_id!r}"
+                "'answers' is empty,", f"but a query is judged by its answers: {query_id!r}"
             )
         if query_id not in found:
             return query_id, answers
         if found[query_id] == answers:
             noted = "lines that repeat the answers of a query, left out"
-            raise OddRecord("a query comes twice:", repr(query_id), noted=noted)
-        raise MalformedRecord("a query comes twice:", f"{query_id!r}, with other answers")
+            raise OddRecord("a query occurs twice:", repr(query_id), noted=noted)
+        raise MalformedRecord("a query occurs twice:", f"{query_id!r}, with different answers")
 
     found.update(parsed_lines(path, parse, "stop"))
     return found
 
 
 def read_written(path: str | Path) -> dict[str, str]:
-    """Reads the first output of each query; "" if it has none.
+    """Reads the first output of each query; "" for a query without outputs.
 
     The lines are those of `jaxir.read` and `jaxir.expand generate`: {"_id": ..., "outputs": [text, ...]}.
     """
@@ -57,7 +57,7 @@ def read_written(path: str | Path) -> dict[str, str]:
         if not isinstance(outputs, list) or not all(isinstance(text, str) for text in outputs):
             raise MalformedRecord("'outputs' is not a list of texts")
         if query_id in found:
-            raise MalformedRecord("a query comes twice:", repr(query_id))
+            raise MalformedRecord("a query occurs twice:", repr(query_id))
         return query_id, outputs[0] if outputs else ""
 
     found.update(parsed_lines(path, parse, "stop"))

@@ -1,9 +1,9 @@
-"""Texts generated for other texts: queries for documents, contexts for questions.
+"""Reads generated texts: queries generated for documents, contexts generated for questions.
 
 Two formats are read:
 
 - .jsonl[.gz] with `_id` and `outputs`, written by `jaxir.expand generate`, or with `id` and
-  `predicted_queries`, as doc2query-T5 releases them; in any number of files.
+  `predicted_queries`, as doc2query-T5 releases them; one file or several.
 - Text files with an output on each line, in the order of the texts. doc2query-T5's release for MS MARCO has
   one sample of every passage in a file, split into pieces (`sample000.txt000-1004000`). GAR has one line
   for every question, EAR several consecutive lines. Tabs separate several outputs on a line.
@@ -42,7 +42,7 @@ def read_expansions(
     lines_each: int = 1,
     on_bad_input: OnBadInput | Policy = "stop",
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields (id, generated texts) in the order of the file, with repeated texts.
+    """Yields (id, generated texts) in the order of the file; repeated texts are kept.
 
     Args:
       path: a file or a folder. In a folder, files with .jsonl in their names are read, else those with .txt.
@@ -54,7 +54,7 @@ def read_expansions(
 
     Raises:
       BadInputError: a line is malformed or empty, or the outputs do not match the texts.
-      UserError: there are no such files.
+      UserError: the folder has no file of generated texts.
     """
     files = _files(local_path(path))
     with collecting(on_bad_input) as collector:
@@ -75,12 +75,12 @@ def _files(place: Path) -> list[list[Path]]:
             for name in found:
                 pieces.setdefault(name.partition(ending)[0], []).append(place / name)
             return list(pieces.values())
-    raise UserError(f"{place} has no file of generated texts, with {JSONL} or {LINES} in its name")
+    raise UserError(f"{place} has no file of generated texts: expected {JSONL} or {LINES} in a file's name")
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:
     """Returns a sort key that compares numbers in names by value."""
-    # Every second part of the split is a number.
+    # Parts with odd indices are the numbers, because re.split keeps the captured separators.
     return [(int(x), "") if i % 2 else (-1, x) for i, x in enumerate(re.split(r"([0-9]+)", name))]
 
 
@@ -107,7 +107,8 @@ def _of_records(
         raise BadInputError(
             paths[-1].parent if len(paths) > 1 else paths[0],
             None,
-            f"no outputs for {len(missing):,} of {len(known):,} texts (the first: {next(iter(missing))!r})",
+            f"no outputs for {len(missing):,} of {len(known):,} texts (the first: {next(iter(missing))!r});"
+            " generate outputs for all texts, or skip these with on_bad_input=skip",
         )
 
 
@@ -119,7 +120,7 @@ def _outputs(record: dict[str, Any]) -> list[str]:
     if not all(isinstance(text, str) and has_text(text) for text in outputs):
         raise MalformedRecord(f"an item of {name!r} is empty or not a string")
     for text in outputs:
-        string_field({name: text}, name)  # refuses half surrogate pairs
+        string_field({name: text}, name)  # raises for half of a surrogate pair, which is not Unicode
     return outputs
 
 
@@ -151,7 +152,7 @@ def _of_lines(
 
 
 def _read_lines(pieces: list[Path]) -> Iterator[tuple[tuple[Path, int], list[str] | MalformedRecord]]:
-    """Yields the place of each line of a file in pieces, and its outputs or its fault."""
+    """Yields (path, line number) of each line of a file in pieces, and the line's outputs or fault."""
     for piece in pieces:
         for number, raw in raw_lines(piece):
             try:
@@ -174,5 +175,5 @@ def _wrong_length(pieces: list[Path], texts: int, lines_each: int) -> BadInputEr
         pieces[-1],
         None,
         f"the file has {lines:,} lines, but {texts:,} texts with {each} each have {texts * lines_each:,}:"
-        " was it generated for these texts?",
+        " give the file that was generated for these texts",
     )

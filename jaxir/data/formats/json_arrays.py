@@ -12,7 +12,7 @@ from typing import Any
 from jaxir.core.errors import BadInputError
 from jaxir.data.formats.lines import MalformedRecord, decode_line, numbered_lines
 
-_LINES_AT_ONCE = 2048  # lines that are read before the next item is parsed
+_LINES_AT_ONCE = 2048  # number of lines read at a time
 _SPACE = re.compile(r"\s*")
 
 
@@ -22,9 +22,9 @@ def holds_array(path: str | Path) -> bool:
 
 
 def json_array(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """Yields (number of its first line, item) for the items of a JSON array, few at a time in memory.
+    """Yields (line number, item) for the items of a JSON array, with few items in memory at a time.
 
-    An error is never skipped, because the start of the next item is unknown.
+    An error is never skipped, because nothing marks the start of the next item.
     """
     window = _Window(path)
     window.expect("[", "a JSON array of objects is needed")
@@ -42,7 +42,7 @@ def json_array(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 
 class _Window:
-    """A moving part of a text file. `line` is the line number of the current position."""
+    """A part of a text file that moves forward. `line` is the line number of the current position."""
 
     def __init__(self, path: str | Path):
         self._path, self._lines = path, _numbered_texts(path)
@@ -50,7 +50,7 @@ class _Window:
         self._decoder = json.JSONDecoder()
 
     def peek(self) -> str:
-        """Skips white space and returns the character there, "" at the end."""
+        """Skips white space and returns the next character, without consuming it; "" at the end."""
         while True:
             self._advance(_SPACE.match(self._text, self._at).end() - self._at)
             if self._at < len(self._text) or not self._more():
@@ -88,7 +88,7 @@ class _Window:
 
 
 def _numbered_texts(path: str | Path) -> Iterator[str]:
-    """Yields the lines of a file with line ends; a line follows the blank ones before it in the same item."""
+    """Yields the lines of a file with line ends; blank lines are yielded together with the next line."""
     last = 0
     for number, raw in numbered_lines(path):
         try:

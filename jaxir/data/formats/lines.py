@@ -1,4 +1,4 @@
-"""Text files with one record per line (.jsonl, .tsv, optionally gzipped), and what malformed ones cause."""
+"""Reads text files with one record per line (.jsonl, .tsv, optionally gzipped); handles malformed records."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class MalformedRecord(Exception):
 class OddRecord(MalformedRecord):
     """Raised by a parser for a record that published collections contain and trec_eval accepts.
 
-    Such a record is counted and reported as `noted`, and `record` is read in its place, if any. It is
-    malformed only if the reader is strict.
+    Such a record is counted and reported as `noted`, and `record`, if given, is used instead. The record is
+    only malformed if the reader is strict.
     """
 
     def __init__(self, kind: str, detail: str, *, noted: str, record: Any = None):
@@ -66,7 +66,7 @@ class OnBadInput:
         self.skipped: collections.Counter[str] = collections.Counter()
         self.noted: collections.Counter[str] = collections.Counter()
         self._first: dict[str, str] = {}
-        # By kind: places and details of odd records. Sets, because some files are read several times.
+        # {kind: (PATH:LINE, detail) of odd records}. Sets, because some files are read several times.
         self._odd: dict[str, set[tuple[str, str]]] = {}
 
     def record(self, path: str | Path, line: int | None, kind: str, detail: str = "") -> None:
@@ -90,7 +90,7 @@ class OnBadInput:
         self._first.setdefault(kind, f"{path}:{line}")
 
     def leave_out(self, path: str | Path, line: int, kind: str) -> None:
-        """Counts a record that is well formed but useless; never stops."""
+        """Counts a well-formed record that is not used; raises nothing, whatever the policy."""
         self.skipped[kind] += 1
         self._first.setdefault(kind, f"{path}:{line}")
 
@@ -109,7 +109,7 @@ class OnBadInput:
 
 @contextlib.contextmanager
 def collecting(on_bad_input: OnBadInput | Policy) -> Iterator[OnBadInput]:
-    """Yields a collector; one made from a policy is reported at the end."""
+    """Yields an `OnBadInput`; prints its report at the end if it was created here from a policy."""
     if isinstance(on_bad_input, OnBadInput):
         yield on_bad_input
         return
@@ -131,7 +131,7 @@ def raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
             for number, line in enumerate(stream, 1):
                 yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise BadInputError(path, number + 1, f"damaged or truncated gzip stream ({error})") from error
+        raise BadInputError(path, number + 1, f"damaged gzip stream ({error}); copy it again") from error
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise UserError(f"{path}: {error.strerror.lower()}") from error
     if number == 0:
@@ -149,9 +149,9 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 def parsed_lines(
     path: str | Path, parse: Callable[[str, int], T | None], on_bad_input: OnBadInput | Policy
 ) -> Iterator[T]:
-    """Yields `parse(line, number)` for each line that is not blank, unless it is None (a header).
+    """Yields the records `parse(line, number)` of the lines that are not blank, without None (a header).
 
-    A reader given a policy rather than a collector prints its own report at the end of the file.
+    If `on_bad_input` is a policy, not an `OnBadInput`, prints what was skipped at the end of the file.
 
     Raises:
       BadInputError: the first malformed line ("stop"), or a file without a usable line.
@@ -203,7 +203,7 @@ _REQUIRED = object()
 
 
 def string_field(record: dict[str, Any], name: str, default: Any = _REQUIRED) -> Any:
-    """Returns the string `record[name]`, or `default`, if given, when it is absent or null."""
+    """Returns the string `record[name]`, or `default` (if given) when the field is absent or null."""
     value = record.get(name)
     if value is None and (default is not _REQUIRED):
         return default
@@ -233,8 +233,8 @@ def has_text(text: str) -> bool:
 def bad_sign(identifier: str) -> str | None:
     """Returns the name of the first character that an id must not have, such as "U+2003 EM SPACE", else None.
 
-    These are white space, which separates the columns of run files, and control characters. Format characters
-    such as U+200C ZERO WIDTH NON-JOINER are part of words in some scripts, and of emoji.
+    Ids must not have control characters, or white space, which separates columns of run files. Characters
+    such as U+200C ZERO WIDTH NON-JOINER are allowed: they are part of words in some scripts, and of emoji.
     """
     for character in identifier:
         if character.isspace() or unicodedata.category(character) == "Cc":
@@ -252,7 +252,7 @@ def check_id(identifier: str) -> str:
 
 
 def list_field(record: dict[str, Any], name: str) -> list[Any]:
-    """Returns the list `record[name]`, or an empty one when it is absent or null."""
+    """Returns the list `record[name]`, or an empty list when the field is absent or null."""
     value = record.get(name)
     if value is not None and not isinstance(value, list):
         raise MalformedRecord(f"field {name!r} is not a list", f"but {_json_type(value)}")
@@ -266,7 +266,7 @@ def as_object(item: Any, field: str) -> dict[str, Any]:
 
 
 def as_integer(text: str) -> int | None:
-    """Returns the whole number that `text` spells, else None: 1_0, 1.0 and 10**18 are none."""
+    """Returns the whole number that `text` spells, or None, as for "1_0", "1.0" and a number of 19 digits."""
     return int(text) if _INTEGER.fullmatch(text) else None
 
 
@@ -277,7 +277,7 @@ def as_grade(text: str) -> int | None:
 
 
 def as_number(text: str) -> float | None:
-    """Returns the finite number that `text` spells, else None: nan, inf, 1_0 and 1e999 are none."""
+    """Returns the finite number that `text` spells, or None, as for "nan", "inf", "1_0" and "1e999"."""
     value = float(text) if _NUMBER.fullmatch(text) else math.nan
     return value if math.isfinite(value) else None
 
@@ -286,7 +286,7 @@ def decode_line(raw: bytes) -> str:
     if b"\0" in raw:
         if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise MalformedRecord("not UTF-8", "but UTF-16; iconv -f UTF-16 -t utf8 converts it")
-        raise MalformedRecord("NUL byte", f"at byte {raw.index(0) + 1} of the line: not a text file?")
+        raise MalformedRecord("NUL byte", f"at byte {raw.index(0) + 1} of the line: it must be a text file")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -299,4 +299,4 @@ def decode_line(raw: bytes) -> str:
 def _json_type(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     known = names.get(type(value)) or ("a number" if isinstance(value, int | float) else None)
-    return known or type(value).__name__  # Parquet has other types, such as bytes and datetime
+    return known or type(value).__name__  # Parquet has more types than JSON, such as bytes and datetime

@@ -1,4 +1,4 @@
-"""Pairs from a file with named columns, whatever their names."""
+"""Reads pairs from a file with named columns, whatever the names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jaxir.data.formats.lines import MalformedRecord, OnBadInput, check_id, has_
 from jaxir.data.formats.sources import Document, PairExample, Query, folded, text_id
 from jaxir.data.formats.tables import Table
 
-# Usual names of columns, in any case. A `title` belongs to the passage, unless no other column is the query,
-# as in Stack Exchange's titles and bodies.
+# Usual names of columns, in upper or lower case. A `title` belongs to the passage; but if no column has a
+# usual name for the query, `title` is the query, as in Stack Exchange's titles and bodies.
 USUAL = {
     "query": ("query", "question", "anchor", "sentence1", "text1"),
     "passage": (
@@ -28,16 +28,16 @@ USUAL = {
 
 
 class PairColumns(NamedTuple):
-    """The column of a file that holds each field. None: the one column with a usual name (`USUAL`).
+    """The name of the column that holds each field. None: the one column with a usual name (`USUAL`).
 
     Attributes:
-      query: the queries.
-      passage: the passages: texts or, in JSONL and Parquet, lists of texts or of objects with `text` and,
-        optionally, `title` and `docid`.
-      negatives: irrelevant passages, likewise; optional, like all that follow.
-      title: titles of the passages.
-      query_id: ids of the queries; by default a hash of the text.
-      passage_id: ids of the passages, likewise.
+      query: column of the queries.
+      passage: column of the passages: texts or, in JSONL and Parquet, lists of texts or of objects with
+        `text` and, optionally, `title` and `docid`.
+      negatives: column of irrelevant passages, in the same form; the file may lack it and those below.
+      title: column of the passages' titles.
+      query_id: column of the queries' ids; without it, ids are hashes of the texts.
+      passage_id: column of the passages' ids; without it, ids are hashes of the texts.
     """
 
     query: str | None = None
@@ -60,10 +60,10 @@ class Pair(NamedTuple):
 
 
 class PairTable:
-    """Pairs of a JSONL, TSV, CSV (all optionally gzipped) or Parquet file.
+    """The pairs of a JSONL, TSV, CSV (all optionally gzipped) or Parquet file.
 
-    TSV and CSV files have a header line, unless the columns are given by number ("1", "2"). TSV has no
-    quotes. Errors put `prefix` before the names of fields: "--" if they are flags.
+    TSV and CSV files have a header line, unless the columns are given by number ("1", "2"). Quotes in a TSV
+    file are ordinary characters. `prefix` is put before field names in errors: "--" if they are flags.
 
     Attributes:
       path: the file.
@@ -82,9 +82,9 @@ class PairTable:
     def pairs(self, on_bad_input: OnBadInput) -> Iterator[Pair]:
         """Yields the pairs, with texts stripped; reading again yields the same pairs.
 
-        Equal texts have one id: the first in the file. Pairs without a query or a passage, repeated pairs,
-        and passages equal to their query are left out and counted. A pair repeated with other negatives
-        (triplets) is yielded again with those.
+        Equal texts get the same id, the first in the file. Pairs without a query or a passage, repeated
+        pairs, and pairs whose passage equals the query are left out and counted. A pair repeated with other
+        negatives (triplets) is yielded again with the new negatives.
         """
 
         def parse(row: Mapping[str, Any], line: int) -> tuple[int, Query, list[Document], list[Document]]:
@@ -143,7 +143,7 @@ class PairTable:
 
 
 def check_no_header(query: str, passage: str) -> None:
-    """Refuses column names as the first pair of a file without a header line."""
+    """Raises MalformedRecord if the first pair of a file read without a header line has column names."""
     usual = {name for names in USUAL.values() for name in names}
     if usual.issuperset((query.casefold(), passage.casefold())):
         detail = f"({query}, {passage}): remove that line"
@@ -151,21 +151,21 @@ def check_no_header(query: str, passage: str) -> None:
 
 
 class Ids:
-    """Gives each text of a file one id; refuses an id with two texts."""
+    """Assigns one id to each text of a file; raises MalformedRecord for an id with two texts."""
 
     def __init__(self) -> None:
         self._text_of: dict[tuple[str, str], tuple[int, int]] = {}  # hash and first line of the text
         self._id_of: dict[tuple[str, int], str] = {}
 
     def of(self, kind: str, identifier: str, text: str, line: int) -> str:
-        """Returns the first id given for a text, else the text's hash. An `identifier` "" means none."""
+        """Returns the first id given for a text, else the text's hash. An `identifier` "" means no id."""
         key = (kind, hash(text))
         if identifier:
             self._id_of.setdefault(key, self.given(kind, identifier, text, line))
         return self._id_of.get(key) or text_id(text)
 
     def given(self, kind: str, identifier: str | None, text: str, line: int) -> str:
-        """Returns `identifier`, or the text's hash for None."""
+        """Returns `identifier`, or the text's hash if `identifier` is None."""
         if identifier is None:
             return text_id(text)
         if not identifier:
@@ -180,7 +180,7 @@ class Ids:
 class Positives:
     """Hashes of all (query, passage) pairs, because one record's negative may be relevant in another.
 
-    Texts are compared without case and runs of white space.
+    Texts are compared ignoring case and repeated white space.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class Positives:
         self._pairs.add(_words(pair.query.text, pair.passage.contents))
 
     def without(self, pair: Pair) -> Pair:
-        """Returns the pair without negatives that are relevant to its query, and counts them."""
+        """Returns the pair without those negatives that are relevant to its query; counts what is dropped."""
         kept = [n for n in pair.negatives if _words(pair.query.text, n.contents) not in self._pairs]
         self._left_out += len(pair.negatives) - len(kept)
         return pair._replace(negatives=kept)
@@ -199,8 +199,8 @@ class Positives:
     def report(self, path: Path) -> None:
         if self._left_out:
             print(
-                f"{path}: {self._left_out:,} negatives left out: another record has them as a passage of the"
-                " query",
+                f"{path}: {self._left_out:,} negatives left out, because another record has them as relevant"
+                " passages of the same query",
                 file=sys.stderr,
             )
 
@@ -213,7 +213,7 @@ def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[s
     listed = ", ".join(f"{c:.40}" for c in table.columns[:20]) or "none"
     plain = ""
     if table.kind in ("tsv", "csv"):
-        plain = f' (a file without a header line: {prefix}query="1" {prefix}passage="2")'
+        plain = f' (for a file without a header line: {prefix}query="1" {prefix}passage="2")'
     if len(table.columns) == 1 and ";" in table.columns[0]:
         plain = ". Its separator seems to be a semicolon: a .csv must have commas, a .tsv tabs"
     for name, column in named.items():
@@ -232,13 +232,13 @@ def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[s
             continue
         if len(usual) > 1:
             raise UserError(
-                f"{table.path}: several columns could be the {name}: {', '.join(usual)} (of {listed}); name"
-                f" one by {prefix}{name}="
+                f"{table.path}: several columns could be the {name}: {', '.join(usual)} (of {listed}); choose"
+                f" one with {prefix}{name}=COLUMN"
             )
         if not usual:
             raise UserError(
-                f"{table.path}: which column is the {name}? Name it by {prefix}{name}=; the file has:"
-                f" {listed}{plain}"
+                f"{table.path}: no column has a usual name for the {name}: choose one with"
+                f" {prefix}{name}=COLUMN; the file has: {listed}{plain}"
             )
         found[name] = usual[0]
     for name in ("negatives", "title", "query_id", "passage_id"):
@@ -249,7 +249,7 @@ def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[s
 
 
 def _passages(record: Mapping[str, Any], column: str | None) -> list[Document]:
-    """Returns the passages of a field (a text, an object, or a list of either); an id may be ""."""
+    """Returns the passages of a field (a text, an object, or a list of these); their ids may be ""."""
     value = record.get(column) if column else None
     return [_passage(item, column) for item in (value if isinstance(value, list) else [value])]
 
@@ -262,7 +262,7 @@ def _passage(item: Any, column: str | None) -> Document:
 
 
 def _id(record: Mapping[str, Any], column: str | None) -> str:
-    """Returns the id in a column, which may be a whole number; "" if there is none."""
+    """Returns the id in a column, converted to a string if it is a whole number; "" if there is no id."""
     value = record.get(column) if column else None
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)

@@ -1,4 +1,4 @@
-"""Relevance judgements and their files, qrels/SPLIT.tsv."""
+"""Reads relevance judgements from qrels/SPLIT.tsv files."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def read_qrels(
     document_ids: Container[str] | None = None,
     trec: bool = False,
 ) -> Iterator[Qrel]:
-    """Yields the judgements of a qrels/SPLIT.tsv: query-id, corpus-id, score, with or without a header line.
+    """Yields the judgements of a qrels/SPLIT.tsv (query-id, corpus-id, score), which may have a header line.
 
-    Repeated judgements are left out; contradictions are malformed. Judgements of unknown queries or
-    documents (if ids are given), and grades written as decimals, are `OddRecord`s. With `trec`, the
+    Repeated judgements are left out; contradicting judgements are malformed. Judgements of unknown queries
+    or documents (if ids are given), and grades written as decimals, are `OddRecord`s. With `trec`, the
     tab-separated columns are query, 0, document and score.
     """
     return parsed_lines(path, qrel_parser(query_ids, document_ids, trec=trec), on_bad_input)
@@ -45,7 +45,7 @@ def read_qrels(
 def qrel_parser(
     query_ids: Container[str] | None, document_ids: Container[str] | None, *, trec: bool = False
 ) -> Callable[[str, int], Qrel | None]:
-    """Returns the parser of a line and its number; the arguments are those of `read_qrels`."""
+    """Returns a function that maps a line and its number to a `Qrel`; arguments as in `read_qrels`."""
     names = ("query-id", "0", "document-id", "score") if trec else ("query-id", "corpus-id", "score")
     scores: dict[tuple[str, str], int] = {}
 
@@ -64,11 +64,11 @@ def qrel_parser(
         if len(scores) == before:
             return None
         if query_ids is not None and query not in query_ids:
-            noted = "judgements of queries that the collection lacks, which count 0"
-            raise OddRecord("judges an unknown query", repr(query), noted=noted, record=qrel)
+            noted = "judgements of queries that the collection lacks, which are scored 0"
+            raise OddRecord("judgement for an unknown query", repr(query), noted=noted, record=qrel)
         if document_ids is not None and document not in document_ids:
-            noted = "judgements of documents that the collection lacks, which count as not retrieved"
-            raise OddRecord("judges an unknown document", repr(document), noted=noted, record=qrel)
+            noted = "judgements of documents that the collection lacks, which are scored as not retrieved"
+            raise OddRecord("judgement for an unknown document", repr(document), noted=noted, record=qrel)
         return check_grade(qrel, score_text)
 
     return parse

@@ -33,7 +33,7 @@ _TABLES = (".csv", ".tsv", ".parquet")
 
 
 class Document(NamedTuple):
-    """A document of a corpus; `title` may be empty, `metadata` None."""
+    """A document of a corpus; `title` may be empty, and `metadata` may be None."""
 
     id: str
     title: str
@@ -52,7 +52,7 @@ class Query(NamedTuple):
 
 
 class PairExample(NamedTuple):
-    """A training example: a query, a relevant passage, (id, text) of irrelevant ones, a teacher's scores."""
+    """A training example: a query, a relevant passage, irrelevant passages (id, text), a teacher's scores."""
 
     query_id: str
     query: str
@@ -63,7 +63,7 @@ class PairExample(NamedTuple):
     negative_scores: tuple[float, ...] | None = None
 
     def record(self) -> Record:
-        """Returns the example by field, as `jaxir.core.features` names them."""
+        """Returns the example as {field: value}, with the field names of `jaxir.core.features`."""
         found = {
             "query": (self.query_id, self.query),
             "passage": (self.passage_id, self.passage),
@@ -79,31 +79,31 @@ def joined(title: str, text: str) -> str:
 
 
 def text_id(text: str) -> str:
-    """Returns the id of a text that came without one: 128 bits of its hash, in hexadecimal."""
+    """Returns an id for a text that has none: 128 bits of the text's hash, in hexadecimal."""
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def folded(text: str) -> str:
-    """Returns a text without case and runs of white space, for comparison."""
+    """Returns a case-folded text with single spaces, to compare texts ignoring case and white space."""
     return " ".join(text.casefold().split())
 
 
 def key_digest(identifier: str) -> bytes:
-    """Returns the 8 bytes from which `stable_keys` makes two integers."""
+    """Returns the 64-bit BLAKE2b hash of an id, which `stable_keys` splits into two integers."""
     return hashlib.blake2b(identifier.encode(), digest_size=8).digest()
 
 
 def stable_keys(ids: Sequence[str]) -> np.ndarray:
     """Returns int32 [N, 2]: the halves of a 64-bit BLAKE2b hash of each id, the same on any machine.
 
-    Duplicate masking compares these keys: equal texts with two ids are two passages. The ids of pairs that
-    come without ids are hashes of their texts, so equal texts are then one passage.
+    Duplicate masking compares these keys, so equal texts with different ids are different passages. Data
+    without ids get hashes of the texts as ids, so their equal texts are the same passage.
     """
     return np.frombuffer(b"".join(map(key_digest, ids)), "<i4").astype(np.int32).reshape(len(ids), 2)
 
 
 def check_no_table(path: str | Path, what: str) -> None:
-    """Refuses a file of documents or queries whose name says that it is a table."""
+    """Raises UserError if a file of documents or queries is a table, according to its name."""
     kind = Path(Path(path).name.lower().removesuffix(".gz")).suffix
     if kind in _TABLES:
         raise UserError(
@@ -145,9 +145,9 @@ def read_corpus(
 def read_wanted(
     path: str | Path, wanted: Collection[str], on_bad_input: OnBadInput | Policy = "stop", *, named_by: str
 ) -> Iterator[Document]:
-    """Yields the documents with the ids `wanted`, in the order of the corpus, under a progress bar.
+    """Yields the documents with the ids `wanted`, in the order of the corpus, with a progress bar.
 
-    `named_by` says what named the ids, for the error if one is missing: "a query found".
+    `named_by` says where the ids come from, for the error if a document is missing: "a query found".
     """
     found: dict[str, str] = {}
     documents = read_corpus(path, on_bad_input, unique=False)
@@ -162,7 +162,7 @@ def read_wanted(
     if lacking := set(wanted) - found.keys():
         raise UserError(
             f"{path} lacks {min(lacking)!r}, which {named_by} ({len(lacking):,} of {len(wanted):,}"
-            " documents): is it the same corpus?"
+            " documents): give the corpus that these ids come from"
         )
 
 
@@ -183,13 +183,13 @@ def read_lines(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> 
     """Yields the lines of a file that are not blank; the line number is the id."""
 
     def parse(line: str, number: int) -> Query | None:
-        return Query(str(number), line) if has_text(line) else None  # Unicode has more white space than ASCII
+        return Query(str(number), line) if has_text(line) else None  # the line may have Unicode white space
 
     return parsed_lines(path, parse, on_bad_input)
 
 
 def has_lines(path: str | Path) -> bool:
-    """Whether a file is read as texts, one on each line, rather than as records."""
+    """Returns whether a file is read as texts, one per line, rather than as records."""
     return Path(path).name.removesuffix(".gz").endswith(".txt")
 
 
@@ -209,7 +209,7 @@ def read_judged_pairs(
 ) -> Iterator[PairExample]:
     """Yields a pair for each relevant judgement (a score of 1 or more) of a file.
 
-    The whole collection is read and checked first; memory holds only the judged texts. Judgements of missing
+    The entire collection is read and checked first; memory only holds judged texts. Judgements of missing
     queries or documents are left out and counted. A relevant document without text is malformed.
     """
     policy = on_bad_input.policy if isinstance(on_bad_input, OnBadInput) else on_bad_input
@@ -240,7 +240,7 @@ def read_judged_pairs(
 def new_id(identifier: str, seen: dict[str, int], content: Hashable) -> str:
     """Returns the id of a new document or query and adds a hash of its content to `seen`.
 
-    A repeated record is odd (`OddRecord`) and left out. An id with another content is malformed.
+    Raises OddRecord for a repeated record, which is left out, or MalformedRecord for an id with two contents.
     """
     if check_id(identifier) not in seen:
         seen[identifier] = hash(content)
@@ -252,7 +252,7 @@ def new_id(identifier: str, seen: dict[str, int], content: Hashable) -> str:
 
 
 def find_file(directory: Path, name: str, kind: str) -> Path:
-    """Returns `directory`/`name`, or that with .gz; `kind` names the kind of folder in the error."""
+    """Returns `directory`/`name` or `directory`/`name`.gz; errors call the folder `kind`."""
     for path in (directory / name, directory / f"{name}.gz"):
         if path.is_file():
             return path
@@ -260,13 +260,13 @@ def find_file(directory: Path, name: str, kind: str) -> Path:
 
 
 def splits_in(directory: Path, kind: str) -> list[str]:
-    """Returns SPLIT of each file `kind`SPLIT.tsv[.gz] in a directory; ignores backups and hidden files."""
+    """Returns the SPLITs of files `kind`SPLIT.tsv[.gz] in a directory, without backups and hidden files."""
     found = (re.fullmatch(rf"{re.escape(kind)}(\w.*)\.tsv(\.gz)?", p.name) for p in directory.glob("*.tsv*"))
     return sorted({match[1] for match in found if match})
 
 
 class BeirFolder:
-    """A collection: corpus.jsonl[.gz], queries.jsonl[.gz], qrels/SPLIT.tsv."""
+    """A collection in BEIR's format: corpus.jsonl[.gz], queries.jsonl[.gz], qrels/SPLIT.tsv."""
 
     def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
         self.directory = local_path(str(directory).removeprefix("beir:"))  # commands accept beir:DIRECTORY
@@ -294,7 +294,7 @@ class BeirFolder:
         return read_corpus(self.corpus_path, self.on_bad_input)
 
     def documents_again(self, what: str) -> Iterator[Document]:
-        """Yields the documents once more, under a progress bar named `what`; ids are not compared."""
+        """Yields the documents again, with a progress bar named `what`, without checking for repeated ids."""
         documents = read_corpus(self.corpus_path, OnBadInput("stop"), unique=False)
         return iter(progress(documents, what=what, unit="documents"))
 

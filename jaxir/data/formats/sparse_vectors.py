@@ -1,4 +1,4 @@
-"""Learned sparse vectors (SPLADE, uniCOIL, DeepImpact): lines of {"id": ..., "vector": {token: weight}}."""
+"""Reads learned sparse vectors (SPLADE, uniCOIL): lines of {"id": ..., "vector": {token: weight}}."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxir.data.formats.sources import new_id
 ID_FIELDS = ("_id", "id", "docid", "qid")
 VECTOR_FIELDS = ("vector", "weights")
 
-MAX_WEIGHT = 65_535  # an index repeats a token as often as its weight
+MAX_WEIGHT = 65_535  # limits the size of an index, which stores a token as often as its weight
 
 
 class SparseVector(NamedTuple):
@@ -27,7 +27,7 @@ class SparseVector(NamedTuple):
 
     Attributes:
       id: the id in the file.
-      weights: {token: positive integer}; empty if no token is left.
+      weights: {token: positive integer}; empty if all weights are 0.
     """
 
     id: str
@@ -60,14 +60,14 @@ def read_sparse_vectors(
 
 
 def parse_weights(text: str) -> dict[str, int]:
-    """Parses {"token": weight, ...} as a person types it."""
+    """Parses a text {"token": weight, ...}, such as a query given on the command line."""
     return weights_of(json_object(text))
 
 
 def weights_of(value: Any) -> dict[str, int]:
-    """Returns a vector without its weights of 0; raises MalformedRecord."""
+    """Returns a vector as {token: integer}, without weights of 0; raises MalformedRecord for other values."""
     if not isinstance(value, Mapping):
-        raise MalformedRecord("a vector is an object of {token: weight},", f"not {value!r:.40}")
+        raise MalformedRecord("a vector must be an object {token: weight},", f"not {value!r:.40}")
     weights = {}
     for token, weight in value.items():
         if token.split() != [token]:

@@ -1,4 +1,4 @@
-"""Files of records with named fields: JSONL, JSON arrays, TSV, CSV (all optionally gzipped) and Parquet."""
+"""Reads records with named fields: JSONL, JSON arrays, TSV, CSV (all optionally gzipped) and Parquet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = {
     ".csv": "csv",
     ".parquet": "parquet",
 }
-_LONGEST_FIELD = 1 << 24  # characters of a CSV field; a longer one has an unclosed quote
+_LONGEST_FIELD = 1 << 24  # maximum characters per CSV field; a longer field has an unclosed quote
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def parsed_rows(
     *,
     columns: Collection[str] | None = None,
 ) -> Iterator[T]:
-    """Yields `parse(row, line)` for each row of a file with named columns, as `parsed_lines` does for lines.
+    """Like `parsed_lines`, but for a file with named columns: yields `parse(row, line)` for each row.
 
     Args:
       path: a CSV, TSV, JSONL or Parquet file, or a JSON array, recognised by its name. All but Parquet may be
@@ -61,7 +61,7 @@ def parsed_rows(
 
 
 class Table:
-    """The records of one file.
+    """The records of one file with named fields.
 
     Attributes:
       path: the file.
@@ -118,12 +118,12 @@ class Table:
 
     def _distinct(self, names: list[str], number: int | None) -> list[str]:
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise BadInputError(self.path, number, f"two columns are called {twice!r}")
+            raise BadInputError(self.path, number, f"two columns are called {twice!r}: rename one")
         return names
 
     def _raise(self, number: int | None, fault: Any) -> None:
         reason = (
-            " ".join(filter(None, fault.args)) if isinstance(fault, MalformedRecord) else "no field in it"
+            " ".join(filter(None, fault.args)) if isinstance(fault, MalformedRecord) else "it has no fields"
         )
         raise BadInputError(self.path, number, reason)
 
@@ -193,7 +193,7 @@ class Table:
                 yield from enumerate(batch.to_pylist(), rows + 1)
                 rows += len(batch)
         except (ArrowException, OSError) as error:
-            reason = f"damaged Parquet file ({' '.join(str(error).split())})"
+            reason = f"damaged Parquet file ({' '.join(str(error).split())}); copy it again"
             raise BadInputError(self.path, rows + 1, reason) from error
 
     def _open_parquet(self) -> Any:
@@ -209,5 +209,5 @@ class Table:
             raise UserError(f"{self.path}: {error.strerror or error}".lower()) from error
         except (ArrowException, OSError) as error:
             raise BadInputError(
-                self.path, None, f"not a Parquet file ({' '.join(str(error).split())})"
+                self.path, None, f"not a Parquet file ({' '.join(str(error).split())}); copy it again"
             ) from error

@@ -1,4 +1,4 @@
-"""Training data from SeqIO tasks and mixtures of texts."""
+"""Training data from SeqIO tasks and mixtures that yield texts."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ _UNFINISHED: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
 
 @atexit.register
 def _close_unfinished() -> None:
-    # TensorFlow's threads call back into Python. A call while the interpreter shuts down would block forever,
-    # so iterators must be closed before.
+    # TensorFlow's threads call Python functions. A call while the interpreter shuts down would block forever,
+    # so unfinished iterators are closed first.
     for batches in list(_UNFINISHED):
-        with contextlib.suppress(ValueError):  # running in another thread
+        with contextlib.suppress(ValueError):  # raised if the iterator runs in another thread
             batches.close()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeqioPairs(TextData):
-    """A SeqIO task or mixture with the text features `query` and `passage`, and optionally ids and negatives.
+    """Pairs of a SeqIO task or mixture with the text features `query`, `passage` and, optionally, others.
 
     Each batch of a mixture comes from one of its tasks, drawn by SeqIO's rates, so that in-batch negatives
     belong to the query's own task.
 
     Attributes:
-      mixture: its registered name; the functions of `jaxir.tasks` register one and return its name.
-      split: its split.
+      mixture: registered name of the task or mixture; functions of `jaxir.tasks` register tasks.
+      split: the split of the task or mixture.
       mix_within_batch: whether a batch of a mixture holds examples of several tasks, as SeqIO mixes them.
     """
 
@@ -63,7 +63,7 @@ class SeqioPairs(TextData):
     def dataset(
         self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput
     ) -> SeqioDataset | MixtureDataset:
-        """Reads the files of this project's tasks through once."""
+        """Builds the dataset; reads the files of jaxir's own tasks once, to check them."""
         seqio = seqio_tasks.import_seqio()
         known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
         if self.mixture not in known:
@@ -85,10 +85,11 @@ class SeqioPairs(TextData):
 
 
 class SeqioDataset(Dataset):
-    """Examples of a SeqIO task or mixture. Made by `SeqioPairs.build`.
+    """The examples of a SeqIO task or mixture. Created by `SeqioPairs.build`.
 
-    Unlike an `ArrayDataset` it shuffles within a buffer of 65,536 examples, and each process reads its own
-    share of the examples. A resume at step s reads the earlier texts again, without tokenising them.
+    Unlike `ArrayDataset`, it shuffles within a buffer of 65,536 examples, and each process reads its own
+    share of the examples. A resume at step s reads the texts of earlier steps again, but does not tokenise
+    them.
     """
 
     order_depends_on_parts = True
@@ -100,13 +101,13 @@ class SeqioDataset(Dataset):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of what the tasks read (`seqio_tasks.content_of`), of the rates, tokenizer and features."""
+        """A hash of the tasks' texts (`seqio_tasks.content_of`), rates, tokenizer and features."""
         tasks = getattr(self._provider, "tasks", None)
         rates = [self._provider.get_rate(task) for task in tasks or ()]
         tasks = [task for task in tasks or [self._provider] if self._split in task.splits]
         content = [seqio_tasks.content_of(task, self._split) for task in tasks]
         form = pair_format(self.features)
-        if form is not None:  # older runs have this form in their fingerprints
+        if form is not None:  # keeps the fingerprints of older versions, which hashed pairs in this form
             fields = dataclasses.astuple(form)
         else:
             fields = list(map(dataclasses.astuple, fields_of(self.features).values()))
@@ -114,11 +115,11 @@ class SeqioDataset(Dataset):
         return f"{in_words(self.features, self.num_examples)}, hash {found[: fingerprints.DIGITS]}"
 
     def batched(self, how: Batching) -> Iterator[Batch]:
-        """Yields batches, a function of (seed, step, process_count); see `Dataset.batches`."""
+        """Like `Dataset.batched`, but the batches also depend on the number of processes."""
         if how.batch_size > self.num_examples:
             raise UserError(
                 f"batch_size is {how.batch_size:,}, but there are only {self.num_examples:,} pairs:"
-                " give a smaller one"
+                " give a smaller batch_size"
             )
         size = how.share.stop - how.share.start
         first = how.start_step * size
@@ -126,13 +127,13 @@ class SeqioDataset(Dataset):
         return self._read(ds.batch(size, drop_remainder=True))
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns `count` examples, or all, without repeats, shuffled within SeqIO's buffer."""
+        """Returns `count` examples (None: all) as a batch, without repeats, shuffled in SeqIO's buffer."""
         ds = self._converted(0, 0, 1, first=0, epochs=1)
         parts = list(self._read((ds if count is None else ds.take(count)).batch(_READ_AT_ONCE)))
         return {name: np.concatenate([part[name] for part in parts]) for name in self.features}
 
     def list_lengths(self) -> set[int]:
-        """Returns the lengths of the examples' lists: one pass over the task."""
+        """Returns the distinct lengths of the examples' lists, by reading all examples once."""
         names = [name for name, field in fields_of(self.features).items() if field.count is not None]
         texts = self._texts(0, 0, 1, epochs=1)
         return {int(_filled(example[name]).sum()) for example in texts.as_numpy_iterator() for name in names}
@@ -140,9 +141,9 @@ class SeqioDataset(Dataset):
     def _converted(
         self, seed: int, index: int, count: int, *, first: int, epochs: int | None
     ) -> tf.data.Dataset:
-        """Returns a batch's features for each example of a process, from example `first` on.
+        """Returns the features of each example of one process, as tf.data, from example `first` on.
 
-        A text's id comes from the task's `FIELD_id` (for `negatives` from `negative_ids`), else it is a hash.
+        A text's id is the task's field `FIELD_id` (`negative_ids` for `negatives`), else the text's hash.
         """
         texts = self._texts(seed, index, count, epochs=epochs).skip(first)
         import tensorflow as tf
@@ -151,7 +152,7 @@ class SeqioDataset(Dataset):
         if missing := [name for name in fields if name not in given]:
             raise UserError(
                 f"the objective reads the field {missing[0]!r}, but SeqIO task {self._provider.name} has only"
-                f" {', '.join(given)}"
+                f" {', '.join(given)}: use a task with this field, or another objective"
             )
         batcher = _Batcher(self._tokenizer, self.features, (seed, index), in_order=epochs is not None)
         names = [name for field in fields for name in (field, id_field(field)) if name in given]
@@ -204,9 +205,9 @@ class SeqioDataset(Dataset):
 
 
 class _Batcher:
-    """Makes the arrays of some examples.
+    """Converts examples (texts, ids and numbers) to the arrays of a batch.
 
-    `seed` determines the choice from long lists; `in_order` keeps the record's order, as in evaluation.
+    `seed` determines the choice of list items; `in_order` keeps the order of the lists, as in evaluation.
     """
 
     def __init__(self, tokenizer: Tokenizer, features: Features, seed: tuple[int, int], *, in_order: bool):
@@ -214,7 +215,7 @@ class _Batcher:
         self._seed, self._in_order = seed, in_order
 
     def __call__(self, numbers: np.ndarray, columns: Mapping[str, np.ndarray]) -> Batch:
-        """Returns a batch of the examples `numbers`, from columns of bytes and numbers."""
+        """Returns the batch of the examples with `numbers`, from {field: bytes or numbers}."""
         ids: dict[str, np.ndarray] = {}
         keys: dict[str, np.ndarray] = {}
         values: dict[str, np.ndarray] = {}
@@ -241,19 +242,19 @@ class _Batcher:
         filled = _filled(column)
         counts = filled.sum(axis=1)
         if not counts.all():
-            raise UserError(f"a batch reads {count} {name} of each example, but an example has none")
+            raise UserError(f"a batch needs {count} {name} per example, but an example of the data has none")
         items_first = np.argsort(~filled, axis=1, kind="stable")  # padding may be anywhere in a list
         chosen = choose(count, counts, numbers, self._seed, in_order=self._in_order)
         return np.take_along_axis(items_first, chosen, axis=1)
 
 
 def _filled(column: np.ndarray) -> np.ndarray:
-    """Returns bool, in the column's shape: items rather than padding."""
+    """Returns bool, in the column's shape: whether each element is an item rather than padding."""
     return column != b"" if column.dtype == object else ~np.isnan(column)
 
 
 def id_field(field: str) -> str:
-    """Returns the name of the field with a text's id, or texts' ids: query_id, negative_ids."""
+    """Returns the name of the field with the ids of a field's texts, such as query_id or negative_ids."""
     return f"{field.removesuffix('s')}_ids" if field.endswith("s") else f"{field}_id"
 
 

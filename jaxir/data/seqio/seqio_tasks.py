@@ -1,7 +1,7 @@
-"""SeqIO tasks over this project's pair sources.
+"""SeqIO tasks over jaxir's pair sources.
 
-A task yields query, passage, their ids and negatives as strings. `seqio_pairs.RecordFeatureConverter`
-tokenises them for each model.
+A task yields query, passage, their ids and negatives as strings. `seqio_pairs` tokenises the strings for
+each model.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from jaxir.storage.fingerprints import ValuesHash
 if TYPE_CHECKING:
     from jaxir.data.sets.pair_sources import PairSource
 
-SHUFFLE_BUFFER = 1 << 16  # examples; consecutive epochs mix in the buffer
-# Fingerprints of other people's tasks: files of up to 4 GB in all are hashed whole, larger ones in part. The
-# first examples are hashed, too, because preprocessors change what is read.
+SHUFFLE_BUFFER = 1 << 16  # examples; the buffer may hold examples of two consecutive epochs
+# Fingerprints of tasks that jaxir did not register: files of at most 4 GB in all are hashed completely,
+# larger files in pieces. The first examples are hashed, too, because preprocessors change what is read.
 _READ_WHOLE, _PIECE, _FILES_AT_ONCE, _FIRST_EXAMPLES = 4 << 30, 1 << 16, 16, 1024
 FEATURES = ("query_id", "query", "passage_id", "passage", "negative_ids", "negatives")
 
 
 def import_seqio() -> ModuleType:
-    """Imports SeqIO, which imports TensorFlow (some seconds)."""
+    """Imports SeqIO, which takes some seconds, because SeqIO imports TensorFlow."""
     try:
         import_tensorflow()
         import seqio
@@ -42,9 +42,9 @@ def import_seqio() -> ModuleType:
 
 
 def add_task(kind: str, sources: Mapping[str, PairSource], *, name: str | None = None) -> str:
-    """Registers a task over `sources` (split -> pairs) with SeqIO, unless it exists; returns its name.
+    """Registers a SeqIO task over `sources` ({split: pairs}), unless it exists; returns the task's name.
 
-    The default name begins with `kind`. Another task with that name is a UserError.
+    The default name begins with `kind`. Raises UserError if another task has the name.
     """
     seqio = import_seqio()
     import tensorflow as tf
@@ -53,7 +53,7 @@ def add_task(kind: str, sources: Mapping[str, PairSource], *, name: str | None =
     if name in seqio.TaskRegistry.names():
         registered = seqio.TaskRegistry.get(name).source
         if getattr(registered, "sources", None) != dict(sources):
-            raise UserError(f"another SeqIO task is named {name!r}: give another name")
+            raise UserError(f"another SeqIO task is already named {name!r}: give another name")
         return name
     texts = seqio.PassThroughVocabulary(0)
     ranks = {feature: int(feature.startswith("negative")) for feature in FEATURES}
@@ -71,18 +71,18 @@ def add_task(kind: str, sources: Mapping[str, PairSource], *, name: str | None =
 
 
 def check_sources(task_or_mixture: Any, split: str, on_bad_input: OnBadInput) -> None:
-    """Reads all files of this project's tasks once, so that bad input stops a run early."""
+    """Reads all files of jaxir's own tasks once, so that malformed records stop a run before training."""
     for task in getattr(task_or_mixture, "tasks", [task_or_mixture]):
         if isinstance(task.source, _source_class()) and split in task.source.splits:
             task.source.check(split, on_bad_input)
 
 
 def content_of(task: Any, split: str) -> str:
-    """Returns a hash of a task's input and output.
+    """Returns a hash of the texts of a task.
 
-    For this project's tasks it covers every text. For others it covers the files that SeqIO names and the
-    first examples. In buckets, or if files are large, their sizes, beginnings, middles and ends are hashed. A
-    task without files is read through.
+    For jaxir's own tasks, the hash covers every text. For other tasks, it covers the task's files and first
+    examples. Of files that are large or in a bucket, only sizes, beginnings, middles and ends are hashed.
+    All examples of a task without files are hashed.
     """
     if isinstance(task.source, _source_class()):
         return task.source.check(split, OnBadInput(task.source._policy))[1]
@@ -113,7 +113,7 @@ def _hash_of_file(name: str, size: int, *, whole: bool) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns bytes, or lists of them for arrays and ragged arrays."""
+    """Converts arrays and ragged arrays to lists of bytes; returns bytes unchanged."""
     if hasattr(value, "to_list"):
         return value.to_list()
     return value.tolist() if hasattr(value, "tolist") else value
@@ -125,7 +125,7 @@ def _source_class() -> type:
     import tensorflow as tf
 
     class PairDataSource(seqio.DataSource):
-        """Text examples of `PairSource`s. Files are read through before the first example."""
+        """The pairs of `PairSource`s for SeqIO. All files are read once before the first example."""
 
         supports_arbitrary_sharding = True
 
@@ -136,7 +136,7 @@ def _source_class() -> type:
             super().__init__(splits=tuple(sources), caching_permitted=False)
 
         def check(self, split: str, on_bad_input: OnBadInput) -> tuple[int, str]:
-            """Reads the files through once; returns the number of pairs and their hash."""
+            """Reads all files of a split, unless done before; returns the number of pairs and their hash."""
             if split not in self._read or on_bad_input.policy != self._policy:
                 self._policy = on_bad_input.policy
                 content = ValuesHash()

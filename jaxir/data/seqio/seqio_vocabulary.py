@@ -1,4 +1,4 @@
-"""Tokenizers as SeqIO vocabularies. The class is created on first access, as SeqIO imports TensorFlow."""
+"""A `Tokenizer` as a SeqIO vocabulary. The class is created lazily, because SeqIO imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def _vocabulary_class() -> type:
     from jaxir.data.text.tokenizer import Tokenizer
 
     class HuggingFaceVocabulary(seqio.Vocabulary):
-        """A `Tokenizer` (Hugging Face or SentencePiece) for SeqIO's preprocessors.
+        """A SeqIO vocabulary that uses a `Tokenizer` (Hugging Face or SentencePiece).
 
-        Ids are those that the model expects. Special tokens are included, so no EOS is left to append and
+        Ids are those that the model expects. They include special tokens, so SeqIO must not append an EOS, and
         `eos_id` is None.
         """
 
@@ -48,7 +48,7 @@ def _vocabulary_class() -> type:
             return self.tokenizer.decode(ids)
 
         def _encode_tf(self, s: Any) -> Any:
-            def encode(text: bytes | np.ndarray) -> np.ndarray:  # an array when eager
+            def encode(text: bytes | np.ndarray) -> np.ndarray:  # an array in TensorFlow's eager mode
                 value = text if isinstance(text, bytes) else text.item()
                 return np.array(self._encode(value.decode()), np.int32)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jaxir.core.errors import UserError, suggest
 
-# CQADupStack has twelve collections; its score is the mean of theirs.
+# The twelve collections of CQADupStack, whose score is the mean of the collections' scores.
 CQADUPSTACK = (
     *("android", "english", "gaming", "gis", "mathematica", "physics", "programmers", "stats", "tex", "unix"),
     *("webmasters", "wordpress"),
@@ -14,13 +14,13 @@ CQADUPSTACK = (
 
 
 class BeirSet(NamedTuple):
-    """One data set.
+    """One data set of BEIR.
 
     Attributes:
       splits: splits that have judgements.
-      public: whether BEIR and TFDS distribute it. The others are licensed by their owners; BEIR's wiki
-        explains how to make the folder.
-      parts: its collections, each with its own folder; empty if it is one.
+      public: whether BEIR and TFDS distribute the set. Other sets are licensed by their owners; BEIR's wiki
+        explains how to make their folders.
+      parts: names of the set's collections, each with its own folder; empty if it is a single collection.
     """
 
     splits: tuple[str, ...]
@@ -54,7 +54,7 @@ BEIR_SETS = {
 
 
 def beir_set(name: str) -> BeirSet:
-    """Returns the set `name`: "scifact", "cqadupstack/android", "msmarco"."""
+    """Returns the data set called `name`, such as "scifact", "cqadupstack/android" or "msmarco"."""
     known = {"msmarco": MSMARCO, **BEIR_SETS}
     whole, _, part = name.partition("/")
     if whole not in known:
@@ -72,7 +72,7 @@ def beir_set(name: str) -> BeirSet:
 def tfds_name(name: str) -> str:
     """Returns the TFDS name of a public set: "beir/cqadupstack.android" for "cqadupstack/android"."""
     if not beir_set(name).public:
-        raise UserError(f"TFDS does not have BEIR's {name}: its owner licenses it; give a BEIR folder")
+        raise UserError(f"TFDS does not have BEIR's {name}, which its owner licenses: give a BEIR folder")
     return "beir/" + name.replace("/", ".").replace("-", "_")
 
 

@@ -1,4 +1,4 @@
-"""Sentences and their contexts, for the inverse cloze task."""
+"""Sentences and the passages around them, for the inverse cloze task."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from jaxir.data.text.sentences import sentences_of
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Clozes(RecordSource):
-    """Passages of texts: the field `passage`, and the lists `sentences` and `contexts`.
+    """Passages cut from texts, with the field `passage`, and the lists `sentences` and `contexts`.
 
-    Sentence i of a passage has context i, the passage without it. A text is split into passages of
-    `passage_sentences` sentences (`jaxir.data.text.sentences`). A single remaining sentence joins the passage
-    before; a text of one sentence is left out.
+    Context i of a passage is the passage without sentence i. A text is split into passages of
+    `passage_sentences` sentences (`jaxir.data.text.sentences`). A single remaining sentence is added to the
+    passage before it; a text of one sentence is left out.
 
     Attributes:
-      path: the same as `path` of `jaxir.data.sets.texts.Texts`.
-      passage_sentences: sentences of a passage; memory holds a passage's tokens this many times.
+      path: file or folder of texts, as in `jaxir.data.sets.texts.Texts`.
+      passage_sentences: number of sentences per passage; memory holds a passage's tokens this many times.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Clozes(RecordSource):
                 some = True
                 yield _cloze(sentences)
         if not some:
-            raise UserError(f"{self.path}: no text has two sentences, which the inverse cloze task needs")
+            raise UserError(f"{self.path}: no text has two sentences, as ICT needs: give longer texts")
 
     def _passages(self, sentences: list[str]) -> Iterator[list[str]]:
         size, start = self.passage_sentences, 0

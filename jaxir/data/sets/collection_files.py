@@ -50,13 +50,13 @@ class CollectionWriter:
         self._counts[name] += 1
 
     def counts(self) -> Counts:
-        """Returns what was written; refuses a folder without documents, queries or a split's judgements."""
+        """Returns the numbers of records; raises UserError if a file of the folder would be empty."""
         for name in ("corpus.jsonl", "queries.jsonl"):
             if not self._counts[name]:
-                raise UserError(f"nothing to write to {name}")
+                raise UserError(f"the data have no records for {name}: give data with documents and queries")
         qrels = {split: self._counts[f"qrels/{split}.tsv"] for split in self._splits}
         if empty := next((split for split, count in qrels.items() if not count), None):
-            raise UserError(f"split {empty!r} has no judgements")
+            raise UserError(f"split {empty!r} has no judgements: leave it out, or give data that have some")
         return Counts(self._counts["corpus.jsonl"], self._counts["queries.jsonl"], qrels)
 
     def _record(self, name: str, item: Document | Query) -> None:

@@ -1,4 +1,4 @@
-"""The docstrings in Python source files, one entry for each function, class and module."""
+"""Reads the docstrings in Python source files: one entry for each function, class and module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jaxir.data.formats.sources import Document, Query
 
-# Whole packages are held out, so that training sees nothing of a test package.
+# Entire packages are held out, so that no text of a test package is trained on.
 TEST_PACKAGES = frozenset({"scipy", "optax", "rich"})
 DEV_PACKAGES = frozenset({"flax", "chex", "orbax", "requests"})
 SPLITS = ("train", "dev", "test")
@@ -56,15 +56,15 @@ class Entry(NamedTuple):
 
     @property
     def query(self) -> Query:
-        """The query. Its id is not the document's: BEIR's evaluator drops a hit with the query's id."""
+        """The query. Its id differs from the document's, because BEIR drops hits that have the query's id."""
         return Query(f"q:{self.name}", self.summary)
 
 
 def entries(module: str, path: Path) -> list[Entry]:
-    """Returns the entries of a file; none if Python cannot parse it. `module` is its dotted name."""
+    """Returns the entries of a file with the dotted name `module`; [] if Python cannot parse the file."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's sources
+            warnings.simplefilter("ignore")  # about invalid escapes in the packages' sources
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, OSError):
         return []
@@ -100,9 +100,9 @@ def _entries_of(
 
 
 def split_docstring(docstring: str) -> tuple[str, str]:
-    """Returns the first sentence of a docstring, on one line, and the rest without repeats of that sentence.
+    """Returns the first sentence of a docstring, on one line, and the rest, without repeats of that sentence.
 
-    The rest is empty if it would have no word.
+    The rest is "" if it has no words.
     """
     lines = docstring.strip().splitlines()
     is_end = (i for i, line in enumerate(lines) if not line.strip() or _SECTION.match(line))
@@ -117,7 +117,7 @@ def split_docstring(docstring: str) -> tuple[str, str]:
 
 
 def _signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """Returns e.g. "minimize(fun, x0, args=())", without annotations and self; for a class of __init__."""
+    """Returns e.g. "minimize(fun, x0, args=())", without annotations and self; a class has its __init__'s."""
     function: ast.AST | None = node
     if isinstance(node, ast.ClassDef):
         inits = (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")

@@ -1,7 +1,7 @@
-"""DPR's training files (Karpukhin et al. 2020), such as biencoder-nq-train.json.gz.
+"""Reads DPR's training files (Karpukhin et al. 2020), such as biencoder-nq-train.json.gz.
 
-They cover open Natural Questions, TriviaQA and others, with passages of 100 words of Wikipedia and BM25's
-negatives. A file is one JSON array, larger than memory, and is read object by object.
+They cover open Natural Questions, TriviaQA and others, with Wikipedia passages of 100 words and BM25's hard
+negatives. A file is one JSON array, which may exceed memory, so it is read object by object.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from jaxir.data.sets.pair_sources import PairSource, is_negative
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DprPairs(PairSource):
-    """A training file of DPR: objects with a `question`, `positive_ctxs` and `hard_negative_ctxs`.
+    """The pairs of a DPR training file: objects with `question`, `positive_ctxs` and `hard_negative_ctxs`.
 
-    Negatives that are also positive passages are left out. Ids are hashes of the texts, so equal passages are
-    one.
+    Negatives that are also positive passages are left out. Ids are hashes of the texts, so equal texts have
+    the same id.
     """
 
     path: str
@@ -50,7 +50,7 @@ def _pairs(item: Any) -> list[PairExample]:
         for name in ("positive_ctxs", "hard_negative_ctxs")
     )
     if not positives:
-        raise MalformedRecord("no passage in 'positive_ctxs'")
+        raise MalformedRecord("'positive_ctxs' has no passage")
     return [
         PairExample(
             text_id(query), query, *text, tuple(n for n in negatives if is_negative(n, text, positives))

@@ -1,4 +1,4 @@
-"""Holds out whole groups of queries and passages that belong together."""
+"""Holds out dev and test pairs, without separating queries and passages that are linked by pairs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import folded
 
-# By default a split has 5 % of the queries, but at least 100 (if that is at most 10 %) and at most AT_MOST.
+# By default a split has 5 % of the queries, but at least 100 (or 10 %, if fewer) and at most AT_MOST.
 SHARE, AT_LEAST, AT_LEAST_SHARE = 0.05, 100, 0.1
 AT_MOST = {"dev": 1_000, "test": 2_000}
 TRAIN = 0
 
 
 def group_key(text: str, seed: int) -> int:
-    """Returns 63 bits of a hash of a text, ignoring case and white space."""
+    """Returns 63 bits of a hash of a text, which ignores case and repeated white space."""
     digest = hashlib.blake2b(folded(text).encode(), digest_size=8, key=seed.to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class HeldOut(NamedTuple):
-    """A split of pairs.
+    """The assignment of P pairs to splits.
 
     Attributes:
-      split: int8 [P]: 0 for training, else 1 + the split's index in `names`.
-      names: the splits that are held out.
-      wanted: requested number of queries of each.
+      split: int8 [P], the split of each pair: 0 for training, else 1 + the split's index in `names`.
+      names: names of the held-out splits.
+      wanted: requested number of queries per held-out split.
       largest: number of queries in the largest group.
     """
 
@@ -47,15 +47,15 @@ def hold_out(
 
     Pairs that share a query or a passage, directly or through other pairs, form a group. A group is never
     divided, so no text is positive in two splits. Groups are taken in the order of their smallest query key,
-    so the order of the pairs does not matter and additional pairs change little. A group larger than what a
-    split still lacks stays in training.
+    so the order of the pairs does not matter and additional pairs change little. A group with more queries
+    than a split still needs stays in training.
 
     Args:
       queries: int64 [P], a number for each distinct query.
       query_keys: int64 [P], from `group_key`.
-      passage_keys: int64 [P], likewise.
-      sizes: split -> number of queries, share below 1, 0, or None for a default; the first split chooses
-        first.
+      passage_keys: int64 [P], from `group_key`.
+      sizes: {split: number of queries, share of the queries below 1, 0, or None for a default}; groups are
+        assigned to the first split first.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -66,7 +66,7 @@ def hold_out(
     edges = coo_array(
         (np.ones(len(key_rows), np.int8), (key_rows, passage_rows + len(keys))), shape=(nodes, nodes)
     )
-    group = connected_components(edges, directed=False)[1][: len(keys)]  # of each key
+    group = connected_components(edges, directed=False)[1][: len(keys)]  # the group of each query key
     # `keys` is sorted, so the first key of a group is its smallest.
     members, first = np.unique(group, return_index=True)
     order = members[np.argsort(first)]
@@ -78,7 +78,8 @@ def hold_out(
     if sum(wanted.values()) >= total:
         requested = " and ".join(f"{size:,} for {name}" for name, size in wanted.items())
         raise UserError(
-            f"{requested} are to be held out of {total:,} distinct queries, which leaves none to train on"
+            f"{requested} would be held out of {total:,} distinct queries, so none would remain to train on:"
+            " give smaller --dev= and --test="
         )
     split_of_group = np.zeros(len(members), np.int8)
     remaining = iter(order)
@@ -94,11 +95,11 @@ def hold_out(
         if lacking == size:
             raise UserError(
                 f"no {name} queries can be held out: the smallest groups of queries that share passages are"
-                f" larger than the {size:,} wanted; give --{name}= a larger number, or 0 for no such split"
+                f" larger than the {size:,} requested; give a larger --{name}=, or 0 for no such split"
             )
         remaining = iter([*passed, *remaining])
     if not np.any(split_of_group == TRAIN):
-        raise UserError("nothing would be left to train on: hold out fewer queries by --dev= and --test=")
+        raise UserError("no pair would remain to train on: hold out fewer queries with --dev= and --test=")
     return HeldOut(split_of_group[group][key_rows], list(wanted), list(wanted.values()), int(counts.max()))
 
 
@@ -107,5 +108,5 @@ def _size(name: str, size: float | None, total: int) -> int:
         few = min(AT_LEAST, math.floor(AT_LEAST_SHARE * total))
         return max(1, min(AT_MOST.get(name, total), max(math.floor(SHARE * total), few)))
     if size < 0 or (size >= 1 and size != int(size)):
-        raise UserError(f"--{name} must be a number of queries, or a share of them below 1, not {size:g}")
+        raise UserError(f"--{name} must be a number of queries, or a share (below 1) of them, not {size:g}")
     return int(size) if size >= 1 else math.ceil(size * total)

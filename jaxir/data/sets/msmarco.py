@@ -1,8 +1,8 @@
-"""MS MARCO passage ranking, as downloaded: collection.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv, id triples.
+"""Reads the files of MS MARCO passage ranking: collection.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv, triples.
 
 The archive collectionandqueries.tar.gz holds the splits "train" and "dev.small" (the 6,980 queries that
-papers report); qrels.dev.tsv and the triples are separate files. `pair_sources.TsvPairs` reads triples of
-*texts* (triples.train.small.tsv).
+papers report); qrels.dev.tsv and the triples of ids are separate downloads. `pair_sources.TsvPairs` reads
+triples of *texts* (triples.train.small.tsv).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from jaxir.storage.files import local_path
 
 
 class MsMarcoFolder:
-    """The downloaded files, each optionally gzipped."""
+    """A folder with the downloaded files of MS MARCO, each optionally gzipped."""
 
     def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
         self.directory, self.on_bad_input = local_path(directory), on_bad_input
@@ -53,7 +53,7 @@ class MsMarcoFolder:
         return (Document(i, "", text) for i, text in read_texts(self._collection, self.on_bad_input))
 
     def queries(self, *splits: str) -> Iterator[Query]:
-        """Yields the distinct queries of splits; a query with two texts is a BadInputError."""
+        """Yields the distinct queries of splits; raises BadInputError for a query id with two texts."""
         known: dict[str, str] = {}
         for path in [self._file("queries", split) for split in splits]:
             for identifier, text in read_texts(path, self.on_bad_input):
@@ -71,9 +71,9 @@ class MsMarcoFolder:
     def collection(
         self, splits: Sequence[str]
     ) -> tuple[Iterable[Document], Iterable[Query], dict[str, Iterator[Qrel]]]:
-        """Returns the passages, the queries of splits, and the judgements of each.
+        """Returns the passages, the queries of `splits`, and the judgements of each split.
 
-        Read them in this order: judgements are checked against the passages and queries read before.
+        Read them in this order: judgements are checked against the passages and queries already read.
         """
         documents, queries = _Noted(self.documents()), _Noted(self.queries(*splits))
         known = {"query_ids": queries, "document_ids": documents}
@@ -86,7 +86,7 @@ class MsMarcoFolder:
         )
 
     def triples(self, path: str | Path, split: str, max_negatives: int) -> Iterator[PairExample]:
-        """Yields a pair, with its first negatives, for each run of lines of one query and relevant passage.
+        """Yields a pair with negatives for each series of lines with the same query and relevant passage.
 
         A line has the ids of a query, a relevant passage and an irrelevant passage, separated by tabs.
         """
@@ -100,9 +100,9 @@ class MsMarcoFolder:
                 raise MalformedRecord(expected, f"but found {len(ids)}")
             noted = "triples of queries or passages that the collection lacks, left out"
             if ids[0] not in queries:
-                raise OddRecord("an unknown query", repr(ids[0]), noted=noted)
+                raise OddRecord("unknown query", repr(ids[0]), noted=noted)
             if unknown := next((i for i in ids[1:] if i not in passages), None):
-                raise OddRecord("an unknown passage", repr(unknown), noted=noted)
+                raise OddRecord("unknown passage", repr(unknown), noted=noted)
             return ids
 
         triples = parsed_lines(path, parse, self.on_bad_input)
@@ -120,7 +120,7 @@ class MsMarcoFolder:
 
 
 class _Noted:
-    """Documents or queries that are read once; remembers hashes of their ids, 8 bytes each."""
+    """An iterator over documents or queries that remembers a hash of each id, in 8 bytes."""
 
     def __init__(self, items: Iterator[Document] | Iterator[Query]):
         self._items, self._read = items, array.array("q")
@@ -142,11 +142,11 @@ class _Noted:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MsMarcoPairs(PairSource):
-    """The judged (query, passage) pairs of one split.
+    """The relevant (query, passage) pairs of one split of MS MARCO.
 
     Attributes:
-      directory: the downloaded files.
-      split: "train", "dev.small" or another that has queries.SPLIT.tsv and qrels.SPLIT.tsv.
+      directory: folder with the downloaded files.
+      split: "train", "dev.small" or another split that has queries.SPLIT.tsv and qrels.SPLIT.tsv.
     """
 
     directory: str
@@ -161,15 +161,15 @@ class MsMarcoPairs(PairSource):
 class MsMarcoTriples(PairSource):
     """Pairs with hard negatives, from triples of ids such as qidpidtriples.train.full.2.tsv.gz.
 
-    Consecutive lines with the same query and relevant passage are one pair. The whole collection is held in
-    memory while they are read (about 5 GB).
+    Consecutive lines with the same query and relevant passage become one pair. While the triples are read,
+    memory holds the entire collection (about 5 GB).
 
     Attributes:
-      directory: the downloaded files.
+      directory: folder with the downloaded files.
       triples: the file of triples; a relative path starts at `directory`.
       split: the split with the triples' queries.
-      max_negatives: number of negatives kept of each pair, the first ones. The whole file has hundreds of
-        each.
+      max_negatives: maximum number of negatives per pair; the first ones are kept. The file has hundreds
+        per pair.
     """
 
     directory: str

@@ -1,13 +1,13 @@
 """MultiReQA (Guo et al. 2021): questions and the sentences that answer them.
 
-It needs two files. In the MRQA 2019 file (SQuAD.jsonl.gz ...) the first line is a header, and every other
+Two files are needed. In the MRQA 2019 file (SQuAD.jsonl.gz ...) the first line is a header, and every other
 line has a context with its questions. Answer spans are characters [start, end], both inclusive. MultiReQA's
 file (candidates.json.gz) splits contexts into sentences. Its `candidate_id` is the data set's name, "_", the
 ids of all questions of the context joined by "/", and a number. `response_start` and `response_end` are
-characters, the end exclusive. (This was observed in the released files; the README says less.)
+characters, the end exclusive. (The released files show this format; the README omits most of it.)
 
 A sentence is relevant to a question if a detected answer overlaps it. Questions with equal texts are one
-question, with the id of the first. Moiseev et al. 2023 (table 4) count distinct texts of test questions, too.
+question, with the first one's id. Moiseev et al. 2023 (table 4) also count distinct texts of test questions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_ANSWER = "question without an answer sentence"
 
 
 class Span(NamedTuple):
-    """Characters [start, end) of a context."""
+    """Positions of a text in its context, in characters: [start, end), the end exclusive."""
 
     start: int
     end: int
@@ -48,14 +48,14 @@ class Question(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """A candidate answer: its id and its span in the context."""
+    """A candidate answer: the sentence's id and its span in the context."""
 
     id: str
     span: Span
 
 
 class Context(NamedTuple):
-    """A text with questions and, if MultiReQA has them, its sentences; `place` is its file and line."""
+    """A text with questions and its sentences, if MultiReQA has them; `place` is the text's (file, line)."""
 
     place: tuple[str, int]
     text: str
@@ -64,7 +64,7 @@ class Context(NamedTuple):
 
 
 class Boundaries:
-    """The sentences of a candidates.json[.gz], indexed by the question ids of their contexts."""
+    """The spans of the sentences in a candidates.json[.gz], by the question ids of their contexts."""
 
     def __init__(self, path: str, on_bad_input: OnBadInput):
         self._prefixes: list[str] = []
@@ -81,7 +81,7 @@ class Boundaries:
                 raise MalformedRecord("candidate_id is not NAME_QUESTION/.../_NUMBER:", f"{identifier!r:.80}")
             span = Span(_integer(record, "response_start"), _integer(record, "response_end"))
             if not 0 <= span.start < span.end:
-                raise MalformedRecord("a sentence must end after it starts:", f"{span.start} to {span.end}")
+                raise MalformedRecord("a sentence has a wrong span:", f"{span.start} to {span.end}")
             group = group_of_prefix.get(prefix)
             if group is None:
                 if taken := [q for q in questions if q in self._group_of_question]:
@@ -99,7 +99,7 @@ class Boundaries:
             pass
 
     def of(self, text: str, question_ids: Iterable[str]) -> tuple[Sentence, ...]:
-        """Returns the sentences of a context in order; a sentence beyond its end is malformed."""
+        """Returns the sentences of a context in order; raises MalformedRecord if one ends beyond `text`."""
         groups = {self._group_of_question[q] for q in question_ids if q in self._group_of_question}
         found = [
             Sentence(f"{self._prefixes[group]}/_{suffix}", span)
@@ -114,19 +114,19 @@ class Boundaries:
 
 
 class _MultiReqa(AnswerSource):
-    """Contexts as (question, answer sentence) pairs. A kind defines `contexts`."""
+    """Contexts as (question, answer sentence) pairs. A subclass defines `contexts`."""
 
     candidates: str
     with_context: bool
 
     @abc.abstractmethod
     def contexts(self, boundaries: Boundaries, on_bad_input: OnBadInput) -> Iterator[Context]:
-        """Yields the contexts."""
+        """Yields the contexts of the data set."""
 
     def judged(self, on_bad_input: OnBadInput) -> Iterator[tuple[Iterable[Document], list[PairExample]]]:
-        """Yields the sentences of contexts, and each (question, answer sentence) pair once.
+        """Yields for each context its sentences and its new (question, answer sentence) pairs.
 
-        A context whose sentences belong to another question with the same context text comes last.
+        Contexts without their own sentences, which use those of an equal context text, come last.
         """
         boundaries = Boundaries(self.candidates, on_bad_input)
         questions = _Questions(on_bad_input)
@@ -158,7 +158,7 @@ class _MultiReqa(AnswerSource):
 
 
 class _Questions:
-    """The questions so far: equal texts are one question, and each (question, sentence) pair comes once."""
+    """The questions read so far: equal texts are one question, and repeated pairs are dropped."""
 
     def __init__(self, on_bad_input: OnBadInput):
         self._on_bad_input = on_bad_input
@@ -168,12 +168,10 @@ class _Questions:
         self._places: dict[str, tuple[str, int]] = {}
 
     def answered(self, context: Context) -> Iterator[tuple[Query, Sentence]]:
-        """Yields the questions of a context with their answer sentences, without earlier pairs."""
+        """Yields the (question, answer sentence) pairs of a context, without pairs yielded before."""
         for question in context.questions:
             if self._text_of_id.setdefault(question.id, question.text) != question.text:
-                self._on_bad_input.record(
-                    *context.place, "a question id has two questions:", repr(question.id)
-                )
+                self._on_bad_input.record(*context.place, "a question id has two texts:", repr(question.id))
                 continue
             query = self._query_of_text.setdefault(question.text, Query(question.id, question.text))
             self._places.setdefault(query.id, context.place)
@@ -195,9 +193,9 @@ class MultiReqaPairs(_MultiReqa):
     """(question, answer sentence) pairs of one data set and split.
 
     Attributes:
-      mrqa: the MRQA file, such as train/SQuAD.jsonl.gz.
-      candidates: MultiReQA's sentences of it, such as data/train/SQuAD/candidates.json.gz.
-      with_context: whether a passage is the sentence followed by its whole context, or the sentence alone.
+      mrqa: file of MRQA with contexts and questions, such as train/SQuAD.jsonl.gz.
+      candidates: file of MultiReQA with the sentences, such as data/train/SQuAD/candidates.json.gz.
+      with_context: whether a passage is the sentence followed by its context, or only the sentence.
     """
 
     mrqa: str
@@ -219,16 +217,16 @@ class MultiReqaPairs(_MultiReqa):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TfdsMultiReqaPairs(_MultiReqa):
-    """The same as `MultiReqaPairs`, with the contexts from TFDS.
+    """Like `MultiReqaPairs`, with the contexts and questions from TFDS.
 
     TFDS strips contexts, so sentence boundaries are wrong if a context starts with white space.
 
     Attributes:
       name: "mrqa/squad", "mrqa/natural_questions", "mrqa/trivia_qa", "mrqa/search_qa", ...
       split: TFDS's split: "train" or "validation".
-      candidates: MultiReQA's sentences, such as data/train/SQuAD/candidates.json.gz.
-      data_dir: TFDS's data directory; its default if None.
-      with_context: whether a passage is the sentence followed by its whole context, or the sentence alone.
+      candidates: file of MultiReQA with the sentences, such as data/train/SQuAD/candidates.json.gz.
+      data_dir: TFDS's data directory; None: TFDS's default.
+      with_context: whether a passage is the sentence followed by its context, or only the sentence.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Natural Questions (Kwiatkowski et al. 2019): questions and their long answers (paragraphs, tables, lists).
+"""Reads Natural Questions (Kwiatkowski et al. 2019): questions and long answers (paragraphs, tables, lists).
 
 The sources are the simplified files (v1.0-simplified_simplified-nq-train.jsonl.gz with `document_text`,
 v1.0-simplified_nq-dev-all.jsonl.gz with `document_tokens`) or TFDS's "natural_questions/default". The NQ of
-Moiseev et al. 2023 is MultiReQA's (`multireqa`), and DPR has another (`dpr`).
+Moiseev et al. 2023 is a different set, MultiReQA's (`multireqa`), and DPR has its own (`dpr`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Example(NamedTuple):
     """A question about a page.
 
     Attributes:
-      place: its file (or TFDS's data set and split) and line.
+      place: the file (or TFDS's data set and split) and the line of the question.
       query: the question.
-      answers: the distinct long answers of its annotators; may be empty.
+      answers: the distinct long answers that annotators chose; may be empty.
       candidates: possible answers: the page's top-level paragraphs, tables and lists.
     """
 
@@ -46,11 +46,11 @@ class Example(NamedTuple):
 
 
 class _NaturalQuestions(AnswerSource):
-    """(question, long answer) pairs. A kind defines `questions`."""
+    """(question, long answer) pairs. A subclass defines `questions`."""
 
     @abc.abstractmethod
     def questions(self, on_bad_input: OnBadInput) -> Iterator[Example]:
-        """Yields the questions."""
+        """Yields the questions of the data set with their answers."""
 
     def judged(self, on_bad_input: OnBadInput) -> Iterator[tuple[Iterable[Document], list[PairExample]]]:
         for example in self.questions(on_bad_input):
@@ -81,7 +81,7 @@ class TfdsNaturalQuestionsPairs(_NaturalQuestions):
 
     Attributes:
       split: "train" or "validation".
-      data_dir: TFDS's data directory; its default if None.
+      data_dir: TFDS's data directory; None: TFDS's default.
     """
 
     split: str = "train"
@@ -101,14 +101,14 @@ class TfdsNaturalQuestionsPairs(_NaturalQuestions):
 
 
 class _Page:
-    """The tokens of a page, and which of them are tags."""
+    """The tokens of a Wikipedia page, and whether each is an HTML tag."""
 
     def __init__(self, title: str, tokens: list[str], is_html: list[bool]):
         self.tokens, self.is_html = tokens, is_html
         self.title = title or self._heading()
 
     def passages(self, spans: list[tuple[int, int]]) -> tuple[Document, ...]:
-        """Returns the distinct, non-empty texts of spans of tokens; a span from -1 means no answer."""
+        """Returns the distinct, non-empty texts of token spans; a span that starts at -1 means no answer."""
         found = {}
         for start, end in spans:
             if start < 0:
@@ -145,7 +145,7 @@ def _example(record: dict[str, Any], place: tuple[str, int], seen: dict[str, int
         tokens = [string_field(item, "token") for item in items]
         is_html = [bool(item.get("html_token")) for item in items]
         if not tokens:
-            raise MalformedRecord("neither 'document_text' nor 'document_tokens'")
+            raise MalformedRecord("it has neither 'document_text' nor 'document_tokens'")
     page = _Page(string_field(record, "document_title", ""), tokens, is_html)
     annotations = [as_object(item, "annotations") for item in list_field(record, "annotations")]
     answers = [

@@ -14,7 +14,7 @@ from jaxir.storage.files import local_path
 
 
 class Pairs(PairSource):
-    """Queries and a passage that answers each. Equal texts are one text: they are not each other's negatives.
+    """Pairs of a query and a passage that answers it. Equal texts are never used as each other's negatives.
 
         Pairs(["how do I undo a commit?"], ["git revert makes a new commit that ..."])
         Pairs.read("faq.csv")
@@ -22,12 +22,12 @@ class Pairs(PairSource):
     Attributes:
       queries: N texts.
       passages: N texts.
-      negatives: N lists of passages that do not answer the query; each may be empty.
+      negatives: N lists of passages that do not answer the query; a list may be empty.
 
     Args:
       queries: N texts.
       passages: N texts.
-      negatives: N lists as above; None for none.
+      negatives: N lists of passages that do not answer the query; None: empty lists.
 
     Raises:
       UserError: lists are empty or of unequal length, or an item is not a text.
@@ -41,21 +41,21 @@ class Pairs(PairSource):
     ):
         for number, texts in enumerate(() if negatives is None else negatives):
             if isinstance(texts, str) or not isinstance(texts, Iterable):
-                raise UserError(f"pair {number}: its negatives must be a list of texts, not {texts!r:.40}")
+                raise UserError(f"pair {number}: the negatives must be a list of texts, not {texts!r:.40}")
         self.queries, self.passages = list(queries), list(passages)
         self.negatives = [[] for _ in self.queries] if negatives is None else [list(n) for n in negatives]
         if not len(self.queries) == len(self.passages) == len(self.negatives):
             raise UserError(
                 f"{len(self.queries):,} queries, {len(self.passages):,} passages and {len(self.negatives):,}"
-                " lists of negatives: there must be one passage for each query"
+                " lists of negatives were given: give one passage (and one list of negatives) per query"
             )
         if not self.queries:
-            raise UserError("there are no pairs")
+            raise UserError("queries and passages are empty: give at least one pair")
         for number, texts in enumerate(zip(self.queries, self.passages, self.negatives, strict=True)):
             query, passage, negatives = texts
             for name, text in (("query", query), ("passage", passage), *(("negative", n) for n in negatives)):
                 if not isinstance(text, str) or not has_text(text):
-                    raise UserError(f"pair {number}: its {name} must be a text, not {text!r:.40}")
+                    raise UserError(f"pair {number}: the {name} must be a text, not {text!r:.40}")
 
     @classmethod
     def read(
@@ -68,19 +68,19 @@ class Pairs(PairSource):
         title: str | None = None,
         on_bad_input: Policy = "stop",
     ) -> Pairs:
-        """Reads a JSONL, TSV, CSV (also gzipped) or Parquet file, as `jaxir.prepare` reads pairs:FILE.
+        """Reads pairs from a JSONL, TSV, CSV (also gzipped) or Parquet file, like `jaxir.prepare`.
 
         Args:
           path: the file.
-          query: the column of the queries; None: the one with a usual name, such as question.
-          passage: the column of the passages; None: the one called passage, answer, ...
-          negatives: the column of irrelevant passages; None: the one with a usual name, if any.
-          title: the column of the passages' titles; None: the one with a usual name, if any.
+          query: the column of the queries; None: the column with a usual name, such as question.
+          passage: the column of the passages; None: the column with a usual name, such as answer.
+          negatives: the column of irrelevant passages; None: the column with a usual name, if any.
+          title: the column of the passages' titles; None: the column with a usual name, if any.
           on_bad_input: stop at the first malformed record, or skip and count them.
 
         Raises:
-          BadInputError: a malformed record.
-          UserError: the file or a column does not exist, or no column or several columns match.
+          BadInputError: a record is malformed.
+          UserError: the file or a column does not exist, or not exactly one column has a usual name.
         """
         columns = PairColumns(query=query, passage=passage, negatives=negatives, title=title)
         collector = OnBadInput(on_bad_input)
@@ -98,7 +98,7 @@ class Pairs(PairSource):
         return cls(queries, passages, list(found.values()))
 
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
-        """Yields the pairs, with hashes of the texts as ids."""
+        """Yields the pairs; the ids are hashes of the texts."""
         for query, passage, negatives in zip(self.queries, self.passages, self.negatives, strict=True):
             yield PairExample(
                 text_id(query), query, text_id(passage), passage, tuple((text_id(n), n) for n in negatives)

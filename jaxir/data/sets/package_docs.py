@@ -1,7 +1,7 @@
-"""The documentation of the installed Python packages, as text that any machine has.
+"""Training data from the documentation of the installed Python packages, which needs no download.
 
-For each documented public function, class and module, the query is the summary line of its docstring. The
-passage is its name, signature and the rest of the docstring. Sources are parsed, never imported.
+For each documented public function, class and module, the query is the summary line of the docstring. The
+passage is the name, the signature and the rest of the docstring. Sources are parsed, never imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxir.data.sets.collection_files import write_collection
 from jaxir.data.sets.docstrings import SPLITS, Entry, normal
 from jaxir.storage.files import atomic_directory
 
-# Tools of the environment, which differ from machine to machine.
+# jaxir itself, and packaging tools and tests, which differ from machine to machine.
 _SKIPPED_PACKAGES = frozenset(
     {"jaxir", "pip", "setuptools", "pkg_resources", "wheel", "_distutils_hack", "idlelib", "lib2to3"}
     | {"turtledemo", "ensurepip", "test"}
@@ -37,21 +37,21 @@ _SKIPPED_DIRECTORIES = frozenset(
     {"test", "tests", "_tests", "site-packages", "dist-packages", "__pycache__", "third_party"}
     | {"vendor", "_vendor", "vendored", "_vendored", "_vendored_packages", "extern", "externals"}
 )
-# Tests, generated code, and one large package's models, which are copies of each other.
+# Tests and generated code; and the models of transformers, whose docstrings are copies of each other.
 _SKIPPED_FILE = re.compile(r"(test_.*|.*_test|.*_tests|conftest|gen_.*|.*_gen|.*_generated|.*_pb2)\.py")
 _SKIPPED_MODULE = re.compile(r"transformers\.models\..*|pydoc_data\.topics")
 
-FEWEST = 500  # files from which several processes are faster; one process reads 200 files a second
-MOST = 16  # processes
+FEWEST = 500  # minimum files for which several processes are faster; one reads 200 files a second
+MOST = 16  # maximum number of processes
 _CHILD = "from jaxir.data.sets import package_docs; package_docs.work()"
 
 
 def collect(roots: Iterable[Path] | None = None) -> list[Entry]:
-    """Returns the entries of all packages under `roots` (default: those of this interpreter), by name.
+    """Returns the entries of all packages under `roots` (default: this interpreter's), sorted by name.
 
-    Entries are duplicates if their summaries, or the rests of their docstrings, have the same words. One is
-    kept: from a test package, else from a dev package, else the first by name. So training sees no held-out
-    text.
+    Entries are duplicates if their summaries, or the rests of their docstrings, have the same words. Only
+    one duplicate is kept: from a test package, else from a dev package, else the first by name. So no
+    held-out text is trained on.
     """
     return _collect(tuple(installed_roots() if roots is None else roots))
 
@@ -73,10 +73,10 @@ def read_pairs(split: str) -> Iterator[PairExample]:
 def write_beir(output: str | Path, entries: list[Entry]) -> None:
     """Writes a BEIR folder of all entries with qrels/{train,dev,test}.tsv.
 
-    Its subfolders dev/ and test/ are BEIR folders of the held-out packages alone.
+    Its subfolders dev/ and test/ are BEIR folders of only the held-out packages.
     """
     if not entries:
-        raise UserError("no documented function, class or module was found in the installed packages")
+        raise UserError("the installed packages have no documented function, class or module: install more")
     with atomic_directory(output) as folder:
         _write_folder(folder, entries, SPLITS)
         for split in ("dev", "test"):
@@ -117,7 +117,7 @@ def _collect(roots: tuple[Path, ...]) -> list[Entry]:
 
 
 def _modules(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yields (dotted name, file) of the modules under `root`, without tests, generated code and tools."""
+    """Yields (dotted name, file) of the modules under `root`, except tests, generated code and tools."""
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).parts
         names = [*parts[:-1], path.stem] if path.stem != "__init__" else list(parts[:-1])
@@ -133,7 +133,7 @@ def _modules(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def read_files(files: Sequence[tuple[str, Path]]) -> Iterator[list[Entry]]:
-    """Yields the entries of each (module's dotted name, file), in order; uses several processes."""
+    """Yields the entries of each of `files`, (dotted name, path), in order; uses several processes."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(available, MOST)
     if count == 1 or len(files) < FEWEST:
@@ -157,13 +157,13 @@ def read_files(files: Sequence[tuple[str, Path]]) -> Iterator[list[Entry]]:
             try:
                 yield pickle.load(worker.stdout)
             except EOFError:
-                raise UserError(f"a process that read docstrings ended with status {worker.wait()}") from None
+                raise UserError(f"a docstring reader ended with status {worker.wait()}: run again") from None
 
 
 def work() -> None:
-    """Reads files from standard input, as `read_files` has written them, and writes the entries of each.
+    """Reads a list of files from stdin, which `read_files` wrote, and writes the entries of each to stdout.
 
-    The process ends at the next file after its parent ended. Only the parent receives a terminal's Ctrl-C.
+    Ends at the next file after the parent process has ended. Only the parent receives a terminal's Ctrl-C.
     """
     files = pickle.load(sys.stdin.buffer)
     gc.disable()  # syntax trees have no cycles, and the collector takes a fifth of the time

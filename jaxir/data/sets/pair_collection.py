@@ -1,4 +1,4 @@
-"""Makes a BEIR folder with held-out splits from the user's own pairs."""
+"""Writes a BEIR folder with held-out splits from the user's own pairs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TRAIN = "train"
 
 
 class Prepared(NamedTuple):
-    """The folder made from a file of pairs.
+    """What `write_pairs` wrote into a BEIR folder.
 
     Attributes:
-      counts: numbers of written records.
-      queries: distinct queries of each split.
-      held_out: the split of the pairs.
-      with_negatives: pairs in negatives.jsonl; 0 if there is no such file.
-      example: a training pair.
+      counts: numbers of documents, queries and judgements.
+      queries: {split: number of distinct queries}.
+      held_out: the assignment of the pairs to splits.
+      with_negatives: number of pairs in negatives.jsonl; 0 if the folder has no such file.
+      example: a training pair, for messages.
     """
 
     counts: Counts
@@ -49,8 +49,8 @@ def write_pairs(
 ) -> Prepared:
     """Writes corpus.jsonl, queries.jsonl and qrels/{train,dev,test}.tsv into an existing empty `folder`.
 
-    The file is read twice, and memory holds only hashes of its texts. Negatives become documents, too, and
-    negatives.jsonl gets the training pairs that have some, in Tevatron's format. A pair repeated with other
+    The file is read twice, and memory holds only hashes of its texts. Negatives become documents, too.
+    negatives.jsonl has the training pairs with negatives, in Tevatron's format; a pair repeated with other
     negatives has several lines. Negatives that are relevant to their query in another pair are left out.
     `dev` and `test` are sizes for `holdout.hold_out`; `seed` determines the choice of held-out groups.
     """
@@ -68,7 +68,7 @@ def write_pairs(
     again = progress(
         table.pairs(OnBadInput("skip")), what="writing pairs", unit="pairs", total=len(held_out.split)
     )
-    written: set[int] = set()  # hashes of the folder's contents
+    written: set[int] = set()  # hashes of the ids of queries, documents and pairs already written
 
     def is_new(*what: str) -> bool:
         size = len(written)

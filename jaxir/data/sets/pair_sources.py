@@ -1,6 +1,6 @@
 """Sources of training pairs.
 
-Files may be gzipped. A file with two texts for one id is malformed, because duplicate masking compares ids.
+Files may be gzipped. An id with two texts is an error, because duplicate masking compares ids, not texts.
 Sources of published collections have their own modules: `msmarco`, `multireqa`, `natural_questions`, `dpr`,
 `tfds_beir`.
 """
@@ -48,11 +48,11 @@ Text = tuple[str, str]  # id, text
 
 
 class PairSource(RecordSource):
-    """Pairs with optional negatives: the fields query, passage, negatives. A kind defines `examples`."""
+    """Pairs with the fields query, passage and (optional) negatives. A subclass defines `examples`."""
 
     @abc.abstractmethod
     def examples(self, on_bad_input: OnBadInput | Policy) -> Iterator[PairExample]:
-        """Yields the pairs."""
+        """Yields the pairs as `PairExample`s."""
 
     def records(self, on_bad_input: OnBadInput | Policy) -> Iterator[Record]:
         for number, example in enumerate(self.examples(on_bad_input)):
@@ -65,11 +65,11 @@ class PairSource(RecordSource):
 
 
 class AnswerSource(PairSource):
-    """Questions, and passages that may answer them. A kind defines `judged`."""
+    """Questions, and passages that may answer them. A subclass defines `judged`."""
 
     @abc.abstractmethod
     def judged(self, on_bad_input: OnBadInput) -> Iterator[tuple[Iterable[Document], list[PairExample]]]:
-        """Yields passages to search among, and the pairs with some of them, text by text."""
+        """Yields for each source text its passages, and the (question, passage) pairs among them."""
 
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
         return itertools.chain.from_iterable(pairs for _, pairs in self.judged(on_bad_input))
@@ -101,7 +101,7 @@ class AnswerSource(PairSource):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BeirPairs(PairSource):
-    """The relevant judgements of one split of a BEIR folder."""
+    """The (query, relevant document) pairs of one split of a BEIR folder."""
 
     directory: str
     split: str = "train"
@@ -111,24 +111,24 @@ class BeirPairs(PairSource):
 
 
 def dev_pairs(directory: str, split: str | None) -> BeirPairs | None:
-    """Returns the pairs of a BEIR folder to evaluate on while training; None for no split."""
+    """Returns the pairs of a BEIR folder to evaluate on while training; None if `split` is None."""
     if split is None:
         return None
     splits = splits_in(Path(str(directory).removeprefix("beir:")) / "qrels", "")
     if splits and split not in splits:
         others = [name for name in splits if name != "train"]
-        take = f"--dev_split={others[0]} evaluates on another, " if others else ""
+        take = f"--dev_split={others[0]} evaluates on another split, " if others else ""
         raise UserError(
             f"{directory} has no split {split!r} (has: {', '.join(splits)}) to evaluate on while training"
-            f"{suggest(split, others)}: {take}--dev_split=None evaluates nothing; from your own pairs,"
-            f" jaxir.prepare --dataset=pairs:FILE --dev=0.1 holds some out"
+            f"{suggest(split, others)}: {take}--dev_split=None evaluates on none; to hold out a dev split of"
+            f" your own pairs, run jaxir.prepare --dataset=pairs:FILE --dev=0.1"
         )
     return BeirPairs(directory=directory, split=split)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JsonlPairs(PairSource):
-    """Lines such as {"query": "...", "passage": "...", "negatives": ["...", ...]}.
+    """Pairs from lines such as {"query": "...", "passage": "...", "negatives": ["...", ...]}.
 
     Optional: `query_id`, `passage_id` (default: a hash of the text) and `negatives`, a list of texts or of
     objects {"passage_id": "...", "passage": "..."}.
@@ -143,7 +143,7 @@ class JsonlPairs(PairSource):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParquetPairs(PairSource):
-    """A Parquet file, whose columns are the fields of `JsonlPairs`, read some thousand rows at a time."""
+    """Pairs from a Parquet file whose columns are the fields of `JsonlPairs`, read 4,096 rows at a time."""
 
     path: str
 
@@ -167,7 +167,7 @@ def _pair(record: dict[str, Any], ids: Ids, number: int) -> PairExample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TsvPairs(PairSource):
-    """Lines of query<TAB>passage[<TAB>negative...], such as MS MARCO's triples.train.small.tsv.
+    """Pairs from lines query<TAB>passage[<TAB>negative...], such as MS MARCO's triples.train.small.tsv.
 
     Ids are hashes of the texts.
     """
@@ -181,7 +181,7 @@ class TsvPairs(PairSource):
                 expected = "expected query<TAB>passage[<TAB>negative...]"
                 raise MalformedRecord(expected, "but the line has no tab")
             if not all(found := list(map(has_text, texts))):
-                raise MalformedRecord("an empty column", f"(number {found.index(False) + 1})")
+                raise MalformedRecord("an empty column", f"(column {found.index(False) + 1})")
             if number == 1:
                 check_no_header(*texts[:2])
             query, passage, *negatives = ((text_id(text), text) for text in texts)
@@ -192,13 +192,13 @@ class TsvPairs(PairSource):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TevatronPairs(PairSource):
-    """Lines in Tevatron's format, such as
+    """Pairs from lines in Tevatron's format, such as
 
         {"query_id": "...", "query": "...", "positive_passages": [{"docid", "title", "text"}, ...],
          "negative_passages": [{"docid", "title", "text"}, ...]}
 
-    `title` and `negative_passages` are optional. Each pair has all negatives of its line that are not also
-    positive. If all passages have a `score` (as `jaxir.mine --teacher` writes), each pair has the scores.
+    `title` and `negative_passages` are optional. Each pair has all negatives of its line, except those that
+    are also positive. If all passages have a `score` (from `jaxir.mine --teacher`), each pair has scores.
     """
 
     path: str
@@ -215,7 +215,7 @@ class TevatronPairs(PairSource):
                 for name in ("positive_passages", "negative_passages")
             )
             if not positives:
-                raise MalformedRecord("no passage in 'positive_passages'")
+                raise MalformedRecord("'positive_passages' has no passage")
             every = [text for text, _ in positives]
             found = []
             for text, score in positives:
@@ -233,7 +233,7 @@ def _tevatron_passage(ids: Ids, item: Any, field: str, number: int) -> tuple[Tex
     record = as_object(item, field)
     score = record.get("score")
     if score is not None and not fits(score, float):
-        raise MalformedRecord(f"a passage of {field!r} has a score that is no number:", repr(score))
+        raise MalformedRecord(f"a passage of {field!r} has a score that is not a number:", repr(score))
     text = joined(string_field(record, "title", ""), string_field(record, "text"))
     if not has_text(text):
         raise MalformedRecord(f"a passage of {field!r} has neither title nor text")
@@ -241,16 +241,17 @@ def _tevatron_passage(ids: Ids, item: Any, field: str, number: int) -> tuple[Tex
 
 
 def is_negative(text: Text, passage: Text, positives: Sequence[Text]) -> bool:
-    """Whether a text may be a pair's negative: it is no other positive passage of the query.
+    """Returns whether a text may be a pair's negative: it is not another positive passage of the query.
 
-    Readers of the pairs drop negatives equal to the pair's own passage, as both may be equal only once cut.
+    Negatives equal to the pair's own passage are dropped later, because two texts may become equal when
+    they are truncated.
     """
     return text[1] == passage[1] or all(text[1] != other for _, other in positives)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PydocsPairs(PairSource):
-    """The documentation of the installed Python packages: "train", "dev" or "test" packages."""
+    """Pairs from the documentation of the installed Python packages; see `package_docs`."""
 
     split: str = "train"
 

@@ -1,4 +1,4 @@
-"""Single texts without labels, and pairs of source and target texts."""
+"""Training data of single texts without labels, and of source and target texts."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _TABLES = tuple(ending for ending in KINDS if ending != ".jsonl")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Texts(RecordSource):
-    """Texts: the field `text`. Equal texts are one text.
+    """Single texts, with the field `text`. Repeated texts have the same id.
 
     Attributes:
-      path: a file with a text on each line; a .jsonl[.gz] of documents (`_id`, `text`, optional `title`), as
-        the corpus of a BEIR folder; or a folder with such a corpus.
-      sentences: whether each text is split into sentences (`jaxir.data.text.sentences`). A record is then a
-        sentence, `text`, and the next one, `next_text`, which is empty after a text's last sentence.
+      path: a file with one text per line; a .jsonl[.gz] of documents (`_id`, `text`, optional `title`), like
+        the corpus of a BEIR folder; or a folder with such a corpus.jsonl[.gz].
+      sentences: whether each text is split into sentences (`jaxir.data.text.sentences`). A record then has
+        a sentence, `text`, and the sentence after it, `next_text`, which is "" for a text's last sentence.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Texts(RecordSource):
             place = find_file(place, "corpus.jsonl", "a folder with a corpus")
         elif place.name.lower().removesuffix(".gz").endswith(_TABLES):
             raise UserError(
-                f"{self.path}: texts are read from a file with a text on each line (.txt), a .jsonl of"
+                f"{self.path}: texts are read from a file with one text per line (.txt), a .jsonl of"
                 " documents (_id, text) or a folder with such a corpus.jsonl, not from a table. From a table"
                 f" of pairs, jaxir.prepare --dataset=pairs:{self.path} --output=DIR makes such a folder"
             )
@@ -64,7 +64,7 @@ class Texts(RecordSource):
 
 
 def named(text: str) -> tuple[str, str]:
-    """Returns a text with its id, which is the text: losses do not use two texts with one id as negatives."""
+    """Returns (id, text) with the text as id: losses never use texts with equal ids as negatives."""
     return text, text
 
 
@@ -76,17 +76,17 @@ def _sentences(texts: Iterable[str]) -> Iterator[Record]:
 
 
 def dev_targets(path: str | None) -> SourcesAndTargets | None:
-    """Returns the targets that evaluate a generator while it trains; None without a file."""
+    """Returns the sources and targets to evaluate a generator on while training; None if `path` is None."""
     return None if path is None else SourcesAndTargets(path=path)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourcesAndTargets(RecordSource):
-    """Sources and the targets that a generator learns to write for them: the fields `source` and `target`.
+    """Source texts and the targets that a generator learns to write, with the fields `source` and `target`.
 
     Attributes:
-      path: a .jsonl[.gz] of {"source", "target"}; or, as in GAR, a NAME.source[.gz] with a text on each line,
-        beside a NAME.target[.gz].
+      path: a .jsonl[.gz] of {"source", "target"}; or, as in GAR, a NAME.source[.gz] with one text per line,
+        and in the same folder NAME.target[.gz].
     """
 
     path: str
@@ -108,7 +108,7 @@ def _lines_of_two(sources: Path, on_bad_input: OnBadInput) -> Iterator[Record]:
     for number, pair in enumerate(both, 1):
         if None in pair:
             short, long = (sources, targets) if pair[0] is None else (targets, sources)
-            raise BadInputError(short, None, f"the file has {number - 1:,} lines, but {long.name} has more")
+            raise BadInputError(short, None, f"the file has {number - 1:,} lines, fewer than {long.name}")
         record = {}
         for name, path, (_, raw) in zip(("source", "target"), (sources, targets), pair, strict=True):
             try:

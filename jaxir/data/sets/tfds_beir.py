@@ -1,4 +1,4 @@
-"""BEIR's data sets as TensorFlow Datasets prepares them: "beir/scifact", "beir/msmarco", ..."""
+"""Reads BEIR's data sets as TensorFlow Datasets prepares them: "beir/scifact", "beir/msmarco", ..."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from jaxir.data.sets.tfds_records import read_tfds
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TfdsBeirPairs(PairSource):
-    """The relevant judgements of one split.
+    """The (query, relevant document) pairs of one split of a BEIR data set in TFDS.
 
     Attributes:
-      name: "beir/" and one of TFDS's configurations.
-      split: "train", "validation" or "test"; not every set has each.
-      data_dir: TFDS's data directory; its default if None.
+      name: "beir/" and one of TFDS's configurations, such as "beir/scifact".
+      split: "train", "validation" or "test"; not every data set has all three.
+      data_dir: TFDS's data directory; None: TFDS's default.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TfdsBeirPairs(PairSource):
 
 
 class TfdsBeir:
-    """A whole data set: the splits "passage", "query" and those of the judgements."""
+    """A BEIR data set in TFDS: the splits "passage" and "query", and one for each split of judgements."""
 
     def __init__(self, name: str, data_dir: str | None, on_bad_input: OnBadInput | Policy = "stop"):
         self._where, self._on_bad_input = (name, data_dir), on_bad_input

@@ -1,4 +1,4 @@
-"""Records of data sets that TensorFlow Datasets has prepared. Nothing is downloaded."""
+"""Reads records of data sets that TensorFlow Datasets has already prepared. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def read_tfds(
     parse: Callable[[dict[str, Any], int], T | None],
     on_bad_input: OnBadInput | Policy = "stop",
 ) -> Iterator[T]:
-    """Yields `parse(record, number)` for each record of a split, in stored order, unless it is None.
+    """Yields the results of `parse(record, number)` that are not None, in the stored order of the records.
 
     Args:
-      name: "beir/scifact", "mrqa/squad", ...
-      split: one of its splits.
-      data_dir: TFDS's data directory; its default (~/tensorflow_datasets) if None.
-      parse: takes a record, made of str, int, float, bool, lists and dicts, and its number, from 1 on.
+      name: TFDS's name of the data set, such as "beir/scifact" or "mrqa/squad".
+      split: a split of the data set.
+      data_dir: TFDS's data directory; None: TFDS's default (~/tensorflow_datasets).
+      parse: takes a record, made of str, int, float, bool, lists and dicts, and the record's 1-based number.
       on_bad_input: what to do if `parse` raises MalformedRecord.
     """
     try:
@@ -49,7 +49,7 @@ def read_tfds(
     if not builder.is_prepared():
         raise UserError(
             f"{name} is not prepared in {builder.data_dir}: run `tfds build {name}` first"
-            " (with --data_dir unless it is TFDS's default)"
+            " (with --data_dir, unless this is TFDS's default directory)"
         )
     if split not in builder.info.splits:
         known = list(builder.info.splits)
@@ -61,7 +61,7 @@ def read_tfds(
 
 
 def _plain(value: Any) -> Any:
-    """Returns strings for bytes, and lists for arrays and ragged arrays."""
+    """Converts bytes to strings, and arrays and ragged arrays to lists, recursively."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, bytes):

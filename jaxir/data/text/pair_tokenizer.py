@@ -1,4 +1,4 @@
-"""Tokenises (query, passage) pairs as one sequence, for cross-encoders."""
+"""Tokenises each (query, passage) pair as one sequence, for cross-encoders."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.storage.temporary_outputs import temporary_directory
 
 _PAIRS_AT_ONCE = 1024
-_WHOLE = 2**30
+_WHOLE = 2**30  # a maximum length that no text reaches
 
 
 class TokenPair(NamedTuple):
-    """A pair as a cross-encoder reads it.
+    """The tokens of a pair, as a cross-encoder reads them.
 
     Attributes:
-      ids: int32 [n], with special tokens, numbered as `Tokenizer` does.
+      ids: int32 [n], the ids that `Tokenizer` uses, special tokens included.
       types: int32 [n], 0 for the first text's tokens and 1 for the second's, if the tokenizer sets them.
     """
 
@@ -32,7 +32,7 @@ class TokenPair(NamedTuple):
 class PairTokenizer:
     """Tokenises pairs of texts as one sequence each, by the tokenizer's own template for pairs.
 
-    A lone SentencePiece model uses T5's template: each text with its EOS.
+    A SentencePiece model without a tokenizer.json uses T5's template: each text with its EOS.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -64,17 +64,18 @@ class PairTokenizer:
             if np.array_equal(second[1:], rest):
                 return int(second[0])
         raise UserError(
-            f"the tokenizer joins {one.tolist()} with itself to {pair.tolist()}, which is not supported: each"
-            " text must begin with a special token, which the second may replace or drop, or end in one"
+            f"this tokenizer encodes a text as {one.tolist()}, but that text paired with itself as"
+            f" {pair.tolist()}, which is not supported: each text must begin or end with a special token, and"
+            " only the second text may lose or replace its first token; use a model with another tokenizer"
         )
 
     def encode(self, pairs: Sequence[tuple[str, str]], *, max_length: int) -> list[TokenPair]:
-        """Returns the tokens of each pair, at most `max_length`, cut `longest_first`."""
+        """Returns the tokens of each pair, at most `max_length`; the longer text is truncated first."""
         special = 2 if self._backend is None else self._backend.num_special_tokens_to_add(True)
         if max_length <= special + 1:
             raise UserError(
                 f"max_length is {max_length}, but this tokenizer adds {special} special tokens to each pair:"
-                " give a larger one"
+                " give a larger max_length"
             )
         found: list[TokenPair] = []
         for start in range(0, len(pairs), _PAIRS_AT_ONCE):
@@ -83,13 +84,13 @@ class PairTokenizer:
         return found
 
     def _put_together(self, pairs: list[tuple[str, str]], max_length: int) -> list[TokenPair]:
-        # Encode whole texts, because their full lengths decide which text keeps the odd token.
+        # Encode texts without truncation, because their full lengths decide which one keeps one token more.
         rows = self._single.encode_batch([text for pair in pairs for text in pair], max_length=_WHOLE)
         found, room = [], max_length - 2
         for texts in zip(rows[::2], rows[1::2], strict=True):
             lengths = [len(text) - 1 for text in texts]
             shorter = min(*lengths, room // 2)
-            # If both are equally long, the second keeps the odd token, as in the tokenizers library.
+            # Of two equally long texts the second keeps one token more, as in the tokenizers library.
             kept = [
                 room - shorter if longer else shorter
                 for longer in (lengths[0] > lengths[1], lengths[0] <= lengths[1])
@@ -100,10 +101,10 @@ class PairTokenizer:
         return found
 
     def _encode(self, pairs: list[tuple[str, str]], max_length: int) -> list[TokenPair]:
-        with self._lock:  # the length is a state of the tokenizer
+        with self._lock:  # `enable_truncation` changes the tokenizer, which threads share
             self._backend.enable_truncation(max_length, strategy="longest_first")
             try:
                 encoded = self._backend.encode_batch_fast(pairs)
             except (TypeError, UnicodeEncodeError) as error:
-                raise UserError(f"a text of a pair is not a valid Unicode string ({error})") from error
+                raise UserError(f"a text of a pair is not valid Unicode ({error}): correct it") from error
         return [TokenPair(self._single.own_ids(e.ids), np.asarray(e.type_ids, np.int32)) for e in encoded]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-# A line end; or ., ! or ?, optional closing quotes or brackets, and space before a possible sentence start;
-# or a full stop of Chinese and Japanese, which no space follows.
+# The end of a sentence: a line end; or ., ! or ?, closing quotes or brackets, and space before a possible
+# sentence start; or a Chinese or Japanese full stop, which needs no space after it.
 _END = re.compile(
     r"""\s*\n\s* | (?<=[.!?])["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\W_a-z]) | (?<=[。！？])["”’」』）]*\s*""",
     re.VERBOSE,
@@ -15,7 +15,7 @@ _END = re.compile(
 def sentences_of(text: str) -> list[str]:
     """Returns the sentences of a text, stripped.
 
-    A sentence ends with its line, or with ".", "!" or "?" before white space that no letter a to z follows.
+    A sentence ends at a line end, or at ".", "!" or "?" before white space that no letter a to z follows.
     So "e.g. this" is not split, and "Dr. Smith" is.
     """
     found, start = [], 0

@@ -1,4 +1,4 @@
-"""Text -> token ids, by Hugging Face tokenizers or T5-style SentencePiece."""
+"""Converts texts to token ids, with Hugging Face tokenizers or T5-style SentencePiece models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jaxir.data.text.truncation import Truncation
 from jaxir.storage.files import path_of
 from jaxir.storage.open_files import open_to_read
 
-# Files of a tokenizer directory; `save` copies them.
+# Files of a tokenizer directory in addition to tokenizer.json; `save` copies them.
 _SIDE_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -41,9 +41,9 @@ _SIDE_FILES = (
     "tokenizer.model",
 )
 FILES = (JSON, *_SIDE_FILES)  # read by `Tokenizer.load`, which also reads SentencePiece models (*.model)
-# Limits of one call into a tokenizer library, whose intermediate results then take some tens of megabytes.
+# Maximum texts and characters per call into a tokenizer library, so that its results take some 10 MB.
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1_000_000
-# A safe place to cut: before a space and a letter, after an ordinary character (see `Tokenizer._cut`).
+# Where a text can be cut: before a space and a letter, after a letter, digit or mark (`Tokenizer._cut`).
 _WORD_START = re.compile(r"(?<=[A-Za-z0-9.,;:!?)\"])(?= [A-Za-z])")
 
 
@@ -57,8 +57,8 @@ class Tokenizer:
 
     Attributes:
       vocab_size: the largest id plus 1, added tokens included.
-      mask_id: the id of its mask token, or None.
-      model_file: the name of the SentencePiece model that is read; None if tokenizer.json is.
+      mask_id: the id of the mask token, or None.
+      model_file: file name of the SentencePiece model in use; None if tokenizer.json is used.
       pad_swap: the tokenizer's own padding id if it was exchanged with id 0, else None.
       fingerprint: SHA-256 (hex) of what determines the ids.
     """
@@ -78,14 +78,14 @@ class Tokenizer:
         """Reads a Hugging Face tokenizer directory, or one with a T5-style SentencePiece model.
 
         Without a tokenizer.json, transformers converts vocab.txt, vocab.json, DeBERTa's spm.model and the
-        like. sentencepiece reads any other lone SentencePiece model, and EOS is appended to each text.
+        like. Any other SentencePiece model is read by sentencepiece, and EOS is appended to each text.
 
         Raises:
           UserError: the directory does not exist, holds no tokenizer, or has a damaged file.
         """
         directory = path_of(directory)
         if not directory.is_dir():
-            raise UserError(f"{directory} is not a directory: no tokenizer to load")
+            raise UserError(f"{directory} is not a directory: give one with tokenizer.json or a *.model file")
         names = [*FILES, *sorted(p.name for p in directory.glob("*.model"))]
         files = {}
         for name in names:
@@ -104,16 +104,16 @@ class Tokenizer:
         if plain or models:
             for name in plain:
                 if b"\0" in files[name]:
-                    raise UserError(f"{directory / name} is damaged: there are zero bytes in it")
+                    raise UserError(f"{directory / name} is damaged: it has zero bytes in it; copy it again")
             if DEBERTA in files:  # for a damaged file, transformers only reports that tiktoken is missing
                 sentencepiece_processor(files[DEBERTA], directory / DEBERTA)
             files[JSON] = convert(directory)
             return cls(read_tokenizer_json(directory, files, config), files)
-        raise UserError(f"{directory} holds no tokenizer: none of {JSON}, vocab.txt, vocab.json or *.model")
+        raise UserError(f"{directory} holds no tokenizer: it needs {JSON}, vocab.txt, vocab.json or *.model")
 
     @functools.cached_property
     def vocabulary(self) -> str:
-        """SHA-256 (hex) of the map from tokens to ids: models that share it can read the same arrays."""
+        """SHA-256 (hex) of the map from tokens to ids: models with equal hashes can read the same ids."""
         tokens = json.dumps([self._backend.pad_id, *self._backend.tokens()])
         return hashlib.sha256(tokens.encode()).hexdigest()
 
@@ -129,8 +129,8 @@ class Tokenizer:
 
         Args:
           texts: the texts.
-          max_length: most tokens of a text.
-          truncation: adds the counts of texts, and of texts that were cut, to this.
+          max_length: maximum number of tokens per text.
+          truncation: a counter, to which the numbers of texts and of truncated texts are added.
 
         Raises:
           UserError: `max_length` leaves no room for text, or a text is not a valid Unicode string.
@@ -138,7 +138,7 @@ class Tokenizer:
         if max_length <= self._backend.num_special:
             raise UserError(
                 f"max_length is {max_length}, but this tokenizer adds {self._backend.num_special} special"
-                " tokens to each text: give a larger one"
+                " tokens to each text: give a larger max_length"
             )
         bad = next((text for text in texts if not isinstance(text, str)), "")
         if bad != "":
@@ -178,7 +178,7 @@ class Tokenizer:
         return cut if cut is not None or head == text else self._backend.cut_at(text, max_length)
 
     def knows(self, token: str) -> bool:
-        """Whether `token` itself has an id."""
+        """Returns whether `token` is in the vocabulary."""
         return self._backend.knows(token)
 
     def save(self, directory: str | Path) -> None:
@@ -205,7 +205,7 @@ class Tokenizer:
             try:
                 encoded = self._backend.encode(block, max_length)
             except (TypeError, UnicodeEncodeError) as error:
-                raise UserError(f"a text is not a valid Unicode string ({error})") from error
+                raise UserError(f"a text is not valid Unicode ({error}): correct it") from error
             for ids, is_longer in encoded:
                 yield self.own_ids(ids), is_longer
 
@@ -214,7 +214,7 @@ def pad_batch(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
     """Returns int32 [N, `length`]: each row, padded with zeros."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     if len(rows) and lengths.max() > length:
-        raise ValueError(f"a row of {lengths.max()} ids does not fit in {length}")
+        raise ValueError(f"a row has {lengths.max()} ids, more than the padded length of {length}")
     out = np.zeros((len(rows), length), np.int32)
     if len(rows):
         out[np.arange(length)[None, :] < lengths[:, None]] = np.concatenate(rows)

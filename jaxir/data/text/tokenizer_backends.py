@@ -29,7 +29,7 @@ _LOCAL_NORMALIZERS = {
     "Precompiled",
     "Strip",
 }
-# DeBERTa's normalizers of repeated spaces; no safe cut is beside such spaces.
+# DeBERTa's normalizers merge repeated spaces. They are accepted, because no text is cut at such spaces.
 _SPACES = ({"Regex": r"\s{2,}|[\n\r\t]"}, {"Regex": " {2,}"})
 _WORD_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace"}
 _OTHER_PRE_TOKENIZERS = {"Punctuation", "Digits"}
@@ -45,17 +45,17 @@ class HuggingFaceBackend:
         self._lock = threading.Lock()
         self.content = content
         self.pad_id, self.mask_id = pad_id, mask_id
-        # Ids may have gaps, so the largest id may exceed their number.
+        # Ids may have gaps, so the largest id may exceed the number of tokens.
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.num_special = tokenizer.num_special_tokens_to_add(False)
         self.words_are_independent = _words_are_independent(json.loads(tokenizer.to_str()))
 
     def encode(self, texts: list[str], max_length: int) -> list[tuple[list[int], bool]]:
-        """Returns the kept ids of each text, and whether it has more."""
-        with self._lock:  # the length is a state of the tokenizer
+        """Returns the ids of each text, at most `max_length`, and whether the text was truncated."""
+        with self._lock:  # `enable_truncation` changes the tokenizer, which threads share
             self._tokenizer.enable_truncation(max_length)
             found = ((e.ids, e) for e in self._tokenizer.encode_batch_fast(texts))
-            # `overflowing` copies what was cut off, so read it only of full rows.
+            # Reading `overflowing` copies the tokens that were cut off, so it is only read for full rows.
             return [(ids, len(ids) == max_length and bool(e.overflowing)) for ids, e in found]
 
     def decode(self, ids: list[int]) -> str:
@@ -78,7 +78,7 @@ class HuggingFaceBackend:
 
 
 class SentencePieceBackend:
-    """T5's convention: pad 0, EOS at the end, no other special token."""
+    """SentencePiece with T5's special tokens: padding id 0, EOS at the end, no others."""
 
     num_special = 1
     mask_id = None
@@ -107,7 +107,7 @@ class SentencePieceBackend:
         row = self._processor.encode(text)
         if len(row) < max_length:
             return None
-        # Find the shortest text with these ids, because releases of sentencepiece return different offsets.
+        # Find the shortest prefix with these ids, because releases of sentencepiece differ in offsets.
         kept = row[: max_length - 1]
         return bisect.bisect_left(
             range(len(text)), True, key=lambda n: self._processor.encode(text[:n])[: len(kept)] == kept
@@ -130,7 +130,7 @@ def sentencepiece_processor(content: bytes, path: Path) -> Any:
     try:
         processor.LoadFromSerializedProto(content)
     except RuntimeError as error:
-        raise UserError(f"{path} is not a SentencePiece model") from error
+        raise UserError(f"{path} is not a SentencePiece model: copy it again") from error
     return processor
 
 
@@ -141,14 +141,14 @@ def read_tokenizer_json(
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(files[JSON])
     except Exception as error:  # the library raises bare Exception and ValueError
-        raise UserError(f"{directory / JSON} is not a tokenizer: {error}") from error
+        raise UserError(f"{directory / JSON} is not a tokenizer: {error}; copy it again") from error
     special = read_json(directory, files, "special_tokens_map.json")
 
     def id_of(token: str, *more: Any) -> int | None:
         named = [config.get(token), special.get(token), *more]
         names = [n.get("content") if isinstance(n, dict) else n for n in named if n]
         if not fits(names, list[str]):
-            raise UserError(f"{directory}: the tokenizer's {token} must be a string")
+            raise UserError(f"{directory}: the tokenizer's {token} must be a string in tokenizer_config.json")
         return next((i for i in map(tokenizer.token_to_id, names) if i is not None), None)
 
     pad_id = id_of("pad_token", (spec.get("padding") or {}).get("pad_token"), *_PAD_NAMES)
@@ -173,21 +173,23 @@ def convert(directory: Path) -> bytes:
         return fast.backend_tokenizer.to_str().encode()
     except Exception as error:  # transformers raises many types for a damaged or unknown directory
         reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"{directory}: transformers cannot read this tokenizer: {reason}") from error
+        raise UserError(
+            f"{directory}: transformers cannot read this tokenizer: {reason}; copy it again"
+        ) from error
 
 
 def read_json(directory: Path, files: dict[str, bytes], name: str) -> dict[str, Any]:
     try:
         content = json.loads(files.get(name, b"{}"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{directory / name} is not valid JSON: {error}") from error
+        raise UserError(f"{directory / name} is not valid JSON: {error}; copy it again") from error
     if not isinstance(content, dict):
-        raise UserError(f"{directory / name} does not hold a JSON object")
+        raise UserError(f"{directory / name} does not hold a JSON object: copy it again")
     return content
 
 
 def _words_are_independent(spec: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json splits at every space before it applies its model (see `Tokenizer._cut`)."""
+    """Returns whether a tokenizer.json splits at every space before its model (see `Tokenizer._cut`)."""
 
     def parts(component: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
         if component is None:

@@ -1,4 +1,4 @@
-"""Counts of texts with more tokens than a model keeps."""
+"""Counts texts that are truncated, because they have more tokens than a model reads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ARGUMENTS = ("query_max_length", "passage_max_length")  # of `Pretrained` and si
 
 @dataclasses.dataclass
 class Truncation:
-    """Counts of texts and of those that were cut; the counts add up over calls.
+    """Counts of texts and of truncated texts; the counts add up over calls.
 
     Attributes:
-      length: tokens kept of a text, special ones included.
-      texts: texts that were tokenised.
-      cut: texts that had more tokens.
+      length: maximum number of tokens per text, special tokens included.
+      texts: number of texts that were tokenised.
+      cut: number of texts that had more tokens and were truncated.
     """
 
     length: int
@@ -38,13 +38,13 @@ class Truncation:
 
 
 def truncation_note(counts: Mapping[str, Truncation], change: str) -> str:
-    """Returns one line on texts that were cut; `change` says how to change the lengths."""
+    """Returns one line on truncated texts; `change` says how to change the lengths."""
     parts = ", ".join(count.in_words(what) for what, count in counts.items())
-    return f"cut: {parts}; {change}"
+    return f"truncated: {parts}; {change}"
 
 
 def dataset_truncation_note(dataset: Any, form: TextFormat, names: tuple[str, str]) -> str | None:
-    """Returns `truncation_note` for training data, or None if they have no counts.
+    """Returns `truncation_note` for training data, or None if the dataset has no counts.
 
     `names` are the flags or settings of the query length and of the passage length.
     """
@@ -63,5 +63,5 @@ def as_json(counts: Mapping[str, Truncation]) -> dict[str, dict[str, int]]:
 
 
 def from_json(found: Any) -> dict[str, Truncation]:
-    """Returns the counts that `as_json` wrote; none if an older jaxir wrote none."""
+    """Returns the counts that `as_json` wrote; an empty dict for None, which older versions wrote."""
     return {name: Truncation(**count) for name, count in (found or {}).items()}

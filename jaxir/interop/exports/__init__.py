@@ -1,1 +1,1 @@
-"""Models exported to SavedModel and ONNX."""
+"""Exports models to SavedModel and ONNX."""

@@ -1,4 +1,4 @@
-"""Parts of every export: a model's programs, README.md and jaxir_export.json."""
+"""What all exports share: a model's programs, README.md and jaxir_export.json."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Source:
 
     @classmethod
     def of(cls, name: str, loaded: LoadedModel) -> Source:
-        """Returns the source of a loaded model; its encoder must accept texts of any number and length."""
+        """Returns the `Source` of a loaded model; the encoder must accept any number and length of texts."""
         if fault := any_length.export_error(loaded.model):
             raise UserError(fault)
         return cls(
@@ -53,13 +53,13 @@ class Program:
 
     Attributes:
       name: its name.
-      compute: (model, one int32 [B, L] for each of `inputs`) -> float32 [B, D] or [B]; equal programs share
-        it.
+      compute: maps a model and one int32 array [B, L] for each of `inputs` to float32 [B, D] or [B]. Programs
+        that compute the same share one function.
       inputs: "ids", whose padding is 0, and "token_types" if the model reads them.
-      output: "vectors" or "scores".
+      output: the output's name, "vectors" or "scores".
       shape: the output's shape, as text.
-      texts: the names of the tokenised texts, and the prompt of each.
-      max_length: tokens kept, special tokens included.
+      texts: the prompt of each tokenised text, by the text's name.
+      max_length: maximum number of tokens per text or pair, special tokens included.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """How a kind is exported; `output_note` and `limits_note` are parts of sentences in a README."""
+    """How a kind of model is exported. `output_note` and `limits_note` are parts of a README's sentences."""
 
     what: str
     output_note: str
@@ -83,7 +83,7 @@ class Form:
 
 
 class Signature(NamedTuple):
-    """A signature: its function, and descriptions of its inputs and outputs by name."""
+    """A SavedModel's signature: its function, and the types of its inputs and outputs by name."""
 
     function: Any
     inputs: Mapping[str, str]
@@ -91,13 +91,13 @@ class Signature(NamedTuple):
 
 
 class GraphSearch(Protocol):
-    """An index in a graph (see `retrieval.saved_search`).
+    """An index as TensorFlow operations (see `retrieval.saved_search`).
 
     Attributes:
-      state: what a SavedModel must hold.
-      packages: the packages whose operations it uses.
-      about: a sentence about it for the README.
-      k: documents for each query.
+      state: the TensorFlow object that a SavedModel must hold for the index.
+      packages: the packages whose operations the index uses.
+      about: a sentence about the index for the README.
+      k: number of documents returned per query.
     """
 
     state: Any
@@ -110,11 +110,11 @@ class GraphSearch(Protocol):
 
 
 def form_of(source: Source) -> Form:
-    """Returns how a model is exported; refuses kinds that cannot be."""
+    """Returns how a model is exported; refuses kinds of models that cannot be exported."""
     form = _FORMS.get(kinds.name_of(source.model.config))
     if form is None:
         what = kinds.of(source.model.config).what
-        raise UserError(f"{source.name} is {what}, which cannot become a graph; use --format=hf or t5x")
+        raise UserError(f"{source.name} is {what}; it cannot be exported as a graph: use --format=hf")
     return form(source)
 
 
@@ -145,9 +145,9 @@ def _of_towers(source: Source) -> Form:
     return Form(
         what="A dual encoder",
         output_note=f"Vectors have {config.dimension} dimensions and are compared by {config.similarity}",
-        limits_note=f"queries are cut at {settings.query_max_length} tokens"
+        limits_note=f"queries are truncated to {settings.query_max_length} tokens"
         + (f" and begin with the prompt {settings.query_prompt!r}" if settings.query_prompt else "")
-        + f", passages at {settings.passage_max_length}"
+        + f", passages to {settings.passage_max_length}"
         + (f" and begin with {settings.passage_prompt!r}" if settings.passage_prompt else ""),
         facts={"similarity": config.similarity},
         programs=programs,
@@ -157,7 +157,7 @@ def _of_towers(source: Source) -> Form:
 def _of_pairs(source: Source) -> Form:
     config, settings = source.model.config, source.settings
     if settings.reads != "pair":
-        raise UserError("a reranker of queries cannot become a graph; run it by jaxir.expand rerank")
+        raise UserError("a reranker of queries cannot be exported as a graph; use it in jaxir.expand rerank")
 
     def score(model: nnx.Module, ids: jax.Array, token_types: jax.Array | None = None) -> jax.Array:
         return model.score(ids, jnp.zeros_like(ids) if token_types is None else token_types)
@@ -174,8 +174,8 @@ def _of_pairs(source: Source) -> Form:
     )
     return Form(
         what="A cross-encoder",
-        output_note="Scores of a query and a passage are logits, the greater the more relevant",
-        limits_note=f"a query and its passage have at most {program.max_length} tokens, cut from the longer"
+        output_note="Scores of a query and a passage are logits; a higher score is more relevant",
+        limits_note=f"a query and its passage are together truncated to {program.max_length} tokens"
         + "".join(f"; {name} begin with the prompt {prompt!r}" for name, prompt in prompts.items() if prompt),
         facts={},
         programs=(program,),
@@ -186,7 +186,7 @@ _FORMS = {"dual_encoder": _of_towers, "cross_encoder": _of_pairs}
 
 
 def check_backend(what: str) -> None:
-    """Refuses accelerators: exported graphs would need their kernels."""
+    """Refuses accelerators, because exported graphs would need their kernels."""
     if jax.default_backend() != "cpu":
         raise UserError(
             f"{what} must be written by JAX on the CPU, not on {jax.default_backend()}, whose kernels other"
@@ -206,7 +206,7 @@ def describe(source: Source, format: str) -> list[str]:
 
 
 def write(directory: Path, source: Source, readme: Sequence[str], **facts: Any) -> None:
-    """Writes README.md, and jaxir_export.json with `facts` and those of every export."""
+    """Writes README.md, and jaxir_export.json with `facts` and the entries of every export."""
     (directory / "README.md").write_text("\n".join(readme) + "\n", encoding="utf-8")
     content = {
         "model": source.name,

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-_PROBE = 32  # characters or pieces in a compared text
+_PROBE = 32  # characters or pieces in each text with which the graph and the tokenizer are compared
 
 
 class GraphTokenizer:
-    """`tokenizer` in a graph, for texts or (with two `num_texts`) for pairs of them.
+    """A tokenizer as TensorFlow operations, for single texts or, if `num_texts` is 2, for pairs of texts.
 
     Text that is not valid UTF-8 raises an InvalidArgumentError. The constructor compares the graph with
     `Tokenizer` (`PairTokenizer`) on every piece of the vocabulary, every character of Unicode's first two
@@ -56,7 +56,7 @@ class GraphTokenizer:
     ) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
         """Returns ids and token types, int32 [B, None], with special tokens, without padding.
 
-        `texts` is UTF-8 [B], or two of them: the first and the second text of each pair.
+        `texts` has one tensor of UTF-8 texts [B], or two: the first and the second texts of pairs.
         """
         import tensorflow as tf
 
@@ -89,7 +89,7 @@ class GraphTokenizer:
         self._check([first, second], list(zip(*pairs, strict=True)), length)
 
     def _check(self, texts: list[list[str]], expected: list[Sequence[np.ndarray]], length: int) -> None:
-        """Compares the ids, and token types if given, of sequences of these texts."""
+        """Compares the ids of sequences of these texts with `expected`, and token types if expected."""
         import tensorflow as tf
 
         found = self([tf.constant(column) for column in texts], length)
@@ -111,7 +111,7 @@ def renumbered(tokens: tf.Tensor, pad_swap: int | None) -> tf.Tensor:
 
 
 def _cut(texts: list[tf.RaggedTensor], room: int) -> list[tf.RaggedTensor]:
-    """Returns the first tokens of each text [B, None], at most `room`; the longer of two is cut first."""
+    """Returns the first tokens of each text [B, None], at most `room`; truncates the longer of two first."""
     import tensorflow as tf
 
     lengths = [text.row_lengths() for text in texts]
@@ -152,14 +152,14 @@ def require_tensorflow_text() -> None:
 
 
 class _Part(NamedTuple):
-    """A part of a sequence: a text, or a special token; with its token type."""
+    """A part of a sequence, a text or a special token, and the part's token type."""
 
     type: int
     special: int | None = None
 
 
 def _template(text: str, num_texts: int) -> list[_Part]:
-    """Returns the parts of a sequence of `num_texts` texts, by asking the tokenizer."""
+    """Returns the parts of a sequence of `num_texts` texts, from how the tokenizer encodes them."""
     tokenizer = tokenizers.Tokenizer.from_str(text)
     tokenizer.no_padding()
     tokenizer.no_truncation()

@@ -1,7 +1,7 @@
 """BERT's WordPiece as TensorFlow operations that give the ids of the `tokenizers` library.
 
 That library normalises text with its own Unicode tables (of several versions), which no TensorFlow operation
-has. The export therefore asks the library what it does to each character, and the graph holds the answers.
+has. The export therefore records what the library does to each character, and the graph holds this table.
 TensorFlow Text then splits the words into pieces.
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _LOCAL = {"BertNormalizer", "Lowercase", "NFD", "NFKD", "StripAccents"}
 _NUM_CHARACTERS = 0x110000
 _CHARACTERS = [chr(c) for c in range(_NUM_CHARACTERS) if not 0xD800 <= c < 0xE000]
-_STOP = chr(0xD800)  # not a character
-_BLOCK = 256
+_STOP = chr(0xD800)  # a surrogate, so never in a text; marks on its two sides are sorted separately
+_BLOCK = 256  # characters that are given to the library at a time
 _NO_LIMIT = 1 << 20  # bytes of a word; longer words are replaced beforehand
 # Each character becomes a list of items, int32: order * _ORDER + kind * _KIND + code point.
 _KIND, _ORDER = 1 << 21, 1 << 23
@@ -35,7 +35,7 @@ _IN_WORD, _ALONE, _BOUNDARY, _DROPPED = range(4)
 
 
 class WordPiece:
-    """A tokenizer.json of BERT's kind in a graph: texts -> ids; a SavedModel must hold its `state`."""
+    """BERT's kind of tokenizer.json as TensorFlow operations; a SavedModel must hold its `state`."""
 
     def __init__(self, spec: dict[str, Any]):
         import tensorflow as tf
@@ -71,7 +71,7 @@ class WordPiece:
 
         if not self._added:
             return tf.RaggedTensor.from_tensor(texts[:, None]), None
-        names = sorted(self._added, key=len, reverse=True)  # prefer the longest of several at one place
+        names = sorted(self._added, key=len, reverse=True)  # prefer the longest of several at one position
         # tensorflow_text.regex_split stops at NUL. Valid text never contains the byte 0xFF.
         marked = tf.strings.regex_replace(texts, "|".join(map(re.escape, names)), b"\xff\\0\xff")
         parts = tf.strings.split(marked, b"\xff")
@@ -121,7 +121,7 @@ def check(spec: dict[str, Any]) -> None:
         if token["normalized"] or token["single_word"]:
             raise _refusal(
                 f"its added token {token['content']!r} is"
-                f" {'matched after normalisation' if token['normalized'] else 'a single word'}"
+                f" {'matched after normalisation' if token['normalized'] else 'only matched as a word'}"
             )
 
 
@@ -134,7 +134,7 @@ def _refusal(reason: str) -> UserError:
 
 @functools.lru_cache(maxsize=4)
 def character_table(normalizer: str, pre_tokenizer: str) -> tuple[np.ndarray, np.ndarray]:
-    """Asks the `tokenizers` library what becomes of each of the 1,114,112 code points.
+    """Records what the `tokenizers` library makes of each of the 1,114,112 code points.
 
     Returns (row splits int32 [1,114,113], items int32): code point c becomes items[splits[c]:splits[c + 1]].
     """
@@ -281,4 +281,4 @@ def _fast_wordpiece(pieces: list[str], prefix: str, unknown: str) -> bytes:
     try:
         return builder.build_fast_wordpiece_model(pieces, _NO_LIMIT, prefix, unknown, True, False)
     except RuntimeError as error:
-        raise _refusal(f"tensorflow_text says {error}") from error
+        raise _refusal(f"tensorflow_text reports {error}") from error

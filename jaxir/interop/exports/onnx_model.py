@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "weights.bin"
 _PAGE = 4096  # bytes; tensors begin at a page, so that they can be memory-mapped
-_TOLERANCE = 1e-4  # between ONNX Runtime and JAX, relative to the largest number
+_TOLERANCE = 1e-4  # largest difference of ONNX Runtime and JAX, relative to the largest number
 
 
 def write(output: str | Path, source: Source) -> None:
@@ -40,7 +40,7 @@ def write(output: str | Path, source: Source) -> None:
     compared with the model's before the directory appears.
     """
     if source.model.config.backbone.dtype != "float32":
-        raise UserError("ONNX graphs are written in float32 only; bfloat16 is for --format=saved_model")
+        raise UserError("ONNX graphs can only be written in float32; for bfloat16 use --format=saved_model")
     exported.check_backend("ONNX graphs are")
     with _quiet(), directory_with_checksums(output) as temporary:
         ir = _libraries()
@@ -103,7 +103,7 @@ def _computed(
 
 
 def _take_int64(graph: onnx_ir.Graph) -> None:
-    """Changes a graph's int32 inputs to int64, which tokenizers give."""
+    """Changes a graph's int32 inputs to int64, the type of tokenizers' ids."""
     import onnx_ir as ir
 
     for at, old in enumerate(list(graph.inputs)):

@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxir.interop.exports import exported
 from jaxir.interop.exports.exported import Program, Source
 
-# Names in graphs, as sentence-transformers and transformers have them.
+# The outputs' names in graphs are those of sentence-transformers and transformers.
 OUTPUTS = {"vectors": "sentence_embedding", "scores": "logits"}
 _TOKENIZERS = """\
 import numpy as np
@@ -105,11 +105,11 @@ def write(directory: Path, source: Source, *, opset: int, versions: Mapping[str,
         *(f"| input | `{name}` | {about[name]} |" for name in names),
         f"| output | `{OUTPUTS[what]}` | float32 {'[B, 1]' if shape == '[B]' else shape} |",
         "",
-        "B, the number of rows, is free; so is L, the number of columns"
+        "B, the number of rows, can be any number; so can L, the number of columns"
         + (f", up to {longest}." if longest else "."),
         "An id that the vocabulary lacks"
         + (", or a row that is longer," if longest else "")
-        + f" gives {what} that are no numbers (NaN).",
+        + f" gives {what} that are not numbers (NaN).",
         f"Texts: {form.limits_note}.",
         "",
         "## In Python",

@@ -52,9 +52,9 @@ def write(
 
     Signatures of a dual encoder, for any number of rows: `query_ids` and `passage_ids` (ids, int32 [B, L] ->
     vectors, float32 [B, D]), `query` and `passage` (texts, string [B] -> vectors) and `search` (texts -> ids,
-    string [B, K], and scores, float32 [B, K]). Of a cross-encoder: `score_ids` (ids, and token_types if it
-    reads them, int32 [B, L] -> scores, float32 [B]) and `score` (queries and passages, string [B] -> scores).
-    Programs are lowered for CPU, CUDA and TPU. `search` makes the index after TensorFlow is imported.
+    string [B, K], and scores, float32 [B, K]). Signatures of a cross-encoder: `score_ids` (ids, and maybe
+    token_types, int32 [B, L] -> scores, float32 [B]), `score` (queries and passages, string [B] -> scores).
+    Programs are lowered for CPU, CUDA and TPU. `search` makes the index once TensorFlow is imported.
     """
     programs = exported.form_of(source).programs
     if search is not None and programs[0].name != "query":
@@ -142,7 +142,7 @@ def _signatures(
         return computed[program.compute](*(t.to_tensor(0) for t in tokens))
 
     def of_ids(program: Program, ids: tf.Tensor, *types: tf.Tensor) -> tuple[tf.Tensor]:
-        # Requests have the tokenizer's ids. Padding is what follows the last other token of a row.
+        # Requests have the tokenizer's ids. Padding is what follows a row's last token that is not padding.
         pad_swap = source.tokenizer.pad_swap
         others = tf.cast(ids != (pad_swap or 0), tf.int32)
         in_text = tf.cumsum(others, axis=1, reverse=True) > 0
@@ -204,7 +204,7 @@ def _padded(inputs: Sequence[tf.Tensor], limit: int) -> list[tf.Tensor]:
 
     rows, length = tf.shape(inputs[0])[0], tf.shape(inputs[0])[1]
     checks = [
-        tf.debugging.assert_equal(tf.shape(other), tf.shape(inputs[0]), message="inputs have several shapes")
+        tf.debugging.assert_equal(tf.shape(other), tf.shape(inputs[0]), message="inputs differ in shape")
         for other in inputs[1:]
     ]
     checks.append(

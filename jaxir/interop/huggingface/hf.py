@@ -1,7 +1,7 @@
-"""Hugging Face folders to encoders and back, by each backbone's tables (`models.codec`).
+"""Converts Hugging Face folders to encoders and back, by each backbone's tables (`models.codec`).
 
-Only the encoder is read: poolers, pretraining heads and decoders are dropped, and written folders hold none.
-Tensors come out bit-identical.
+Only the encoder is read and written: poolers, pretraining heads and decoders are dropped. Tensors that are
+read and written again are bit-identical.
 """
 
 import collections
@@ -30,8 +30,9 @@ from jaxir.interop.weights.weights import (
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Changed, Weights
 
-_DEFAULT_LENGTH = 512
-_LEAST_SHARE = 0.8  # of the model's ids that a tokenizer has; tables of embeddings are padded a little
+_DEFAULT_LENGTH = 512  # maximum number of tokens of a model without a limit
+_LEAST_SHARE = 0.8  # least tokenizer ids / model ids without a warning; embedding tables are padded a little
+# The names of tensors of T5's encoder in Fusion-in-Decoder's checkpoints.
 _WRAPPED = re.compile(r"^encoder\.encoder\.(?:(block\.\d+\.)module\.|(embed_tokens\.|final_layer_norm\.))")
 _Change = Callable[[np.ndarray], np.ndarray]
 
@@ -56,7 +57,7 @@ class _Tensor(NamedTuple):
 
 
 class Encoder(NamedTuple):
-    """An encoder read from a folder: configuration, float32 arrays by canonical name, padding id (here 0)."""
+    """An encoder of a folder: configuration, float32 arrays by canonical name, the folder's padding id."""
 
     config: BackboneConfig
     params: dict[str, np.ndarray]
@@ -64,12 +65,12 @@ class Encoder(NamedTuple):
 
     @property
     def in_model(self) -> dict[str, Any]:
-        """The parameters by their names in a model with one encoder."""
+        """The parameters by their names in a model that has one encoder, "encoder.NAME"."""
         return {f"encoder.{name}": value for name, value in self.params.items()}
 
 
 def read_architecture(directory: Path) -> Encoder:
-    """Reads only config.json; there are no parameters."""
+    """Reads only config.json; the returned encoder has no parameters."""
     path = directory / "config.json"
     config, pad_id = hf_config.parse(read_json(path), path)
     return Encoder(config, {}, pad_id)
@@ -88,12 +89,12 @@ def read_tokenizer(directory: Path, encoder: Encoder, *, lower_case: bool = Fals
     if (tokenizer.pad_swap or 0) != encoder.pad_id:
         raise UserError(
             f"{directory}: the tokenizer pads with id {tokenizer.pad_swap or 0}, but config.json says"
-            f" {encoder.pad_id}"
+            f" {encoder.pad_id}: copy the folder again, or correct one"
         )
     if tokenizer.vocab_size > encoder.config.vocab_size:
         raise UserError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} ids,"
-            f" the model only {encoder.config.vocab_size}"
+            f" the model only {encoder.config.vocab_size}: use the model's own tokenizer"
         )
     if tokenizer.vocab_size < _LEAST_SHARE * encoder.config.vocab_size:
         note(
@@ -104,7 +105,7 @@ def read_tokenizer(directory: Path, encoder: Encoder, *, lower_case: bool = Fals
 
 
 def max_length(directory: Path, encoder: Encoder) -> int:
-    """Returns tokenizer_config.json's limit on tokens, or a default."""
+    """Returns the maximum number of tokens per text in tokenizer_config.json, or a default."""
     path, positions = directory / tokenizer_files.CONFIG, encoder.config.max_positions
     limit = read_optional_json(path).get("model_max_length")
     # transformers writes 1e30 for no limit.
@@ -132,7 +133,7 @@ def tensors_of(
 
 
 def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:
-    """Writes the encoder of one tower (an SDE's only one under either name) and the tokenizer."""
+    """Writes the encoder of a tower and the tokenizer. An SDE's one tower has both names."""
     params = encoder_of(model.params, "encoder." if model.config.sharing == "sde" else f"{tower}_encoder.")
     write_encoder(directory, model.config.backbone, params, pad_id=model.tokenizer.pad_swap or 0)
     save_tokenizer(directory, model, length_of(model, tower))
@@ -150,7 +151,7 @@ def save_tokenizer(directory: Path, model: StoredModel, max_length: int) -> None
 
 
 def length_of(model: StoredModel, tower: str) -> int:
-    """Returns the tokens at which texts of a tower are cut; an SDE's only tower has the longer limit."""
+    """Returns the maximum number of tokens of a tower's texts; an SDE's one tower has the larger of two."""
     lengths = {"query": model.settings.query_max_length, "passage": model.settings.passage_max_length}
     return max(lengths.values()) if model.config.sharing == "sde" else lengths[tower]
 
@@ -166,7 +167,7 @@ def read_part(
 
 
 def read_ending(directory: Path, tensors: Mapping[str, Any], end: str, missing: str) -> np.ndarray:
-    """Returns the tensor named `end`, with or without modules before it; `missing` ends the error."""
+    """Returns the tensor named `end`, with or without modules before it; `missing` ends the error message."""
     name = next((n for n in tensors if n == end or n.endswith(f".{end}")), None)
     if name is None:
         raise UserError(f"{directory}: no {end} among its weights{missing}")
@@ -176,7 +177,7 @@ def read_ending(directory: Path, tensors: Mapping[str, Any], end: str, missing: 
 def tensors_of_part(
     weights: Weights, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Returns the tensors of such a part; the inverse of `read_part`."""
+    """Returns the tensors of a part of a model, such as a decoder; the inverse of `read_part`."""
     return {tensor.name: tensor.join(params) for tensor in _tensors(weights, shapes)}
 
 
@@ -188,7 +189,7 @@ def _to_params(
     expected = _shapes_there(tensors, shapes)
     found = _strip_prefix({current_name(name): value for name, value in found.items()}, expected)
     for name, aliases in codec.aliases.items():
-        for alias in aliases:  # a file may hold any of them
+        for alias in aliases:  # a file may hold any of a tensor's names
             if alias in found:
                 found.setdefault(name, found[alias])
     found = {n: v for n, v in found.items() if n in expected or not n.startswith(codec.left_out)}
@@ -217,15 +218,15 @@ def _split_all(
 
 
 def is_wrapped(name: str) -> bool:
-    """Whether a tensor is named as Fusion-in-Decoder's code names those of T5's encoder."""
+    """Whether a tensor has the name that Fusion-in-Decoder's code gives it in T5's encoder."""
     return _WRAPPED.match(name) is not None
 
 
 def current_name(name: str) -> str:
     """Returns a tensor's current name.
 
-    BERT's first checkpoints use TensorFlow's names for norms; Fusion-in-Decoder's (facebookresearch/FiD) wrap
-    T5's encoder and each of its blocks.
+    BERT's first checkpoints use TensorFlow's names for norms. Fusion-in-Decoder's checkpoints
+    (facebookresearch/FiD) wrap T5's encoder and each of its blocks.
     """
     name = _WRAPPED.sub(r"encoder.\1\2", name)
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
@@ -238,7 +239,7 @@ def _strip_prefix(tensors: dict[str, np.ndarray], expected: Collection[str]) -> 
         parts = name.split(".")
         for i in range(len(parts)):
             found[".".join([*parts[:i], ""])] += ".".join(parts[i:]) in expected
-    # If some names are missing, the prefix with the most matches counts.
+    # If some names are missing, the prefix with the most matches is removed.
     prefix = max(found, key=lambda prefix: (found[prefix], -len(prefix)), default="")
     return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
 

@@ -24,13 +24,13 @@ def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
         if (found := content.get(entry)) not in (None, value):
             raise UserError(f"{path}: {entry} {found!r} is not supported, only {value!r}")
     if not fits(pad_id, Natural):
-        raise UserError(f"{path}: pad_token_id is {pad_id!r:.40}, not an id")
+        raise UserError(f"{path}: pad_token_id is {pad_id!r:.40}, not an id; set it to the padding's")
     hints, fields = hints_of(kind), {}
     hints |= {name: hint for name, hint in backbones.SIZES.items() if hints.get(name, int) is int}
     for ours, theirs in codec.entries.items():
         entry = _entry(theirs)
         fields[ours] = _read(content, entry, path)
-        if entry.name in content:  # an absurd size would take long to fail
+        if entry.name in content:  # else a huge size would take long to fail
             check_value(f"{path}: {entry.name}", fields[ours], hints.get(ours, Any))
     try:
         config = kind(**codec.implied | fields | codec.read_more(content, pad_id))
@@ -59,7 +59,7 @@ def _read(content: Mapping[str, Any], entry: Entry, path: Path) -> Any:
 def codec_of(config: BackboneConfig) -> HuggingFace:
     """Returns the tables of the folder that `config` becomes."""
     if config.model_type is None:
-        raise UserError(f"Hugging Face has no architecture of this kind ({config.summary})")
+        raise UserError(f"Hugging Face has no architecture of this kind ({config.summary}); use onnx")
     return backbones.of_model_type(config.model_type, where=config.summary)[1]
 
 
@@ -94,7 +94,7 @@ def describe(config: BackboneConfig, pad_id: int) -> dict[str, Any]:
 
 
 def _check_whole(config: BackboneConfig, read: BackboneConfig) -> None:
-    """Checks that `read` equals what was written; a user's table may omit fields."""
+    """Checks that `read`, from the written file, equals `config`; a user's table may omit fields."""
     for field in dataclasses.fields(config):
         name = field.name
         computed = name in stored.EXECUTION or name.endswith(stored.DROPOUT)

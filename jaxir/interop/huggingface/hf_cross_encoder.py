@@ -1,4 +1,4 @@
-"""Cross-encoders in Hugging Face folders for sequence classification, including sentence-transformers'."""
+"""Reads and writes cross-encoders: folders for sequence classification, also sentence-transformers'."""
 
 import dataclasses
 from pathlib import Path
@@ -37,7 +37,7 @@ _READS = "jaxir_reads"  # jaxir's own entry of config.json, for models that do n
 
 
 def head_of(config: BackboneConfig) -> dict[str, Any]:
-    """Returns the fields of a `CrossEncoderConfig` that describe a new head over such an encoder."""
+    """Returns the fields of a `CrossEncoderConfig` that describe a new head over an encoder."""
     codec = hf_config.codec_of(config) if config.model_type else None
     if codec is None or codec.score_head is None:
         pooling = "cls" if codec is None or codec.begins else "mean"
@@ -115,7 +115,7 @@ def _head_fields(
 
 
 def _has_token_types(directory: Path, content: dict[str, Any], codec: HuggingFace) -> bool:
-    """Whether transformers' tokenizer of this folder gives its model token types."""
+    """Whether transformers' tokenizer of this folder returns token types for its model."""
     path = directory / tokenizer_files.CONFIG
     about = read_optional_json(path)
     names = about.get("model_input_names")
@@ -144,7 +144,7 @@ def _settings(
     """Returns the settings; sentence-transformers puts the default prompt before the query."""
     found, reads = EncoderSettings.of_pairs(length), content.get(_READS, "pair")
     if not fits(reads, Reads):
-        raise UserError(f"{directory / 'config.json'}: {_READS} is {reads!r:.40}")
+        raise UserError(f"{directory / 'config.json'}: {_READS} is {reads!r:.40}, not known to this jaxir")
     if reads == "expanded_query":
         found = dataclasses.replace(found, query_max_length=length)
     if (directory / hub_files.ST_MODULES).exists():  # sentence-transformers reads prompts only with this file
@@ -175,7 +175,7 @@ def write(directory: Path, model: StoredModel) -> None:
     content |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     if settings.reads != "pair":
         content[_READS] = settings.reads
-    # Scores are logits.
+    # jaxir's scores are logits.
     content["sentence_transformers"] = {"activation_fn": _LOGIT}
     tensors = hf.tensors_of(config.backbone, hf.encoder_of(model.params), pad_id=pad_id)
     tensors = {f"{head.prefix}{name}": value for name, value in tensors.items()}
@@ -205,7 +205,7 @@ def write_prompts(directory: Path, settings: EncoderSettings) -> None:
 
 
 def _tensors_of_head(head: ScoreHead) -> dict[str, str]:
-    """Returns the end of each tensor's name by the name of our parameter."""
+    """Returns the end of each tensor's name, by jaxir's name of the parameter."""
     found = {"pooler.kernel": f"{head.pooler}.weight", "classifier.kernel": f"{head.classifier}.weight"}
     found["classifier.bias"] = f"{head.classifier}.bias"
     if head.norm is None:
@@ -227,7 +227,7 @@ def _read_head(directory: Path, head: ScoreHead, config: CrossEncoderConfig) -> 
 
 
 def _check_output(directory: Path, content: dict[str, Any], about: dict[str, Any]) -> None:
-    """Refuses scores that sentence-transformers computes otherwise than by a logit or its sigmoid."""
+    """Refuses models whose scores in sentence-transformers are neither logits nor their sigmoids."""
     own = content.get("sentence_transformers") or {}
     if not fits(own, dict[str, Any]):
         raise UserError(f"{directory / 'config.json'}: sentence_transformers is not a JSON object")

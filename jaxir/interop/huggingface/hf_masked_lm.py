@@ -1,4 +1,4 @@
-"""Masked language models in Hugging Face folders: BERT, DistilBERT and RoBERTa, with their heads."""
+"""Reads masked language models in Hugging Face folders: BERT, DistilBERT and RoBERTa, with their heads."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +22,11 @@ def outline(config_file: Path) -> MaskedLMConfig:
     backbone, _ = hf_config.parse(content, config_file)
     codec = hf_config.codec_of(backbone)
     if not codec.masked_lm:
-        raise UserError(f"{config_file}: no masked language model has model_type {content['model_type']!r}")
+        raise UserError(
+            f"{config_file}: no masked language model has model_type {content['model_type']!r}; use a BERT"
+        )
     if not content.get("tie_word_embeddings", True):
-        raise UserError(f"{config_file}: a head with its own token vectors is not supported")
+        raise UserError(f"{config_file}: a head with own token vectors is not supported; use another model")
     activation = codec.masked_lm_activation or backbone.activation
     return MaskedLMConfig(backbone=backbone, activation=activation, norm_epsilon=backbone.layer_norm_epsilon)
 
@@ -34,9 +36,9 @@ def read(directory: Path) -> StoredModel:
     config = outline(directory / "config.json")
     encoder = hf.read_encoder(directory)
     params = encoder.in_model | _read_head(directory, config, encoder.pad_id)
-    for name, value in params.items():  # a frozen generator's words would not show it
+    for name, value in params.items():  # the words of a frozen generator would not show the damage
         if not np.isfinite(np.asarray(value)).all():
-            raise UserError(f"{directory} is damaged: {name} has a number that is not finite")
+            raise UserError(f"{directory} is damaged: {name} has a number that is not finite; copy it again")
     length = config.backbone.max_positions
     return StoredModel(
         config=config,
@@ -47,7 +49,7 @@ def read(directory: Path) -> StoredModel:
 
 
 def read_pooler(directory: Path) -> dict[str, np.ndarray]:
-    """Reads BERT's pooler of a folder: `kernel` [D, D] and `bias` [D], float32."""
+    """Reads the pooler of a BERT's folder: `kernel` [D, D] and `bias` [D], float32."""
     tensors, end = read_tensors(directory), "pooler.dense"
     kernel, bias = (
         hf.read_ending(directory, tensors, f"{end}.{leaf}", ": it has no pooler")
@@ -66,7 +68,7 @@ def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str
         name = f"{module}.{'bias' if ours.endswith('bias') else 'weight'}"
         value = hf.read_ending(directory, found, name, ": it has no head for masked tokens")
         if ours == "bias":
-            value[[0, pad_id]] = value[[pad_id, 0]]  # as the token vectors are
+            value[[0, pad_id]] = value[[pad_id, 0]]  # swapped as the token vectors are
         params[f"head.{ours}"] = value.T
     shapes = {name: shape for name, shape in stored.model_shapes(config).items() if name in params}
     stored.check_params(params, shapes, str(directory))
@@ -74,12 +76,12 @@ def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str
 
 
 def _check_tied(directory: Path, tensors: Mapping[str, Any], module: str) -> None:
-    """Checks that tensors which the head shares, and a file repeats, are equal."""
+    """Checks that tensors which the head shares are equal to their copies in a file, if it has copies."""
     table = next((name for name in tensors if name.endswith("embeddings.word_embeddings.weight")), "")
     for name, tied in (("decoder.weight", table), ("weight", table), ("decoder.bias", f"{module}.bias")):
         name = f"{module}.{name}"
         if name in tensors and tied in tensors and not np.array_equal(tensors[name], tensors[tied]):
             raise UserError(
                 f"{directory}: {name} differs from {tied}, although config.json says that they are shared;"
-                " a head with its own vectors or bias is not supported"
+                " a head with its own vectors or bias is not supported: use another model"
             )

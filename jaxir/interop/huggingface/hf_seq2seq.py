@@ -1,4 +1,4 @@
-"""Generators: Hugging Face's folders of T5 with its decoder (T5ForConditionalGeneration), and back."""
+"""Converts Hugging Face's folders of T5ForConditionalGeneration to generators and back."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +42,7 @@ def read(directory: Path) -> StoredModel:
             f"warning: {directory}: {_HEAD} is left out: it differs from {_TABLE}, but config.json says that"
             " they are one table; if they are two, set tie_word_embeddings to false there"
         )
-    # T5's own folders may hold it, too, unused.
+    # T5's own folders may hold this bias, too, but do not use it.
     if _CROSS_BIAS in names and any(map(hf.is_wrapped, names)):
         note(
             f"warning: {directory}: {_CROSS_BIAS}, a bias of cross-attention in its authors' code, is"
@@ -61,12 +61,12 @@ def outline(path: Path) -> Seq2SeqConfig:
     content = read_json(path)
     backbone, pad_id = hf_config.parse(content, path)
     _check(path.parent, content, backbone, pad_id)
-    return _config(path, content, backbone, has_head=True)  # unused if outputs are scaled
+    return _config(path, content, backbone, has_head=True)  # `has_head` is ignored if outputs are scaled
 
 
 def _check(directory: Path, content: Mapping[str, Any], backbone: BackboneConfig, pad_id: int) -> None:
     if not isinstance(backbone, T5Config):
-        raise UserError(f"{directory}: model_type {content['model_type']!r} is not a generator; T5 is")
+        raise UserError(f"{directory}: model_type {content['model_type']!r} is not a generator; give a T5")
     start = content.get("decoder_start_token_id", START)
     if (pad_id, start) != (0, START):
         raise UserError(
@@ -101,19 +101,19 @@ def write(directory: Path, model: StoredModel) -> None:
         "num_decoder_layers": config.num_decoder_layers,
         "decoder_start_token_id": START,
         "eos_token_id": config.eos_id,
-        "tie_word_embeddings": config.scaled,  # by it transformers decides whether to scale
+        "tie_word_embeddings": config.scaled,  # if true, transformers scales outputs
     }
     tensors: dict[str, Any] = hf.tensors_of(config.backbone, hf.encoder_of(params), pad_id=0)
     tensors |= hf.tensors_of_part(_weights(config), _shapes(config), params)
     if config.tied and not config.scaled:
-        tensors[_HEAD] = tensors[_TABLE]  # without it transformers 4 draws one at random
+        tensors[_HEAD] = tensors[_TABLE]  # without a head transformers 4 draws one at random
     write_json(directory / "config.json", content)
     write_tensors(directory / SINGLE, tensors)
     hf.save_tokenizer(directory, model, model.settings.passage_max_length)
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Whether two arrays, which may be unread, are equal; stops reading at the first difference."""
+    """Whether two arrays, which may be lazy, are equal; stops reading at the first difference."""
     if one.shape != other.shape:
         return False
     starts = range(0, one.shape[0], _ROWS_AT_ONCE)

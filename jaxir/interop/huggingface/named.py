@@ -1,4 +1,4 @@
-"""Models by `hf:NAME` and `st:NAME`: the folder of a name, and the kind of the model in it."""
+"""Opens models by `hf:NAME` and `st:NAME`: finds the folder, and the kind of the model in the folder."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
 
-_DEFAULT_LENGTH = 512
+_DEFAULT_LENGTH = 512  # maximum number of tokens per text
 
 
 def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> StoredModel:

@@ -1,4 +1,4 @@
-"""sentence-transformers folders (modules.json and the modules that it names) to models and back."""
+"""Converts sentence-transformers folders (modules.json and the modules in it) to models and back."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -103,7 +103,7 @@ def read(directory: Path) -> StoredModel:
 
 
 def write(directory: Path, model: StoredModel, *, tower: str) -> None:
-    """Writes one tower of `model` (an SDE's only one under either name) as a folder."""
+    """Writes one tower of `model` as a folder. An SDE's one tower has both names."""
     config, settings = model.config, model.settings
     if config.pooling not in _POOLINGS:
         raise UserError(
@@ -174,7 +174,9 @@ def _read_pooling(path: Path, *, has_prompts: bool) -> tuple[str, bool]:
         raise UserError(f"{path}: pooling {' + '.join(modes)} is not supported, only {known}")
     include_prompt = bool(content.get("include_prompt", True))
     if has_prompts and not include_prompt:
-        raise UserError(f"{path}: include_prompt false is not supported for a model with prompts")
+        raise UserError(
+            f"{path}: include_prompt false is not supported for a model with prompts: use another model"
+        )
     return modes[0], include_prompt
 
 
@@ -187,7 +189,7 @@ def _read_dense(directory: Path) -> tuple[Projection, dict[str, np.ndarray]]:
     if activation is None:
         raise UserError(f"{path}: activation {name} is not supported, only torch's Identity and Tanh")
     if content.get("use_residual"):
-        raise UserError(f"{path}: a Dense with a residual is not supported")
+        raise UserError(f"{path}: a Dense with a residual is not supported: use another model")
     _check_names(content, path)
     tensors = read_tensors(directory)
     kernel = require(tensors, "linear.weight", directory).T
@@ -195,7 +197,7 @@ def _read_dense(directory: Path) -> tuple[Projection, dict[str, np.ndarray]]:
     if content.get("bias", True):
         params["projection.bias"] = require(tensors, "linear.bias", directory)
     elif "linear.bias" in tensors:
-        raise UserError(f"{path}: bias is false, but its weights have a linear.bias")
+        raise UserError(f"{path}: bias is false, but its weights have a linear.bias: correct one of them")
     dimension = require(content, "out_features", path)
     if not fits(dimension, Count):
         raise UserError(f"{path}: out_features is {dimension!r:.40}, not a number of dimensions")

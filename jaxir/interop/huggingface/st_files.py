@@ -1,4 +1,4 @@
-"""Files that sentence-transformers writes beside a model of either kind: modules, prompts and lengths."""
+"""Reads the files of sentence-transformers beside a model: modules, prompts and maximum lengths."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,11 +28,12 @@ _IGNORED = {
 # Names of the prompts of a side, in order of preference.
 _QUERY_PROMPTS = ("query",)
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
+# The only supported values of tokenizer settings.
 _SUPPORTED = {"padding_side": "right", "truncation_side": "right", "truncation": True, "padding": True}
 
 
 class Transformer(NamedTuple):
-    """How a Transformer reads texts: limits in tokens, and whether texts are lower-cased first."""
+    """How a Transformer reads texts: maximum numbers of tokens, and whether texts are lower-cased first."""
 
     max_length: int
     query_max_length: int
@@ -55,16 +56,16 @@ def read_config(directory: Path, kind: str) -> dict[str, Any]:
         raise UserError(f"{path}: the folder holds {what}; expected {KINDS[kind].what}")
     prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
     if not fits(prompts, dict[str, str | None]) or not fits(default, str | None):
-        raise UserError(f"{path}: its prompts are not texts by names")
+        raise UserError(f"{path}: prompts must be an object of texts by name")
     if default is not None and default not in prompts:
-        raise UserError(f"{path}: default_prompt_name {default!r:.40} is not the name of a prompt")
+        raise UserError(f"{path}: default_prompt_name {default!r:.40} is not in prompts: correct it")
     return content | {"prompts": {name: text or "" for name, text in prompts.items()}}
 
 
 def prompts_of_sides(named: Mapping[str, str], default_name: str | None) -> tuple[str, str]:
     """Returns the prompts that a dual encoder's queries and passages get.
 
-    Empty prompts do not count: since version 5, sentence-transformers adds an empty `query` and `document` to
+    Empty prompts are ignored: since version 5, sentence-transformers adds an empty `query` and `document` to
     every folder it saves. The default prompt, unless it is named for one side, is used for each side without
     its own prompt, as `encode` does in every version of sentence-transformers.
     """
@@ -76,7 +77,7 @@ def prompts_of_sides(named: Mapping[str, str], default_name: str | None) -> tupl
 
 
 def folder_prompts(settings: EncoderSettings) -> tuple[dict[str, str], str | None]:
-    """Returns (prompts by name, default's name) of a written folder: the original ones if unchanged."""
+    """Returns (prompts by name, name of the default) for a new folder: the original's if unchanged."""
     sides = (settings.query_prompt, settings.passage_prompt)
     if prompts_of_sides(settings.named_prompts, settings.default_prompt_name) == sides:
         return dict(settings.named_prompts), settings.default_prompt_name
@@ -122,7 +123,7 @@ def read_transformer(directory: Path, encoder: hf.Encoder, kind: str) -> Transfo
     if max(whole, query, passage) > limit:
         note(
             f"note: {path} says {max(whole, query, passage)} tokens, but the model has {limit} positions:"
-            " texts are cut there"
+            " texts are truncated to these"
         )
     lengths = (min(length, limit) for length in (whole, query, passage))
     return Transformer(*lengths, lower_case=bool(content.get("do_lower_case")))
@@ -142,7 +143,7 @@ def _check_use(content: dict[str, Any], path: Path, kind: str) -> None:
 
 
 def _created_length(content: dict[str, Any], path: Path) -> int | None:
-    """Returns the length that the tokenizer is created with."""
+    """Returns the maximum number of tokens with which the tokenizer is created."""
     found = None
     for group in _ARGUMENTS:
         for name, value in _object(content, group, path).items():
@@ -154,7 +155,7 @@ def _created_length(content: dict[str, Any], path: Path) -> int | None:
 
 
 def _called_length(content: dict[str, Any], path: Path) -> int | None:
-    """Returns the length that the tokenizer is called with."""
+    """Returns the maximum number of tokens with which the tokenizer is called."""
     found, calls = None, _object(content, "processing_kwargs", path)
     for group in ("common", "text"):  # the other groups are of images and chats
         for name, value in _object(calls, group, path).items():

@@ -1,8 +1,8 @@
-"""Tokenizers of Hugging Face's folders, read as transformers reads them, and written for transformers.
+"""Reads tokenizers of Hugging Face's folders as transformers does, and writes tokenizers for transformers.
 
-Some classes of transformers, BERT's and RoBERTa's, read only the vocabulary of a tokenizer.json. How a text
-is normalised, or whether a space goes before it, is decided by tokenizer_config.json; if that names no class,
-the model's type decides the class.
+Some classes of transformers, BERT's and RoBERTa's, read only the vocabulary of a tokenizer.json. Then
+tokenizer_config.json decides how a text is normalised, or whether a space goes before the text. If
+tokenizer_config.json names no class, the model's type decides the class.
 """
 
 import re
@@ -22,7 +22,7 @@ CONFIG = "tokenizer_config.json"
 _JSON = "tokenizer.json"
 _MAP, _ADDED = "special_tokens_map.json", "added_tokens.json"
 _MORE, _BY_ID = ("additional_special_tokens", "extra_special_tokens"), "added_tokens_decoder"
-_SENTINEL = re.compile("\u2581?<extra_id_[0-9]+>")  # T5's, which occur in no text
+_SENTINEL = re.compile("\u2581?<extra_id_[0-9]+>")  # T5's sentinel tokens, which occur in no text
 _GENERIC_CLASS = "PreTrainedTokenizerFast"  # the class that reads all of tokenizer.json
 
 
@@ -30,10 +30,10 @@ class _Replaced(NamedTuple):
     """A part of a tokenizer.json that some classes create by tokenizer_config.json instead.
 
     Attributes:
-      part: its name.
-      type: its required type in tokenizer.json.
-      classes: those classes, without "Fast".
-      entries: entry of tokenizer_config.json -> (entry of the part, the classes' default).
+      part: the name of the part.
+      type: the type that the part must have in tokenizer.json.
+      classes: the names of the classes that create the part, without "Fast".
+      entries: maps an entry of tokenizer_config.json to (entry of the part, default of the classes).
     """
 
     part: str
@@ -72,11 +72,14 @@ def load(directory: Path) -> Tokenizer:
                 " lacks; write a tokenizer.json that has it by transformers'"
                 " AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
             )
-    # Without a tokenizer.json transformers makes one by the settings.
+    # Without a tokenizer.json transformers makes one by tokenizer_config.json.
     content = read_optional_json(directory / _JSON)
     side = config.get("truncation_side", (content.get("truncation") or {}).get("direction", "right"))
     if str(side).lower() != "right":
-        raise UserError(f"{directory}: its tokenizer cuts texts on the {side}; only right is supported")
+        raise UserError(
+            f"{directory}: its tokenizer truncates texts on the {side}, but jaxir only on the right: set"
+            " truncation_side to right in tokenizer_config.json"
+        )
     model = read_optional_json(directory / "config.json")
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     codec = backbones.of_model_type(model.get("model_type"), where=directory / "config.json")[1]
@@ -105,7 +108,7 @@ def load(directory: Path) -> Tokenizer:
 
 
 def lower_cased(tokenizer: Tokenizer, where: Path) -> Tokenizer:
-    """Returns the tokenizer of a folder with lower-casing put before its normaliser."""
+    """Returns the tokenizer of a folder, which now lower-cases texts before its normaliser."""
 
     def lower(normalizer: dict[str, Any] | None) -> dict[str, Any]:
         return {
@@ -117,7 +120,7 @@ def lower_cased(tokenizer: Tokenizer, where: Path) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, directory: Path, *, max_length: int, token_types: bool) -> None:
-    """Writes a tokenizer, and the settings by which transformers tokenises as it does."""
+    """Writes a tokenizer, and settings with which transformers gives the same tokens."""
     tokenizer.save(directory)
     config = {k: v for k, v in read_optional_json(directory / CONFIG).items() if v is not None}
     if "tokenizer_class" in config or not (directory / _JSON).is_file():
@@ -167,7 +170,7 @@ def _check_ends(directory: Path, content: Mapping[str, Any], config: Mapping[str
 
 
 def _effect(part: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns what such a part does; a BertNormalizer strips accents with upper case by default."""
+    """Returns what a part does; a BertNormalizer that lower-cases also strips accents by default."""
     lower, accents = part.get("lowercase"), part.get("strip_accents")
     accents = lower if accents is None else accents
     return lower, accents, part.get("handle_chinese_chars"), part.get("add_prefix_space")
@@ -180,10 +183,10 @@ def _changed(
     with temporary_directory() as directory:
         tokenizer.save(directory)
         if not (directory / _JSON).is_file():
-            raise UserError(f"{where}: do_lower_case needs a {_JSON}")
+            raise UserError(f"{where}: do_lower_case needs a {_JSON}; write it with transformers")
         content = read_json(directory / _JSON)
         write_json(directory / _JSON, content | {part: change(content.get(part))})
-        # Named in a written folder, such a class would replace the part again.
+        # If the folder named this class, transformers would replace the changed part again.
         config = read_optional_json(directory / CONFIG)
         if config.pop("tokenizer_class", None):
             write_json(directory / CONFIG, config)

@@ -10,8 +10,8 @@ from jaxir.core.features import Reads, TextFormat
 from jaxir.core.values import Count, checked
 from jaxir.data.text.tokenizer import Tokenizer
 
-_QUERY_OF_A_PAIR = 64  # default tokens of the query in a pair
-_OF_A_TARGET = 64  # default tokens of a generator's target
+_QUERY_OF_A_PAIR = 64  # default maximum number of tokens per query of a pair
+_OF_A_TARGET = 64  # default maximum number of tokens per target text of a generator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,20 +19,20 @@ _OF_A_TARGET = 64  # default tokens of a generator's target
 class EncoderSettings:
     """How texts become a model's inputs.
 
-    A generator's source, which it reads, counts as a passage, and its target, which it learns to write, as a
-    query.
+    For a generator, the passage's fields apply to the source text that it reads, and the query's fields to
+    the target text that it learns to write.
 
     Attributes:
-      query_max_length: tokens kept of a query, special tokens included.
-      passage_max_length: tokens kept of a passage, likewise.
-      query_prompt: put before each query.
-      passage_prompt: put before each passage.
-      reads: what a cross-encoder reads (`features.Reads`).
-      named_prompts: the prompts by name of the sentence-transformers folder that the model came from. Texts
-        get `query_prompt` and `passage_prompt`. This field and the next two are kept to write the folder
-        again.
-      default_prompt_name: that folder's default prompt, a key of `named_prompts`.
-      pools_prompts: whether that folder's pooling includes the tokens of prompts (`include_prompt`).
+      query_max_length: maximum number of tokens per query, special tokens included.
+      passage_max_length: maximum number of tokens per passage, special tokens included.
+      query_prompt: text put before each query.
+      passage_prompt: text put before each passage.
+      reads: which texts a cross-encoder reads (`features.Reads`).
+      named_prompts: prompts by name, from the sentence-transformers folder that the model came from. They are
+        only kept to write that folder again; `query_prompt` and `passage_prompt` are used.
+      default_prompt_name: the sentence-transformers folder's default prompt, a key of `named_prompts`.
+      pools_prompts: whether pooling in the sentence-transformers folder includes the tokens of prompts
+        (`include_prompt`).
     """
 
     query_max_length: Count
@@ -46,17 +46,17 @@ class EncoderSettings:
 
     @classmethod
     def of_pairs(cls, max_length: int) -> EncoderSettings:
-        """Returns the settings of a cross-encoder of which only `max_length` is known."""
+        """Returns a cross-encoder's settings, given only the maximum number of tokens per pair."""
         query = min(_QUERY_OF_A_PAIR, max_length // 2)
         return cls(query_max_length=query, passage_max_length=max_length - query)
 
     @classmethod
     def of_generator(cls, source_length: int) -> EncoderSettings:
-        """Returns the settings of a generator of which only the length of sources is known."""
+        """Returns a generator's settings, given only the maximum number of tokens per source text."""
         return cls(query_max_length=_OF_A_TARGET, passage_max_length=source_length)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the fields as JSON values, without a folder's prompts if they have their defaults."""
+        """Returns the fields as JSON values; omits a folder's prompts if they have their defaults."""
         fields = dataclasses.asdict(self)
         of_folder = {"named_prompts": {}, "default_prompt_name": None, "pools_prompts": True}
         return {n: v for n, v in fields.items() if n not in of_folder or v != of_folder[n]}
@@ -69,7 +69,7 @@ class EncoderSettings:
 
     @property
     def pair_max_length(self) -> int:
-        """The number of tokens that a cross-encoder reads as one sequence."""
+        """The maximum number of tokens that a cross-encoder reads as one sequence."""
         if self.reads == "expanded_query":
             return self.query_max_length
         return self.query_max_length + self.passage_max_length
@@ -77,7 +77,7 @@ class EncoderSettings:
     def text_format(
         self, num_negatives: int = 0, *, mask_id: int | None = None, vocabulary: str | None = None
     ) -> TextFormat:
-        """Returns how texts become token arrays, for a tokenizer with these attributes."""
+        """Returns how texts become token arrays, given these attributes of a tokenizer."""
         return TextFormat(
             query_length=self.query_max_length,
             passage_length=self.passage_max_length,
@@ -90,6 +90,6 @@ class EncoderSettings:
         )
 
     def text_format_of(self, tokenizer: Tokenizer | None, num_negatives: int = 0) -> TextFormat:
-        """Returns `text_format` for a tokenizer; None has no attributes."""
+        """Returns `text_format` with the mask id and vocabulary of `tokenizer`, if it has them."""
         of_tokens = {name: getattr(tokenizer, name, None) for name in ("mask_id", "vocabulary")}
         return self.text_format(num_negatives, **of_tokens)

@@ -23,9 +23,10 @@ class Kind:
     Attributes:
       config: the class of its configurations.
       what: its description in messages.
-      lengths: settings -> the tokens of each input, by the settings that decide them.
+      lengths: maps settings to {name of the setting: maximum number of tokens per input}.
       of_tokenizer: fields of the configuration that the tokenizer decides, excluded from fingerprints.
-      since: fields added later, excluded from fingerprints at the value of all earlier models.
+      since: fields that a later version added, with the value that all earlier models have. A field with
+        this value is excluded from fingerprints.
     """
 
     config: type[Any]

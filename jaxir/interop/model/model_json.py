@@ -14,11 +14,11 @@ from jaxir.models import backbones
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.storage.json_files import made
 
-_DEFAULT_KIND = "dual_encoder"  # the kind of files that name none
+_DEFAULT_KIND = "dual_encoder"  # the kind of model in a file that does not name a kind
 
 
 def describe(config: ModelConfig, settings: EncoderSettings) -> dict[str, Any]:
-    """Returns what `parse` reads."""
+    """Returns the entries of `jaxir.json` that `parse` reads."""
     return {
         "kind": kinds.name_of(config),
         "model": stored.describe_config(config),
@@ -27,7 +27,7 @@ def describe(config: ModelConfig, settings: EncoderSettings) -> dict[str, Any]:
 
 
 def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderSettings]:
-    """Returns what the content of a file describes."""
+    """Returns the configuration and settings in `content`, which was read from the jaxir.json at `path`."""
     name = content.get("kind", _DEFAULT_KIND)
     if str(name) not in kinds.KINDS:
         raise UserError(f"{path}: unknown kind of model {name!r:.40}; known kinds: {', '.join(kinds.KINDS)}")
@@ -42,13 +42,13 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
         config = _made(kind, fields, path)
         settings = _made(EncoderSettings, require(content, "settings", path), path)
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UserError(f"{path}: does not describe a model: {error!r}") from error
+        raise UserError(f"{path} is damaged: it describes no model ({error!r}); copy it again") from error
     stored.check_lengths(settings, config, str(path))
     return config, settings
 
 
 def _made(cls: type[Any], fields: Mapping[str, Any], path: Path) -> Any:
-    """Makes a dataclass of JSON values; whole numbers stand for floats, because JSON may write 0.0 as 0."""
+    """Makes a dataclass from JSON values; accepts whole numbers as floats, as JSON may write 0.0 as 0."""
     hints = hints_of(cls)
     floats = {n: float(v) for n, v in fields.items() if type(v) is int and simple(hints.get(n)) is float}
     return made(cls, {**fields, **floats}, path)

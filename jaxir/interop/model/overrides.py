@@ -14,7 +14,7 @@ from jaxir.interop.model.stored import ModelConfig, StoredModel
 from jaxir.models import layers
 from jaxir.models.dual_encoder import Pooling, Projection, Sharing
 
-PLAIN_LENGTH = 512  # tokens; a training step on the 8,192 tokens that a ModernBERT can read fits no device
+PLAIN_LENGTH = 512  # tokens per text; a training step on the 8,192 that ModernBERT can read fits on no device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,15 +23,15 @@ class CommonOverrides:
     """Changes to a model of any kind; None changes nothing.
 
     Attributes:
-      dtype: type of matrix products.
-      remat: what the backward pass recomputes in blocks: nothing (False or "none"), all but matrix products
-        ("products"), all but products and gathered weights ("weights") or all (True or "all"); "auto": the
-        fastest with which a step fits into memory.
-      scan_layers: whether to scan over the blocks.
+      dtype: number type of matrix products.
+      remat: what the backward pass recomputes in blocks: nothing (False or "none"), all except matrix
+        products ("products"), all except products and gathered weights ("weights") or all (True or "all").
+        "auto" is the fastest of these with which a step fits into memory.
+      scan_layers: whether to compute the blocks in a scan, which compiles one block, instead of one by one.
       dropout_rate: rate of every dropout.
-      query_max_length: tokens kept of a query. By default as many as the model keeps, but at most
-        `PLAIN_LENGTH` from an `hf:` folder, which says what a model can read and not how it was trained.
-      passage_max_length: tokens kept of a passage, likewise.
+      query_max_length: maximum number of tokens per query. None: the model's own maximum, but at most
+        `PLAIN_LENGTH` for an `hf:` folder, which states what a model can read and not how it was trained.
+      passage_max_length: maximum number of tokens per passage, with the same default.
     """
 
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -42,7 +42,7 @@ class CommonOverrides:
     passage_max_length: Count | None = None
 
     def cut(self, settings: EncoderSettings) -> EncoderSettings:
-        """Returns `settings` with the changes."""
+        """Returns `settings` with the changed maximum lengths."""
         given = _given(query_max_length=self.query_max_length, passage_max_length=self.passage_max_length)
         if getattr(self, "source", "").startswith("hf:"):
             lengths = ("query_max_length", "passage_max_length")
@@ -50,7 +50,7 @@ class CommonOverrides:
         return dataclasses.replace(settings, **given)
 
     def executed(self, config: ModelConfig) -> ModelConfig:
-        """Returns `config` with the changes."""
+        """Returns `config` with the changed dtype, remat, scan_layers and dropout rate."""
         fields = (field.name for field in dataclasses.fields(config.backbone))
         changes = {name: self.dropout_rate for name in fields if name.endswith(stored.DROPOUT)}
         remat = {"none": False, "all": True}.get(self.remat, self.remat)
@@ -58,11 +58,11 @@ class CommonOverrides:
         return stored.replace_backbone(config, **given)
 
     def change_outputs(self) -> bool:
-        """Whether a change makes it another model."""
+        """Whether a change alters the model's outputs, and so its fingerprint."""
         return False
 
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
-        """Returns `model` with the changes. New weights are drawn from `seed`; errors begin with `where`."""
+        """Returns `model` with the changes. `seed` is for new random weights; errors begin with `where`."""
         config, settings = self.executed(model.config), self.cut(model.settings)
         stored.check_lengths(settings, config, where)
         return dataclasses.replace(model, config=config, settings=settings)
@@ -74,12 +74,12 @@ class Overrides(CommonOverrides):
     """Changes to a dual encoder, including those of `CommonOverrides`; None changes nothing.
 
     Attributes:
-      sharing: how the towers share weights. An SDE can become any other; its tower is copied into both.
+      sharing: how the towers share weights. Only an SDE can be changed; its tower is copied into both towers.
       pooling: how token vectors become one vector.
-      projection: dimension of a linear map to add.
+      projection: output dimension of a linear projection to add.
       similarity: how vectors are compared.
-      tokenizer: a directory with a tokenizer, or a SentencePiece model; for a `t5x:` checkpoint, which has
-        none.
+      tokenizer: a directory with a tokenizer, or a SentencePiece model; only applies to a `t5x:`
+        checkpoint, which has no tokenizer.
     """
 
     sharing: Sharing | None = None
@@ -113,7 +113,7 @@ def _add_projection(model: StoredModel, dimension: int, *, seed: int, where: str
     if present is not None:
         if present.dimension == dimension:
             return model
-        raise UserError(f"{where}: it already has a projection to {present.dimension}, not to {dimension}")
+        raise UserError(f"{where}: it already projects to {present.dimension} dimensions, not {dimension}")
     width = model.config.backbone.embed_dim
     kernel = np.asarray(layers.normal(width**-0.5)(jax.random.key(seed), (width, dimension)))
     names = ("query_projection", "passage_projection") if model.config.sharing == "ade" else ("projection",)
@@ -127,9 +127,9 @@ def _add_projection(model: StoredModel, dimension: int, *, seed: int, where: str
 def _share(model: StoredModel, sharing: Sharing, *, where: str) -> StoredModel:
     before = model.config.sharing
     if sharing == "ade_spl" and model.config.projection is None:
-        raise UserError(f"{where}: sharing='ade_spl' needs a projection: set one")
+        raise UserError(f"{where}: sharing='ade_spl' needs a projection: set `projection`")
     if before != "sde":
-        raise UserError(f"{where}: its towers are {before!r} and cannot become {sharing!r}; only 'sde' can")
+        raise UserError(f"{where}: sharing is {before!r} and cannot become {sharing!r}; only 'sde' can")
     params: dict[str, np.ndarray] = {}
     for name, value in model.params.items():
         both = name.startswith("encoder.") or sharing == "ade"

@@ -31,9 +31,9 @@ from jaxir.runtime.partitioning import Partitioner
 
 # Fields of a backbone that say how it is computed, excluded from fingerprints.
 EXECUTION = ("dtype", "remat", "scan_layers")
-DROPOUT = "dropout_rate"  # suffix of more such fields
+DROPOUT = "dropout_rate"  # suffix of the names of dropout rates, which are excluded, too
 
-_HASHED_AT_ONCE = 1 << 24  # numbers read at a time
+_HASHED_AT_ONCE = 1 << 24  # numbers of a parameter that are read and hashed at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,10 @@ class StoredModel:
 
     Attributes:
       config: its configuration.
-      params: float32 arrays by canonical name, on the host or unread (see `lazy`).
+      params: float32 arrays by canonical name, in host memory or not yet loaded (see `lazy`).
       tokenizer: its tokenizer.
       settings: lengths and prompts.
-      checkpoint: a run's checkpoint, which its trainer may remove while it is read; None for other models.
+      checkpoint: the checkpoint of a run, which a trainer may remove during reading; None for other models.
     """
 
     config: ModelConfig
@@ -77,7 +77,7 @@ class LoadedModel(NamedTuple):
 
 
 def canonical(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns float32 arrays by canonical name, with stacked layers split; unread arrays stay unread."""
+    """Returns float32 arrays by canonical name, with stacked layers split; loads no lazy array."""
     found: dict[str, Any] = {}
     for name, value in params.items():
         at_rest = isinstance(value, LazyArray)
@@ -113,14 +113,14 @@ def model_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def shapes_alone(config: ModelConfig) -> dict[str, np.ndarray]:
-    """Returns placeholder parameters, views of one zero, for uses that ignore the values."""
+    """Returns placeholders for parameters: views of one zero with the right shapes, which need no memory."""
     zero = np.zeros((), np.float32)
     return {name: np.broadcast_to(zero, shape) for name, shape in model_shapes(config).items()}
 
 
 @functools.lru_cache(maxsize=32)
 def _outline(config: BackboneConfig | ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """Returns an abstract model. For small models making it takes longer than reading the numbers."""
+    """Returns an abstract model. Cached: for small models, making it takes longer than reading weights."""
     return nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
 
 
@@ -136,10 +136,12 @@ def check_params(params: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[in
     if missing or extra:
         parts = [f"lacks {_some(missing)}"] if missing else []
         parts += [f"has unknown {_some(extra)}"] if extra else []
-        raise UserError(f"{where}: does not fit its configuration: it {' and '.join(parts)}")
+        raise UserError(
+            f"{where} does not fit its configuration: it {' and '.join(parts)}; use the weights of one model"
+        )
     for name, shape in shapes.items():
         if params[name].shape != shape:
-            raise UserError(f"{where}: {name} has shape {params[name].shape}, the configuration says {shape}")
+            raise UserError(f"{where}: {name} has shape {params[name].shape}, its configuration says {shape}")
 
 
 def _some(names: list[str]) -> str:
@@ -151,7 +153,9 @@ def check_lengths(settings: EncoderSettings, config: ModelConfig, where: str) ->
     limit = config.backbone.max_positions
     for name, length in kinds.of(config).lengths(settings).items():
         if limit is not None and length > limit:
-            raise UserError(f"{where}: {name} is {length}, but the model has only {limit} positions")
+            raise UserError(
+                f"{where}: {name} is {length}, but the model has only {limit} positions; set less"
+            )
 
 
 def replace_backbone(config: ModelConfig, **changes: Any) -> ModelConfig:
@@ -162,8 +166,8 @@ def replace_backbone(config: ModelConfig, **changes: Any) -> ModelConfig:
 def build(stored: StoredModel, partitioner: Partitioner | None = None) -> nnx.Module:
     """Makes the model that `stored` describes.
 
-    With a partitioner each parameter goes straight to the devices that hold its parts and is never whole on
-    one device; without, all go to the default device.
+    With a partitioner, each device gets only its own part of each parameter, and none gets a complete one.
+    Without a partitioner, all parameters go to the default device.
     """
     graphdef, state = _outline(stored.config)
     scan = stored.config.backbone.scan_layers
@@ -183,7 +187,7 @@ def build(stored: StoredModel, partitioner: Partitioner | None = None) -> nnx.Mo
 
 
 def _stacked(params: Mapping[str, Any], names: list[str], scan: bool) -> Any:
-    """Returns a stored parameter; that of a scanned stack is stored layer by layer."""
+    """Returns a stored parameter. For scanned layers, stacks the layers, which are stored one by one."""
     if not (scan and "layers" in names):
         return params[".".join(names)]
     at = names.index("layers") + 1
@@ -195,7 +199,7 @@ def _stacked(params: Mapping[str, Any], names: list[str], scan: bool) -> Any:
 def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | None = None) -> nnx.Module:
     """Makes a model with random parameters, which depend on the seed and not on the mesh.
 
-    With a partitioner the parameters are computed where they live: none is ever whole on one device.
+    With a partitioner, each device computes only its own part of each parameter.
     """
 
     def make() -> nnx.State:
@@ -215,8 +219,8 @@ def _check_memory(config: ModelConfig, abstract: nnx.State, devices: int) -> Non
     memory = memory_of(jax.local_devices()[0])
     if memory is not None and size > memory * devices:
         raise UserError(
-            f"the parameters of {config.summary} would take {size / 2**30:,.1f} GiB, and the memory is"
-            f" {memory * devices / 2**30:,.1f} GiB: use smaller sizes (vocab_size is"
+            f"the parameters of {config.summary} would take {size / 2**30:,.1f} GiB, but the devices have"
+            f" {memory * devices / 2**30:,.1f} GiB of memory: use smaller sizes (vocab_size is"
             f" {config.backbone.vocab_size:,}, embed_dim {config.backbone.embed_dim:,})"
         )
 
@@ -226,7 +230,7 @@ def describe_config(config: ModelConfig) -> dict[str, Any]:
     described, kind = dataclasses.asdict(config), {"kind": config.backbone.kind}
     module = type(config.backbone).__module__
     if not module.startswith("jaxir."):
-        kind["module"] = module  # readers must have imported it
+        kind["module"] = module  # a reader must import this module first
     return described | {"backbone": kind | described["backbone"]}
 
 
@@ -239,7 +243,7 @@ def fingerprint(stored: StoredModel) -> str:
     for name in sorted(stored.params):
         value = stored.params[name]
         digest.update(f"{name} {tuple(value.shape)}".encode())
-        # In parts, because unread arrays may be large.
+        # Read in parts, because lazy arrays may be large.
         rows = max(1, _HASHED_AT_ONCE * value.shape[0] // max(1, math.prod(value.shape)))
         for start in range(0, value.shape[0], rows):
             digest.update(np.ascontiguousarray(value[start : start + rows], np.float32).data)

@@ -1,4 +1,4 @@
-"""T5X's checkpoints: read, written, and started from."""
+"""Reads, writes and starts from T5X's checkpoints."""
 
 from jaxir.interop.t5x.checkpoint import describe, read, start_from, write
 

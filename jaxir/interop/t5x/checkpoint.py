@@ -1,7 +1,7 @@
-"""T5X checkpoints, local or in a bucket, to models and back, without T5X.
+"""Converts T5X checkpoints, local or in a bucket, to models and back, without T5X.
 
-A checkpoint holds only parameters: no tokenizer, lengths or prompts, and of the architecture only what shapes
-tell (see `names.interpret`).
+A checkpoint holds only parameters: no tokenizer, lengths or prompts. The architecture is inferred from the
+shapes of the parameters (see `names.interpret`).
 """
 
 import dataclasses
@@ -26,17 +26,17 @@ from jaxir.storage.files import atomic_directory, check_bucket, check_free, is_b
 from jaxir.storage.temporary_outputs import temporary_directory
 
 PREFIX = "t5x:"
-_LENGTH = 512
-# The vocabulary in T5X's gin files and in a run's config.gin, where a backslash precedes a long value on its
-# own line.
+_LENGTH = 512  # default maximum number of tokens per text
+# Finds the SentencePiece model in T5X's gin files and a run's config.gin, where a backslash precedes a long
+# value on its own line.
 _VOCABULARY = re.compile(r"^\s*[\w./]*\bsentencepiece_model_file\s*=[\s\\]*['\"]([^'\"]+)['\"]", re.M)
 
 
 def start_from(*, default: str, model: str | None = None, initial_checkpoint_path: str | None = None) -> str:
-    """Returns what a run starts from, as `model_dir.load` takes it.
+    """Returns the model that a run starts from, in a form that `model_dir.load` accepts.
 
     Args:
-      default: used if neither of the others is given.
+      default: the model to use if neither of the other arguments is given.
       model: a model of any kind.
       initial_checkpoint_path: a T5X checkpoint; the name is that of T5X's gin macro.
     """
@@ -55,17 +55,21 @@ def read(directory: str, *, tokenizer: str | None = None, generator: bool = Fals
 
     Args:
       directory: a `checkpoint_STEP`, or a run, whose newest checkpoint is read; local or gs://BUCKET/PATH.
-      tokenizer: a SentencePiece model or a directory with a tokenizer. By default the one that jaxir's export
-        put beside the checkpoint, else the one that the run's config.gin names.
-      generator: open the encoder with its decoder.
+      tokenizer: a SentencePiece model or a directory with a tokenizer. By default the tokenizer that jaxir's
+        export wrote beside the checkpoint, else the SentencePiece model that the run's config.gin names.
+      generator: whether to open the encoder with its decoder, as a generator.
     """
     where, model, left_out = _open(directory, generator=generator)
     loaded = _tokenizer(tokenizer, where)
     vocab_size = model.config.backbone.vocab_size
     if loaded.pad_swap is not None:
-        raise UserError(f"{where}: this tokenizer pads with id {loaded.pad_swap}, but T5X with 0")
+        raise UserError(
+            f"{where}: this tokenizer pads with id {loaded.pad_swap}, but T5X with 0: give another"
+        )
     if loaded.vocab_size > vocab_size:
-        raise UserError(f"{where}: this tokenizer has {loaded.vocab_size} ids, the model only {vocab_size}")
+        raise UserError(
+            f"{where}: this tokenizer has {loaded.vocab_size} ids, the model only {vocab_size}: give another"
+        )
     if 2 * loaded.vocab_size < vocab_size:
         note(
             f"warning: {where}: this tokenizer has {loaded.vocab_size:,} ids, the model {vocab_size:,}:"
@@ -79,7 +83,7 @@ def read(directory: str, *, tokenizer: str | None = None, generator: bool = Fals
 def describe(
     directory: str, *, generator: bool = False
 ) -> tuple[DualEncoderConfig | Seq2SeqConfig, EncoderSettings]:
-    """Returns the configuration and lengths that `read` would give, from shapes alone."""
+    """Returns the configuration and settings that `read` would give, without reading parameters."""
     _, model, _ = _open(directory, generator=generator)
     return model.config, model.settings
 
@@ -106,8 +110,8 @@ def write(
     """Writes `output`/checkpoint_STEP, which T5X restores, and `output`/tokenizer, which T5X ignores.
 
     A local `output` appears only when complete. In a bucket the index is written last; T5X ignores a
-    checkpoint without an index. `slots` are Adafactor's by canonical name (see `optimizer.read`), for a full
-    restore.
+    checkpoint without an index. `slots` is Adafactor's state by canonical name (see `optimizer.read`), which
+    T5X needs to continue a training.
     """
     _check(model)
     paths = t5x_names.paths_of(model.config)
@@ -131,29 +135,31 @@ def write(
 
 
 def _check(model: StoredModel) -> None:
-    """Refuses models for which T5X would compute something else with these parameters."""
+    """Refuses models that would give other outputs in T5X with the same parameters."""
     config, backbone = model.config, model.config.backbone
     t5x_names.check_kind(config)
     fixed = T5Config(activation="gelu_tanh" if backbone.gated else "relu")
     for field in ("activation", "relative_max_distance", "layer_norm_epsilon"):
         theirs, ours = getattr(fixed, field), getattr(backbone, field)
         if theirs != ours:
-            raise UserError(f"{field} is {theirs!r} in T5X, but {ours!r} in this model")
+            raise UserError(f"{field} is {theirs!r} in T5X, but {ours!r} in this model: use another format")
     settings = model.settings
     prompts = (settings.query_prompt, settings.passage_prompt, *settings.unused_prompts)
     lost = ["prompts"] if any(prompts) else []
     if isinstance(config, Seq2SeqConfig):
         if config.tied != config.scaled:
-            raise UserError("T5X scales outputs before the token table, but this model does not")
+            raise UserError("T5X scales outputs before the token table, but this model does not: use hf")
         if config.eos_id != 1:
-            raise UserError(f"T5's texts end with token 1, but this model's with {config.eos_id}")
+            raise UserError(f"T5's texts end with token 1, but this model's with {config.eos_id}: use hf")
     else:
         if config.pooling != "mean":
-            raise UserError(f"T5X Retrieval pools by the mean, but this model by {config.pooling!r}")
+            raise UserError(f"T5X Retrieval pools by the mean, but this model by {config.pooling!r}: use st")
         if config.projection is not None and config.projection.activation != "identity":
-            raise UserError(f"T5X Retrieval has no {config.projection.activation} after the projection")
+            raise UserError(
+                f"T5X Retrieval has no {config.projection.activation} after projections: use format st"
+            )
         if config.similarity == "dot":
-            lost.insert(0, "similarity dot (bind l2_norm_factory to None there)")
+            lost.insert(0, "similarity dot (in T5X, bind l2_norm_factory to None)")
     if lost:
         note(f"note: a T5X checkpoint does not store this model's {' and '.join(lost)}")
 
@@ -180,7 +186,7 @@ def _load_tokenizer(given: str) -> Tokenizer:
         return Tokenizer.load(path)
     content = stores.read(path)
     if content is None:
-        raise UserError(f"{path}: no such tokenizer: neither a SentencePiece model nor a directory")
+        raise UserError(f"{path}: no such tokenizer: give a SentencePiece model or a directory")
     with temporary_directory() as copy:
         (copy / "spiece.model").write_bytes(content)
         try:

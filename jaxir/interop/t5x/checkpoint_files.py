@@ -1,4 +1,4 @@
-"""T5X's checkpoint format: a msgpack index beside one zarr directory for each large array.
+"""Reads and writes T5X's checkpoints: a msgpack index beside one zarr directory for each large array.
 
 `checkpoint_STEP/checkpoint` is the index: `{version, optimizer: {target, state: {step, param_states}}}`. Each
 leaf is an array or the TensorStore specification of one, whose path is relative to the checkpoint. Version 2
@@ -25,9 +25,9 @@ from jaxir.storage.files import atomic_file, check_bucket, inside, is_bucket, pa
 
 VERSION = 3
 INDEX = "checkpoint"
-_PLACEHOLDER = "PLACEHOLDER://"
+_PLACEHOLDER = "PLACEHOLDER://"  # begins the text that stands for an array beside the index
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
-_CHUNK_BYTES = 64 * 1024 * 1024
+_CHUNK_BYTES = 64 * 1024 * 1024  # maximum size of a chunk of a zarr array
 _SLOTS = ("m", "v", "v_col", "v_row")
 
 
@@ -51,12 +51,15 @@ class Checkpoint(NamedTuple):
         opened = stores.open_arrays(str(self.where), {path: leaf.spec for path, leaf in external.items()})
         for path, leaf in external.items():
             if leaf.shape not in (None, opened[path].shape):
-                raise UserError(f"{self.where}: {path} has shape {opened[path].shape}, not {leaf.shape}")
+                raise UserError(
+                    f"{self.where} is damaged: {path} has shape {opened[path].shape}, not {leaf.shape}; copy it"
+                    " again"
+                )
         return {p: opened[p] if p in opened else np.asarray(v, np.float32) for p, v in leaves.items()}
 
 
 def find(directory: str) -> Checkpoint:
-    """Finds a checkpoint: `directory` itself, or the newest of a run; a local path or gs://BUCKET/PATH."""
+    """Finds a checkpoint: `directory` itself, or a run's newest; a local path or gs://BUCKET/PATH."""
     place = local_or_bucket(directory)
     check_bucket(place)
     if place.name == INDEX and place.is_file():
@@ -70,7 +73,7 @@ def find(directory: str) -> Checkpoint:
 
 
 def local_or_bucket(place: str | Path) -> Path:
-    """Returns `files.path_of`, with ~ expanded."""
+    """Like `files.path_of`, but expands ~ in a local path."""
     path = path_of(place)
     return path if is_bucket(path) else path.expanduser()
 
@@ -94,7 +97,7 @@ def _read(directory: Path) -> Checkpoint | None:
         else:
             continue
         if not leaves:
-            raise UserError(f"{where}: it holds no model (no target)")
+            raise UserError(f"{where}: it holds no model (no target); copy it again")
         return Checkpoint(where, leaves)
     return None
 
@@ -105,10 +108,12 @@ def _read_native(where: Path, content: bytes) -> Checkpoint:
     tree = _unpack(where, content)
     version = tree.get("version")
     if version not in (2, VERSION) or not isinstance(tree.get("optimizer"), dict):
-        raise UserError(f"{where}/{INDEX}: not a T5X index of version 2 or {VERSION} (but {version})")
+        raise UserError(
+            f"{where}/{INDEX}: not a T5X index of version 2 or {VERSION} (its version is {version})"
+        )
     target = tree["optimizer"].get("target")
     if not isinstance(target, dict):
-        raise UserError(f"{where}/{INDEX}: it holds no model (no optimizer/target)")
+        raise UserError(f"{where}/{INDEX}: it holds no model (no optimizer/target); copy it again")
     return Checkpoint(where, {path: _native_leaf(where, path, leaf) for path, leaf in _flatten(target)})
 
 
@@ -116,17 +121,19 @@ def _native_leaf(where: Path, path: str, leaf: Any) -> np.ndarray | ExternalArra
     if isinstance(leaf, np.ndarray):
         return leaf
     try:
-        # The array is beside the index, wherever it was written (driver "gfile", another bucket).
+        # Take the array beside the index, even if it was written elsewhere (driver "gfile", another bucket).
         name = leaf["kvstore"].get("path") or leaf["path"]
         shape = (leaf.get("metadata") or {}).get("shape")
         place = inside(where, name.rstrip("/"), said_by=f"{where}/{INDEX}")
         return ExternalArray(stores.zarr(place), None if shape is None else tuple(shape))
     except (AttributeError, KeyError, TypeError):
-        raise UserError(f"{where}/{INDEX}: {path} is not an array of T5X ({leaf!r:.80})") from None
+        raise UserError(
+            f"{where}/{INDEX}: {path} is not an array of T5X ({leaf!r:.80}); copy it again"
+        ) from None
 
 
 def _read_placeholders(where: Path, content: bytes) -> dict[str, np.ndarray | ExternalArray]:
-    """Reads the index of Orbax's first layout: arrays, or placeholders for arrays beside it."""
+    """Reads the index of Orbax's first layout: arrays, or placeholders for arrays beside the index."""
     target, place = _unpack(where, content).get("target"), stores.orbax_places(where)
     leaves = dict(_flatten(target if isinstance(target, dict) else {}))
     names = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, str)}
@@ -135,13 +142,15 @@ def _read_placeholders(where: Path, content: bytes) -> dict[str, np.ndarray | Ex
 
 def _unpack(where: Path, content: bytes) -> dict[str, Any]:
     if content.startswith(b"model_checkpoint_path"):
-        raise UserError(f"{where}: a TensorFlow checkpoint; convert it by T5X's convert_tf_checkpoint")
+        raise UserError(f"{where}: a TensorFlow checkpoint; convert it with T5X's convert_tf_checkpoint")
     try:
         tree = serialization.msgpack_restore(content)
     except Exception as error:  # msgpack, numpy and struct raise many types of errors for damaged files
-        raise UserError(f"{where}/{INDEX}: truncated, or not msgpack ({error!r:.100})") from error
+        raise UserError(
+            f"{where}/{INDEX}: truncated, or not msgpack ({error!r:.100}); copy it again"
+        ) from error
     if not isinstance(tree, dict):
-        raise UserError(f"{where}/{INDEX}: not an index of T5X")
+        raise UserError(f"{where}/{INDEX}: not an index of T5X; copy it again")
     return tree
 
 
@@ -164,10 +173,10 @@ def write(
     """Writes a checkpoint of version 3 into a new directory, local or in a bucket; the index last.
 
     Args:
-      target: float32 arrays by path; unread arrays are read one at a time.
+      target: float32 arrays by path; lazy arrays are read one at a time.
       external: the paths whose arrays become zarr directories; the others are stored in the index.
-      slots: Adafactor's slots of each path, any of m, v, v_col and v_row, float32; missing slots are unused.
-        None omits the optimizer's state: T5X then restores only the parameters.
+      slots: Adafactor's state: for each path, float32 arrays by slot (m, v, v_col, v_row); a missing slot is
+        unused. None omits the optimizer's state: T5X then restores only the parameters.
     """
     leaves = {
         path: _write_zarr(directory, path, value) if path in external else np.asarray(value, np.float32)
@@ -185,7 +194,7 @@ def write(
 
 
 def _write_zarr(directory: str | Path, path: str, value: Any) -> dict[str, Any]:
-    """Writes one array and returns the specification that the index holds of it."""
+    """Writes one array; returns the array's specification for the index."""
     name, value = f"target.{path.replace('/', '.')}", np.ascontiguousarray(value, np.float32)
     metadata = {
         "chunks": _chunks(value.shape, value.itemsize),

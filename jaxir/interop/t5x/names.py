@@ -1,4 +1,4 @@
-"""T5X's parameter names, in T5 and in the dual encoders of T5X Retrieval, and what shapes tell about a model.
+"""Maps parameter names to T5X's (T5, dual encoders of T5X Retrieval), and infers a model from its shapes.
 
 | here | one encoder for both towers (SDE) | two encoders (ADE, ADE-SPL) |
 |---|---|---|
@@ -6,11 +6,11 @@
 | relative_bias, layers.N, norm | encoder/... | left_encoder/..., right_encoder/... |
 | projection | projection_layer | left_projection_layer, right_projection_layer |
 
-The query tower is T5X Retrieval's left one, the passage tower its right one. It has no name for a projection
-that two encoders share: ADE-SPL is written with the shared one as `projection_layer` and copies under both
-names of ADE, which T5X Retrieval restores.
+The query tower is T5X Retrieval's left tower, the passage tower its right tower. T5X Retrieval has no name
+for a projection that two encoders share: ADE-SPL's is written as `projection_layer`, and copied to both names
+of ADE, which T5X Retrieval restores.
 
-A generator has the encoder of SDE and a decoder. Its logits come from the token table (1.0) or from
+A generator has the encoder of SDE and a decoder. Its logits come from the token table (T5 1.0) or from
 decoder/logits_dense, which is `head` transposed. Other arrays have the same orientation.
 """
 
@@ -68,11 +68,11 @@ def paths_of(config: DualEncoderConfig | Seq2SeqConfig) -> dict[str, str]:
 
 def check_kind(config: DualEncoderConfig | Seq2SeqConfig) -> None:
     if config.backbone.kind != T5Config.kind:
-        raise UserError(f"T5X holds T5 encoders only, but this model has {config.backbone.summary}")
+        raise UserError(f"T5X holds only T5 encoders; this model has {config.backbone.summary}: use hf")
 
 
 def copies_of(config: DualEncoderConfig | Seq2SeqConfig) -> dict[str, str]:
-    """Returns the canonical names of parameters that are written a second time, by path."""
+    """Returns {path of a second copy: canonical name} for parameters that are written twice."""
     if isinstance(config, Seq2SeqConfig) or config.sharing != "ade_spl":
         return {}
     leaves = ("kernel", "bias") if config.projection.use_bias else ("kernel",)
@@ -91,7 +91,7 @@ def oriented(name: str, value: Any) -> Any:
 
 
 def wanted(paths: Collection[str], where: str, *, generator: bool = False) -> tuple[list[str], list[str]]:
-    """Splits the paths of a checkpoint into those of a model and a dual encoder's unused decoder."""
+    """Splits a checkpoint's paths into those that a model reads and those of a decoder to leave out."""
     tops = {path.partition("/")[0] for path in paths}
     sides = {f"{side}_encoder" for side in _SIDES.values()} & tops
     if len(sides) == 1:
@@ -117,8 +117,8 @@ def wanted(paths: Collection[str], where: str, *, generator: bool = False) -> tu
 def interpret(arrays: Mapping[str, Any], where: str) -> tuple[DualEncoderConfig, dict[str, Any]]:
     """Infers the dual encoder whose parameters have these shapes, and names them canonically.
 
-    Shapes do not tell everything: gated feed-forward layers are taken as 1.1's (gelu), others as 1.0's
-    (relu); distances share the last bucket from 128 on; pooling is the mean, the similarity cosine.
+    Shapes do not determine everything. Gated feed-forward layers are taken as T5 1.1's (gelu), others as T5
+    1.0's (relu). Distances from 128 on share the last bucket, pooling is the mean, similarity is cosine.
     """
     two = any(path.startswith("left_encoder/") for path in arrays)
     arrays = _with_tables(arrays, [f"{side}_encoder" for side in _SIDES.values()] if two else ["encoder"])
@@ -141,7 +141,8 @@ def interpret(arrays: Mapping[str, Any], where: str) -> tuple[DualEncoderConfig,
 def interpret_generator(arrays: Mapping[str, Any], where: str) -> tuple[Seq2SeqConfig, dict[str, Any]]:
     """Infers the generator whose parameters have these shapes, and names them canonically.
 
-    Without logits_dense the token table gives the logits, from scaled outputs as in 1.0; else as `interpret`.
+    Without logits_dense the token table gives the logits, from scaled outputs as in T5 1.0. Other assumptions
+    are those of `interpret`.
     """
     arrays = _with_tables(arrays, ["encoder"])
     tied = _HEAD_PATH not in arrays
@@ -182,7 +183,7 @@ def _path(name: str, gated: bool) -> str:
 
 
 def _with_tables(arrays: Mapping[str, Any], encoders: list[str]) -> dict[str, Any]:
-    """Moves the token table to `_path`'s place: it can be in the encoder, or shared by encoders."""
+    """Moves the token table to its path by `_path`: it can be in the encoder, or shared by two encoders."""
     found = dict(arrays)
     if encoders == ["encoder"]:
         inner = f"encoder/{_TOKEN_PATH}"
@@ -204,7 +205,7 @@ def _backbone(arrays: Mapping[str, Any], prefix: str, where: str) -> T5Config:
     if joined % num_heads:
         raise UserError(
             f"{where}: {first}/attention/query/kernel has {joined} columns, which {num_heads} heads"
-            f" ({prefix}/relpos_bias/rel_embedding) do not divide"
+            f" ({prefix}/relpos_bias/rel_embedding) do not divide; copy it again"
         )
     gated = f"{first}/mlp/wi_0/kernel" in arrays
     mlp_dim = _shape(arrays, f"{first}/mlp/{'wi_0' if gated else 'wi'}/kernel", 2, where)[1]
@@ -224,13 +225,13 @@ def _backbone(arrays: Mapping[str, Any], prefix: str, where: str) -> T5Config:
 def _layers(arrays: Mapping[str, Any], prefix: str, where: str) -> int:
     layers = {m[1] for path in arrays if (m := re.match(rf"{prefix}/layers_(\d+)/", path))}
     if not layers:
-        raise UserError(f"{where}: it lacks {prefix}/layers_0")
+        raise UserError(f"{where}: it lacks {prefix}/layers_0; give a complete T5 checkpoint")
     return len(layers)
 
 
 def _shape(arrays: Mapping[str, Any], path: str, rank: int, where: str) -> tuple[int, ...]:
     if path not in arrays:
-        raise UserError(f"{where}: it lacks {path}")
+        raise UserError(f"{where}: it lacks {path}; give a complete T5 checkpoint")
     shape = tuple(arrays[path].shape)
     if len(shape) != rank:
         raise UserError(f"{where}: {path} has shape {shape}, not {rank} dimensions")

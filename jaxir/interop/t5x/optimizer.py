@@ -1,4 +1,4 @@
-"""A run's Adafactor state as T5X keeps it: slots m, v, v_row and v_col of each parameter.
+"""Reads a run's Adafactor state in T5X's form: slots m, v, v_row and v_col of each parameter.
 
 optax's and T5X's second moments follow the same equations and have the same shapes, so T5X can continue with
 them: `v_row` omits the largest dimension, `v_col` the second largest; `v` is for unfactored parameters. `m`
@@ -26,11 +26,11 @@ def read(checkpoint: Path, params: Mapping[str, Any]) -> dict[str, dict[str, np.
     directory = checkpoint / "opt_state"
     specs = stores.orbax_specs(directory)
     if specs is None:
-        raise UserError(f"{directory}: no optimizer state in it")
-    # Keys are positions in the optimizer's chain, the name of a slot, then the name of the parameter.
+        raise UserError(f"{directory}: no optimizer state in it; omit --optimizer_state")
+    # A key holds positions in the optimizer's chain, then the slot's name, then the parameter's name.
     places = {keys: i for keys in specs for i, key in enumerate(keys) if key in _SLOTS and i + 1 < len(keys)}
     if not places:
-        raise UserError(f"{checkpoint}: its optimizer is not Adafactor; T5X holds no other's state")
+        raise UserError(f"{checkpoint}: its optimizer is not Adafactor, as T5X needs; omit --optimizer_state")
     by_name = {".".join(keys): spec for keys, spec in specs.items()}
     opened = stores.open_arrays(str(directory), by_name, sums_of(checkpoint, "opt_state"))
     slots: dict[str, dict[str, np.ndarray]] = {name: {} for name in params}
@@ -52,5 +52,5 @@ def _check(where: str, name: str, shape: tuple[int, ...], found: dict[str, tuple
     if found != expected:
         raise UserError(
             f"{where}: Adafactor's state of {name} {shape} is {found}, but T5X needs {expected}: it factors"
-            f" dimensions from {FACTORED_FROM} on, and has no momentum here"
+            f" dimensions from {FACTORED_FROM} on, without momentum; omit --optimizer_state"
         )

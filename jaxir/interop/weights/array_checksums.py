@@ -1,4 +1,4 @@
-"""A checksum of each stored array, to which the checksums of its parts add up.
+"""A checksum of each stored array: the sum of the checksums of its parts, in whichever way it is cut.
 
 An array's checksum is the sum, modulo 2^32, of a hash of each element's bits and position. The change of one
 element always changes the sum; other damage goes unnoticed once in 2^32. The sum does not depend on how the
@@ -29,7 +29,7 @@ def name_of(path: Sequence[Any]) -> str:
 
 
 def of_array(x: jax.Array) -> jax.Array:
-    """Returns the checksum of an array, uint32 []; to be jitted."""
+    """Returns the checksum of an array, uint32 []; to be called inside jit."""
     bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
     place = jnp.zeros(x.shape, jnp.uint32)
     for axis in range(x.ndim):
@@ -41,12 +41,12 @@ def of_array(x: jax.Array) -> jax.Array:
 
 
 def of_tree(tree: Any) -> dict[str, jax.Array]:
-    """Returns the checksum of each leaf by its name, uint32 [] each; to be jitted."""
+    """Returns the checksum of each leaf by its name, uint32 [] each; to be called inside jit."""
     return {name_of(path): of_array(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def of_part(part: np.ndarray, starts: Sequence[int], shape: Sequence[int]) -> int:
-    """Returns what the part of an array of `shape` that begins at `starts` adds to its checksum."""
+    """Returns the checksum of a part of an array of `shape`; the part begins at the indices `starts`."""
     if not part.size:
         return 0
     bits = np.ascontiguousarray(part).view(f"uint{8 * part.dtype.itemsize}")
@@ -74,9 +74,9 @@ def of_part(part: np.ndarray, starts: Sequence[int], shape: Sequence[int]) -> in
 
 
 class Reading:
-    """Adds up the parts of an array that are read, and compares the sum once all of the array has been read.
+    """Adds up the checksums of the parts of an array that are read, and compares the sum once all are read.
 
-    Overlapping parts restart the count. A process that reads only some parts compares nothing.
+    A part that overlaps an earlier part starts a new sum. A process that reads only some parts checks none.
     """
 
     def __init__(self, where: str, shape: Sequence[int], expected: int):
@@ -89,7 +89,7 @@ class Reading:
         self._count = self._total = 0
 
     def add(self, index: tuple[slice, ...], part: np.ndarray) -> None:
-        """Counts `part`, which is at `index`; raises a UserError if all parts are read and are damaged."""
+        """Adds `part`, read at `index`. Raises a UserError if all parts are read and their sum is wrong."""
         total = of_part(part, [s.start for s in index], self._shape)
         with self._lock:
             for other in self._parts:
@@ -104,4 +104,7 @@ class Reading:
             found = self._total % 2**32
             self._begin()
         if found != self._expected:
-            raise UserError(f"{self._where} is damaged: its numbers are not those that were written")
+            raise UserError(
+                f"{self._where} is damaged: its numbers are not those that were written; copy the"
+                " directory again, or make it again"
+            )

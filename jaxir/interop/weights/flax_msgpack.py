@@ -1,7 +1,7 @@
 """The files of transformers' Flax models: msgpack, as flax.serialization writes it.
 
-A file is read whole, and its arrays stay in memory while they are used. Names and layouts become torch's, by
-transformers' own rules.
+A file is read completely, and its arrays stay in memory while they are used. Names and layouts are converted
+to torch's by transformers' rules.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,19 +15,19 @@ from jaxir.core.errors import UserError
 from jaxir.interop.weights import lazy
 from jaxir.interop.weights.lazy import LazyArray
 
-# The last part of a name in Flax and in torch. Kernels are transposed, too.
+# Maps the last part of a name in Flax to that in torch. Kernels are also transposed.
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
 
 
 def open_file(path: Path) -> dict[str, LazyArray]:
-    """Returns the arrays of a tree by path ("encoder/block/0/layer/0/SelfAttention/q/kernel")."""
+    """Returns the arrays of a file by path ("encoder/block/0/layer/0/SelfAttention/q/kernel")."""
     content = path.read_bytes()
     try:
         tree = serialization.msgpack_restore(content)
         return {name: lazy.in_memory(path, array) for name, array in _leaves(tree)}
     except Exception as error:  # msgpack, numpy and flax raise many types of errors for damaged files
         reason = f"{type(error).__name__} {' '.join(str(error).split())}".strip()
-        raise UserError(f"{path}: truncated, or not Flax's file of parameters ({reason:.100})") from error
+        raise UserError(f"{path}: truncated, or not a Flax model ({reason:.100}); copy it again") from error
 
 
 def to_torch(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:

@@ -13,7 +13,7 @@ Index = tuple[slice, ...]
 
 
 class LazyArray:
-    """An unread array. Indexing by slices reads that part as float32; numpy functions read all of it.
+    """An array that is not yet loaded. Indexing by slices reads a part as float32; numpy functions read all.
 
     `read` returns a part, given one slice with start and stop for each dimension.
     """
@@ -44,20 +44,20 @@ class LazyArray:
         return np.array(self[...])
 
     def transpose(self, axes: None = None) -> "LazyArray":
-        """Returns the unread array with its dimensions in reverse order."""
+        """Returns the lazy array with its dimensions in reverse order."""
         return LazyArray(self.shape[::-1], lambda index: self._read(index[::-1]).T)
 
     T = property(transpose)
 
     def layer(self, i: int) -> "LazyArray":
-        """Returns element `i` of the first dimension, unread."""
+        """Returns element `i` of the first dimension as a lazy array."""
         return LazyArray(self.shape[1:], lambda index: self._read((slice(i, i + 1), *index))[0])
 
 
 def in_file(
     path: Path, dtype: np.dtype, offset: int, shape: Sequence[int], strides: Sequence[int]
 ) -> LazyArray:
-    """Returns an array whose numbers are plain bytes of a file; a part is read by mapping the file.
+    """Returns a lazy array whose numbers are plain bytes of a file; parts are read by mapping the file.
 
     `offset` counts bytes; `strides` counts numbers from one element to the next along each dimension.
     """
@@ -75,7 +75,7 @@ def in_file(
 
 
 def in_memory(path: Path, array: np.ndarray) -> LazyArray:
-    """Returns an array that was read from a file, with the checks of `in_file`."""
+    """Returns a lazy array over one that was read from a file; integers are refused as by `in_file`."""
 
     def read(index: Index) -> np.ndarray:
         _check_floating(path, array.dtype, array.shape)
@@ -85,16 +85,16 @@ def in_memory(path: Path, array: np.ndarray) -> LazyArray:
 
 
 def _check_floating(path: Path, dtype: np.dtype, shape: Sequence[int]) -> None:
-    """Refuses integers: they are ids, or weights without their scale."""
+    """Refuses integers: they are ids, or quantised weights without their scale."""
     if not jax.dtypes.issubdtype(dtype, np.floating):
         raise UserError(
             f"{path}: an array {list(shape)} in it holds numbers of type {dtype}; weights must be"
-            " floating-point numbers"
+            " floating-point numbers: use unquantised weights"
         )
 
 
 def stack(parts: Sequence[Any]) -> LazyArray:
-    """Returns arrays of one shape along a new first dimension, joined on demand."""
+    """Returns arrays of one shape, stacked along a new first dimension, as one lazy array."""
     return LazyArray(
         (len(parts), *parts[0].shape),
         lambda index: np.stack([np.asarray(part[index[1:]]) for part in parts[index[0]]]),
@@ -102,7 +102,7 @@ def stack(parts: Sequence[Any]) -> LazyArray:
 
 
 def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Returns `value` laid out as `sharding` says.
+    """Returns `value`, which may be lazy, on the devices of `sharding`.
 
     A process reads only the parts of its own devices, and each part once.
     """

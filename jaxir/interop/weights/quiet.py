@@ -16,8 +16,8 @@ from typing import Any
 def quiet_orbax() -> Iterator[None]:
     """Keeps Orbax from printing the tracebacks of errors that jaxir reports in one sentence.
 
-    Orbax logs errors, lets them end its threads, and abandons coroutines and tasks, which complain when
-    collected. An error that leaves this block holds no references to them.
+    Orbax logs errors, lets them end its threads, and abandons coroutines and tasks, which print warnings when
+    they are garbage-collected. An error that leaves this block holds no references to them.
     """
     if not isinstance(sys.unraisablehook, _WithoutLateReads):
         sys.unraisablehook = _WithoutLateReads(sys.unraisablehook)
@@ -68,10 +68,10 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 class _WithoutLateReads:
-    """Ignores the results of reads that Orbax has abandoned; installed for the life of the process.
+    """An unraisable hook, kept until the process ends, that ignores results of reads that Orbax abandoned.
 
     If one array of a checkpoint is broken, Orbax closes its event loop while TensorStore still reads others.
-    Their results may come as late as the end of the process.
+    Their results may arrive at any time until the process ends.
     """
 
     def __init__(self, hook: Callable[[Any], None]):

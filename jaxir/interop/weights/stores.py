@@ -26,7 +26,7 @@ _CONTEXT = {"cache_pool": {"total_bytes_limit": 1 << 28}, "gcs_request_retries":
 
 
 def spec(directory: str | Path) -> dict[str, Any]:
-    """Returns TensorStore's specification of a directory."""
+    """Returns TensorStore's specification of a directory as a key-value store."""
     if is_bucket(directory):
         bucket, _, path = str(directory).removeprefix("gs://").partition("/")
         return {"driver": "gcs", "bucket": bucket, "path": f"{path}/" if path else ""}
@@ -75,25 +75,28 @@ def open_arrays(
     16-bit integers are read as bfloat16, which some programs store in this way.
 
     Args:
-      where: the place, for error messages.
+      where: the arrays' directory, with which error messages begin.
       specs: TensorStore's specification of each array, by name.
-      sums: the checksum of each array (see `array_checksums`), compared once all of the array has been read;
+      sums: the checksum of each array (see `array_checksums`), compared once the array is completely read;
         None if the arrays were written without checksums.
 
     Raises:
       UserError: an array is missing or damaged; also raised by later reads.
     """
     if sums is not None and (differing := sorted({*sums} ^ {*specs})):
-        raise UserError(f"{where} is damaged: it was written with other arrays ({', '.join(differing[:3])})")
+        raise UserError(
+            f"{where} is damaged: it was written with other arrays ({', '.join(differing[:3])}); copy it"
+            " again, or make it again"
+        )
     context = tensorstore.Context(_CONTEXT)
     opening = {n: tensorstore.open(s, open=True, read=True, context=context) for n, s in specs.items()}
 
     def lazy(name: str) -> LazyArray:
-        store = attempt(f"{where}: {name}", opening[name].result)
+        store = attempt(f"{where}: {name} cannot be read", opening[name].result)
         reading = sums and array_checksums.Reading(f"{where}: {name}", store.shape, sums[name])
 
         def read(index: Index) -> np.ndarray:
-            value = attempt(f"{where}: {name}", lambda: store[index].read().result())
+            value = attempt(f"{where}: {name} cannot be read", lambda: store[index].read().result())
             if reading:
                 reading.add(index, value)
             return value.view(ml_dtypes.bfloat16) if value.dtype == np.uint16 else value
@@ -104,7 +107,7 @@ def open_arrays(
 
 
 def orbax_specs(directory: Path) -> dict[tuple[str, ...], dict[str, Any]] | None:
-    """Returns the specification of each array that Orbax wrote, by its keys; None without an index."""
+    """Returns the specification of each array that Orbax wrote, by its keys; None if there is no index."""
     content = read(directory / ORBAX_INDEX)
     if content is None:
         return None
@@ -116,14 +119,16 @@ def orbax_specs(directory: Path) -> dict[tuple[str, ...], dict[str, Any]] | None
             if entry["value_metadata"]["value_type"] != "None"
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{directory}/{ORBAX_INDEX}: not an index of Orbax ({error!r:.100})") from error
+        raise UserError(
+            f"{directory}/{ORBAX_INDEX} is damaged: not Orbax's index ({error!r:.100}); copy it again"
+        ) from error
     driver = {"driver": "zarr3" if described.get("use_zarr3") else "zarr"}
     place = orbax_places(directory)
     return {keys: place(".".join(keys)) | driver for keys in entries}
 
 
 def orbax_places(directory: Path) -> Callable[[str], dict[str, Any]]:
-    """Returns a function from an array's name to its specification, for a directory that Orbax wrote."""
+    """Returns a function that maps an array's name to its specification, for a directory of Orbax."""
     if not (directory / _ORBAX_MANIFEST).exists():
         return lambda name: zarr(inside(directory, name, said_by=f"{directory}'s index"))
     base = f"{directory}/" if is_bucket(directory) else f"file://{directory.resolve()}/"

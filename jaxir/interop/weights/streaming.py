@@ -1,4 +1,4 @@
-"""Writes parameters one at a time, so that unread arrays need not fit into the host's memory."""
+"""Writes parameters one at a time, so that lazy arrays need not fit into the host's memory."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,11 +18,11 @@ from jaxir.storage.files import is_bucket
 # A reader fetches and decompresses whole chunks. Chunks of this size cut both dimensions of a large kernel,
 # so a host of a pod reads little more than its own part.
 _CHUNK_BYTES = 1 << 23
-_LARGE_BYTES = 1_000_000_000  # show a progress bar from here on
+_LARGE_BYTES = 1_000_000_000  # show a progress bar if at least this much is written
 
 
 def write_params(directory: Path, tree: Mapping[str, Any]) -> dict[str, int]:
-    """Writes nested dicts of float32 arrays, unread or on the host, as Orbax writes those on the host.
+    """Writes nested dicts of float32 arrays, lazy or NumPy's, in Orbax's format of NumPy arrays.
 
     Returns the checksum of each array (see `array_checksums`) by its name.
     """

@@ -1,8 +1,9 @@
-"""The pickle of a torch state dict, read by an `Unpickler` that knows only harmless stand-ins."""
+"""Reads the pickle of a torch state dict by an `Unpickler` that knows only harmless stand-ins."""
 
 import io
 import math
 import pickle
+import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 
-# Stride 0 repeats numbers. The limit keeps a small file from filling the memory.
+# A tensor may have more numbers than its storage, as stride 0 repeats them. This maximum keeps a small file
+# from filling the memory.
 _MAX_REPEATED = 1 << 24
 
 
@@ -58,12 +60,16 @@ class _StateDict(dict):
 def parse(content: bytes, path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a state dict by name; `path` is for error messages."""
     try:
+        for instruction, argument, _ in pickletools.genops(content):
+            # For a value with number N, pickle reserves memory for N values.
+            if instruction.name == "LONG_BINPUT" and argument > len(content):
+                raise ValueError(f"a value has number {argument}, but there are {len(content)} bytes")
         found = _Unpickler(content, path).load()
     except UserError:
         raise
     except Exception as error:  # pickle raises many types of errors for damaged files
         reason = " ".join(str(error).split())
-        raise UserError(f"{path}: its list of tensors is damaged ({reason:.100})") from error
+        raise UserError(f"{path}: its list of tensors is damaged ({reason:.100}); copy it again") from error
     return _tensors(found, path)
 
 
@@ -78,7 +84,7 @@ class _Unpickler(pickle.Unpickler):
             return _NAMES[full]
         raise UserError(
             f"{self._path}: opening it with torch would run {ascii(full)[1:-1]:.100}, which weights in"
-            " float32, float16 or bfloat16 do not need; nothing in it was run"
+            " float32, float16 or bfloat16 do not need; nothing in it was run; use a safetensors file"
         )
 
     def persistent_load(self, pid: Any) -> Storage:
@@ -133,17 +139,21 @@ _NAMES = {
 
 def _tensors(found: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(found, dict):
-        raise UserError(f"{path}: expected tensors by name (a state dict), found {_kind(found)}")
+        raise UserError(
+            f"{path}: expected tensors by name (a state dict), found {_kind(found)}; save a state dict"
+        )
     for name, value in found.items():
         if isinstance(name, str) and isinstance(value, Tensor):
             continue
         inner = next((n for n, v in found.items() if isinstance(v, dict) and v), None)
         if inner is not None:
             raise UserError(
-                f"{path}: this is a training checkpoint, not weights alone: in torch, save its entry"
+                f"{path}: this is a training checkpoint, not only weights: in torch, save its entry"
                 f" {inner!r:.80} to a separate file"
             )
-        raise UserError(f"{path}: {name!r:.80} must be a named tensor, but is {_kind(value)}")
+        raise UserError(
+            f"{path}: {name!r:.80} must be a named tensor, but is {_kind(value)}; save only tensors"
+        )
     return found
 
 

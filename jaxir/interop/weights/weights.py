@@ -1,4 +1,4 @@
-"""Weights of a folder in any format, written safetensors, and JSON files beside them."""
+"""Reads a folder's weights in any format, writes safetensors, and reads and writes JSON files."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from jaxir.storage.files import inside
 from jaxir.storage.json_files import read_json
 
 SINGLE = "model.safetensors"
-_FLOATS = ("F64", "F32", "F16", "BF16")  # integers are ids, or weights without their scale
+_FLOATS = ("F64", "F32", "F16", "BF16")  # integers are ids, or quantised weights without their scale
 _GIT_LFS = b"version https://git-lfs"
 
 
@@ -33,8 +33,8 @@ class _Format(NamedTuple):
 def read_tensors(directory: Path) -> dict[str, LazyArray]:
     """Opens the weights of `directory`: safetensors, else torch's zip files, else Flax's msgpack.
 
-    They are one file, or several that an index names. Only names, which are torch's, and shapes are read
-    until a tensor is used. No code in a file is run.
+    The weights are one file, or several files that an index names. Names are torch's. Only names and shapes
+    are read until a tensor is used. No code in a file is run.
     """
     for form in _FORMATS:
         if (directory / form.single).is_file():
@@ -50,7 +50,7 @@ def _open_several(form: _Format, directory: Path) -> dict[str, LazyArray]:
     files = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
     for name in files:
         if not Path(inside(directory, name, said_by=index)).is_file():
-            raise UserError(f"{directory / name}: no such file, though {form.index} names it")
+            raise UserError(f"{directory / name}: no such file, though {form.index} names it; copy it, too")
     tensors: dict[str, LazyArray] = {}
     for file in sorted(set(files)):
         held = _open(form, directory / file)
@@ -58,7 +58,7 @@ def _open_several(form: _Format, directory: Path) -> dict[str, LazyArray]:
         tensors |= {name: value for name, value in held.items() if weight_map.get(name) == file}
     missing = sorted(set(weight_map) - set(tensors))
     if missing:
-        raise UserError(f"{index}: no file holds {missing[0]}")
+        raise UserError(f"{index}: no file holds {missing[0]}; copy the folder again")
     return tensors
 
 
@@ -66,7 +66,7 @@ def _open(form: _Format, path: Path) -> dict[str, LazyArray]:
     try:
         with path.open("rb") as file:
             if file.read(len(_GIT_LFS)) == _GIT_LFS:
-                raise UserError(f"{path} is a pointer of Git LFS: fetch the file with `git lfs pull`")
+                raise UserError(f"{path} is only a pointer of Git LFS: fetch the file with `git lfs pull`")
         return form.open(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -78,7 +78,7 @@ def _open_safetensors(path: Path) -> dict[str, LazyArray]:
             with _opened(path) as file:
                 if (kind := file.get_slice(name).get_dtype()) not in _FLOATS:
                     raise UserError(
-                        f"{path}: {name:.100} holds numbers of type {kind}; weights must be of type"
+                        f"{path}: {name:.100} holds numbers of type {kind}; use weights of type"
                         f" {', '.join(_FLOATS)}"
                     )
                 return file.get_slice(name)[index] if index else file.get_tensor(name)
@@ -98,7 +98,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except safetensors.SafetensorError as error:
-        raise UserError(f"{path}: truncated, or not a safetensors file ({error})") from error
+        raise UserError(f"{path}: truncated, or not a safetensors file ({error}); copy it again") from error
 
 
 _FORMATS = (
@@ -113,7 +113,7 @@ FILES = tuple((form.single, form.index) for form in _FORMATS)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Writes one safetensors file of float32 arrays, which may be unread.
+    """Writes one safetensors file of float32 arrays, which may be lazy.
 
     The library's function needs all tensors in memory; this one reads and writes one at a time.
     """

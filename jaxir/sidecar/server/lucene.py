@@ -1,4 +1,4 @@
-"""Indexing and searching with Lucene, through Anserini's own classes."""
+"""Indexes and searches with Lucene, by Anserini's Java classes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 from . import java
 from .protocol import Channel, identity_of
 
-KEPT_SEARCHERS = 8  # open indexes, each with one set of parameters
-MAX_CLAUSES = 1 << 20  # distinct words of a query; Lucene's own limit of 1,024 refuses long queries
+KEPT_SEARCHERS = 8  # maximum number of open searchers; a searcher is for one index and one set of parameters
+MAX_CLAUSES = 1 << 20  # maximum number of distinct words per query; Lucene's default is 1,024
 
 
 class Refused(Exception):
-    """A request that cannot be done, for the reason in the message."""
+    """A request is invalid or has failed, for the reason in the message, which the user sees."""
 
 
 class Lucene:
-    """Answers requests; methods take the request's fields and are thread-safe."""
+    """Answers requests: each public method takes the fields of a request, and is thread-safe."""
 
     def __init__(self) -> None:
         java.java_class("org.apache.lucene.search.IndexSearcher").setMaxClauseCount(MAX_CLAUSES)
@@ -48,7 +48,7 @@ class Lucene:
         feedback: dict[str, Any] | None,
         opened: list[int] | None,
     ) -> bytes:
-        """Returns {number of a query: its hits} by BM25, in Pyserini's order, as JSON."""
+        """Searches with BM25, ranked as in Pyserini; returns JSON: {index of a query: its hits}."""
 
         def open_searcher() -> Any:
             searcher = java.java_class("io.anserini.search.SimpleSearcher")(index)
@@ -71,7 +71,7 @@ class Lucene:
     def search_impact(
         self, index: str, queries: list[dict[str, int]], k: int, opened: list[int] | None
     ) -> bytes:
-        """Returns {number of a query: its hits} by the inner product of weights, as JSON."""
+        """Like `search`, but for an impact index and sparse queries: by the inner product of weights."""
         weights, numbers = self._java(queries), self._java([str(n) for n in range(len(queries))])
         open_searcher = java.java_class("io.anserini.search.SimpleImpactSearcher")
         with self._searchers.use(index, opened, "impact", lambda: open_searcher(index)) as searcher:
@@ -79,12 +79,12 @@ class Lucene:
             return self._json.writeValueAsString(hits).encode("ascii")
 
     def index(self, channel: Channel, index: str, fields: list[str], impact: bool) -> bytes:
-        """Indexes the batches from `channel`, reporting the count after each; returns the count as JSON."""
+        """Indexes batches of documents from `channel`; reports the count after each; returns it as JSON."""
         arguments = ["-input", "", "-index", index, "-collection", "JsonCollection"]
         arguments += ["-threads", str(_threads())]
         arguments += ["-fields", *fields] if fields else []
         arguments += ["-impact", "-pretokenized"] if impact else ["-storeDocvectors"]
-        # The private writer is needed to detect a full disk and to bound its memory.
+        # Anserini's private Lucene writer is needed to detect a full disk and to limit the writer's memory.
         indexer = java.java_class("io.anserini.index.SimpleIndexer", include_private=True)(arguments)
         writer = indexer.writer
         heap = java.java_class("java.lang.Runtime").getRuntime().maxMemory() / 1e6
@@ -95,7 +95,7 @@ class Lucene:
                 given += len(batch)
                 count += indexer.addRawDocuments(batch)
                 if count < given:
-                    raise Refused(f"Lucene refused {given - count} of {given} documents{_why(writer)}")
+                    raise Refused(f"Lucene did not index {given - count} of {given} documents{_why(writer)}")
                 channel.send({"progress": count})
             writer.commit()
         except BaseException:
@@ -106,12 +106,12 @@ class Lucene:
         return json.dumps(count).encode("ascii")
 
     def _java(self, value: list[Any], kind: str = "java.util.ArrayList") -> Any:
-        """Converts a list to a Java collection in one call, which is faster than one call for each item."""
+        """Converts a Python list to a Java collection by JSON, which is faster than a Java call per item."""
         return self._json.readValue(json.dumps(value), self._class.forName(kind))
 
 
 class _Searchers:
-    """A cache of the latest open searchers; an evicted one is closed when its last user has finished."""
+    """A cache of recently used searchers; an evicted searcher is closed after its last request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,9 +124,9 @@ class _Searchers:
     ) -> Iterator[Any]:
         """Yields the searcher of an index, from the cache if possible.
 
-        An open searcher keeps working after its index was removed or replaced. `opened` is the result of
-        `identity_of` when the caller opened the index, or None for the current index; `how` are the
-        searcher's other settings.
+        An open searcher works even after its index was removed or replaced. `opened` is what `identity_of`
+        returned when the caller opened the index, or None for the current index. `how` holds the searcher's
+        parameters, which are part of the cache's key.
         """
         now = identity_of(index)
         key = json.dumps([index, opened or now, how], sort_keys=True)
@@ -134,9 +134,11 @@ class _Searchers:
             searcher = self._open.get(key)
             if searcher is None:
                 if opened not in (None, now):
-                    raise Refused(f"{index} was replaced while it was in use; open it again")
+                    raise Refused(
+                        f"{index} was replaced while it was in use; open it again (repeat the command)"
+                    )
                 if now is None or not list(Path(index).glob("segments_*")):
-                    raise Refused(f"{index} is not a Lucene index")
+                    raise Refused(f"{index} is not a Lucene index; build it with jaxir.index")
                 searcher = self._open[key] = open_searcher()
             self._open.move_to_end(key)
             self._users[id(searcher)] += 1

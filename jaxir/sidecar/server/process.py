@@ -1,7 +1,7 @@
-"""The sidecar's main program: a socket, a thread for each request, and a watch of its parent process.
+"""The sidecar's main program: listens at a socket, with a thread for each request, and watches its parent.
 
-The first line of standard input is {"directory", "parent"}; only the user may enter the directory. The
-process ends within a second when standard input is closed or its parent process has changed.
+The first line of standard input is {"directory": ..., "parent": ...}: a directory that only the user can
+enter, and the parent's process id. The sidecar ends within a second after its parent ends or closes stdin.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from . import java
 from .lucene import Lucene, Refused
 from .protocol import Channel, Closed
 
-WATCH_SECONDS = 0.5
+WATCH_SECONDS = 0.5  # interval of checking whether the parent process is alive
 
 
 class Server:
-    """Answers requests at a socket in `directory`. Java starts with the first request that needs it."""
+    """Answers requests at a socket in `directory`; starts Java at the first request that needs Java."""
 
     def __init__(self, directory: Path):
         self._directory = directory
@@ -40,7 +40,7 @@ class Server:
         self._unusable = ""
 
     def run(self) -> None:
-        """Serves forever. This thread starts Java, because the thread that does must never end."""
+        """Serves forever. The main thread starts Java, because the thread that starts Java must never end."""
         threading.Thread(target=self._accept, daemon=True).start()
         self._java_wanted.wait()
         try:
@@ -58,7 +58,7 @@ class Server:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # out of file descriptors: clients wait until one is free
+            except OSError:  # no free file descriptor: try again, while clients wait
                 time.sleep(0.1)
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
@@ -99,7 +99,7 @@ class Server:
 
 
 def watch(directory: Path, parent: int) -> None:
-    """Ends this process when its parent has ended."""
+    """Removes `directory` and ends this process when the process `parent` has ended or closed the input."""
     while os.getppid() == parent:
         if select.select([0], [], [], WATCH_SECONDS)[0] and not os.read(0, 4096):
             break
@@ -108,13 +108,13 @@ def watch(directory: Path, parent: int) -> None:
 
 
 def main() -> None:
-    """Runs the server; prints {"ready": true} when its socket listens."""
+    """Runs the sidecar; prints {"ready": true} when its socket listens."""
     hello = json.loads(sys.stdin.readline())
     directory = Path(hello["directory"])
     threading.Thread(target=watch, args=(directory, hello["parent"]), daemon=True).start()
     server = Server(directory)
     print(json.dumps({"ready": True}), flush=True)
-    os.dup2(2, 1)  # Java's output goes to the log
+    os.dup2(2, 1)  # redirect Java's standard output to the log
     server.run()
 
 

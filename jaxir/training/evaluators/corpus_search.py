@@ -1,4 +1,4 @@
-"""Search in a test collection: any retrieval metric on a folder's documents and queries."""
+"""The evaluator `Search`: any retrieval metric on the documents and queries of a test collection."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from jaxir.training.evaluators.evaluator import Direction, Evaluator, Prepared
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Search(Evaluator):
-    """The metrics of `jaxir.evaluate --dataset=`: each judged query is searched among all documents.
+    """Searches each judged query among all documents; the metrics are those of `jaxir.evaluate --dataset=`.
 
-    Each evaluation encodes all documents; `jaxir.sample` makes a large collection smaller. For several
-    collections, CQADupStack's forums, metrics are means, and each forum's are logged as `METRIC/FORUM`.
+    Each evaluation encodes all documents; `jaxir.sample` makes a large collection smaller. For CQADupStack,
+    metrics are means over its forums, and each forum's metrics are logged as `METRIC/FORUM`.
 
     Attributes:
       dataset: beir:DIR, quora:DIR, cqadupstack:DIR or eproduct:DIR, or a BEIR folder.
-      split: its judgements.
+      split: the split of the dataset whose queries and judgements are used.
       wanted: the metrics, separated by spaces, as ir_measures spells them.
-      identical_ids: "keep" or "drop" answers that have their query's own id.
-      depth: answers of a query; metrics that need more are refused.
+      identical_ids: "keep" or "drop" found documents whose id is that of their query.
+      depth: documents found per query; a metric with a higher cutoff is an error.
     """
 
     dataset: str
@@ -64,13 +64,13 @@ class Search(Evaluator):
         return Prepared(measure, described(sizes, *texts, self.identical_ids, self.depth))
 
     def _search(self, bench: Bench, collection: Collection) -> Callable[[State], Mapping[str, float]]:
-        """Returns state -> the metrics of a collection."""
+        """Returns a function that maps a state to the metrics on a collection."""
         of_queries = bench.vectors(bench.tokens(collection.queries, "query"), "query")
         of_documents = bench.vectors(bench.tokens(collection.documents, "passage"), "passage")
         depth = self.depth + (self.identical_ids == "drop")
 
         def measure(state: State) -> Mapping[str, float]:
-            # Vectors are prepared for the model's similarity, so it is their inner product.
+            # For models with cosine similarity the vectors are normalised, so "dot" is right for all models.
             found = of_queries(state), of_documents(state)
             run = search_vectors(*found, collection, similarity="dot", depth=depth)
             how = {"identical_ids": self.identical_ids, "depth": self.depth}

@@ -1,4 +1,4 @@
-"""What an evaluator measures with: data as the model reads them, and programs compiled before training."""
+"""What evaluators use to measure a model: tokenized data, and programs that are compiled before training."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from jaxir.runtime.partitioning import Partitioner
 from jaxir.storage import fingerprints
 
 Rows = Mapping[str, np.ndarray]  # arrays [N, ...] by name
-WRITTEN = ", written with "
+WRITTEN = ", written with "  # parts of a fingerprint of dev data, which a resumed run compares
 ONE_BATCH = ", in one batch of "
 EVALUATED = ", evaluated by "
 
 
 class State(Protocol):
-    """The arrays to evaluate, of the model and of the objective's auxiliary."""
+    """The arrays to evaluate: those of the model and of the objective's auxiliary module."""
 
     params: Any
     auxiliary: Any
@@ -41,12 +41,12 @@ class State(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Data that were read.
+    """Dev data, read and tokenized.
 
     Attributes:
-      dataset: as training would read it.
-      arrays: each example once, as arrays [N, ...] by name, shared by evaluators of equal data.
-      fingerprint: distinguishes the data from any other.
+      dataset: the dataset, as training would read it.
+      arrays: each example once, as arrays [N, ...] by name, shared by evaluators with equal data.
+      fingerprint: a text that is the same only for the same data.
     """
 
     dataset: Any
@@ -63,11 +63,11 @@ class Program:
     """A function of (model, auxiliary, batch) that is compiled once and run on the mesh, batch after batch.
 
     Args:
-      function: (model, auxiliary, {name: [B, ...]}) -> arrays; without dropout.
-      rows: the rows that it is run on, always the same.
-      batch_size: the most rows of a batch.
+      function: maps (model, auxiliary, {name: [B, ...]}) to arrays, without dropout.
+      rows: all rows on which the function is run, as {name: [N, ...]}.
+      batch_size: maximum number of rows per batch.
       partitioner: the mesh.
-      chunked: whether a batch is one chunk of an objective with chunks.
+      chunked: whether to divide the batch size by the objective's number of chunks, to save memory.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Program:
         self.size = min(batch_size, -(-self.count // divisor) * divisor)
 
     def compile(self, plan: Any, chunks: int = 1) -> None:
-        """Compiles it for a `train_state.Plan`, and an objective with `chunks`."""
+        """Compiles the function for the model of a `train_state.Plan`; `chunks` is that of the objective."""
         if self._chunked:
             divisor = self._partitioner.batch_divisor()
             self.size = -(-self.size // (chunks * divisor)) * divisor
@@ -110,7 +110,7 @@ class Program:
         """Returns the function's results for each row, as host arrays [N, ...]."""
         parts, last = [], None
         for found in self._run(state, range(0, self.count, self.size)):
-            if last is not None:  # fetch one result while the next is computed, so devices hold two
+            if last is not None:  # fetch one result while the next is computed; devices hold two
                 parts.append(jax.device_get(last))
             last = found
         parts.append(jax.device_get(last))
@@ -119,7 +119,7 @@ class Program:
     def of_batches(self, state: State) -> list[Any]:
         """Returns the function's results for each full batch, on the host.
 
-        Rows after the last full batch do not count: padding would make another batch of them.
+        Rows after the last full batch are left out: padding would change their in-batch negatives.
         """
         return jax.device_get(list(self._run(state, range(0, self.count - self.size + 1, self.size))))
 
@@ -130,20 +130,20 @@ class Program:
             yield cpu.when_done(found) if self._partitioner.on_cpu else found
 
     def _place(self, rows: np.ndarray) -> jax.Array:
-        """Puts rows, which every process has completely, onto the mesh, padded to a batch."""
+        """Puts rows onto the mesh, padded to a full batch; every process must have all of these rows."""
         rows = np.pad(rows, [(0, self.size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
         return jax.make_array_from_callback(rows.shape, self._sharding, lambda index: rows[index])
 
 
 class Bench:
-    """What evaluators use when they prepare.
+    """The argument of `Evaluator.prepare`: training settings, and methods to read data and make programs.
 
     Args:
-      tokenizer: the model's.
-      form: lengths and prompts of its texts; `num_negatives` is that of training.
-      objective: the one that is trained.
-      training_data: the dataset that is trained on.
-      batch_size: that of training, over all devices.
+      tokenizer: the model's tokenizer.
+      form: maximum lengths and prompts of the model's texts; its `num_negatives` is that of training.
+      objective: the training objective.
+      training_data: the dataset to train on.
+      batch_size: the batch size of training, over all devices together.
       partitioner: the mesh.
       on_bad_input: what to do with malformed records.
     """
@@ -166,20 +166,20 @@ class Bench:
         self._read: list[tuple[Any, Features, Examples]] = []
 
     def examples(self, data: Any, features: Features, *, drawn: bool = False) -> Examples:
-        """Reads data; evaluators of equal data read them once. Items of a list keep the record's order.
+        """Reads and tokenizes data; equal data are read only once. Items of a list keep the record's order.
 
         Args:
-          data: a `data.text_data.TextData`, or a built dataset.
-          features: what is read of each example.
-          drawn: whether to read a list of another length than the feature's `count` as training does: some
-            items of a longer list are drawn, always the same ones, and a shorter list is repeated. Otherwise
-            it is refused.
+          data: a `data.batches.text_data.TextData`, or a built dataset.
+          features: the features to read of each example.
+          drawn: whether lists may have another length than the feature's `count`. They are then read as in
+            training: of a longer list, some items are drawn, always the same ones; a shorter list is
+            repeated. If `drawn` is false, such a list raises a UserError.
         """
         if data is None:
-            raise UserError("it has no data: DEV_SPLIT, or the setting that names them, is None")
-        check_data("its data", data)
+            raise UserError("the evaluator has no data: set DEV_SPLIT, or the setting that names its data")
+        check_data("the evaluator's data", data)
         for known, its_features, examples in self._read:
-            # gin makes two equal objects of data that are named twice.
+            # If a gin file names the same data twice, gin makes two objects, which are equal.
             if (known is data or known == data) and its_features == features:
                 if not drawn:
                     _check_lists(examples.dataset, features)
@@ -193,7 +193,7 @@ class Bench:
         return examples
 
     def tokens(self, texts: Sequence[str], tower: str) -> np.ndarray:
-        """Returns the token ids int32 [N, L] of texts, with the prompt and cut at the length of a tower."""
+        """Returns token ids int32 [N, L]: texts with a tower's prompt, truncated at its maximum length."""
         form = self.form
         prompt, length = form.passage_prompt, form.passage_length
         if tower == "query":
@@ -201,22 +201,22 @@ class Bench:
         return pad_rows(self.tokenizer.encode_batch([prompt + t for t in texts], max_length=length), length)
 
     def program(self, function: Callable[..., Any], rows: Rows, *, chunked: bool = False) -> Program:
-        """Returns a program of (model, auxiliary, batch) on `rows`, which is compiled before the first step.
+        """Returns a `Program` that runs `function` on `rows`; it is compiled before the first step.
 
-        The function is traced once and may contain constants: `lambda model, _, batch: ...`. With `chunked`
-        it is run on one chunk of the objective at a time.
+        The function, such as `lambda model, _, batch: ...`, is traced once and may use outer variables as
+        constants. With `chunked`, a batch is divided by the objective's number of chunks, to save memory.
         """
         how = {"batch_size": self.batch_size, "partitioner": self.partitioner, "chunked": chunked}
         self._programs.append(Program(function, rows, **how))
         return self._programs[-1]
 
     def vectors(self, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
-        """Returns state -> the vectors float32 [N, D] of texts [N, L] by a tower of a dual encoder."""
+        """Returns a function that maps a state to vectors float32 [N, D] of token ids [N, L] by a tower."""
         encode = self.program(lambda model, _, batch: model.encode(batch["ids"], tower=tower), {"ids": ids})
         return encode.of_rows
 
     def texts(self, ids: np.ndarray, how: Decoding) -> Callable[[State], list[str]]:
-        """Returns state -> the first text that a generator writes for each source [N, (P,) L]."""
+        """Returns a function that maps a state to the text generated for each source: ids [N, (P,) L]."""
 
         def write(model: Any, _: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
             tokens = model.generate(batch["source_ids"], how)[:, 0]
@@ -232,7 +232,7 @@ class Bench:
         return texts
 
     def compile(self, plan: Any) -> None:
-        """Compiles all programs for a `train_state.Plan`."""
+        """Compiles all programs of the evaluators for the model of a `train_state.Plan`."""
         for program in self._programs:
             program.compile(plan, getattr(self.objective, "chunks", 1))
 
@@ -243,7 +243,7 @@ def described(what: str, *values: object) -> str:
 
 
 def written(examples: str, how: Decoding) -> str:
-    """Returns a fingerprint of examples and of how texts are written for them."""
+    """Returns the fingerprint `examples`, extended by the settings with which texts are generated."""
     return f"{examples}{WRITTEN}max_new_tokens={how.max_new_tokens}, num_beams={how.num_beams}"
 
 
@@ -255,14 +255,14 @@ def _check_lists(dataset: Any, features: Features) -> None:
         if others := sorted(found - {count}):
             lengths = ", ".join(map(str, others[:3])) + (", ..." if len(others) > 3 else "")
             raise UserError(
-                f"it reads {count} items of each list {field!r}, but some lists have {lengths}. An evaluation"
-                f" reads whole lists: give lists of {count}, set the feature's count, or let items be drawn"
-                " as in training by bench.examples(..., drawn=True)"
+                f"the evaluator reads {count} items of each list {field!r}, but some lists have {lengths}:"
+                f" give lists of {count} items, set the feature's count, or draw items as in training by"
+                " bench.examples(..., drawn=True)"
             )
 
 
 def pad_rows(rows: Sequence[np.ndarray], most: int) -> np.ndarray:
-    """Returns int32 [N, L]: rows of at most `most` token ids, then zeros.
+    """Returns int32 [N, L]: rows of at most `most` token ids, padded with zeros.
 
     L is as small as possible: a multiple of 16, for which attention has kernels, or `most`.
     """
@@ -280,7 +280,7 @@ def _rows_of(arrays: Rows) -> list[Rows]:
 
 
 def stack(rows: list[np.ndarray]) -> np.ndarray:
-    """Stacks arrays of one rank; shorter ones are padded with 0."""
+    """Stacks arrays of the same rank, each padded with 0 to the largest size of each dimension."""
     shape = np.max([row.shape for row in rows], axis=0)
     out = np.zeros((len(rows), *shape), rows[0].dtype)
     for number, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""What is measured while a model trains: an evaluator's data, its metrics and how to measure a state."""
+"""The base class of evaluators, which measure the model at some steps while it trains."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from jaxir.core.errors import UserError, suggest
 from jaxir.core.values import Interval
 from jaxir.training.evaluators.evaluation_context import Bench, State
 
-Direction = Literal["greater", "smaller"]  # the better value of a metric
+Direction = Literal["greater", "smaller"]  # which values of a metric are better
 
 
 class Prepared(NamedTuple):
     """An evaluator with its data read.
 
     Attributes:
-      measure: state -> {metric: value}, with at least the metrics that the evaluator names. Others are
-        logged, but cannot choose the best checkpoint.
-      data: a fingerprint of its data; a run whose best checkpoint this evaluator chooses is resumed on the
-        same only.
+      measure: maps a state to {metric: value}, with at least the metrics in `Evaluator.metrics`. Other
+        metrics are logged, but cannot choose the best checkpoint.
+      data: a fingerprint of the evaluator's data. If the evaluator chooses the best checkpoint, the run can
+        only be resumed with the same data.
     """
 
     measure: Callable[[State], Mapping[str, float]]
@@ -30,13 +30,13 @@ class Prepared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator(abc.ABC):
-    """Measures the model in training: one file, a frozen dataclass of its settings, with its own data.
+    """Measures the model in training; a subclass is a frozen dataclass of settings, and has its own data.
 
     Attributes:
-      metrics: the names of its metrics, and which value of each is better.
-      name: prefix of the names of its metrics, as in NAME/METRIC; needed if two evaluators have the same
+      metrics: for each metric's name, whether the greater or the smaller value is better.
+      name: prefix of metrics' names in logs, as in NAME/METRIC; required if two evaluators have the same
         metrics.
-      every: steps between its evaluations; below 1, a share of all steps; None: the run's `eval_every`.
+      every: steps between evaluations; below 1, a share of all steps; by default the run's `eval_every`.
     """
 
     metrics: ClassVar[Mapping[str, Direction]]
@@ -45,11 +45,11 @@ class Evaluator(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, bench: Bench) -> Prepared:
-        """Reads the data and makes the programs that will run on them; see `Bench`."""
+        """Reads the data, and makes the programs that measure a state on the data; see `Bench`."""
 
     @property
     def directions(self) -> dict[str, Direction]:
-        """The metrics by their names in logs."""
+        """The direction of each metric, "greater" or "smaller", by the metric's name in logs."""
         return {self.full_name(metric): direction for metric, direction in self.metrics.items()}
 
     def full_name(self, metric: str) -> str:
@@ -73,10 +73,10 @@ def check_evaluators(evaluators: Any, best_by: str) -> None:
         for metric in evaluator.directions:
             if metric in found:
                 raise UserError(
-                    f"evaluators {found[metric]} and {evaluator} both measure {metric}: give one a name"
+                    f"evaluators {found[metric]} and {evaluator} both measure {metric}: give one a `name`"
                 )
             found[metric] = evaluator
     if found and best_by not in found:
         raise UserError(
-            f"there is no dev metric {best_by!r}, only {', '.join(found)}{suggest(best_by, found)}"
+            f"dev_metric is {best_by!r}, but only {', '.join(found)} are measured{suggest(best_by, found)}"
         )

@@ -1,4 +1,4 @@
-"""Generation: how similar a generator's outputs are to their targets."""
+"""The evaluator `Generation`: how similar a generator's outputs are to their targets."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Generation(Evaluator):
-    """ROUGE-L and exact match of the text written for each source, and its target.
+    """Mean ROUGE-L and exact match between the text generated for each source and its target.
 
-    Both are means over the examples. ROUGE-L is the F-measure of the longest common subsequence of words,
-    from the rouge-score package, without stemming. Texts match as answers do (`evaluation.exact_match`).
-    Targets are decoded from the tokens of training.
+    ROUGE-L is the F-measure of the longest common subsequence of words, from the rouge-score package, without
+    stemming. Exact match compares texts as `evaluation.exact_match` compares answers. Targets are decoded
+    from their token ids, so they are truncated as in training.
 
     Attributes:
-      data: has the fields that the objective reads: a `data.text_data.TextData`.
-      max_new_tokens: the most tokens of an output.
-      num_beams: beams of an output; 1 is greedy.
+      data: a `data.batches.text_data.TextData` with the fields that the objective reads.
+      max_new_tokens: maximum number of tokens per output.
+      num_beams: number of beams in beam search; 1 is greedy decoding.
     """
 
     metrics = {"rougeL": "greater", "exact_match": "greater"}  # noqa: RUF012
@@ -41,7 +41,7 @@ class Generation(Evaluator):
     def prepare(self, bench: Bench) -> Prepared:
         if not isinstance(bench.objective, Seq2Seq):
             kind = type(bench.objective).__name__
-            raise UserError(f"Generation measures generators, which Seq2Seq trains, not {kind}")
+            raise UserError(f"Generation only evaluates models trained by Seq2Seq, not {kind}")
         require("rouge", "rouge_score")
         from rouge_score.rouge_scorer import RougeScorer
 

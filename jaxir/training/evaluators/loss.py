@@ -1,4 +1,4 @@
-"""The objective's loss on dev data."""
+"""The evaluator `Loss`: the objective's loss on dev data."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Loss(Evaluator):
-    """The loss of training and the objective's own metrics, without dropout.
+    """The training loss and the objective's own metrics on dev data, without dropout.
 
-    They are means over the full batches of a fixed order. Rows after the last full batch do not count: with
-    in-batch negatives, a smaller or padded batch has another loss. If there are fewer rows than a batch of
-    training, they are one smaller batch of as many rows as the devices can share. A run whose best checkpoint
-    is chosen by it is resumed on devices that can share as many.
+    Values are means over full batches in a fixed order. Rows after the last full batch are left out: with
+    in-batch negatives, the loss depends on the batch size. If there are fewer rows than the training batch
+    size, they form one smaller batch, rounded down to a multiple of the devices that share a batch. If this
+    loss chooses the best checkpoint, a run is only resumed on devices with the same rounding.
 
     Attributes:
-      data: has the fields that the objective reads: a `data.text_data.TextData`.
-      num_negatives: hard negatives of each pair. Of longer lists, some items are drawn, always the same ones.
+      data: a `data.batches.text_data.TextData` with the fields that the objective reads.
+      num_negatives: hard negatives per pair. From longer lists, the same items are drawn each time.
     """
 
     metrics = {"loss": "smaller", "accuracy": "greater"}  # noqa: RUF012
@@ -41,8 +41,8 @@ class Loss(Evaluator):
         examples = bench.examples(self.data, features, drawn=True)
         count, divisor = len(next(iter(examples.arrays.values()))), bench.partitioner.batch_divisor()
         if count < divisor:
-            raise UserError(f"there are only {count} dev pairs, fewer than the {divisor} devices of a batch")
-        # If there are fewer rows than a batch, keep as many as the devices can share.
+            raise UserError(f"{count} dev pairs are too few for {divisor} devices: give more dev pairs")
+        # If there are fewer rows than a batch, keep the largest multiple of the devices that share a batch.
         kept = count if count >= bench.batch_size else count // divisor * divisor
         rows = {name: array[:kept] for name, array in examples.arrays.items()}
 

@@ -1,4 +1,4 @@
-"""Query reranking (EAR): what the queries that a reranker chooses find."""
+"""The evaluator `QueryReranking`: the rank of answers for the queries that a query reranker (EAR) chooses."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CUTS = (1, 5, 20)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class QueryReranking(Evaluator):
-    """Success@k and the mean rank of the best-scored query, over questions with candidates.
+    """Success@k and mean rank of the answer, if each question uses the candidate query with the best score.
 
-    Success@k is the share of questions whose chosen query finds an answer among its first k passages:
-    the top-k accuracy of Chuang 2024, chapter 3. A query that finds none has the rank `data.max_rank`.
+    Success@k is the share of questions whose chosen query finds an answer among its first k passages: the
+    top-k accuracy of Chuang 2024, chapter 3. A query that finds no answer has the rank `data.max_rank`.
 
     Attributes:
-      data: the candidates, all of which are scored: a `data.candidates.QueryCandidates`.
+      data: the candidates, a `data.expanded.candidates.QueryCandidates`; all of them are scored.
     """
 
     metrics = {f"Success@{k}": "greater" for k in CUTS} | {"mean_rank": "smaller"}
@@ -37,7 +37,7 @@ class QueryReranking(Evaluator):
 
     def prepare(self, bench: Bench) -> Prepared:
         if not isinstance(self.data, QueryCandidates):
-            raise UserError("query reranking is measured on candidates: give it some (DEV_CANDIDATES)")
+            raise UserError("QueryReranking needs a QueryCandidates as data: set DEV_CANDIDATES to a file")
         # `bench.examples` below reports the number of skipped records.
         questions = list(self.data.questions(OnBadInput(bench.on_bad_input)))
         if (depth := min((some.depth for some in questions), default=max(CUTS))) < max(CUTS):
@@ -56,7 +56,7 @@ class QueryReranking(Evaluator):
 
         def measure(state: State) -> Mapping[str, float]:
             scores = program.of_rows(state)
-            # Shorter lists of candidates are repeated, with the same scores and ranks.
+            # In shorter lists, candidates are repeated with equal scores and ranks; the choice is the same.
             chosen = np.take_along_axis(ranks, scores.argmax(1)[:, None], axis=1)
             found = {f"Success@{k}": float((chosen <= k).mean()) for k in CUTS}
             return found | {"mean_rank": float(chosen.mean())}

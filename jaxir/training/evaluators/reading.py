@@ -1,4 +1,4 @@
-"""Reading: how often a reader writes a right answer."""
+"""The evaluator `Reading`: how often the answer that a reader generates is right."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Reading(Evaluator):
-    """Exact match and F1 of the answers written for questions (`evaluation.exact_match`).
+    """Exact match and F1 of the answers generated for questions (see `evaluation.exact_match`).
 
     Attributes:
       data: the questions, passages and answers.
-      max_new_tokens: the most tokens of an answer.
-      num_beams: beams of an answer; 1 is greedy.
+      max_new_tokens: maximum number of tokens per answer.
+      num_beams: number of beams in beam search; 1 is greedy decoding.
     """
 
     metrics = {"EM": "greater", "F1": "greater"}  # noqa: RUF012
@@ -36,9 +36,9 @@ class Reading(Evaluator):
     def prepare(self, bench: Bench) -> Prepared:
         if not isinstance(bench.objective, FusionInDecoder):
             kind = type(bench.objective).__name__
-            raise UserError(f"Reading measures readers, which FusionInDecoder trains, not {kind}")
+            raise UserError(f"Reading only evaluates readers, trained by FusionInDecoder, not {kind}")
         if self.data is None:
-            raise UserError("it has no data: DEV_RUN, or the setting that names them, is None")
+            raise UserError("the evaluator has no data: set DEV_RUN, or the setting that names its data")
         features = bench.objective.features(bench.form)
         examples = bench.examples(self.data, features)
         data: AnsweredDataset = examples.dataset

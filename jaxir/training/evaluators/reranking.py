@@ -1,4 +1,4 @@
-"""Reranking: how well a cross-encoder orders a retriever's answers."""
+"""The evaluator `Reranking`: how well a cross-encoder orders the documents that a retriever found."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from jaxir.retrieval.ranking.runs import read_run
 from jaxir.training.evaluators.evaluation_context import Bench, State, described
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
-WANTED = 10  # documents of a query that the metrics need
+WANTED = 10  # minimum number of documents per query, needed by nDCG@10 and RR@10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Reranking(Evaluator):
-    """nDCG@10 and RR@10 of a run's best documents in the order of the model's scores.
+    """nDCG@10 and RR@10 of a run file's best documents, ordered by the model's scores.
 
-    Documents that the run did not find count as missed. Texts are cut one by one, as in training;
-    `jaxir.rerank` cuts the longer one of a pair.
+    Relevant documents that the run lacks lower the metrics. Queries and documents are truncated separately,
+    as in training; `jaxir.rerank` truncates the longer text of a pair.
 
     Attributes:
       directory: a BEIR folder.
-      run: TREC run file over queries of the split, of any retriever.
-      split: the judgements.
-      depth: documents of a query that are read; the metrics need ten.
+      run: TREC run file of any retriever, with queries of the split.
+      split: the split of the folder whose judgements are used.
+      depth: number of documents read from the run per query, at least ten.
     """
 
     metrics = {"nDCG@10": "greater", "RR@10": "greater"}  # noqa: RUF012
@@ -49,10 +49,10 @@ class Reranking(Evaluator):
         judgements = read_judgements(folder.qrels_path(self.split))
         run = {query_id: some for query_id, some in read_run(self.run).items() if query_id in judgements}
         if not run:
-            raise UserError(f"{self.run} has none of the queries that {folder.qrels_path(self.split)} judges")
+            raise UserError(f"{self.run} has no query of {folder.qrels_path(self.split)}: give another run")
         if (most := cut_at(run)) < WANTED:
             raise UserError(
-                f"{self.run} has at most {most} documents of a query, and {' and '.join(self.metrics)} need"
+                f"{self.run} has at most {most} documents per query, but {' and '.join(self.metrics)} need"
                 f" {WANTED}: search with a larger k"
             )
         candidates = read_candidates(run, folder, depth=self.depth)
@@ -68,7 +68,7 @@ class Reranking(Evaluator):
 
         def scores_of(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
             if not hasattr(model, "score_texts"):
-                raise UserError("Reranking measures cross-encoders, and this model makes vectors")
+                raise UserError("Reranking only evaluates cross-encoders, but this model makes vectors")
             return score_lists(model, batch["query_ids"], batch["passage_ids"])
 
         program = bench.program(scores_of, rows)

@@ -1,4 +1,4 @@
-"""Retrieval over a small corpus: the passages of dev pairs among distractors."""
+"""The evaluator `Retrieval`: search in a small corpus, the passages of dev pairs and distractors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ METRICS = ("nDCG@10", "RR@10")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Retrieval(Evaluator):
-    """nDCG@10 and RR@10 of every dev pair.
+    """Mean nDCG@10 and RR@10 of dev queries, searched among the dev passages.
 
     Each distinct query is searched among the distinct passages of the dev pairs and the distractors. Texts
-    with the same token ids count as one.
+    with the same token ids are not distinct.
 
     Attributes:
-      data: pairs: a `data.text_data.TextData`.
-      distractors: how many training passages join the passages of the pairs.
+      data: the dev pairs, a `data.batches.text_data.TextData`.
+      distractors: number of training passages to add to the dev passages.
       dimensions: for each number D, the metrics of the first D dimensions, normalised again, are measured
         too, as `nDCG@10/D` and `RR@10/D` (see `losses.matryoshka`).
     """
@@ -41,11 +41,11 @@ class Retrieval(Evaluator):
 
     @property
     def metrics(self) -> dict[str, Direction]:
-        """The metrics of all dimensions first."""
+        """The metrics of full vectors, then those of truncated vectors."""
         return {f"{metric}{end}": "greater" for end in self._cuts() for metric in METRICS}
 
     def _cuts(self) -> dict[str, int | None]:
-        """Returns the number of dimensions by the suffix of their metrics; None for all."""
+        """Returns {suffix of metrics' names: number of dimensions}; None means all dimensions."""
         return {"": None} | {f"/{dimension}": dimension for dimension in self.dimensions}
 
     def prepare(self, bench: Bench) -> Prepared:
@@ -56,7 +56,7 @@ class Retrieval(Evaluator):
         extra = read_rows(training, self.distractors) if self.distractors else []
         if extra and "passage_ids" not in extra[0]:
             raise UserError(
-                "distractors are training passages, and the training data have none: set dev_distractors to 0"
+                "distractors are training passages, but the training data have none: set dev_distractors to 0"
             )
         queries, query_ids = _distinct(rows, [], "query")
         passages, passage_ids = _distinct(rows, extra, "passage")
@@ -67,7 +67,7 @@ class Retrieval(Evaluator):
         of_passages = self._vectors(bench, stack(list(passage_ids.values())), "passage")
 
         def search(queries: np.ndarray, passages: np.ndarray) -> Mapping[str, float]:
-            # Vectors are prepared for the model's similarity, so it is their inner product.
+            # For models with cosine similarity the vectors are normalised, so "dot" is right for all models.
             index = ExactIndex.build([passages], list(passage_ids), similarity="dot")
             scores, ids = index.search(queries, min(DEPTH, len(passage_ids)))
             run = {
@@ -87,19 +87,19 @@ class Retrieval(Evaluator):
         return Prepared(measure, f"{examples.fingerprint}, {self.distractors} distractors")
 
     def _vectors(self, bench: Bench, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
-        """Like `Bench.vectors`, but refuses numbers of dimensions that the vectors do not have."""
+        """Like `Bench.vectors`, but raises a UserError if the vectors have too few dimensions."""
 
         def encode(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
             vectors = model.encode(batch["ids"], tower=tower)
             if (most := max(self.dimensions, default=0)) > vectors.shape[1]:
-                raise UserError(f"{self}: the vectors have {vectors.shape[1]} dimensions, not {most}")
+                raise UserError(f"{self}: vectors have {vectors.shape[1]} dimensions, fewer than {most}")
             return vectors
 
         return bench.program(encode, {"ids": ids}).of_rows
 
 
 def _first(vectors: np.ndarray, dimension: int | None) -> np.ndarray:
-    """Returns the first dimensions of vectors [N, D], normalised; None: all, unchanged."""
+    """Returns the first `dimension` dimensions of vectors [N, D], normalised; if None, the same vectors."""
     if dimension is None:
         return vectors
     cut = vectors[:, :dimension]
@@ -109,14 +109,14 @@ def _first(vectors: np.ndarray, dimension: int | None) -> np.ndarray:
 def _distinct(
     rows: Sequence[Mapping[str, np.ndarray]], extra: Sequence[Mapping[str, np.ndarray]], tower: str
 ) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Returns a name for each text of a tower, equal for equal tokens, and the ids of each name."""
+    """Returns a name for each text of a tower, the same for equal tokens, and {name: token ids}."""
     tokens = [row[f"{tower}_ids"] for row in (*rows, *extra)]
     names = [x[x != 0].tobytes().hex() for x in tokens]
     distinct = dict(zip(names, tokens, strict=True))
     ids = {row[f"{tower}_key"].tobytes() for row in rows if f"{tower}_key" in row}
     if len(distinct) == 1 < len(ids):
         raise UserError(
-            f"all {len(ids):,} texts of the dev pairs' {tower} tower have the same tokens, so any answer"
-            " would be right: give a model whose tokenizer knows their words, or other dev pairs"
+            f"all {len(ids):,} texts of the dev pairs' {tower} tower have the same tokens, so any search"
+            " result would be right: give a model whose tokenizer knows their words, or other dev pairs"
         )
     return names, distinct

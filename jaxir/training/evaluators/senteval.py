@@ -1,4 +1,4 @@
-"""Transfer tasks: the accuracy of classifiers on frozen vectors."""
+"""The evaluator `SentEval`: the accuracy of classifiers on frozen vectors in transfer tasks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SentEval(Evaluator):
     """`transfer`, the mean accuracy in % on the dev sets of the transfer tasks (Chuang 2024, appendix A.1).
 
     The accuracy is the one by which SentEval chooses a classifier; test rows are not used. As in the papers,
-    vectors of the query tower are not normalised, whatever the model's similarity. Each task's accuracy is
-    logged as `transfer/TASK`. Each evaluation fits hundreds of classifiers on the host.
+    vectors are not normalised, even if the model uses cosine similarity; they are those of the query tower.
+    Each task's accuracy is logged as `transfer/TASK`. Each evaluation fits hundreds of classifiers on CPU.
 
     Attributes:
       directory: SentEval's data/downstream, or some of its folders: see

@@ -1,4 +1,4 @@
-"""Semantic textual similarity: how well cosines of sentence vectors rank pairs as people did."""
+"""The evaluator `STS`, semantic textual similarity: how well cosines of sentences rank pairs as people do."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class STS(Evaluator):
-    """Spearman's correlation x 100 of people's scores and the cosine; the query tower encodes both sentences.
+    """Spearman's correlation x 100 of people's ratings and cosines; the query tower encodes all sentences.
 
-    `uniformity` is that of all sentences; `alignment`, of pairs rated above 4, is logged if there are any.
-    For several files, each one's correlation is logged as `spearman/FILE`, and so is that of each setting.
+    `uniformity` is over all sentences; `alignment` is over pairs rated above 4, and logged if there are any.
+    With several files, `spearman/FILE` is logged for each file, and `spearman/SETTING` for each setting.
 
     Attributes:
       path: a file of rated pairs, or a folder of such files: see `evaluation.sts_files.read_sts`. In a folder
         with train, dev and test, dev is used.
-      setting: `spearman` of several files: "all" of all pairs together, "mean" of the files' values, "wmean"
-        weighted by their numbers of pairs.
+      setting: how several files become one `spearman`: "all" pools their pairs, "mean" averages the files'
+        values, "wmean" averages the values weighted by the files' numbers of pairs.
     """
 
     metrics = {"spearman": "greater", "uniformity": "smaller"}  # noqa: RUF012

@@ -1,8 +1,8 @@
 """Checkpoints of a run, written by Orbax in the background: the newest few, and the best by a dev metric.
 
 RUN/checkpoints/STEP holds `params`, `opt_state`, the record `run` (step, settings, dev metric, name,
-checksums) and, if the objective has parameters beside the model, `auxiliary` and `statistics`. best.json
-names the best step.
+checksums) and, if the objective has auxiliary parameters, `auxiliary` and `statistics`.
+RUN/checkpoints/best.json names the best step.
 """
 
 import contextlib
@@ -31,9 +31,8 @@ from jaxir.training.run.marker import MARKER, mark
 from jaxir.training.run.run_settings import disagreement
 from jaxir.training.step.train_state import TrainState, inspect
 
-_LEAST_PART = (
-    1 << 20
-)  # bytes; smaller replicated arrays are written by one device, since cutting them is slow
+# In bytes. Smaller replicated arrays are written by only one device, because splitting them is slow.
+_LEAST_PART = 1 << 20
 REMOVED = ".removed"
 
 
@@ -50,11 +49,11 @@ class Checkpoints:
 
     Args:
       run_dir: the run's directory: new, empty, or a run to resume.
-      settings: JSON values that a resumed run must share with its checkpoints.
-      keep_last: number of newest checkpoints to keep; the best one is kept besides.
+      settings: JSON values that must equal those in the checkpoints if the run is resumed.
+      keep_last: number of newest checkpoints to keep; the best checkpoint is kept, too.
       metric: the dev metric that chooses the best checkpoint; None if nothing is evaluated.
       greater_is_better: whether the greatest value of the metric is the best.
-      hold: the lock or lease on the directory; None in every process but the first.
+      hold: the lock or lease on the directory; None except in process 0.
     """
 
     def __init__(
@@ -74,14 +73,14 @@ class Checkpoints:
         self._inspect: Callable[[TrainState], tuple[jax.Array, jax.Array]]
         self._saving: int | None = None  # step of the checkpoint that is being written
         self._values: dict[int, float] = {}  # dev metric by step
-        self.run = ""  # the run's name, known once it is open
+        self.run = ""  # the run's name, set by `open`
         self._manager: ocp.CheckpointManager | None = None
         self._new = False
         self._quiet = contextlib.ExitStack()
 
     def open(self, abstract: TrainState) -> Resumed | None:
-        """Returns the newest whole checkpoint, None if the run has none; moves damaged ones to RUN/broken."""
-        wait_for_all("the run's directory is checked")  # before it changes
+        """Returns the newest intact checkpoint, or None; moves damaged checkpoints to RUN/broken."""
+        wait_for_all("the run's directory is checked")  # before process 0 changes the directory
         self._quiet.enter_context(quiet_orbax())
         self._inspect = jax.jit(inspect).lower(abstract).compile()
         first = jax.process_index() == 0
@@ -104,7 +103,7 @@ class Checkpoints:
         return resumed
 
     def _newest_whole(self, abstract: TrainState) -> tuple[Resumed | None, dict[int, str]]:
-        """Returns the newest whole checkpoint, and why others are damaged, by step."""
+        """Returns the newest intact checkpoint, and {step: what is wrong} of damaged checkpoints."""
         resumed, broken = None, {}
         for step in reversed(self.steps()):
             try:
@@ -127,15 +126,15 @@ class Checkpoints:
         if broken and resumed is None:
             newest = max(broken)
             raise UserError(
-                f"no checkpoint of {self.run_dir} is whole (step {newest}: {broken[newest]}); "
-                "give another output_dir to start anew"
+                f"no checkpoint of {self.run_dir} is intact (step {newest}: {broken[newest]}); copy the run"
+                " again, or give another output_dir to start a new run"
             )
         return resumed, broken
 
     def withdraw(self) -> None:
-        """Removes what `open` made on a disk, if the run ends before its first step."""
+        """Removes what `open` made on a disk; called if the run ends before its first step."""
         if self._new and not is_bucket(self.directory):
-            with contextlib.suppress(OSError):  # the directory is not empty any more
+            with contextlib.suppress(OSError):  # the directory is no longer empty
                 (self.run_dir / MARKER).unlink()
                 self.directory.rmdir()
 
@@ -144,7 +143,7 @@ class Checkpoints:
         return checkpoint_steps(self.directory)
 
     def is_best(self, value: float | None) -> bool:
-        """Returns whether a value of the dev metric, None if unknown, beats those of all kept checkpoints."""
+        """Returns whether a dev metric (None: not measured) is better than those of all kept checkpoints."""
         return value is not None and all(self._sign * value > self._sign * v for v in self._values.values())
 
     def best(self) -> tuple[int, float] | None:
@@ -155,15 +154,16 @@ class Checkpoints:
         return step, self._values[step]
 
     def save(self, step: int, state: TrainState, dev_value: float | None) -> None:
-        """Begins to save `state`; returns once its arrays are copied and may be donated.
+        """Starts to save `state` in the background; returns once its arrays are copied and may be donated.
 
-        The previous checkpoint must be settled. A state with a number that is not finite is refused.
+        `settle` must be called before the next `save`. Raises a UserError if `state` is not finite.
         """
         self._check_held()
         finite, sums = jax.device_get(self._inspect(state))
         if not finite:
             raise UserError(
-                f"step {step}: a parameter or a moment of the optimizer is not finite; {self.last_good()}"
+                f"step {step}: a parameter or a moment of the optimizer is not finite: lower the learning"
+                f" rate; {self.last_good()}"
             )
         record = {
             "step": step,
@@ -184,17 +184,17 @@ class Checkpoints:
             self._values[step] = dev_value
 
     def poll(self) -> int | None:
-        """Settles the checkpoint being written if it is complete by now, and returns its step, else None.
+        """Calls `settle` if the checkpoint being written is complete; returns its step, else None.
 
-        Several processes must settle it together, but may not all see it complete after the same step. They
-        settle it when the next one is saved.
+        With several processes, always returns None: they must call `settle` together, but may see the
+        checkpoint complete after different steps. They call it before they save the next checkpoint.
         """
         if self._saving is None or jax.process_count() > 1 or self._manager.is_saving_in_progress():
             return None
         return self.settle()
 
     def settle(self) -> int | None:
-        """Waits for the checkpoint being written, names the best and removes old ones; returns its step."""
+        """Waits for the checkpoint being written, updates best.json, removes old ones; returns its step."""
         if self._saving is None:
             return None
         try:
@@ -204,7 +204,7 @@ class Checkpoints:
             self._fail(error)
         step, self._saving = self._saving, None
         self._check_held()
-        wait_for_all(f"checkpoint {step} is whole")
+        wait_for_all(f"checkpoint {step} is complete")
         there = self.steps()
         self._values = {s: value for s, value in self._values.items() if s in there}
         self._write_best()
@@ -219,7 +219,7 @@ class Checkpoints:
         return step
 
     def close(self) -> None:
-        """Settles what can be settled and ends Orbax's threads."""
+        """Waits for the checkpoint being written, if this is the only process, and ends Orbax's threads."""
         if self._manager is not None:
             if jax.process_count() == 1:  # a process that fails must not wait for the others
                 with contextlib.suppress(UserError):
@@ -228,10 +228,10 @@ class Checkpoints:
             self._quiet.close()
 
     def last_good(self) -> str:
-        """Returns a phrase that names the last whole checkpoint."""
+        """Returns a phrase for error messages that names the last complete checkpoint."""
         steps = [s for s in self.steps() if s != self._saving]
         if not steps:
-            return "none was saved yet"
+            return "no checkpoint was saved yet"
         return f"the last good checkpoint is {self.directory / str(steps[-1])}"
 
     def _restore(self, step: int, abstract: TrainState) -> Resumed:
@@ -240,7 +240,7 @@ class Checkpoints:
             record = read_record(path)
             if wrong := disagreement(record["settings"], self.settings):
                 raise UserError(f"{self.run_dir} {wrong}")
-            for item in _items(abstract):  # Orbax reads a checkpoint without its index in another way
+            for item in _items(abstract):  # without an index, Orbax would read the item in another format
                 if not (path / item / ORBAX_INDEX).is_file():
                     raise Damaged(f"{path / item / ORBAX_INDEX}: no such file")
             items = {name: ocp.args.StandardRestore(tree) for name, tree in _items(abstract).items()}
@@ -251,13 +251,15 @@ class Checkpoints:
             # If any process failed for a transient reason, the checkpoint is unreadable, not damaged.
             damaged = all_agree(failure is None or is_damage(failure))
             other = (
-                Damaged("damaged for another process") if damaged else UserError(f"{path}: unread elsewhere")
+                Damaged("another process found it damaged")
+                if damaged
+                else UserError(f"{path} could not be read by another process: see its error")
             )
             raise failure or other
         count = jax.make_array_from_callback((), abstract.step.sharding, lambda _: np.int32(step))
         state = abstract._replace(step=count, **{name: restored[name] for name in _items(abstract)})
         finite, sums = jax.device_get(self._inspect(state))
-        # Checkpoints of earlier versions have one checksum under another name, which is not compared.
+        # Earlier versions of jaxir recorded one checksum under another name, which is not compared.
         if not finite or record.get("checksums", sums) != _whole_numbers(sums):
             raise Damaged("its checksums do not match its content")
         return Resumed(state, step, record.get("run"))
@@ -281,8 +283,8 @@ class Checkpoints:
     def _remove_leftovers(self) -> None:
         """Removes checkpoints that a killed process had not completely written or removed.
 
-        Orbax would remove half-written ones, but fails in a bucket, where a directory ends with its last
-        file.
+        Orbax also removes half-written checkpoints, but fails in a bucket, where a directory disappears with
+        its last file.
         """
         if is_bucket(self.directory) and self.directory.exists():
             half = [p for p in self.directory.iterdir() if p.is_dir() and not (p / COMMITTED).exists()]
@@ -292,9 +294,9 @@ class Checkpoints:
             remove_tree(path)
 
     def _remove(self, step: int) -> None:
-        """Removes a checkpoint, which is whole or gone at any moment; the next settling retries a failure."""
+        """Removes a checkpoint atomically: it is complete or gone. The next `settle` retries a failure."""
         path = self.directory / str(step)
-        with contextlib.suppress(Exception):  # of gcsfs or the system
+        with contextlib.suppress(Exception):  # any error of gcsfs or of the operating system
             if is_bucket(path):
                 (path / COMMITTED).unlink(missing_ok=True)
             else:
@@ -305,29 +307,31 @@ class Checkpoints:
         target, number = self.run_dir / "broken" / str(step), itertools.count(2)
         while target.exists():
             target = target.with_name(f"{step}-{next(number)}")
-        then = ", an earlier one is used" if earlier_used else ""
-        print(f"warning: checkpoint {step} is broken ({why}); moved to {target}{then}", file=sys.stderr)
+        then = "; an earlier checkpoint is used" if earlier_used else ""
+        print(f"warning: checkpoint {step} is damaged ({why}): moved to {target}{then}", file=sys.stderr)
         move_tree(self.directory / str(step), target)
 
     def _fail(self, error: Exception) -> None:
-        """Raises what Orbax raised as one sentence, and removes the half-written checkpoint."""
+        """Removes the half-written checkpoint, and raises Orbax's error as a UserError of one sentence."""
         step, good = self._saving, self.last_good()
         self._saving = None
         self._values.pop(step, None)
-        if jax.process_index() == 0 and not is_bucket(
-            self.directory
-        ):  # in a bucket the next start removes it
+        # In a bucket, the next start of the run removes the half-written checkpoint.
+        if jax.process_index() == 0 and not is_bucket(self.directory):
             for part in self.directory.glob(f"{step}.*tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
-        self._check_held()  # a removed directory is the cause, which this check reports
-        raise UserError(f"checkpoint {step} could not be saved ({reason(error)}); {good}") from error
+        self._check_held()  # if the run's directory was removed, this raises an error that says so
+        raise UserError(
+            f"checkpoint {step} could not be saved ({reason(error)}); {good}; remove the cause and run the"
+            " same command again"
+        ) from error
 
 
 def _manager(directory: Path) -> ocp.CheckpointManager:
     arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_PART)
     ocp.type_handlers.register_type_handler(jax.Array, arrays, override=True)
-    # Given the processes, Orbax's threads wait for each other by the coordination service. Otherwise they
-    # would run collectives on the devices, in the midst of those of a training step.
+    # With `active_processes`, Orbax's threads wait for each other through JAX's coordination service.
+    # Otherwise they would run collectives on the devices, between those of a training step.
     processes = set(range(jax.process_count())) if jax.process_count() > 1 else None
     return ocp.CheckpointManager(
         directory if is_bucket(directory) else directory.resolve(),

@@ -1,4 +1,4 @@
-"""Settings of an object that are not fields of a dataclass, so that a resume compares them too."""
+"""Settings of user-defined objects that are not dataclass fields; a resumed run compares them, too."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _PLAIN = (
 
 
 def beyond_fields(value: Any, *, class_attributes: bool = True) -> dict[str, Any]:
-    """Returns, by name, the settings of a user's object that are not fields of a dataclass.
+    """Returns, by name, the settings of a user-defined object that are not dataclass fields.
 
-    A user's object has a class that is neither jaxir's nor installed. For other objects, the result is empty:
-    their versions decide what they do. With `class_attributes` it includes plain values set in the bodies of
-    classes.
+    Objects of jaxir's or of an installed package's classes have no such settings: the version of the package
+    determines what they do. With `class_attributes`, plain values set in the bodies of classes are included.
     """
     cls = type(value)
     if is_installed_class(cls):
@@ -31,7 +30,7 @@ def beyond_fields(value: Any, *, class_attributes: bool = True) -> dict[str, Any
     found: dict[str, Any] = {}
     for parent in reversed([c for c in cls.__mro__ if class_attributes and not is_installed_class(c)]):
         found |= {k: v for k, v in vars(parent).items() if k[:2] != "__" and isinstance(v, _PLAIN)}
-    # Whatever else an object of a frozen dataclass holds is derived from its fields.
+    # Attributes of a frozen dataclass that are not fields are derived from its fields.
     frozen = "__dataclass_fields__" in vars(cls) and cls.__dataclass_params__.frozen
     if not frozen and not isinstance(value, nnx.Module | jax.Array):
         found |= getattr(value, "__dict__", {})

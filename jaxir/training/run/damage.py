@@ -1,4 +1,4 @@
-"""Which errors mean that a checkpoint is damaged, and which that it could not be read this time."""
+"""Distinguishes errors that prove a checkpoint damaged from errors of reading that may be transient."""
 
 import json
 import re
@@ -12,13 +12,13 @@ _DAMAGE = (
     *(Damaged, FileNotFoundError, NotADirectoryError, IsADirectoryError),
     *(json.JSONDecodeError, UnicodeDecodeError, KeyError),
 )
-# TensorStore's messages on files that are missing, cut off, fail a checksum or cannot be decompressed.
-# It calls transient errors ABORTED, UNAVAILABLE, RESOURCE_EXHAUSTED, PERMISSION_DENIED and so on.
+# TensorStore's messages on files that are missing, truncated, fail a checksum or cannot be decompressed.
+# TensorStore calls transient errors ABORTED, UNAVAILABLE, RESOURCE_EXHAUSTED, PERMISSION_DENIED and so on.
 _STATUS = re.compile(r"(NOT_FOUND|OUT_OF_RANGE|DATA_LOSS): |.*(\bError decoding |zstd)", re.DOTALL | re.I)
 
 
 def is_damage(error: BaseException) -> bool:
-    """Returns whether an error of reading a checkpoint is certainly damage; others may be transient."""
+    """Returns whether an error, raised by reading a checkpoint, proves that the checkpoint is damaged."""
     return any(
         isinstance(e, _DAMAGE) or (type(e) is ValueError and _STATUS.match(str(e)) is not None)
         for e in _causes(error)
@@ -26,7 +26,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the system's words for an error if it has some, else the beginning of its root's message."""
+    """Returns the operating system's message for an error, or the beginning of its root cause's message."""
     if isinstance(error, UserError):
         return str(error)
     *_, root = _causes(error)

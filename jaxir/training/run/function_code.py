@@ -1,4 +1,4 @@
-"""What a function does, as a text that is the same in every process: a hash of its code."""
+"""A hash of a function's code, which is the same in every process, to find out if the function changed."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def code_of(function: types.FunctionType, text: Callable[[Any], str]) -> str:
     """Returns the minor version of Python and a hash of a function's code.
 
     The hash covers bytecode (so comments, layout and patch versions of Python make no difference), constants,
-    and the plain values and functions among the globals that the code names. `text` gives the same text for
-    equal values.
+    and the plain values and functions among the globals that the code names. `text` must return the same text
+    for equal values.
     """
     codes = list(_codes(function.__code__))
     docstrings = [function.__doc__, *[None] * len(codes[1:])]
@@ -93,11 +93,11 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _plain(code: types.CodeType, docstring: str | None) -> tuple[Any, ...]:
-    """Returns what decides the behaviour of a code object, without its docstring and inner functions."""
+    """Returns all that determines a code object's behaviour, without its docstring and inner functions."""
     constants = tuple(None if isinstance(x, types.CodeType) else x for x in code.co_consts)
     if docstring is not None and constants[:1] == (docstring,):
         constants = (None, *constants[1:])
-    flags = code.co_flags & 0xFF  # arguments and generators; other bits are about docstrings and imports
+    flags = code.co_flags & 0xFF  # bits on arguments and generators; others are on docstrings and imports
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     return code.co_code, code.co_exceptiontable, constants, counts, names

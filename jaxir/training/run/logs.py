@@ -24,8 +24,8 @@ from jaxir.storage.locks import Lock
 from jaxir.storage.temporary_outputs import temporary_directory
 
 LOG, BOARD = "log.jsonl", "tensorboard"
-MOST_SHOWN = 5  # the objective's own metrics in one line of the terminal; the log has all
-# Metrics that the terminal does not show: it shows their sum, or warns if they are too high.
+MOST_SHOWN = 5  # maximum number of the objective's metrics per printed line; log.jsonl has all
+# Metrics not printed with those of the objective: the line has them or their sum, or a warning reports them.
 NOT_SHOWN = {
     "loss",
     "grad_norm",
@@ -42,7 +42,7 @@ class RunLog:
     Args:
       run_dir: the run's directory.
       start_step: the step that the run resumes from; lines about later steps are dropped.
-      run: the run's name, which the first line of each process has.
+      run: the run's name, written with the first line after each start of the run.
       hold: the lock or lease on the directory.
     """
 
@@ -85,15 +85,15 @@ class RunLog:
             self._board.add_scalar(name if "/" in name else f"train/{name}", float(value), step)
 
     def checkpoint(self, step: int | None) -> None:
-        """Writes that the checkpoint of `step`, if it is not None, is whole."""
+        """Writes a line that says that the checkpoint of `step` is complete; None writes nothing."""
         if self._file is not None and step is not None:
             self._write_line({"step": step, "checkpoint": True, "time": round(time.time(), 3)})
             self.bring()
 
     def bring(self) -> None:
-        """Copies the logs to the run's bucket, if it is in one.
+        """Copies the logs to the run's directory, if it is in a bucket.
 
-        Called before a checkpoint is saved, since a resumed run knows earlier steps only from these logs.
+        Called before a checkpoint is saved, since a run that resumes from it only has the logs in the bucket.
         """
         if self._file is not None:
             self._board.flush()
@@ -152,7 +152,7 @@ class Narrator:
         evaluations_from: Callable[[int], int] = lambda _: 0,
     ):
         self._steps, self._batch_size, self._evaluations_from = steps, batch_size, evaluations_from
-        self._evaluations: list[float] = []  # seconds that each took
+        self._evaluations: list[float] = []  # seconds that each evaluation took
         self._start = self._shown = self._lap_step = start_step
         self._mark = self._first_done = time.perf_counter()  # moved forward by the time spent in `paused`
         first = jax.process_index() == 0
@@ -174,7 +174,7 @@ class Narrator:
             seconds, left = now - self._first_done, self._steps - step
             if left:
                 each = f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
-                rest = f"{each} s a step: about {clock(seconds * left)} for the other {left:,}"
+                rest = f"{each} s per step: about {clock(seconds * left)} for the other {left:,} steps"
                 due = self._evaluations_from(step)
                 self.say(rest + (f", and {due:,} evaluation{'s'[: due != 1]}" if due else ""))
 
@@ -188,7 +188,7 @@ class Narrator:
     def show_step(
         self, step: int, values: Mapping[str, float], metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Prints loss, learning rate and examples per second of `values`, and the objective's `metrics`."""
+        """Prints the loss, learning rate and speed in `values`, and the objective's own `metrics`."""
         rate = values["examples_per_second"]
         left = (self._steps - step) * self._batch_size / max(rate, 1e-9)
         if self._evaluations:
@@ -201,7 +201,7 @@ class Narrator:
     def show_evaluation(
         self, step: int, scores: Mapping[str, float], others: Mapping[str, float] | None = None
     ) -> None:
-        """Prints all metrics that evaluators name (`scores`), and some of the `others`."""
+        """Prints `scores`, the metrics that may choose the best checkpoint, and the first of the `others`."""
         values = "".join(f"  {name} {value:.4f}" for name, value in scores.items())
         self.say(f"step {step}/{self._steps}  dev{values}{_formatted(others or {})}")
 
@@ -233,7 +233,7 @@ def _formatted(metrics: Mapping[str, float]) -> str:
 
 @contextlib.contextmanager
 def timed(what: str) -> Iterator[None]:
-    """Prints on standard error that long work begins, and afterwards how long it took."""
+    """Prints `what` to standard error when the context begins, and its duration when it ends."""
     if jax.process_index() != 0:
         yield
         return
@@ -250,7 +250,7 @@ def timed(what: str) -> Iterator[None]:
 
 
 def clock(seconds: float) -> str:
-    """Returns a time span such as 1h02m, 3m05s or 12s."""
+    """Returns a duration as text, such as 1h02m, 3m05s or 12s."""
     whole = round(seconds)
     if whole >= 3600:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

@@ -1,4 +1,4 @@
-"""RUN/run.json, which marks a directory as a run and names the run; checkpoints can restore the file."""
+"""RUN/run.json, which marks a directory as a run and names the run; it can be restored from a checkpoint."""
 
 import contextlib
 import json
@@ -20,12 +20,12 @@ MARKER = "run.json"
 
 
 def mark(run_dir: Path, settings: Mapping[str, Any], name: str | None) -> str:
-    """Writes RUN/run.json unless it is there, and returns the run's name.
+    """Writes RUN/run.json, unless it is up to date, and returns the run's name.
 
     Args:
       run_dir: the run's directory.
-      settings: those of the run.
-      name: the name in the checkpoint that the run resumes from, if any. Otherwise run.json's name is kept.
+      settings: the run's settings, as JSON values.
+      name: the name in the checkpoint that the run resumes from; None keeps the name in run.json.
     """
     name = name or (_content(run_dir) or {}).get("run") or secrets.token_hex(8)
     path, text = run_dir / MARKER, json.dumps(sealed({"run": name, "settings": settings}), indent=2)
@@ -36,8 +36,8 @@ def mark(run_dir: Path, settings: Mapping[str, Any], name: str | None) -> str:
 
 
 def check_run_dir(run_dir: str | Path) -> None:
-    """Checks in process 0 that a directory holds nothing but a run, so that it can start or be resumed."""
-    if jax.process_index() != 0:  # process 0 changes the directory afterwards, while another might still look
+    """Raises a UserError, only in process 0, unless a directory is new, empty or a run to resume."""
+    if jax.process_index() != 0:  # others could see changes that process 0 makes after its check
         return
     run_dir = path_of(run_dir)
     check_bucket(run_dir, writing=True)
@@ -51,9 +51,9 @@ def check_run_dir(run_dir: str | Path) -> None:
                 " output_dir"
             )
     elif not steps and _content(run_dir) is None:
-        raise UserError(f"{marker} was not written by a training run, or is damaged; give another output_dir")
+        raise UserError(f"{marker} is damaged or was not written by a training run; give another output_dir")
     if not steps and log.is_file() and b'"checkpoint"' in log.read_bytes():
-        raise UserError(f"the checkpoints of {run_dir} are gone; give another output_dir to start anew")
+        raise UserError(f"the checkpoints of {run_dir} are gone; give another output_dir for a new run")
 
 
 def _content(run_dir: Path) -> dict[str, Any] | None:
@@ -68,7 +68,7 @@ def _content(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _precedes_marker(path: Path) -> bool:
-    """Returns whether a path in a run's directory may be there before run.json is written."""
+    """Returns whether a path in a run's directory may exist before run.json is written."""
     return path.name == LEASE or (path.name == "checkpoints" and path.is_dir() and not any(path.iterdir()))
 
 

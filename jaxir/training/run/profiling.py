@@ -1,4 +1,4 @@
-"""How well a run uses its chips: MFU, figures of the compiled program, and traces of steps for XProf."""
+"""Measures how well a run uses its chips: MFU, costs of the compiled program, and traces for XProf."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ideal_seconds(
     if chip is None:
         return None
     loss_of = make_loss(plan, objective)
-    # Operations inside a kernel cannot be counted.
+    # Count attention without its fused kernel, since operations inside a kernel cannot be counted.
     with dataclasses.replace(partitioner, fused_attention=False)():
         flops = work.differentiated(
             lambda trained, state, batch: loss_of(trained, state, batch, jax.random.key(0)),
@@ -47,11 +47,11 @@ def ideal_seconds(
 
 
 def planned(compiled: Any, partitioner: Partitioner) -> dict[str, float]:
-    """Returns what a plan says about a step, read from the compiled program.
+    """Returns the figures that `jaxir.plan` estimates for a step, read from the compiled program.
 
-    These are its memory on each device in GiB and, on TPUs, the seconds of a step at full speed: all at once,
-    as the compiler scheduled it, and one operation after another (docs/planning.md). Programs for other
-    devices call libraries.
+    These are the step's memory per device in GiB and, only on TPUs, its seconds at full speed: if operations
+    overlap completely, as the compiler scheduled them, and one after another (docs/planning.md). On other
+    devices, programs call libraries, whose work cannot be read.
     """
     try:
         figures = {"planned/memory_gib": memory_of(compiled) / chips.GIB}
@@ -62,16 +62,16 @@ def planned(compiled: Any, partitioner: Partitioner) -> dict[str, float]:
             figures["planned/as_scheduled_seconds"] = costs.overlap.seconds
             figures["planned/one_after_another_seconds"] = costs.roofline.in_turn
         return figures
-    except Exception as error:  # a program that cannot be read does not end the run
+    except Exception as error:  # the run continues without these figures
         print(
-            f"warning: the log has no planned/ figures, reading the program failed: {error!r:.200}",
+            f"warning: the log has no planned/ figures: the step's program cannot be read: {error!r:.200}",
             file=sys.stderr,
         )
         return {}
 
 
 def peak_memory(devices: Sequence[jax.Device]) -> dict[str, float]:
-    """Returns the most memory, in GiB, that one device has held so far; empty if no device counts it."""
+    """Returns the peak memory of any of the devices so far, in GiB; empty if no device reports it."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
     known = [peak for peak in peaks if peak is not None]
     return {"peak_memory_gib": max(known) / chips.GIB} if known else {}
@@ -85,8 +85,8 @@ def steps_to_trace(given: str | None, steps: int) -> tuple[int, int] | None:
     first, last = map(int, match.groups()) if match else (0, 0)
     if not 1 <= first <= last <= steps:
         raise UserError(
-            f"profile_steps must be the first and the last step to trace, of the {steps:,} steps, such as"
-            f" 10:13, not {given!r:.40}"
+            f"profile_steps must be the first and the last step to trace, of the run's {steps:,} steps, such"
+            f" as 10:13, not {given!r:.40}"
         )
     return first, last
 
@@ -94,7 +94,8 @@ def steps_to_trace(given: str | None, steps: int) -> tuple[int, int] | None:
 class Trace:
     """A trace of some steps of a run (`jax.profiler`), written beside its TensorBoard scalars.
 
-    Every machine writes its own events once the last of the steps is done. `steps` is the first and the last.
+    Every machine writes its own events after the last traced step. `steps` is the first and last step to
+    trace; None traces nothing.
     """
 
     def __init__(self, run_dir: Path, steps: tuple[int, int] | None, *, start_step: int):
@@ -104,13 +105,13 @@ class Trace:
         self.begun_before = f"{self._first}:{self._last}" if start_step >= self._first > 0 else None
 
     def before(self, step: int) -> None:
-        """Begins the trace if `step` is the first."""
+        """Begins the trace if `step` is the first step to trace."""
         if step == self._first:
             self._temporary = self._closing.enter_context(temporary_directory())
             self._tracing.enter_context(jax.profiler.trace(self._temporary))
 
     def after(self, step: int, result: Any) -> str | None:
-        """Ends the trace if `step`, whose result is given, is the last; returns a sentence on its files."""
+        """Ends the trace if `step` is the last to trace, once `result` is ready; returns a note or None."""
         if step != self._last or self.begun_before:
             return None
         jax.block_until_ready(result)
@@ -120,11 +121,11 @@ class Trace:
             for found in self._temporary.rglob("*.xplane.pb"):
                 with atomic_file(session / found.name, "wb") as file:
                     file.write(found.read_bytes())
-        except (UserError, OSError) as error:  # a trace that cannot be written does not end the run
+        except (UserError, OSError) as error:  # the run continues without a trace
             return f"warning: {error}"
         return f"steps {self._first} to {self._last} are traced; open them with: xprof {self._place}"
 
     def close(self) -> None:
-        """Discards the trace of a run that stops within its steps."""
+        """Discards an unfinished trace, if the run stops before the last step to trace."""
         self._tracing.close()
         self._closing.close()

@@ -10,40 +10,41 @@ from jaxir.core.errors import UserError
 from jaxir.core.values import BatchSize, Count, Interval, Natural, Object, Positive, Seed, Steps, checked
 from jaxir.training.step.length import check_length, in_steps, steps_of
 
-if TYPE_CHECKING:  # this module imports JAX
+if TYPE_CHECKING:  # importing `partitioning` would import JAX
     from jaxir.runtime.partitioning import Partitioner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Recipe:
-    """All that decides a training run except its directory; `python -m jaxir.train` has these as flags.
+    """All settings of a training run except its directory; `python -m jaxir.train` has them as flags.
 
     Attributes:
       model: Pretrained(...) or FromScratch(...) of jaxir.interop.build.
       objective: the training method, such as Contrastive(loss=...) of jaxir.objectives.contrastive.
       data: training pairs, such as BeirPairs(...) of jaxir.data.sets.pair_sources.
-      steps: number of optimizer steps; give this or epochs.
+      steps: number of optimizer steps; give either steps or epochs.
       epochs: number of times to go through the training pairs.
-      min_steps: the fewest steps of a run whose length is given in epochs.
-      batch_size: pairs in one step, over all devices.
+      min_steps: minimum number of steps of a run whose length is given in epochs.
+      batch_size: number of pairs per step, over all devices together.
       dev: pairs to evaluate on while training (nDCG@10, RR@10, accuracy, loss); none by default.
       evaluators: further evaluators, a list such as [STS(...)] of jaxir.training.evaluators.
       optimizer: AdamW(...) or Adafactor(...) of jaxir.training.step.optimizers; AdamW() by default.
-      mesh: MeshConfig(...) of jaxir.runtime.partitioning; by default all devices split the batch.
-      num_negatives: hard negatives of each pair; the data must have them.
+      mesh: MeshConfig(...) of jaxir.runtime.partitioning; by default the batch is split over all devices.
+      num_negatives: number of hard negatives per pair; the data must have them.
       frozen: patterns of names of parameters that are not trained, such as "encoder.embedding.*".
-      auxiliary_from: a run whose parameters beside the model (heads, decoders, temperatures) this run starts
-        from; MODEL=RUN does the same for the model.
-      seed: decides new parameters, the order of the data and dropout.
-      log_every: steps between log lines.
-      eval_every: steps between evaluations, for evaluators without `every`; below 1, a share of all steps.
-      checkpoint_every: steps between checkpoints; below 1, a share of all steps.
-      keep_last: newest checkpoints to keep, besides the best.
+      auxiliary_from: a run from whose auxiliary parameters (heads, decoders, temperatures) this run starts;
+        MODEL=RUN does the same for the model.
+      seed: determines the values of new parameters, the order of the data and dropout.
+      log_every: number of steps between log lines.
+      eval_every: number of steps between evaluations, for evaluators without `every`; a value below 1 is a
+        share of all steps.
+      checkpoint_every: number of steps between checkpoints; a value below 1 is a share of all steps.
+      keep_last: number of newest checkpoints to keep; the best checkpoint is kept, too.
       dev_metric: the metric of an evaluator that chooses the best checkpoint.
-      dev_distractors: training passages that join the dev passages in the corpus that is searched.
-      on_bad_input: stop at the first malformed record, or skip and count them.
-      profile_steps: the first and the last of the steps to trace, such as 10:13 (docs/training.md).
+      dev_distractors: number of training passages to add to the dev passages that are searched.
+      on_bad_input: "stop" at the first malformed record, or "skip" and count malformed records.
+      profile_steps: the first and the last step to trace, such as 10:13 (docs/training.md).
     """
 
     model: Object
@@ -82,7 +83,7 @@ class Recipe:
             )
 
     def settled(self, num_examples: int | None = None) -> Recipe:
-        """Returns the recipe with defaults, and with shares and epochs (of `num_examples`) as steps."""
+        """Returns the recipe with defaults filled in, and shares and epochs converted to steps."""
         from jaxir.runtime.partitioning import MeshConfig
         from jaxir.training.step.optimizers import AdamW
 
@@ -115,12 +116,13 @@ class Recipe:
             if rows % chunks:
                 where = f" on each of the {divisor} devices that share it" if divisor > 1 else ""
                 raise UserError(
-                    f"a batch of {rows} examples{where} cannot be embedded in {chunks} equal chunks"
+                    f"a batch of {rows} examples{where} cannot be embedded in {chunks} equal chunks: set"
+                    " chunks to a number that divides the batch"
                 )
 
 
 def _chunks(objective: Any) -> Iterator[int]:
-    """Yields the numbers of chunks of an objective and of those in its fields."""
+    """Yields the number of chunks of an objective, and of each objective in its fields."""
     if isinstance(chunks := getattr(objective, "chunks", None), int):
         yield chunks
     fields = dataclasses.fields(objective) if dataclasses.is_dataclass(objective) else ()

@@ -15,9 +15,9 @@ from jaxir.storage.files import atomic_file
 from jaxir.training.run.recipe import Recipe
 
 FUNCTION = "recipe"
-MODULE = "recipe_file"  # the same for every file: a resume compares the names of functions
-NAME = "recipe.py"  # in the run's directory
-# A flag for one length resets the others, as flags of gin recipes do.
+MODULE = "recipe_file"  # name of every recipe's module, constant because a resumed run compares names
+NAME = "recipe.py"  # the file's name in the run's directory
+# A flag that sets the length of a run resets the recipe's other settings of length, as in gin recipes.
 LENGTHS = {"steps": {"epochs": None, "min_steps": 1}, "epochs": {"steps": None, "min_steps": 1}}
 
 
@@ -25,7 +25,7 @@ def read_recipe(file: str | Path) -> Recipe:
     """Runs a Python file, which may import modules beside it, and returns its recipe."""
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
-        raise UserError(f"--recipe must be a Python file, such as my_recipe.py; there is no such file {file}")
+        raise UserError(f"--recipe must be an existing Python file, such as my_recipe.py, not {file}")
     if (beside := str(path.resolve().parent)) not in sys.path:
         sys.path.insert(0, beside)
     spec = importlib.util.spec_from_file_location(MODULE, path)
@@ -47,7 +47,7 @@ def read_recipe(file: str | Path) -> Recipe:
 
 
 def with_typed(recipe: Recipe, typed: Mapping[str, Any]) -> Recipe:
-    """Returns a recipe with the fields that were given as flags."""
+    """Returns `recipe` with the fields in `typed`, which were given as flags on the command line."""
     others: dict[str, Any] = {}
     for name in LENGTHS.keys() & typed.keys():
         others |= LENGTHS[name]
@@ -55,7 +55,7 @@ def with_typed(recipe: Recipe, typed: Mapping[str, Any]) -> Recipe:
 
 
 def write_recipe(file: str | Path, typed: Mapping[str, Any], run_dir: Path) -> None:
-    """Writes RUN/recipe.py: the file and, below it, the flags."""
+    """Writes RUN/recipe.py: the content of the recipe file and, below it, the flags in `typed`."""
     text = Path(file).read_text(encoding="utf-8")
     if typed:
         text = text.rstrip("\n") + (

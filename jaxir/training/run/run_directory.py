@@ -1,10 +1,10 @@
-"""A run on a disk or in a bucket.
+"""The directory of a run, on a disk or in a bucket.
 
-RUN/run.json        marks the directory and names the run
+RUN/run.json        marks the directory as a run, and names the run
 RUN/checkpoints/    the newest checkpoints and the best (see `checkpoints`)
 RUN/log.jsonl       metrics, also for TensorBoard in RUN/tensorboard/
-RUN/jaxir.json      with RUN/tokenizer/: the run as a model
-RUN/config.gin      repeats the run; for a recipe in Python, RUN/recipe.py does
+RUN/jaxir.json      with RUN/tokenizer/, describes the run as a model
+RUN/config.gin      all settings, to repeat the run; RUN/recipe.py for a recipe in Python
 RUN/COMPLETE        written after the last step
 """
 
@@ -33,20 +33,20 @@ COMPLETE = "COMPLETE"
 class RunDirectory:
     """The directory of one run, locked by this process until the context ends.
 
-    If the context ends before `begin`, what `open` made on a disk is removed again. `checkpoints` is set by
-    `open`.
+    If the context ends before `begin` is called, what `open` made on a disk is removed again. `open` sets the
+    attribute `checkpoints`.
     """
 
     def __init__(self, path: str | Path):
         self.path = path_of(path)
         self.checkpoints: Checkpoints
         self._begun = False
-        self._hold: Lock | Lease | None = None  # of process 0
+        self._hold: Lock | Lease | None = None  # held only by process 0
 
     def __enter__(self) -> RunDirectory:
         with contextlib.ExitStack() as closing:
             if jax.process_index() == 0:
-                refusal = f"another process trains in {self.path}"
+                refusal = f"another process trains in {self.path}: wait for it, or give another output_dir"
                 hold = Lease(self.path, "trains in") if is_bucket(self.path) else locked(self.path, refusal)
                 self._hold = closing.enter_context(hold)
             check_run_dir(self.path)
@@ -57,7 +57,7 @@ class RunDirectory:
         self._closing.close()
 
     def open(self, settings: Mapping[str, Any], abstract: TrainState, **which: Any) -> Resumed | None:
-        """Returns the newest whole checkpoint, None for a new run; takes the arguments of `Checkpoints`."""
+        """Returns the newest intact checkpoint, None for a new run; takes the arguments of `Checkpoints`."""
         self.checkpoints = Checkpoints(self.path, settings, hold=self._hold, **which)
         self._closing.callback(self.checkpoints.close)
         self._closing.callback(lambda: None if self._begun else self.checkpoints.withdraw())
@@ -73,13 +73,13 @@ class RunDirectory:
         on_start(self.path)
 
     def log(self, start_step: int) -> RunLog:
-        """Opens the logs of a run that starts after `start_step`; they are closed with the directory."""
+        """Opens the logs of a run that starts after `start_step`; the end of the context closes the logs."""
         log = RunLog(self.path, start_step=start_step, run=self.checkpoints.run, hold=self._hold)
         self._closing.callback(log.close)
         return log
 
     def mark_complete(self, steps: int) -> None:
-        """Writes RUN/COMPLETE, unless it is there."""
+        """Writes RUN/COMPLETE, unless the file exists."""
         path = self.path / COMPLETE
         if jax.process_index() == 0 and not path.exists():
             with atomic_file(path) as file:

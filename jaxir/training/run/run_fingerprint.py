@@ -1,4 +1,4 @@
-"""Settings as texts that are the same in every process, and the difference of two such texts."""
+"""Describes settings as texts that are the same in every process, and finds the difference of two texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 from jaxir.training.run.class_settings import beyond_fields
 from jaxir.training.run.function_code import code_of, enclosed, innermost, is_installed
 
-CODE = "__code__"  # key of a function's code among its arguments
+CODE = "__code__"  # name under which a function's arguments include the hash of its code
 # Parts of the names of local functions, and their replacements while a text is parsed as Python.
 _LOCAL = {"<lambda>": "__lambda__", "<locals>": "__locals__"}
 
@@ -29,7 +29,7 @@ class Described(str):
     """A text `Name(field=value, ...)`.
 
     Attributes:
-      defaults: texts `Name.field=value` of fields with their default value, nested ones included.
+      defaults: a text `Name.field=value` for each field, also of nested objects, that has its default value.
     """
 
     defaults: Collection[str] = ()
@@ -44,9 +44,9 @@ def describe(
     """Returns a text that is the same in every process for equal settings: names, fields and defaults.
 
     Args:
-      value: a settings object, a function, or a plain value, nested at will.
-      bindings: function -> its arguments that are bound elsewhere (by gin, say).
-      class_attributes: include the plain attributes of classes that are not installed.
+      value: a settings object, a function, or a plain value; they may be nested.
+      bindings: maps a function to those of its arguments that gin or other code binds.
+      class_attributes: whether to include the plain attributes of user-defined classes.
     """
     describer = _Describer(bindings, class_attributes)
     described = Described(describer.text(value))
@@ -80,11 +80,11 @@ class _Describer:
             return _name(value)
         if isinstance(value, types.MethodType):
             return self._listed(_name(value.__func__), {"self": value.__self__}, {})
-        if callable(value) and isinstance(getattr(value, "__name__", None), str):  # also results of jax.jit
+        if callable(value) and isinstance(getattr(value, "__name__", None), str):  # true for jax.jit(...)
             return self._call(value, {})
         if dataclasses.is_dataclass(value):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-            # Runs of earlier versions recorded the fields only.
+            # Earlier versions only recorded fields. List other settings as defaults, which may be added.
             later = beyond_fields(value, class_attributes=self._class_attributes)
             return self._listed(type(value).__qualname__, later | fields, later | _defaults(value))
         if isinstance(value, Mapping):
@@ -121,7 +121,7 @@ class _Describer:
         core = innermost(function)
         try:
             parameters = inspect.signature(function).parameters
-        except ValueError:  # of a function in C
+        except ValueError:  # the function is implemented in C
             parameters = {}
         defaults = {n: p.default for n, p in parameters.items() if p.default not in (p.empty, None)}
         values, later = defaults | dict(self._bindings(function)) | dict(given), {}
@@ -129,7 +129,7 @@ class _Describer:
             later = enclosed(core)
             if not is_installed(core):
                 later[CODE] = code_of(core, self.text)
-        # Runs of earlier versions recorded neither closures nor code.
+        # Earlier versions recorded neither closures nor code. List them as defaults, which may be added.
         return self._listed(_name(core), later | values, defaults | later)
 
     def _listed(self, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
@@ -152,7 +152,7 @@ def _slots(value: Any) -> dict[str, Any]:
 
 
 def _array(value: np.ndarray | jax.Array) -> str:
-    """Returns the shape, type and a hash of the content of an array, if this process has all of the array."""
+    """Returns an array's shape, type and, if this process has all of the array, a hash of its content."""
     shape = f"array(shape={list(value.shape)}, dtype={str(value.dtype)!r}"
     if isinstance(value, jax.Array):
         if not value.is_fully_addressable:
@@ -170,9 +170,9 @@ def _defaults(value: Any) -> dict[str, Any]:
 
 
 def difference(name: str, was: str, now: str) -> str | None:
-    """Returns in which setting two texts of `describe`, of a run and of now, differ; None if in none.
+    """Returns the first difference between two texts of `describe`, recorded and new; None if equal.
 
-    A field that only `now` has is no difference if it has its default value: it was added later.
+    A field that only `now` has is ignored if it has its default value: later code added the field.
     """
     if was == now:
         return None
@@ -207,23 +207,23 @@ def _differences(name: str, was: ast.expr, now: ast.expr, defaults: Collection[s
         elif field in old:
             yield f"{name}.{field}={ast.unparse(old[field])}, a setting that no longer exists"
         elif f"{kinds[0]}.{field}={ast.unparse(new[field])}" not in defaults:
-            yield f"no {name}.{field}, not with {ast.unparse(new[field])}"
+            yield f"no setting {name}.{field}, which is now {ast.unparse(new[field])}"
 
 
 def _normal(defaults: Collection[str]) -> set[str]:
-    """Returns texts `Name.field=value` as Python writes them."""
+    """Returns texts `Name.field=value`, with values formatted as `ast.unparse` formats them."""
     named = (_as_python(text).partition("=") for text in defaults)
     return {f"{name}={ast.unparse(ast.parse(value, mode='eval'))}" for name, _, value in named}
 
 
 def _other_code(was: ast.expr, now: ast.expr) -> bool:
-    """Returns whether two texts of `code_of` differ; those of two versions of Python cannot be compared."""
+    """Returns whether two texts of `code_of` differ; False for two versions of Python, whose code differs."""
     (version, digest), (other_version, other_digest) = (ast.literal_eval(x).split() for x in (was, now))
     return version == other_version and digest != other_digest
 
 
 def _as_python(text: str) -> str:
-    """Replaces names of local functions and classes by names that Python can parse."""
+    """Replaces `<lambda>` and `<locals>` in names of local functions by words that Python can parse."""
     for name, word in _LOCAL.items():
         text = text.replace(name, word)
     return text

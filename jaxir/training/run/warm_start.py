@@ -1,4 +1,4 @@
-"""Starting a run from the parameters that an earlier run's objective has beside its model."""
+"""Starts a run from the auxiliary parameters of an earlier run, those of its objective."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from jaxir.storage.files import is_bucket
 from jaxir.training.run.damage import is_damage, reason
 from jaxir.training.step.train_state import Plan, TrainState
 
-DAMAGED = "is damaged"
+DAMAGED = "is damaged; copy the run again, or train it again"
 
 
 def with_auxiliary_of(
     run: str, state: TrainState, plan: Plan, *, read_corpus: Callable[[nnx.Module], None]
 ) -> TrainState:
-    """Returns an initial state with auxiliary and statistics of a run's best or latest checkpoint.
+    """Returns `state` with the auxiliary parameters and statistics of the best or latest checkpoint of `run`.
 
-    `read_corpus` recomputes the statistics that depend on the data of this run.
+    `read_corpus` then recomputes the statistics that depend on the data of the new run.
     """
     checkpoint, sums = _checkpoint(run)
     wanted = {name: getattr(plan.abstract, name) for name in ("auxiliary", "statistics")}
     wanted = {name: tree for name, tree in wanted.items() if jax.tree.leaves(tree)}
     if not wanted:
-        raise UserError("the objective has nothing beside the model that could start from another run")
+        raise UserError("the objective has no auxiliary parameters: leave auxiliary_from out")
     found = {}
     for name, abstract in wanted.items():
         path = checkpoint / name
         if not path.is_dir():
-            raise UserError(f"{run}: its objective had no {name}")
+            raise UserError(f"{run}: its objective had no {name}: give auxiliary_from another run")
         found[name] = _restored(run, path, abstract, sums.get(name))
     state = state._replace(**found)
     _, beside = plan.modules(state.params, state.auxiliary, state.statistics)
@@ -47,7 +47,7 @@ def with_auxiliary_of(
 
 
 def describe(run: str | None) -> dict[str, Any]:
-    """Returns, as a setting, the checksums of the arrays that a run starts from."""
+    """Returns, as a setting, the checksums of the auxiliary arrays from which a run starts."""
     if run is None:
         return {}
     _, sums = _checkpoint(run)
@@ -57,29 +57,29 @@ def describe(run: str | None) -> dict[str, Any]:
 def _checkpoint(run: str) -> tuple[Path, Mapping[str, Mapping[str, int]]]:
     """Returns a run's best or latest checkpoint, and the checksums in its record."""
     if (checkpoint := checkpoint_of(run)) is None:
-        raise UserError(f"{run} is no run: it has no auxiliary to start from")
+        raise UserError(f"{run} is not a run with checkpoints: give auxiliary_from the directory of a run")
     return checkpoint, read_record(checkpoint).get("checksums") or {}
 
 
 def _restored(run: str, path: Path, abstract: Any, sums: Mapping[str, int] | None) -> Any:
-    """Returns the arrays at a path of a run; refuses damaged ones and those of another objective."""
+    """Returns the arrays at a path of a run; raises a UserError if they are damaged or do not fit."""
     place = path if is_bucket(path) else path.resolve()
     try:
         with quiet_orbax():
             found = ocp.StandardCheckpointer().restore(place, abstract)
-    except Exception as error:  # Orbax raises exactly this class, among others
+    except Exception as error:  # Orbax raises plain `Exception`, among others
         why = _difference(place, abstract, sums)
         if why == DAMAGED and not is_damage(error):
-            why = f"could not be read ({reason(error)})"
+            why = f"could not be read ({reason(error)}): run the same command again"
         raise UserError(f"{run}: its {path.name} {why}") from error
     own = {name: int(x) for name, x in jax.device_get(jax.jit(array_checksums.of_tree)(found)).items()}
     if sums is not None and sums != own:
-        raise UserError(f"{path} is damaged: its checksums do not match its content")
+        raise UserError(f"{path} is damaged: its checksums differ; copy the run again, or train it again")
     return found
 
 
 def _difference(place: Path, abstract: Any, sums: Mapping[str, int] | None) -> str:
-    """Returns why arrays could not be restored: they differ from `abstract`, or are damaged."""
+    """Returns why arrays could not be restored: their names or shapes differ, or they are damaged."""
     wanted = _shapes(abstract)
     try:
         with quiet_orbax():

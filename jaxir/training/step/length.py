@@ -1,4 +1,4 @@
-"""The length of a run, and settings that are a share of it."""
+"""The number of steps of a run, and settings that may be given as a share of it."""
 
 import math
 
@@ -17,12 +17,12 @@ def check_length(steps: int | None, epochs: float | None) -> None:
 
 
 def steps_of(epochs: float, *, pairs: int, batch_size: int, min_steps: int) -> int:
-    """Returns the steps that go through `pairs` training pairs `epochs` times, at least `min_steps`."""
+    """Returns the number of steps to train on `pairs` pairs `epochs` times, at least `min_steps`."""
     steps = epochs * pairs / batch_size - _ROUNDING
     if steps > MOST_STEPS:
         raise UserError(
-            f"epochs={epochs:g} of {pairs:,} examples are {steps:.3g} steps of {batch_size}; a run has at"
-            f" most {MOST_STEPS:,} steps: give fewer epochs"
+            f"epochs={epochs:g} of {pairs:,} examples are {steps:.3g} steps at batch_size {batch_size}, but a"
+            f" run has at most {MOST_STEPS:,} steps: give fewer epochs"
         )
     return max(min_steps, math.ceil(steps))
 
@@ -36,8 +36,8 @@ def lengthened(epochs: float | None, *, pairs: int, batch_size: int, min_steps: 
         return None
     steps = "1 step" if own == 1 else f"{own:,} steps"
     return (
-        f"epochs={epochs:g} of {pairs:,} examples is {steps} of {batch_size}; min_steps makes the run"
-        f" {min_steps:,} steps; for {steps} set min_steps=1"
+        f"epochs={epochs:g} of {pairs:,} examples is {steps} at batch_size {batch_size}; min_steps makes the"
+        f" run {min_steps:,} steps long; for {steps} set min_steps=1"
     )
 
 

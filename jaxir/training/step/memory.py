@@ -1,4 +1,4 @@
-"""The memory of a compiled step, and the quickest settings with which it fits on a device."""
+"""The memory that a compiled step needs, and the fastest settings with which it fits on a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADROOM = 0.92  # share of a device's memory to use: allocators need some room 
 
 
 def memory_of(compiled: Any) -> int:
-    """Returns the bytes of each device that a compiled program needs at most."""
+    """Returns the peak memory of a compiled program, in bytes per device."""
     used = compiled.memory_analysis()
     return (
         used.argument_size_in_bytes
@@ -33,7 +33,7 @@ def memory_of(compiled: Any) -> int:
 
 
 def device_memory() -> int:
-    """Returns the bytes of each device that a program may use: the same number in every process."""
+    """Returns the memory that a program may use, in bytes per device: the minimum over all processes."""
     devices = jax.local_devices()
     stats = devices[0].memory_stats()
     if stats and "bytes_limit" in stats:
@@ -41,13 +41,13 @@ def device_memory() -> int:
     else:  # a CPU's free memory is shared by all its devices
         available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
         limit = int(available[1]) * 1024 // len(devices)
-    # MiB fit into 32 bits.
+    # Processes exchange the limit in MiB, so that it fits into 32 bits.
     everywhere = multihost_utils.process_allgather(np.int32(limit >> 20))
     return int(np.min(everywhere)) << 20
 
 
 def scheduled_seconds(compiled: Any, partitioner: Partitioner) -> float | None:
-    """Returns the seconds of a step compiled for TPUs at full speed, in the order of its program.
+    """Returns the estimated seconds of a compiled step on TPUs at full speed, as the compiler scheduled it.
 
     None for other devices, whose programs call libraries (cuBLAS, oneDNN) without describing their work.
     """
@@ -70,22 +70,22 @@ def fit(
     size_of: Callable[[Any], int] = memory_of,
     seconds_of: Callable[[Any], float | None] = lambda compiled: None,
 ) -> tuple[Remat, Any, Any, str]:
-    """Finds the fewest chunks with which a step fits into memory, and the quickest remat with these chunks.
+    """Finds the fewest chunks with which a step fits into memory, and the fastest remat with these chunks.
 
-    Without times, the least recomputation is assumed to be quickest. For scanned blocks it is to keep only
-    the products (and gathered weights): copying everything else into the scan's arrays takes longer than
-    recomputing it (docs/results/gpu.md).
+    If times are unknown, the least recomputation is assumed to be fastest. For scanned blocks, keeping only
+    matrix products (and gathered weights) is assumed to be fastest: copying everything else into the scan's
+    arrays takes longer than recomputing it (docs/results/gpu.md).
 
     Args:
-      remat: what is recomputed of blocks, or "auto".
-      objective: an objective that caches gradients has a field `chunks`, a number or "auto".
-      compile_step: (remat, objective) -> compiled step.
-      rows: examples of the batch on each device; the chunks divide this number.
-      limit: bytes of each device.
-      gathers: whether devices gather weights from each other, which could be kept.
-      scanned: whether the blocks are scanned.
-      size_of: compiled step -> the bytes of each device that it needs.
-      seconds_of: compiled step -> seconds; None if unknown.
+      remat: which activations of blocks are recomputed (rematerialisation), or "auto".
+      objective: the objective; if it caches gradients, its field `chunks` is a number or "auto".
+      compile_step: maps (remat, objective) to a compiled step.
+      rows: number of examples of the batch per device; the number of chunks must divide it.
+      limit: memory in bytes per device.
+      gathers: whether devices gather weights from each other; gathered weights could be kept.
+      scanned: whether the blocks are scanned (`scan_layers`).
+      size_of: maps a compiled step to the memory that it needs, in bytes per device.
+      seconds_of: maps a compiled step to its seconds, or to None if they are unknown.
 
     Returns:
       The remat, the objective with a number of chunks, the compiled step, and a sentence on this choice.
@@ -99,7 +99,7 @@ def fit(
         chosen = dataclasses.replace(objective, chunks=chunks) if in_chunks else objective
         fitting: list[tuple[float, Remat, Any, int]] = []
         for policy in policies:
-            # n times the chunks need at least 1/n of the memory, so steps that cannot fit are not compiled.
+            # n times as many chunks need at least 1/n of the memory: do not compile steps that cannot fit.
             if needed.get(policy, 0) > allowed * chunks:
                 continue
             # If recomputing everything does not fit, keeping everything does not fit either.
@@ -107,7 +107,7 @@ def fit(
                 continue
             try:
                 compiled = compile_step(policy, chosen)
-            except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what does not fit
+            except jax.errors.JaxRuntimeError as error:  # the TPU compiler raises it if memory is exceeded
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
                 continue
@@ -122,13 +122,13 @@ def fit(
         if fitting:
             _, policy, compiled, size = min(fitting, key=lambda found: found[0])
             chosen_values = [f"{chunks} chunks"] * in_chunks + [f"remat={policy}"] * by_policy
-            note = f"{', '.join(chosen_values)}: {_gib(size)} of {_gib(limit)} GiB of each device"
+            note = f"{', '.join(chosen_values)}: {_gib(size)} of {_gib(limit)} GiB per device"
             return policy, chosen, compiled, note
-    least = " and ".join(["one example a chunk"] * in_chunks + ["remat=True"] * by_policy)
+    least = " and ".join(["one example per chunk"] * in_chunks + ["remat=True"] * by_policy)
     more = "" if in_chunks and by_policy else ", or set chunks" if by_policy else ", or set remat"
     raise UserError(
-        f"the step does not fit into {_gib(limit)} GiB even with {least}: split the parameters over more"
-        f" devices (fsdp){more}"
+        f"the step does not fit into {_gib(limit)} GiB per device even with {least}: split the parameters"
+        f" over more devices (fsdp){more}"
     )
 
 

@@ -1,7 +1,6 @@
 """AdamW and Adafactor through optax, with linear warm-up and, by default, linear decay to zero.
 
-Adafactor treats each layer of a scanned stack as a parameter of its own, so scanning does not change
-training.
+Adafactor treats each layer of a scanned stack as a separate parameter, so scanning does not change training.
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ from jaxir.training.step.length import in_steps
 from jaxir.training.step.parameter_partition import name_of
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
-NEVER_DECAYED = ("bias", "scale")
+NEVER_DECAYED = ("bias", "scale")  # last parts of names of parameters without weight decay
 LEAST_RATE = 1e-8  # the lowest rate in T5X's schedule
 Groups = Mapping[str, Mapping[str, Any]]
 
@@ -30,8 +29,8 @@ class BuiltOptimizer(NamedTuple):
     """An optimizer for a run of known length.
 
     Attributes:
-      transform: gradients -> updates, including clipping, moments and the learning rate.
-      schedule: number of finished steps -> the learning rate of the next step, float32 [].
+      transform: maps gradients to updates, including clipping, moments and the learning rate.
+      schedule: maps the number of finished steps to the learning rate of the next step, float32 [].
     """
 
     transform: optax.GradientTransformation
@@ -41,11 +40,11 @@ class BuiltOptimizer(NamedTuple):
 def linear_schedule(
     learning_rate: float, *, warmup_steps: int, steps: int, unfinished: bool = False
 ) -> Schedule:
-    """Returns step -> learning rate: rises linearly to `learning_rate`, then falls linearly to zero.
+    """Returns a schedule: the rate rises linearly to `learning_rate`, then falls linearly to zero.
 
     Step t (from 0) of the warm-up has learning_rate * (t + 1) / warmup_steps. Step t after it has
     learning_rate * (steps - t) / (steps - warmup_steps): the full rate at t = warmup_steps, zero at t =
-    steps. With `unfinished` the warm-up may be longer than the run.
+    steps. If `unfinished` is true, the warm-up may be longer than the run.
     """
     if not unfinished:
         _check_warmup(warmup_steps, steps)
@@ -60,13 +59,13 @@ def linear_schedule(
 
 
 def inverse_sqrt_schedule(learning_rate: float, *, warmup_steps: int) -> Schedule:
-    """Returns step -> learning rate: rises linearly, then falls with the inverse square root of the step.
+    """Returns a schedule: the rate rises linearly, then falls with the inverse square root of the step.
 
     Step t (from 1) has learning_rate * min(t / warmup_steps, (t / warmup_steps) ** -0.5), whatever the length
     of the run (Vaswani et al. 2017, arXiv:1706.03762, equation 3).
     """
     if warmup_steps < 1:
-        raise UserError("a learning rate that falls with the square root needs warmup_steps of at least 1")
+        raise UserError('decay="inverse_sqrt" requires a warm-up: set warmup_steps to at least 1')
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         part = (jnp.asarray(step, jnp.float32) + 1.0) / warmup_steps
@@ -85,11 +84,11 @@ def t5x_schedule(
 
     Args:
       learning_rate: the highest rate; `base_learning_rate` in T5X.
-      warmup_steps: steps of the way up. With 0, which T5X does not support, training begins with the full
-        rate.
-      steps: length of the run.
-      decay_factor: part of the highest rate that each step after the warm-up subtracts; None: the rate is 0
-        at `steps`.
+      warmup_steps: number of steps in which the rate rises. With 0, which T5X does not support, training
+        starts at the full rate.
+      steps: number of steps of the run.
+      decay_factor: share of the highest rate that each step after the warm-up subtracts; by default such that
+        the rate is 0 at `steps`.
     """
     _check_warmup(warmup_steps, steps)
     fall = 1.0 / (steps - warmup_steps) if decay_factor is None else decay_factor
@@ -111,7 +110,7 @@ def _check_warmup(warmup_steps: int, steps: int) -> None:
 
 
 def _in_steps(warmup: float, steps: int) -> int:
-    """Returns the steps of a warm-up; a share leaves at least one step after it."""
+    """Returns the number of warm-up steps; if `warmup` is a share, at least one step follows the warm-up."""
     return min(in_steps("warmup_steps", warmup, steps), steps - 1 if warmup < 1 else sys.maxsize)
 
 
@@ -131,9 +130,9 @@ class AdamW:
       clip_norm: the global norm to which larger gradients are scaled down; None clips nothing.
       decay: how the rate falls after the warm-up: linearly to zero at the end of the run, or with the inverse
         square root of the steps, which requires a warm-up.
-      unfinished_warmup: whether a run may end before its warm-up; with inverse_sqrt it always may.
+      unfinished_warmup: whether a run may be shorter than its warm-up; with inverse_sqrt it always may be.
       groups: other values of these settings for some parameters, by a pattern of names, such as
-        {"auxiliary.*": {"learning_rate": 1e-3}}. The first pattern that matches counts. Each group's
+        {"auxiliary.*": {"learning_rate": 1e-3}}. The first pattern that matches a name is used. Each group's
         gradients are clipped separately.
     """
 
@@ -172,20 +171,21 @@ class AdamW:
 class Adafactor:
     """Adafactor (Shazeer and Stern 2018, arXiv:1804.04235, algorithms 4 and 5) with T5X's settings.
 
-    It has no momentum. Updates are clipped to a root mean square of 1 and multiplied by that of the parameter
-    (at least 1e-3). Each layer of a scanned stack is a parameter of its own. The learning rate follows
-    `t5x_schedule`.
+    There is no momentum. Updates are clipped to a root mean square of 1 and multiplied by the parameter's
+    root mean square (at least 1e-3). Each layer of a scanned stack is treated as a separate parameter. The
+    learning rate follows `t5x_schedule`.
 
     Attributes:
       learning_rate: the highest rate, relative to the scale of each parameter.
       warmup_steps: steps of linear warm-up, from 0; below 1, a share of all steps.
-      decay_factor: part of the highest rate that each later step subtracts; None: the rate is 0 at the end of
-        training.
+      decay_factor: share of the highest rate that each step after the warm-up subtracts; by default such that
+        the rate is 0 at the end of training.
       decay_rate: the second moment's decay at step t (from 1) is 1 - t ** -decay_rate.
       clipping_threshold: root mean square to which larger updates are scaled down.
-      min_dim_size_to_factor: second moments are kept as row and column means if both are at least this long.
+      min_dim_size_to_factor: a parameter's second moments are kept as row and column means if its two largest
+        dimensions are at least this large.
       clip_norm: the global norm to which larger gradients are scaled down; None (as in T5X) clips nothing.
-      groups: as in `AdamW`.
+      groups: other values of these settings for some parameters, as in `AdamW`.
     """
 
     learning_rate: NotNegative = 1e-3
@@ -225,7 +225,7 @@ Optimizer = AdamW | Adafactor
 
 
 def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
-    """Returns an optimizer that applies the settings of each of `optimizer.groups` to its parameters."""
+    """Returns an optimizer that applies each group's settings to the parameters that match its pattern."""
     known = [f.name for f in dataclasses.fields(optimizer) if f.name != "groups"]
     rest = dataclasses.replace(optimizer, groups=None)
     built = {"": rest.build(steps)}
@@ -248,8 +248,8 @@ def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
             if pattern not in jax.tree.leaves(found):
                 if taken := fnmatch.filter(flat, pattern):
                     raise UserError(
-                        f"group {pattern!r}: all of its parameters are of a group before it, such as"
-                        f" {taken[0]} of {group_of(taken[0])!r}; the first pattern that matches counts: put"
+                        f"group {pattern!r}: all of its parameters belong to an earlier group, such as"
+                        f" {taken[0]} to {group_of(taken[0])!r}; the first pattern that matches is used: put"
                         f" {pattern!r} first"
                     )
                 raise UserError(f"group {pattern!r} matches no parameter{suggest(pattern, flat)}")
@@ -260,24 +260,24 @@ def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
 
 
 def decayed(params: Any) -> Any:
-    """Returns a tree of bools: weight decay applies to all parameters but biases and norm scales."""
+    """Returns a tree of bools: weight decay applies to all parameters except biases and norm scales."""
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in NEVER_DECAYED, params)
 
 
 def in_stack(path: Sequence[Any]) -> bool:
-    """Returns whether a parameter's path leads into a scanned stack; then its first dimension is "layers"."""
+    """Returns whether a parameter is in a scanned stack, so that its first dimension is the layers."""
     names = [str(key.key) for key in path]
     return any(a == "layers" and not b.isdigit() for a, b in itertools.pairwise(names))
 
 
 def per_layer(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Makes `transform` treat each layer of a scanned stack as a parameter of its own.
+    """Returns `transform`, changed to treat each layer of a scanned stack as a separate parameter.
 
     `transform` must treat each parameter separately; its state is empty or a `FactoredState`.
     """
 
     def along(params: Any) -> tuple[Any, Any]:
-        # The dimension that vmap maps over, for parameters and for the state; None outside stacks.
+        # Returns the dimensions that vmap maps over, for parameters and for the state; None outside stacks.
         axes = jax.tree_util.tree_map_with_path(lambda path, _: 0 if in_stack(path) else None, params)
         state = jax.eval_shape(transform.init, params)
         factored = isinstance(state, optax.FactoredState)

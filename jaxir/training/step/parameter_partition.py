@@ -15,25 +15,25 @@ Tree = Mapping[str, Any]
 
 
 def joined(params: Tree, auxiliary: Tree) -> Tree:
-    """Returns the parameters of both as one tree; the auxiliary's names begin with "auxiliary."."""
+    """Returns the model's and the auxiliary's parameters as one tree, the latter named "auxiliary.NAME"."""
     return {**params, AUXILIARY: auxiliary} if auxiliary else params
 
 
 def apart(tree: Tree) -> tuple[Tree, Tree]:
-    """Undoes `joined`."""
+    """Undoes `joined`: returns the model's parameters and the auxiliary's."""
     params = dict(tree)
     auxiliary = params.pop(AUXILIARY, {})
     return params, auxiliary
 
 
 def select(tree: Tree, wanted: Callable[[str], bool]) -> Tree:
-    """Returns the part of a tree whose names are wanted."""
+    """Returns the part of a tree for whose names `wanted` returns true."""
     flat = traverse_util.flatten_dict(tree)
     return traverse_util.unflatten_dict({path: x for path, x in flat.items() if wanted(name_of(path))})
 
 
 def united(tree: Tree, other: Tree) -> Tree:
-    """Returns one tree of two that have no name in common."""
+    """Merges two trees that have no name in common."""
     return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree) | traverse_util.flatten_dict(other))
 
 
@@ -52,5 +52,5 @@ def frozen_names(tree: Tree, patterns: Sequence[str]) -> frozenset[str]:
             raise UserError(f"frozen: no parameter matches {pattern!r}{suggest(pattern, names)}")
         found.update(matching)
     if len(found) == len(names):
-        raise UserError("all parameters are frozen: there is nothing to train")
+        raise UserError("frozen matches all parameters, so there is nothing to train: give fewer patterns")
     return frozenset(found)

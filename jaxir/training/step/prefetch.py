@@ -1,4 +1,4 @@
-"""Batches made ahead on a thread, so that tokenising and copying overlap with the device's work."""
+"""Prepares the next batches on a thread, so that tokenising and copying overlap with the device's work."""
 
 import contextlib
 import queue
@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-AHEAD = 2  # batches
+AHEAD = 2  # number of batches prepared before they are requested
 
 
 @contextlib.contextmanager
 def prefetch(batches: Iterator[Any], place: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
-    """Yields an iterator over `place(batch)`, at most `AHEAD` batches ahead; passes errors on in order."""
+    """Yields an iterator over `place(batch)`, computed on a thread, which also raises the thread's errors."""
     ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=AHEAD)
     stopped = threading.Event()
 

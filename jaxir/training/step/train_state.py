@@ -30,7 +30,7 @@ class TrainState(NamedTuple):
       step: int32 [], the number of finished steps.
       params: the model's parameters, as the nested dict of `nnx.to_pure_dict`.
       opt_state: optax's state for the trained parameters (`parameter_partition.joined`).
-      auxiliary: the objective's own parameters beside the model; may be empty.
+      auxiliary: the objective's auxiliary parameters, which are not part of the model; may be empty.
       statistics: the objective's variables that are not parameters (BatchNorm's averages); may be empty.
     """
 
@@ -47,8 +47,8 @@ class Plan(NamedTuple):
     Attributes:
       graphdef: the model without its parameters; static.
       shardings: a TrainState of NamedShardings.
-      abstract: a TrainState of sharded shapes and types, to restore a checkpoint into.
-      auxiliary: graphdef of the objective's auxiliary, or None.
+      abstract: a TrainState of sharded shapes and types, with which a checkpoint is restored.
+      auxiliary: the graphdef of the objective's auxiliary module, or None.
       frozen: names of parameters that are not trained.
     """
 
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
         return select(joined(params, auxiliary), self.frozen.__contains__) if self.frozen else {}
 
     def modules(self, params: Any, auxiliary: Any, statistics: Any) -> tuple[nnx.Module, nnx.Module | None]:
-        """Returns the model and its auxiliary with these arrays."""
+        """Returns the model and the auxiliary module (None if there is none), with the given arrays."""
         model = nnx.merge(self.graphdef, params)
         return model, None if self.auxiliary is None else nnx.merge(self.auxiliary, auxiliary, statistics)
 
@@ -92,22 +92,22 @@ def plan_state(
     auxiliary: nnx.Module | None = None,
     frozen: Sequence[str] = (),
 ) -> Plan:
-    """Decides where the parameters of `model` and their optimizer state lie on the mesh; allocates nothing.
+    """Chooses the shardings of the parameters of `model` and of the optimizer state; allocates nothing.
 
-    A parameter is sharded as its logical axes say, and replicated if it names none. A moment of a parameter's
-    shape is sharded like the parameter, Adafactor's row and column means like the dimensions that they keep;
-    the rest (step counts) is replicated.
+    A parameter is sharded by its logical axes, and replicated if it has none. A moment with its parameter's
+    shape is sharded like the parameter. Adafactor's row and column means are sharded like the dimensions that
+    they keep. All other arrays, such as step counts, are replicated.
 
     Args:
-      model: holds arrays or shapes.
-      transform: the optimizer's.
+      model: the model, with arrays or only their shapes.
+      transform: the optimizer.
       partitioner: the mesh.
-      auxiliary: the objective's modules beside the model.
-      frozen: patterns of names of parameters without gradients and moments.
+      auxiliary: the objective's auxiliary module.
+      frozen: patterns of names of parameters that are not trained, so they have no gradients and moments.
     """
     graphdef, variables, _ = nnx.split(model, nnx.Param, ...)
     if found := unexpected_array(model, nnx.Param):
-        raise UserError(f"the model holds {found}, but only an nnx.Param is trained and saved")
+        raise UserError(f"the model holds {found}, but only an nnx.Param is trained and saved: make it one")
     whole = NamedSharding(partitioner.mesh, PartitionSpec())
     params, layout = _laid_out(variables, partitioner)
     aux_graphdef, aux_params, aux_layout, statistics = None, {}, {}, {}
@@ -120,17 +120,17 @@ def plan_state(
     trained, trained_layout = plan.trained(params, aux_params), plan.trained(layout, aux_layout)
     for path, x in jax.tree_util.tree_leaves_with_path(trained):
         if x.dtype != jnp.float32:
-            name = jax.tree_util.keystr(path, simple=True, separator=".")  # as in `frozen`
+            name = jax.tree_util.keystr(path, simple=True, separator=".")  # as patterns of `frozen` match it
             raise UserError(
-                f"the parameter {name} is {x.dtype} {list(x.shape)}, but only float32 is trained: convert or"
-                " freeze it"
+                f"the parameter {name} is {x.dtype} {list(x.shape)}, but only float32 is trained: convert it"
+                " or freeze it (frozen)"
             )
     opt_shapes = jax.eval_shape(transform.init, trained)
     leaves = jax.tree_util.tree_leaves_with_path(trained)
     beside = {path: (x, s) for (path, x), s in zip(leaves, jax.tree.leaves(trained_layout), strict=True)}
 
     def lies(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        """Returns the sharding of the parameter that the end of `path` names."""
+        """Returns the sharding of an array of the optimizer; the end of `path` is its parameter's path."""
         for at in range(len(path)):
             if path[at:] in beside:
                 field = getattr(path[at - 1], "name", "") if at else ""
@@ -186,7 +186,7 @@ def initial_state(
     plan: Plan,
     auxiliary: nnx.Module | None = None,
 ) -> TrainState:
-    """Returns the state before the first step; it may contain the model's own arrays."""
+    """Returns the state before the first step; the state may share arrays with the model."""
     params = jax.device_put(nnx.to_pure_dict(nnx.state(model, nnx.Param)), plan.shardings.params)
     aux_params, statistics = {}, {}
     if auxiliary is not None:
@@ -213,7 +213,7 @@ def put_into(model: nnx.Module, params: Any) -> None:
 
 
 def key_data_of(seed: int, plan: Plan) -> jax.Array:
-    """Returns the data of the seed's key (uint32 [K], K depends on JAX's kind of keys), on every device."""
+    """Returns the key data of a seed, replicated: uint32 [K], where K depends on JAX's kind of keys."""
     data = np.asarray(jax.random.key_data(jax.random.key(seed)))
     return jax.make_array_from_callback(data.shape, plan.shardings.step, lambda _: data)
 
@@ -221,10 +221,10 @@ def key_data_of(seed: int, plan: Plan) -> jax.Array:
 def make_step(
     plan: Plan, objective: Objective, optimizer: BuiltOptimizer
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
-    """Returns the pure training step (state, batch, key data) -> (next state, metrics), to be jitted.
+    """Returns the training step: a pure function from (state, batch, key data) to (next state, metrics).
 
     Its key is fold_in(key(seed), step), so a resumed run draws the same random numbers as an uninterrupted
-    one. `key_data_of` gives the seed's part as an argument, so that one compiled program serves every seed.
+    one. The key data (`key_data_of`) are an argument, so that one compiled program serves every seed.
     Metrics are the objective's own, `loss`, `grad_norm` (the global norm before clipping) and
     `learning_rate`; float32 [].
     """
@@ -252,7 +252,7 @@ def make_step(
 
 
 def make_loss(plan: Plan, objective: Objective) -> Callable[..., tuple[jax.Array, tuple[Metrics, Any]]]:
-    """Returns (trained parameters, state, batch, key) -> (loss, (metrics, statistics)), in training."""
+    """Returns a function from (trained parameters, state, batch, key) to (loss, (metrics, statistics))."""
 
     def loss_of(
         trained: Any, state: TrainState, batch: Batch, key: jax.Array
@@ -270,8 +270,8 @@ def make_loss(plan: Plan, objective: Objective) -> Callable[..., tuple[jax.Array
 def inspect(state: TrainState) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
     """Returns whether every number of the state is finite (bool []), and its checksums (uint32 [] each).
 
-    Checksums are by name within "params", "opt_state" and, if not empty, "auxiliary" and "statistics"; see
-    `interop.weights.array_checksums`.
+    There is one checksum for each array of "params", "opt_state" and, if not empty, "auxiliary" and
+    "statistics", by the array's name; see `interop.weights.array_checksums`.
     """
     finite = jnp.bool_(True)
     for leaf in jax.tree.leaves(state):
