@@ -170,7 +170,7 @@ def test_mining_refuses_bad_flags(folder, capsys, flags, sentence):
 def test_mining_refuses_a_run_of_another_collection(folder):
     settings = MiningSettings()
     (folder / "run.trec").write_text("q0 Q0 d0 1 2 t\nq0 Q0 other 2 1 t\n")
-    with pytest.raises(UserError, match="it lacks 'other', which the run has found"):
+    with pytest.raises(UserError, match="lacks 'other', which the run has found"):
         mine_run(folder / "run.trec", BeirFolder(folder), folder / "out", split="train", settings=settings)
 
 
