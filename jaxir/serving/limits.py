@@ -18,7 +18,7 @@ class Limits:
       queries: maximum number of queries to search, or texts to encode, in one request.
       query_characters: maximum number of characters per query.
       passage_characters: maximum number of characters per passage to encode; the model may truncate it more.
-      k: maximum number of documents per query. Every search finds this many, so that one program suffices.
+      k: maximum number of documents per query. Every search finds this many, so that it compiles once.
       whole_characters: maximum total characters of an answer's full documents, including metadata as JSON.
       answer_seconds: maximum time from the start of a request to the end of its answer, in seconds.
       waiting: maximum number of queries, of all clients, that wait for one engine; at least `queries`.

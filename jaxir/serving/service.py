@@ -1,4 +1,4 @@
-"""The HTTP service without HTTP: indexes and models, each engine of them behind a batcher."""
+"""Opens indexes and models, and searches them for many clients at once: the HTTP service without HTTP."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Service:
         reranker: str | None = None,
         rerank_depth: int = 50,
     ) -> Service:
-        """Opens indexes (DIR, or NAME=DIR) and models, compiles, and starts the engines.
+        """Opens indexes (DIR, or NAME=DIR) and models, and compiles the programs of their engines.
 
         `model` encodes queries; if None, the model recorded in each index does. `reranker` is a cross-encoder
         that reranks the first `rerank_depth` documents of each query.
@@ -292,7 +292,7 @@ def _named(spec: str) -> tuple[str, str]:
     """Splits NAME=DIR into (NAME, DIR). A DIR without a name is named after its last part."""
     name, equals, directory = spec.partition("=")
     if not equals or "/" in name:
-        name, directory = Path(os.path.realpath(spec)).name, spec  # Path.resolve raises on a loop
+        name, directory = Path(os.path.realpath(spec)).name, spec  # Path.resolve fails on link loops
     if not name or not directory:
         raise UserError(f"--index={spec!r} lacks a {'directory' if name else 'name'}; write --index=NAME=DIR")
     return name, directory

@@ -76,7 +76,7 @@ def test_ids_of_entries_rank_as_those_of_documents(entries):
 
 def test_entries_index_refuses_mismatched_ids_and_changes_in_place(entries):
     vectors, ids, _ = entries
-    with pytest.raises(UserError, match="embeddings and 1 ids"):
+    with pytest.raises(UserError, match="embeddings but 1 ids"):
         EntriesIndex.build(vectors, ["a"], similarity="dot")
     index = EntriesIndex.build(vectors, ids, similarity="dot")
     for change in (lambda: index.add(vectors[:1], ["new"]), lambda: index.delete([ids[0]])):

@@ -48,7 +48,7 @@ def test_interpolation_by_hand():
     assert shared["d1"] == pytest.approx((1 + 0 + 1) / 3), "what was found is worth more than what was not"
     raw = fusion.interpolate([A, B], weights=[1, 10], normalization="none")["q1"]
     assert raw["d2"] == pytest.approx(5 + 8) and raw["d4"] == pytest.approx(1 + 9)
-    with pytest.raises(UserError, match="there are 2 runs and 1 weights"):
+    with pytest.raises(UserError, match="there are 2 runs but 1 weights"):
         fusion.interpolate([A, B], weights=[1])
 
 

@@ -210,7 +210,7 @@ def test_search_refuses_unsuitable_queries_and_models():
     index = ExactIndex.build(
         clustered(100, 8), [str(i) for i in range(100)], fingerprint="a" * 64, model="st:one"
     )
-    with pytest.raises(UserError, match="9 dimensions and the index 8"):
+    with pytest.raises(UserError, match="9 dimensions and the index has 8"):
         index.search(np.zeros([1, 9], np.float32), 5)
     with pytest.raises(UserError, match="k must be at least 1"):
         index.search(np.zeros([1, 8], np.float32), 0)
@@ -241,8 +241,8 @@ def test_search_refuses_unsuitable_queries_and_models():
     ("change", "message"),
     [
         ({"embeddings": np.zeros([0, 4], np.float32), "ids": []}, "no embeddings"),
-        ({"ids": ["a", "b"]}, "3 embeddings and 2 ids"),
-        ({"ids": ["a", "b", "a"]}, "'a' comes twice"),
+        ({"ids": ["a", "b"]}, "3 embeddings but 2 ids"),
+        ({"ids": ["a", "b", "a"]}, "'a' occurs twice"),
         (
             {"embeddings": np.float32([[1], [1], [np.nan]])},
             "^the vector of 'c' has a number that is not finite",

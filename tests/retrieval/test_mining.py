@@ -97,7 +97,7 @@ def test_positives_that_the_collection_lacks_are_left_out_and_counted(folder, ca
     [
         ("q0\tgone\t1", "lacks 'gone', which is judged relevant"),
         ("q0\tempty\t1", "'empty' is judged relevant and has no text"),
-        ("lost\td8\t1", "lacks 'lost', which is judged"),
+        ("lost\td8\t1", "lacks query 'lost', which is judged"),
     ],
 )
 def test_strict_mining_refuses_positives_that_the_collection_lacks(folder, judgement, sentence):

@@ -49,7 +49,7 @@ def test_index_with_a_malformed_description_is_refused(index, changes, sentence)
     [
         ("index.json", "{", "is damaged: "),
         ("ids.json", "[1, 2, 3]", r"must be a list, each text, not \[1, 2, 3\]"),
-        ("ids.json", '["d0"]', "has 1 ids of 3"),
+        ("ids.json", '["d0"]', "has 1 of 3 ids"),
         ("embeddings.npy", "", "embeddings.npy cannot be read"),
         ("documents-offsets.npy", "", "documents-offsets.npy cannot be read"),
     ],

@@ -70,7 +70,7 @@ def test_a_query_without_answers_is_not_in_the_file(tmp_path):
         ({"q": [("a\x7f", 1.0)]}, r"it has U\+007F"),
         ({"q": [("a", float("nan"))]}, "is nan"),
         ({"q": [("a", float("inf"))]}, "is inf"),
-        ({"q": [("a", -1e39)]}, "the score -1e[+]39 of document 'a' for query 'q' is too great"),
+        ({"q": [("a", -1e39)]}, "the score -1e[+]39 of document 'a' for query 'q' is too large"),
         ({"q": [("a", 1.0), ("a", 2.0)]}, "same document twice"),
     ],
 )
@@ -83,12 +83,12 @@ def test_write_run_refuses_malformed_ids_scores_and_duplicates(tmp_path, run, me
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"q Q0 a 1 0.5 t\nq Q0 b 2 0.4\n", r"run:2: a run line has 6 columns .* this one 5"),
-        (b"q Q0 a 1 0.5 t\nq Q0 b 2", r"run:2: .* this one 4: the file ends in the middle of this line"),
+        (b"q Q0 a 1 0.5 t\nq Q0 b 2 0.4\n", r"run:2: a run line has 6 columns .* this line has 5"),
+        (b"q Q0 a 1 0.5 t\nq Q0 b 2", r"run:2: .* this line has 4: the file ends in the middle of this line"),
         (b"q Q0 a 1 high t\n", r"run:1: the score 'high' is not a finite number"),
         (b"q Q0 a 1 nan t\n", r"run:1: the score 'nan'"),
         (b"q Q0 a 1 1e999 t\n", r"run:1: the score '1e999'"),
-        (b"q Q0 a 1 9e38 t\nq Q0 b 2 8e38 t\n", r"run:1: the score '9e38' is too great: .* in float32"),
+        (b"q Q0 a 1 9e38 t\nq Q0 b 2 8e38 t\n", r"run:1: the score '9e38' is too large: .* in float32"),
         (b"q Q0 a 1 1_0 t\n", r"run:1: the score '1_0'"),
         ("q Q0 a 1 ١٢ t\n".encode(), r"run:1: the score '١٢'"),
         (b"\n \n", r"run: the file is empty"),
@@ -114,7 +114,7 @@ def by_query(path):
 
 def test_read_run_by_query_refuses_scattered_lines(tmp_path):
     (tmp_path / "run").write_text("p Q0 a 1 2 t\nq Q0 b 1 1 t\np Q0 c 2 1 t\n")
-    with pytest.raises(BadInputError, match="run:3: sort the lines: those of 'p' are not consecutive"):
+    with pytest.raises(BadInputError, match="run:3: the lines of query 'p' are not consecutive: sort"):
         by_query(tmp_path / "run")
 
 

@@ -128,11 +128,11 @@ def test_smaller_storage_costs_measured_recall(tmp_path, vectors, ids, index, tr
 
 def test_add_and_delete_refuse_known_and_unknown_ids_and_other_dimensions(vectors, ids):
     index = ScannIndex.build(vectors[:500], ids[:500])
-    with pytest.raises(UserError, match="'d9' is in the index already"):
+    with pytest.raises(UserError, match="'d9' is already in the index"):
         index.add(vectors[:1], ["d9"])
     with pytest.raises(UserError, match="no document 'n7' to delete"):
         index.delete(["n7"])
-    with pytest.raises(UserError, match="16 dimensions and the index 32"):
+    with pytest.raises(UserError, match="16 dimensions and the index has 32"):
         index.add(vectors[:1, :16].copy(), ["n9"])
 
 
@@ -267,7 +267,7 @@ def test_index_with_a_pickle_is_refused(tmp_path, vectors, ids):
     with pytest.raises(UserError, match=r"scann/scann_docids\.pkl was added after the directory was written"):
         load_index(directory)
     (directory / "SHA256SUMS").unlink()
-    with pytest.raises(UserError, match="holds a pickle"):
+    with pytest.raises(UserError, match="contains a pickle"):
         load_index(directory)
 
 

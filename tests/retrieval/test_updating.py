@@ -101,7 +101,10 @@ def test_refused_update_changes_nothing(root, tmp_path, toy, capsys):
     partial = toy.write_jsonl(tmp_path / "partial.jsonl", [{"_id": "d40", "text": "x"}])
     new, corpus = f"--embeddings={root}/new", f"--corpus={root}/new.jsonl"
     for change, sentence in (
-        ([f"--embeddings={root}/old", corpus], "documents 'd0', 'd1', 'd10' and 37 more are in the index"),
+        (
+            [f"--embeddings={root}/old", corpus],
+            "documents 'd0', 'd1', 'd10' and 37 more are already in the index",
+        ),
         ([f"--delete={tmp_path}/unknown.txt"], "no documents 'x1', 'x2', 'x3' and 2 more to delete"),
         ([f"--delete={tmp_path}/all.txt"], "no document would be left"),
         ([f"--delete={tmp_path}/binary.txt"], "binary.txt is not UTF-8 text"),
@@ -191,7 +194,7 @@ def test_lucene_documents_are_added_and_deleted(root, tmp_path, toy, capsys):
         np.testing.assert_array_equal(found, expected, "the statistics of a fresh index")
     assert changed.documents["c"].text == "cats and cats" and changed.documents["a"].title == "A"
     for more, sentence in (
-        (flags[1:], "document 'c' is in the index already"),
+        (flags[1:], "document 'c' is already in the index"),
         ([f"--embeddings={root}/new"], "is a BM25 index: give --corpus, not --embeddings"),
         ([f"--delete={tmp_path}/gone.txt"], "there is no document 'b' to delete"),
     ):

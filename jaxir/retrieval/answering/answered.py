@@ -43,7 +43,7 @@ class AnsweredQuestions(TextData):
     split: str | None = None
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> AnsweredDataset:
-        """Reads and tokenises all files."""
+        """Reads and tokenises the questions, passages and answers."""
         fields = {f.field: f for f in features.values() if isinstance(f, Tokens)}
         if len(features) != 2 or fields.keys() != {PASSAGES, ANSWER} or fields[PASSAGES].count is None:
             wanted = ", ".join(f.field for f in features.values())

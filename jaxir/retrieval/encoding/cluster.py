@@ -85,7 +85,7 @@ class Cluster:
     def map(
         self, start: Callable[[], Callable[[W], Any]], windows: Callable[[], Iterable[W]]
     ) -> Iterator[Any]:
-        """Yields each window's result when it is ready. Calls `windows` again if its process dies."""
+        """Yields the windows' results as they finish. May call `windows` again after a process died."""
         import ray
         from ray.data import ActorPoolStrategy, DataContext, read_datasource
 

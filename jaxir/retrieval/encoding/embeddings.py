@@ -220,7 +220,7 @@ def _describe(encoder: DualEncoder, source: _Source, shard_size: int, on_bad_inp
 
 @contextlib.contextmanager
 def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
-    """Locks `output` and writes its manifest, unless it is complete. Raises a UserError if another run's."""
+    """Locks `output`, and writes its manifest if it is incomplete. Raises a UserError for another run's."""
     with locked(output, f"another process is writing {output}") as lock:
         stored = read_info(output) if (output / MANIFEST).exists() else info
         changed = next((n for n in _SAME if getattr(stored, n) != getattr(info, n)), None)

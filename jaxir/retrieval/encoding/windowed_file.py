@@ -103,7 +103,7 @@ def write_windows(
         if part == 0 and not complete:
             start_or_resume(output, made, WINDOWS)
         if as_first({"complete": complete})["complete"]:
-            remove_tree(unfinished)  # left by a run that was killed while it removed this
+            remove_tree(unfinished)  # left by a run that was killed during the removal
             return OutputsReport(was_complete=True) if part == 0 else None
         own = set(windows[part::parts])
         written = {path for path in own if path.exists()}

@@ -46,7 +46,7 @@ ENGINES = {
 
 
 class Index(abc.ABC):
-    """N documents with string ids; `search` finds the nearest documents of queries. See `load_index`.
+    """N documents with string ids; `search` finds the nearest documents of queries. Open one by `load_index`.
 
     Attributes:
       engine: the engine's name, a key of `ENGINES`.
@@ -100,7 +100,7 @@ class Index(abc.ABC):
         """Reads what `_save_engine` wrote."""
 
     def require_model(self, fingerprint: str, name: str | None = None, step: int | None = None) -> None:
-        """Raises a UserError if the index's model has another fingerprint; it reports `name` and `step`."""
+        """Raises a UserError, with `name` and `step`, if the index's model has another fingerprint."""
         if self.info.fingerprint is not None and fingerprint != self.info.fingerprint:
             why = self.info.made_by.difference_from(MadeBy(name, step)).replace("they were", "it was")
             other = "" if name == self.info.model else "give the model it was made with, or "
@@ -312,7 +312,7 @@ def describe_vectors(
 
 
 def checked(embeddings: Embeddings, ids: Sequence[str], similarity: Similarity) -> list[np.ndarray]:
-    """Returns vectors as shards. Raises a UserError for unusable vectors, or unless N ids are distinct."""
+    """Returns vectors as shards. Raises a UserError for unusable vectors, or without N distinct ids."""
     shards = [embeddings] if isinstance(embeddings, np.ndarray) else list(embeddings)
     if similarity not in ("cosine", "dot"):
         raise UserError(f"similarity must be cosine or dot, not {similarity!r}")

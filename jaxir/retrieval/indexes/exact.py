@@ -85,7 +85,7 @@ class ExactIndex(VectorIndex):
           embeddings: float32 vectors [N, D], an array or its shards.
           ids: N distinct ids.
           storage: the type in which vectors are stored and compared; bfloat16 and int8 cost some recall.
-          target_recall: the recall of `jax.lax.approx_max_k` on TPUs; None is exact, as other devices are.
+          target_recall: the recall of `jax.lax.approx_max_k` on TPUs; None: exact, like other devices.
           **facts: `similarity` ("cosine", the default, or "dot"), and the `model` and its `fingerprint`.
 
         Raises:

@@ -164,7 +164,7 @@ def update_lucene_index(
     corpus: str | Path | None = None,
     on_bad_input: Policy = "stop",
 ) -> int:
-    """Deletes and adds documents; returns their new number. Rebuilds, as Lucene would count deleted words."""
+    """Deletes and adds documents by building the index again, for correct counts; returns their number."""
     stored, collector = index.documents, OnBadInput(on_bad_input)
     if stored is None:
         raise UserError(f"{directory} is damaged: it has no documents; build it again with jaxir.index")

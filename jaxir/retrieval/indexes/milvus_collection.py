@@ -41,10 +41,12 @@ CONNECT_SECONDS = 10.0  # timeout of connecting
 ANSWER_SECONDS = 60.0  # timeout of a request; building and loading have none
 REQUEST_BYTES = 8 << 20  # maximum size of the vectors of a request; servers accept 64 MB
 DELETED_AT_ONCE = 10_000  # maximum number of rows that a request deletes
-QUERIES_AT_ONCE = 512  # per request; an embedded Milvus holds scores of about 100,000 vectors for each
+QUERIES_AT_ONCE = (
+    512  # maximum number of queries of a request; an embedded Milvus holds 100,000 scores for each
+)
 ANSWERS_AT_ONCE = 100_000  # maximum number of results of a request, over all queries
 FEW = 256  # up to this many queries are searched without a progress bar, as in a server
-THREADS = 4  # of the server of an embedded Milvus
+THREADS = 4  # number of threads of an embedded Milvus
 BUILD_PARAMETERS = {"HNSW": {"M": 16, "efConstruction": 200}}
 ROW, VECTOR = "row", "vector"  # names of the collection's fields
 MARK = "jaxir.mark"  # property with the random mark that identifies the index of a collection

@@ -87,7 +87,7 @@ class MilvusIndex(VectorIndex):
 
         Raises:
           UserError: ids and vectors do not match, vectors are not finite or too long, Milvus cannot be
-            reached, the collection exists, MILVUS_URI names another place, or the token would cross a network
+            reached, the collection exists, MILVUS_URI names another one, or the token would cross a network
             in clear text (unless MILVUS_CLEARTEXT=1).
         """
         info, shards = describe_vectors(cls.engine, embeddings, ids, **facts)
@@ -175,7 +175,7 @@ class MilvusIndex(VectorIndex):
         if not len(queries):
             return scores, ids
         collection = self._opened()
-        if not self._counted:  # not in `_opened`: a repeated update must open a wrong count
+        if not self._counted:  # not in `_opened`, so that an interrupted update can be run again
             collection.require_count(self.info.count)
             self._counted = True
         found = collection.search(queries, k, self.info.settings["index_type"])

@@ -28,7 +28,7 @@ from jaxir.storage.files import local_path
 from jaxir.storage.json_files import read_json
 
 PARTS = "parts"  # a directory of index directories
-QUERIES = 256  # queries whose answers are merged at a time
+QUERIES = 256  # queries whose results are merged at a time
 # Fields of `EmbeddingsInfo` that the vectors depend on. They must be equal when a build resumes.
 OF_EMBEDDINGS = (
     *("input_sha256", "count", "fingerprint", "tower", "dtype", "max_length", "prompt", "text"),

@@ -45,7 +45,7 @@ def columns_program(mesh: Mesh) -> Callable[..., Any]:
 def lengths_program(mesh: Mesh) -> Callable[..., Any]:
     """Returns a function that maps float32 vectors [n M, D] and multipliers [n M] to maximum lengths [n, 2].
 
-    For each of n devices: of a vector, and of its rounding error in bfloat16, both times the multiplier.
+    Each device gives the length of its longest vector and of its greatest bfloat16 error, times multipliers.
     """
     rows = PartitionSpec(mesh.axis_names)
 

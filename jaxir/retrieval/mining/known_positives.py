@@ -68,7 +68,7 @@ def _read_positives(
                 all_positives.setdefault(qrel.query_id, set()).add(qrel.document_id)
     texts = {query.id: _digest(query.text) for query in folder.queries() if query.id in all_positives}
     if strict and (lacking := split_positives.keys() - texts.keys()):
-        raise UserError(f"{folder.queries_path} lacks {min(lacking)!r}, which is judged: omit --strict")
+        raise UserError(f"{folder.queries_path} lacks query {min(lacking)!r}, which is judged: omit --strict")
     of_text: dict[bytes | str, set[str]] = {}
     for query_id, doc_ids in all_positives.items():
         of_text.setdefault(texts.get(query_id, query_id), set()).update(doc_ids)
@@ -84,10 +84,14 @@ def _read_documents(folder: BeirFolder, wanted: set[str], *, strict: bool) -> di
     """Returns document id -> digest of the text, for the wanted documents that exist and have a text."""
     found = {d.id: _digest(d.contents) for d in folder.documents_again("reading positives") if d.id in wanted}
     if strict and (lacking := wanted - found.keys()):
-        raise UserError(f"{folder.corpus_path} lacks {min(lacking)!r}, which is judged relevant")
+        raise UserError(
+            f"{folder.corpus_path} lacks {min(lacking)!r}, which is judged relevant: omit --strict"
+        )
     textless = [doc_id for doc_id, digest in found.items() if digest == _digest("")]
     if strict and textless:
-        raise UserError(f"{folder.corpus_path}: {textless[0]!r} is judged relevant and has no text")
+        raise UserError(
+            f"{folder.corpus_path}: {textless[0]!r} is judged relevant and has no text: omit --strict"
+        )
     return {doc_id: digest for doc_id, digest in found.items() if digest != _digest("")}
 
 

@@ -45,7 +45,7 @@ def score_candidates(
             rows[doc_id].append(row)
     for query_id, doc_ids in wanted.items():
         if unknown := [doc_id for doc_id in doc_ids if not rows[doc_id]]:
-            raise UserError(f"--embeddings lacks document {unknown[0]!r}, which query {query_id!r} finds")
+            raise UserError(f"--embeddings lacks document {unknown[0]!r}, found for query {query_id!r}")
     names, scored = list(wanted), {}
     with progress(total=len(names), what="rescoring", unit="queries") as bar:
         for start in range(0, len(names), QUERY_BLOCK):

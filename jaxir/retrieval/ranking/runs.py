@@ -50,7 +50,9 @@ def write_run(
             for rank, (doc_id, score) in enumerate(pairs, start=1):
                 _check_field("document id", doc_id)
                 if not math.isfinite(score):
-                    raise UserError(f"the score of document {doc_id!r} for query {query_id!r} is {score}")
+                    raise UserError(
+                        f"the score of document {doc_id!r} for query {query_id!r} is {score}, not finite"
+                    )
                 if abs(score) > GREATEST:
                     what = f"the score {score!s} of document {doc_id!r} for query {query_id!r}"
                     raise UserError(f"{what} is {_TOO_GREAT}")
@@ -87,7 +89,7 @@ def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]
                 yield current, answers
             if query_id in seen:
                 raise BadInputError(
-                    path, number, f"sort the lines: those of {query_id!r} are not consecutive"
+                    path, number, f"the lines of query {query_id!r} are not consecutive: sort by query"
                 )
             seen.add(query_id)
             current, answers = query_id, {}
