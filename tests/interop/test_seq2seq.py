@@ -74,7 +74,9 @@ def test_folders_come_out_as_they_went_in(name, tmp_path):
         == model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq")[3]
     )
     assert ours.settings == again.settings
-    with pytest.raises(UserError, match=r"is a generator, which writes texts \(jaxir\.expand\); format st "):
+    with pytest.raises(
+        UserError, match=r"is a generator, which writes texts \(jaxir\.expand\), which format st "
+    ):
         formats.convert(str(tmp_path / "ours"), tmp_path / "never", "st")
     with pytest.raises(UserError, match=r"is a generator, which writes texts.*; expected a dual encoder"):
         model_dir.load(str(tmp_path / "ours"))
@@ -103,5 +105,5 @@ def test_second_table_beside_tied_ones_is_reported(folder, capsys):
 
 
 def test_generators_are_not_exported_as_graphs(loaded):
-    with pytest.raises(UserError, match=r"GENERATOR is a generator.*, which cannot become a graph"):
+    with pytest.raises(UserError, match=r"GENERATOR is a generator.*; it cannot be exported as a graph"):
         exported.form_of(exported.Source.of("GENERATOR", loaded["seq2seq_1_1"]))

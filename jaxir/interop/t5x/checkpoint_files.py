@@ -52,8 +52,8 @@ class Checkpoint(NamedTuple):
         for path, leaf in external.items():
             if leaf.shape not in (None, opened[path].shape):
                 raise UserError(
-                    f"{self.where} is damaged: {path} has shape {opened[path].shape}, not {leaf.shape}; copy it"
-                    " again"
+                    f"{self.where} is damaged: {path} has shape {opened[path].shape}, not {leaf.shape}; copy"
+                    " it again"
                 )
         return {p: opened[p] if p in opened else np.asarray(v, np.float32) for p, v in leaves.items()}
 
