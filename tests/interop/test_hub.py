@@ -319,8 +319,8 @@ def test_unusable_hub_models_are_refused_before_weights_are_fetched(hub, resolve
         "hf:some/tf": f": it has no weights that jaxir reads {readable}; it has tf_model.h5",
         "hf:some/gguf": ": it has no config.json, so it is not a model of transformers",
         "st:some/tf": f": not of sentence-transformers (no modules.json); {alone}",
-        "hf:some/part": ": it lacks model-1.safetensors, which its model.safetensors.index.json names; try another"
-        " revision",
+        "hf:some/part": ": it lacks model-1.safetensors, which its model.safetensors.index.json names;"
+        " try another revision",
         "hf:google/t5 base": ": no such directory, and names on the hub have the form OWNER/NAME",
     }
     messages, _ = resolve(*cases, "checked:some/gpt")

@@ -74,9 +74,7 @@ def test_folders_come_out_as_they_went_in(name, tmp_path):
         == model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq")[3]
     )
     assert ours.settings == again.settings
-    with pytest.raises(
-        UserError, match=r"is a generator, which writes texts \(jaxir\.expand\), which format st "
-    ):
+    with pytest.raises(UserError, match=r"is a generator, which writes texts \(jaxir\.expand\); format st "):
         formats.convert(str(tmp_path / "ours"), tmp_path / "never", "st")
     with pytest.raises(UserError, match=r"is a generator, which writes texts.*; expected a dual encoder"):
         model_dir.load(str(tmp_path / "ours"))

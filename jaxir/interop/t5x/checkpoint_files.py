@@ -204,7 +204,8 @@ def _write_zarr(directory: str | Path, path: str, value: Any) -> dict[str, Any]:
     described = {"driver": "zarr", "dtype": "float32", "metadata": metadata}
     place = described | {"kvstore": stores.spec(f"{directory}/{name}")}
     stores.attempt(
-        f"{directory}/{name}", lambda: tensorstore.open(place, create=True).result().write(value).result()
+        f"{directory}/{name} cannot be written",
+        lambda: tensorstore.open(place, create=True).result().write(value).result(),
     )
     # T5X replaces the name of the bucket when it restores.
     bucket = {"driver": "gcs", "bucket": "t5x-dummy-bucket"}
