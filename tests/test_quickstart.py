@@ -109,7 +109,7 @@ def test_second_quickstart_is_refused_and_its_command_ends_with_the_first(tmp_pa
         first.wait()
     assert first.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     if number != signal.SIGKILL:
-        assert f"{output}: stopped by {number.name}; run the same command again to go on\n" in errors
+        assert f"{output}: stopped by {number.name}; run the same command again to continue\n" in errors
     deadline = time.monotonic() + 60
     while commands_in(output):
         assert time.monotonic() < deadline, "its command still runs"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 USAGE="usage: create.sh [--config=FILE] [--dry_run]
 
-Requests a TPU slice as a queued resource and waits until it is granted. If it exists already, waits for it.
+Requests a TPU slice as a queued resource and waits until it is granted. If the queued resource exists already, only waits.
 
   --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
   --dry_run      print the commands instead of running them
@@ -20,11 +20,11 @@ state=ABSENT
 "$DRY_RUN" || state="$(slice_state)"
 case "$state" in
   DELETING | SUSPENDING)
-    say "$NAME is $state; waiting until it is gone"
+    say "$NAME is $state; waiting until it is deleted, to request it again"
     wait_for ABSENT
     create_slice
     ;;
   ABSENT) create_slice ;;
-  *) say "$NAME exists already" ;;
+  *) say "$NAME exists already; waiting until it is ACTIVE" ;;
 esac
 wait_for ACTIVE

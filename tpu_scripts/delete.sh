@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 USAGE="usage: delete.sh [--config=FILE] [--dry_run]
 
-Deletes the queued resource and its slices, with all jobs on them, and waits until they are gone. Buckets are not
-touched. Does nothing if the queued resource does not exist.
+Deletes the queued resource and its slices, with all jobs on them, and waits until they are deleted. Buckets are not
+changed. Does nothing if the queued resource does not exist.
 
   --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
   --dry_run      print the commands instead of running them

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 USAGE="usage: fetch.sh [--config=FILE] [--to=DIRECTORY] [--dry_run]
 
-Fetches the logs of a run: log.jsonl and tensorboard/ with the traces of --profile_steps from its bucket, and the output
-of the workers, if the slice is active (workers.log, each line with its machine). If not all workers answer, an earlier
-workers.log is kept. The run continues.
+Copies the logs of a run to this machine: from its bucket log.jsonl and tensorboard/ (with the traces of --profile_steps),
+and, if the slice is active, the output of all workers (workers.log, each line with the machine's name). If not all
+workers answer, an earlier workers.log is kept. The run is not interrupted.
 
-  --to=DIRECTORY  output directory (default: the slice's NAME); earlier files are overwritten
+  --to=DIRECTORY  output directory (default: the slice's NAME); existing files are overwritten
   --config=FILE   settings (default: config.sh beside this script; see config.example.sh)
   --dry_run       print the commands instead of running them
 
@@ -35,15 +35,15 @@ else
     if on_all_workers "$print_logs" >"$to/workers.part"; then
       mv "$to/workers.part" "$to/workers.log"
     elif [[ -s "$to/workers.log" ]]; then
-      say "warning: not all workers answered: $to/workers.log is from an earlier time, $to/workers.part has the others"
+      say "warning: not all workers answered: $to/workers.log is from an earlier fetch, $to/workers.part has the answers of this fetch"
     else
       mv "$to/workers.part" "$to/workers.log"
-      say "warning: not all workers answered: $to/workers.log lacks some"
+      say "warning: not all workers answered: $to/workers.log lacks the logs of some; run this again"
     fi
   else
     say "note: $NAME is $state, so no worker has a log"
   fi
 fi
-# The bucket has logs from the first checkpoint on.
+# The run writes its logs to the bucket from the first checkpoint on.
 run gcloud storage cp --recursive "$RUN_DIR/log.jsonl" "$RUN_DIR/tensorboard" "$to" --project="$PROJECT"
-"$DRY_RUN" || say "in $to: xprof ${to@Q}/tensorboard shows traces, tensorboard --logdir=${to@Q}/tensorboard the curves"
+"$DRY_RUN" || say "copied to $to: xprof ${to@Q}/tensorboard shows traces, tensorboard --logdir=${to@Q}/tensorboard shows curves"

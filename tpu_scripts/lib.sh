@@ -1,4 +1,4 @@
-# Functions that the scripts of this folder share. Set USAGE before sourcing this file.
+# Functions that the scripts of tpu_scripts/ share. Set USAGE before sourcing this file.
 # shellcheck shell=bash
 
 SCRIPTS="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -7,8 +7,8 @@ CONFIG="$SCRIPTS/config.sh"
 DRY_RUN=false
 POLL_SECONDS="${POLL_SECONDS:-30}"
 # shellcheck disable=SC2034  # for resume.sh and report.sh
-PATIENCE=10 # consecutive polls without an answer before a script gives up
-silent=0    # consecutive polls without an answer so far
+PATIENCE=10 # number of consecutive polls without an answer after which a script fails
+silent=0    # current number of consecutive polls without an answer
 JOB=""
 
 say() { printf '%s\n' "$*" >&2; }
@@ -18,7 +18,7 @@ fail() {
   exit 1
 }
 
-# parse_flags ARGS: handles the common flags; calls own_flag for any other.
+# parse_flags ARGS: handles the flags that all scripts have; calls own_flag for any other flag.
 parse_flags() {
   local flag
   for flag in "$@"; do
@@ -34,20 +34,20 @@ parse_flags() {
   done
 }
 
-own_flag() { return 1; } # scripts with other flags redefine it
+own_flag() { return 1; } # scripts with flags of their own redefine this function
 
 load_config() {
-  [[ -f "$CONFIG" ]] || fail "no settings in $CONFIG: copy $SCRIPTS/config.example.sh there and fill it in"
+  [[ -f "$CONFIG" ]] || fail "there is no settings file $CONFIG: copy $SCRIPTS/config.example.sh there and fill it in"
   local name word file="$CONFIG"
-  [[ "$file" == */* ]] || file="./$file" # bash searches the PATH first for a name without a slash
+  [[ "$file" == */* ]] || file="./$file" # for a name without a slash, source searches the PATH first
   # shellcheck source=tpu_scripts/config.example.sh
   source "$file"
   for name in PROJECT ZONE NAME ACCELERATOR_TYPE TIER; do
-    [[ -n "${!name:-}" ]] || fail "$CONFIG does not set $name"
+    [[ -n "${!name:-}" ]] || fail "$CONFIG does not set $name (see $SCRIPTS/config.example.sh)"
   done
   [[ "$NAME" =~ ^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$ ]] ||
-    fail "$CONFIG: NAME must be lower-case letters, digits and '-', not '$NAME'"
-  [[ "${SLICES:=1}" =~ ^[1-9][0-9]*$ ]] || fail "$CONFIG: SLICES must be a number of slices, not '$SLICES'"
+    fail "$CONFIG: NAME must consist of lower-case letters, digits and '-', and begin with a letter, not '$NAME'"
+  [[ "${SLICES:=1}" =~ ^[1-9][0-9]*$ ]] || fail "$CONFIG: SLICES must be a whole number of 1 or more, not '$SLICES'"
   case "$TIER" in
     spot | on_demand | reserved) ;;
     *) fail "$CONFIG: TIER must be spot, on_demand or reserved, not '$TIER'" ;;
@@ -59,9 +59,9 @@ load_config() {
   for word in "${TRAIN[@]}"; do
     [[ "$word" != --output_dir=* ]] || RUN_DIR="${word#*=}"
   done
-  RUN_DIR="${RUN_DIR%"${RUN_DIR##*[!/]}"}" # in a bucket, RUN//log.jsonl is not RUN/log.jsonl
-  [[ "$RUN_DIR" == gs://* ]] || fail "$CONFIG: TRAIN has no --output_dir=gs://... as one of its words: a slice's" \
-    "disks are deleted with it, so a run there could not resume"
+  RUN_DIR="${RUN_DIR%"${RUN_DIR##*[!/]}"}" # remove final slashes: in a bucket, RUN//log.jsonl is not RUN/log.jsonl
+  [[ "$RUN_DIR" == gs://* ]] || fail "$CONFIG: TRAIN must have a word --output_dir=gs://...: a slice's disks are" \
+    "deleted with the slice, so a run on them could not resume"
   : "${VALID_UNTIL:=}" "${EXTRAS:=tpu}" "${SETUP:=}"
   if [[ -z "${RUNTIME_VERSION:-}" ]]; then
     case "$ACCELERATOR_TYPE" in
@@ -69,7 +69,7 @@ load_config() {
       v5litepod-*) RUNTIME_VERSION=v2-alpha-tpuv5-lite ;;
       v5p-*) RUNTIME_VERSION=v2-alpha-tpuv5 ;;
       v6e-*) RUNTIME_VERSION=v2-alpha-tpuv6e ;;
-      *) fail "$CONFIG: unknown accelerator type '$ACCELERATOR_TYPE': set its RUNTIME_VERSION" ;;
+      *) fail "$CONFIG: unknown accelerator type '$ACCELERATOR_TYPE': also set RUNTIME_VERSION, the TPU software version" ;;
     esac
   fi
   "$DRY_RUN" || command -v gcloud >/dev/null ||
@@ -88,7 +88,7 @@ run() {
   fi
 }
 
-# queued VERB ARGS...: runs gcloud compute tpus queued-resources without printing the command. A dry run prints it.
+# queued VERB ARGS...: runs "gcloud compute tpus queued-resources VERB" without printing it; a dry run only prints it.
 queued() {
   local verb="$1"
   shift
@@ -105,8 +105,8 @@ run_queued() {
   run gcloud compute tpus queued-resources "$verb" "$@" --project="$PROJECT" --zone="$ZONE" --quiet
 }
 
-# slice_state: prints the queued resource's state, or ABSENT; fails with gcloud's message. A dry run prints the
-# command, as job_states does.
+# slice_state: prints the queued resource's state, or ABSENT; if gcloud fails, prints gcloud's message and fails. A dry
+# run prints the command instead.
 slice_state() {
   local out err status=0
   err="$(mktemp)"
@@ -120,7 +120,7 @@ slice_state() {
   return "$status"
 }
 
-# poll_state: sets $state to the queued resource's state; fails if gcloud does not report it, and counts in $silent.
+# poll_state: sets $state to the queued resource's state; if gcloud does not report a state, increments $silent and fails.
 poll_state() {
   if state="$(slice_state)"; then
     silent=0
@@ -130,7 +130,7 @@ poll_state() {
   fi
 }
 
-# on_all_workers COMMAND: runs a shell command on every worker of every slice. It must print a line.
+# on_all_workers COMMAND: runs a shell command on every worker of every slice. The command must print a line.
 on_all_workers() {
   local out status=0
   if "$DRY_RUN"; then
@@ -141,13 +141,13 @@ on_all_workers() {
   printf '%s\n' "$out"
   # gcloud exits with 0 even if it could not connect to any worker.
   if [[ "$status" == 0 && -z "$out" ]]; then
-    say "error: no worker of $NAME answered"
+    say "error: no worker of $NAME answered: run this again when its state is ACTIVE (see status.sh)"
     return 1
   fi
   return "$status"
 }
 
-# describe_cost: prints what exists and costs money; for the end of an interrupted script.
+# describe_cost: prints which resources exist and cost money; used when a script is interrupted.
 describe_cost() {
   local state
   if "$DRY_RUN"; then
@@ -167,7 +167,7 @@ explain_interrupts() {
   trap 'trap - INT TERM; say "terminated."; describe_cost; exit 143' TERM
 }
 
-pause() { # a trap interrupts wait at once, but not sleep
+pause() { # sleeps in the background, because signals interrupt "wait" at once, but not "sleep"
   sleep "$POLL_SECONDS" >/dev/null 2>&1 &
   wait $!
 }
@@ -187,11 +187,11 @@ create_slice() {
   run_queued create "$NAME" "${flags[@]}" --async
 }
 
-# wait_for STATE: waits until the queued resource has this state; fails if it cannot get there.
+# wait_for STATE: waits until the queued resource has this state; fails if the state can no longer be reached.
 wait_for() {
   local wanted="$1" state last=""
   if "$DRY_RUN"; then
-    say "# until it is $wanted:"
+    say "# repeat until the state is $wanted:"
     run_queued describe "$NAME" --format='value(state.state)'
     return
   fi
@@ -218,10 +218,10 @@ delete_slice() {
   wait_for ABSENT
 }
 
-archive_commit() { # writes $ARCHIVE
+archive_commit() { # writes the checkout's last commit to the file $ARCHIVE
   ARCHIVE="${TMPDIR:-/tmp}/jaxir-$NAME.tar.gz"
   [[ -z "$(git -C "$ROOT" status --porcelain --untracked-files=no)" ]] ||
-    say "note: the checkout has uncommitted changes; the workers get the last commit, without them"
+    say "note: the checkout has uncommitted changes; the workers get the last commit, without these changes"
   run git -C "$ROOT" archive --format=tar.gz --output="$ARCHIVE" HEAD
 }
 
@@ -234,7 +234,7 @@ check_idle() {
   on_all_workers "$check"
 }
 
-# A running job reads the checkout and its data, so this changes nothing while a job runs.
+# install_on_workers: installs the last commit on all workers; fails if a job runs, because jobs read the checkout and its data.
 install_on_workers() {
   local unpack
   check_idle && archive_commit || return 1

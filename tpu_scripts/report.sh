@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 USAGE="usage: report.sh [--config=FILE] [--scale=base|small|tiny] [--to=FILE] [--dry_run]
 
-Measures the slice (benchmarks/report.py: its chips, training steps, the loss, encoding) for some minutes and copies the
-report here: one file to read and to send. Ctrl-C ends the measuring and copies what was measured. Nothing else may
-run on the slice.
+Runs benchmarks on the slice for some minutes (benchmarks/report.py: the chips, training steps, the loss, encoding) and
+copies the report, one file, to this machine. Ctrl-C ends the benchmarks and copies the results so far. Nothing else
+may run on the slice.
 
-  --scale=NAME   how much is measured (default: depends on the chips)
-  --to=FILE      path of the report (default: NAME-report.md, with the slice's NAME)
+  --scale=NAME   size of the benchmarks (default: depends on the chips)
+  --to=FILE      path of the report on this machine (default: NAME-report.md, with the slice's NAME)
   --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
   --dry_run      print the commands instead of running them
 
@@ -31,11 +31,11 @@ worker="JAXIR_JOB=$JOB bash jaxir/tpu_scripts/worker.sh"
 # The first worker's report covers all chips of the slice.
 bring_back() { run_queued scp "$NAME:jaxir-report/report.md" "$to" --worker=0 --node=0; }
 
-begun=false # until then, a report on the worker is from an earlier time
+begun=false # whether the job has started; before, a report on the worker is from an earlier run
 end_early() {
   trap - INT TERM
   say
-  say "interrupted: ending the measuring and copying what was measured"
+  say "interrupted: ending the benchmarks and copying the results so far"
   on_all_workers "$worker stop" >/dev/null && "$begun" && bring_back && say "written: $to" || true
   describe_cost
   exit "$1"
@@ -44,14 +44,14 @@ end_early() {
 parse_flags "$@"
 load_config
 : "${to:="$NAME-report.md"}"
-# Removes the report of an earlier time.
+# The command first removes the report of an earlier run.
 measure="rm -f ../jaxir-report/report.md; exec python benchmarks/report.py --output=../jaxir-report/report.md$scale"
 trap 'end_early 130' INT
 trap 'end_early 143' TERM
 on_all_workers "$worker start bash -c ${measure@Q}"
 begun=true
 if "$DRY_RUN"; then
-  say "# until none is running:"
+  say "# repeat until no job is running:"
   job_states
   bring_back
   exit
@@ -68,9 +68,9 @@ while true; do
   pause
 done
 [[ -n "$states" && "$states" != *running* ]] ||
-  fail "not all workers of $NAME answer; run this again to continue waiting"
-bring_back || fail "worker 0 has no report: see jaxir-report/log there"
+  fail "not all workers of $NAME answer: run this script again to continue waiting"
+bring_back || fail "worker 0 has no report: see jaxir-report/log on that worker"
 cat "$to"
 say "written: $to"
 describe_cost
-"$answered" && [[ "$(sort -u <<<"$states")" == "exit 0" ]] || fail "not everything could be measured: see the report"
+"$answered" && [[ "$(sort -u <<<"$states")" == "exit 0" ]] || fail "some benchmarks failed: the report names them"

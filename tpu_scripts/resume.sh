@@ -2,10 +2,10 @@
 USAGE="usage: resume.sh [--config=FILE] [--watch] [--dry_run]
 
 Starts or resumes training, whatever the state of the slice: requests the slice (again, if it was preempted),
-installs, and starts the same TRAIN command, which continues from its last checkpoint. A job that runs on all workers,
-or is complete, is left alone. A job that failed is not started again: fix it, then run launch.sh.
+installs, and starts the TRAIN command, which continues from its last checkpoint. A job that runs on all workers, or is
+complete, is not restarted. A job that failed is not restarted either: fix the cause, then run launch.sh.
 
-  --watch        keep running, and repeat this after each preemption until the job is complete
+  --watch        keep running, and resume after each preemption until the job is complete
   --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
   --dry_run      print the commands for a slice that was preempted instead of running them
 
@@ -21,7 +21,7 @@ own_flag() {
   watch=true
 }
 
-# verdict: prints the state of the whole job, from its states on the workers (one per line on stdin).
+# verdict: prints the state of the job as a whole, from the states on its workers (one per line on stdin).
 verdict() {
   local distinct
   distinct="$(sort -u)"
@@ -30,12 +30,13 @@ verdict() {
     "exit 0") echo complete ;;
     *missing*) echo missing ;;
     *none* | *died* | *"exit 143"* | *"exit 130"* | *"exit 75"*) echo interrupted ;; # 75: another worker was lost
-    *running*) echo running ;; # on all workers, or on some that will soon end like the others
+    *running*) echo running ;; # on all workers, or on some, which will soon end like the others
     *) echo failed ;;
   esac
 }
 
-# If one worker ends, the job ends: the others wait for it, or fail because it is lost.
+# bring_back: makes one attempt to get the job running. The job must run on all workers: if it ends on one worker, the
+# others wait for that worker or fail.
 bring_back() {
   local state states
   poll_state || return 1
@@ -53,7 +54,7 @@ bring_back() {
         interrupted) stop_on_workers && start_on_workers ;;
         failed)
           sort <<<"$states" | uniq -c >&2
-          say "error: the job failed; read $SCRIPTS/logs.sh --config=${CONFIG@Q}. $NAME still exists and costs money."
+          say "error: the job failed: run $SCRIPTS/logs.sh --config=${CONFIG@Q} to see why. $NAME still exists and costs money."
           exit 1
           ;;
       esac
@@ -75,11 +76,11 @@ bring_back() {
   wait_for ACTIVE && install_on_workers && start_on_workers
 }
 
-# may_retry: whether the next attempt may succeed: gcloud did not answer, or the slice is being preempted.
+# may_retry: succeeds if the next attempt may succeed, because gcloud did not answer or the slice is being preempted.
 may_retry() {
   local state=""
   if ((silent == 0)); then
-    pause # machines may be lost a while before the state of their slice changes
+    pause # a preempted slice may lose its machines some time before its state changes
     poll_state || true
   fi
   ((silent < PATIENCE)) || fail "gcloud does not report the state of $NAME, see above; run this again later"
@@ -99,11 +100,11 @@ if "$DRY_RUN"; then
   start_on_workers
   exit
 fi
-silent=$((PATIENCE - 1)) # report an error of the first poll at once
+silent=$((PATIENCE - 1)) # if the very first poll fails, fail at once
 while true; do
   bring_back || { "$watch" && may_retry; } || exit 1
   if "$complete"; then
-    say "the job is complete on all workers. $NAME still exists and costs money:" \
+    say "the job is complete on all workers. $NAME still exists and costs money; delete it with" \
       "$SCRIPTS/delete.sh --config=${CONFIG@Q}"
     exit
   fi

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Runs on the workers, from the home directory: `bash jaxir/tpu_scripts/worker.sh VERB`.
-#   install EXTRAS     makes .venv in the checkout, with this package and EXTRAS (such as "tpu")
-#   start COMMAND...   runs COMMAND in the checkout, detached, unless one runs already; output goes to jaxir-run/log
+# Runs on each worker, from the home directory: `bash jaxir/tpu_scripts/worker.sh VERB`. The verbs:
+#   install EXTRAS     creates .venv in the checkout, with jaxir and EXTRAS (such as "tpu")
+#   start COMMAND...   runs COMMAND in the checkout, detached, unless the job runs already; output goes to jaxir-run/log
 #   status             prints "jaxir-job none|running|died|exit N"
 #   stop               ends the command: SIGTERM (training saves a checkpoint), after two minutes SIGKILL
-# JAXIR_JOB=NAME in the environment selects another job, in jaxir-NAME. One job runs at a time, as it uses all chips.
+# JAXIR_JOB=NAME in the environment selects another job, with the directory jaxir-NAME instead of jaxir-run. Only one job
+# may run at a time, because it uses all chips.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 run="$HOME/jaxir-${JAXIR_JOB:-run}"
 
-# alive [DIRECTORY]: whether the job runs. Its processes are one group, whose id is in jaxir-run/pid. The command line
-# is compared, because another process may have that id after a reboot.
+# alive [DIRECTORY]: succeeds if the job runs. Its processes are a group, whose id is in jaxir-run/pid. The command line
+# is compared, too, because after a reboot another process may have the same id.
 alive() {
   local of="${1:-$run}"
   [[ -f "$of/pid" && ! -f "$of/exit_status" ]] && grep -qsF "$of/exit_status" "/proc/$(<"$of/pid")/cmdline"
@@ -20,7 +21,7 @@ alive() {
 install() {
   local uv
   uv="$(command -v uv || true)"
-  if [[ -z "$uv" ]]; then # uv installs Python 3.11, as the image's Python is too old
+  if [[ -z "$uv" ]]; then # uv installs Python 3.11, because the image's Python is too old
     python3 -m pip install --quiet --user uv
     uv="$(python3 -m site --user-base)/bin/uv"
   fi
@@ -29,7 +30,7 @@ install() {
   printf '%s: installed\n' "$(hostname)"
 }
 
-# in_turn start|stop: a stop waits until a start, even an interrupted one, has written the command's process id.
+# in_turn start|stop: runs one of them under a lock, so that stop finds the process id that start writes.
 in_turn() {
   mkdir -p "$run"
   (
@@ -46,7 +47,7 @@ start() {
   fi
   for other in "$HOME"/jaxir-*/pid; do
     if alive "${other%/pid}"; then
-      printf 'error: %s: %s runs and uses the chips\n' "$(hostname)" "$(basename "${other%/pid}")" >&2
+      printf 'error: %s: the job %s runs and uses the chips: stop it first\n' "$(hostname)" "$(basename "${other%/pid}")" >&2
       exit 1
     fi
   done
@@ -56,7 +57,7 @@ start() {
   }
   rm -f "$run/exit_status" "$run/pid"
   printf -- '--- %s: %s\n' "$(date -u +%FT%TZ)" "$*" >>"$run/log"
-  # A signal to the group ends the command; this shell ignores it and writes the command's exit status.
+  # A signal to the process group ends the command. This shell ignores the signal and writes the command's exit status.
   # shellcheck disable=SC2016
   PATH="$PWD/.venv/bin:$PATH" setsid nohup bash -c '
     "$@" 9>&- &
@@ -111,7 +112,7 @@ case "$verb" in
     in_turn "$verb" "$@"
     ;;
   *)
-    echo "error: worker.sh install|start|status|stop, not '$verb'" >&2
+    echo "error: expected worker.sh install|start|status|stop, not '$verb'" >&2
     exit 2
     ;;
 esac

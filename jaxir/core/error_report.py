@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import site
 import tempfile
 import time
@@ -34,6 +35,9 @@ def explain(error: BaseException) -> Fault:
         return Fault(_printable(str(error)), 2 if isinstance(error, UsageError) else 1)
     if isinstance(error, OSError):
         return Fault(_of_system(error), 1)
+    # Only `Path.resolve` of Python 3.11 and 3.12 raises no OSError for a loop of links.
+    if isinstance(error, RuntimeError) and (loop := re.fullmatch("Symlink loop from '(.*)'", str(error))):
+        return Fault(_of_system(OSError(errno.ELOOP, os.strerror(errno.ELOOP), loop[1])), 1)
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # os.fsdecode
         text = error.object if len(error.object) <= 80 else f"...{error.object[error.start :]:.80}"
         return Fault(f"{text!r} contains a byte that is not UTF-8, and cannot be written: rename it", 1)

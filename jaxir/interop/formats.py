@@ -86,9 +86,7 @@ def _write(
         return
     if to == "t5x":
         if kinds.name_of(model.config) == "cross_encoder":
-            raise UserError(
-                f"{source} is {kinds.of(model.config).what}, which format t5x cannot hold: use hf"
-            )
+            raise UserError(f"{source} is {kinds.of(model.config).what}; format t5x cannot hold it: use hf")
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
             raise UserError(f"{source} is not a run's directory, so it has no optimizer state; give one")
@@ -97,7 +95,7 @@ def _write(
         return
     kind = kinds.name_of(model.config)
     if kind == "seq2seq" and to == "st":
-        raise UserError(f"{source} is {kinds.KINDS[kind].what}, which format st cannot hold; use hf")
+        raise UserError(f"{source} is {kinds.KINDS[kind].what}; format st cannot hold it: use hf")
     if to == "hf" or kind != "dual_encoder":
         _note_lost_prompts(model.settings, to)
     with atomic_directory(output) as temporary:

@@ -265,7 +265,7 @@ def _visible(mask: jax.Array, near: jax.Array | None) -> jax.Array:
 
 
 def _cudnn_allows(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> bool:
-    """Whether cuDNN's flash attention supports these inputs, forward and backward, on every supported GPU."""
+    """Returns whether cuDNN's flash attention supports these inputs, both passes, on every supported GPU."""
     _, length, _, head_dim = query.shape
     return (
         jax.default_backend() == "gpu"

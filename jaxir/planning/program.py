@@ -32,7 +32,7 @@ from jaxir.training.step import train_state as state_lib
 class Planned:
     """A recipe, and everything that determines its training step."""
 
-    recipe: Recipe  # settled, so that its number of steps is known
+    recipe: Recipe  # with defaults filled in, so that its number of steps is known
     config: DualEncoderConfig  # the model
     settings: EncoderSettings  # maximum lengths of texts
     partitioner: Partitioner

@@ -95,7 +95,7 @@ class Run:
         with contextlib.ExitStack() as closing:
             closing.callback(lambda: train_state.put_into(self.loaded.model, self.state.params))
             if self.start == steps:
-                directory.begin(self.loaded, on_start)  # also rewrites damaged or removed files
+                directory.begin(self.loaded, on_start)  # also restores damaged or missing files
                 directory.mark_complete(steps)
                 return self._result(steps, None)
             ahead = prefetch(
@@ -192,7 +192,7 @@ class Run:
                 "figures": planned(step, partitioner) if jax.process_index() == 0 else {},
             }
         if self.suite.evaluators:
-            self.suite.bench.objective = objective  # its number of chunks is now chosen
+            self.suite.bench.objective = objective  # with the chosen number of chunks per batch
             with timed("compiling the evaluation"):
                 self.suite.bench.compile(plan)
             self.suite.try_out(self.state)

@@ -123,7 +123,7 @@ RECIPE = "--gin_file=recipe.gin"
         (("--model=m", "--tower=left"), 2, "error: --tower must be 'query' or 'passage', not 'left'"),
         (("--model=m", "--stepz=3"), 2, "error: there is no flag --stepz; did you mean '--steps'?"),
         (("--model=m", "-s", "3"), 2, "error: there is no flag -s (see python -m kitchen --help)"),
-        (("--model=m", "corpus.jsonl"), 2, "'corpus.jsonl' belongs to no flag"),
+        (("--model=m", "corpus.jsonl"), 2, "'corpus.jsonl' follows no flag"),
         (("--model=m", "--steps=many"), 2, "error: --steps must be a whole number of at least 1, not 'many'"),
         (("--model=m", "--steps=0"), 2, "error: --steps must be a whole number of at least 1, not 0"),
         (("--model=m", f"--steps={2**63}"), 2, "--steps must be a whole number of at least 1, not 9"),

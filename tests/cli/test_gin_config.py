@@ -100,6 +100,7 @@ def test_typed_setting_replaces_its_alternative_in_a_file(bind):
 
 
 TWICE = "is given twice, by {} and by {}; keep one of them"
+UNUSED = "a macro a value, but nothing uses the macro"
 ITSELF = "refers to itself ({}) and so has no value"
 REFUSED = [
     # flags, lines of the recipe, what is said
@@ -112,7 +113,7 @@ REFUSED = [
     ("", "BATCHSIZE = 3", "BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
     ("--gin.STEP=3", "", "STEP is set but nothing uses it; did you mean 'STEPS'?"),
     ("--gin.SAME_TOWER=3", "", "SAME_TOWER is set but nothing uses it"),  # of gin/, but not of this recipe
-    ("", "default/SLO = 0.5", "a value, but nothing uses the macro; did you mean 'SLOW'?"),
+    ("", "default/SLO = 0.5", f"default/SLO gives {UNUSED}; did you mean 'SLOW'?"),
     ("", "job.names = %A\nA = %B\nB = %C\nC = %A", f"macro A {ITSELF.format('A -> B -> C -> A')}"),
     ("", "job.names = %A\nA = [1, (%B,)]\nB = {'x': %A}", f"macro A {ITSELF.format('A -> B -> A')}"),
     ("--gin.EVERY=often", "", "EVERY must be a whole number, not 'often'"),
@@ -195,7 +196,7 @@ def test_gin_file_that_includes_itself_is_refused(bind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.gin").write_text("include 'b.gin'\njob.every = 2\n")
     (tmp_path / "b.gin").write_text('# a piece\ninclude "./a.gin"\n')
-    with pytest.raises(UserError, match=r"^b.gin includes a.gin: gin files that include themselves"):
+    with pytest.raises(UserError, match=r"^b.gin includes a.gin, which includes it"):
         bind(recipe="include 'a.gin'\n")
     (tmp_path / "b.gin").write_text("job.warmup = 7\n")
     assert bind(recipe="include 'a.gin'\ninclude 'b.gin'\n")[0]["warmup"] == 7  # twice is no circle
@@ -240,7 +241,7 @@ texts.Texts.path = "there"
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        ("msmarco.MsMarcoPairs.split=dev", "; there are here/MsMarcoPairs.split"),
+        ("msmarco.MsMarcoPairs.split=dev", "; it reads here/MsMarcoPairs.split"),
         ("texts.Texts.path=there", ""),
         ("here/msmarco.MsMarcoPairs.split=train", None),
         ("msmarco.MsMarcoPairs.directory=elsewhere", None),  # within the scope, too

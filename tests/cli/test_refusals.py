@@ -31,7 +31,7 @@ REFUSED = [
     (f"{SERVE} --index=i --host=..", "cannot serve on --host=.. --port=0"),
     (f"{SERVE} --index=i --access_log=a.trec", "--access_log=a.trec is not an access log"),
     (f"{SERVE} --index=i --access_log=~", "~: shells do not expand ~"),
-    (f"{SERVE} --index=i --access_log=gs://b/log", "gs://b/log: this is"),
+    (f"{SERVE} --index=i --access_log=gs://b/log", "gs://b/log: this can be written to local"),
     (f"{SERVE} --index=a=", "'a=' lacks a directory"),
     # objects of another kind in gin files
     (
@@ -42,7 +42,7 @@ REFUSED = [
     (f"{SERVE} --index=i --gin.serve.limits=3", "serve.limits must be an object, Limits or None"),
     (
         "grid --recipe=r --datasets=d --steps=3 --models=m --gin.grid.variants=['x'] --output_dir=out",
-        "variants must be a list, each @Variant(), not ['x']",
+        "variants must be a list of @Variant(), not ['x']",
     ),
     # flags that nothing would read
     ("evaluate --run=a.trec --qrels=q --split=dev", "--split only applies to a --dataset"),
@@ -64,17 +64,17 @@ REFUSED = [
     ("index --embeddings=absent --output=out --on_bad_input=skip", "only applies to --backend=lucene"),
     ("index --update=absent --delete=absent --on_bad_input=skip", "only applies to the --corpus of a"),
     # inputs in a bucket, where only local ones can be read
-    ("search --index=gs://b/x --query=why", "gs://b/x: this is "),
-    (f"{SERVE} --index=name=gs://b/x", "gs://b/x: this is "),
-    ("index --embeddings=gs://b/x --output=out", "gs://b/x: this is "),
-    ("index --backend=lucene --corpus=gs://b/x --output=out", "gs://b/x: this is "),
-    ("index --update=gs://b/x --delete=ids", "gs://b/x: this is "),
-    ("evaluate --run=gs://b/x --qrels=gs://b/x", "gs://b/x: this is "),
-    ("evaluate --model=absent --dataset=beir:gs://b/x", "gs://b/x: this is "),
-    ("fuse --runs=gs://b/x --method=rrf --output=out", "gs://b/x: this is "),
-    ("mine --run=absent --dataset=gs://b/x --output=out", "gs://b/x: this is "),
-    ("prepare --dataset=pairs:gs://b/x --output=out", "gs://b/x: this is "),
-    ("convert --source=hf:gs://b/x --output=out", "gs://b/x: this is "),
+    ("search --index=gs://b/x --query=why", "gs://b/x: this can be "),
+    (f"{SERVE} --index=name=gs://b/x", "gs://b/x: this can be "),
+    ("index --embeddings=gs://b/x --output=out", "gs://b/x: this can be "),
+    ("index --backend=lucene --corpus=gs://b/x --output=out", "gs://b/x: this can be "),
+    ("index --update=gs://b/x --delete=ids", "gs://b/x: this can be "),
+    ("evaluate --run=gs://b/x --qrels=gs://b/x", "gs://b/x: this can be "),
+    ("evaluate --model=absent --dataset=beir:gs://b/x", "gs://b/x: this can be "),
+    ("fuse --runs=gs://b/x --method=rrf --output=out", "gs://b/x: this can be "),
+    ("mine --run=absent --dataset=gs://b/x --output=out", "gs://b/x: this can be "),
+    ("prepare --dataset=pairs:gs://b/x --output=out", "gs://b/x: this can be "),
+    ("convert --source=hf:gs://b/x --output=out", "gs://b/x: this can be "),
 ]
 
 

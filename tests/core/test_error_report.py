@@ -62,7 +62,7 @@ def test_only_the_newest_tracebacks_are_kept(monkeypatch, tmp_path):
         (lambda: Path("folder").rename("folder/in"), "folder -> folder/in: invalid argument"),
         (
             lambda: Path(os.fsdecode(b"caf\xe9")).name.encode(),
-            r"'caf\udce9' has a byte in it that is no UTF-8",
+            r"'caf\udce9' contains a byte that is not UTF-8",
         ),
     ],
 )

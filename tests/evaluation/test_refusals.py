@@ -177,7 +177,7 @@ def test_bad_runs_and_judgements_cost_one_sentence(tmp_path, capsys, changed, co
         ({"model": "m", "dataset": "DIR"}, "beir:DIR or sts:DIR"),
         ({"model": "m", "dataset": "bier:DIR"}, "did you mean 'beir'"),
         ({"model": "m", "dataset": "sts:DIR", "baseline": "r"}, "--baseline only applies to one collection"),
-        ({"model": "m", "dataset": "cqadupstack:DIR", "baseline": "r"}, "one collection; cqadupstack: has n"),
+        ({"model": "m", "dataset": "cqadupstack:DIR", "baseline": "r"}, "one collection, not to cqadupstack"),
         ({"model": "m", "dataset": "senteval:DIR", "per_query": True}, "applies to retrieval from one c"),
         ({"run": "no.trec", "qrels": "no.tsv"}, r"no\.tsv"),
         ({"model": "m", "dataset": "beir:no/such"}, "no/such"),

@@ -66,9 +66,9 @@ def test_invalid_grid_is_refused(folder, changes, message):
         ("rounds", "--metrics=nope", "there is no metric 'nope'"),
         ("rounds", "--negatives=0", "--negatives must be a whole number of at least 1, not 0"),
         ("rounds", "--mine=margin=-1", "--mine: margin must be a number of at least 0, not -1"),
-        ("rounds", "--mine=max_relevance=0.1", "give one"),
-        ("rounds", "--mine=cross_encoder=hf:reader", "needs max_relevance, relevance_margin or both"),
-        ("rounds", "--mine=first=3,last=2", "no ranks lie from 3 to 2"),
+        ("rounds", "--mine=max_relevance=0.1", "only apply with --cross_encoder"),
+        ("rounds", "--mine=cross_encoder=hf:reader", "needs --max_relevance, --relevance_margin or both"),
+        ("rounds", "--mine=first=3,last=2", "--first=3 must be at most --last=2"),
         ("rounds", "--mine=negatives=3", "--mine cannot set negatives: --negatives sets it"),
         (
             "rounds",

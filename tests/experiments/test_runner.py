@@ -124,7 +124,7 @@ CHANGES = {
     "data/corpus.jsonl": ('{"_id": "x", "text": "x"}\n', "was started when data set toy had other content"),
     "bm25.trec": ("q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was started when run BM25 had other content"),
     "dev.tsv": ("1\ta cat\ta dog\n", "-seed0 was started when STS had other content"),
-    "sts.tsv": ("1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: give"),
+    "sts.tsv": ("1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: rename"),
     "theirs/model.safetensors": (None, "toy-BERT was started when model BERT had other content"),
     "other/model.safetensors": (None, "-seed0 was started when MODEL had other content"),
     "third/model.safetensors": (None, "-seed0 was started when DECODER of .*tiny.gin had other content"),

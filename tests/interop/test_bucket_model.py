@@ -82,7 +82,7 @@ def test_a_model_is_in_a_bucket_only_when_it_is_whole(bucket, tmp_path):
     assert codes == ["1", "0", "0", "1"], said
     lines = [line for line in said.splitlines() if line.startswith(("error: ", "note: "))]
     assert lines == [
-        f"error: {MODEL}: writing this model was interrupted or is not finished: repeat it",
+        f"error: {MODEL}: this model is incomplete; wait for the process that writes it, or write it again",
         f"note: {MODEL} holds an unfinished model, which is replaced",
         f"error: {MODEL} already exists; give another output or remove it first",
     ]

@@ -306,20 +306,21 @@ def test_unusable_hub_models_are_refused_before_weights_are_fetched(hub, resolve
     damaged["model.safetensors.index.json"] = b'{"weight_map": {"x": "model-1.safetensors"}}'
     del damaged["model.safetensors"]
     hub.add("some/part", damaged)
-    neither = "neither a local directory nor a model on the hub, or is private"
+    neither = "neither a local directory nor a model on the hub, unless it is private"
     log_in = "run `hf auth login` or set HF_TOKEN"
     locally = "or give a local copy of it, hf:DIR (in a recipe --model=hf:DIR)"
     alone = "for its encoder write hf:"
     readable = "(model.safetensors, pytorch_model.bin, flax_model.msgpack)"
     cases = {
         "hf:google/t5-v1.1-base": f": {neither}: {log_in}; did you mean 'google/t5-v1_1-base'?",
-        "hf:nobody/nothing-like-it": f": {neither}: {log_in}; is the name right?",
+        "hf:nobody/nothing-like-it": f": {neither}: {log_in}; check the name",
         "hf:meta/gated": f" is gated: accept its terms on {hub.url}/meta/gated, then {log_in}, {locally}",
         "hf:some/busy": f": the hub answers with status 503: try again later, {locally}",
         "hf:some/tf": f": it has no weights that jaxir reads {readable}; it has tf_model.h5",
         "hf:some/gguf": ": it has no config.json, so it is not a model of transformers",
         "st:some/tf": f": not of sentence-transformers (no modules.json); {alone}",
-        "hf:some/part": ": it lacks model-1.safetensors, which its model.safetensors.index.json names",
+        "hf:some/part": ": it lacks model-1.safetensors, which its model.safetensors.index.json names;"
+        " try another revision",
         "hf:google/t5 base": ": no such directory, and names on the hub have the form OWNER/NAME",
     }
     messages, _ = resolve(*cases, "checked:some/gpt")
@@ -340,7 +341,9 @@ def test_hub_out_of_reach_or_disk_full(hub, resolve, tmp_path):
     hub.sent.clear()
     (found, unknown), _ = resolve(f"hf:{T5}", "hf:nobody/nothing", HF_TOKEN="hf_x")
     assert hub.sent == [(SAFE, 0)], "files that were whole are not downloaded again"
-    assert unknown.startswith("nobody/nothing: neither a local directory nor a model on the hub, or not with")
+    assert unknown.startswith(
+        "nobody/nothing: neither a local directory nor a model on the hub, at least with"
+    )
     assert hub.tokens == {"127.0.0.1": {"", "Bearer hf_x"}, "localhost": {""}}, "others get no token"
     (again, lost), said = resolve(f"hf:{T5}", f"hf:{T5}@v1", HF_ENDPOINT=nobody)
     assert again == found

@@ -138,9 +138,9 @@ REFUSED = {
         (edit(TRANSFORMER, transformer_task="fill-mask"), "transformer_task 'fill-mask' is not supported"),
         (edit(TRANSFORMER, query_expansion={"length": 32}), "query_expansion is not supported"),
         (edit(TRANSFORMER, module_output_name="all_layers"), "module_output_name 'all_layers' is not"),
-        (edit("tokenizer_config.json", truncation_side="left"), "cuts texts on the left; only right"),
-        (edit(ABOUT, prompts={"query": 3}), "its prompts are not texts by names"),
-        (edit(ABOUT, default_prompt_name="web"), "default_prompt_name 'web' is not the name of a prompt"),
+        (edit("tokenizer_config.json", truncation_side="left"), "truncates texts on the left, but"),
+        (edit(ABOUT, prompts={"query": 3}), "prompts must be an object of texts by name"),
+        (edit(ABOUT, default_prompt_name="web"), "default_prompt_name 'web' is not in prompts"),
         (
             module(0, type="custom_st.Transformer"),
             r"modules\.json: the module 'custom_st\.Transformer' is not one of sentence-transformers' own",

@@ -103,5 +103,5 @@ def test_second_table_beside_tied_ones_is_reported(folder, capsys):
 
 
 def test_generators_are_not_exported_as_graphs(loaded):
-    with pytest.raises(UserError, match=r"GENERATOR is a generator.*, which cannot become a graph"):
+    with pytest.raises(UserError, match=r"GENERATOR is a generator.*; it cannot be exported as a graph"):
         exported.form_of(exported.Source.of("GENERATOR", loaded["seq2seq_1_1"]))

@@ -219,7 +219,7 @@ DAMAGES = {
     ),
     "TensorFlow": (_bytes("checkpoint", b"model_checkpoint_path: 'x'"), "a TensorFlow checkpoint; convert"),
     "no index": (lambda c: (c / "checkpoint").unlink(), "no T5X checkpoint in it"),
-    "version": (_index(lambda t: t.update(version=1)), r"of version 2 or 3 \(but 1\)"),
+    "version": (_index(lambda t: t.update(version=1)), r"of version 2 or 3 \(its version is 1\)"),
     "no model": (_index(lambda t: t["optimizer"].pop("target")), "it holds no model"),
     "decoder only": (
         _index(lambda t: t["optimizer"].update(target={"decoder": {"x": VECTOR}})),
@@ -259,7 +259,7 @@ DAMAGES = {
     "no array": (lambda c: shutil.rmtree(c / KERNEL), r"encoder/layers_1/mlp/wo/kernel: .* does not exist"),
     "no chunk": (
         lambda c: (c / KERNEL / "1.1").unlink(),
-        r"encoder/layers_1/mlp/wo/kernel: chunk .*1\.1. is missing",
+        r"encoder/layers_1/mlp/wo/kernel cannot be read: chunk .*1\.1. is missing",
     ),
     "half a chunk": (
         lambda c: os.truncate(c / KERNEL / "1.1", 40),

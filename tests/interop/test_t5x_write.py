@@ -136,7 +136,7 @@ def _with(tmp_path, **changes):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: f"st:{GOLDEN / 'bert'}", "T5X holds T5 encoders only"),
+        (lambda p: f"st:{GOLDEN / 'bert'}", "T5X holds only T5 encoders"),
         (lambda p: _with(p, pooling="cls"), "pools by the mean, but this model by 'cls'"),
         (
             lambda p: _with(p, backbone={"activation": "silu"}),
@@ -171,7 +171,7 @@ def _fail(content):
 
 
 def test_optimizer_state_is_refused_without_a_run_or_t5x():
-    with pytest.raises(UserError, match="can be written to t5x only"):
+    with pytest.raises(UserError, match="only applies to format t5x"):
         formats.convert(T5, "x", "hf", optimizer_state=True)
     with pytest.raises(UserError, match="is not a training run"):
         formats.convert(T5, "x", "t5x", optimizer_state=True)

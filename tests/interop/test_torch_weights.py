@@ -244,7 +244,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 99
 SPOILT = {
     "torch before 1.6": ("t5/legacy", None, "torch's format from before 1.6, which is not supported"),
     "TorchScript": ("script", None, "is a TorchScript program, not weights"),
-    "training": ("t5/training", None, "is a training checkpoint, not weights alone"),
+    "training": ("t5/training", None, "is a training checkpoint, not only weights"),
     "float8": ("float8", None, "would run torch._utils._rebuild_tensor_v3, which weights in float32"),
     "git": ("t5/torch", overwrite(POINTER), "is a pointer of Git LFS"),
     "page": ("t5/torch", overwrite(b"<!doctype html>"), "truncated, or not a file of torch.save"),
@@ -280,6 +280,6 @@ def test_damaged_and_foreign_torch_files_are_refused(tmp_path, how):
 )
 def test_damaged_msgpack_costs_one_sentence(tmp_path, content):
     (tmp_path / MSGPACK).write_bytes(content)
-    with pytest.raises(UserError, match=r"truncated, or not Flax's file of parameters") as caught:
+    with pytest.raises(UserError, match=r"truncated, or not a Flax model") as caught:
         read_tensors(tmp_path)
     assert "\n" not in str(caught.value)

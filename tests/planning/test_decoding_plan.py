@@ -76,7 +76,7 @@ def test_generator_is_described_without_weights(tmp_path):
     start = PretrainedSeq2Seq(source="hf:google/t5-v1_1-small", query_max_length=16, passage_max_length=99)
     config, settings = architecture.describe(start)
     assert isinstance(config, Seq2SeqConfig) and settings.passage_max_length == 99
-    with pytest.raises(UserError, match="model_type 'bert' is no generator"):
+    with pytest.raises(UserError, match="model_type 'bert' is not a generator"):
         architecture.describe_generator(f"hf:{GOLDEN / 'bert'}")
 
 

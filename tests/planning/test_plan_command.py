@@ -141,7 +141,7 @@ def test_local_folder_is_described_by_its_config(model):
     assert config.backbone.embed_dim == SMALL.embed_dim
     assert config.backbone.scan_layers
     assert (settings.query_max_length, settings.passage_max_length) == (8, 9)
-    with pytest.raises(UserError, match="shares a projection"):
+    with pytest.raises(UserError, match="'ade_spl' needs a projection"):
         architecture.describe(Pretrained(source=f"hf:{model}", sharing="ade_spl"))
 
 

@@ -203,12 +203,12 @@ def test_evaluators_of_equal_data_share_what_is_read(data, monkeypatch):
 
 
 BAD = {
-    "unknown question": (without("queries.jsonl", "q2"), "queries.jsonl lacks 'q2', a query of the run"),
+    "unknown question": (without("queries.jsonl", "q2"), "queries.jsonl lacks 'q2', a query of "),
     "unknown document": (without("corpus.jsonl", "d2"), r"lacks 'd2', which .* \(1 of 4 documents"),
     "no answers": (without("answers.jsonl", "q1"), r"lacks answers to 'q1', a question of .* \(1 of 3 lack"),
     "a shallow run": (
         lambda f: write_run(f / "run.trec", {q: some[:1] for q, some in RUN.items()}),
-        "has at most 1 passages for a question, and 2 are to be read",
+        "has at most 1 passages per question, but the reader reads 2",
     ),
 }
 

@@ -95,8 +95,8 @@ def test_exact_index_refuses_unknown_options(option, sentence):
     [
         ("embeddings-00001.npy", "", r"embeddings-00001\.npy cannot be read"),
         ("embeddings-00001.npy", None, r"embeddings-00001\.npy: no such file"),
-        ("ids-00000.json", "[1]", r"ids-00000\.json: .* must be a list, each text"),
-        ("embeddings.json", '{"complete": true}', r"embeddings\.json: 'count' is missing"),
+        ("ids-00000.json", "[1]", r"ids-00000\.json .* must be a list, each text"),
+        ("embeddings.json", '{"complete": true}', r"embeddings\.json: the key 'count' is missing"),
         ("embeddings.json", {"complete": False}, "is incomplete: run the same jaxir.encode command again"),
         ("embeddings.json", {"format": 2}, "has format 2, this jaxir reads 1"),
     ],
@@ -121,7 +121,7 @@ def test_damaged_embeddings_are_refused(tmp_path, toy, encoder, name, content, s
 RUNS = "--runs=a.trec,b.trec --output=x.trec --method="
 MINING = "--run=r.trec --dataset=beir:absent --output=out "
 REFUSED = [
-    ("index", "--embeddings=e", "--output must be given"),
+    ("index", "--embeddings=e", "give --output to build an index"),
     ("index", "--output=x --embeddings=e --delete=ids.txt", "--delete only applies to --update, not to"),
     ("index", "--output=x --embeddings=e --uri=http://h:1", "--uri only applies to --backend=milvus, not to"),
     ("index", "--output=x --backend=milvus", "--backend=milvus needs --embeddings"),

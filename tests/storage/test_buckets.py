@@ -136,7 +136,7 @@ def test_unusable_bucket_is_reported_within_seconds(bucket, monkeypatch):
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", "/nowhere")
-    with pytest.raises(UserError, match="no Google credentials here; run `gcloud auth"):
+    with pytest.raises(UserError, match="no Google credentials found; run `gcloud auth"):
         files.check_bucket(files.path_of("gs://bucket/run"), writing=True)
     for wrong in ("gs://", "s3://bucket/run"):
         with pytest.raises(UserError, match="gs://BUCKET/PATH"):

@@ -111,7 +111,7 @@ def test_checkpoint_with_the_record_of_another_is_set_aside(tmp_path, capsys):
         assert resumed.step == 1 and checkpoints.steps() == [1]
     said = capsys.readouterr().err
     assert "checkpoint 2 is damaged" in said and "metadata: of another step" in said
-    assert "checkpoint 3 is damaged" in said and "metadata: not what was written there" in said
+    assert "checkpoint 3 is damaged" in said and "metadata is damaged: it does not match its sha256" in said
 
 
 def test_withdraw_keeps_a_run_that_had_begun_before(tmp_path):

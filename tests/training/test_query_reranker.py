@@ -176,14 +176,14 @@ def test_query_reranker_is_refused_for_inputs_of_another_kind(folder, models, tm
     bare = f"--candidates={tmp_path}/bare.jsonl"
     for command, flags, sentence in (
         ("expand:rerank", [ri, candidates, corpus, *out], "leave the corpus out"),
-        ("expand:rerank", [rd, candidates, *out], "give the corpus"),
-        ("expand:rerank", [f"--model=hf:{tmp_path}/hf", candidates, *out], "give the corpus"),
-        ("expand:rerank", [f"--model={tmp_path}/jaxir", candidates, *out], "give the corpus"),
+        ("expand:rerank", [rd, candidates, *out], "give the passages' corpus"),
+        ("expand:rerank", [f"--model=hf:{tmp_path}/hf", candidates, *out], "give the passages' corpus"),
+        ("expand:rerank", [f"--model={tmp_path}/jaxir", candidates, *out], "give the passages' corpus"),
         ("expand:rerank", [rd, bare, corpus, *out], "jaxir.expand retrieve finds it"),
         ("expand:rerank", [pairs, candidates, *out], "was trained to read pairs of a query and a passage"),
         ("expand:rerank", [ri, *out], "give --candidates, or --queries and --expansions"),
         ("rerank:rerank", [ri, *run, f"--output={tmp_path}/x.trec"], "use it with python -m jaxir.expand"),
-        ("export:export", onnx, "a reranker of queries cannot become a graph"),
+        ("export:export", onnx, "a reranker of queries cannot be exported as a graph"),
     ):
         assert cli.main(f"jaxir.{command}", flags) == 1
         assert sentence in capsys.readouterr().err.splitlines()[-1], (command, flags)

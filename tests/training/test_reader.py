@@ -95,10 +95,10 @@ def test_resume_refuses_other_settings_of_the_written_answers(folder, one_layer_
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--passages=3"], "has at most 2 passages for a question, and 3 are to be read"),
+        (["--passages=3"], "has at most 2 passages per question, but the reader reads 3"),
         (["--passages=2", "--passage_length=4"], "leave no room for passages in 4 tokens"),
         (["--passages=2", "--run=nowhere.trec"], "nowhere.trec: no such run file"),
-        (["--passages=2", f"--model=hf:{GOLDEN / 'bert'}"], "model_type 'bert' is no generator"),
+        (["--passages=2", f"--model=hf:{GOLDEN / 'bert'}"], "model_type 'bert' is not a generator"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(folder, tmp_path, capsys, flags, sentence):

@@ -34,7 +34,7 @@ def groups(**groups) -> dict:
         ({"dev_metric": "ndcg@10"}, "^dev_metric is 'ndcg@10', but only nDCG@10, RR@10, loss, accuracy"),
         (
             {"dev": pairs(1)},
-            "evaluator Loss: there are only 1 dev pairs, fewer than the 2 devices of",
+            "evaluator Loss: 1 dev pairs are too few for 2 devices: give more",
         ),
         ({"data": MeshConfig()}, r"data must be data, such as Pairs\(.* or BeirPairs.*, not MeshConfig\("),
         (
@@ -51,7 +51,7 @@ def groups(**groups) -> dict:
         ),
         (
             {"evaluators": [Retrieval(data=pairs(8), name="x", dimensions=[8, 99])]},
-            "have 32 dimensions, not 99",
+            "have 32 dimensions, fewer than 99",
         ),
         ({"frozen": ["tabel"]}, "frozen: no parameter matches 'tabel'"),
         ({"frozen": ["*"]}, "frozen matches all parameters"),
@@ -65,7 +65,7 @@ def groups(**groups) -> dict:
         ),
         (
             groups(table={"learning_rat": 0.1}),
-            "group 'table': there is no setting 'learning_rat'; did you mean",
+            "optimizer group 'table': no setting 'learning_rat'; did you mean",
         ),
         (groups(table={"learning_rate": -1}), "group 'table': learning_rate must be"),
         (groups(table={"warmup_steps": 9}), "group 'table': warmup_steps must be .* less than the 5 steps"),

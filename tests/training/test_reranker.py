@@ -276,7 +276,7 @@ def test_reranker_refuses_unsuitable_models_and_settings(folder, trained, capsys
         ("rerank", [f"--model=st:{GOLDEN / 'bert'}", *run], "no classifier.weight among its weights"),
         ("rerank", [f"--model={tmp_path}", *run], "no jaxir.json in it"),
         ("rerank", [f"--model={trained}", f"--run={lacking}", *run[1:]], "lacks 'nowhere', which the run"),
-        ("train", [], "t5_1_1: a tokenizer that joins"),
+        ("train", [], "t5_1_1: this tokenizer encodes a text as"),
     ):  # fmt: skip
         if command == "train":
             status = train(folder, tmp_path / "t5", "--steps=2", f"--gin.MODEL=hf:{GOLDEN / 't5_1_1'}")

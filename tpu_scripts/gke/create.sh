@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 USAGE="usage: gke/create.sh [--config=FILE] [--dry_run]
 
-Creates a GKE cluster with the settings' slices by xpk, which installs the queue that starts and restarts jobs. An
-existing cluster is updated.
+Creates a GKE cluster with the settings' slices, using xpk, which also installs the queue that starts and restarts jobs.
+If the cluster exists, it is updated.
 
   --config=FILE  settings (default: config.sh in tpu_scripts; see config.example.sh there)
   --dry_run      print the commands instead of running them

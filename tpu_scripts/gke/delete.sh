@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 USAGE="usage: gke/delete.sh [--config=FILE] [--job] [--dry_run]
 
-Deletes the cluster with its slices and all jobs on them. Buckets and images are not touched.
+Deletes the cluster with its slices and all jobs on them. Buckets and images are not changed.
 
   --job          delete only the job; the cluster is kept and costs money
   --config=FILE  settings (default: config.sh in tpu_scripts; see config.example.sh there)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 USAGE="usage: gke/install.sh [--config=FILE] [--dry_run]
 
-Builds the image for jobs by Cloud Build: this checkout's last commit with Python 3.11 and JAX for the accelerator. The
-image is stored as the settings' IMAGE, tagged with the commit. Run it again after a change.
+Builds the image for jobs with Cloud Build: this checkout's last commit with Python 3.11 and JAX for the accelerator. The
+image is stored as the settings' IMAGE, tagged with the commit. Run this script again after a change.
 
   --config=FILE  settings (default: config.sh in tpu_scripts; see config.example.sh there)
   --dry_run      print the commands instead of running them

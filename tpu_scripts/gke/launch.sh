@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 USAGE="usage: gke/launch.sh [--config=FILE] [--dry_run]
 
-Queues the settings' SETUP and TRAIN commands as a job on all machines of the cluster's slices. After a preemption, the
-job is started again, at most MAX_RESTARTS times, and resumes from its last checkpoint. A failed job is not restarted.
+Queues a job that runs the settings' SETUP and TRAIN commands on all machines of the cluster's slices. After a preemption,
+the job is restarted (at most MAX_RESTARTS times) and resumes from its last checkpoint. A failed job is not restarted.
 
   --config=FILE  settings (default: config.sh in tpu_scripts; see config.example.sh there)
   --dry_run      print the commands instead of running them
@@ -13,15 +13,15 @@ set -euo pipefail
 # shellcheck source=tpu_scripts/gke/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-# Seconds from SIGTERM to SIGKILL, to save a checkpoint. A preempted spot machine has less.
+# Seconds between SIGTERM and SIGKILL, in which training saves a checkpoint. A preempted spot machine has less time.
 GRACE=300
-# Exit status of training when another worker is lost. xpk restarts status 143 (SIGTERM) by default.
+# Exit status of training when another worker is lost. xpk restarts such jobs, and by default those that SIGTERM ended (143).
 LOST=75
 
 parse_flags "$@"
 load_gke_config xpk kubectl
-# xpk sends SIGTERM to the subshell that runs the command. "exec" makes training that process, so that it saves a
-# checkpoint.
+# xpk sends SIGTERM to the subshell that runs the command. "exec" replaces the subshell by the training process, which
+# then receives the signal and saves a checkpoint.
 command="exec$(printf ' %q' "${TRAIN[@]}")"
 [[ -z "$SETUP" ]] || command="$(setup_command) && $command" # one line, because xpk writes it into YAML
 xpk_on workload create --workload="$NAME" --tpu-type="$ACCELERATOR_TYPE" --num-slices="$SLICES" \

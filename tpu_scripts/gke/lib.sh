@@ -1,4 +1,4 @@
-# Functions that the scripts of this folder share, in addition to ../lib.sh. Set USAGE before sourcing this file.
+# Functions that the scripts of tpu_scripts/gke/ share, in addition to ../lib.sh. Set USAGE before sourcing this file.
 # shellcheck shell=bash
 
 # shellcheck source=tpu_scripts/lib.sh
@@ -14,8 +14,8 @@ load_gke_config() {
   REGION="${ZONE%-*}"
   [[ "$IMAGE" == *.pkg.dev/*/*/* ]] ||
     fail "$CONFIG: IMAGE must be in an Artifact Registry: REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, not '$IMAGE'"
-  [[ "$MAX_RESTARTS" =~ ^[0-9]+$ ]] || fail "$CONFIG: MAX_RESTARTS must be a number, not '$MAX_RESTARTS'"
-  [[ "$TIER" != reserved || -n "$RESERVATION" ]] || fail "$CONFIG: TIER=reserved needs RESERVATION=NAME"
+  [[ "$MAX_RESTARTS" =~ ^[0-9]+$ ]] || fail "$CONFIG: MAX_RESTARTS must be a whole number, not '$MAX_RESTARTS'"
+  [[ "$TIER" != reserved || -n "$RESERVATION" ]] || fail "$CONFIG: TIER=reserved requires RESERVATION=NAME of a reservation"
   IMAGE+=":$(git -C "$ROOT" rev-parse --short=12 HEAD)"
   for tool in "$@"; do
     "$DRY_RUN" || command -v "$tool" >/dev/null ||

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 USAGE="usage: gke/logs.sh [--config=FILE] [--worker=N] [--dry_run]
 
-Prints the end of the log of a machine in the first slice and follows it until Ctrl-C. The job continues.
+Prints the end of the log of a machine in the first slice and follows the log until Ctrl-C. The job is not interrupted.
 
-  --worker=N     number of the machine, or all for all slices, each line with its machine (default: 0)
+  --worker=N     number of the machine, or --worker=all for all machines of all slices, named on each line (default: 0)
   --config=FILE  settings (default: config.sh in tpu_scripts; see config.example.sh there)
   --dry_run      print the commands instead of running them
 

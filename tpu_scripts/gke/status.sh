@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 USAGE="usage: gke/status.sh [--config=FILE] [--dry_run]
 
-Prints the state of the job: the number of machines that it needs and that run it, and why it waits.
+Prints the state of the job: how many machines it needs, how many run it, and why it waits, if it does.
 
   --config=FILE  settings (default: config.sh in tpu_scripts; see config.example.sh there)
   --dry_run      print the commands instead of running them

@@ -52,8 +52,8 @@ class Checkpoint(NamedTuple):
         for path, leaf in external.items():
             if leaf.shape not in (None, opened[path].shape):
                 raise UserError(
-                    f"{self.where} is damaged: {path} has shape {opened[path].shape}, not {leaf.shape}; copy it"
-                    " again"
+                    f"{self.where} is damaged: {path} has shape {opened[path].shape}, not {leaf.shape}; copy"
+                    " it again"
                 )
         return {p: opened[p] if p in opened else np.asarray(v, np.float32) for p, v in leaves.items()}
 
@@ -204,7 +204,8 @@ def _write_zarr(directory: str | Path, path: str, value: Any) -> dict[str, Any]:
     described = {"driver": "zarr", "dtype": "float32", "metadata": metadata}
     place = described | {"kvstore": stores.spec(f"{directory}/{name}")}
     stores.attempt(
-        f"{directory}/{name}", lambda: tensorstore.open(place, create=True).result().write(value).result()
+        f"{directory}/{name} cannot be written",
+        lambda: tensorstore.open(place, create=True).result().write(value).result(),
     )
     # T5X replaces the name of the bucket when it restores.
     bucket = {"driver": "gcs", "bucket": "t5x-dummy-bucket"}

@@ -15,7 +15,7 @@ Direction = Literal["greater", "smaller"]  # which values of a metric are better
 
 
 class Prepared(NamedTuple):
-    """An evaluator with its data read.
+    """The result of `Evaluator.prepare`: how to measure a state, on data that are already read.
 
     Attributes:
       measure: maps a state to {metric: value}, with at least the metrics in `Evaluator.metrics`. Other

@@ -68,7 +68,7 @@ class Reranking(Evaluator):
 
         def scores_of(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
             if not hasattr(model, "score_texts"):
-                raise UserError("Reranking only evaluates cross-encoders, but this model makes vectors")
+                raise UserError("Reranking only evaluates cross-encoders, not this model: use Search")
             return score_lists(model, batch["query_ids"], batch["passage_ids"])
 
         program = bench.program(scores_of, rows)

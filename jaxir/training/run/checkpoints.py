@@ -331,7 +331,7 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
     arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_PART)
     ocp.type_handlers.register_type_handler(jax.Array, arrays, override=True)
     # With `active_processes`, Orbax's threads wait for each other through JAX's coordination service.
-    # Otherwise they would run collectives on the devices, between those of a training step.
+    # Otherwise the threads would run collectives on the devices, between those of a training step.
     processes = set(range(jax.process_count())) if jax.process_count() > 1 else None
     return ocp.CheckpointManager(
         directory if is_bucket(directory) else directory.resolve(),

@@ -60,7 +60,7 @@ def enclosed(function: types.FunctionType) -> dict[str, Any]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             found[name] = cell.cell_contents
-        except ValueError:  # nothing has been assigned yet
+        except ValueError:  # nothing has been assigned to the variable yet
             continue
     return found
 

@@ -25,7 +25,7 @@ from jaxir.storage.temporary_outputs import temporary_directory
 
 LOG, BOARD = "log.jsonl", "tensorboard"
 MOST_SHOWN = 5  # maximum number of the objective's metrics per printed line; log.jsonl has all
-# Metrics not printed with those of the objective: the line has them or their sum, or a warning reports them.
+# Metrics not printed by `_formatted`: the line already has them or their sum, or a warning reports them.
 NOT_SHOWN = {
     "loss",
     "grad_norm",

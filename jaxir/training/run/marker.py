@@ -37,7 +37,7 @@ def mark(run_dir: Path, settings: Mapping[str, Any], name: str | None) -> str:
 
 def check_run_dir(run_dir: str | Path) -> None:
     """Raises a UserError, only in process 0, unless a directory is new, empty or a run to resume."""
-    if jax.process_index() != 0:  # others could see changes that process 0 makes after its check
+    if jax.process_index() != 0:  # another process could see files that process 0 wrote after its check
         return
     run_dir = path_of(run_dir)
     check_bucket(run_dir, writing=True)

@@ -65,7 +65,7 @@ class _Describer:
     def text(self, value: Any) -> str:
         if isinstance(value, str | int | float | bool | None) and not isinstance(value, enum.Enum):
             return repr(value)
-        if id(value) in self._open:  # for example a recursive local function
+        if id(value) in self._open:  # the value contains itself, as a recursive local function does
             return "..."
         self._open.add(id(value))
         try:
@@ -178,7 +178,7 @@ def difference(name: str, was: str, now: str) -> str | None:
         return None
     try:
         trees = [ast.parse(_as_python(text), mode="eval").body for text in (was, now)]
-    except SyntaxError:  # for example a dict with a key that is not an identifier
+    except SyntaxError:  # raised, for example, if a key of a dict is not an identifier
         return f"{name}={was}, not {now}"
     found = next(_differences(name, *trees, _normal(getattr(now, "defaults", ()))), None)
     for local, replacement in _LOCAL.items():

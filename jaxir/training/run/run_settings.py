@@ -22,7 +22,7 @@ _WEIGHTS = "weights"
 _HASHED = ("auxiliary", "model", _WEIGHTS)  # compared last, since other settings (seed) determine them
 _DESCRIBED = ("objective", "optimizer")
 _OF_LOSS = ("loss on ", "accuracy on ")
-_OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how earlier versions recorded data
+_OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how earlier jaxirs recorded data
 _OTHER_CONTENT = "with other content"
 
 

@@ -37,7 +37,7 @@ def with_auxiliary_of(
     for name, abstract in wanted.items():
         path = checkpoint / name
         if not path.is_dir():
-            raise UserError(f"{run}: its objective had no {name}: give auxiliary_from another run")
+            raise UserError(f"auxiliary_from={run}: its objective had no {name}; give another run")
         found[name] = _restored(run, path, abstract, sums.get(name))
     state = state._replace(**found)
     _, beside = plan.modules(state.params, state.auxiliary, state.statistics)
@@ -71,7 +71,7 @@ def _restored(run: str, path: Path, abstract: Any, sums: Mapping[str, int] | Non
         why = _difference(place, abstract, sums)
         if why == DAMAGED and not is_damage(error):
             why = f"could not be read ({reason(error)}): run the same command again"
-        raise UserError(f"{run}: its {path.name} {why}") from error
+        raise UserError(f"auxiliary_from={run}: its {path.name} {why}") from error
     own = {name: int(x) for name, x in jax.device_get(jax.jit(array_checksums.of_tree)(found)).items()}
     if sums is not None and sums != own:
         raise UserError(f"{path} is damaged: its checksums differ; copy the run again, or train it again")

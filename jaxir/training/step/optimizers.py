@@ -232,11 +232,11 @@ def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
     for pattern, changes in optimizer.groups.items():
         for name in changes:
             if name not in known:
-                raise UserError(f"group {pattern!r}: there is no setting {name!r}{suggest(name, known)}")
+                raise UserError(f"optimizer group {pattern!r}: no setting {name!r}{suggest(name, known)}")
         try:
             built[pattern] = dataclasses.replace(rest, **changes).build(steps)
         except UserError as error:
-            raise UserError(f"group {pattern!r}: {error}") from error
+            raise UserError(f"optimizer group {pattern!r}: {error}") from error
 
     def group_of(name: str) -> str:
         return next((p for p in optimizer.groups if fnmatch.fnmatchcase(name, p)), "")
@@ -248,11 +248,11 @@ def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
             if pattern not in jax.tree.leaves(found):
                 if taken := fnmatch.filter(flat, pattern):
                     raise UserError(
-                        f"group {pattern!r}: all of its parameters belong to an earlier group, such as"
-                        f" {taken[0]} to {group_of(taken[0])!r}; the first pattern that matches is used: put"
-                        f" {pattern!r} first"
+                        f"optimizer group {pattern!r}: all of its parameters belong to an earlier group, such"
+                        f" as {taken[0]} to {group_of(taken[0])!r}; the first pattern that matches is used:"
+                        f" put {pattern!r} first"
                     )
-                raise UserError(f"group {pattern!r} matches no parameter{suggest(pattern, flat)}")
+                raise UserError(f"optimizer group {pattern!r} matches no parameter{suggest(pattern, flat)}")
         return found
 
     transform = optax.partition({pattern: group.transform for pattern, group in built.items()}, labels)
