@@ -147,7 +147,7 @@ REFUSED = [
     ("fuse", f"{RUNS}rescore --alpha=1 --embeddings=E --queries=Q", "there are 2 runs"),
     ("mine", f"{MINING}--negatives=0", "negatives must be a whole number of at least 1, not 0"),
     ("mine", f"{MINING}--dataset=bier:x", "--dataset must be beir:DIR"),
-    ("mine", f"{MINING}--max_relevance=0.1", "need --cross_encoder"),
+    ("mine", f"{MINING}--max_relevance=0.1", "only apply with --cross_encoder"),
     ("mine", f"{MINING}--cross_encoder=hf:x", "needs --max_relevance, --relevance_margin or both"),
     ("mine", f"{MINING}--cross_encoder=hf:./x --max_relevance=0.1", "./x: no such directory"),
     ("mine", f"{MINING}--cross_encoder=hf:x --max_relevance=7", "must be a number of at least 0 and below 1"),
