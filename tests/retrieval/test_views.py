@@ -85,7 +85,7 @@ def test_update_refuses_documents_read_with_other_queries(collection, encoder, t
     build_index(stored, backend="exact").save(tmp_path / "index")
     encode_corpus(encoder, folder / "corpus.jsonl", tmp_path / "alone")
     for name, sentence in (
-        ("alone", "read alone, those of the index with"),
+        ("alone", "without generated queries, but those of the index with"),
         ("other", "--views=3.*--views=5"),
     ):
         if name == "other":
