@@ -252,7 +252,7 @@ def test_search_refuses_unsuitable_queries_and_models():
             r"^the vector of 'b' has the norm 3e\+38 \(at most 1e\+19",
         ),
         ({"embeddings": np.zeros([3, 4], np.float64)}, "float32"),
-        ({"embeddings": [np.zeros([2, 4], np.float32), np.zeros([1, 5], np.float32)]}, "one D"),
+        ({"embeddings": [np.zeros([2, 4], np.float32), np.zeros([1, 5], np.float32)]}, "the same D"),
         ({"similarity": "euclid"}, "cosine or dot, not 'euclid'"),
     ],
 )

@@ -274,7 +274,7 @@ def test_token_is_sent_only_where_the_user_allows(tmp_path, vectors, ids, record
         ("serve", [f"--index={foreign}", "--port=0"]),
     ):
         assert command(name, *flags) == 1
-        assert f"are in {uri}, which jaxir opens jaxir only opens if you name it: set MILVUS_URI={uri}" in (
+        assert f"are in {uri}, which jaxir only opens if you name it: set MILVUS_URI={uri}" in (
             capsys.readouterr().err
         )
     assert requests == []

@@ -158,7 +158,7 @@ def test_documents_without_text_are_refused(world, model, tmp_path):
     facts = {"fingerprint": world.encoder.fingerprint, "model": world.model}
     ExactIndex.build(vectors, [*world.ids, "new"], **facts).save(tmp_path / "grown")
     names = [f"{world.root}/second", str(tmp_path / "grown")]
-    with pytest.raises(UserError, match=r"text of 1 of the documents of the index grown \('new' is one\)"):
+    with pytest.raises(UserError, match=r"text of 1 of the documents of the index grown \(such as 'new'\)"):
         Service.open(names, limits=Limits(k=20), reranker=model, rerank_depth=DEPTH)
     Service.open(
         [names[0], f"{world.root}/without_texts"], limits=Limits(k=20), reranker=model, rerank_depth=6
