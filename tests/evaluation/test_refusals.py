@@ -64,7 +64,7 @@ def qrels(folder: Path) -> None:
         (quora, {"quora_duplicate_questions.tsv": RELEASE.partition("\n")[2]}, ":1: expected id, qid1"),
         (quora, {"quora_duplicate_questions.tsv": RELEASE + '4\t1\t2\ta\t"b\n'}, ":7: unexpected end of dat"),
         (quora, {}, r"no questions of Quora: .*quora_duplicate_questions\.tsv \(Quora's own"),
-        (read_eproduct, {}, r"has no eProduct: expected is a BEIR folder, corpus\.jsonl with the"),
+        (read_eproduct, {}, r"has no eProduct: expected a BEIR folder: corpus\.jsonl with the"),
         (forums, {"gis/gis_questions.json": "{"}, "gis_questions.json: not valid JSON"),
         (forums, {"gis/gis_questions.json": '{"1": {"title": "a"}}'}, "post '1' needs the texts title, body"),
         (forums, {"gis/gis_questions.json": json.dumps(posts({3: ["99"]}, 3))}, "post '3' duplicates '99',"),
@@ -86,7 +86,7 @@ def qrels(folder: Path) -> None:
         (read_sts, {"x.tsv": STS_HEADER.encode() + b"4\t\xff\tb\n"}, "x.tsv:2: not UTF-8"),
         (read_sts, {"x.tsv": STS_HEADER + "4\ta\tb\n"}, "x.tsv: needs pairs of at least two different score"),
         (read_sts, {"x.tsv": STS_HEADER}, "x.tsv: the file has no usable record"),
-        (read_sts, {}, r"no rated pairs: expected are NAME\.tsv .*ixa2\.si\.ehu\.eus.*SICK_test_annotated"),
+        (read_sts, {}, r"no rated pairs: expected NAME\.tsv .*ixa2\.si\.ehu\.eus.*SICK_test_annotated"),
         (lambda folder: read_sts(folder / "absent"), {}, "absent is neither a folder nor a file of rated pa"),
         (read_senteval, {}, r"none of .* \(MR/rt-polarity.pos, .*MRPC/.*test.txt\): data/downstream/get_"),
         (qrels, {"qrels": "\n \n"}, "qrels: the file has no usable record"),
@@ -103,10 +103,10 @@ def test_bad_collections_cost_one_sentence(tmp_path, read, files, sentence):
     [
         ("SST/binary/sentiment-dev", "fine\t1\nno label\n", "sentiment-dev:2: expected 2 columns .* found 1"),
         ("SST/binary/sentiment-dev", "fine\t1\nbad\t2\n", "dev:2: the label must be 0 or 1, not '2'"),
-        ("SST/binary/sentiment-test", "fine\t1\n", "SST2 has rows of one label only in its part 'test'"),
+        ("SST/binary/sentiment-test", "fine\t1\n", "part 'test' of SST2 only has one label"),
         ("MPQA/mpqa.pos", b"a\nb\0\n", "mpqa.pos:2: NUL byte"),
         ("TREC/TREC_10.label", "NUM:a how far ?\nNUMB:b why ?\n", "TREC_10.label:2: unknown label 'NUMB'"),
-        ("TREC/TREC_10.label", "NUM how\n", "TREC_10.label:1: expected LABEL:finer and a question"),
+        ("TREC/TREC_10.label", "NUM how\n", "TREC_10.label:1: expected COARSE_LABEL:FINE_LABEL, a space, and a question"),
         ("MRPC/msr_paraphrase_test.txt", "Quality\n1\t2\t3\ta\n", "test.txt:2: expected 5 columns .* found"),
         ("MPQA/mpqa.neg", None, "MPQA needs MPQA/mpqa.pos and MPQA/mpqa.neg in .*, which lacks MPQA/mpqa.ne"),
     ],
@@ -182,7 +182,7 @@ def test_bad_runs_and_judgements_cost_one_sentence(tmp_path, capsys, changed, co
         ({"run": "no.trec", "qrels": "no.tsv"}, r"no\.tsv"),
         ({"model": "m", "dataset": "beir:no/such"}, "no/such"),
         ({"model": "m", "dataset": "beir:no/such", "metrics": "nope"}, "no metric 'nope'"),
-        ({"model": "m", "dataset": "beir:no/such", "depth": 99}, "^R@100 needs 100 answers, but depth is 99"),
+        ({"model": "m", "dataset": "beir:no/such", "depth": 99}, "^R@100 needs 100 results per query, but depth is 99"),
         ({"model": "m", "dataset": "cqadupstack:no/such", "depth": 99}, "^R@100 needs 100 answers"),
     ],
 )  # fmt: skip
@@ -209,7 +209,7 @@ def test_bad_files_of_written_answers_cost_a_sentence(tmp_path, line, sentence):
 @pytest.mark.parametrize(
     ("run", "judged", "sentence"),
     [
-        ("x1 Q0 d1 1 2.0 a\n", "q1\td1\t1\nq2\td1\t1\n", "the run answers none of the judged queries"),
+        ("x1 Q0 d1 1 2.0 a\n", "q1\td1\t1\nq2\td1\t1\n", "the run has no results for any judged query"),
         ("q1 Q0 d1 1 2.0 a\n", "q1\td1\t1\n", "a paired test needs at least two queries"),
     ],
 )

@@ -139,7 +139,7 @@ def test_more_folds_than_rows_are_refused(folder):
     check_folds(tasks, most)
     assert most > 2 and scores_of(tasks, np.eye(len(texts_of(tasks)), 4, dtype=np.float32), folds=2)
     with pytest.raises(
-        UserError, match=rf"MPQA has a label with {fewest} rows only, but nested .* {most + 1}"
+        UserError, match=rf"MPQA has a label with only {fewest} examples, but nested .* {most + 1}"
     ):
         check_folds(tasks, most + 1)
 

@@ -43,9 +43,9 @@ class TakesNoAuxiliary(Answers):
         ((ONE, ONE), "Answers must return the loss and a dict of metrics, not tuple"),
         (
             (jnp.ones(8), {}),
-            r"Answers's loss must be a float32 scalar, one number for the batch, not float32 \[8\]",
+            r"Answers's loss must be one float32 number for the batch, not float32 \[8\]",
         ),
-        ((jnp.bfloat16(1), {}), r"Answers's loss must be a float32 scalar, one number for the batch, not "),
+        ((jnp.bfloat16(1), {}), r"Answers's loss must be one float32 number for the batch, not "),
         ((1.0, {}), "Answers's loss must be .*, not float"),
         (
             (ONE, {"hits": jnp.ones([8, 8])}),
