@@ -126,8 +126,7 @@ def test_senteval_runs_present_tasks_and_names_missing_ones(folder, tmp_path, ca
     assert values["average"]["accuracy"] == pytest.approx(mean)
     printed = capsys.readouterr().out
     assert (
-        "MRPC is missing: MRPC/msr_paraphrase_train.txt, MRPC/msr_paraphrase_test.txt (data/downstream"
-        in printed
+        "MRPC is missing: MRPC/msr_paraphrase_train.txt, MRPC/msr_paraphrase_test.txt (the script" in printed
     )
     assert f"| average of 2 |       |      | {mean:8.2f} |" in printed
 
