@@ -107,10 +107,7 @@ def score_runs(
 
 
 def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str | None = None) -> Scored:
-    """Scores a reader's answers (files for `read_written`) by exact match and F1.
-
-    The mean is over all questions in the file `answers`; a question without a predicted answer scores 0.
-    """
+    """Scores files of a reader's answers by exact match and F1, over all questions of the file `answers`."""
     named, against = _name_systems("--predictions", predictions, baseline)
     right = read_answers(answers)
     systems = {
@@ -164,10 +161,7 @@ def score_model(
     baseline: str | None = None,
     strict: bool = False,
 ) -> Scored:
-    """Scores a model on a beir:, quora: or eproduct: collection by exact search.
-
-    Also scores the run files of `baseline`, which is written `[NAME=]FILE[+FILE...]`.
-    """
+    """Scores a model on a collection by exact search, and run files `baseline`, `[NAME=]FILE[+FILE...]`."""
     # Import these here, so that scoring a run file does not import jax.
     from jaxir.evaluation.collection import evaluate_collection
     from jaxir.evaluation.question_sets import COLLECTIONS
@@ -215,9 +209,7 @@ def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdo
     against = scored.baseline
     compared = [system for system in scored.systems if system is not against]
     if not compared:
-        raise UserError(
-            f"{against.name} is the only system: give another --run or --predictions to compare it with"
-        )
+        raise UserError(f"{against.name} is the only system: give another --run or --predictions")
     systems = compared if against is None else [*compared, against]
     metrics = systems[0].metrics
     pairs = compare_systems(compared, against) if len(systems) > 1 else []

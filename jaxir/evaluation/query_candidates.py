@@ -39,9 +39,7 @@ class Retriever:
         self.directory, self.depth, self._answers_in = local_path(index), depth, answers_in
         loaded = load_index(self.directory)
         if answers is not None and loaded.documents is None:
-            raise UserError(
-                f"{index} stores no texts in which answers could be found: build it again with --corpus"
-            )
+            raise UserError(f"{index} stores no texts to find answers in: build it again with --corpus")
         self._searcher, self._answers = Searcher.open(loaded), answers
 
     def found(self, questions: Sequence[Candidates], done: Callable[[int], Any]) -> Iterator[Candidates]:

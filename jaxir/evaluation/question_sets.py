@@ -116,7 +116,7 @@ def _collection(
     judged = {query: documents for query, documents in qrels.items() if documents}
     if not judged:
         raise BadInputError(
-            path, None, "no question in it has a duplicate in the collection: download the dataset again"
+            path, None, "no question in it has a duplicate in the collection: download it again"
         )
     return Collection(
         document_ids=list(documents),
@@ -178,9 +178,7 @@ def _quora_release(path: Path) -> Collection:
     try:
         for row in reader:
             if row != header if line == 0 else len(row) != len(header) or row[-1] not in ("0", "1"):
-                found = (
-                    f"expected the columns {', '.join(header)} (0 or 1), separated by tabs; found {row!r:.80}"
-                )
+                found = f"expected the columns {', '.join(header)}; found {row!r:.80}"
                 raise BadInputError(path, line + 1, found)
             _, first, second, *questions, same = row
             if line and all(questions):  # some questions of the release are empty
@@ -221,13 +219,9 @@ def _posts(path: Path, collector: OnBadInput) -> dict[str, dict[str, Any]]:
     posts = read_json(path, dict[str, dict[str, Any]])
     for name, fields in posts.items():
         if any(not isinstance(fields.get(field), str) for field in ("title", "body", "creationdate")):
-            raise BadInputError(
-                path, None, f"post {name!r} needs the text fields title, body and creationdate"
-            )
+            raise BadInputError(path, None, f"post {name!r} needs the texts title, body and creationdate")
         if not isinstance(fields.get("dups"), list | dict):
-            raise BadInputError(
-                path, None, f"post {name!r} needs the field dups, a list of ids of its duplicates"
-            )
+            raise BadInputError(path, None, f"post {name!r} needs dups, a list of its duplicates' ids")
         if unknown := [other for other in fields["dups"] if other not in posts]:
             reason = f"lists the duplicate {unknown[0]!r}, which is not in the file"
             collector.accept(path, None, OddRecord(f"post {name!r}", reason, noted=_LACKED))

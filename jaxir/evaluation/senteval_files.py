@@ -71,10 +71,7 @@ def _read(directory: Path, name: str, layout: Layout) -> Task:
         task.setdefault(part, []).extend(read(path))
     for part, rows in task.items():
         if len({row.label for row in rows}) < 2:
-            raise UserError(
-                f"{directory}: {name} only has examples of one label in its part {part!r}: download its files"
-                " again"
-            )
+            raise UserError(f"{directory}: part {part!r} of {name} only has one label: download it again")
     return task
 
 
@@ -99,9 +96,7 @@ def _trec(path: Path) -> Iterator[Row]:
         if not space:
             raise BadInputError(path, number, "expected COARSE_LABEL:FINE_LABEL, a space, and a question")
         if label not in QUESTIONS:
-            raise BadInputError(
-                path, number, f"unknown label {label!r}; the labels are {', '.join(QUESTIONS)}"
-            )
+            raise BadInputError(path, number, f"unknown label {label!r}, not one of {', '.join(QUESTIONS)}")
         yield Row((_words(question),), QUESTIONS.index(label))
 
 

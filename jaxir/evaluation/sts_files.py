@@ -58,15 +58,10 @@ def read_sts(path: str | Path, split: str | None = None) -> Sets:
             both = f"{files[name].name} and {file.name}"
             raise UserError(f"{path}: the pairs of {both} are both called {name!r}; rename or remove one")
         if name in SETTINGS:
-            raise UserError(
-                f"{path}: a file of pairs cannot be called {name!r}, which names a summary of several files;"
-                " rename the file"
-            )
+            raise UserError(f"{path}: {name!r} is the name of a summary of several files; rename that file")
         files[name], sets[name] = file, list(pairs_of())
         if len({p.score for p in sets[name]}) < 2:
-            raise BadInputError(
-                file, None, "a correlation needs pairs with at least two different scores; complete the file"
-            )
+            raise BadInputError(file, None, "a correlation needs pairs with at least two different scores")
     if not sets:
         raise UserError(f"{path} has no rated pairs: {EXPECTED}")
     return sets if split is None or not path.is_dir() else _of_split(path, sets, split)
@@ -150,9 +145,7 @@ def _year_pairs(file: Path) -> Iterator[SentencePair]:
     # The last line of scores may be empty and without a line break, so one line less is accepted.
     if max(scores, default=0) > last or len(lines) < last - 1:
         raise BadInputError(
-            gold,
-            None,
-            f"it has {len(lines)} lines, but {file.name} has {last}: check which file is incomplete",
+            gold, None, f"it has {len(lines)} lines, but {file.name} has {last}: check which is incomplete"
         )
 
 

@@ -159,10 +159,7 @@ class LossObjective(Objective):
         try:
             inspect.signature(self.loss).bind(None, None, None, **dict.fromkeys(self.loss_inputs))
         except (TypeError, ValueError) as error:
-            raise UserError(
-                f"{_call_text(self.loss)} is not a loss for this objective, which calls it with other"
-                f" arguments: {error}"
-            ) from error
+            raise UserError(f"{_call_text(self.loss)} is not a loss for this objective: {error}") from error
 
     def __repr__(self) -> str:
         others = (f for f in dataclasses.fields(self) if f.name != "loss")
@@ -231,14 +228,10 @@ def loss_and_metrics(
     with _explain_missing_method(objective, model):
         result = objective(model, batch, key, auxiliary=auxiliary, step=step)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-        raise UserError(
-            f"the objective {name} must return the loss and a dict of metrics, not {_kind_of(result)}"
-        )
+        raise UserError(f"{name} must return the loss and a dict of metrics, not {_kind_of(result)}")
     loss, metrics = result
     if not (isinstance(loss, jax.Array) and loss.shape == () and loss.dtype == jnp.float32):
-        raise UserError(
-            f"{name}'s loss must be a float32 scalar, one number for the batch, not {_kind_of(loss)}"
-        )
+        raise UserError(f"{name}'s loss must be one float32 number for the batch, not {_kind_of(loss)}")
     for metric, value in metrics.items():
         if jnp.shape(value) != ():
             raise UserError(f"{name}'s metric {metric!r} must be one number, not {_kind_of(value)}")

@@ -84,15 +84,11 @@ class WeightedSum(Objective):
                 raise UserError(f'objective {name!r} of a sum cannot have chunks="auto": give a number')
         for name, weight in self.weights.items():
             if name not in self.parts:
-                raise UserError(
-                    f"`weights` names {name!r}, but the objectives of the sum are {', '.join(self.parts)}"
-                )
+                raise UserError(f"weights names {name!r}, but the sum only has {', '.join(self.parts)}")
             if callable(weight):
                 _check_takes_step(weight, name)
         if not any(self.weights.get(name, 1) for name in self.parts):
-            raise UserError(
-                "all weights of a sum of objectives are 0, so the loss would be 0: set one above 0"
-            )
+            raise UserError("all weights of a sum of objectives are 0, so the loss is 0: set one above 0")
 
     @property
     def frozen(self) -> tuple[str, ...]:

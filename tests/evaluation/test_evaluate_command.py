@@ -72,7 +72,7 @@ def test_a_cutoff_beyond_the_runs_depth_is_reported(files, folder, capsys):
     (files / "cut.trec").write_text("".join(lines))
     given = {"run": str(files / "cut.trec"), "qrels": str(folder / "qrels/train.tsv")}
     evaluate(**given, metrics="R@5 nDCG@10 CappedR@7 AP")
-    note = "no query has more than 5 answers: further ones count as not found in nDCG@10, CappedR@7"
+    note = "no query has more than 5 results, so deeper ranks are empty for nDCG@10, CappedR@7"
     assert note in capsys.readouterr().out
     evaluate(**given, metrics="R@5 RR@3 AP")
     assert "more than" not in capsys.readouterr().out
@@ -204,7 +204,7 @@ def test_latex(files, capsys):
     evaluate(**given, baseline="a", table="latex")
     printed = capsys.readouterr().out
     assert printed.count(r"\begin{tabular}{") == 2 and r"$\pm$" in printed
-    assert "% 30 judged queries; answers with their query's own id kept (0 found)" in printed
+    assert "% 30 judged queries; results with their query's own id kept (0 found)" in printed
     assert "% p-values are corrected" in printed and is_latex(printed)
     (files / "x.tsv").write_text("score\tsentence1\tsentence2\n1\ta dog\ta cat\n4.5\ta\tb\n")
     model = f"hf:{Path(__file__).resolve().parent.parent / 'golden' / 'bert'}"

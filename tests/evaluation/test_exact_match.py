@@ -63,7 +63,7 @@ def test_systems_are_compared_over_questions(files, capsys):
     assert (em["metric"], em["comparison"]["wins"], em["comparison"]["losses"]) == ("EM", 6, 0)
     assert em["t_test"] < 0.05 and em["randomisation"] < 0.05
     printed = capsys.readouterr().out
-    assert "12 questions; 1 of them without a written answer, which counts 0" in printed
+    assert "12 questions; 1 of them without a predicted answer, which score 0" in printed
     assert "own id" not in printed and "t-test p" in printed and "2 runs" in printed
     alone = evaluate(predictions=f"{files}/a.jsonl", answers=f"{files}/answers.jsonl")
     assert alone["metrics"]["F1"] == 0.25 and alone["queries_without_answers"] == 1

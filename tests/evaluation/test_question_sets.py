@@ -31,7 +31,7 @@ def test_the_source_of_beirs_quora(tmp_path, below):
     assert found.qrels == {"4": {"1": 1, "2": 1}, "6": {"3": 1}}, "a query is no document"
     assert found.queries == ["Best way to boil an egg?", "sky, why blue"]
     assert read_quora(tmp_path, "dev").qrels == {"9": {"3": 1}}
-    with pytest.raises(UserError, match=r"has no train-queries\.tsv: expected is a BEIR folder"):
+    with pytest.raises(UserError, match=r"has no train-queries\.tsv: expected a BEIR folder"):
         read_quora(tmp_path, "train")
 
 
@@ -101,4 +101,4 @@ def test_twelve_forums_are_averaged(tmp_path, capsys):
     values = evaluate(model=MODEL, dataset=f"cqadupstack:{tmp_path}", metrics="P@1")
     printed = capsys.readouterr().out
     assert values["missing"] == ["wordpress"] and values["metrics"]["P@1"] == pytest.approx(6 / 11)
-    assert "mean of 11" in printed and "missing: wordpress (expected is a folder for each forum" in printed
+    assert "mean of 11" in printed and "missing: wordpress (expected a folder for each forum" in printed

@@ -48,7 +48,7 @@ def test_values_by_hand():
         np.testing.assert_allclose(list(scores.per_query[name].values()), values, rtol=1e-6, err_msg=name)
         np.testing.assert_allclose(scores.values[name], sum(values) / 3, rtol=1e-6, err_msg=name)
     assert (scores.queries, scores.unanswered, scores.unjudged) == (3, 1, 1)
-    assert "3 judged queries" in scores.describe() and "counting 0: 1" in scores.describe()
+    assert "3 judged queries" in scores.describe() and "score 0: 1" in scores.describe()
 
 
 def test_capped_recall_by_hand():

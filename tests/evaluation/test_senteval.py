@@ -126,8 +126,7 @@ def test_senteval_runs_present_tasks_and_names_missing_ones(folder, tmp_path, ca
     assert values["average"]["accuracy"] == pytest.approx(mean)
     printed = capsys.readouterr().out
     assert (
-        "MRPC is missing: MRPC/msr_paraphrase_train.txt, MRPC/msr_paraphrase_test.txt (data/downstream"
-        in printed
+        "MRPC is missing: MRPC/msr_paraphrase_train.txt, MRPC/msr_paraphrase_test.txt (the script" in printed
     )
     assert f"| average of 2 |       |      | {mean:8.2f} |" in printed
 
@@ -139,7 +138,7 @@ def test_more_folds_than_rows_are_refused(folder):
     check_folds(tasks, most)
     assert most > 2 and scores_of(tasks, np.eye(len(texts_of(tasks)), 4, dtype=np.float32), folds=2)
     with pytest.raises(
-        UserError, match=rf"MPQA has a label with {fewest} rows only, but nested .* {most + 1}"
+        UserError, match=rf"MPQA has a label with only {fewest} examples, but nested .* {most + 1}"
     ):
         check_folds(tasks, most + 1)
 

@@ -43,15 +43,15 @@ class TakesNoAuxiliary(Answers):
         ((ONE, ONE), "Answers must return the loss and a dict of metrics, not tuple"),
         (
             (jnp.ones(8), {}),
-            r"Answers's loss must be a float32 scalar, one number for the batch, not float32 \[8\]",
+            r"Answers's loss must be one float32 number for the batch, not float32 \[8\]",
         ),
-        ((jnp.bfloat16(1), {}), r"Answers's loss must be a float32 scalar, one number for the batch, not "),
+        ((jnp.bfloat16(1), {}), r"Answers's loss must be one float32 number for the batch, not "),
         ((1.0, {}), "Answers's loss must be .*, not float"),
         (
             (ONE, {"hits": jnp.ones([8, 8])}),
             r"Answers's metric 'hits' must be one number, not float32 \[8, 8\]",
         ),
-        ((ONE, {"learning_rate": ONE}), "Answers's metric 'learning_rate' has a name of the trainer's own"),
+        ((ONE, {"learning_rate": ONE}), "Answers's metric 'learning_rate' has the name of a metric that the"),
     ],
 )
 def test_invalid_results_are_refused(answer, sentence):
@@ -60,7 +60,7 @@ def test_invalid_results_are_refused(answer, sentence):
 
 
 def test_an_objective_with_other_arguments_is_refused():
-    sentence = r"TakesNoAuxiliary must take \(model, batch, .*unexpected keyword argument 'auxiliary'"
+    sentence = r"TakesNoAuxiliary must accept \(model, batch, .*unexpected keyword argument 'auxiliary'"
     with pytest.raises(UserError, match=sentence):
         loss_and_metrics(TakesNoAuxiliary(), None, {}, None, None, None)
 
@@ -86,9 +86,12 @@ class Asks(Answers):
         (lambda m: m.score_texts(ONE, ONE), "trains a cross-encoder .* give model=PretrainedCrossEncoder"),
         (
             lambda m: m.encdoe(ONE),
-            "Asks calls encdoe, .* does not have; did you mean 'encode'",
+            "Asks calls model.encdoe, .* has no such method; did you mean 'encode'",
         ),
-        (lambda m: m.embed(ONE), r"Asks calls embed, which the model, a dual encoder, does not have(\n|$)"),
+        (
+            lambda m: m.embed(ONE),
+            r"Asks calls model.embed, but the model, a dual encoder, has no such method(\n|$)",
+        ),
     ],
 )
 def test_an_objective_that_calls_what_another_kind_of_model_has(how, sentence):
@@ -192,8 +195,11 @@ def test_trained_parameters_must_be_float32(dtype):
     ("weight", "sentence"),
     [
         (lambda: 1.0, "the weight of 'a' must be a function of the step: too many positional arguments"),
-        (lambda step: None, "the weight of 'a' must be one number at a step, not None"),
-        (lambda step: jnp.ones(2), r"the weight of 'a' must be one number at a step, not an array \[2\]"),
+        (lambda step: None, "the weight of 'a' must return one number for a step, not None"),
+        (
+            lambda step: jnp.ones(2),
+            r"the weight of 'a' must return one number for a step, not an array \[2\]",
+        ),
     ],
 )
 def test_a_weight_of_a_sum_is_a_number_at_each_step(weight, sentence):

@@ -26,12 +26,15 @@ LONGER = TextFormat(14, 14, mask_id=MASK, vocabulary="words")
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: DiffCSE(), "needs a generator that fills masks: set GENERATOR"),
+        (lambda: DiffCSE(), "needs a masked language model as generator: give --generator"),
         (
             lambda: diffcse(contrastive=Contrastive(), texts="next"),
             "on labelled pairs DiffCSE changes the pairs themselves",
         ),
-        (lambda: diffcse(task="mlm", change="insert"), "change='insert' and use='difference' must be"),
+        (
+            lambda: diffcse(task="mlm", change="insert"),
+            "set change to 'replace' and use to 'difference', not 'insert'",
+        ),
         (lambda: diffcse(task="mlm", follow="code"), "has no task 'mlm'"),
         (
             lambda: Contrastive(chunks=0),
@@ -65,7 +68,7 @@ def made(objective, form=FORM, **model):
             {},
             "the objective's decoder: head_dim 20 must be even and divide",
         ),
-        (SimCSE(), FORM, {"dropout": 0.0}, r"the model has none: set DROPOUT=0\.1"),
+        (SimCSE(), FORM, {"dropout": 0.0}, r"the model has none: give --dropout=0\.1"),
         (diffcse(), FORM, {"dropout": 0.0}, "differ by dropout"),
         (
             diffcse(generator=Tiny(vocabulary="others")),

@@ -83,7 +83,7 @@ def test_settings_are_refused_before_anything_is_written(tmp_path, settings, sen
         ({"parts": {}}, "needs at least one"),
         (
             {"parts": {"a": Contrastive()}, "weights": {"b": 1.0}},
-            "names 'b', but the objectives of the sum are a",
+            "names 'b', but the sum only has a",
         ),
         ({"parts": {"a": Contrastive(chunks="auto")}}, "give a number"),
     ],
