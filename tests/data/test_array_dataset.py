@@ -199,7 +199,7 @@ def test_texts_that_are_cut_are_counted(minilm):
     for found in (data, data.shortened()):
         assert found.truncation == {"queries": Truncation(4, 3, 1), "passages": Truncation(6, 2, 1)}
     assert dataset_truncation_note(data, form, FLAGS) == (
-        "cut: 1 of 3 queries (33.3 %) at 4 tokens, 1 of 2 passages (50.0 %) at 6 tokens;"
+        "truncated: 1 of 3 queries (33.3 %) at 4 tokens, 1 of 2 passages (50.0 %) at 6 tokens;"
         " --query_length and --passage_length set this"
     )
 
@@ -264,7 +264,7 @@ def test_unusable_settings_are_refused(dataset, minilm):
     with pytest.raises(UserError, match="there are no training examples"):
         from_examples([], minilm, **LENGTHS)
     pairs = [EXAMPLES[0], EXAMPLES[1]._replace(negatives=())]
-    with pytest.raises(UserError, match="reads 1 negatives of each example, but 1 of 2 have none: set"):
+    with pytest.raises(UserError, match="needs 1 negatives per example, but 1 of 2 have none: set"):
         from_examples(pairs, minilm, num_negatives=1, **LENGTHS)
     assert "negative_ids" not in from_examples(pairs, minilm, **LENGTHS).once()
 
@@ -287,7 +287,7 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):
     same = (batch["negative_ids"] == batch["passage_ids"][:, None]).all(-1)
     assert same.any(1).tolist() == [False, False, True]
     report = capsys.readouterr().err
-    assert "3 of 6 negatives left out: cut at" in report
+    assert "3 of 6 negatives left out: truncated to" in report
     # Without cutting, the texts differ and none is left out.
     from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
     assert capsys.readouterr().err == ""

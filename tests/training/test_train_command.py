@@ -87,7 +87,7 @@ def test_a_run_is_a_model_that_its_config_repeats(tmp_path, flags, one_layer, ca
         ("--gin.LOG_EVERY=many", "must be a whole number of at least 1, not 'many'"),
         ("--gin.AdamW.learning_rate=1e999", "learning_rate must be a number of at least 0, not inf"),
         ("--gin.TEMPERATURE=0", "TEMPERATURE must be a number above 0, not 0"),
-        ("--num_negatives=1", "a batch wants 1 negatives of each example, but 40 of 40 have none"),
+        ("--num_negatives=1", "a batch needs 1 negatives per example, but 40 of 40 have none"),
         ("--gin.DEV_SPLIT=held", "has no split 'held' (has: dev, test, train)"),
     ],
 )

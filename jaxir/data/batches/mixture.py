@@ -49,7 +49,7 @@ class Mixture(TextData):
         if not names:
             raise UserError("a mixture needs at least one source")
         if self.rates is not None and len(self.rates) != len(names):
-            raise UserError(f"the mixture has {len(names)} sources, but {len(self.rates)} rates: give as many")
+            raise UserError(f"the mixture's {len(names)} sources have {len(self.rates)} rates: give one each")
         for name, rate in zip(names, self.rates or (), strict=False):
             if not (rate > 0 and np.isfinite(rate)):
                 raise UserError(f"{name}: the rate must be a positive number, got {rate}")
