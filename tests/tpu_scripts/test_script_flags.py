@@ -85,7 +85,7 @@ NOWHERE = "TRAIN must have a word --output_dir="
         ({"PROJECT": None}, "does not set PROJECT"),
         (
             {"NAME": "Big_Slice"},
-            "NAME must consist of lower-case letters, digits and '-', and begin with a letter, not 'Big_Slice'",
+            "NAME must be lower-case letters, digits and '-', a letter first, not 'Big_Slice'",
         ),
         ({"TIER": "cheap"}, "TIER must be spot, on_demand or reserved, not 'cheap'"),
         ({"SLICES": "two"}, "SLICES must be 1 or more, not 'two'"),

@@ -46,7 +46,7 @@ def groups(**groups) -> dict:
         ),
         (
             {"num_negatives": 2},
-            "^the dataset was built with query_ids, .*, but the objective also needs negative_ids, negative_key",
+            "^the dataset was built with query_ids, .* but the objective also needs negative_ids, negative_",
         ),
         (
             {"evaluators": [Loss(data=pairs(8), name="x", num_negatives=2)]},

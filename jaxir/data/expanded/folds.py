@@ -34,7 +34,7 @@ def write_folds(targets: str | Path, queries: str | Path, output: str | Path, fo
     kept = [[r for r in examples if fold_of(r["source"][1]) != k] for k in range(folds)]
     if not all(held_out) or not all(kept):
         raise UserError(
-            f"{queries}: {len(questions):,} questions are too few for --folds={folds}: give fewer"
+            f"{queries}: {len(questions):,} questions are too few for {folds} folds: lower --folds"
         )
     with atomic_directory(output) as temporary:
         for number, (some, of_others) in enumerate(zip(held_out, kept, strict=True), 1):
