@@ -96,7 +96,7 @@ class MixtureDataset(Dataset):
     def batched(self, how: Batching) -> Iterator[Batch]:
         mine, count = how.share, len(self._datasets)
         if self._mix_within_batch and how.batch_size > 1:
-            # Every process assembles the global batch, as its parts may not divide by the process count.
+            # Every process assembles the global batch: a dataset's part may not divide by the process count.
             whole = how._replace(process_index=0, process_count=1)
             sizes = self._quotas(how.batch_size)
             return _packed(self._opened(whole, sizes, [how.start_step] * count), mine)
