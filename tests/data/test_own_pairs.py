@@ -257,7 +257,7 @@ def test_invisible_texts_are_left_out(tmp_path, capsys):
     read = Pairs.read(path)
     assert (len(read), read.negatives) == (len(ROWS), [[]] * len(ROWS))
     assert capsys.readouterr().err.count("skipped 1 record: without a") == 2
-    with pytest.raises(UserError, match="pair 0: its passage must be a text"):
+    with pytest.raises(UserError, match="pair 0: the passage must be a text"):
         Pairs(["a question"], ["\u200b"])
 
 
