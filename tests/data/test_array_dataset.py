@@ -297,12 +297,15 @@ def test_negatives_that_all_equal_their_positives_are_refused(minilm, capsys):
     end = " river bank" * 40
     texts = [(f"{i}{end}", f"{i}{end} that ends well") for i in range(3)]
     alone = [PairExample(f"q{i}", f"q {i}", f"p{i}", p, ((f"n{i}", n),)) for i, (p, n) in enumerate(texts)]
-    message = "all negatives, cut at 20 tokens, equal the passage of their example: set num_"
+    message = "all negatives, truncated to 20 tokens, equal the passage of their example: set num_"
     with pytest.raises(UserError, match=message):
         from_examples(alone, minilm, num_negatives=1, **LENGTHS)
     capsys.readouterr()
     from_examples([*alone, example(7)], minilm, num_negatives=1, **LENGTHS)
-    assert "warning: 3 of 4 examples have only negatives that, cut at 20 tokens," in capsys.readouterr().err
+    assert (
+        "warning: 3 of 4 examples have only negatives that, truncated to 20 tokens,"
+        in capsys.readouterr().err
+    )
 
 
 LETTERS = "ሀለሐመሠረሰሸቀበተቸኀነኘአከኸወዐዘዠየደጀገጠጨጰጸፀፈፐ"  # Ethiopic, which MiniLM does not know

@@ -119,7 +119,13 @@ ODD = [
     ("corpus", DOC, "duplicate id 'd1'", "lines that repeat an earlier document or query, left out: 1", 1),
     ("queries", QUERY, "duplicate id 'q1'", "lines that repeat an earlier document or query, left out: 1", 1),
     ("qrels", b"q9\td1\t1\n", "judgement for an unknown query 'q9'", "which are scored 0: 1", 2),
-    ("qrels", b"q1\td9\t1\n", "judgement for an unknown document 'd9'", "which are scored as not retrieved: 1", 2),
+    (
+        "qrels",
+        b"q1\td9\t1\n",
+        "judgement for an unknown document 'd9'",
+        "which are scored as not retrieved: 1",
+        2,
+    ),
     ("qrels", b"q1\td2\t2.0\n", "the score is not an integer: '2.0'", "written as decimals, which are", 2),
 ]
 

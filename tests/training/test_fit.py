@@ -180,7 +180,7 @@ def test_a_stopped_fit_reports_its_step_or_raises(small, tmp_path, capsys):
     [
         ((["a"], ["b", "c"]), "1 queries, 2 passages and 1 lists of negatives"),
         (([], []), "queries and passages are empty"),
-        ((["a", ""], ["b", "c"]), "pair 1: its query must be a text, not ''"),
+        ((["a", ""], ["b", "c"]), "pair 1: the query must be a text, not ''"),
         ((["a"], ["b"], [["c", 7]]), "pair 0: the negative must be a text, not 7"),
         ((["a", "b"], ["c", "d"], [["e"], None]), "pair 1: the negatives must be a list of texts, not None"),
     ],
