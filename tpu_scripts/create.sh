@@ -3,7 +3,7 @@ USAGE="usage: create.sh [--config=FILE] [--dry_run]
 
 Requests a TPU slice as a queued resource and waits until it is granted. If the queued resource exists already, only waits.
 
-  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --config=FILE  settings (default: config.sh in this script's folder; see config.example.sh)
   --dry_run      print the commands instead of running them
 
 example:

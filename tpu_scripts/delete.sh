@@ -4,7 +4,7 @@ USAGE="usage: delete.sh [--config=FILE] [--dry_run]
 Deletes the queued resource and its slices, with all jobs on them, and waits until they are deleted. Buckets are not
 changed. Does nothing if the queued resource does not exist.
 
-  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --config=FILE  settings (default: config.sh in this script's folder; see config.example.sh)
   --dry_run      print the commands instead of running them
 
 example:

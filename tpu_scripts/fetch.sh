@@ -6,7 +6,7 @@ and, if the slice is active, the output of all workers (workers.log, each line w
 workers answer, an earlier workers.log is kept. The run is not interrupted.
 
   --to=DIRECTORY  output directory (default: the slice's NAME); existing files are overwritten
-  --config=FILE   settings (default: config.sh beside this script; see config.example.sh)
+  --config=FILE   settings (default: config.sh in this script's folder; see config.example.sh)
   --dry_run       print the commands instead of running them
 
 example:

@@ -4,7 +4,7 @@ USAGE="usage: launch.sh [--config=FILE] [--dry_run]
 Starts the settings' TRAIN command on all workers, detached: the command continues when this script and the connection
 end. Does nothing on workers that already run it. Training resumes from the last checkpoint in its output directory, if any.
 
-  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --config=FILE  settings (default: config.sh in this script's folder; see config.example.sh)
   --dry_run      print the commands instead of running them
 
 example:

@@ -46,8 +46,8 @@ load_config() {
     [[ -n "${!name:-}" ]] || fail "$CONFIG does not set $name (see $SCRIPTS/config.example.sh)"
   done
   [[ "$NAME" =~ ^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$ ]] ||
-    fail "$CONFIG: NAME must consist of lower-case letters, digits and '-', and begin with a letter, not '$NAME'"
-  [[ "${SLICES:=1}" =~ ^[1-9][0-9]*$ ]] || fail "$CONFIG: SLICES must be a whole number of 1 or more, not '$SLICES'"
+    fail "$CONFIG: NAME must be lower-case letters, digits and '-', a letter first, not '$NAME'"
+  [[ "${SLICES:=1}" =~ ^[1-9][0-9]*$ ]] || fail "$CONFIG: SLICES must be 1 or more, not '$SLICES'"
   case "$TIER" in
     spot | on_demand | reserved) ;;
     *) fail "$CONFIG: TIER must be spot, on_demand or reserved, not '$TIER'" ;;

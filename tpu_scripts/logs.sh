@@ -4,7 +4,7 @@ USAGE="usage: logs.sh [--config=FILE] [--worker=N] [--dry_run]
 Prints the end of a worker's log and follows the log until Ctrl-C. The job is not interrupted.
 
   --worker=N     number of the worker, or --worker=all for the interleaved logs of all workers (default: 0)
-  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --config=FILE  settings (default: config.sh in this script's folder; see config.example.sh)
   --dry_run      print the commands instead of running them
 
 example:

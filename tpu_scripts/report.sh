@@ -7,7 +7,7 @@ may run on the slice.
 
   --scale=NAME   size of the benchmarks (default: depends on the chips)
   --to=FILE      path of the report on this machine (default: NAME-report.md, with the slice's NAME)
-  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --config=FILE  settings (default: config.sh in this script's folder; see config.example.sh)
   --dry_run      print the commands instead of running them
 
 example:

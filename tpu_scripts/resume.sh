@@ -6,7 +6,7 @@ installs, and starts the TRAIN command, which continues from its last checkpoint
 complete, is not restarted. A job that failed is not restarted either: fix the cause, then run launch.sh.
 
   --watch        keep running, and resume after each preemption until the job is complete
-  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --config=FILE  settings (default: config.sh in this script's folder; see config.example.sh)
   --dry_run      print the commands for a slice that was preempted instead of running them
 
 example:

@@ -3,7 +3,7 @@ USAGE="usage: status.sh [--config=FILE] [--dry_run]
 
 Prints the state of the queued resource and of the job on each worker.
 
-  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --config=FILE  settings (default: config.sh in this script's folder; see config.example.sh)
   --dry_run      print the commands instead of running them
 
 example:

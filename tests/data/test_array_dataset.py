@@ -199,7 +199,7 @@ def test_texts_that_are_cut_are_counted(minilm):
     for found in (data, data.shortened()):
         assert found.truncation == {"queries": Truncation(4, 3, 1), "passages": Truncation(6, 2, 1)}
     assert dataset_truncation_note(data, form, FLAGS) == (
-        "cut: 1 of 3 queries (33.3 %) at 4 tokens, 1 of 2 passages (50.0 %) at 6 tokens;"
+        "truncated: 1 of 3 queries (33.3 %) at 4 tokens, 1 of 2 passages (50.0 %) at 6 tokens;"
         " --query_length and --passage_length set this"
     )
 
@@ -264,7 +264,7 @@ def test_unusable_settings_are_refused(dataset, minilm):
     with pytest.raises(UserError, match="there are no training examples"):
         from_examples([], minilm, **LENGTHS)
     pairs = [EXAMPLES[0], EXAMPLES[1]._replace(negatives=())]
-    with pytest.raises(UserError, match="reads 1 negatives of each example, but 1 of 2 have none: set"):
+    with pytest.raises(UserError, match="needs 1 negatives per example, but 1 of 2 have none: set"):
         from_examples(pairs, minilm, num_negatives=1, **LENGTHS)
     assert "negative_ids" not in from_examples(pairs, minilm, **LENGTHS).once()
 
@@ -287,7 +287,7 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):
     same = (batch["negative_ids"] == batch["passage_ids"][:, None]).all(-1)
     assert same.any(1).tolist() == [False, False, True]
     report = capsys.readouterr().err
-    assert "3 of 6 negatives left out: cut at" in report
+    assert "3 of 6 negatives left out: truncated to" in report
     # Without cutting, the texts differ and none is left out.
     from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
     assert capsys.readouterr().err == ""
@@ -297,12 +297,15 @@ def test_negatives_that_all_equal_their_positives_are_refused(minilm, capsys):
     end = " river bank" * 40
     texts = [(f"{i}{end}", f"{i}{end} that ends well") for i in range(3)]
     alone = [PairExample(f"q{i}", f"q {i}", f"p{i}", p, ((f"n{i}", n),)) for i, (p, n) in enumerate(texts)]
-    message = "all negatives, cut at 20 tokens, equal the passage of their example: set num_"
+    message = "all negatives, truncated to 20 tokens, equal the passage of their example: set num_"
     with pytest.raises(UserError, match=message):
         from_examples(alone, minilm, num_negatives=1, **LENGTHS)
     capsys.readouterr()
     from_examples([*alone, example(7)], minilm, num_negatives=1, **LENGTHS)
-    assert "warning: 3 of 4 examples have only negatives that, cut at 20 tokens," in capsys.readouterr().err
+    assert (
+        "warning: 3 of 4 examples have only negatives that, truncated to 20 tokens,"
+        in capsys.readouterr().err
+    )
 
 
 LETTERS = "ሀለሐመሠረሰሸቀበተቸኀነኘአከኸወዐዘዠየደጀገጠጨጰጸፀፈፐ"  # Ethiopic, which MiniLM does not know

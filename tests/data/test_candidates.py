@@ -81,10 +81,10 @@ def test_the_first_of_a_file_of_expansions_is_greedy_gar(folder):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"ranks": [1, 2]}, "its lists have different lengths"),
+        ({"ranks": [1, 2]}, "have different lengths"),
         ({"ranks": [1, 2, 0]}, "not a line of candidates"),
         ({"outputs": []}, "not a line of candidates"),
-        ({"ranks": [1, 2, 101]}, "a rank exceeds the depth"),
+        ({"ranks": [1, 2, 101]}, "a rank exceeds 'depth'"),
         ({"_id": "q1", "passages": [], "ranks": []}, "duplicate id 'q1'"),
         ({"question": " "}, "'question' is empty"),
     ],
@@ -95,7 +95,7 @@ def test_malformed_candidates_are_refused(folder, changes, sentence):
 
 
 def test_unsuitable_candidates_and_flags_are_refused(folder, capsys):
-    with pytest.raises(UserError, match="max_rank is 90, but must exceed the depth 100"):
+    with pytest.raises(UserError, match="is 90, but must exceed the depth 100"):
         list(QueryCandidates(path=str(candidates(folder)), max_rank=90).questions())
     path = candidates(folder, ranks=[])
     with pytest.raises(UserError, match=r"has no ranks, .* --answers=FILE"):

@@ -298,21 +298,23 @@ def test_unusable_expansions_are_refused(collection, minilm, tmp_path, capsys):
     with pytest.raises(BadInputError, match=r"blank.jsonl:1: an item of 'outputs' is empty"):
         source(collection, expansions=str(tmp_path / "blank.jsonl")).build(minilm, FEATURES)
     (tmp_path / "none.jsonl").write_text("".join(f'{{"_id": "d{i}", "outputs": []}}\n' for i in range(6)))
-    with pytest.raises(UserError, match=r"none\.jsonl has no query for any document of the pairs"):
+    with pytest.raises(UserError, match=r"none\.jsonl has no query for any of the pairs' documents"):
         source(collection, expansions=str(tmp_path / "none.jsonl")).build(minilm, FEATURES)
     corpus = (collection / "corpus.jsonl").read_text().splitlines()
     (tmp_path / "corpus.jsonl").write_text("\n".join(corpus[1:]))
     with pytest.raises(UserError, match="lacks 1 of the 5 documents of the pairs"):
         given = {"expansions": str(tmp_path / "short.jsonl"), "corpus": str(tmp_path / "corpus.jsonl")}
         source(collection, **given).build(minilm, FEATURES)
-    with pytest.raises(UserError, match="the objective does not read query and passage"):
+    with pytest.raises(UserError, match="needs an objective that reads queries and passages"):
         source(collection).build(minilm, {"text_ids": Tokens("text", 8)})
     capsys.readouterr()
     data = source(collection).build(minilm, FEATURES)
     assert "1 of 5 documents have no generated query and are not expanded" in capsys.readouterr().err
     mixture = Mixture(sources=[source(collection)]).build(minilm, FEATURES)
     for unscheduled in (data, mixture):
-        with pytest.raises(UserError, match=r"Curriculum\(groups=3\) follows the steps of a training run"):
+        with pytest.raises(
+            UserError, match=r"Curriculum\(groups=3\) depends on the step of the training run"
+        ):
             unscheduled.batches(batch_size=1, seed=0)
     skipped = source(collection, expansions=str(tmp_path / "blank.jsonl"))
     assert skipped.build(minilm, FEATURES, on_bad_input="skip").num_examples == 3

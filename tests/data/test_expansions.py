@@ -110,7 +110,7 @@ def test_a_file_with_too_few_lines_is_named(tmp_path):
         read(tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UserError, match=r"no file of generated texts, with \.jsonl or \.txt"):
+    with pytest.raises(UserError, match=r"no file of generated texts: expected \.jsonl or \.txt"):
         read(empty)
 
 

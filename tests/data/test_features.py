@@ -97,7 +97,8 @@ def test_an_evaluation_reads_whole_lists_in_the_order_of_the_record(minilm):
     ("change", "message"),
     [
         ({"others": ("o", "a single one")}, r"reads a list of texts in the field 'others', but found \('o'"),
-        ({"scores": [1.0]}, "example 5: its lists must be equally long, got 4 others, 1 scores"),
+        ({"scores": [1.0]}, "example 5: the lists must have equal lengths, got 4 others, 1 scores"),
+        ({"weight": None}, "example 5: the objective reads a finite number in the field 'weight', but found"),
         ({"weight": float("nan")}, "example 5: .* a finite number in the field 'weight', but found nan"),
         ({"weight": 1e39}, r"example 5: .* a finite number in the field 'weight', but found 1e\+39"),
         ({"weight": "1.5"}, "example 5: .* a finite number in the field 'weight', but found '1.5'"),

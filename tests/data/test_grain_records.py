@@ -201,7 +201,7 @@ def test_grain_records_refuse_unfit_tokenizers_and_features(written, minilm, sen
         opened(tmp_path, minilm)
     lacking = [RECORDS[0], EXAMPLES[1]._replace(negatives=()).record()]
     write_records(tmp_path / "lacking", lacking, minilm, PAIRS)
-    with pytest.raises(UserError, match="reads 2 negatives of each example, but 1 of 2 have none: set"):
+    with pytest.raises(UserError, match="needs 2 negatives per example, but 1 of 2 have none: set"):
         opened(tmp_path / "lacking", minilm)
     assert not (tmp_path / "none").exists()
 
@@ -234,8 +234,8 @@ def a_flipped_bit(directory: Path, others: Path) -> None:
     ("damage", "message"),
     [
         (truncated, r"examples-00000\.array_record is missing or not 131,072 bytes"),
-        (in_each_others_place, "files have each other's names"),
-        (of_another_directory, "it has a file of another directory"),
+        (in_each_others_place, "its record files were renamed"),
+        (of_another_directory, "it has a record file of another directory"),
         (a_flipped_bit, "hash mismatch"),
     ],
 )

@@ -116,9 +116,9 @@ def test_once_reads_each_pair_of_all_sources(minilm, sources):
 @pytest.mark.parametrize(
     ("rates", "message"),
     [
-        ([1, 1], "the mixture has 3 sources but 2 rates"),
-        ([1, 0, 1], "source 2 of the mixture: its rate must be a positive number, got 0"),
-        ([1, 1, float("inf")], "source 3 of the mixture: its rate must be a positive number, got inf"),
+        ([1, 1], "the mixture's 3 sources have 2 rates"),
+        ([1, 0, 1], "source 2 of the mixture: the rate must be a positive number, got 0"),
+        ([1, 1, float("inf")], "source 3 of the mixture: the rate must be a positive number, got inf"),
     ],
 )
 def test_bad_rates_are_refused_before_anything_is_read(minilm, sources, rates, message):

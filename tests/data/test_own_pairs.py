@@ -118,7 +118,7 @@ def test_groups_that_are_too_large_stay_in_training(tmp_path, capsys):
     path = write(tmp_path / "one.csv", ["question", "answer"], faq[:40])
     for flags, message in (
         ([], "no test queries can be held out"),
-        (["--test=40"], "40 for test and 4 for dev are to be held out of 40"),
+        (["--test=40"], "40 for test and 4 for dev would be held out of 40"),
         (["--test=1.5"], "--test must be a number of queries, or a share"),
     ):
         assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'c'}", *flags) == 1
@@ -225,7 +225,8 @@ def test_a_relevant_passage_is_no_negative_of_its_query(tmp_path, capsys):
     answers += [(q, f"also {p}", [p, f"not {p}"]) for q, p in ROWS]
     path = write_jsonl(tmp_path / "a.jsonl", [{"query": q, "pos": p, "neg": n} for q, p, n in answers])
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--test=4", "--dev=4") == 0
-    note = f"{path}: {2 * len(ROWS)} negatives left out: another record has them as a passage of the query\n"
+    reason = "because another record has them as relevant passages of the same query"
+    note = f"{path}: {2 * len(ROWS)} negatives left out, {reason}\n"
     assert capsys.readouterr().err == note
     mined = list(TevatronPairs(path=str(tmp_path / "out/negatives.jsonl")).examples(OnBadInput()))
     assert len(mined) == 2 * (len(ROWS) - 8)
@@ -256,7 +257,7 @@ def test_invisible_texts_are_left_out(tmp_path, capsys):
     read = Pairs.read(path)
     assert (len(read), read.negatives) == (len(ROWS), [[]] * len(ROWS))
     assert capsys.readouterr().err.count("skipped 1 record: without a") == 2
-    with pytest.raises(UserError, match="pair 0: its passage must be a text"):
+    with pytest.raises(UserError, match="pair 0: the passage must be a text"):
         Pairs(["a question"], ["\u200b"])
 
 
@@ -264,7 +265,7 @@ def test_a_file_without_a_header_is_read_by_number(tmp_path, capsys):
     path = tmp_path / "a.tsv"
     path.write_text("".join(f"{n}\t{q}\t{p!r}\n" for n, (q, p) in enumerate(ROWS)))
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}") == 1
-    assert '(a file without a header line: --query="1" --passage="2")\n' in capsys.readouterr().err
+    assert '(for a file without a header line: --query="1" --passage="2")\n' in capsys.readouterr().err
     flags = ["--query=2", "--passage=3", "--query_id=1"]
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", *flags) == 0
     assert {q.id: q.text for q in BeirFolder(tmp_path / "out").queries()} == {
@@ -277,7 +278,7 @@ def test_a_file_without_a_header_is_read_by_number(tmp_path, capsys):
     [
         ("a.txt", "x", (), "the name must end in one of .jsonl"),
         ("a.jsonl", '["a"]\n', (), "a.jsonl:1: an item of the array is not an"),
-        ("a.jsonl", '{"a": "1", "b": "2"}\n', (), "which column is the query.*the file has: a, b$"),
+        ("a.jsonl", '{"a": "1", "b": "2"}\n', (), "no column has a usual name for the query.*has: a, b$"),
         ("a.csv", "question,answer,context\n", (), "several columns could be the passage: answer, context"),
         ("a.tsv", "Question\tAnswer\na\tb\n", ("--query=1", "--passage=2"), "a.tsv:1: column names instead"),
         ("a.csv", "query,answer\n", ("--passage=anwser",), "no column 'anwser', .* did you mean 'answer'"),
@@ -289,7 +290,7 @@ def test_a_file_without_a_header_is_read_by_number(tmp_path, capsys):
         ("a.csv", b"query,answer\na,caf\xe9\n", (), "a.csv:2: not UTF-8"),
         ("a.tsv", "query\tanswer\n \tb\n", (), "a.tsv: the file has no usable record"),
         ("a.parquet", "PAR1 no more", (), "a.parquet: not a Parquet file"),
-        ("a.csv", "query,answer\na,b\n", (), "are to be held out of 1 distinct queries, which leaves none"),
+        ("a.csv", "query,answer\na,b\n", (), "would be held out of 1 distinct queries, so none would remain"),
     ],
 )  # fmt: skip
 def test_unusable_files_are_refused_and_nothing_is_written(tmp_path, capsys, name, content, flags, message):

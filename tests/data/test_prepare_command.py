@@ -28,8 +28,8 @@ def test_msmarco_with_two_splits(tmp_path, capsys):
     assert prepare(f"--dataset=msmarco:{folder}", "--splits=train,dev.small", f"--output={output}") == 0
     assert capsys.readouterr().out == (
         f"{output}: 6 passages, 4 queries, 3 judgements (train), 1 judgements (dev.small)\n"
-        "cut: 0 of 4 queries (0 %) at 256 tokens, 0 of 6 passages (0 %) at 256 tokens; --query_length and"
-        " --passage_length of jaxir.train set this for gin/pairs.gin\n"
+        "truncated: 0 of 4 queries (0 %) at 256 tokens, 0 of 6 passages (0 %) at 256 tokens; --query_length"
+        " and --passage_length of jaxir.train set this for gin/pairs.gin\n"
         f"evaluate on it: python -m jaxir.evaluate --model=MODEL --dataset=beir:{output} --split=train\n"
     )
     for split in ("train", "dev.small"):
@@ -67,10 +67,12 @@ def test_truncated_msmarco_files_are_refused(tmp_path, capsys, cut):
     assert prepare(*flags) == 1
     line, unknown = {"collection": (3, "document '5'"), "queries.train": (2, "query '634306'")}[cut]
     judged = folder / "qrels.train.tsv"
-    assert capsys.readouterr().err == f"error: {judged}:{line}: judges an unknown {unknown}\n"
+    assert capsys.readouterr().err == f"error: {judged}:{line}: judgement for an unknown {unknown}\n"
     assert not output.exists()
     assert prepare(*flags, "--on_bad_input=skip") == 0
-    assert f"judges an unknown {unknown.split()[0]} (first: {judged}:{line})" in capsys.readouterr().err
+    assert (
+        f"judgement for an unknown {unknown.split()[0]} (first: {judged}:{line})" in capsys.readouterr().err
+    )
     assert set(read_collection(output, "train").qrels) <= {"121352", "634306"}
 
 

@@ -55,7 +55,7 @@ def test_msmarco_triples_become_pairs_with_negatives(tmp_path):
         ("collection.tsv", "9\t\u200b", "no text after the tab"),
         ("collection.tsv", "3\tagain", "duplicate id '3'"),
         ("qrels.train.tsv", "7\t3\t1", "expected 4 tab-separated columns (query-id, 0, document-id, score)"),
-        ("qrels.train.tsv", "7\t0\t99\t1", "judges an unknown document '99'"),
+        ("qrels.train.tsv", "7\t0\t99\t1", "judgement for an unknown document '99'"),
         ("qidpidtriples.tsv", "7\t3", "expected 3 tab-separated ids"),
         ("qidpidtriples.tsv", "8\t3\t4", "an unknown query '8'"),
     ],
@@ -137,7 +137,7 @@ def sentence(candidate_id, start=5, end=6):
         ("mrqa", asked(qid="a1", question="q"), f"last one is at character {len(LAKE)} of 5"),
         ("candidates", {"candidate_id": "z_1"}, "candidate_id is not NAME_QUESTION/.../_NUMBER: 'z_1'"),
         ("candidates", {"candidate_id": "S_z/_1"}, "field 'response_start' is not an integer: None"),
-        ("candidates", sentence("S_z/_1", 5, 5), "a sentence must end after it starts: 5 to 5"),
+        ("candidates", sentence("S_z/_1", 5, 5), "a sentence has a wrong span: 5 to 5"),
         ("candidates", sentence("SQuAD_b1/_1"), "duplicate candidate_id: 'SQuAD_b1/_1'"),
         ("candidates", sentence("SQuAD_b1/z/_1"), "a question id has two contexts: 'b1'"),
     ],
@@ -157,7 +157,7 @@ def test_a_question_id_with_two_questions_is_refused(multi):
     record = {"context": published.LAKE, "qas": [{"qid": "a1", "question": "How old is it?"}]}
     lines = gzip.decompress(path.read_bytes()).decode() + json.dumps(record) + "\n"
     path.write_text(lines)
-    with pytest.raises(BadInputError, match=r":6: a question id has two questions: 'a1'$"):
+    with pytest.raises(BadInputError, match=r":6: a question id has two texts: 'a1'$"):
         examples(multireqa.MultiReqaPairs(**multi))
     assert len(examples(multireqa.MultiReqaPairs(**multi), "skip")) == 7
 
@@ -246,7 +246,7 @@ def test_a_positive_passage_of_dpr_is_no_hard_negative_of_its_question(tmp_path)
         ("[GOOD]\n\nmore", ":3", "text after the end of the JSON array"),
         ("[]", "", "the file has no usable record"),
         ("[GOOD,\n3]", ":2", "an item of 'the array' is not an object: 3"),
-        ('[GOOD,\n{"question": "x"}]', ":2", "no passage in 'positive_ctxs'"),
+        ('[GOOD,\n{"question": "x"}]', ":2", "'positive_ctxs' has no passage"),
     ],
 )
 def test_malformed_dpr_files_are_refused_with_their_place(tmp_path, monkeypatch, text, place, reason):

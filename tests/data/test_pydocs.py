@@ -156,7 +156,7 @@ def test_several_processes_give_the_result_of_one(many, monkeypatch):
 
 def test_a_killed_process_is_reported(many, monkeypatch):
     monkeypatch.setattr(package_docs, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(UserError, match="a process that read docstrings ended with status -9"):
+    with pytest.raises(UserError, match="a docstring reader ended with status -9"):
         package_docs.collect([many])
 
 

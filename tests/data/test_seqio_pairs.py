@@ -205,14 +205,16 @@ def test_bad_input_stops_before_the_first_batch(minilm, tmp_path, capsys):
     with pytest.raises(UserError, match="batch_size is 2, but there are only 1 pairs"):
         dataset.batches(batch_size=2, seed=0)
     wanting = SeqioPairs(mixture=name).build(minilm, WITH_NEGATIVE, on_bad_input="skip")
-    with pytest.raises(UserError, match="a batch reads 1 negatives of each example, but an example has none"):
+    with pytest.raises(
+        UserError, match="a batch needs 1 negatives per example, but an example of the data has none"
+    ):
         next(wanting.batches(batch_size=1, seed=0))
 
 
 def test_unknown_names_are_suggested(minilm, pairs_file):
     name = jsonl_pairs(path=str(pairs_file), name="my_pairs")
     assert jsonl_pairs(path=str(pairs_file), name="my_pairs") == name == "my_pairs"
-    with pytest.raises(UserError, match="another SeqIO task is named 'my_pairs'"):
+    with pytest.raises(UserError, match="another SeqIO task is already named 'my_pairs'"):
         jsonl_pairs(path="elsewhere.jsonl", name="my_pairs")
     with pytest.raises(UserError, match="named 'my_piars'; did you mean 'my_pairs'"):
         SeqioPairs(mixture="my_piars").build(minilm, PAIRS)

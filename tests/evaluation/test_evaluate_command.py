@@ -271,7 +271,7 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
     (files / "asked.jsonl").write_text("\n".join(inside))
     assert read_answers(files / "asked.jsonl") == answers
     (files / "asked.jsonl").write_text('{"_id": "q1", "metadata": {"answers": []}}\n')
-    with pytest.raises(UserError, match=r"asked.jsonl:1: 'answers' is empty, and a query without any"):
+    with pytest.raises(UserError, match=r"asked.jsonl:1: 'answers' is empty, but a query is judged by"):
         read_answers(files / "asked.jsonl")
     (files / "answers.jsonl").write_text('{"_id": "q1", "answers": "x"}\n')
     with pytest.raises(UserError, match=r"answers.jsonl:1: 'answers' is not a list of texts"):

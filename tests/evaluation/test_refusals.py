@@ -195,7 +195,7 @@ def test_flags_that_do_not_go_together(given, sentence):
     ("line", "sentence"),
     [
         ('{"_id": "q0", "outputs": "x"}', "b.jsonl:1: 'outputs' is not a list of texts"),
-        ('{"_id": "q0", "outputs": []}\n{"_id": "q0", "outputs": []}', "b.jsonl:2: a query comes twice"),
+        ('{"_id": "q0", "outputs": []}\n{"_id": "q0", "outputs": []}', "b.jsonl:2: a query occurs twice"),
         ('{"_id": "other", "outputs": ["x"]}', "check that --predictions and --answers"),
     ],
 )

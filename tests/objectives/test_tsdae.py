@@ -114,5 +114,7 @@ def test_texts_are_lines_documents_or_a_folder(tmp_path):
         (tmp_path / name).write_text('id,text\n1,"da de"\n')
         with pytest.raises(UserError, match=rf"{name}: texts are read from a file .*, not from a table"):
             Texts(path=str(tmp_path / name)).build(tokenizer, features)
-    with pytest.raises(UserError, match="batch_size is 3, but there are only 2 texts: give a smaller one"):
+    with pytest.raises(
+        UserError, match="batch_size is 3, but there are only 2 texts: give a smaller batch_size"
+    ):
         data.batches(batch_size=3, seed=0)

@@ -97,8 +97,8 @@ def test_setup_is_one_line_of_xpks_job(gke, tmp_path):
     ("changed", "message"),
     [
         ({"IMAGE": None}, "IMAGE must be in an Artifact Registry: REGION-docker.pkg.dev/PROJECT/REPOSITORY"),
-        ({"TIER": "reserved"}, "TIER=reserved needs RESERVATION=NAME"),
-        ({"MAX_RESTARTS": "often"}, "MAX_RESTARTS must be a number, not 'often'"),
+        ({"TIER": "reserved"}, "TIER=reserved requires RESERVATION=NAME"),
+        ({"MAX_RESTARTS": "often"}, "MAX_RESTARTS must be a whole number, not 'often'"),
     ],
 )
 def test_unusable_settings_are_refused(gke, changed, message):

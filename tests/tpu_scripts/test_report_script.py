@@ -61,7 +61,7 @@ def test_a_report_is_copied_though_one_worker_never_answers(cloud, tmp_path):
         (cloud.folder / "silent1").touch()
         (cloud.bucket / "go").touch()
         output = report.communicate(timeout=60)[0]
-    assert report.returncode == 1 and "error: not everything could be measured" in output.splitlines()[-1]
+    assert report.returncode == 1 and "error: some benchmarks failed" in output.splitlines()[-1]
     assert (tmp_path / "report.md").read_text() == "# both parts\n"
 
 
@@ -74,7 +74,7 @@ def test_an_earlier_report_is_not_copied(cloud, tmp_path):
         broken.write_text("import nothing_there\n")
     done = cloud.run("report.sh", f"--to={tmp_path}/second.md")
     assert done.returncode == 1 and not (tmp_path / "second.md").exists()
-    assert "error: worker 0 has no report: see jaxir-report/log there" in done.stderr
+    assert "error: worker 0 has no report: see jaxir-report/log on that worker" in done.stderr
     assert "nothing_there" in (cloud.folder / "worker0/jaxir-report/log").read_text()
 
 
@@ -86,7 +86,7 @@ def interrupted_report(cloud, to: Path, *whens) -> str:
         os.killpg(report.pid, signal.SIGINT)
         _, err = report.communicate(timeout=30)
     assert report.returncode == 130, err
-    assert "interrupted: ending the measuring" in err and "is ACTIVE: it costs money" in err
+    assert "interrupted: ending the benchmarks" in err and "is ACTIVE: it costs money" in err
     return err
 
 

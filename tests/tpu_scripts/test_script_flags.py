@@ -76,16 +76,19 @@ def test_settings_become_flags(cloud):
         assert any(w.startswith("--valid-until") for w in words) == ("VALID_UNTIL" not in changed)
 
 
-NOWHERE = "TRAIN has no --output_dir="
+NOWHERE = "TRAIN must have a word --output_dir="
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"PROJECT": None}, "does not set PROJECT"),
-        ({"NAME": "Big_Slice"}, "NAME must be lower-case letters, digits and '-', not 'Big_Slice'"),
+        (
+            {"NAME": "Big_Slice"},
+            "NAME must be lower-case letters, digits and '-', a letter first, not 'Big_Slice'",
+        ),
         ({"TIER": "cheap"}, "TIER must be spot, on_demand or reserved, not 'cheap'"),
-        ({"SLICES": "two"}, "SLICES must be a number of slices, not 'two'"),
+        ({"SLICES": "two"}, "SLICES must be 1 or more, not 'two'"),
         ({"ACCELERATOR_TYPE": "v9-8"}, "unknown accelerator type 'v9-8'"),
         ({"train": "TRAIN=(python job.py --output_dir=/tmp/run)\n"}, NOWHERE),
         ({"train": 'TRAIN="python job.py --output_dir=gs://bucket/run"\n'}, "TRAIN must be an array"),

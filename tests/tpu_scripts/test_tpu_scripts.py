@@ -229,7 +229,7 @@ def test_earlier_logs_are_kept_if_workers_do_not_answer(cloud, tmp_path):
     assert whole.count("starting at step 0") == 2 and not (to / "workers.part").exists()
     (cloud.folder / "unreachable").touch()
     done = cloud.ok("fetch.sh", flag)
-    assert "workers.log is from an earlier time" in done.stderr and (to / "workers.log").read_text() == whole
+    assert "workers.log is from an earlier fetch" in done.stderr and (to / "workers.log").read_text() == whole
     (cloud.folder / "unreachable").unlink()
     (cloud.folder / "silent1").touch()
     cloud.ok("fetch.sh", flag)

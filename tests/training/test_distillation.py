@@ -126,5 +126,7 @@ def test_distillation_refuses_unsuitable_data_and_settings(tmp_path):
         fit(BERT, data, objective=Distillation(), **settings)
     text = (tmp_path / "m.jsonl").read_text().replace('"score": 3.0', '"score": "high"', 1)
     (tmp_path / "bad.jsonl").write_text(text)
-    with pytest.raises(BadInputError, match=r"bad\.jsonl:1: a passage of .* has a score that is no number"):
+    with pytest.raises(
+        BadInputError, match=r"bad\.jsonl:1: a passage of .* has a score that is not a number"
+    ):
         of_batches(TevatronPairs(path=str(tmp_path / "bad.jsonl")), Distillation(), tokenizer, 2)

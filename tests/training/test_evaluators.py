@@ -95,9 +95,7 @@ class OnlyBatches(Dataset):
 def test_pairs_that_cannot_be_evaluated_are_refused():
     dev, training = pairs(21, seed=25), pairs(40, seed=9)
     for some in ({"dev": OnlyBatches()}, {"dev": dev, "training": OnlyBatches()}):
-        with pytest.raises(
-            UserError, match="OnlyBatches has no `once`, which gives the examples that are ev"
-        ):
+        with pytest.raises(UserError, match="OnlyBatches cannot be evaluated on: it does not define `once`"):
             evaluation(some.pop("dev"), distractors=5, **some)
     training.features = {"text_ids": training.features["query_ids"]}
     with pytest.raises(UserError, match="training data have none: set dev_distractors to 0"):

@@ -181,10 +181,10 @@ def test_a_stopped_fit_reports_its_step_or_raises(small, tmp_path, capsys):
     ("arguments", "message"),
     [
         ((["a"], ["b", "c"]), "1 queries, 2 passages and 1 lists of negatives"),
-        (([], []), "there are no pairs"),
-        ((["a", ""], ["b", "c"]), "pair 1: its query must be a text, not ''"),
-        ((["a"], ["b"], [["c", 7]]), "pair 0: its negative must be a text, not 7"),
-        ((["a", "b"], ["c", "d"], [["e"], None]), "pair 1: its negatives must be a list of texts, not None"),
+        (([], []), "queries and passages are empty"),
+        ((["a", ""], ["b", "c"]), "pair 1: the query must be a text, not ''"),
+        ((["a"], ["b"], [["c", 7]]), "pair 0: the negative must be a text, not 7"),
+        ((["a", "b"], ["c", "d"], [["e"], None]), "pair 1: the negatives must be a list of texts, not None"),
     ],
 )
 def test_impossible_pairs_are_refused(arguments, message):
@@ -212,7 +212,7 @@ def test_fit_refuses_impossible_models_and_settings(model, settings, message):
 
 def test_pairs_and_dev_must_be_data():
     listed = [("how do I undo a commit?", "git revert makes a new commit.")]
-    known = r"must be data, such as Pairs\(queries, passages\) or BeirPairs\(.*\), not \["
+    known = r"must be training data, such as Pairs\(queries, passages\) or BeirPairs\(.*\), not \["
     with pytest.raises(UserError, match=f"^pairs {known}"):
         fit(BERT, listed, steps=1)
     for nothing in (listed, []):

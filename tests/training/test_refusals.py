@@ -25,7 +25,7 @@ def groups(**groups) -> dict:
         ({"steps": 0}, "^steps must be a whole number from 1 to 2147483647 or None, not 0"),
         ({"batch_size": -8}, "^batch_size must be a whole number from 1 to 16777216, not -8"),
         ({"batch_size": 9}, "^batch_size must be a multiple of the 2 devices that share it, not 9"),
-        ({"batch_size": 80}, "^batch_size is 80, but there are only 64 pairs: give a smaller one"),
+        ({"batch_size": 80}, "^batch_size is 80, but there are only 64 pairs: give a smaller batch_size"),
         ({"log_every": 0}, "^log_every must be a whole number of at least 1, not 0"),
         (
             {"profile_steps": "5:9"},
@@ -36,18 +36,21 @@ def groups(**groups) -> dict:
             {"dev": pairs(1)},
             "evaluator Loss: 1 dev pairs are too few for 2 devices: give more",
         ),
-        ({"data": MeshConfig()}, r"data must be data, such as Pairs\(.* or BeirPairs.*, not MeshConfig\("),
+        (
+            {"data": MeshConfig()},
+            r"data must be training data, such as Pairs\(.* or BeirPairs.*, not MeshConfig\(",
+        ),
         (
             {"evaluators": [Loss(data=MeshConfig(), name="x")]},
-            "evaluator Loss 'x': the evaluator's data must be data, ",
+            "evaluator Loss 'x': its data must be training data, ",
         ),
         (
             {"num_negatives": 2},
-            "^the dataset was built with query_ids, .*, but negative_ids, negative_key are needed too",
+            "^the dataset was built with query_ids, .* but the objective also needs negative_ids, negative_",
         ),
         (
             {"evaluators": [Loss(data=pairs(8), name="x", num_negatives=2)]},
-            "^evaluator Loss 'x': the dataset was built with .* negative_key are needed too",
+            "^evaluator Loss 'x': the dataset was built with .* the objective also needs .*negative_key",
         ),
         (
             {"evaluators": [Retrieval(data=pairs(8), name="x", dimensions=[8, 99])]},

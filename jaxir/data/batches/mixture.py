@@ -49,9 +49,7 @@ class Mixture(TextData):
         if not names:
             raise UserError("a mixture needs at least one source")
         if self.rates is not None and len(self.rates) != len(names):
-            raise UserError(
-                f"the mixture has {len(names)} sources, but {len(self.rates)} rates: give one each"
-            )
+            raise UserError(f"the mixture's {len(names)} sources have {len(self.rates)} rates: give one each")
         for name, rate in zip(names, self.rates or (), strict=False):
             if not (rate > 0 and np.isfinite(rate)):
                 raise UserError(f"{name}: the rate must be a positive number, got {rate}")
@@ -98,7 +96,7 @@ class MixtureDataset(Dataset):
     def batched(self, how: Batching) -> Iterator[Batch]:
         mine, count = how.share, len(self._datasets)
         if self._mix_within_batch and how.batch_size > 1:
-            # Every process assembles the global batch, as its parts may not divide by the process count.
+            # Every process assembles the global batch: a dataset's part may not divide by the process count.
             whole = how._replace(process_index=0, process_count=1)
             sizes = self._quotas(how.batch_size)
             return _packed(self._opened(whole, sizes, [how.start_step] * count), mine)

@@ -33,9 +33,7 @@ def write_folds(targets: str | Path, queries: str | Path, output: str | Path, fo
     held_out = [[query for query in questions if fold_of(query.text) == k] for k in range(folds)]
     kept = [[r for r in examples if fold_of(r["source"][1]) != k] for k in range(folds)]
     if not all(held_out) or not all(kept):
-        raise UserError(
-            f"{queries}: {len(questions):,} questions are too few for --folds={folds}: give fewer"
-        )
+        raise UserError(f"{queries}: {len(questions):,} questions are too few for {folds} folds: give fewer")
     with atomic_directory(output) as temporary:
         for number, (some, of_others) in enumerate(zip(held_out, kept, strict=True), 1):
             questions_of_fold = [{"_id": query.id, "text": query.text} for query in some]

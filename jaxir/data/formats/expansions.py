@@ -133,7 +133,7 @@ def _of_lines(
         faults: list[tuple[Path, int, str, str]] = []
         for pieces, reader in zip(
             files, readers, strict=True
-        ):  # read on in all files even if one is malformed
+        ):  # advance in all files even if one is malformed
             for _ in range(lines_each):
                 place, found = next(reader, (None, None))
                 if place is None:

@@ -67,7 +67,7 @@ class _Window:
             try:
                 item, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                # An error at the end of the window, or in an open string, may only need more text.
+                # The item may only seem malformed because the window ends within it: then read more text.
                 cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - 8
                 line = self.line + self._text.count("\n", self._at, error.pos)
                 if cut and self._more():

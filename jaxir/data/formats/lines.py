@@ -101,7 +101,7 @@ class OnBadInput:
                 records = "record" if count == 1 else "records"
                 print(f"{what} {count:,} {records}: {kind} (first: {self._first[kind]})", file=sys.stderr)
             counts.clear()
-        if self._odd:  # one line for all kinds
+        if self._odd:  # odd records of all kinds are reported on one line
             kinds = (f"{kind}: {len(at):,} (first: {self._first[kind]})" for kind, at in self._odd.items())
             print(f"note: {'; '.join(kinds)}", file=sys.stderr)
             self._odd.clear()

@@ -27,8 +27,8 @@ def _vocabulary_class() -> type:
     class HuggingFaceVocabulary(seqio.Vocabulary):
         """A SeqIO vocabulary that uses a `Tokenizer` (Hugging Face or SentencePiece).
 
-        Ids are those that the model expects. They include special tokens, so SeqIO must not append an EOS,
-        and `eos_id` is None.
+        Ids are those that the model expects. They include special tokens, so SeqIO must not append an EOS:
+        `eos_id` is None.
         """
 
         def __init__(self, tokenizer: Tokenizer, *, max_length: int):

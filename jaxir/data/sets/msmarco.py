@@ -100,9 +100,9 @@ class MsMarcoFolder:
                 raise MalformedRecord(expected, f"but found {len(ids)}")
             noted = "triples of queries or passages that the collection lacks, left out"
             if ids[0] not in queries:
-                raise OddRecord("unknown query", repr(ids[0]), noted=noted)
+                raise OddRecord("an unknown query", repr(ids[0]), noted=noted)
             if unknown := next((i for i in ids[1:] if i not in passages), None):
-                raise OddRecord("unknown passage", repr(unknown), noted=noted)
+                raise OddRecord("an unknown passage", repr(unknown), noted=noted)
             return ids
 
         triples = parsed_lines(path, parse, self.on_bad_input)

@@ -181,7 +181,7 @@ class TsvPairs(PairSource):
                 expected = "expected query<TAB>passage[<TAB>negative...]"
                 raise MalformedRecord(expected, "but the line has no tab")
             if not all(found := list(map(has_text, texts))):
-                raise MalformedRecord("an empty column", f"(column {found.index(False) + 1})")
+                raise MalformedRecord("an empty column", f"(number {found.index(False) + 1})")
             if number == 1:
                 check_no_header(*texts[:2])
             query, passage, *negatives = ((text_id(text), text) for text in texts)

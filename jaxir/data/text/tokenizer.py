@@ -41,7 +41,7 @@ _SIDE_FILES = (
     "tokenizer.model",
 )
 FILES = (JSON, *_SIDE_FILES)  # read by `Tokenizer.load`, which also reads SentencePiece models (*.model)
-# Maximum texts and characters per call into a tokenizer library, so that its results take some 10 MB.
+# Maximum texts and characters per call into a tokenizer library, so that its results take tens of MB.
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1_000_000
 # Where a text can be cut: before a space and a letter, after a letter, digit or mark (`Tokenizer._cut`).
 _WORD_START = re.compile(r"(?<=[A-Za-z0-9.,;:!?)\"])(?= [A-Za-z])")

@@ -9,7 +9,7 @@ from typing import Any
 from jaxir.core.features import TextFormat
 
 FLAGS = ("--query_length", "--passage_length")
-ARGUMENTS = ("query_max_length", "passage_max_length")  # of `Pretrained` and similar settings
+ARGUMENTS = ("query_max_length", "passage_max_length")  # arguments of `Pretrained` and similar settings
 
 
 @dataclasses.dataclass
