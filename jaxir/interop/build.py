@@ -85,7 +85,7 @@ class Pretrained(Overrides, _Opened):
 
     Attributes:
       source: the model, in a form that `model_dir.load` accepts.
-      from_scratch: whether to keep only its architecture and tokenizer and draw random parameters.
+      from_scratch: whether to keep only the architecture and tokenizer, and draw random parameters.
     """
 
     _kind: ClassVar[str | None] = "dual_encoder"
@@ -97,11 +97,11 @@ class Pretrained(Overrides, _Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedCrossEncoder(CommonOverrides, _Opened):
-    """A cross-encoder to load, or an encoder to load and give a new head; `build(seed=0)` does so.
+    """A cross-encoder to load, or an encoder to load and give a new head; `build(seed=0)` loads it.
 
     Attributes:
       source: a cross-encoder, or a dual encoder with one encoder, in a form that `model_dir.load` accepts.
-      reads: which texts it reads (`features.Reads`); None leaves this unchanged.
+      reads: which texts the cross-encoder reads (`features.Reads`); None leaves this unchanged.
     """
 
     _kind: ClassVar[str | None] = None

@@ -89,7 +89,7 @@ def _write(
             raise UserError(f"{source} is {kinds.of(model.config).what}; format t5x cannot hold it: use hf")
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
-            raise UserError(f"{source} is not a run's directory, so it has no optimizer state; give one")
+            raise UserError(f"{source} is not a training run, so it has no optimizer state; give one")
         state = t5x_optimizer.read(checkpoint, model.params) if slots else None
         t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=state)
         return

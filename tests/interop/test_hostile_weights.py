@@ -132,7 +132,7 @@ CALL = b"cposix\nsystem\n(X\x04\x00\x00\x00truetR"
         (b"\x80\x02ccollections\nOrderedDict\n)\x81.", "damaged"),
         (b"\x80\x02\x82\x01.", "damaged"),
         (b"", "damaged"),
-        (b"\x80\x02}r\x00\x00\x01\x00.", "damaged .value number 65536 of 9 bytes"),
+        (b"\x80\x02}r\x00\x00\x01\x00.", "damaged .a value has number 65536, but there are 9 bytes"),
         # Objects other than a state dict.
         (b"\x80\x02]X\x01\x00\x00\x00aa.", r"expected tensors by name .*, found an object of type list"),
         (b"\x80\x02" + tensor() + b".", r"expected tensors by name \(a state dict\), found one tensor"),

@@ -241,7 +241,7 @@ DAMAGES = {
     "missing layer": (_target("encoder/layers_1"), r"it lacks encoder/layers_1/.* and has unknown"),
     "shape": (
         _target("encoder/layers_1/pre_mlp_layer_norm/scale", VECTOR),
-        r"pre_mlp_layer_norm/scale has shape \(5,\), the configuration says \(32,\)",
+        r"pre_mlp_layer_norm/scale has shape \(5,\), its configuration says \(32,\)",
     ),
     "heads": (
         _target("encoder/relpos_bias/rel_embedding", t5x_writer.inline(np.ones((5, 32), np.float32))),
@@ -256,14 +256,17 @@ DAMAGES = {
         lambda c: ((c / KERNEL).rename(c.parent / "x"), (c / KERNEL).symlink_to(c.parent / "x")),
         r"kernel' is a link that leads out of",
     ),
-    "no array": (lambda c: shutil.rmtree(c / KERNEL), r"encoder/layers_1/mlp/wo/kernel: .* does not exist"),
+    "no array": (
+        lambda c: shutil.rmtree(c / KERNEL),
+        r"encoder/layers_1/mlp/wo/kernel cannot be read: .* does not exist",
+    ),
     "no chunk": (
         lambda c: (c / KERNEL / "1.1").unlink(),
         r"encoder/layers_1/mlp/wo/kernel cannot be read: chunk .*1\.1. is missing",
     ),
     "half a chunk": (
         lambda c: os.truncate(c / KERNEL / "1.1", 40),
-        r"encoder/layers_1/mlp/wo/kernel: Error reading .*/1\.1.*truncated",
+        r"encoder/layers_1/mlp/wo/kernel cannot be read: Error reading .*/1\.1.*truncated",
     ),
     "another array": (
         lambda c: (c / KERNEL / ".zarray").write_text(

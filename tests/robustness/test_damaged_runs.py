@@ -235,7 +235,9 @@ def test_a_run_without_best_json_is_opened_by_its_newest_checkpoint_with_one_war
     for _ in range(2):
         assert checkpoint_of(run_dir).name == str(newest)
     (said,) = capfd.readouterr().err.splitlines()
-    assert said.startswith(f"warning: {best} is missing: {run_dir}/checkpoints/{newest}, the newest")
+    assert said.startswith(
+        f"warning: {best} is missing: the newest checkpoint, {run_dir}/checkpoints/{newest}"
+    )
     for step in older:
         shutil.rmtree(run_dir / "checkpoints" / str(step))
     assert checkpoint_of(run_dir).name == str(newest)

@@ -110,7 +110,9 @@ def test_checkpoint_with_the_record_of_another_is_set_aside(tmp_path, capsys):
     with opened(tmp_path / "run", None) as (checkpoints, resumed):
         assert resumed.step == 1 and checkpoints.steps() == [1]
     said = capsys.readouterr().err
-    assert "checkpoint 2 is damaged" in said and "metadata: of another step" in said
+    assert (
+        "checkpoint 2 is damaged" in said and "metadata is damaged: it is the record of another step" in said
+    )
     assert "checkpoint 3 is damaged" in said and "metadata is damaged: it does not match its sha256" in said
 
 

@@ -129,7 +129,9 @@ def _share(model: StoredModel, sharing: Sharing, *, where: str) -> StoredModel:
     if sharing == "ade_spl" and model.config.projection is None:
         raise UserError(f"{where}: sharing='ade_spl' needs a projection: set `projection`")
     if before != "sde":
-        raise UserError(f"{where}: sharing is {before!r} and cannot become {sharing!r}; only 'sde' can")
+        raise UserError(
+            f"{where}: sharing is {before!r} and cannot become {sharing!r}; only 'sde' can change"
+        )
     params: dict[str, np.ndarray] = {}
     for name, value in model.params.items():
         both = name.startswith("encoder.") or sharing == "ade"

@@ -62,7 +62,7 @@ class _Archive:
             raise UserError(f"{path}: truncated or damaged ({error!s:.100}); copy it again") from error
         pickles = [name for name in self._members if name.partition("/")[2] == _PICKLE]
         if len(pickles) != 1:
-            raise UserError(f"{path}: a zip archive, but not of torch.save (no {_PICKLE}); copy it again")
+            raise UserError(f"{path}: a zip archive, but not one of torch.save (no {_PICKLE}); copy it again")
         self._root = pickles[0].removesuffix(_PICKLE)
         if f"{self._root}constants.pkl" in self._members:
             raise UserError(

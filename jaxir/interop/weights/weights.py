@@ -66,7 +66,7 @@ def _open(form: _Format, path: Path) -> dict[str, LazyArray]:
     try:
         with path.open("rb") as file:
             if file.read(len(_GIT_LFS)) == _GIT_LFS:
-                raise UserError(f"{path} is only a pointer of Git LFS: fetch the file with `git lfs pull`")
+                raise UserError(f"{path} is a pointer of Git LFS: fetch the file with `git lfs pull`")
         return form.open(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
