@@ -224,7 +224,7 @@ def test_evaluators_have_schedules_of_their_own(tmp_path):
         ),
         (
             {"objective": WeightedSum(parts={"pairs": Contrastive()}), "dev_metric": "accuracy"},
-            "tried before the first step: evaluator Loss measured no accuracy (dev_metric), only loss, pairs/",
+            "tried before the first step: evaluator Loss measured no accuracy (dev_metric), only loss, pair",
         ),
         (
             {"evaluators": [Retrieval(name="none", data=None)]},
