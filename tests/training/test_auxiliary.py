@@ -308,7 +308,7 @@ def test_resume_keeps_corpus_statistics_and_refuses_another_corpus(tmp_path):
     (tmp_path / "run" / "COMPLETE").unlink()
     other = Other(data, lambda step: None)
     with pytest.raises(
-        UserError, match="with auxiliary modules that started with other values; these follow"
+        UserError, match="with auxiliary modules that started with other values; these values"
     ):
         run(tmp_path / "run", objective=objective, data=other, **settings)
 

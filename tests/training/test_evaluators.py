@@ -222,7 +222,7 @@ def test_evaluators_have_schedules_of_their_own(tmp_path):
         ),
         (
             {"objective": WeightedSum(parts={"pairs": Contrastive()}), "dev_metric": "accuracy"},
-            "the first step: evaluator Loss measured no accuracy (dev_metric), only loss, pairs/accuracy",
+            "tried before the first step: evaluator Loss measured no accuracy (dev_metric), only loss, pair",
         ),
         (
             {"evaluators": [Retrieval(name="none", data=None)]},

@@ -65,7 +65,7 @@ def test_directories_of_other_programs_are_refused(tmp_path):
         place = tmp_path / str(number)
         place.mkdir()
         (place / "run.json").write_text(content)
-        with pytest.raises(UserError, match=rf"^{place}/run.json was not written by a training run"):
+        with pytest.raises(UserError, match=rf"^{place}/run.json is damaged or was not written by"):
             check_run_dir(place)
     (place := tmp_path / "model" / "checkpoints" / "3").mkdir(parents=True)
     (place / "model.pt").touch()
