@@ -57,7 +57,7 @@ def test_run_directory_stands_for_its_best_else_its_latest_checkpoint(scan, tmp_
     for best, message in (
         ('{"step": 3}', r"best\.json names step 3"),
         ('{"step": "9"}', r"best\.json names step '9'"),
-        ("[9]", r"best\.json: the key 'step' is missing"),
+        ("[9]", r"best\.json: 'step' is missing"),
         ('{"step": 9, "value": 0.5}', r"best\.json is damaged: checkpoint 9 has another dev metric"),
         ("", r"best\.json: not valid JSON"),
     ):
@@ -246,7 +246,7 @@ JAXIR_DAMAGES = {
         r"jaxir\.json: passage_max_length is 999, but the model has only 160 positions",
     ),
     "settings": (edit(settings={"x": 1}), r"jaxir\.json: the key 'x' is unknown"),
-    "no model": (edit(model=None), r"jaxir\.json: the key 'model' is missing"),
+    "no model": (edit(model=None), r"jaxir\.json: 'model' is missing"),
     "format": (edit(format=99), r"jaxir\.json: format 99 of another version"),
     "more sums": (edit(checksums={"encoder.more": 1}), r"with other arrays \(encoder\.more\)"),
     "another sum": (
