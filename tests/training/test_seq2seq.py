@@ -264,7 +264,7 @@ def test_two_processes_share_the_texts_and_one_finishes_what_they_began(tmp_path
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--num_outputs=3"], "3 outputs of a text need sampling"),
+        (["--num_outputs=3"], "3 outputs per text need sampling"),
         (["--model=hf:" + str(GOLDEN / "bert")], "model_type 'bert' is no generator"),
         (["--input=nowhere.jsonl"], "nowhere.jsonl"),
     ],
