@@ -204,7 +204,7 @@ def test_targets_are_answers_sentences_or_titles(folder, capsys):
     assert cli.main("jaxir.expand:targets", [*flags, "--answers_in=document"]) == 0
     for more, sentence in (
         (["--kind=sentence", texts, run, "--answers_in=document"], "only applies to --kind=title"),
-        (["--kind=title", run], "needs --corpus, and --run or --qrels"),
+        (["--kind=title", run], "needs --corpus, and either --run or --qrels"),
         (["--kind=answer", texts], "--corpus only applies to --kind=sentence and --kind=title"),
         (["--kind=title", f"--qrels={folder}/other.tsv", texts], "no question has a target"),
     ):

@@ -110,7 +110,7 @@ def test_groups_that_are_too_large_stay_in_training(tmp_path, capsys):
     assert prepare(f"--dataset=pairs:{path}", "--test=30", "--dev=0", f"--output={tmp_path / 'b'}") == 0
     assert capsys.readouterr().err == (
         "warning: test should have 30 queries, but fewer can be held out, because 40 queries share passages"
-        " with each other\n"
+        " with each other and stay in one split\n"
     )
     # A number from 1 on, or a share below 1, rounded up.
     assert prepare(f"--dataset=pairs:{path}", "--test=1", "--dev=0.05", f"--output={tmp_path / 'd'}") == 0

@@ -57,7 +57,7 @@ def test_run_directory_stands_for_its_best_else_its_latest_checkpoint(scan, tmp_
     for best, message in (
         ('{"step": 3}', r"best\.json names step 3"),
         ('{"step": "9"}', r"best\.json names step '9'"),
-        ("[9]", r"best\.json: the key 'step' is missing"),
+        ("[9]", r"best\.json: 'step' is missing"),
         ('{"step": 9, "value": 0.5}', r"best\.json is damaged: checkpoint 9 has another dev metric"),
         ("", r"best\.json: not valid JSON"),
     ):

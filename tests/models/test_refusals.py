@@ -15,9 +15,9 @@ from tests.models.test_encoders import BERT, T5
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Decoding(num_beams=2, top_k=5), "beams are not sampled"),
-        (lambda: Decoding(num_outputs=2), "2 outputs of a text need sampling or as many beams"),
-        (lambda: Decoding(num_outputs=5, num_beams=4), "5 outputs of a text"),
+        (lambda: Decoding(num_beams=2, top_k=5), "beam search does not sample"),
+        (lambda: Decoding(num_outputs=2), "2 outputs per text need sampling or as many beams"),
+        (lambda: Decoding(num_outputs=5, num_beams=4), "5 outputs per text"),
         (lambda: Decoding(top_p=1.5), "top_p"),
         (lambda: Decoding(temperature=0.0), "temperature"),
         (lambda: Decoding(temperature=1e-40), "temperature must be a number of at least 1e-06"),
