@@ -176,7 +176,7 @@ def _check_bound(function: Any) -> None:
         try:
             inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
         except TypeError as error:
-            raise UserError(f"{_call_text(function)} has invalid arguments: {error}") from error
+            raise UserError(f"{_call_text(function)} cannot be called: {error}") from error
     hints = hints_of(function.func)
     for name, value in function.keywords.items():
         check_value(f"{name} of {_call_text(function.func)}", value, hints.get(name, Any))

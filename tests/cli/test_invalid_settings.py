@@ -198,7 +198,7 @@ def test_python_objects_refuse_losses_and_objects_of_other_kinds():
         ConSERT(first=["feature_cutoff"], second=[], feature_cutoff=0)
     with pytest.raises(UserError, match="all weights of a sum of objectives are 0"):
         WeightedSum(parts={"a": SimCSE()}, weights={"a": 0})
-    with pytest.raises(UserError, match="contrastive_weight is 0 and there is no discriminator"):
+    with pytest.raises(UserError, match="contrastive_weight is 0, and there is no discriminator"):
         DiffCSE(weight=0, contrastive_weight=0)
 
 

@@ -194,7 +194,7 @@ def test_query_reranker_is_refused_for_inputs_of_another_kind(folder, models, tm
             CrossEncoder.load(spec)
     assert not list(tmp_path.glob("*.jsonl.unfinished")) and not (tmp_path / "out.jsonl").exists()
     assert train(folder, "ri", tmp_path / "run", "--steps=1", "--gin.READS=pair") == 1
-    assert "must say what it reads" in capsys.readouterr().err
+    assert "a reranker of queries cannot read" in capsys.readouterr().err
     corpus = f"--gin.CORPUS={folder}/corpus.jsonl"
     assert train(folder, "ri", tmp_path / "run", "--steps=1", corpus) == 1
     assert "leave the corpus out" in capsys.readouterr().err
@@ -209,7 +209,7 @@ def test_query_reranker_is_refused_for_inputs_of_another_kind(folder, models, tm
     dev = evaluated(folder, "ri", f"--gin.DEV_CANDIDATES={tmp_path}/others.jsonl")
     assert train(folder, "ri", tmp_path / "run", "--steps=1", *dev) == 1
     assert "others.jsonl:1: no field 'question'" in capsys.readouterr().err
-    with pytest.raises(UserError, match="set reads to 'pair'"):
+    with pytest.raises(UserError, match="set the model's reads to 'pair'"):
         Reranking().features(TextFormat(8, 8, 2, reads="expanded_query"))
 
 
