@@ -191,6 +191,9 @@ def _prepare_pairs(
     if made.with_negatives:
         print(f"{output}/{NEGATIVES}: {made.with_negatives:,} of the pairs to train on, with their negatives")
     print(f"train on it: python -m jaxir.train --gin_file=gin/pairs.gin {train} --output_dir=run")
+    if made.with_negatives:
+        mined = f"--gin_file=gin/experiments/mined.gin --mined={output}/{NEGATIVES} --negatives=1"
+        print(f"with a negative for each pair: add {mined} (pairs without one are left out)")
     if "test" in made.queries:
         print(f"evaluate: python -m jaxir.evaluate --model=run --dataset=beir:{output}")
 
