@@ -86,7 +86,7 @@ def resolve(recipe: str, *bindings: str) -> dict:
         ({}, ("EPOCHS=0.5",), 1),
         ({"epochs": 0.5}, ("MIN_STEPS=7",), 7),
         ({"epochs": 0.5, "min_steps": 7}, (), 7),
-        ({"steps": 3, "min_steps": 7}, (), "min_steps only applies with epochs, but steps is given"),
+        ({"steps": 3, "min_steps": 7}, (), "min_steps only applies with epochs, not with steps"),
     ],
 )
 def test_typed_epochs_override_the_min_steps_of_a_recipe(flags, bindings, min_steps):

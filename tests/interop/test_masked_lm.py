@@ -57,11 +57,11 @@ def test_masked_lm_refuses_unsupported_sources(folder):
         source(GOLDEN / "bert").build()
     with pytest.raises(UserError, match="no masked language model has model_type 't5'"):
         source(GOLDEN / "t5_1_1").outline()
-    with pytest.raises(UserError, match="write hf:NAME or hf:DIRECTORY"):
+    with pytest.raises(UserError, match="must be given as hf:NAME or hf:DIRECTORY"):
         PretrainedMaskedLM(source=str(folder)).outline()
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | {"tie_word_embeddings": False}))
-    with pytest.raises(UserError, match="its own token vectors"):
+    with pytest.raises(UserError, match="own token vectors"):
         source(folder).outline()
 
 

@@ -246,7 +246,7 @@ JAXIR_DAMAGES = {
         r"jaxir\.json: passage_max_length is 999, but the model has only 160 positions",
     ),
     "settings": (edit(settings={"x": 1}), r"jaxir\.json: the key 'x' is unknown"),
-    "no model": (edit(model=None), r"jaxir\.json: the key 'model' is missing"),
+    "no model": (edit(model=None), r"jaxir\.json: 'model' is missing"),
     "format": (edit(format=99), r"jaxir\.json: format 99, but this jaxir reads 1"),
     "more sums": (edit(checksums={"encoder.more": 1}), r"with other arrays \(encoder\.more\)"),
     "another sum": (

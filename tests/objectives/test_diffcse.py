@@ -283,5 +283,5 @@ def test_a_pooler_starts_from_a_folder(tmp_path):
     save_file({"bert.pooler.dense.bias": bias}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="among its weights: it has no pooler"):
         made(objective, make_model())
-    with pytest.raises(UserError, match="st:x: for a pooler write hf:NAME or hf:DIRECTORY"):
+    with pytest.raises(UserError, match="st:x: a pooler must be given as hf:NAME or hf:DIRECTORY"):
         made(diffcse(projector="tanh", pooler=PretrainedPooler(source="st:x"), weight=0.0), make_model())

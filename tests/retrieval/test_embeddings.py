@@ -198,7 +198,7 @@ def test_error_of_an_unusable_vector_names_its_text(tmp_path, encoder, monkeypat
     monkeypatch.setattr(encoder.runner, "run", run)
     expansion = Expansion(path=str(queries), kind="typical", views=2)
     for output, name, how in (("out", "b", {}), ("expanded", "c", {"expansion": expansion})):
-        with pytest.raises(UserError, match=rf"gives a vector that is .* long .*: the text of '{name}'$"):
+        with pytest.raises(UserError, match=rf"gives a vector that has the norm .*: the text of '{name}'$"):
             encode_corpus(encoder, corpus, tmp_path / output, **how)
         assert not list((tmp_path / output).glob("embeddings-*"))
 

@@ -170,7 +170,7 @@ def test_page_explains_errors_in_plain_words(page):
 
 def test_index_without_texts_shows_ids_and_the_reason(browser, without_texts, world):
     with opened_page(browser, without_texts) as page:
-        expect(page.locator("#no-texts")).to_contain_text("answers show ids alone")
+        expect(page.locator("#no-texts")).to_contain_text("answers only show ids")
         expect(page.locator("#try")).to_be_hidden()
         search(page, "w1 w2")
         assert page.locator("section").count() == 1 and page.locator(".open").count() == 0

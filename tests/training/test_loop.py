@@ -73,7 +73,7 @@ def test_a_loss_that_is_not_a_number_names_its_step_and_keeps_the_last_good_chec
     assert 2 <= FIRST_POISONED <= 8
     every = FIRST_POISONED - 1
     good = f"the last good checkpoint is {tmp_path}/run/checkpoints/{every}$"
-    with pytest.raises(UserError, match=f"^step {FIRST_POISONED}: loss is nan; .*{good}"):
+    with pytest.raises(UserError, match=f"^step {FIRST_POISONED}: the loss is nan: .*{good}"):
         run(tmp_path / "run", objective=Poisoned(), checkpoint_every=every, eval_every=100)
     assert saved_steps(tmp_path / "run") == [every]
 

@@ -160,5 +160,5 @@ def test_run_stopped_within_traced_steps_reports_that_there_is_no_trace(tmp_path
 def test_steps_outside_the_run_cannot_be_traced():
     assert steps_to_trace("1:6", 6) == (1, 6)
     for wrong in ("4", "5:4", "0:3", "3:7", "-1:2", "1:2:3", "a:b", "1.5:2"):
-        with pytest.raises(UserError, match=f"of the 6 steps, such as 10:13, not '{wrong}'$"):
+        with pytest.raises(UserError, match=f"of the run's 6 steps, such as 10:13, not '{wrong}'$"):
             steps_to_trace(wrong, 6)

@@ -179,7 +179,7 @@ def test_query_reranker_is_refused_for_inputs_of_another_kind(folder, models, tm
         ("expand:rerank", [rd, candidates, *out], "give the passages' corpus"),
         ("expand:rerank", [f"--model=hf:{tmp_path}/hf", candidates, *out], "give the passages' corpus"),
         ("expand:rerank", [f"--model={tmp_path}/jaxir", candidates, *out], "give the passages' corpus"),
-        ("expand:rerank", [rd, bare, corpus, *out], "jaxir.expand retrieve finds it"),
+        ("expand:rerank", [rd, bare, corpus, *out], "add them with jaxir.expand retrieve"),
         ("expand:rerank", [pairs, candidates, *out], "was trained to read pairs of a query and a passage"),
         ("expand:rerank", [ri, *out], "give --candidates, or --queries and --expansions"),
         ("rerank:rerank", [ri, *run, f"--output={tmp_path}/x.trec"], "use it with python -m jaxir.expand"),
@@ -199,7 +199,7 @@ def test_query_reranker_is_refused_for_inputs_of_another_kind(folder, models, tm
     assert train(folder, "ri", tmp_path / "run", "--steps=1", corpus) == 1
     assert "leave the corpus out" in capsys.readouterr().err
     assert train(folder, "ri", tmp_path / "run", "--steps=1", "--gin.MAX_RANK=100") == 1
-    assert "must be greater: max_rank is 100" in capsys.readouterr().err
+    assert "is 100, but must exceed the depth 100" in capsys.readouterr().err
     generator = f"--gin.MODEL={tmp_path}/generator"
     convert = [f"--source=hf:{GOLDEN / 'seq2seq_1_1'}", "--kind=seq2seq", f"--output={tmp_path}/generator"]
     assert cli.main("jaxir.convert:convert", convert) == 0

@@ -65,9 +65,9 @@ def test_files_without_a_recipe_are_refused(tmp_path, text, sentence):
 def test_gin_beside_a_recipe_file_is_refused(tmp_path, capsys):
     flags = [f"--recipe={tmp_path}/mine.py", f"--output_dir={tmp_path}/run", "--gin_file=gin/pairs.gin"]
     assert cli.main("jaxir.train:train", flags) == 2
-    assert "--recipe is a whole recipe in Python" in capsys.readouterr().err
+    assert "--recipe is a complete recipe in Python" in capsys.readouterr().err
     assert cli.main("jaxir.train:train", [*flags[:2], "--learning_rate=1e-4"]) == 2
-    assert "--learning_rate is a setting of gin files" in capsys.readouterr().err
+    assert "--learning_rate only applies to gin files" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -42,7 +42,7 @@ def groups(**groups) -> dict:
         ),
         (
             {"evaluators": [Loss(data=MeshConfig(), name="x")]},
-            "evaluator Loss 'x': its data must be training data, ",
+            "evaluator Loss 'x': the evaluator's data must be training data, ",
         ),
         (
             {"num_negatives": 2},

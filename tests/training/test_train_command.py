@@ -44,7 +44,7 @@ def test_a_run_is_a_model_that_its_config_repeats(tmp_path, flags, one_layer, ca
     assert f"{run} is complete: 12 steps; best nDCG@10" in captured.out
     expected = re.compile(
         r"step \d+/12  .*|compiling the (step|evaluation)( \.\.\.|: \d+\w*)|.* s per step: about .*"
-        r"|(cut|warning: 9 of 40 different queries).*"
+        r"|(truncated|warning: 9 of 40 different queries).*"
     )
     assert [line for line in captured.err.splitlines() if not expected.fullmatch(line)] == []
     loaded, start = model_dir.load(str(run)), model_dir.load(f"hf:{one_layer}")

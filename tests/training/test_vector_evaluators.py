@@ -143,7 +143,7 @@ def test_transfer_tasks_in_the_loop_use_vectors_that_are_not_normalised(judged):
     ("search", "sentence"),
     [
         ({"wanted": "R@@10"}, "metric 'R@@10' cannot be computed"),
-        ({"wanted": "R@1000", "depth": 100}, "R@1000 needs 1000 answers"),
+        ({"wanted": "R@1000", "depth": 100}, "R@1000 needs 1000 results per query"),
         ({"dataset": "sts:x"}, "evaluator Search: dataset must be beir:DIR or quora:DIR or eproduct:DIR or"),
     ],
 )

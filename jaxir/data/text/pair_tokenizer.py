@@ -90,7 +90,7 @@ class PairTokenizer:
         for texts in zip(rows[::2], rows[1::2], strict=True):
             lengths = [len(text) - 1 for text in texts]
             shorter = min(*lengths, room // 2)
-            # Of two equally long texts the second keeps one token more, as in the tokenizers library.
+            # If both texts are equally long, the second keeps one token more, as in the tokenizers library.
             kept = [
                 room - shorter if longer else shorter
                 for longer in (lengths[0] > lengths[1], lengths[0] <= lengths[1])
