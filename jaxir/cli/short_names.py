@@ -108,7 +108,7 @@ def known_names(bindings: Bindings) -> set[str]:
 
 
 def shipped_names() -> set[str]:
-    """Returns the short names that jaxir's own gin files set."""
+    """Returns the short names (as in --learning_rate) of all settings in jaxir's own gin files."""
     files = (RECIPES / "gin").rglob("*.gin")
     found = (re.findall(r"^(?:[\w/]+\.)*(?:default/)?(\w+) *=", file.read_text(), re.M) for file in files)
     return {name.lower() for names in found for name in names} | set(OTHERWISE.values())

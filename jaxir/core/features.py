@@ -55,7 +55,10 @@ class TextFormat:
     def need_mask(self) -> int:
         """Returns the id of the mask token; raises a UserError if the tokenizer has none."""
         if self.mask_id is None:
-            raise UserError("this objective masks tokens, but the model's tokenizer has no mask token")
+            raise UserError(
+                "this objective masks tokens, but the model's tokenizer has no mask token: use a model with"
+                " one, such as BERT, or another objective"
+            )
         return self.mask_id
 
 

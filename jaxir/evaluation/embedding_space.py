@@ -24,8 +24,8 @@ ALIKE = 1e-6  # rounding error: numbers of equal vectors of length 1 differ by l
 class Separability:
     """How separable two towers' embeddings are: each measure is 0.5 if they overlap, 1 if they do not."""
 
-    auc: float  # area under the ROC curve of a linear classifier of the tower, on held-out pairs
-    accuracy: float  # accuracy of a linear classifier of the tower, on held-out pairs
+    auc: float  # ROC AUC of a linear classifier that predicts an embedding's tower, on held-out pairs
+    accuracy: float  # accuracy of the same classifier
     # The share of an embedding's nearest neighbours that are from its own tower (Schilling 1986). This
     # measure also detects separations that are not linear.
     neighbours: float

@@ -23,7 +23,7 @@ SHOWN = 5  # number of most probable words shown per text
 
 
 def word_probabilities(run: str, texts: Sequence[str]) -> list[Words]:
-    """Returns the words of each text with their probabilities, given the text's vector of the passage tower.
+    """Returns each text's words with the probability that the word decoder gives them from its vector.
 
     `run` is a training run of CPDAE, whose word decoder is read. The distribution is that of
     `losses.word_distributions.log_normalised_sigmoid`, which sums to 1 over the vocabulary. A word's

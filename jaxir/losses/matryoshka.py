@@ -76,8 +76,10 @@ def _check(dimensions: Sequence[int], width: int, weights: Sequence[float] | Non
             raise UserError(
                 f"dimensions must lie between 1 and {width}, the vectors' length, not {dimension}"
             )
-    if not dimensions or len(set(dimensions)) < len(dimensions):
-        raise UserError(f"dimensions must be different numbers, at least one, not {list(dimensions)}")
+    if not dimensions:
+        raise UserError("dimensions is empty: give at least one, such as [64, 128]")
+    if len(set(dimensions)) < len(dimensions):
+        raise UserError(f"dimensions has a number twice: give each once, not {list(dimensions)}")
     if weights is not None and len(weights) != len(dimensions):
         raise UserError(f"weights must have {len(dimensions)} numbers, like dimensions, not {len(weights)}")
     if weights is not None and not any(weights):

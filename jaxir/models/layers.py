@@ -126,7 +126,7 @@ _GATHERED: contextvars.ContextVar[dict | None] = contextvars.ContextVar("gathere
 
 @contextlib.contextmanager
 def gather_once() -> Iterator[None]:
-    """Makes `weight` gather each parameter only once, for several batches that pass the same block."""
+    """Lets several batches (such as two towers') that run through a block share each gathered parameter."""
     token = _GATHERED.set({})
     try:
         yield

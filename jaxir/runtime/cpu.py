@@ -96,7 +96,7 @@ def bfloat16_affine(devices: int) -> Callable[..., Any]:
 
     def backward(kept, slope):
         x, kernel, no_bias = kept
-        if devices > 1:  # XLA would gather the whole batch for the layout.
+        if devices > 1:  # A forced layout would make XLA gather the whole batch on each device.
             of_kernel = _product(x, slope, 0, 0)
         elif x.shape[1] <= slope.shape[1]:  # Copying the narrower factor takes less time.
             of_kernel = _product(row_by_row(x.T), slope, 1, 0)

@@ -176,9 +176,9 @@ def test_query_reranker_is_refused_for_inputs_of_another_kind(folder, models, tm
     bare = f"--candidates={tmp_path}/bare.jsonl"
     for command, flags, sentence in (
         ("expand:rerank", [ri, candidates, corpus, *out], "leave the corpus out"),
-        ("expand:rerank", [rd, candidates, *out], "give the passages' corpus"),
-        ("expand:rerank", [f"--model=hf:{tmp_path}/hf", candidates, *out], "give the passages' corpus"),
-        ("expand:rerank", [f"--model={tmp_path}/jaxir", candidates, *out], "give the passages' corpus"),
+        ("expand:rerank", [rd, candidates, *out], "give --corpus=corpus.jsonl"),
+        ("expand:rerank", [f"--model=hf:{tmp_path}/hf", candidates, *out], "give --corpus=corpus.jsonl"),
+        ("expand:rerank", [f"--model={tmp_path}/jaxir", candidates, *out], "give --corpus=corpus.jsonl"),
         ("expand:rerank", [rd, bare, corpus, *out], "add them with jaxir.expand retrieve"),
         ("expand:rerank", [pairs, candidates, *out], "was trained to read pairs of a query and a passage"),
         ("expand:rerank", [ri, *out], "give --candidates, or --queries and --expansions"),

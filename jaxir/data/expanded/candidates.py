@@ -203,7 +203,9 @@ class QueryCandidates(RecordSource):
 def check_corpus(corpus: str | Path | None, *, reads: bool) -> None:
     """Raises UserError if a reranker that reads passages has no corpus, or another reranker has one."""
     if reads and corpus is None:
-        raise UserError("this reranker reads each query's first passage: give the passages' corpus.jsonl")
+        raise UserError(
+            "this reranker also reads the first passage that each query finds: give --corpus=corpus.jsonl"
+        )
     if corpus is not None and not reads:
         raise UserError("this reranker reads only queries, no passages: leave the corpus out")
 

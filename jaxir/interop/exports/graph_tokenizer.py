@@ -159,7 +159,7 @@ class _Part(NamedTuple):
 
 
 def _template(text: str, num_texts: int) -> list[_Part]:
-    """Returns the parts of a sequence of `num_texts` texts, from how the tokenizer encodes them."""
+    """Returns the order of texts and special tokens in a sequence of `num_texts` texts."""
     tokenizer = tokenizers.Tokenizer.from_str(text)
     tokenizer.no_padding()
     tokenizer.no_truncation()

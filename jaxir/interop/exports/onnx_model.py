@@ -94,7 +94,7 @@ def _graph(source: Source, program: Program) -> onnx_ir.Model:
 def _computed(
     source: Source, program: Program, input_ids: jax.Array, attention_mask: jax.Array, *token_types: jax.Array
 ) -> jax.Array:
-    """Returns float32 [B, D or 1] from what the model's own tokenizer gives, int32 [B, L]."""
+    """Returns the program's output, float32 [B, D] or [B, 1], for the model's own ids, int32 [B, L]."""
     pad_swap = source.tokenizer.pad_swap
     ids = input_ids if pad_swap is None else jnp.where(input_ids == 0, pad_swap, input_ids)
     ids = jnp.where(input_ids == (pad_swap or 0), PADDING_TOKEN, ids)

@@ -183,7 +183,9 @@ def _changed(
     with temporary_directory() as directory:
         tokenizer.save(directory)
         if not (directory / _JSON).is_file():
-            raise UserError(f"{where}: do_lower_case needs a {_JSON}; write it with transformers")
+            raise UserError(
+                f"{where}: its settings change the {part}, which needs a {_JSON}; write one with transformers"
+            )
         content = read_json(directory / _JSON)
         write_json(directory / _JSON, content | {part: change(content.get(part))})
         # If the folder named this class, transformers would replace the changed part again.

@@ -86,7 +86,7 @@ def in_zarr(path: str) -> bool:
 
 
 def oriented(name: str, value: Any) -> Any:
-    """Converts a parameter, canonically named, between T5X's orientation and ours."""
+    """Transposes the output head, which T5X stores transposed; returns any other parameter unchanged."""
     return value.T if name == _HEAD else value
 
 
