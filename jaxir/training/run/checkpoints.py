@@ -8,7 +8,6 @@ RUN/checkpoints/best.json names the best step.
 import contextlib
 import itertools
 import json
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -319,7 +318,7 @@ class Checkpoints:
         # In a bucket, the next start of the run removes the half-written checkpoint.
         if jax.process_index() == 0 and not is_bucket(self.directory):
             for part in self.directory.glob(f"{step}.*tmp*"):
-                shutil.rmtree(part, ignore_errors=True)
+                remove_tree(part)
         self._check_held()  # if the run's directory was removed, this raises an error that says so
         raise UserError(
             f"checkpoint {step} could not be saved ({reason(error)}); {good}; remove the cause and run the"
