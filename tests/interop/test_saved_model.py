@@ -310,7 +310,10 @@ def test_tree_of_scann_in_a_graph(storage, tmp_path):
         ),
         (["--model=st:{golden}/bert", "--k=3"], "--k only applies to --index"),
         (["--model=st:{golden}/bert", "--dtype=bfloat16", "--format=onnx"], "apply to --format=saved_model"),
-        (["--model=st:{golden}/bert", "--optimizer_state", "--format=onnx"], "only applies to --format=t5x, not to onnx"),
+        (
+            ["--model=st:{golden}/bert", "--optimizer_state", "--format=onnx"],
+            "applies to --format=t5x, not to onnx",
+        ),
     ],
 )
 @pytest.mark.slow
