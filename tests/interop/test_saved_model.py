@@ -94,6 +94,20 @@ def library_tokens(
     return [row.ids for row in found], [row.type_ids for row in found]
 
 
+def check_descriptions(words: Path, ids_only: Path, fingerprint: str) -> None:
+    """Checks what the README, the JSON file and the graph of two exports say about them."""
+    readme = (words / "README.md").read_text()
+    for said in ("| `search` | `texts`", "float32 [B, 51]", "'ask: '", "import tensorflow_text"):
+        assert said in readme
+    about = json.loads((words / "jaxir_export.json").read_text())
+    assert about["versions"].keys() == {"tensorflow", "tensorflow-text", "scann", "jax"}
+    assert about["default"] == "search" and about["fingerprint"] == fingerprint
+    readme = (ids_only / "README.md").read_text()
+    assert "tensorflow-text" not in readme and "with its padding, 1, on the right" in readme
+    graph = (words / "saved_model.pb").read_bytes()
+    assert all(platform in graph for platform in (b"CPU", b"CUDA", b"TPU"))
+
+
 @pytest.mark.slow
 def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
     """In one process, because each process imports TensorFlow."""
@@ -166,17 +180,7 @@ def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
     assert answers["6.vectors"].shape == (3001, 24)
     np.testing.assert_allclose(answers["6.vectors"][[0, -2]], queries[[0, 0]], atol=1e-5)
     assert answers["peak"] < 4e9  # TensorFlow alone takes 1 GB; [rows, longest row] of characters would be 10
-
-    readme = (out["words"] / "README.md").read_text()
-    for said in ("| `search` | `texts`", "float32 [B, 51]", "'ask: '", "import tensorflow_text"):
-        assert said in readme
-    about = json.loads((out["words"] / "jaxir_export.json").read_text())
-    assert about["versions"].keys() == {"tensorflow", "tensorflow-text", "scann", "jax"}
-    assert about["default"] == "search" and about["fingerprint"] == encoder.fingerprint
-    readme = (out["bytes"] / "README.md").read_text()
-    assert "tensorflow-text" not in readme and "with its padding, 1, on the right" in readme
-    graph = (out["words"] / "saved_model.pb").read_bytes()
-    assert all(platform in graph for platform in (b"CPU", b"CUDA", b"TPU"))
+    check_descriptions(out["words"], out["bytes"], encoder.fingerprint)
 
 
 @pytest.mark.slow
