@@ -17,8 +17,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-from jaxir.data.formats.sources import Document, Qrel, Query
-from jaxir.data.sets.collection_files import write_collection
+from jaxir.data.formats.collection_files import write_collection
+from jaxir.data.formats.qrels import Qrel
+from jaxir.data.formats.sources import Document, Query
 from jaxir.data.sets.package_docs import Entry, collect
 from jaxir.evaluation.answer_match import tokens_of
 from jaxir.storage.files import atomic_directory

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--topology", default="v5e:2x2")
     parser.add_argument("--length", type=int, default=80, help="tokens of a passage")
     parser.add_argument("--batch_tokens", type=int, default=ACCELERATOR_BATCH_TOKENS)
+    parser.add_argument("--weights", choices=["int8", "nf4"], help="as jaxir.encode takes it")
     flags = parser.parse_args()
     target = targets.parse(flags.topology)
     found = devices.get(target)
@@ -41,10 +42,15 @@ def main() -> int:
     partitioner = advice.build_mesh(MeshConfig(), found, target)
     texts = target.count * (flags.batch_tokens // flags.length)
     step = model_step(
-        config, lambda model, ids: model.encode(ids, tower="passage"), (texts, flags.length), partitioner
+        config,
+        lambda model, ids: model.encode(ids, tower="passage"),
+        (texts, flags.length),
+        partitioner,
+        flags.weights,
     )
     compiled = compile_step(step)
-    print(f"{flags.model}, bfloat16, {flags.topology}: {texts} passages of {flags.length} tokens a batch")
+    kept = flags.weights or "bfloat16"
+    print(f"{flags.model}, {kept}, {flags.topology}: {texts} passages of {flags.length} tokens a batch")
     print(f"  memory on each chip {gib(compiled.size)} GiB, of it parameters {gib(bytes_of(step.state))}")
     if compiled.program is None or compiled.short_by:
         print("  does not fit")

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from jaxir.data.expanded.candidates import expanded
 from jaxir.data.formats.answers import read_answers
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.evaluation.answer_match import joined_tokens, tokens_of
 from jaxir.models.decoding import Decoding
 from jaxir.retrieval.encoding.generator import Generator

@@ -138,6 +138,7 @@ def serve_plainly(index: str) -> None:
     service = Service.open([index], limits=limits)
     (name,) = service.systems
     engine = service.engines[name]
+    engine.compile_rest()
 
     class Request(BaseModel):
         queries: list[str]
@@ -184,7 +185,11 @@ def prepare(directory: Path, model: str, corpus: str | None, documents: int) -> 
     vectors = encoder.encode_passages([record.contents for record in records])
     ids = [record.id for record in records]
     built = ExactIndex.build(
-        vectors, ids, similarity=encoder.similarity, fingerprint=encoder.fingerprint, model=encoder.spec
+        vectors,
+        ids,
+        similarity=encoder.similarity_fn_name,
+        fingerprint=encoder.fingerprint,
+        model=encoder.spec,
     )
     built.save(directory / "dense", corpus=directory / "corpus.jsonl")
     indexes = [str(directory / "dense")]

@@ -19,9 +19,9 @@ from typing import Any
 import docstring_parser
 
 from jaxir import cli
-from jaxir.cli.gin_bindings import Bindings
+from jaxir.cli.gin_bindings import Bindings, Key, Macro, has_reference
 from jaxir.cli.gin_files import Reader
-from jaxir.cli.short_names import settings
+from jaxir.cli.short_names import short_name
 
 ROOT = Path(__file__).resolve().parent.parent
 _METHODS = ("method", "class method", "static method")
@@ -37,6 +37,7 @@ INTERFACE = (
     "jaxir.data.sets.pair_sources:JsonlPairs",
     "jaxir.data.sets.pair_sources:BeirPairs",
     "jaxir.data.batches.mixture:Mixture",
+    "jaxir.data.batches.with_prompts:WithPrompts",
     "jaxir.training.run.recipe:Recipe",
     "jaxir.training.trainer:train",
     "jaxir.training.step.optimizers:AdamW",
@@ -110,9 +111,11 @@ def recipes() -> Iterator[str]:
 def python() -> Iterator[str]:
     """Yields a section for each public function and class."""
     import jaxir
+    from jaxir import losses
 
     public = [f"{jaxir._HOME[name]}:{name}" for name in jaxir.__all__ if name in jaxir._HOME]
-    for place in dict.fromkeys((*public, *INTERFACE)):
+    of_losses = [f"jaxir.losses:{name}" for name in losses.__all__ if name not in jaxir.__all__]
+    for place in dict.fromkeys((*public, *of_losses, *INTERFACE)):
         module, name = place.split(":")
         thing = getattr(importlib.import_module(module), name)
         source = "jaxir" if place in public else module
@@ -160,9 +163,22 @@ def _settings(name: str) -> Iterator[tuple[str, str, str]]:
     """Yields short name, value and parameters of all settings of a gin file and its includes."""
     found = Bindings(lambda: None)
     Reader(found).files([name])
-    for short, (value, keys) in sorted(settings(found).items()):
+    for short, (value, keys) in sorted(short_settings(found).items()):
         parameters = ", ".join(sorted({f"`{key}`" for key in keys}))
         yield short, repr(value).replace("|", "\\|"), parameters
+
+
+def short_settings(bindings: Bindings) -> dict[str, tuple[Any, list[Key]]]:
+    """Returns {short name: (value, parameters)} for the short names that gin files set."""
+    found: dict[str, tuple[Any, list[Key]]] = {}
+    macros = [Macro(key.scope) for key in bindings.values if key.is_macro]
+    for key, value in sorted(bindings.values.items(), key=lambda item: item[0].is_macro):
+        name = short_name(key)
+        if key.is_macro:
+            found[name] = (value, found.get(name, (value, []))[1])
+        elif not has_reference(value) and (value not in macros or value == Macro(name.upper())):
+            found.setdefault(name, (value, []))[1].append(key)
+    return found
 
 
 def _head(lines: list[str]) -> Iterator[str]:

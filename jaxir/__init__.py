@@ -29,10 +29,13 @@ if TYPE_CHECKING:
     from jaxir.retrieval.encoding.generator import Generator as Generator
     from jaxir.retrieval.encoding.pair_scorer import CrossEncoder as CrossEncoder
     from jaxir.retrieval.encoding.text_encoder import DualEncoder as DualEncoder
+    from jaxir.retrieval.encoding.vector_forms import quantize_embeddings as quantize_embeddings
     from jaxir.retrieval.indexes.base_index import Index as Index
     from jaxir.retrieval.indexes.base_index import load_index as load_index
     from jaxir.retrieval.indexes.exact import ExactIndex as ExactIndex
     from jaxir.retrieval.indexes.milvus_index import MilvusIndex as MilvusIndex
+    from jaxir.retrieval.indexes.pgvector_index import PgvectorIndex as PgvectorIndex
+    from jaxir.retrieval.indexes.qdrant_index import QdrantIndex as QdrantIndex
     from jaxir.retrieval.indexes.scann_index import ScannIndex as ScannIndex
     from jaxir.retrieval.ranking.runs import read_run as read_run
     from jaxir.retrieval.ranking.runs import write_run as write_run
@@ -53,20 +56,26 @@ _NAMES = {
     "retrieval.encoding.generator": "Generator",
     "retrieval.encoding.pair_scorer": "CrossEncoder",
     "retrieval.encoding.text_encoder": "DualEncoder",
+    "retrieval.encoding.vector_forms": "quantize_embeddings",
     "retrieval.indexes.base_index": "Index load_index",
     "retrieval.indexes.exact": "ExactIndex",
     "retrieval.indexes.milvus_index": "MilvusIndex",
+    "retrieval.indexes.pgvector_index": "PgvectorIndex",
+    "retrieval.indexes.qdrant_index": "QdrantIndex",
     "retrieval.indexes.scann_index": "ScannIndex",
     "retrieval.ranking.runs": "read_run write_run",
     "training.fit": "fit",
     "training.step.optimizers": "Adafactor AdamW",
 }
+_SUBMODULES = ("losses", "mteb")  # `jaxir.losses.samtone`, `jaxir.mteb.load`
 _HOME = {name: f"jaxir.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted((*_HOME, "__version__"))
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"jaxir.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'jaxir' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

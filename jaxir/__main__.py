@@ -22,7 +22,7 @@ COMMANDS = {
     "Data": ("prepare", "sample", "pydocs"),
     "Training": ("train", "plan", "mine", "rounds", "grid"),
     "Search": ("encode", "index", "search", "rerank", "read", "fuse", "expand", "serve", "sidecar"),
-    "Evaluation": ("evaluate", "analyze"),
+    "Evaluation": ("evaluate", "mteb", "analyze"),
     "Models in and out": ("convert", "whiten", "export"),
 }
 
@@ -40,7 +40,7 @@ def main() -> int:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback if the output goes to `head`
             print(overview(prog))
             return 0
-        command, arguments = arguments[0], [*arguments[1:], "--help"]  # `help expand generate`
+        command, arguments = arguments[0], [*arguments[1:], "--help"]  # as in `jaxir help expand generate`
     command = command.removeprefix("jaxir.")
     names = [name for group in COMMANDS.values() for name in group]
     if command not in names:
@@ -49,9 +49,9 @@ def main() -> int:
         )
         print(f"error: there is no command {command!r}{more}", file=sys.stderr)
         return 2
-    import subprocess  # not needed to list the commands
+    import subprocess  # imported here, because listing the commands does not need it
 
-    options = subprocess._args_from_interpreter_flags()  # Python's options, such as -X utf8
+    options = subprocess._args_from_interpreter_flags()  # keeps Python's options, such as -X utf8
     sys.stdout.flush()
     return os.execv(sys.executable, [sys.executable, *options, "-m", f"jaxir.{command}", *arguments])
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxir import cli
+from jaxir.core.choices import check_idle
 from jaxir.core.errors import UserError
-from jaxir.core.values import Count, Seed, check_idle
+from jaxir.core.values import Count, Seed
 from jaxir.storage.outputs import writes
 
 
@@ -126,10 +127,10 @@ def name_models(models: list[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for text in models:
         name, equals, spec = text.partition("=")
-        if Path(text.removeprefix("st:").removeprefix("hf:")).is_dir():  # a directory with = in its name
+        if Path(text.removeprefix("st:").removeprefix("hf:")).is_dir():  # not NAME=MODEL
             name, equals = text, ""
         if name in named:
-            raise UserError(f"--models has {name!r} twice; give each model another name: NAME=MODEL")
+            raise UserError(f"--models has {name!r} twice; give each model its own name: NAME=MODEL")
         if equals and not (name and spec):
             raise UserError(f"--models: {text!r} lacks a {'model' if name else 'name'}; write NAME=MODEL")
         named[name] = spec if equals else text

@@ -3,23 +3,29 @@
 from typing import Literal
 
 from jaxir import cli
+from jaxir.core.choices import Rules
 from jaxir.storage.outputs import writes
 
+# As `models.dual_encoder.Pooling`, which would import JAX.
+_Pooling = Literal[
+    "mean", "cls", "lasttoken", "max", "weightedmean", "mean_sqrt_len_tokens", "first_last", "embeddings_last"
+]
 
-@cli.also_called(source="model", to="format")
+
+@Rules(also_called={"source": "model", "to": "format"})
 @writes(output="model")
 def convert(
     source: str,
     output: str,
-    to: Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"] = "jaxir",
+    to: Literal["jaxir", "hf", "st", "t5x", "sentence_transformers", "peft"] = "jaxir",
     tokenizer: str | None = None,
-    pooling: Literal["mean", "cls", "lasttoken", "first_last", "embeddings_last"] | None = None,
+    pooling: _Pooling | None = None,
     similarity: Literal["cosine", "dot"] | None = None,
     kind: Literal["dual_encoder", "cross_encoder", "seq2seq"] | None = None,
 ) -> None:
     """Converts a model from one format to another.
 
-    A model with two towers becomes two folders, query/ and passage/, in formats hf and sentence_transformers.
+    Two towers become two folders in format hf, query/ and passage/, and one with a Router in format st.
     Parameters are read and written one by one, so a model may be larger than memory. To train a large model
     on a pod, write it to a bucket (--output=gs://BUCKET/MODEL) and start from there
     (--model=gs://BUCKET/MODEL): each host then reads only its part.
@@ -30,7 +36,8 @@ def convert(
         gs://. A name on the hub may be followed by @ and a branch, tag, commit or refs/pr/N.
       output: the directory to write, which must be missing or empty: local, or gs://BUCKET/PATH for formats
         jaxir and t5x.
-      to: the format to write; hf holds only the encoder, without pooling and normalisation.
+      to: the format to write; hf holds only the encoder, without pooling and normalisation. Adapters (LoRA)
+        are merged into the weights, except by peft, which writes only them.
       tokenizer: for a T5X checkpoint, a SentencePiece model (a file, local or gs://) or a directory with a
         tokenizer (default: beside the checkpoint, or named by the run's config.gin).
       pooling: how a dual encoder pools the vectors of a text's tokens: their mean, the first token's, or the

@@ -17,9 +17,11 @@ def encode(
     output: str,
     tower: Literal["passage", "query"] = "passage",
     max_length: Count | None = None,
+    prompt_name: str | None = None,
     batch_tokens: Count | None = None,
     shard_size: Count = 16_384,
     dtype: Literal["float32", "bfloat16"] = "float32",
+    weights: Literal["int8", "nf4"] | None = None,
     expansions: str | None = None,
     expansion: Literal["typical", "corpus", "document"] | None = None,
     views: Count | None = None,
@@ -38,9 +40,12 @@ def encode(
       output: directory of the vectors: embeddings-00000.npy, ids-00000.json, ..., embeddings.json.
       tower: the tower that encodes the texts.
       max_length: maximum number of tokens per text; longer texts are truncated (default: the model's).
+      prompt_name: the prompt of a sentence-transformers folder that goes before each text (default: the
+        tower's).
       batch_tokens: tokens per batch on one device; lower it if memory is short (default: by platform).
       shard_size: texts per output file; an interruption loses the work on at most one file.
       dtype: type of the matrix products; the vectors are float32 in any case.
+      weights: keep the model's weights in int8, or in 4 bits (nf4), for less memory (docs/big_corpora.md).
       expansions: queries generated for each document, which the passage tower encodes with it: a file or a
         folder, as docs/generation.md lists them.
       expansion: with --expansions, a document's vector: typical (the mean of its vectors with each query, the
@@ -65,11 +70,10 @@ def encode(
         raise UserError("--expansion and --views only apply with --expansions: leave them out")
     expanded = None if expansions is None else Expansion(path=expansions, **how)
     cluster = None if ray is None else Cluster.connect(ray, batch_tokens=batch_tokens)
-    if cluster is None:
-        distributed.maybe_initialize_distributed()
-    with distributed.together():
-        lengths = {} if max_length is None else {f"{tower}_max_length": max_length}
-        encoder = DualEncoder.load(model, dtype=dtype, batch_tokens=batch_tokens, **lengths)
+    with distributed.joined(with_others=cluster is None):
+        changes = {} if max_length is None else {f"{tower}_max_length": max_length}
+        changes |= {"batch_tokens": batch_tokens, "prompt_name": prompt_name}
+        encoder = DualEncoder.load(model, dtype=dtype, weights=weights, **changes)
         report = encode_corpus(
             encoder,
             input,

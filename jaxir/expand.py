@@ -1,15 +1,16 @@
-"""Commands that write texts for texts with a generator, and search with them; each action is a function."""
+"""Commands that generate texts (such as queries from documents) and search with them; each is a function."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxir import cli
+from jaxir.core.choices import check_idle, with_flags_of
 from jaxir.core.decoding_settings import Decoding
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.values import Count, Within, check_idle, hints_of
+from jaxir.core.values import Count, Within, checked, hints_of
 from jaxir.storage.outputs import writes
 
 if TYPE_CHECKING:
@@ -29,9 +30,8 @@ EXAMPLES = {
 
 
 @writes(output="shared outputs file")
-@cli.takes(Decoding)
+@with_flags_of(Decoding)
 def generate(
-    how: Decoding,
     *,
     model: str,
     input: str,
@@ -40,8 +40,9 @@ def generate(
     dtype: Literal["float32", "bfloat16"] = "float32",
     on_bad_input: Literal["stop", "skip"] = "stop",
     ray: str | None = None,
+    **decoding: Any,
 ) -> None:
-    """Writes texts for given texts with a generator, such as queries for documents.
+    """Generates texts from texts, such as queries from documents.
 
     Decodes greedily, unless num_beams, temperature, top_k or top_p is given. After an interruption, the same
     command continues where it stopped. A text's equal outputs are written once. Several machines that share a
@@ -65,21 +66,19 @@ def generate(
     from jaxir.runtime import distributed
     from jaxir.storage.files import local_path
 
+    how = Decoding(**decoding)
     local_path(output, "written to")
     if not how.samples:
         check_idle(generate, "sampling: --temperature, --top_k or --top_p", seed=how.seed)
     cluster = None if ray is None else Cluster.connect(ray, batch_tokens=batch_tokens)
-    if cluster is None:
-        distributed.maybe_initialize_distributed()
-    with distributed.together():
+    with distributed.joined(with_others=cluster is None):
         generator = Generator.load(model, dtype=dtype, batch_tokens=batch_tokens)
         report = write_outputs(generator, input, output, how, on_bad_input=on_bad_input, cluster=cluster)
         distributed.say(summary(output, report, f", by {model}"))
 
 
-@cli.takes(Decoding, only=[name for name in hints_of(Decoding) if name != "seed"])
+@with_flags_of(Decoding, only=hints_of(Decoding).keys() - {"seed"})
 def plan(
-    how: Decoding,
     *,
     model: str,
     topology: str,
@@ -87,6 +86,7 @@ def plan(
     batch_tokens: Count | None = None,
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
     prices: list[str] | None = None,
+    **decoding: Any,
 ) -> int:
     """Plans generation: compiles it for TPUs without having them, and prints its memory and speed.
 
@@ -108,7 +108,7 @@ def plan(
     return decoding_plan.run(
         topology,
         model,
-        how,
+        Decoding(**decoding),
         batch_tokens=batch_tokens or ACCELERATOR_BATCH_TOKENS,
         max_length=max_length,
         dtype=dtype,
@@ -161,8 +161,7 @@ def retrieve(
 
     if answers is None:
         check_idle(retrieve, "--answers", depth=depth, answers_in=answers_in)
-    distributed.maybe_initialize_distributed()
-    with distributed.together():
+    with distributed.joined():
         questions = read_questions(
             queries,
             expansions,
@@ -179,19 +178,51 @@ def retrieve(
         distributed.say(summary(output, report, f", searched in {index}"))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class CandidateFiles:
+    """The files that have the expansions of each question.
+
+    Attributes:
+      candidates: the output of `retrieve` or `rerank`; required by `choose --by=oracle` and by a reranker
+        that reads passages.
+      queries: instead of --candidates, the questions, queries.jsonl[.gz].
+      expansions: the expansions of --queries.
+      num_candidates: number of a question's first expansions to use (default: all).
+      lines_each: with --expansions, as for `retrieve`.
+    """
+
+    candidates: str | None = None
+    queries: str | None = None
+    expansions: list[str] | None = None
+    num_candidates: Count | None = None
+    lines_each: Count = 1
+
+    def read(self) -> list[Candidates]:
+        """Returns the questions with their candidates."""
+        from jaxir.data.expanded.candidates import read_candidates, read_questions
+
+        if (self.candidates is None) == (self.queries is None) or (self.queries is None) != (
+            self.expansions is None
+        ):
+            raise UserError("give --candidates, or --queries and --expansions")
+        limit = self.num_candidates
+        if self.candidates is None:
+            return read_questions(self.queries, self.expansions, lines_each=self.lines_each, limit=limit)
+        check_idle(CandidateFiles, "--expansions", lines_each=self.lines_each)
+        return [some.of(range(len(some.outputs))[:limit]) for some in read_candidates(self.candidates)]
+
+
 @writes(output="shared outputs file")
+@with_flags_of(CandidateFiles)
 def rerank(
     *,
     model: str,
     output: str,
-    candidates: str | None = None,
-    queries: str | None = None,
-    expansions: list[str] | None = None,
     corpus: str | None = None,
     keep: Count | None = None,
-    num_candidates: Count | None = None,
-    lines_each: Count = 1,
     batch_tokens: Count | None = None,
+    **files: Any,
 ) -> None:
     """Orders the expansions of each question by a reranker of queries, best first.
 
@@ -203,13 +234,8 @@ def rerank(
       model: the reranker, trained with gin/ear_ri.gin or gin/ear_rd.gin: a jaxir run or model directory, or
         hf: and a directory.
       output: the .jsonl to write.
-      candidates: the output of `retrieve`; required by a reranker that reads passages.
-      queries: instead of --candidates, the questions, queries.jsonl[.gz].
-      expansions: the expansions of --queries.
       corpus: corpus.jsonl[.gz] with the passages, for a reranker that reads them.
       keep: number of best expansions to write per question (default: all).
-      num_candidates: number of a question's first expansions to score (default: all).
-      lines_each: with --expansions, as for `retrieve`.
       batch_tokens: tokens per batch on one device; lower it if memory is short (default: by platform).
     """
     from jaxir.retrieval.encoding.query_reranker import QueryReranker
@@ -217,25 +243,21 @@ def rerank(
     from jaxir.retrieval.ranking.query_choice import write_reranked
     from jaxir.runtime import distributed
 
-    distributed.maybe_initialize_distributed()
-    with distributed.together():
-        questions = _questions(rerank, candidates, queries, expansions, lines_each, num_candidates)
+    with distributed.joined():
+        questions = CandidateFiles(**files).read()
         reranker = QueryReranker.load(model, batch_tokens=batch_tokens)
         report = write_reranked(reranker, questions, output, corpus=corpus, keep=keep)
         distributed.say(summary(output, report, f", by {model}"))
 
 
 @writes(output="shared outputs file")
+@with_flags_of(CandidateFiles)
 def choose(
     *,
     output: str,
-    candidates: str | None = None,
-    queries: str | None = None,
-    expansions: list[str] | None = None,
     by: Literal["place", "concat", "oracle"] = "place",
     place: Count = 1,
-    num_candidates: Count | None = None,
-    lines_each: Count = 1,
+    **files: Any,
 ) -> None:
     """Chooses an expanded query for each question without a model: as GAR does, or by the answers it finds.
 
@@ -243,41 +265,17 @@ def choose(
 
     Args:
       output: the .jsonl to write, of _id and text.
-      candidates: the output of `retrieve` or `rerank`; required by oracle.
-      queries: instead of --candidates, the questions, queries.jsonl[.gz].
-      expansions: the expansions of --queries.
       by: the expansion at --place; all expansions concatenated; or (oracle) the one with the best-ranked
         answer.
       place: the expansion's rank, from 1; questions with fewer expansions are left out.
-      num_candidates: number of a question's first expansions to choose from (default: all).
-      lines_each: with --expansions, as for `retrieve`.
     """
     from jaxir.retrieval.encoding.windowed_file import summary
     from jaxir.retrieval.ranking.query_choice import write_chosen
 
     if by != "place":
         check_idle(choose, "--by=place", place=place)
-    questions = _questions(choose, candidates, queries, expansions, lines_each, num_candidates)
+    questions = CandidateFiles(**files).read()
     print(summary(output, write_chosen(questions, output, by=by, place=place)))
-
-
-def _questions(
-    command: Callable[..., Any],
-    candidates: str | None,
-    queries: str | None,
-    expansions: list[str] | None,
-    lines_each: int,
-    num_candidates: int | None,
-) -> list[Candidates]:
-    """Returns the questions with their candidates: from --candidates, or from --queries and --expansions."""
-    from jaxir.data.expanded.candidates import read_candidates, read_questions
-
-    if (candidates is None) == (queries is None) or (queries is None) != (expansions is None):
-        raise UserError("give --candidates, or --queries and --expansions")
-    if candidates is not None:
-        check_idle(command, "--expansions", lines_each=lines_each)
-        return [some.of(range(len(some.outputs))[:num_candidates]) for some in read_candidates(candidates)]
-    return read_questions(queries, expansions, lines_each=lines_each, limit=num_candidates)
 
 
 @writes(output="shared outputs file")
@@ -352,7 +350,7 @@ def folds(*, targets: str, queries: str, output: str, folds: Annotated[int, With
 
 
 def main(arguments: list[str]) -> int:
-    """Writes texts for texts (`generate`), searches with them (`retrieve`) and ranks them (`rerank`)."""
+    """Generates texts (`generate`), searches with them (`retrieve`) and ranks them (`rerank`)."""
     action, *rest = arguments or [""]
     if action in EXAMPLES:
         example = cli.command_lines("jaxir.expand", EXAMPLES[action])

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from jaxir import cli
-from jaxir.core.choices import settings_of, with_flags_of
+from jaxir.core.choices import Rules, settings_of, with_flags_of
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
 from jaxir.core.values import Count, Natural, checked
@@ -85,7 +85,9 @@ class Interpolation(Alphas):
             raise UserError("give one of --alpha, --sweep and --weights")
         if not any(_numbers("weights", self.weights)):
             weights = ",".join(self.weights)
-            raise UserError(f"--weights are all 0 ({weights}): every document would score the same")
+            raise UserError(
+                f"--weights are all 0 ({weights}): every document would score the same; give one above 0"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,7 @@ METHODS = {
 }
 
 
-@cli.also_called(runs="run", depth="k")
+@Rules(also_called={"runs": "run", "depth": "k"})
 @writes(output="run file")
 @with_flags_of(*METHODS.values())
 def fuse(
@@ -214,8 +216,8 @@ def _dense_run(first: Run, settings: Rescoring, depth: int) -> Run:
     texts = {query.id: query.text for query in read_queries(settings.queries)}
     name = settings.model or stored.info.model
     if name is None:
-        raise UserError(f"{settings.embeddings} does not say which model made it: give --model")
-    encoder = DualEncoder.load(name)
+        raise UserError(f"{settings.embeddings} does not name the model that made it: give --model")
+    encoder = DualEncoder.load(name, weights=stored.info.weights)
     return score_candidates(first, queries=texts, embeddings=stored, encoder=encoder, depth=depth)
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from jaxir import cli
+from jaxir.core.choices import Rules, with_flags_of
 from jaxir.experiments.experiment_settings import GridSettings
 from jaxir.storage.outputs import writes
 
 
-@cli.also_called(output_dir="output")
+@Rules(also_called={"output_dir": "output"})
 @writes(output_dir="grid", unless="dry_run")
-@cli.takes(GridSettings)
-def grid(settings: GridSettings, *, output_dir: str, dry_run: bool = False) -> int:
+@with_flags_of(GridSettings)
+def grid(*, output_dir: str, dry_run: bool = False, **axes: Any) -> int:
     """Trains and tests every cell of a grid, and prints a paper's table, such as SamToNe's Table 1.
 
     A cell is one model: a data set, a pretrained encoder, a way of sharing between the towers, an objective
@@ -34,6 +36,7 @@ def grid(settings: GridSettings, *, output_dir: str, dry_run: bool = False) -> i
     from jaxir.experiments.rehearsal import check_manual_runs, rehearse
     from jaxir.storage.locks import locked
 
+    settings = GridSettings(**axes)
     parse_metrics(settings.metrics)
     out = Path(output_dir)
     cells = grid_cells.plan_cells(settings, out)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir import cli
 from jaxir.core.choices import settings_of, with_flags_of
 from jaxir.core.errors import UserError
+from jaxir.core.installation import how_to_install
 from jaxir.retrieval.indexes.engine_settings import (
     SETTINGS,
+    Bm25Settings,
+    DatabaseSettings,
     ImpactSettings,
     LuceneSettings,
-    MilvusSettings,
     NearestSettings,
     UpdateSettings,
 )
@@ -30,22 +34,26 @@ if TYPE_CHECKING:
 @with_flags_of(*dict.fromkeys(SETTINGS.values()))
 def index(
     output: str | None = None,
-    backend: Literal["scann", "exact", "lucene", "lucene_impact", "milvus"] | None = None,
+    backend: Literal["scann", "exact", "bm25s", "lucene", "lucene_impact", "milvus", "qdrant", "pgvector"]
+    | None = None,
     update: str | None = None,
     **given: Any,
 ) -> None:
     """Builds an index of encoded passages, or of the words of a corpus; or updates an index (--update).
 
-    scann, exact and milvus need --embeddings. lucene needs --corpus and no model (BM25, in a separate
-    process, which is installed on first use). lucene_impact needs the --vectors of a learned sparse model.
+    scann, exact and databases need --embeddings. bm25s and lucene rank by words (BM25): they need --corpus
+    and no model. lucene is for comparison with published runs of Pyserini; it runs in a separate process,
+    which is installed on first use. lucene_impact needs the --vectors of a learned sparse model.
 
     Args:
       output: the index directory.
-      backend: scann (the default; approximate, fast, exact up to some thousands of passages), exact, lucene
-        (BM25), lucene_impact (learned sparse vectors), or milvus (embedded, or a server by --uri).
+      backend: scann (the default with --embeddings where it is installed; approximate, fast, exact up to some
+        thousands of passages), exact, bm25s (the default with --corpus alone; BM25), lucene (BM25 by Lucene),
+        lucene_impact (learned sparse vectors), or a database: milvus, qdrant or pgvector (PostgreSQL), by
+        --uri.
       update: an index to change, instead of --output: passages of --embeddings with their --corpus are added
-        (a lucene index needs only --corpus), those of --delete are removed. The new index replaces the old
-        one when it is complete; a Milvus server is changed in place.
+        (a BM25 index needs only --corpus), those of --delete are removed. The new index replaces the old
+        one when it is complete; a database is changed in place.
     """
     if update is not None:
         if output is not None or backend is not None:
@@ -54,10 +62,10 @@ def index(
         return
     if output is None:
         raise UserError("give --output to build an index, or --update to change one")
-    backend = backend or "scann"
+    backend = backend or _default_backend(given)
     settings = settings_of(SETTINGS, f"--backend={backend}", given)
     match settings:
-        case LuceneSettings() | ImpactSettings():
+        case Bm25Settings() | LuceneSettings() | ImpactSettings():
             built, recall = _of_words(output, settings), None
         case NearestSettings(parts=int()):
             _in_parts(output, backend, settings)
@@ -69,34 +77,52 @@ def index(
     print(f"{output}: {backend} index of {built.info.count:,} passages" + (f"; {recall}" if recall else ""))
 
 
-def _of_words(output: str, settings: LuceneSettings | ImpactSettings) -> Index:
+def _default_backend(given: dict[str, Any]) -> str:
+    """Returns bm25s for a corpus alone, else scann; where scann is not installed, prints a line: exact."""
+    if given.get("corpus") is not None and given.get("embeddings") is given.get("vectors") is None:
+        return "bm25s"
+    if importlib.util.find_spec("scann") is not None:
+        return "scann"
+    print(
+        f"ScaNN is not installed, so the index is exact (for --backend=scann run: {how_to_install('scann')})",
+        file=sys.stderr,
+    )
+    return "exact"
+
+
+def _of_words(output: str, settings: Bm25Settings | LuceneSettings | ImpactSettings) -> Index:
+    from jaxir.retrieval.indexes.bm25_index import build_bm25_index
     from jaxir.retrieval.indexes.lucene_index import build_impact_index, build_lucene_index
+    from jaxir.sidecar.lucene_settings import Bm25
 
     how = {"on_bad_input": settings.on_bad_input}
+    if isinstance(settings, Bm25Settings):
+        bm25 = Bm25(k1=settings.k1, b=settings.b)
+        return build_bm25_index(settings.corpus, output, bm25=bm25, **how)
     if isinstance(settings, LuceneSettings):
         return build_lucene_index(settings.corpus, output, fields=settings.fields, **how)
     return build_impact_index(settings.vectors, output, corpus=settings.corpus, **how)
 
 
-def _opened(settings: NearestSettings | MilvusSettings) -> StoredEmbeddings:
+def _opened(settings: NearestSettings | DatabaseSettings) -> StoredEmbeddings:
     """Returns the vectors after checking that the corpus and the model belong to them."""
     from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
     from jaxir.retrieval.indexes.documents import check_corpus
 
     stored = open_embeddings(settings.embeddings)
-    if settings.corpus is not None:  # checked before the work; its texts are read last
+    if settings.corpus is not None:  # checked now, although its texts are only read at the end
         check_corpus(settings.corpus, stored)
     if settings.model is not None:
-        _check_model(settings.model, stored.info.fingerprint)
+        _check_model(settings.model, stored.info.fingerprint, stored.info.weights)
     return stored
 
 
 def _built(
-    backend: str, settings: NearestSettings | MilvusSettings, stored: StoredEmbeddings
+    backend: str, settings: NearestSettings | DatabaseSettings, stored: StoredEmbeddings
 ) -> tuple[VectorIndex, Recall | None]:
     from jaxir.retrieval.indexes.base_index import build_index
 
-    if isinstance(settings, MilvusSettings):
+    if isinstance(settings, DatabaseSettings):
         where = {name: getattr(settings, name) for name in ("uri", "collection", "index_type")}
         return build_index(stored, backend=backend, model=settings.model, **where), None
     if settings.storage is None and settings.target_recall is None:
@@ -133,20 +159,19 @@ def _together(output: str) -> Iterator[None]:
 
     from jaxir.runtime import distributed
 
-    distributed.maybe_initialize_distributed()
-    with distributed.together(), alone(output) if jax.process_index() == 0 else contextlib.nullcontext():
+    with distributed.joined(), alone(output) if jax.process_index() == 0 else contextlib.nullcontext():
         check_output("--output", output, "directory")
         yield
 
 
-def _check_model(model: str, fingerprint: str) -> None:
+def _check_model(model: str, fingerprint: str, weights: str | None) -> None:
     """Checks now, and not only in jaxir.search, that queries can be encoded with a model."""
     from jaxir.interop import model_dir
     from jaxir.interop.model import stored
 
     found, known = model_dir.read(model)
-    if (known or stored.fingerprint(found)) != fingerprint:
-        raise UserError(f"--model={model} is not the model that encoded the passages: give the one that did")
+    if stored.quantized_fingerprint(known or stored.fingerprint(found), weights) != fingerprint:
+        raise UserError(f"--model={model} did not encode the passages: give the model that did")
 
 
 def _update(directory: str, settings: UpdateSettings) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxir import cli
-from jaxir.core.choices import with_flags_of
-from jaxir.core.values import check_idle
+from jaxir.core.choices import check_idle, with_flags_of
 from jaxir.retrieval.mining.mining_settings import MiningSettings, RelevanceSettings
 from jaxir.storage.outputs import writes
 
@@ -28,8 +27,8 @@ def mine(
 
     Writes OUTPUT/train.jsonl, on which TevatronPairs(path=...) of jaxir.data.sets.pair_sources trains with
     num_negatives, and OUTPUT/mining.json with the settings. Documents that any split judges relevant to the
-    query, or to another query of the same text, are never negatives. Neither are documents with the same
-    text as one of those or as the query.
+    query, or to another query of the same text, are never negatives. Nor are documents whose text equals
+    the text of such a document, or the query.
 
     Args:
       run: TREC run file over the split's queries, of any retriever (jaxir.search --queries writes one).
@@ -43,7 +42,7 @@ def mine(
       strict: refuse judgements of missing documents or queries, repeated lines and grades such as 1.0. By
         default these are counted, and judgements of missing documents or queries are left out.
     """
-    from jaxir.data.formats.sources import BeirFolder
+    from jaxir.data.formats.beir_folder import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.retrieval.mining import hard_negatives
 

@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxir import cli
+from jaxir.core.choices import Rules, check_idle, with_flags_of
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.values import NotNegative, Seed, check_idle
+from jaxir.core.values import NotNegative, Seed
+from jaxir.data.formats.collection_names import FORMS, MADE
 from jaxir.storage.outputs import writes
 from jaxir.training.run.recipe import Recipe
 
+MADE_FORMS = {kind: FORMS[kind] for kind in MADE}
 SOURCES = {
     "pairs": "FILE",
     "msmarco": "DIR",
     "multireqa": "MRQA_FILE,CANDIDATES_FILE",
     "nq": "FILE",
     "tfds": "beir/NAME",
+    **MADE_FORMS,
 }
 COUNTED = 10_000  # queries or passages that are tokenised, in seconds, to count truncated ones
 # Fields of a recipe that determine how its data are tokenised.
@@ -63,6 +67,8 @@ def prepare(
       multireqa:MRQA_FILE,CANDIDATES_FILE        MultiReQA: an MRQA file (SQuAD.jsonl.gz) and its sentences
       nq:FILE                                    Natural Questions' long answers, from a simplified file
       tfds:beir/NAME                             a set of BEIR that TensorFlow Datasets has prepared
+      hf:NAME                                    a data set of the hub in BEIR's, MTEB's or BRIGHT's layout
+      ir_datasets:ID                             a data set of the package ir_datasets
 
     For pairs:FILE, queries are held out for dev and test; pairs that share a query or a passage stay in one
     split. Columns are found by their usual names: query, question, anchor, sentence1, text1 or title, and
@@ -85,8 +91,9 @@ def prepare(
         for none. The default is a twentieth, at most 1,000; a tenth if there are few queries.
       test: for pairs: queries to hold out for testing, like --dev, but by default at most 2,000.
       seed: for pairs: seed for choosing the held-out queries.
-      splits: for published data sets: splits whose judgements are written (default: test), such as dev.small
-        of MS MARCO or validation of TFDS. A data set that is one file has one split, which gets this name.
+      splits: for published data sets: splits whose judgements are written (default: test; for hf: and
+        ir_datasets: all), such as dev.small of MS MARCO or validation of TFDS. A data set that is one file
+        has one split, which gets this name.
       with_context: for multireqa: whether a passage is the sentence followed by its context, or the sentence.
       data_dir: for tfds: the directory of TFDS's data sets (default: TFDS's own default).
       on_bad_input: stop at the first malformed record, or skip and count malformed ones. Pairs without a
@@ -107,7 +114,8 @@ def prepare(
         check_idle(prepare, "--dataset=multireqa:", with_context=with_context)
     if kind != "tfds":
         check_idle(prepare, "--dataset=tfds:", data_dir=data_dir)
-    _prepare_collection(kind, where, output, splits or ["test"], with_context, data_dir, on_bad_input)
+    splits = splits or (None if kind in MADE_FORMS else ["test"])
+    _prepare_collection(kind, where, output, splits, with_context, data_dir, on_bad_input)
 
 
 def _kind_of(dataset: str) -> tuple[str, str]:
@@ -122,31 +130,35 @@ def _prepare_collection(
     kind: str,
     where: str,
     output: str,
-    splits: list[str],
+    splits: list[str] | None,
     with_context: bool,
     data_dir: str | None,
     policy: Literal["stop", "skip"],
 ) -> None:
+    from jaxir.data.formats.collection_files import write_collection
+    from jaxir.data.formats.collection_names import write_folder
     from jaxir.data.formats.lines import OnBadInput
-    from jaxir.data.sets.collection_files import write_collection
     from jaxir.storage.files import atomic_directory
 
     # Strict, because a judgement of a missing document is a sign of an incomplete download.
-    splits, on_bad_input = list(dict.fromkeys(splits)), OnBadInput(policy, strict=True)
-    for split in splits:
+    splits = None if splits is None else list(dict.fromkeys(splits))
+    on_bad_input = OnBadInput(policy, strict=kind not in MADE_FORMS)
+    for split in splits or ():
         if not re.fullmatch(r"\w[\w.-]*", split):
             raise UserError(f"--splits has {split!r}, which cannot be SPLIT in the file name qrels/SPLIT.tsv")
     with atomic_directory(output) as folder:
-        collection = _read(kind, where, splits, with_context, data_dir, on_bad_input)
-        counts = write_collection(folder, **collection)
+        if kind in MADE_FORMS:
+            counts = write_folder(f"{kind}:{where}", folder, splits, on_bad_input)
+        else:
+            collection = _read(kind, where, splits, with_context, data_dir, on_bad_input)
+            counts = write_collection(folder, **collection)
     on_bad_input.report()
     judged = ", ".join(f"{count:,} judgements ({split})" for split, count in counts.qrels.items())
     print(f"{output}: {counts.documents:,} passages, {counts.queries:,} queries, {judged}")
     if (cut := _cut_by_default(output)) is not None:
         print(cut)
-    print(
-        f"evaluate on it: python -m jaxir.evaluate --model=MODEL --dataset=beir:{output} --split={splits[0]}"
-    )
+    split = next(iter(counts.qrels))
+    print(f"evaluate on it: python -m jaxir.evaluate --model=MODEL --dataset=beir:{output} --split={split}")
 
 
 def _prepare_pairs(
@@ -213,7 +225,7 @@ def _cut_by_default(folder: str) -> str | None:
         if (directory := hub.local_minilm()) is None:
             return None
         _, settings, tokenizer = outline_of(Pretrained(source=f"st:{directory}"), weights=False)
-    except UserError:  # A later command that needs the model reports a damaged copy.
+    except UserError:  # the copy is damaged, which a later command reports
         return None
     path, counts = Path(folder), {}
     texts = {
@@ -263,9 +275,9 @@ def _read(
 
 
 @writes(output="directory")
-@cli.bound_as("jaxir.train:train")
-@cli.takes(Recipe, only=OF_RECORDS, steps=1, batch_size=1)
-def records(recipe: Recipe, *, output: str) -> None:
+@Rules(bound_as="jaxir.train:train")
+@with_flags_of(Recipe, only=OF_RECORDS)
+def records(*, output: str, **settings: Any) -> None:
     """Writes a recipe's training data as records that training reads from the disk, batch by batch.
 
     This is for data larger than memory (docs/datasets.md). The data are tokenised once, for the recipe's
@@ -278,26 +290,34 @@ def records(recipe: Recipe, *, output: str) -> None:
     """
     from jaxir.data.batches.record_files import write_records
     from jaxir.data.batches.text_data import RecordSource
+    from jaxir.data.batches.with_prompts import WithPrompts
     from jaxir.data.formats.lines import OnBadInput
     from jaxir.data.text.truncation import FLAGS, dataset_truncation_note
     from jaxir.interop.build import outline_of
 
-    if not isinstance(recipe.data, RecordSource):
-        raise UserError(f"data must be a source of records, such as BeirPairs(...), not {recipe.data!r:.80}")
-    _, settings, tokenizer = outline_of(recipe.model, weights=False)
+    recipe = Recipe(steps=1, batch_size=1, **settings)
+    data = recipe.data.data if isinstance(recipe.data, WithPrompts) else recipe.data
+    if not isinstance(data, RecordSource):
+        raise UserError(f"data must be a source of records, such as BeirPairs(...), not {data!r:.80}")
+    _, encoder, tokenizer = outline_of(recipe.model, weights=False)
     if tokenizer is None:
         raise UserError(
             f"{type(recipe.model).__name__} has no tokenizer until its model is built: use another model"
         )
-    features = recipe.objective.features(settings.text_format_of(tokenizer, recipe.num_negatives))
+    features = recipe.objective.features(encoder.text_format_of(tokenizer, recipe.num_negatives))
+    if isinstance(recipe.data, WithPrompts):
+        features = recipe.data.prompted(features, tokenizer)
     on_bad_input = OnBadInput(recipe.on_bad_input)
-    written = write_records(output, recipe.data.records(on_bad_input), tokenizer, features)
+    written = write_records(output, data.records(on_bad_input), tokenizer, features)
     on_bad_input.report()
     size = sum(size for _, size in written.files.values())
     files = f"{len(written.files):,} file{'s' if len(written.files) > 1 else ''}"
     print(f"{output}: {written.counts.examples:,} examples in {files}, {size / 1e6:,.1f} MB")
-    print(dataset_truncation_note(written, settings.text_format(), FLAGS))
-    print(f"train on it: the same recipe, and --gin_file=gin/data/records.gin --records={output}")
+    print(dataset_truncation_note(written, encoder.text_format(), FLAGS))
+    how = f"--gin_file=gin/data/records.gin --records={output}"
+    if isinstance(recipe.data, WithPrompts):
+        how = f"@grain_records.GrainRecords() of {output} in WithPrompts.data"
+    print(f"train on it: the same recipe, and {how}")
 
 
 def main(arguments: list[str]) -> int:

@@ -62,7 +62,7 @@ def run_all(out: Path) -> None:
     step("evaluate", makes=None, **runs, qrels=docs / "qrels" / "test.tsv", metrics=METRICS)
     title(6, "Ask it")
     step("search", makes=None, index=after / "index", questions=QUESTIONS)
-    print(f"\nDone in {(time.monotonic() - started) / 60:.1f} minutes. Ask more of it:")
+    print(f"\nDone in {(time.monotonic() - started) / 60:.1f} minutes. Ask your own questions:")
     print(f"  {sys.executable} -m jaxir.search --index={after / 'index'}")
 
 

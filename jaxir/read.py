@@ -55,8 +55,7 @@ def read(
     local_path(output, "written to")
     check_unexpanded(queries)
     how = Decoding(max_new_tokens=max_new_tokens, num_beams=num_beams)
-    distributed.maybe_initialize_distributed()
-    with distributed.together():
+    with distributed.joined():
         reader = Reader.load(model, dtype=dtype, batch_tokens=batch_tokens)
         settings = reader.settings
         questions = read_questions(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxir import cli
+from jaxir.core.choices import Rules
 from jaxir.core.values import Count
 from jaxir.storage.outputs import writes
 
 
-@cli.also_called(depth="k")
+@Rules(also_called={"depth": "k"})
 @writes(output="run file")
 def rerank(
-    *, model: str, run: str, dataset: str, output: str, depth: Count = 100, keep_rest: bool = False
+    *,
+    model: str,
+    run: str,
+    dataset: str,
+    output: str,
+    depth: Count = 100,
+    keep_rest: bool = False,
+    weights: Literal["int8", "nf4"] | None = None,
 ) -> None:
     """Reranks the best documents of each query of a run with a cross-encoder.
 
@@ -24,8 +34,9 @@ def rerank(
       output: the run file to write.
       depth: documents reranked per query.
       keep_rest: append the documents below rank --depth, with scores that decrease by one.
+      weights: keep the cross-encoder's weights in int8, or in 4 bits (nf4) (docs/big_corpora.md).
     """
-    from jaxir.data.formats.sources import BeirFolder
+    from jaxir.data.formats.beir_folder import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
     from jaxir.retrieval.ranking import run_reranking
@@ -34,7 +45,7 @@ def rerank(
     _, directory = parse_dataset(dataset, "beir")
     found = read_run(run)
     candidates = run_reranking.read_candidates(found, BeirFolder(directory), depth=depth)
-    scored = run_reranking.rerank(candidates, CrossEncoder.load(model))
+    scored = run_reranking.rerank(candidates, CrossEncoder.load(model, weights=weights))
     if keep_rest:
         scored = run_reranking.with_rest(scored, found)
     write_run(output, scored)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from jaxir import cli
+from jaxir.core.choices import Rules, with_flags_of
 from jaxir.experiments.experiment_settings import RoundSettings
 from jaxir.storage.outputs import writes
 
 
-@cli.also_called(output_dir="output")
+@Rules(also_called={"output_dir": "output"})
 @writes(output_dir="rounds directory")
-@cli.takes(RoundSettings)
-def rounds(settings: RoundSettings, *, output_dir: str) -> int:
+@with_flags_of(RoundSettings)
+def rounds(*, output_dir: str, **given: Any) -> int:
     """Trains, mines hard negatives with the trained model, trains on them, and repeats this several times.
 
     Every step is a separate command (train, encode, index, search, mine, evaluate), whose output is in
@@ -29,6 +31,7 @@ def rounds(settings: RoundSettings, *, output_dir: str) -> int:
     from jaxir.interop import model_dir
     from jaxir.retrieval.ranking.runs import read_run
 
+    settings = RoundSettings(**given)
     parse_metrics(settings.metrics)
     check_mining(settings)
     out = Path(output_dir)

@@ -6,8 +6,9 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir import cli
+from jaxir.core.choices import check_idle
 from jaxir.core.errors import UserError
-from jaxir.core.values import Count, NotNegative, Share, check_idle
+from jaxir.core.values import Count, NotNegative, Share
 from jaxir.storage.outputs import alone, writes
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def search(
     output: str | None = None,
     k: Count | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
+    weights: Literal["int8", "nf4"] | None = None,
     on_bad_input: Literal["stop", "skip"] = "stop",
     k1: NotNegative | None = None,
     b: Share | None = None,
@@ -39,13 +41,15 @@ def search(
 
     Args:
       index: the index directory.
-      model: the model that encodes queries (default: the one recorded in the index; lucene indexes need
+      model: the model that encodes queries (default: the one recorded in the index; BM25 indexes need
         none).
       query: one question.
       queries: queries.jsonl[.gz] (_id, text; for a lucene_impact index _id, vector); needs --output.
+        Documents in a query's excluded_ids (a list, optional) are left out of its results.
       output: the run file to write for --queries.
       k: documents retrieved per query (default: 100 with --queries, else 5).
       dtype: type of the model's matrix products.
+      weights: keep the model's weights in int8 or nf4 (default: as for the index's documents).
       on_bad_input: stop at the first malformed line of --queries, or skip and count them.
       k1: for a lucene index, BM25's k1: how much repeated words raise a score (default: 0.9).
       b: for a lucene index, BM25's b: how much a document's length lowers its score, 0 to 1 (default: 0.4).
@@ -68,10 +72,10 @@ def search(
     k = k if k is not None else 100 if queries is not None else 5
     loaded = load_index(index)
     if loaded.query_kind != "vectors":
-        check_idle(search, "an index of vectors", dtype=dtype)
+        check_idle(search, "an index of vectors", dtype=dtype, weights=weights)
     if (k1, b, feedback) != (None, None, None):
         loaded = _ranked(loaded, k1, b, feedback)
-    opening = {"model": model, "dtype": dtype}
+    opening = {"model": model, "dtype": dtype, "weights": weights}
     if loaded.engine in ("exact", "parts") and (processes := _processes())[1] > 1:
         with distributed.together():
             if queries is None:
@@ -122,22 +126,26 @@ def _search_file(
     **opening: Any,
 ) -> None:
     """Searches for a file of queries; among several processes, `writes` is True in one."""
-    from jaxir.data.formats.sources import read_queries
+    from jaxir.data.formats.sources import read_excluded, read_queries
     from jaxir.data.formats.sparse_vectors import read_sparse_vectors
+    from jaxir.retrieval.ranking.exclusions import most_excluded, without_excluded
     from jaxir.retrieval.ranking.runs import write_run
     from jaxir.retrieval.searcher import WeightsSearcher
 
     searcher = _searcher(index, **opening)
     if isinstance(searcher, WeightsSearcher):
-        asked = list(read_sparse_vectors(queries, on_bad_input))
+        asked, excluded = list(read_sparse_vectors(queries, on_bad_input)), {}
         scores, ids = index.search([q.weights for q in asked], k)
     else:
         asked = list(read_queries(queries, on_bad_input))
-        scores, ids = searcher.search([q.text for q in asked], k, show_progress=True)
+        excluded = read_excluded(queries)
+        wanted = k + most_excluded(excluded)
+        scores, ids = searcher.search([q.text for q in asked], wanted, show_progress=True)
     if writes:
-        run = {q.id: list(zip(ids[i], scores[i], strict=False)) for i, q in enumerate(asked)}
+        run = {q.id: dict(zip(ids[i], scores[i], strict=False)) for i, q in enumerate(asked)}
+        run = without_excluded(run, excluded, k)
         write_run(output, run)
-        print(f"{output}: {len(run):,} queries, {sum(map(len, ids)):,} answers")
+        print(f"{output}: {len(run):,} queries, {sum(map(len, run.values())):,} answers")
 
 
 def _ranked(
@@ -147,6 +155,15 @@ def _ranked(
     from jaxir.retrieval.indexes.lucene_index import LuceneIndex
     from jaxir.sidecar.lucene_settings import Bm25, Rm3, Rocchio
 
+    if index.engine == "bm25s" and feedback is not None:
+        raise UserError("--feedback needs a lucene index: build one with jaxir.index --backend=lucene")
+    if index.engine == "bm25s":
+        now = index.info.settings
+        raise UserError(
+            f"a bm25s index keeps the k1 ({now['k1']}) and b ({now['b']}) that it was built with: build one"
+            f" with jaxir.index --corpus=CORPUS --k1={now['k1'] if k1 is None else k1}"
+            f" --b={now['b'] if b is None else b}"
+        )
     if not isinstance(index, LuceneIndex):
         raise UserError(f"--k1, --b and --feedback only apply to a lucene index, not to {index.info.engine}")
     given = {name: value for name, value in (("k1", k1), ("b", b)) if value is not None}

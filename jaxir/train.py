@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jaxir import cli
-from jaxir.core.errors import UsageError
+from jaxir.core.choices import Rules, with_flags_of
 from jaxir.runtime.cpu import restart_with_huge_pages
 from jaxir.storage.outputs import writes
 from jaxir.training.run.recipe import Recipe
 
 
-@cli.one_of("steps", "epochs")
-@cli.gives_way(min_steps="epochs")
-@cli.also_called(output_dir="output")
-@cli.hands_over(plan="jaxir.plan:plan", recipe="jaxir.train:train_recipe")
+@Rules(
+    one_of=("steps", "epochs"),
+    gives_way={"min_steps": "epochs"},
+    also_called={"output_dir": "output"},
+    hands_over={"plan": "jaxir.plan:plan"},
+    instead_of_gin="recipe",
+)
 @writes(output_dir="run")
-@cli.takes(Recipe)
-def train(recipe: Recipe, *, output_dir: str) -> int:
+@with_flags_of(Recipe)
+def train(*, output_dir: str, recipe: str | None = None, **settings: Any) -> int:
     """Trains a dual encoder, or resumes the run in the output directory.
 
     The model, the objective and the data come from gin files (see gin/). The flags below override them, and
@@ -36,52 +39,29 @@ def train(recipe: Recipe, *, output_dir: str) -> int:
 
     Args:
       output_dir: directory of the run, new or to be resumed; local or gs://BUCKET/PATH.
+      recipe: a Python file that defines the recipe by `def recipe() -> Recipe`, instead of gin files. Flags
+        replace its fields. RUN/recipe.py records the recipe: --recipe=RUN/recipe.py repeats the run.
     """
-    return _train(lambda: recipe, output_dir, bindings=_gin_bindings, on_start=_write_gin)
-
-
-@cli.takes_typed(Recipe)
-@writes(output_dir="run")
-def train_recipe(recipe: str, *, output_dir: str, **typed: Any) -> int:
-    """Trains the recipe that a Python file defines by `def recipe() -> Recipe`.
-
-    Flags of the command line replace fields of the recipe. RUN/recipe.py records the recipe:
-    --recipe=RUN/recipe.py repeats the run.
-
-    Args:
-      recipe: path of the Python file.
-      output_dir: as for `train`.
-      **typed: fields of the recipe that are flags.
-    """
-    from jaxir.training.run.recipe_file import read_recipe, with_typed, write_recipe
-
-    if any(word.startswith("--gin") for word in cli.TYPED):
-        raise UsageError("--recipe is a complete recipe in Python: leave out gin files and --gin. bindings")
-    return _train(
-        lambda: with_typed(read_recipe(recipe), typed),
-        output_dir,
-        on_start=lambda run: write_recipe(recipe, typed, run),
-    )
-
-
-def _train(
-    make: Callable[[], Recipe], output_dir: str, *, on_start: Callable[[Path], None], **bindings: Any
-) -> int:
-    """Trains the recipe that `make` returns, prints how the run ended, and returns the exit status."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides XLA's log messages
-    from jaxir.runtime.distributed import maybe_initialize_distributed, say, together
+    from jaxir.runtime.distributed import joined, say
     from jaxir.training import trainer
+    from jaxir.training.run import recipe_file
 
-    maybe_initialize_distributed()
-    with together():
-        recipe = make()
-        result = trainer.train(recipe, output_dir, on_start=on_start, **bindings)
+    with joined():
+        if recipe is None:
+            made, how = Recipe(**settings), {"on_start": _write_gin, "bindings": _gin_bindings}
+        else:
+            made = recipe_file.with_typed(recipe_file.read_recipe(recipe), settings)
+            how = {"on_start": functools.partial(recipe_file.write_recipe, recipe, settings)}
+        result = trainer.train(made, output_dir, **how)
         best = ""
         if result.best_step is not None:
-            best = f"; best {recipe.dev_metric} {result.best_value:.4f} at step {result.best_step}"
+            best = f"; best {made.dev_metric} {result.best_value:.4f} at step {result.best_step}"
         if result.stopped_by is None:
-            done = "was already complete" if result.started_at == result.steps else "is complete"
-            say(f"{output_dir} {done}: {result.step} steps{best}")
+            done = "was already complete" if result.started_at == result.step else "is complete"
+            early = f"stopped early at step {result.step} of {result.steps}"
+            ended = f"{result.step} steps" if result.step == result.steps else early
+            say(f"{output_dir} {done}: {ended}{best}")
             return 0
         say(
             f"{output_dir}: stopped by {result.stopped_by.name}; step {result.step} of {result.steps} is"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.seqio.seqio_tasks import add_task
 from jaxir.data.sets import beir_sets
 from jaxir.data.sets.pair_sources import BeirPairs

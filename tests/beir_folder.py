@@ -1,11 +1,17 @@
 """Writing a small BEIR folder."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 WORDS = ["apple", "banana", "cherry", "dune", "ember", "fjord", "grove", "harbour", "iris", "jade"]
+
+
+def write_jsonl(path: Path, records: Iterable[dict]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
 
 
 def write_folder(directory: Path, *, train: int = 40, held_out: int = 8) -> Path:
@@ -26,6 +32,5 @@ def write_folder(directory: Path, *, train: int = 40, held_out: int = 8) -> Path
             place += 1
         (directory / "qrels" / f"{split}.tsv").write_text("".join(lines))
     for name, records in (("corpus", corpus), ("queries", queries)):
-        content = "".join(json.dumps(record) + "\n" for record in records)
-        (directory / f"{name}.jsonl").write_text(content)
+        write_jsonl(directory / f"{name}.jsonl", records)
     return directory

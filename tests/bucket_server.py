@@ -59,12 +59,10 @@ class Bucket:
         return {**os.environ, **local, **nobody}
 
     def names(self, prefix: str = "") -> list[str]:
-        """Returns the names of the objects that begin with `prefix`, sorted."""
         with self._lock:
             return sorted(name for name in self._objects if name.startswith(prefix))
 
     def written(self) -> list[str]:
-        """Returns all names, in the order of their last write."""
         with self._lock:
             return sorted(self._objects, key=lambda name: self._objects[name].generation)
 
@@ -72,7 +70,6 @@ class Bucket:
         return self._objects[name].content
 
     def get(self, name: str) -> Stored | None:
-        """Returns an object, or None."""
         return self._objects.get(name)
 
     def put(self, name: str, content: bytes, condition: str | None = None) -> int:
@@ -97,19 +94,17 @@ class Bucket:
     def describe(self, name: str) -> dict[str, Any]:
         """Returns the API's description of an object."""
         stored = self._objects[name]
+        made = dict.fromkeys(("updated", "timeCreated"), "2026-01-01T00:00:00.000Z")
+        made |= {"generation": str(stored.generation), "metageneration": "1"}
         return {
             "kind": "storage#object",
             "name": name,
             "bucket": BUCKET,
-            "generation": str(stored.generation),
-            "metageneration": "1",
             "size": str(len(stored.content)),
-            "updated": "2026-01-01T00:00:00.000Z",
-            "timeCreated": "2026-01-01T00:00:00.000Z",
+            **made,
         }
 
     def begin(self, name: str) -> str:
-        """Begins an upload in parts and returns its key."""
         with self._lock:
             self._uploads[key := str(len(self._uploads))] = (name, bytearray())
             return key

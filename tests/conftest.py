@@ -120,12 +120,10 @@ def one_layer(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def one_layer_seq2seq(tmp_path_factory) -> Path:
-    """golden/seq2seq_1_1 with one layer of the encoder and one of the decoder."""
     folder = tmp_path_factory.mktemp("one_layer") / "seq2seq"
     return first_layers(folder, "seq2seq_1_1", ("num_layers", "num_decoder_layers"), r"block\.1\.")
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A small BEIR folder with the splits train, dev and test, whose documents belong to groups."""
     return write_folder(tmp_path / "pairs")

@@ -20,12 +20,10 @@ def rows(batch: Mapping[str, np.ndarray], lists: Sequence[str] = ()) -> list:
 
 
 def take(iterator: Iterator[Any], n: int) -> list[Any]:
-    """Returns the next `n` items."""
     return list(itertools.islice(iterator, n))
 
 
 def assert_equal(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> None:
-    """Checks that two batches have the same arrays, bit for bit."""
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():
         assert ours[name].dtype == array.dtype, name

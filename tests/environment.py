@@ -1,6 +1,7 @@
 """The environment of the tests and of the commands that they start. conftest.py imports it before JAX."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache"
@@ -10,8 +11,10 @@ AS_USERS_COMPILE = bool(os.environ.get("JAXIR_AS_USERS_COMPILE"))  # set for the
 QUICK_XLA_FLAGS = (
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE --xla_cpu_parallel_codegen_split_count=1"
-    " --xla_cpu_use_fusion_emitters=false --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+    " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 )
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 12):  # jaxlib 0.12 does not know the flag
+    QUICK_XLA_FLAGS += " --xla_cpu_use_fusion_emitters=false"
 
 DEFAULTS = {
     "JAX_PLATFORMS": "cpu",

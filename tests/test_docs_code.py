@@ -21,6 +21,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.cli import gin_config
+from jaxir.core.choices import rules_of
 from tests.documentation import EXAMPLES
 from tests.shallow import first_layers
 
@@ -202,9 +203,9 @@ def test_command_lines_parse_and_bind(command, tmp_path, monkeypatch, capsys):
         return instead, bound
 
     monkeypatch.setattr(gin_config, "bind", bind_only)
-    if not by_gin or hasattr(function, "bound_as"):
+    if not by_gin:
         monkeypatch.setattr(module, function_name, instead)
-        for name in getattr(function, "hands_over", {}).values():
+        for name in rules_of(function).hands_over.values():
             other = getattr(importlib.import_module(name.partition(":")[0]), name.partition(":")[2])
             monkeypatch.setattr(name.replace(":", "."), functools.wraps(other)(lambda **s: calls.append(s)))
     monkeypatch.chdir(tmp_path)
@@ -223,12 +224,9 @@ BENCHMARKS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py"))
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_benchmarks_have_the_flags_that_pages_use(name):
-    text = "".join(
-        path.read_text().replace("\\\n", "") for path in [*PAGES.values(), ROOT / "benchmarks/README.md"]
-    )
-    flags = {
-        flag for line in re.findall(rf"benchmarks/{name}(.*)", text) for flag in re.findall(r" (--\w+)", line)
-    }
+    pages = [*PAGES.values(), ROOT / "benchmarks/README.md"]
+    text = "".join(path.read_text().replace("\\\n", "") for path in pages)
+    flags = set(re.findall(r" (--\w+)", "\n".join(re.findall(rf"benchmarks/{name}(.*)", text))))
     known = re.findall(r'add_argument\(\s*"(--\w+)"', (ROOT / "benchmarks" / name).read_text())
     assert flags <= set(known)
 

@@ -1,5 +1,3 @@
-"""The structure of jaxir/: rooms import one way, file names occur once, heavy imports are delayed."""
-
 import ast
 import functools
 import graphlib
@@ -18,7 +16,8 @@ PARALLEL = {"models", "losses", "objectives", "training/evaluators"}  # a capabi
 LAZY = (
     *("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn", "gcsfs", "jnius"),
     *("pymilvus", "milvus_lite", "faiss", "pandas", "grpc", "jax2onnx", "onnx", "onnx_ir", "onnxruntime"),
-    *("pyarrow", "rouge_score", "nltk", "ray", "grain", "array_record"),
+    *("pyarrow", "rouge_score", "qwix", "nltk", "ray", "grain", "array_record", "wandb", "trackio", "mteb"),
+    *("bm25s", "psycopg", "qdrant_client"),
 )
 
 

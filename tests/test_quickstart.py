@@ -1,5 +1,3 @@
-"""The quickstart from end to end, as a process, on a small part of the installed documentation."""
-
 import json
 import os
 import re
@@ -77,7 +75,6 @@ def test_quickstart_trains_compares_and_answers(tmp_path, minilm_folder):
 
 
 def commands_in(output: Path) -> list[int]:
-    """Returns the processes that write into `output`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,5 +1,3 @@
-"""benchmarks/report.py: the report that users send back is written part by part."""
-
 import importlib.util
 import json
 import shutil
@@ -66,7 +64,6 @@ def test_report_compares_measured_with_planned(module):
 
 @pytest.mark.slow
 def test_report_measures_fsdp_without_and_with_sparse_cores(module):
-    """Without SparseCores both times are of the same program."""
     found = module.sparse_cores(module.SCALES["tiny"], available=True)
     assert found["with"]["loss"] == found["without"]["loss"] and found["with"]["step_seconds"] > 0
     text = module.render({"date": "2026-11-26", "sparsecores": found})

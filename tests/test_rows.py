@@ -1,5 +1,3 @@
-"""Rows of papers' tables on pages: their flags bind, and make another run than the base."""
-
 import ast
 import collections
 import functools

@@ -1,5 +1,3 @@
-"""The wheel, installed without the clone: commands find their files from any directory."""
-
 import json
 import os
 import re
@@ -19,11 +17,8 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "tests" / "golden" / "bert"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-PAIRS = [
-    (f"what is {a} {b}?", f"{a} {b} is a thing")
-    for a in ("red", "old", "big")
-    for b in ("sea", "hat", "sun", "elk")
-]
+THINGS = [f"{a} {b}" for a in ("red", "old", "big") for b in ("sea", "hat", "sun", "elk")]
+PAIRS = [(f"what is {thing}?", f"{thing} is a thing") for thing in THINGS]
 # The model and the loss are pieces of the wheel; the run is a file of the working directory with the name of
 # one of its pieces.
 RECIPE = """
@@ -58,9 +53,8 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
     """Runs a command without this clone and without this environment's variables for Python."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "XLA_"))}
     env |= {"JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=240
-    )
+    words = [str(part) for part in command]
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -124,7 +118,6 @@ def test_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):
 
 
 def train(jaxir: Path, folder: Path) -> None:
-    """Trains with a recipe, a loss and pairs of the folder."""
     (folder / "gin" / "runs").mkdir(parents=True)
     (folder / "gin" / "mine.gin").write_text(RECIPE)
     (folder / "gin" / "runs" / "few_steps.gin").write_text(RUN)

@@ -19,7 +19,7 @@ from jaxir.core.values import Deferred, hints_of
 
 MACRO = "gin.macro"
 UNKNOWN = inspect.Parameter.empty  # stands for the unknown result of a call
-LINE_LENGTH = 100  # maximum line length of the text that gin gets
+LINE_LENGTH = 100  # maximum line length of the text that is passed to gin
 
 
 class Key(NamedTuple):
@@ -107,7 +107,7 @@ class Bindings:
                     raise UserError(f"{module.__name__} has no {part!r}{suggest(part, vars(parent))}")
                 module, path = (found, []) if inspect.ismodule(found) else (module, [*path, part])
             if not callable(found):
-                raise UserError(f"{name} is neither a function nor a class")
+                raise UserError(f"{name} is neither a function nor a class: bind one of these")
             same = (selector for selector, known in self.objects.items() if known is found)
             selector = next(same, f"{module.__name__}.{'.'.join(path)}")
             self.modules.setdefault(selector, module.__name__)
@@ -155,7 +155,7 @@ class Bindings:
                     continue
                 if part.name in within:
                     way = " -> ".join([*within[within.index(part.name) :], part.name])
-                    raise UserError(f"macro {part.name} refers to itself ({way}) and so has no value")
+                    raise UserError(f"macro {part.name} refers to itself ({way}): set it to a value")
                 found.add(part.name)
                 follow(self.values.get(Key.of_macro(part.name)), (*within, part.name))
 
@@ -192,7 +192,7 @@ class Bindings:
                     if made in within and reference.called:
                         circle = [*within[within.index(made) :], made]
                         way = " -> ".join(name.rpartition(".")[2] for _, name in circle)
-                        raise UserError(f"{way.rpartition(' ')[2]} would be made of itself ({way})")
+                        raise UserError(f"an object refers to itself ({way}): remove one of these references")
                     if made not in depths or depths[made] > len(within):
                         depths[made] = len(within)
                         follow(*made, (*within, made))
@@ -214,18 +214,32 @@ class Bindings:
 
     def resolved(self, value: Any) -> Any:
         """Returns a value without macros; `Deferred` or `UNKNOWN` replaces what a call will return."""
-        if isinstance(value, list | tuple):
-            return type(value)(map(self.resolved, value))
-        if isinstance(value, dict):
-            return {self.resolved(k): self.resolved(v) for k, v in value.items()}
-        if isinstance(value, Macro):
-            return UNKNOWN if "." in value.name else self.resolved(self.values.get(Key.of_macro(value.name)))
-        if not isinstance(value, Reference):
-            return value
-        made, name = self.objects[value.selector], f"@{value.selector.rpartition('.')[2]}"
-        if not value.called:
-            return Deferred(name, type(made))
-        return Deferred(f"{name}()", made) if inspect.isclass(made) else UNKNOWN
+
+        def resolved(part: Any) -> Any:
+            if isinstance(part, Macro):
+                known = "." not in part.name
+                return self.resolved(self.values.get(Key.of_macro(part.name))) if known else UNKNOWN
+            if not isinstance(part, Reference):
+                return part
+            made, name = self.objects[part.selector], f"@{part.selector.rpartition('.')[2]}"
+            if not part.called:
+                return Deferred(name, type(made))
+            return Deferred(f"{name}()", made) if inspect.isclass(made) else UNKNOWN
+
+        return with_parts(value, resolved)
+
+    def settings(self) -> Iterator[tuple[Key, Key, Any]]:
+        """Yields the bindings of all in `made` that differ from their parameters' defaults.
+
+        Each has its key, the key at the end of its chain of macros, and its value without macros.
+        """
+        for made in self.made():
+            parameters = self.parameters_of(made[1])
+            for name, key in self.innermost(*made).items():
+                last = self.chain(key)[-1]
+                value = self.resolved(self.values[last])
+                if name not in parameters or repr(value) != repr(parameters[name].default):
+                    yield key, last, value
 
     def text(self) -> str:
         """Returns the text of a gin file with the bindings that are read; it makes the same objects."""
@@ -243,15 +257,6 @@ class Bindings:
             module = self.modules[selector]
             return names[module] + selector.removeprefix(module)
 
-        def written(value: Any) -> Any:
-            if isinstance(value, list | tuple):
-                return type(value)(map(written, value))
-            if isinstance(value, dict):
-                return {written(k): written(v) for k, v in value.items()}
-            if isinstance(value, Reference):
-                return dataclasses.replace(value, selector=name(value.selector))
-            return value
-
         lines = ["from __gin__ import dynamic_registration"]
         for module in modules:
             parent, _, leaf = module.rpartition(".")
@@ -261,7 +266,8 @@ class Bindings:
         for key in [*macros, *keys]:
             scope = key.scope and f"{key.scope}/"
             left = key.scope if key.is_macro else f"{scope}{name(key.selector)}.{key.parameter}"
-            right = pprint.pformat(written(self.values[key]), width=LINE_LENGTH, sort_dicts=False)
+            value = with_selectors(self.values[key], name)
+            right = pprint.pformat(value, width=LINE_LENGTH, sort_dicts=False)
             lines.append(f"{left} = \\\n{right}" if "\n" in right else f"{left} = {right}")
         return "\n".join([*lines, ""])
 
@@ -271,16 +277,29 @@ def _parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(made).parameters)
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    """Yields a value, or the values in a list, tuple or dict, at any depth."""
+def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns `change` of a value, or of each value in a list, tuple or dict, at any depth."""
     if isinstance(value, list | tuple):
-        for part in value:
-            yield from _parts(part)
-    elif isinstance(value, dict):
-        for pair in value.items():
-            yield from _parts(pair)
-    else:
-        yield value
+        return type(value)(with_parts(part, change) for part in value)
+    if isinstance(value, dict):
+        return {with_parts(k, change): with_parts(v, change) for k, v in value.items()}
+    return change(value)
+
+
+def with_selectors(value: Any, rename: Callable[[str], str]) -> Any:
+    """Returns a value with another selector in each reference."""
+
+    def renamed(part: Any) -> Any:
+        is_reference = isinstance(part, Reference)
+        return dataclasses.replace(part, selector=rename(part.selector)) if is_reference else part
+
+    return with_parts(value, renamed)
+
+
+def _parts(value: Any) -> list[Any]:
+    parts: list[Any] = []
+    with_parts(value, parts.append)
+    return parts
 
 
 def given_twice(what: object, first: str, second: str) -> UserError:

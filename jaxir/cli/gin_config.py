@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -16,6 +16,7 @@ import gin
 from jaxir.cli import short_names
 from jaxir.cli.gin_bindings import REQUIRED, Bindings, Key, given_twice
 from jaxir.cli.gin_files import Reader
+from jaxir.core.choices import rules_of
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.values import check_not_empty, check_value
 
@@ -29,35 +30,37 @@ def bind(
     bindings: Sequence[str],
     flags: dict[str, Any],
     *,
-    only: Collection[str] | None = None,
-) -> tuple[Callable[..., Any], set[str]]:
-    """Reads gin files, then bindings, then flags; returns the bound function and the parameters that are set.
+    command: Callable[..., Any] | None = None,
+) -> tuple[Callable[[], Any], set[str]]:
+    """Reads gin files, then bindings, then flags; returns the bound call and the parameters that are set.
 
     Later values override earlier ones. If a file binds a flag's parameter to a macro, the flag sets the macro
     and so all that is bound to it. If two flags share a macro, only the flag with the macro's name sets it.
     Flags become bindings, so that `operative_config` repeats the run.
 
     Args:
-      function: the command's function.
+      function: the function whose parameters are bound.
       files: gin files.
       bindings: `NAME=VALUE` or `--name=VALUE`; NAME is a short name (`short_names`), a macro or
         `function.parameter`.
       flags: the flags that were given.
-      only: names of parameters that will be read; None for all. Others' required values may be missing.
+      command: the function to call with the values of the parameters that both have; `function` by default.
     """
+    command = command or function
+    own, taken = inspect.signature(function).parameters, inspect.signature(command).parameters
+    set_by_flags = {name: value for name, value in flags.items() if name in own}
     found = Bindings(function)
     reader = Reader(found)
     reader.files(files)
     short_names.check_have_values(found, [b for b in bindings if b.startswith("--")])
     reader.typed(bindings)
     short_names.apply(found)
-    _set_flags(found, function, flags)
-    _give_way(found, function, flags)
+    _set_flags(found, function, set_by_flags)
+    _give_way(found, function, set_by_flags)
     _check_read(found)
-    if only is not None:
-        for key in found.innermost("", found.command).values():
-            if key.parameter not in only:
-                del found.values[key]
+    for key in found.innermost("", found.command).values():
+        if key.parameter not in taken:
+            del found.values[key]
     _check_set(found)
     _check_values(found)
     bound = {key.parameter for key in found.innermost("", found.command).values()}
@@ -67,23 +70,10 @@ def bind(
     gin.parse_config(_text[0])
     gin.finalize()
 
-    def call(**given: Any) -> Any:
-        return function(**{**gin.get_bindings(function), **given})
+    def call() -> Any:
+        return command(**{**gin.get_bindings(function), **flags})
 
     return call, bound | flags.keys()
-
-
-def arguments(
-    function: Callable[..., Any],
-    files: Sequence[str],
-    bindings: Sequence[str],
-    flags: Mapping[str, Any],
-    only: Collection[str],
-) -> dict[str, Any]:
-    """Returns the values that `bind` gives to the parameters `only`; flags of other functions are ignored."""
-    own = inspect.signature(function).parameters
-    bind(function, files, bindings, {n: value for n, value in flags.items() if n in own}, only=only)
-    return gin.get_bindings(function)
 
 
 def operative_config() -> str | None:
@@ -100,14 +90,7 @@ def settled(command: str, text: str) -> dict[str, str]:
     found = Bindings(getattr(importlib.import_module(module), function))
     Reader(found).text(text)
     short_names.apply(found)
-    settings = {}
-    for made in found.made():
-        parameters = found.parameters_of(made[1])
-        for name, key in found.innermost(*made).items():
-            value = found.resolved(found.values[key])
-            if name not in parameters or value != parameters[name].default:
-                settings[str(key)] = repr(value)
-    return settings
+    return {str(key): repr(value) for key, _, value in found.settings()}
 
 
 def _set_flags(found: Bindings, function: Callable[..., Any], flags: Mapping[str, Any]) -> None:
@@ -123,7 +106,7 @@ def _set_flags(found: Bindings, function: Callable[..., Any], flags: Mapping[str
             found.values[macros[0]] = value
         elif flag not in PLACES or own in found.values:
             found.values[own] = value
-    alternatives = getattr(function, "one_of", ())
+    alternatives = rules_of(function).one_of
     given = [name for name in alternatives if _is_typed(found, name, flags)]
     for name in set(alternatives) - set(given) if given else ():
         own = found.of_command(name)
@@ -136,11 +119,12 @@ def _is_typed(found: Bindings, name: str, flags: Mapping[str, Any]) -> bool:
 
 
 def _give_way(found: Bindings, function: Callable[..., Any], flags: Mapping[str, Any]) -> None:
-    """Resets parameters whose gin value would limit a flag of the command line; see `cli.gives_way`."""
-    for name, other in getattr(function, "gives_way", {}).items():
+    """Resets parameters whose gin value would limit a flag of the command line; see `choices.Rules`."""
+    rules = rules_of(function)
+    for name, other in rules.gives_way.items():
         if not _is_typed(found, name, flags) and _is_typed(found, other, flags):
             found.values[found.of_command(name)] = inspect.signature(function).parameters[name].default
-        for instead in set(getattr(function, "one_of", ())) - {other}:
+        for instead in set(rules.one_of) - {other}:
             if _is_typed(found, name, flags) and _is_typed(found, instead, flags):
                 raise UserError(f"{name} only applies with {other}, not with {instead}: leave {name} out")
 
@@ -152,15 +136,11 @@ def _check_read(bindings: Bindings) -> None:
     for key in bindings.typed:
         if key in read or (key.is_macro and key.scope in macros):
             continue
-        others = (
-            short_names.holders(bindings, key)
-            if key.is_macro
-            else [k for k in read if k.parameter == key.parameter]
-        )
-        more = f"; {'it belongs to' if key.is_macro else 'it reads'} {', '.join(sorted(map(str, others)))}"
-        raise UserError(
-            f"{key} is set but nothing reads it: this command makes no such object{more if others else ''}"
-        )
+        what, others = "it reads", [k for k in read if k.parameter == key.parameter]
+        if key.is_macro:
+            what, others = "it belongs to", short_names.holders(bindings, key)
+        more = f"; {what} {', '.join(sorted(map(str, others)))}" if others else ""
+        raise UserError(f"{key} is set but nothing reads it: this command makes no such object{more}")
 
 
 def _check_set(bindings: Bindings) -> None:
@@ -177,14 +157,8 @@ def _check_set(bindings: Bindings) -> None:
 
 def _check_values(bindings: Bindings) -> None:
     """Refuses values that do not fit their parameters, and empty texts for the command's own parameters."""
-    for made in bindings.made():
-        parameters = bindings.parameters_of(made[1])
-        for name, key in bindings.innermost(*made).items():
-            last = bindings.chain(key)[-1]
-            value = bindings.resolved(bindings.values[last])
-            if name in parameters and value is parameters[name].default:
-                continue
-            called = bindings.typed.get(last, str(last)).removeprefix("--gin.")
-            check_value(called, value, bindings.hint(key))
-            if key.selector == bindings.command:
-                check_not_empty(called, value)
+    for key, last, value in bindings.settings():
+        called = bindings.typed.get(last, str(last)).removeprefix("--gin.")
+        check_value(called, value, bindings.hint(key))
+        if key.selector == bindings.command:
+            check_not_empty(called, value)

@@ -11,29 +11,23 @@ import tokenize
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gin import config_parser
 
-from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, given_twice
+from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, given_twice, with_selectors
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.installation import PACKAGE, find_recipe, missing_recipe
 
 DEFAULT = "default"  # default/NAME is the value of a macro that nothing else sets
-# Modules that got another name when they moved, as far as an earlier run's config.gin may import them.
+# Old name -> new name of renamed modules that an earlier run's config.gin may import.
 RENAMED = {"jaxir.evaluators.search": "corpus_search", "jaxir.experiments.plan": "grid_cells"}
 
 
-class _Named(NamedTuple):
-    """`@NAME` or `@NAME()`, as it is written in a gin file."""
-
-    name: str
-    called: bool
-
-
 class _Delegate(config_parser.ParserDelegate):
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> _Named:
-        return _Named(scoped_configurable_name, evaluate)
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        scope, _, name = scoped_configurable_name.rpartition("/")
+        return Reference(scope, name, evaluate)
 
     def macro(self, macro_name: str) -> Macro:
         return Macro(macro_name)
@@ -102,7 +96,7 @@ class Reader:
                         imported[statement.bound_name()] = _imported(statement)
                         self._into.imported |= imported
                 elif isinstance(statement, config_parser.BindingStatement):
-                    value = self._resolved(statement.value, imported)
+                    value = with_selectors(statement.value, lambda name: self._into.find(name, imported))
                     if statement.arg_name:
                         selector = self._into.find(statement.selector, imported)
                         yield self._into.key(statement.scope, selector, statement.arg_name), value
@@ -112,25 +106,14 @@ class Reader:
                         yield Key.of_macro(statement.selector), value
         except tokenize.TokenError:
             after = f" after line {line}" if line else ""
-            raise UserError(f"{name}: a bracket or a quote is opened{after} and never closed") from None
-        except RecursionError:
-            raise UserError(f"{name}: brackets are nested too deeply") from None
+            raise UserError(
+                f"{name}: a bracket or a quote is opened{after} and never closed: close it"
+            ) from None
         except SyntaxError as error:
             raise UserError(_explained(error, name)) from error
         except UserError as error:
             has_place = re.match(r"\S+:\d+: |\S+ includes |gin file ", str(error))
             raise UserError(f"{name}:{line}: {error}" if within and not has_place else str(error)) from error
-
-    def _resolved(self, value: Any, imported: dict[str, types.ModuleType]) -> Any:
-        """Returns a parsed value in which a `Reference` replaces each name of a function or class."""
-        if isinstance(value, _Named):
-            scope, _, name = value.name.rpartition("/")
-            return Reference(scope, self._into.find(name, imported), value.called)
-        if isinstance(value, list | tuple):
-            return type(value)(self._resolved(part, imported) for part in value)
-        if isinstance(value, dict):
-            return {self._resolved(k, imported): self._resolved(v, imported) for k, v in value.items()}
-        return value
 
 
 def _quoted(value: str) -> str:

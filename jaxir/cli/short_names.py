@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, given_twice, has_reference
+from jaxir.cli.gin_bindings import Bindings, Key, Reference, given_twice, has_reference
 from jaxir.core.errors import UsageError, UserError, suggest
 from jaxir.core.installation import RECIPES
 from jaxir.core.values import fits, simple
@@ -35,13 +35,16 @@ DiffCSE: contrastive=diffcse_of masking=masking_ratio texts=changed_text weight=
 Generation: every=generation_every max_new_tokens=dev_new_tokens num_beams=dev_beams
 generator/PretrainedMaskedLM: dtype=generator_dtype source=generator
 GrainRecords: directory=records
+Guided: margin=guide_margin
 held_out/Texts: path=dev_text
 Loss: every=loss_every
 margin_ranking: margin=ranking_margin
 matryoshka: loss=nested_loss
 MeshConfig: data=mesh_data
+Mixture: temperature=mixture_temperature
 pooler_of: source=pooler
 Pretrained PretrainedCrossEncoder PretrainedSeq2Seq UnderIdentityProjection: source=model
+PretrainedGuide: dtype=guide_dtype source=guide
 PretrainedMaskedLM: dtype=head_dtype
 PROP: head=mlm_head masking=mlm_masking mu=smoothing
 rank_margin: reduction=rank_reduction
@@ -49,6 +52,8 @@ Reading: every=reading_every max_new_tokens=dev_new_tokens num_beams=dev_beams
 Reranking: depth=dev_run_depth directory=data loss=ranking_loss run=dev_run split=dev_run_split
 Search: dataset=dev_collection every=search_every split=dev_judgements wanted=dev_metrics
 selection_of: k=top name=selection
+NanoBEIR: every=nanobeir_every place=nanobeir sets=nanobeir_sets
+ScoredIds: collection=data path=scores
 SentEval: directory=senteval every=senteval_every folds=senteval_folds
 SimCSE: loss=contrastive_loss
 SourcesAndTargets: path=targets
@@ -66,11 +71,16 @@ OTHERWISE = {
 
 
 class UnknownFlagError(UsageError):
-    """Raised for a flag (its name only) of no parameter of the recipe; `known` are existing flags."""
+    """The recipe has no parameter with a flag's name.
+
+    `known` are existing flags; `short` is the short name of the parameter that the flag names, if it has one.
+    """
 
     def __init__(self, flag: str, known: Iterable[str]) -> None:
+        self.short = OTHERWISE.get(flag.partition("=")[0].removeprefix("--").replace("-", "_"))
         self.flag, self.known = flag, [f"--{name}" for name in known]
-        super().__init__(f"there is no flag {flag:.80}{suggest(flag, self.known)}")
+        meant = f"; did you mean '--{self.short}'?" if self.short else suggest(flag, self.known)
+        super().__init__(f"there is no flag {flag:.80}{meant}")
 
 
 def short_name(key: Key) -> str:
@@ -85,19 +95,6 @@ def flags_of(name: str, parameter: str) -> list[str]:
     """Returns the flags that set a parameter of the class or function `name`, the best one first."""
     short = short_name(Key("", name, parameter))
     return [f"--{short}", f"--gin.{short.upper()}", f"--gin.{name}.{parameter}"]
-
-
-def settings(bindings: Bindings) -> dict[str, tuple[Any, list[Key]]]:
-    """Returns {short name: (value, parameters)} for the short names that gin files set."""
-    found: dict[str, tuple[Any, list[Key]]] = {}
-    macros = [Macro(key.scope) for key in bindings.values if key.is_macro]
-    for key, value in sorted(bindings.values.items(), key=lambda item: item[0].is_macro):
-        name = short_name(key)
-        if key.is_macro:
-            found[name] = (value, found.get(name, (value, []))[1])
-        elif not has_reference(value) and (value not in macros or value == Macro(name.upper())):
-            found.setdefault(name, (value, []))[1].append(key)
-    return found
 
 
 def known_names(bindings: Bindings) -> set[str]:
@@ -147,7 +144,8 @@ def check_have_values(bindings: Bindings, typed: Sequence[str]) -> None:
 def apply(bindings: Bindings) -> None:
     """Treats each macro that nothing uses as a short name: sets the parameter with that name.
 
-    Refuses a name of several parameters, and a misspelt or command-line name of none.
+    Refuses a name that several parameters have. Refuses a name that no parameter has, if it is misspelt or
+    comes from the command line.
     """
     names = [key for key in bindings.values if key.is_macro]
     # Set objects first, because later names may set the objects' parameters.
@@ -174,7 +172,7 @@ def apply(bindings: Bindings) -> None:
 
 
 def _parameters(bindings: Bindings, name: str, value: Any) -> list[Key]:
-    """Returns the bound parameters of a short name, else its unbound ones: those nearest to the command."""
+    """Returns the parameters with a short name that are nearest to the command: bound ones, else others."""
     found: dict[Key, tuple[bool, int]] = {}
     for (scope, selector), depth in bindings.made().items():
         bound = bindings.innermost(scope, selector)
@@ -198,7 +196,7 @@ def _may_be(bindings: Bindings, key: Key, value: Any) -> bool:
 def _check_known(bindings: Bindings, key: Key) -> None:
     """Refuses a name that sets nothing if the command line gives it or it is misspelt; else warns."""
     if holders(bindings, key):
-        return  # `gin_config.bind` refuses it if the command line gives it.
+        return  # If the command line sets it, `gin_config.bind` refuses it.
     known, shipped = known_names(bindings), shipped_names()
     spelled = bindings.typed.get(key)
     if spelled and not spelled.startswith("--gin."):

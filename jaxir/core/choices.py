@@ -1,69 +1,85 @@
-"""Flags of a command that come from settings dataclasses, such as one for each engine or method."""
+"""Flags of a command: their rules, and flags from settings dataclasses, such as one for each method."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import itertools
 import re
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jaxir.core.errors import UserError
+from jaxir.core.errors import BadValueError, UserError
 from jaxir.core.values import hints_of
 
 
-def with_flags_of(*settings: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How the command line sets a command's parameters; `@Rules(...)` marks the command.
+
+    Attributes:
+      one_of: alternative parameters: one that the command line gives overrides gin's values of the others.
+      gives_way: parameters whose gin value must not limit another flag that the command line gives. With
+        {"min_steps": "epochs"}, --epochs resets min_steps to its default, unless the command line gives
+        --min_steps too.
+      also_called: second spellings of flags: {"output_dir": "output"} makes --output set output_dir.
+      hands_over: flags that call another command ("package.module:function") instead of the one that
+        `@Rules` marks. The flag's value becomes that command's first parameter. Flags that both commands have
+        are passed on.
+      bound_as: the command ("package.module:function") whose parameters gin files bind for the command that
+        `@Rules` marks.
+      instead_of_gin: a flag that replaces gin files and required parameters.
+    """
+
+    one_of: Sequence[str] = ()
+    gives_way: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    also_called: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    hands_over: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    bound_as: str | None = None
+    instead_of_gin: str | None = None
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        function.rules = self
+        return function
+
+
+def rules_of(function: Callable[..., Any]) -> Rules:
+    return getattr(function, "rules", Rules())
+
+
+def with_flags_of(
+    *settings: type, only: Collection[str] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds dataclass fields to a command's parameters; its `**given` gets those that a caller gives.
 
-    If several dataclasses have a field, the first one documents it.
+    A required field stays required if all dataclasses have it. If several dataclasses have a field, the
+    first one documents it. The command's `of_settings` has the names of the fields.
+
+    Args:
+      *settings: the dataclasses; their `Attributes:` become part of the command's documentation.
+      only: names of the fields to take; None for all.
     """
-    fields: dict[str, dataclasses.Field] = {}
-    for cls in settings:
-        for field in dataclasses.fields(cls):
-            fields.setdefault(field.name, field)
-    # Only some choices need a field without a default, so its flag may be missing.
-    defaults = {name: None if f.default is dataclasses.MISSING else f.default for name, f in fields.items()}
-    taken = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-        for name, default in defaults.items()
-    ]
+    taken: dict[str, inspect.Parameter] = {}
+    fields = [inspect.signature(cls).parameters for cls in settings]
+    for name in dict.fromkeys(itertools.chain(*fields)):
+        if only is None or name in only:
+            found = [parameters.get(name) for parameters in fields]
+            taken[name] = next(filter(None, found))
+            if taken[name].default is inspect.Parameter.empty and None in found:
+                taken[name] = taken[name].replace(default=None)
+    hints = {name: hint for cls in reversed(settings) for name, hint in hints_of(cls).items()}
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         *own, _ = inspect.signature(function).parameters.values()
-
-        def command(*args: Any, **given: Any) -> Any:
-            return function(*args, **given)
-
-        return with_parameters(command, function, own, taken, settings)
+        known = typing.get_type_hints(function, include_extras=True)
+        function.of_settings = taken.keys()
+        function.__signature__ = inspect.Signature([*own, *taken.values()])
+        function.__annotations__ = {p.name: known[p.name] for p in own} | {n: hints[n] for n in taken}
+        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__), *_documented(settings, taken)])
+        return function
 
     return decorate
-
-
-def with_parameters(
-    command: Callable[..., Any],
-    function: Callable[..., Any],
-    own: Iterable[inspect.Parameter],
-    taken: Iterable[inspect.Parameter],
-    settings: Sequence[type],
-) -> Callable[..., Any]:
-    """Returns `command`, a wrapper of `function`, with the name and documentation of `function`.
-
-    Its parameters are `own`, which the function has itself, then `taken`, which are fields of `settings`. A
-    field's type and documentation come from the first dataclass that has the field.
-    """
-    own, taken = list(own), list(taken)
-    functools.update_wrapper(command, function)
-    del command.__wrapped__  # otherwise inspect shows the function's parameters
-    known = typing.get_type_hints(function, include_extras=True)
-    hints = {name: hint for cls in reversed(settings) for name, hint in hints_of(cls).items()}
-    command.__signature__ = inspect.Signature([*own, *taken])
-    command.__annotations__ = {p.name: known[p.name] for p in own} | {p.name: hints[p.name] for p in taken}
-    lines = _documented(settings, {p.name for p in taken})
-    command.__doc__ = "\n".join([inspect.cleandoc(function.__doc__), *lines])
-    return command
 
 
 def settings_of(choices: Mapping[str, type], chosen: str, given: Mapping[str, Any]) -> Any:
@@ -85,6 +101,17 @@ def settings_of(choices: Mapping[str, type], chosen: str, given: Mapping[str, An
     if needed:
         raise UserError(f"{chosen} needs {' and '.join(needed)}")
     return choices[chosen](**given)
+
+
+def check_idle(function: Callable[..., Any], purpose: str, **given: Any) -> None:
+    """Raises a BadValueError if a parameter of `function` that will have no effect differs from its default.
+
+    `purpose` ends the sentence "--name only applies to ...".
+    """
+    parameters = inspect.signature(function).parameters
+    for name, value in given.items():
+        if value != parameters[name].default:
+            raise BadValueError(f"--{name} only applies to {purpose}: leave it out")
 
 
 def _documented(settings: Sequence[type], names: Collection[str]) -> list[str]:

@@ -37,11 +37,13 @@ class Decoding:
 
     def __post_init__(self):
         if self.samples and self.num_beams > 1:
-            raise UserError("beam search does not sample: give num_beams, or temperature, top_k and top_p")
+            raise UserError(
+                "beam search does not sample: set num_beams, or temperature, top_k and top_p, not both"
+            )
         if not self.samples and self.num_outputs > self.num_beams:
             raise UserError(
-                f"{self.num_outputs} outputs per text need sampling or as many beams: give temperature,"
-                " top_k or top_p, or a larger num_beams"
+                f"num_outputs is {self.num_outputs}, but num_beams is {self.num_beams} and nothing is"
+                f" sampled: set num_beams to {self.num_outputs}, or sample with temperature, top_k or top_p"
             )
 
     @property

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxir.core.errors import UsageError, UserError
+from jaxir.core.errors import UsageError, UserError, causes
 from jaxir.core.installation import PACKAGE, cache_directory
 from jaxir.core.platforms import missing_device
 
@@ -38,9 +38,11 @@ def explain(error: BaseException) -> Fault:
     # Only `Path.resolve` of Python 3.11 and 3.12 raises no OSError for a loop of links.
     if isinstance(error, RuntimeError) and (loop := re.fullmatch("Symlink loop from '(.*)'", str(error))):
         return Fault(_of_system(OSError(errno.ELOOP, os.strerror(errno.ELOOP), loop[1])), 1)
-    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # os.fsdecode
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # from os.fsdecode
         text = error.object if len(error.object) <= 80 else f"...{error.object[error.start :]:.80}"
-        return Fault(f"{text!r} contains a byte that is not UTF-8, and cannot be written: rename it", 1)
+        return Fault(
+            f"{text!r} contains a byte that is not UTF-8, so it cannot be written: rename the file", 1
+        )
     if (sentence := missing_device(error)) is not None:
         return Fault(_printable(sentence), 1)
     if isinstance(error, MemoryError) or _is_of_device_memory(error):
@@ -58,14 +60,12 @@ def blame(error: BaseException) -> tuple[str, int]:
     The user's code, such as an objective that a gin file names, is neither jaxir's nor installed. If the
     error passed no such code, the returned line is "internal".
     """
-    lines: list[str] = []
-    while error is not None:  # the innermost cause comes last
-        lines += [
-            f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
-            for frame, line in traceback.walk_tb(error.__traceback__)
-            if _is_users(frame.f_code.co_filename)
-        ]
-        error = error.__cause__
+    lines = [
+        f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
+        for cause in causes(error)  # the innermost cause comes last
+        for frame, line in traceback.walk_tb(cause.__traceback__)
+        if _is_users(frame.f_code.co_filename)
+    ]
     return (lines[-1], 1) if lines else ("internal", INTERNAL)
 
 

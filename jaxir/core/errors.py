@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,28 @@ class UsageError(UserError):
 
 class BadValueError(UserError, ValueError):
     """A value of the wrong type, or outside of the allowed range."""
+
+
+def causes(error: BaseException, *, implicit: bool = False) -> Iterator[BaseException]:
+    """Yields an error, then its cause, the cause's cause and so on.
+
+    If `implicit`, errors in whose handling another one was raised are causes, too.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or (found.__context__ if implicit else None)
+
+
+def root_reason(error: BaseException, *, implicit: bool = False) -> str:
+    """Returns the root cause of an error in one line: the system's message if it has one."""
+    *_, root = causes(error, implicit=implicit)
+    text = next((line.strip() for line in str(root).splitlines() if line.strip()), type(root).__name__)
+    if found := re.search(r"\[Errno -?\d+\] ([\w /-]+)", text):
+        return found[1].strip().lower()
+    if isinstance(root, OSError) and root.strerror:
+        return root.strerror.lower()
+    return text if len(text) <= 160 else f"{text[:160]}..."
 
 
 def without_hashes(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class TextFormat:
       num_negatives: number of hard negatives per example in a batch.
       query_prompt: text put before each query.
       passage_prompt: text put before each passage and negative.
+      prompt_tokens: number of tokens of the query prompt and of the passage prompt that pooling leaves out;
+        None: pooling reads prompts like other tokens.
       mask_id: the id of the tokenizer's mask token; None if it has none.
       vocabulary: a hash of the tokens and their ids (`Tokenizer.vocabulary`); None if unknown.
       reads: which texts a cross-encoder reads.
@@ -48,6 +50,7 @@ class TextFormat:
     num_negatives: int = 0
     query_prompt: str = ""
     passage_prompt: str = ""
+    prompt_tokens: tuple[int, int] | None = None
     mask_id: int | None = None
     vocabulary: str | None = None
     reads: Reads = "pair"
@@ -140,6 +143,23 @@ class Numbers:
     dtype = np.dtype(np.float32)
 
 
+@dataclasses.dataclass(frozen=True)
+class PromptTokens:
+    """Number of tokens at the start of a text that pooling leaves out: int32 [], the same for all examples.
+
+    Attributes:
+      field: the field of the record, which must also be read as `Tokens`.
+      value: the number of tokens of its prompt (`Tokenizer.prompt_length`).
+    """
+
+    field: str
+    value: int
+
+    count: ClassVar[None] = None
+    shape: ClassVar[tuple[int, ...]] = ()
+    dtype = np.dtype(np.int32)
+
+
 class TokenCounts(NamedTuple):
     """Counts of each token in the texts of a field, without the special tokens at both ends.
 
@@ -154,7 +174,7 @@ class TokenCounts(NamedTuple):
     occurrences: np.ndarray
 
 
-Feature = Tokens | Key | Numbers
+Feature = Tokens | Key | Numbers | PromptTokens
 Features = Mapping[str, Feature]
 
 
@@ -162,21 +182,27 @@ def fields_of(features: Features) -> dict[str, Tokens | Numbers]:
     """Returns how each field is read, in order: as tokens or as numbers.
 
     Raises:
-      ValueError: two features read one field differently, or the field of a key is not read as tokens.
+      ValueError: two features read one field differently, or the field of a key or of a prompt's length is
+        not read as tokens.
     """
     found: dict[str, Tokens | Numbers] = {}
     for name, feature in features.items():
-        if not isinstance(feature, Tokens | Numbers | Key):
-            kinds = f"Tokens, Numbers or Key of jaxir.core.features, not {type(feature).__name__}"
-            raise UserError(f"feature {name!r} must be a {kinds}")
+        if not isinstance(feature, Feature):
+            kinds = "Tokens, Numbers, Key or PromptTokens of jaxir.core.features"
+            raise UserError(f"feature {name!r} must be a {kinds}, not {type(feature).__name__}")
     for feature in features.values():
-        if not isinstance(feature, Key) and found.setdefault(feature.field, feature) != feature:
-            raise ValueError(f"{feature} and {found[feature.field]} read the same field differently")
+        if isinstance(feature, Tokens | Numbers) and found.setdefault(feature.field, feature) != feature:
+            raise ValueError(
+                f"{feature} and {found[feature.field]} read the same field differently: give both the same"
+                " settings"
+            )
     for name, feature in features.items():
-        if isinstance(feature, Key):
+        if isinstance(feature, Key | PromptTokens):
             tokens = found.get(feature.field)
             if not isinstance(tokens, Tokens) or tokens.count != feature.count:
-                raise ValueError(f"feature {name!r}: {feature} needs `Tokens` of the same field and count")
+                raise ValueError(
+                    f"feature {name!r}: {feature} needs a `Tokens` feature with the same field and count"
+                )
     return found
 
 
@@ -194,7 +220,8 @@ def check_record(record: Record, fields: Mapping[str, Tokens | Numbers], number:
         if name not in record:
             which = f"example {number} has" if number else "the data have"
             raise UserError(
-                f"the objective reads the field {name!r}, but {which} only {', '.join(map(str, record))}"
+                f"the objective reads the field {name!r}, but {which} only {', '.join(map(str, record))}:"
+                " give other data"
             )
         value = record[name]
         is_right = _is_text if isinstance(field, Tokens) else _is_number

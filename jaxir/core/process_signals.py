@@ -15,7 +15,7 @@ from typing import Any
 from jaxir.core.errors import Terminated
 from jaxir.core.progress import drop
 
-AGAIN_SECONDS = 0.05  # delay until a signal is sent again because Python dropped its exception
+AGAIN_SECONDS = 0.05  # delay before a signal is sent again, if Python dropped its exception
 
 
 def _is_unheard(number: signal.Signals) -> bool:

@@ -79,6 +79,19 @@ def drop(descriptor: int) -> None:
     os.close(nowhere)
 
 
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Discards what C++ libraries write to standard error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    drop(2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 class _Lines(io.TextIOBase):
     """Prints each state of a tqdm bar as a line on standard error."""
 

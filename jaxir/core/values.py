@@ -47,7 +47,7 @@ class _Object:
 
     def __contains__(self, value: Any) -> bool:
         if isinstance(value, Deferred) and issubclass(value.kind, type):
-            return False  # a class, where an instance is needed
+            return False  # the value is a class, but must be an instance
         return type(value) not in _PLAIN
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Deferred:
 
 # All numbers below must also be finite.
 Count = Annotated[int, Within(1)]
-Layers = Annotated[int, Within(1, 1000)]  # a large number takes long: layers are created one by one
+Layers = Annotated[int, Within(1, 1000)]  # limited, because layers are created one by one, which takes long
 Size = Annotated[int, Within(1, 2**31 - 1)]  # size of an axis of parameters; XLA uses int32 for sizes
 Buckets = Annotated[int, Within(1, 2**16)]  # buckets of distances; their bounds are computed one by one
 Natural = Annotated[int, Within(0)]
@@ -89,8 +89,12 @@ Seed = Annotated[int, Within(0, 2**32 - 1)]
 Positive = Annotated[float, Within(0, without="low")]
 PositiveNumber = Annotated[int | float, Within(0, without="low")]
 Temperature = Annotated[float, Within(1e-6)]  # logits divided by a smaller number may overflow float32
-Interval = Annotated[int | float, Within(0, MOST_STEPS, without="low")]  # steps; below 1: a share of them
-Warmup = Annotated[int | float, Within(0, MOST_STEPS)]  # steps or a share, like `Interval`; 0: no warmup
+Interval = Annotated[
+    int | float, Within(0, MOST_STEPS, without="low")
+]  # a number of steps; below 1, a share of all steps
+Warmup = Annotated[
+    int | float, Within(0, MOST_STEPS)
+]  # a number or share of steps, like `Interval`; 0: no warm-up
 NotNegative = Annotated[float, Within(0)]
 NotNegativeNumber = Annotated[int | float, Within(0)]
 Share = Annotated[float, Within(0, 1)]
@@ -99,7 +103,8 @@ Portion = Annotated[float, Within(0, 1, without="both")]
 Object = Annotated[Any, _Object()]
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", type(None): "None"}
-_PLAIN = {str, int, float, bool, list, tuple, dict, types.NoneType}  # gin writes their values without @
+# Types whose values gin writes without @.
+_PLAIN = {str, int, float, bool, list, tuple, dict, types.NoneType}
 _MOST = 2**63 - 1  # no count, size or device number has more than 64 bits
 _LISTS = (list, tuple, collections.abc.Sequence)
 _DICTS = (dict, collections.abc.Mapping)
@@ -216,17 +221,6 @@ def checked(cls: type) -> type:
     return cls
 
 
-def check_idle(function: Callable[..., Any], purpose: str, **given: Any) -> None:
-    """Raises a BadValueError if a parameter of `function` that will have no effect differs from its default.
-
-    `purpose` ends the sentence "--name only applies to ...".
-    """
-    parameters = inspect.signature(function).parameters
-    for name, value in given.items():
-        if value != parameters[name].default:
-            raise BadValueError(f"--{name} only applies to {purpose}: leave it out")
-
-
 def parse(text: str, hint: Any) -> Any:
     """Returns the value of a flag's text. The message of a BadValueError lacks the flag's name before it."""
     kind = simple(hint)
@@ -268,7 +262,10 @@ def simple(hint: Any) -> Any | None:
         return found[0] if len(found) == len(arms) else None
     if kind in (str, int, float, bool) or kind is Literal:
         return hint
-    return list[str] if kind in _LISTS and arms and str in (arms[0], *typing.get_args(arms[0])) else None
+    if kind not in _LISTS or not arms:
+        return None
+    texts = typing.get_origin(arms[0]) is Literal or str in (arms[0], *typing.get_args(arms[0]))
+    return list[str] if texts else None
 
 
 def _without_none(hint: Any) -> Any:

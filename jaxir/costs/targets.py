@@ -24,7 +24,7 @@ class Target:
     """Accelerators of one kind."""
 
     name: str  # as the user wrote it
-    chip: Chip  # their kind
+    chip: Chip  # the kind of all accelerators
     shape: tuple[int, ...]  # a TPU slice's torus, in chips; the number of GPUs
     slices: int = 1  # TPU slices joined by the data-centre network, or GPU nodes
 
@@ -78,7 +78,7 @@ def parse(text: str) -> Target:
         if count > MOST_GPUS:
             raise UserError(f"--topology={text}: plans are for at most {MOST_GPUS:,} GPUs; give fewer")
         if count > chip.node and count % chip.node:
-            raise UserError(f"--topology={text}: {count} GPUs is not a multiple of the {chip.node} of a node")
+            raise UserError(f"--topology={text}: give a multiple of {chip.node}, a node's GPUs")
         return Target(name=f"gpu:{rest}", chip=chip, shape=(count,), slices=-(-count // chip.node))
     if kind not in TPUS:
         raise UserError(

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from jaxir.core.errors import UserError
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.formats.lines import OnBadInput
-from jaxir.data.formats.sources import BeirFolder
 from jaxir.evaluation.judgements import by_query
 from jaxir.evaluation.retrieval_metrics import (
     DEFAULT_METRICS,
@@ -20,6 +20,7 @@ from jaxir.evaluation.retrieval_metrics import (
     evaluate_run,
 )
 from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.ranking.exclusions import most_excluded, without_excluded
 
 
 class TextEncoder(Protocol):
@@ -43,6 +44,7 @@ class Collection:
       queries: the text of each query of `query_ids`.
       qrels: query id to document id to relevance. It may name queries and documents that do not exist. As in
         trec_eval, such a document is treated as not retrieved, and such a query scores 0.
+      excluded: query id to the ids of documents that are left out of its results (BRIGHT's excluded_ids).
     """
 
     document_ids: list[str]
@@ -50,10 +52,11 @@ class Collection:
     query_ids: list[str]
     queries: list[str]
     qrels: dict[str, dict[str, int]]
+    excluded: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
 def read_collection(directory: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
-    """Reads a BEIR folder: its corpus, and the queries for which the split has judgements.
+    """Reads a collection (see `BeirFolder`): its corpus, and the queries that the split has judgements for.
 
     Repeated documents or queries, judgements of unknown documents or queries, and grades such as 1.0 are
     counted; a line on standard error reports the counts. With `strict` they raise a BadInputError.
@@ -72,22 +75,24 @@ def read_collection(directory: str | Path, split: str = "test", *, strict: bool 
             " corpus.jsonl, queries.jsonl and qrels belong together"
         )
     collector.report()
+    excluded = folder.excluded()
     return Collection(
         document_ids=list(documents),
         documents=list(documents.values()),
         query_ids=asked,
         queries=[queries[query_id] for query_id in asked],
         qrels=qrels,
+        excluded={query_id: excluded[query_id] for query_id in asked if query_id in excluded},
     )
 
 
 def search_collection(
     encoder: TextEncoder, collection: Collection, *, depth: int
 ) -> dict[str, dict[str, float]]:
-    """Encodes the collection; returns each query's `depth` best documents: query id to id to score."""
+    """Encodes the collection; returns query id to document id to score, `depth` documents per query."""
     passages = encoder.encode_passages(collection.documents)
     queries = encoder.encode_queries(collection.queries)
-    return search_vectors(queries, passages, collection, similarity=encoder.similarity, depth=depth)
+    return search_vectors(queries, passages, collection, similarity=encoder.similarity_fn_name, depth=depth)
 
 
 def search_vectors(
@@ -95,11 +100,12 @@ def search_vectors(
 ) -> dict[str, dict[str, float]]:
     """Like `search_collection`, but for vectors of the queries [Q, D] and the passages [N, D]."""
     index = ExactIndex.build(passages, collection.document_ids, similarity=similarity)
-    scores, ids = index.search(queries, depth)
-    return {
+    scores, ids = index.search(queries, depth + most_excluded(collection.excluded))
+    run = {
         query_id: dict(zip(found, row.tolist(), strict=False))
         for query_id, found, row in zip(collection.query_ids, ids, scores, strict=True)
     }
+    return without_excluded(run, collection.excluded, depth)
 
 
 def evaluate_collection(

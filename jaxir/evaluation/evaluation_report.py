@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.answers import read_answers, read_written
+from jaxir.data.formats.collection_names import made_kind
 from jaxir.evaluation.answer_match import AnswersIn, judge_by_answers
 from jaxir.evaluation.exact_match import score_answers
 from jaxir.evaluation.judgements import read_judgements
@@ -152,7 +153,7 @@ def _name_systems(
 def score_model(
     model: str,
     kind: str,
-    directory: Path,
+    directory: str | Path,
     split: str,
     metrics: str,
     identical_ids: IdenticalIds,
@@ -178,19 +179,20 @@ def score_model(
         check_comparable(against[0].queries)
     encoder = DualEncoder.load(model)
     scores = evaluate_collection(encoder, collection, metrics, depth=depth, identical_ids=identical_ids)
-    count = len(collection.documents)
+    count, without = len(collection.documents), sum(map(len, collection.excluded.values()))
+    excluded = f", {without:,} excluded ids of {len(collection.excluded):,} queries" if without else ""
     systems = [System(name=model, scores=[scores])]
     if baseline is not None:
         systems.append(System(name=name if name != model else "baseline", scores=against))
     facts = {
         "model": model,
         "fingerprint": encoder.fingerprint,
-        "dataset": f"{kind}:{directory}",
+        "dataset": str(directory) if made_kind(str(directory)) else f"{kind}:{directory}",
         "split": split,
         "documents": count,
         "document_text": "(title + ' ' + text).strip()",
         **encoder.settings.describe(),
-        "similarity": encoder.similarity,
+        "similarity": encoder.similarity_fn_name,
         "search": "exact",
         "depth": depth,
         **({"runs": {systems[-1].name: files}} if files else {}),
@@ -199,7 +201,8 @@ def score_model(
         systems=systems,
         facts=facts,
         note=f"{directory}, split {split}: {count} documents, a document's text is title + ' ' + text; "
-        f"{lengths_of(encoder)}; {encoder.similarity} similarity, exact search, {depth} results per query",
+        f"{lengths_of(encoder)}; {encoder.similarity_fn_name} similarity, exact search, {depth} results per"
+        f" query{excluded}",
         baseline=None if baseline is None else systems[-1],
     )
 

@@ -219,9 +219,17 @@ def _posts(path: Path, collector: OnBadInput) -> dict[str, dict[str, Any]]:
     posts = read_json(path, dict[str, dict[str, Any]])
     for name, fields in posts.items():
         if any(not isinstance(fields.get(field), str) for field in ("title", "body", "creationdate")):
-            raise BadInputError(path, None, f"post {name!r} needs the texts title, body and creationdate")
+            raise BadInputError(
+                path,
+                None,
+                f"post {name!r} needs the texts title, body and creationdate; download the file again",
+            )
         if not isinstance(fields.get("dups"), list | dict):
-            raise BadInputError(path, None, f"post {name!r} needs dups, a list of its duplicates' ids")
+            raise BadInputError(
+                path,
+                None,
+                f"post {name!r} needs dups, a list of its duplicates' ids; download the file again",
+            )
         if unknown := [other for other in fields["dups"] if other not in posts]:
             reason = f"lists the duplicate {unknown[0]!r}, which is not in the file"
             collector.accept(path, None, OddRecord(f"post {name!r}", reason, noted=_LACKED))

@@ -84,7 +84,9 @@ def _one_label(path: Path, label: int) -> Iterator[Row]:
 
 def _latin_1(path: Path, number: int, raw: bytes) -> str:
     if b"\0" in raw:
-        raise BadInputError(path, number, "NUL byte: this is not a text file")
+        raise BadInputError(
+            path, number, "the file contains a NUL byte, so it is not text; download it again"
+        )
     return raw.decode("latin-1")
 
 
@@ -96,7 +98,11 @@ def _trec(path: Path) -> Iterator[Row]:
         if not space:
             raise BadInputError(path, number, "expected COARSE_LABEL:FINE_LABEL, a space, and a question")
         if label not in QUESTIONS:
-            raise BadInputError(path, number, f"unknown label {label!r}, not one of {', '.join(QUESTIONS)}")
+            raise BadInputError(
+                path,
+                number,
+                f"unknown label {label!r}, not one of {', '.join(QUESTIONS)}; download the file again",
+            )
         yield Row((_words(question),), QUESTIONS.index(label))
 
 

@@ -61,7 +61,11 @@ def read_sts(path: str | Path, split: str | None = None) -> Sets:
             raise UserError(f"{path}: {name!r} is the name of a summary of several files; rename that file")
         files[name], sets[name] = file, list(pairs_of())
         if len({p.score for p in sets[name]}) < 2:
-            raise BadInputError(file, None, "a correlation needs pairs with at least two different scores")
+            raise BadInputError(
+                file,
+                None,
+                "all pairs have the same score, but a correlation needs two different ones; give other files",
+            )
     if not sets:
         raise UserError(f"{path} has no rated pairs: {EXPECTED}")
     return sets if split is None or not path.is_dir() else _of_split(path, sets, split)

@@ -20,7 +20,7 @@ from jaxir.core.progress import progress
 from jaxir.evaluation.collection import TextEncoder
 from jaxir.evaluation.senteval_files import TASKS, Row, Task
 
-SEED = 1111  # SentEval's
+SEED = 1111  # the default seed of SentEval
 FOLDS = 10
 GRID = tuple(2.0**t for t in range(-2, 4))  # values of C for tasks without a test set or with a dev set
 TEST_GRID = tuple(2.0**t for t in range(-1, 6))  # values of C for tasks with a test set but no dev set
@@ -67,7 +67,7 @@ def scores_of(tasks: dict[str, Task], vectors: np.ndarray, *, folds: int = FOLDS
 
 def check_folds(tasks: dict[str, Task], folds: int) -> None:
     """Raises a UserError if a task has too few examples of a label for nested cross-validation."""
-    needed = -(-folds * folds // (folds - 1))  # so that each inner fold has a row when an outer is held out
+    needed = -(-folds * folds // (folds - 1))  # so that no inner fold is empty when an outer fold is held out
     for name, task in tasks.items():
         for rows in (task[part] for part in ("all", "train") if part in task and "dev" not in task):
             fewest = min(Counter(row.label for row in rows).values())

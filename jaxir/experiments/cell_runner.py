@@ -20,7 +20,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
 from jaxir.experiments.grid_cells import Cell
 from jaxir.experiments.table import read_judges, read_scores
-from jaxir.interop.model.run_dir import checkpoint_steps
+from jaxir.interop.model.stored_run import checkpoint_steps
 from jaxir.storage.files import atomic_file
 from jaxir.storage.json_files import read_json
 from jaxir.storage.locks import descriptors
@@ -152,7 +152,7 @@ def run_attended(
 
 def _terminated_with_parent() -> list[str]:
     """Returns a command prefix that has Linux send SIGTERM to the command if this process is killed."""
-    setpriv = shutil.which("setpriv")  # a program of util-linux
+    setpriv = shutil.which("setpriv")  # part of util-linux; missing on some machines
     return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
 
@@ -247,7 +247,8 @@ def check_judges(cell: Cell) -> None:
         path = cell.judged[name]
         if path.exists() and read.get(_judge(name), content) != content:
             raise UserError(
-                f"{path} was made when judge {name} had other data: rename the judge, or remove that file"
+                f"{path} holds an evaluation on other data than --judges={name} reads now: give the judge"
+                " another name, or remove that file"
             )
 
 

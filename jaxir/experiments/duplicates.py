@@ -9,8 +9,9 @@ from typing import Annotated
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Within, checked
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.formats.lines import MalformedRecord, OnBadInput, json_object, parsed_lines, string_field
-from jaxir.data.formats.sources import BeirFolder, PairExample
+from jaxir.data.formats.sources import PairExample
 from jaxir.data.sets.pair_sources import PairSource
 
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import find_recipe, missing_recipe
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.beir_folder import BeirFolder
+from jaxir.data.formats.collection_names import folder_of
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.experiments import inputs
 from jaxir.experiments.experiment_settings import GridSettings, Variant
@@ -257,12 +258,12 @@ def gin_text(text: str) -> str:
 
 
 def parse_folder(text: str) -> tuple[str, str]:
-    """Returns name and directory of [NAME=][beir:]DIR."""
+    """Returns name and directory of [NAME=][beir:]DIR, [NAME=]hf:NAME or [NAME=]ir_datasets:ID."""
     name, equals, directory = text.partition("=")
     name, directory = (name, directory) if equals else (Path(os.path.realpath(text)).name, text)
     if not directory.removeprefix("beir:"):
         raise UserError(f"{text!r} lacks a directory: write a data set as [NAME=]DIR")
-    return name, directory.removeprefix("beir:")
+    return name, str(folder_of(directory))
 
 
 def parse_judge(text: str) -> tuple[str, str]:
@@ -272,7 +273,7 @@ def parse_judge(text: str) -> tuple[str, str]:
         raise UserError(f"a judge must be NAME=sts:PATH or NAME=senteval:DIR, not {text!r}")
     kind, path = parse_dataset(dataset, *JUDGES)
     if not path.exists():
-        raise UserError(f"{path}: no such {JUDGES[kind]}")
+        raise UserError(f"{path}: no such {JUDGES[kind]}; correct the path of the judge")
     return name, f"{kind}:{path}"
 
 

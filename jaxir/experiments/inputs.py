@@ -10,11 +10,11 @@ from pathlib import Path
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import RECIPES, find_recipe, included_in
-from jaxir.data.formats.sources import BeirFolder
-from jaxir.interop.model.run_dir import CONFIG, checkpoint_of
+from jaxir.data.formats.beir_folder import BeirFolder
+from jaxir.interop.model.stored_run import CONFIG, checkpoint_of
 from jaxir.storage.open_files import open_to_read
 
-MODEL_FILES = (CONFIG, "config.json", "modules.json")  # jaxir's, Hugging Face's, sentence-transformers'
+MODEL_FILES = (CONFIG, "config.json", "modules.json")  # of jaxir, Hugging Face, sentence-transformers
 
 
 def of_file(path: str | Path) -> str:
@@ -96,7 +96,7 @@ def of_model(spec: str) -> str | None:
             return None
     except OSError:  # the path is too long
         return None
-    checkpoint = checkpoint_of(path)  # its record contains checksums
+    checkpoint = checkpoint_of(path)  # the checkpoint's record contains checksums
     return _of_files(_of_folder(path) if checkpoint is None else (path / CONFIG, checkpoint / "run/metadata"))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxir.core.errors import UserError
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.experiments import cell_runner, inputs
 from jaxir.experiments.experiment_settings import RoundSettings

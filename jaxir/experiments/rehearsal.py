@@ -11,8 +11,10 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxir import cli
+from jaxir.core.choices import Rules, with_flags_of
 from jaxir.core.errors import UserError
 from jaxir.training.run.recipe import Recipe
 
@@ -54,14 +56,14 @@ def run_checks() -> int:
     return 0
 
 
-@cli.one_of("steps", "epochs")
-@cli.bound_as("jaxir.train:train")
-@cli.takes(Recipe)
-def training(recipe: Recipe, *, output_dir: str) -> None:
+@Rules(one_of=("steps", "epochs"), bound_as="jaxir.train:train")
+@with_flags_of(Recipe)
+def training(*, output_dir: str, **settings: Any) -> None:
     """Checks what can be checked of a training run within seconds: settings, devices, model and objective.
 
     Args:
-      output_dir: directory of the experiment; models in it do not exist yet.
+      output_dir: directory of the experiment. Models to start from that earlier runs will write there are not
+        opened, because they do not exist yet.
     """
     from flax import nnx
 
@@ -69,6 +71,7 @@ def training(recipe: Recipe, *, output_dir: str) -> None:
     from jaxir.runtime.partitioning import MeshConfig
     from jaxir.training.suite import evaluators_of
 
+    recipe = Recipe(**settings)
     if recipe.steps is not None:
         recipe = recipe.settled()
     recipe.check_batch((recipe.mesh or MeshConfig()).build())
@@ -85,10 +88,9 @@ def training(recipe: Recipe, *, output_dir: str) -> None:
         recipe.objective.check_model(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
 
 
-@cli.one_of("steps", "epochs")
-@cli.bound_as("jaxir.train:train")
-@cli.takes(Recipe)
-def manual(recipe: Recipe, *, output_dir: str) -> None:
+@Rules(one_of=("steps", "epochs"), bound_as="jaxir.train:train")
+@with_flags_of(Recipe)
+def manual(*, output_dir: str, **settings: Any) -> None:
     """Checks by its config.gin that a run was trained with this recipe; a run without that file passes.
 
     Args:

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.formats.lines import OnBadInput, json_object, parsed_lines, string_field
-from jaxir.data.formats.sources import BeirFolder, new_id
+from jaxir.data.formats.sources import new_id
 from jaxir.storage.files import atomic_directory
 
 
@@ -25,7 +26,8 @@ def write_sample(
     folder.qrels_path(split)  # if this split is missing, the error names the existing splits
     qrels = {name: list(folder.qrels(name)) for name in folder.splits}
     if not 0 < train <= len(qrels[split]):
-        raise UserError(f"train must be between 1 and {len(qrels[split])}, all judgements of {split!r}")
+        most = len(qrels[split])
+        raise UserError(f"train must be from 1 to {most}, the judgements of split {split!r}, not {train}")
     rows = np.random.default_rng(seed).permutation(len(qrels[split]))[:train]
     qrels[split] = [qrels[split][row] for row in np.sort(rows)]
     query_ids = {qrel.query_id for judged in qrels.values() for qrel in judged}

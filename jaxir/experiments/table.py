@@ -224,7 +224,7 @@ def differences_table(results: Results, differences: Sequence[Difference]) -> st
 
 
 def to_json(results: Results, differences: Sequence[Difference], cells: Sequence[Cell]) -> dict[str, Any]:
-    """Returns all numbers of a grid except those of single queries, which the cells' files have."""
+    """Returns all numbers of a grid except the values of single queries, which are in the cells' files."""
     places = itertools.product(results.rows, results.datasets, results.metrics)
     found = {place: score for place in places if (score := results.score(*place))}
     return {

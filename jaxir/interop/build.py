@@ -16,10 +16,10 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.hub import hub
 from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_masked_lm
-from jaxir.interop.model import kinds, stored
+from jaxir.interop.model import kinds, lora, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
-from jaxir.interop.model.stored import ModelConfig, StoredModel
+from jaxir.interop.model.stored import Base, ModelConfig, StoredModel
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models import backbones, layers
 from jaxir.models.cross_encoder import CrossEncoderConfig
@@ -55,9 +55,18 @@ class _Opened:
         because hashing the parameters would make every process read all of them.
         """
         drawn = bool(self.from_scratch)
+        if drawn and self.lora_rank is not None:
+            raise UserError("lora_rank needs trained weights: leave out from_scratch or lora_rank")
 
         def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
             model = self.apply(found, seed=seed, where=self.source)
+            if model.weights is None and self.lora_rank is None and model.base is not None:
+                model = dataclasses.replace(model, weights=model.base.weights)
+            if model.weights is not None and model.config.adapters is None:
+                raise UserError(
+                    f"{self.source}: weights={self.weights!r} cannot be trained: give lora_rank, too, to"
+                    " train adapters, or leave it out"
+                )
             if drawn:
                 made = stored.initialize(model.config, seed=seed, partitioner=partitioner)
                 fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed)
@@ -67,11 +76,20 @@ class _Opened:
                 fingerprint = stored.initial_fingerprint(
                     model.config, model.tokenizer, seed, source=self.source
                 )
-            return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
+            base = self._base(found)
+            made = stored.build(model, partitioner, halved=base is not None)
+            return LoadedModel(made, model.tokenizer, model.settings, fingerprint, base=base)
 
         return model_dir.read_with(
             built, self.source, tokenizer=self.tokenizer, kind=self._kind, weights=not drawn
         )
+
+    def _base(self, found: StoredModel) -> Base | None:
+        """Returns the model that a run's adapters change and the run only names; None if it stores all."""
+        if self.lora_rank is None:
+            return found.base and found.base._replace(weights=self.weights or found.base.weights)
+        params = lora.merged(found).params
+        return Base(model_dir.absolute(self.source), self.tokenizer, lora.digest_of(params), self.weights)
 
     def outline(self, read: Reader) -> tuple[ModelConfig, EncoderSettings]:
         found = read(self.source, self.tokenizer, self._kind)
@@ -127,7 +145,7 @@ class PretrainedCrossEncoder(CommonOverrides, _Opened):
 class PretrainedSeq2Seq(CommonOverrides, _Opened):
     """A generator to load, with changes; `build(seed=0, partitioner=None)` loads it.
 
-    `passage_max_length` limits the tokens of source texts, `query_max_length` those of target texts.
+    `passage_max_length` limits the tokens of a source text, `query_max_length` the tokens of a target text.
 
     Attributes:
       source: the model, in a form that `model_dir.load` accepts.
@@ -166,6 +184,29 @@ class PretrainedMaskedLM:
 
     def _computed(self, config: MaskedLMConfig) -> MaskedLMConfig:
         return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, dtype=self.dtype))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PretrainedGuide:
+    """A dual encoder for an objective: a frozen guide that finds false negatives.
+
+    Attributes:
+      source: the dual encoder, in a form that `model_dir.load` accepts.
+      dtype: number type of matrix products.
+    """
+
+    source: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def outline(self) -> tuple[DualEncoderConfig, EncoderSettings]:
+        """Returns the configuration and settings of the model, without its weights."""
+        found, _ = model_dir.read(self.source, weights=False)
+        return stored.replace_backbone(found.config, dtype=self.dtype), found.settings
+
+    def build(self) -> LoadedModel:
+        """Returns the model, on the default device."""
+        return model_dir.load(self.source, dtype=self.dtype, halved=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,7 +254,7 @@ class FromScratch:
         if tokenizer.vocab_size > backbone.vocab_size:
             raise UserError(
                 f"{self.tokenizer}: the tokenizer has {tokenizer.vocab_size} ids,"
-                f" the model only {backbone.vocab_size}: set vocab_size to at least as many"
+                f" the model only {backbone.vocab_size}: set vocab_size to at least that"
             )
         _, settings = self.outline()
         model = stored.initialize(self.config, seed=seed, partitioner=partitioner)

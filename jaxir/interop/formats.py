@@ -1,22 +1,26 @@
 """Writes any model in any format, for `jaxir.convert` and `jaxir.export`."""
 
+import dataclasses
 from pathlib import Path
 from typing import Literal, get_args
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.interop import model_dir, t5x
-from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_seq2seq, sentence_transformers
-from jaxir.interop.model import kinds
+from jaxir.interop.hub import hub
+from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_seq2seq, model_card, sentence_transformers
+from jaxir.interop.model import kinds, lora
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import Overrides
-from jaxir.interop.model.stored import StoredModel
+from jaxir.interop.model.stored import Base, StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
 from jaxir.interop.weights.notes import note
 from jaxir.models.dual_encoder import Pooling
 from jaxir.storage.checksums import write_all
 from jaxir.storage.files import atomic_directory, check_new_directory, is_bucket
 
-Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last name is an alias of st
+Format = Literal[
+    "jaxir", "hf", "st", "t5x", "sentence_transformers", "peft"
+]  # the last name is an alias of st
 
 
 def convert(
@@ -29,22 +33,26 @@ def convert(
     similarity: Literal["cosine", "dot"] | None = None,
     kind: str | None = None,
     optimizer_state: bool = False,
+    repo: str | None = None,
 ) -> None:
     """Reads the model `source` part by part and writes it to the directory `output`.
 
     A local directory appears only when complete. In a bucket (formats jaxir and t5x) the index is written
-    last. In Hugging Face's formats a model with two towers becomes two folders, `query/` and `passage/`.
+    last. A model with two towers becomes two folders in format hf, `query/` and `passage/`, and one folder
+    with a Router in format sentence_transformers.
 
     Args:
       source: a model, in a form that `model_dir.load` accepts.
       output: a new or empty directory; local, or gs://BUCKET/PATH.
       to: "jaxir", "sentence_transformers", "t5x", or "hf": only the encoder, without pooling or
-        normalisation.
+        normalisation. Adapters (LoRA) are merged, except by "peft", which writes them alone, with the
+        modules of sentence-transformers.
       tokenizer: the tokenizer of a `t5x:` source, which has none (see `t5x.read`).
       pooling: the pooling to write, instead of a dual encoder's own.
       similarity: the similarity to write, instead of a dual encoder's own.
       kind: the model to read from a folder with several kinds of models, as T5's; one of `kinds.KINDS`.
       optimizer_state: whether to write Adafactor's state, too, from a run's directory to "t5x".
+      repo: the name that the folder will have on the hub, for the model card of formats hf, st and peft.
     """
     to = "st" if to == "sentence_transformers" else to
     if to not in get_args(Format):
@@ -58,7 +66,7 @@ def convert(
     if given and to == "hf":
         raise UserError(f"format hf cannot hold the {given[0]}: omit --{given[0]}, or use format st")
     if to == "jaxir":
-        model_dir.check_output(output)  # before a long download
+        model_dir.check_output(output)  # checked before a long download
     elif to != "t5x" or not is_bucket(output):
         check_new_directory(output)
 
@@ -71,7 +79,7 @@ def convert(
             )
         if given:
             model = Overrides(**changes).apply(model, seed=0, where=source)
-        _write(model, source, output, to, optimizer_state)
+        _write(model, source, output, to, optimizer_state, repo)
 
     if given and kind not in (None, "dual_encoder"):
         raise UserError(f"a {kind} has no {given[0]}: omit --{given[0]}")
@@ -79,8 +87,17 @@ def convert(
 
 
 def _write(
-    model: StoredModel, source: str, output: str | Path, to: Literal["jaxir", "hf", "st", "t5x"], slots: bool
+    model: StoredModel,
+    source: str,
+    output: str | Path,
+    to: Literal["jaxir", "hf", "st", "t5x"],
+    slots: bool,
+    repo: str | None,
 ) -> None:
+    if to == "peft":
+        _write_adapters(model, source, output, repo)
+        return
+    model = lora.merged(model)
     if to == "jaxir":
         model_dir.write(output, model)
         return
@@ -89,7 +106,9 @@ def _write(
             raise UserError(f"{source} is {kinds.of(model.config).what}; format t5x cannot hold it: use hf")
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
-            raise UserError(f"{source} is not a training run, so it has no optimizer state; give one")
+            raise UserError(
+                f"{source} is not a training run, so it has no optimizer state; give a run of jaxir.train"
+            )
         state = t5x_optimizer.read(checkpoint, model.params) if slots else None
         t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=state)
         return
@@ -106,6 +125,29 @@ def _write(
             write_all(temporary)
         else:
             _write_towers(temporary, model, source, to)
+        # Written last: SHA256SUMS leaves the card out, which its owner edits.
+        model_card.write(temporary, model, to, source, Path(output).name, repo)
+
+
+def _write_adapters(model: StoredModel, source: str, output: str | Path, repo: str | None) -> None:
+    """Writes a folder of PEFT that names the adapted model and holds everything else."""
+    if model.base is None or model.config.sharing != "sde" or kinds.name_of(model.config) != "dual_encoder":
+        raise UserError(
+            f"{source} is {model.config.summary}; format peft holds the adapters of a dual encoder with one"
+            " tower, trained with lora_rank: use format st"
+        )
+    form, _, name = model.base.spec.partition(":")
+    if form not in ("hf", "st"):
+        raise UserError(
+            f"{source} adapts {model.base.spec}, but PEFT only opens folders of transformers: use format st,"
+            " which merges the adapters"
+        )
+    if form == "st" and "/" not in name:
+        model = dataclasses.replace(model, base=Base(f"hf:{hub.ST_OWNER}/{name}"))
+    with atomic_directory(output) as temporary:
+        sentence_transformers.write(temporary, model)
+        write_all(temporary)
+        model_card.write(temporary, model, "peft", source, Path(output).name, repo)
 
 
 def _note_lost_prompts(settings: EncoderSettings, to: Literal["hf", "st"]) -> None:
@@ -131,14 +173,16 @@ def note_unused_prompts(settings: EncoderSettings, to: str) -> None:
 def _write_towers(directory: Path, model: StoredModel, source: str, to: Literal["hf", "st"]) -> None:
     if to == "hf" and model.config.projection is not None:
         raise UserError(f"{source} has a projection, which format hf cannot hold; use format st")
-    write_tower = hf.write_tower if to == "hf" else sentence_transformers.write
-    if model.config.sharing == "sde":
-        write_tower(directory, model, tower="query")
+    if to == "st":
+        sentence_transformers.write(directory, model)
+        write_all(directory)
+    elif model.config.sharing == "sde":
+        hf.write_tower(directory, model, tower="query")
         write_all(directory)
     else:
         for tower in ("query", "passage"):
             (directory / tower).mkdir()
-            write_tower(directory / tower, model, tower=tower)
+            hf.write_tower(directory / tower, model, tower=tower)
             write_all(directory / tower)
     lengths = {model.settings.query_max_length, model.settings.passage_max_length}
     if to == "st" and model.config.sharing == "sde" and len(lengths) > 1:

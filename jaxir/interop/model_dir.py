@@ -1,5 +1,7 @@
 """Opens models by name: jaxir directories, runs, `hf:`, `st:`, `t5x:`, and `w2v:` for word vectors.
 
+A name without a prefix that is no local path is a name on the hub (`named.prefixed`).
+
 A model directory holds `jaxir.json` (architecture, lengths, prompts, fingerprint, checksums), `tokenizer/`
 and `params/` (Orbax). In a bucket, which has no renames, `jaxir.json` is written last and marks a complete
 model. A run directory has `checkpoints/STEP/params/` instead of `params/`. Opening a run opens its best
@@ -23,11 +25,11 @@ from jaxir.core.platforms import check_devices
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import t5x, word_vector_files
 from jaxir.interop.huggingface import named
-from jaxir.interop.model import kinds, model_json, stored
+from jaxir.interop.model import kinds, lora, model_json, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
-from jaxir.interop.model.run_dir import CONFIG, check_seal, checkpoint_of, sealed, sums_of
-from jaxir.interop.model.stored import LoadedModel, ModelConfig, StoredModel
+from jaxir.interop.model.stored import Base, LoadedModel, ModelConfig, StoredModel
+from jaxir.interop.model.stored_run import CONFIG, check_seal, checkpoint_of, sealed, sums_of
 from jaxir.interop.weights import array_checksums, stores
 from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import read_json, require, write_json
@@ -57,18 +59,20 @@ def load(
     kind: str | None = "dual_encoder",
     mesh: Partitioner | None = None,
     seed: int = 0,
+    halved: bool = False,
     **overrides: Any,
 ) -> LoadedModel:
     """Loads a model.
 
     Args:
       spec: a jaxir model directory or run directory, local or gs://; `hf:` or `st:` and a local directory
-        or a name on the hub, with an optional @REVISION; `t5x:` and a T5X checkpoint or run, local or gs://;
-        `w2v:` and a file of word vectors. A dual encoder from `hf:`, `t5x:` or `w2v:` has mean pooling,
-        cosine similarity and at most 512 tokens by default.
+        or a name on the hub, with an optional @REVISION; a name on the hub without a prefix; `t5x:` and a T5X
+        checkpoint or run, local or gs://; `w2v:` and a file of word vectors. A dual encoder from `hf:`,
+        `t5x:` or `w2v:` has mean pooling, cosine similarity and at most 512 tokens by default.
       kind: the required kind of model, one of `kinds.KINDS`; None accepts any kind.
       mesh: the devices that hold the parameters; None for the default device.
       seed: seed of the random weights of a projection that `overrides` adds.
+      halved: whether to keep in bfloat16 what is computed in bfloat16 (`stored.build`).
       **overrides: changes to the model: fields of `overrides.Overrides` if `kind` is dual encoder, else of
         `overrides.CommonOverrides`.
 
@@ -83,8 +87,10 @@ def load(
         model = changes.apply(found, seed=seed, where=spec)
         if fingerprint is None or changes.change_outputs():
             fingerprint = stored.fingerprint(model)
+        fingerprint = stored.quantized_fingerprint(fingerprint, model.weights)
         step = None if found.checkpoint is None else int(found.checkpoint.name)
-        return LoadedModel(stored.build(model, mesh), model.tokenizer, model.settings, fingerprint, step)
+        built = stored.build(lora.merged(model), mesh, halved=halved)
+        return LoadedModel(built, model.tokenizer, model.settings, fingerprint, step)
 
     return read_with(build, spec, tokenizer=overrides.get("tokenizer"), kind=kind)
 
@@ -180,7 +186,9 @@ def _read(
     if form == "t5x":
         return t5x.read(name, tokenizer=tokenizer, generator=kind == "seq2seq"), None
     if tokenizer is not None:
-        raise UserError(f"{spec} has its own tokenizer: omit the other, which only applies to t5x: models")
+        raise UserError(
+            f"{spec} has its own tokenizer: a tokenizer can only be given for t5x: models; omit it"
+        )
     if form == "w2v":
         return word_vector_files.read(name), None
     if form in ("st", "hf"):
@@ -188,10 +196,7 @@ def _read(
     directory = path_of(spec)
     check_bucket(directory)
     if not directory.is_dir():
-        raise UserError(
-            f"{spec}: no such model directory; write hf:NAME for a model of Hugging Face, st:NAME for one of"
-            " sentence-transformers, t5x:DIR for a T5X checkpoint, w2v:FILE for word vectors"
-        )
+        return _read_unprefixed(str(spec), kind, weights)
     if _half_written(directory):
         raise UserError(
             f"{directory}: this model is incomplete; wait for the process that writes it, or write it again"
@@ -204,6 +209,28 @@ def _read(
     return _read_jaxir(directory)
 
 
+def _read_unprefixed(spec: str, kind: str | None, weights: bool) -> tuple[StoredModel, str | None]:
+    """Opens a model by its name on the hub, without st: or hf:."""
+    try:
+        prefixed = named.prefixed(spec)
+        if prefixed is not None:
+            return _read(prefixed, None, kind, weights)
+    except UserError as error:
+        raise UserError(f"{spec}: no such model directory; as a name on the hub: {error}") from error
+    raise UserError(
+        f"{spec}: no such model directory; write hf:NAME for a model of Hugging Face, st:NAME for one of"
+        " sentence-transformers, t5x:DIR for a T5X checkpoint, w2v:FILE for word vectors"
+    )
+
+
+def absolute(spec: str) -> str:
+    """Returns a model's name that means the same in every working directory, with its prefix."""
+    form, separator, name = spec.partition(":") if spec.partition(":")[0] in FORMS else ("", "", spec)
+    if not is_bucket(name) and Path(name).exists():
+        return f"{form}{separator}{Path(name).resolve()}"
+    return spec if form else named.prefixed(spec) or spec
+
+
 def check_output(directory: str | Path) -> None:
     """Checks, without changing anything, that a model can be written to a directory, local or gs://."""
     directory = path_of(directory)
@@ -213,9 +240,10 @@ def check_output(directory: str | Path) -> None:
 
 
 def write(directory: str | Path, model: StoredModel) -> None:
-    """Writes a model directory, local or gs://; readers refuse the directory until it is complete."""
-    from jaxir.interop.weights import streaming  # Orbax takes a second
+    """Writes a model directory, local or gs://, with adapters merged; readers refuse it until it is whole."""
+    from jaxir.interop.weights import streaming  # importing Orbax takes a second
 
+    model = lora.merged(model)
     in_bucket = is_bucket(directory)
     with _in_bucket(directory) if in_bucket else atomic_directory(directory) as place:
         sums = streaming.write_params(
@@ -261,6 +289,7 @@ def write_description(
     *,
     fingerprint: str | None = None,
     sums: Mapping[str, int] | None = None,
+    base: Base | None = None,
 ) -> None:
     """Writes `jaxir.json` and `tokenizer/`: everything of a model except its parameters.
 
@@ -276,6 +305,8 @@ def write_description(
         "tokenizer": tokenizer.fingerprint,
         "checksums": sums,
     }
+    if base is not None:
+        content["base"] = base._asdict()
     write_json(directory / CONFIG, sealed(content))
 
 
@@ -301,19 +332,41 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
                 raise  # otherwise the trainer has replaced this checkpoint by a later one
     tokenizer = Tokenizer.load(directory / "tokenizer")
     if content.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
-        raise UserError(f"{directory / 'tokenizer'} is damaged: it has changed; copy or make it again")
+        raise UserError(f"{directory / 'tokenizer'} is damaged: it has changed; copy the model again")
+    shapes = stored.model_shapes(config)
+    base = Base(**content["base"]) if "base" in content else None
+    if base is not None:
+        params = lora.completed(params, shapes, _read_base(base, config, directory))
     model = StoredModel(
-        config=config, params=params, tokenizer=tokenizer, settings=settings, checkpoint=checkpoint
+        config=config, params=params, tokenizer=tokenizer, settings=settings, checkpoint=checkpoint, base=base
     )
-    stored.check_params(params, stored.model_shapes(config), str(directory))
+    stored.check_params(params, shapes, str(directory))
     return model, content.get("fingerprint")
+
+
+def _read_base(base: Base, config: ModelConfig, directory: Path) -> Mapping[str, Any]:
+    """Returns the parameters of the model that a run's adapters change."""
+    kind = kinds.name_of(config)
+    # A cross-encoder may come from a dual encoder.
+    kind = None if kind == "cross_encoder" else kind
+    try:
+        found, _ = read(base.spec, tokenizer=base.tokenizer, kind=kind)
+    except UserError as error:
+        raise UserError(f"{directory} adapts {base.spec} (LoRA), which cannot be read: {error}") from error
+    params = lora.merged(found).params
+    if base.digest not in (None, lora.digest_of(params)):
+        raise UserError(
+            f"{directory} adapts {base.spec} (LoRA), whose weights are not those that it was trained on: put"
+            " that model there again"
+        )
+    return params
 
 
 def read_auxiliary(run: str | Path) -> dict[str, Any]:
     """Opens the auxiliary parameters that a run's objective trained with the model, by dotted names."""
     checkpoint = checkpoint_of(run)
     if checkpoint is None:
-        raise UserError(f"{run} is not a training run, so it has no auxiliary parameters: give one")
+        raise UserError(f"{run} is not a training run, so it has no auxiliary parameters: give a run")
     if not (checkpoint / "auxiliary").is_dir():
         raise UserError(f"{run}: the objective of this run trained no auxiliary parameters: give another run")
     sums = sums_of(checkpoint, "auxiliary")

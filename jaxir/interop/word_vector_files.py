@@ -27,7 +27,7 @@ from jaxir.storage.temporary_outputs import temporary_directory
 _PADDING = "[PAD]"  # never a word of a text, because brackets are separate words
 _LENGTH = 512  # maximum number of words per text
 
-# Yields (number, word, vector). The number is the 1-based line in a text file, of the word in a binary file.
+# Yields (number, word, vector). The number, from 1 on, counts lines of a text file or words of a binary file.
 Rows = Iterator[tuple[int, bytes, np.ndarray]]
 
 

@@ -12,18 +12,30 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jaxir.losses._types import AllKeys, Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
+from jaxir.losses._types import (
+    AllKeys,
+    Keys,
+    Metrics,
+    NegativeKeys,
+    Negatives,
+    Scalar,
+    Vectors,
+)
+from jaxir.losses.guide import Guide
 
 
 class Keep(NamedTuple):
     """Which columns the denominator of each row includes.
 
-    `in_batch` is true for the row's own pair and every row that is not a duplicate. `same_tower` is the same,
-    but false for the row itself. `negatives` is true for hard negatives other than the row's own passage.
+    Entry i, j of `passages` and `queries` is for query i and passage j: `passages` are columns of query i,
+    `queries` are columns of passage j. Both are true for the own pair and each kept row. `query_tower` and
+    `passage_tower` are for rows of one tower, and false for the row itself. `negatives` are hard negatives.
     """
 
-    in_batch: Bool[Array, "B B"]
-    same_tower: Bool[Array, "B B"]
+    passages: Bool[Array, "B B"]
+    queries: Bool[Array, "B B"]
+    query_tower: Bool[Array, "B B"]
+    passage_tower: Bool[Array, "B B"]
     negatives: Bool[Array, "B M"] | None
 
 
@@ -47,8 +59,12 @@ def keep_columns(
     query_key: Keys | None,
     passage_key: Keys | None,
     negative_key: NegativeKeys | None,
+    guide: Guide | None = None,
 ) -> Keep:
-    """Masks row j for row i if their query keys or passage keys are equal. A key of None masks nothing."""
+    """Masks row j for row i if their query keys or passage keys are equal, or if the guide masks it.
+
+    A hard negative with the key of row i's passage is masked for row i. A key of None masks nothing.
+    """
     own = jnp.eye(batch, dtype=bool)
     duplicate = jnp.zeros((batch, batch), bool)
     for key in (query_key, passage_key):
@@ -60,7 +76,20 @@ def keep_columns(
         hard = jnp.ones((batch, batch * negatives.shape[1]), bool)
     else:
         hard = ~equal(passage_key, negative_key.reshape(-1, 2))
-    return Keep(in_batch=own | ~duplicate, same_tower=~own & ~duplicate, negatives=hard)
+    of_pairs, of_tower = own | ~duplicate, ~own & ~duplicate
+    if guide is None:
+        return Keep(of_pairs, of_pairs, of_tower, of_tower, hard)
+    query, passage, others, limit = guide
+    pairs = logits(query, passage, 1.0)
+    if hard is not None:
+        hard &= logits(query, others.reshape(-1, others.shape[-1]), 1.0) <= limit[:, None]
+    return Keep(
+        passages=of_pairs & (own | (pairs <= limit[:, None])),
+        queries=of_pairs & (own | (pairs <= limit[None, :])),
+        query_tower=of_tower & (logits(query, query, 1.0) <= limit[:, None]),
+        passage_tower=of_tower & (logits(passage, passage, 1.0) <= limit[:, None]),
+        negatives=hard,
+    )
 
 
 def logits(rows: Vectors, columns: Float32[Array, "C D"], temperature: float) -> Float32[Array, "B C"]:
@@ -122,22 +151,23 @@ def similarities(
     passage: Vectors,
     negatives: Negatives | None,
     keys: AllKeys,
+    guide: Guide | None,
     others: Sequence[Literal["passages", "negatives", "queries"]],
 ) -> Similarities:
     """Compares each query with its own passage and with the `others` of the batch."""
-    keep = keep_columns(len(query), negatives, *keys)
+    keep = keep_columns(len(query), negatives, *keys, guide)
     among = logits(query, passage, 1.0)
     columns, kept = [], []
     for name in others:
         if name == "passages":
             columns.append(among)
+            kept.append(keep.passages & ~jnp.eye(len(query), dtype=bool))
         elif name == "queries":
             columns.append(logits(query, query, 1.0))
+            kept.append(keep.query_tower)
         elif negatives is not None:
             columns.append(logits(query, negatives.reshape(-1, negatives.shape[-1]), 1.0))
-        else:
-            continue
-        kept.append(keep.negatives if name == "negatives" else keep.same_tower)
+            kept.append(keep.negatives)
     return Similarities(jnp.diagonal(among), jnp.concatenate(columns, 1), jnp.concatenate(kept, 1))
 
 

@@ -1,6 +1,6 @@
 """The softmax denominators of a batch, dense or blockwise, behind one interface."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,9 @@ from jaxtyping import Array, Float32
 from jaxir.core.errors import UserError
 from jaxir.losses import _blocks, _rows, _tiles
 from jaxir.losses._types import AllKeys, Negatives, Scalar, Vectors
+from jaxir.losses.guide import Guide
+
+Tower = Literal["query", "passage"]
 
 
 def of_batch(
@@ -16,6 +19,7 @@ def of_batch(
     passage: Vectors,
     negatives: Negatives | None,
     keys: AllKeys,
+    guide: Guide | None,
     temperature: float,
     block_size: int | None,
     gradient_precision: _tiles.GradientPrecision,
@@ -29,11 +33,11 @@ def of_batch(
                 f'gradient_precision="{gradient_precision}" needs a block_size: without one the precision is'
                 " always the highest"
             )
-        keep = _rows.keep_columns(len(query), negatives, *keys)
+        keep = _rows.keep_columns(len(query), negatives, *keys, guide)
         return DenseSums(query, passage, negatives, keep, temperature)
     if block_size < 1:
         raise UserError(f"block_size must be at least 1, not {block_size}")
-    return BlockwiseSums(query, passage, negatives, keys, temperature, block_size, gradient_precision)
+    return BlockwiseSums(query, passage, negatives, keys, guide, temperature, block_size, gradient_precision)
 
 
 class DenseSums(NamedTuple):
@@ -47,8 +51,8 @@ class DenseSums(NamedTuple):
         """Returns the terms of both directions. Only queries have hard negatives as columns."""
         keep, x = self.keep, _rows.logits(self.query, self.passage, self.temperature)
         own = jnp.eye(x.shape[0], dtype=bool)
-        forward = _rows.log_sum_exp(x, keep.in_batch)
-        hardest = jnp.max(jnp.where(keep.same_tower, x, -jnp.inf), axis=1)
+        forward = _rows.log_sum_exp(x, keep.passages)
+        hardest = jnp.max(jnp.where(keep.passages & ~own, x, -jnp.inf), axis=1)
         if self.negatives is not None:
             negatives = self.negatives.reshape(-1, self.negatives.shape[-1])
             hard = _rows.logits(self.query, negatives, self.temperature)
@@ -57,17 +61,17 @@ class DenseSums(NamedTuple):
         return _rows.Terms(
             positive=jnp.sum(jnp.where(own, x, 0.0), axis=1),
             query_to_passage=forward,
-            # `keep` is symmetric, so the other direction sums the same matrix over its rows.
-            passage_to_query=_rows.log_sum_exp(x, keep.in_batch, axis=0),
+            passage_to_query=_rows.log_sum_exp(x, keep.queries, axis=0),
             hardest=hardest,
         )
 
-    def same_tower(self, tower: Vectors) -> tuple[Float32[Array, " B"], Scalar]:
+    def same_tower(self, tower: Tower) -> tuple[Float32[Array, " B"], Scalar]:
         """Returns each row's log-sum-exp over the tower's other rows, and their mean similarity."""
-        x = _rows.logits(tower, tower, self.temperature)
+        vectors, keep = getattr(self, tower), getattr(self.keep, f"{tower}_tower")
+        x = _rows.logits(vectors, vectors, self.temperature)
         off_diagonal = jnp.where(jnp.eye(x.shape[0], dtype=bool), 0.0, x)
-        log_sum = _rows.log_sum_exp(x, self.keep.same_tower)
-        return log_sum, jnp.sum(off_diagonal) * self.temperature / _rows.num_ordered_pairs(x.shape[0])
+        mean = jnp.sum(off_diagonal) * self.temperature / _rows.num_ordered_pairs(x.shape[0])
+        return _rows.log_sum_exp(x, keep), mean
 
 
 class BlockwiseSums(NamedTuple):
@@ -75,24 +79,27 @@ class BlockwiseSums(NamedTuple):
     passage: jax.Array
     negatives: jax.Array | None
     keys: AllKeys
+    guide: Guide | None
     temperature: float
     block_size: int
     gradient_precision: _tiles.GradientPrecision
 
     def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
         """Like `DenseSums.in_batch`, but passage_to_query is zeros without `bidirectional`."""
-        sweep, keys = self._sweep("pairs", both=bidirectional), self._duplicate_keys()
-        rows, columns = _blocks.log_sums(sweep, self.query, self.passage, keys, keys)
+        query, passage = self._side("query"), self._side("passage")
+        rows, columns = _blocks.log_sums(self._sweep("pairs", both=bidirectional), query, passage)
         forward, hardest = rows["log_sum"], rows["hardest"]
         if self.negatives is not None:
             _, passage_key, negative_key = self.keys
             masked = passage_key is not None and negative_key is not None
             hard, _ = _blocks.log_sums(
                 self._sweep("negatives", both=False),
-                self.query,
-                self.negatives.reshape(-1, self.negatives.shape[-1]),
-                (passage_key,) if masked else (),
-                (negative_key.reshape(-1, 2),) if masked else (),
+                query._replace(keys=(passage_key,) if masked else ()),
+                _tiles.Side(
+                    self.negatives.reshape(-1, self.negatives.shape[-1]),
+                    keys=(negative_key.reshape(-1, 2),) if masked else (),
+                    guide=self.guide and self.guide.negatives.reshape(-1, self.guide.negatives.shape[-1]),
+                ),
             )
             forward = jnp.logaddexp(forward, hard["log_sum"])
             hardest = jnp.maximum(hardest, hard["hardest"])
@@ -103,16 +110,20 @@ class BlockwiseSums(NamedTuple):
             hardest=hardest,
         )
 
-    def same_tower(self, tower: Vectors) -> tuple[Float32[Array, " B"], Scalar]:
+    def same_tower(self, tower: Tower) -> tuple[Float32[Array, " B"], Scalar]:
         """Like `DenseSums.same_tower`, but computed from tiles."""
-        keys = self._duplicate_keys()
-        rows, _ = _blocks.log_sums(self._sweep("tower", both=True), tower, tower, keys, keys)
+        side = self._side(tower)
+        rows, _ = _blocks.log_sums(self._sweep("tower", both=True), side, side)
         # sum_{i != j} x_i . x_j without a product of all pairs: |sum x|^2 less the sum of |x|^2.
-        total = jnp.sum(jnp.square(jnp.sum(tower, axis=0))) - jnp.sum(jnp.square(tower))
-        return rows["log_sum"], total / _rows.num_ordered_pairs(len(tower))
+        total = jnp.sum(jnp.square(jnp.sum(side.vectors, axis=0))) - jnp.sum(jnp.square(side.vectors))
+        return rows["log_sum"], total / _rows.num_ordered_pairs(len(side.vectors))
 
-    def _duplicate_keys(self) -> tuple[jax.Array, ...]:
-        return tuple(key for key in self.keys[:2] if key is not None)
+    def _side(self, tower: Tower) -> _tiles.Side:
+        keys = tuple(key for key in self.keys[:2] if key is not None)
+        side = _tiles.Side(getattr(self, tower), keys)
+        if self.guide is None:
+            return side
+        return side._replace(guide=getattr(self.guide, tower), limit=self.guide.limit)
 
     def _sweep(self, kind, *, both) -> _tiles.Sweep:
         return _tiles.Sweep(

@@ -76,7 +76,7 @@ class Sweep:
 
     In kind "pairs" column i is row i's own and always kept. In "tower" rows and columns are the same vectors,
     a row skips itself, and a tile also serves as its transpose. In "negatives" no column is a row's own. With
-    `both`, columns get log-sum-exps too. `gradient_precision` is that of products of slopes with vectors;
+    `both`, columns get log-sum-exps too. `gradient_precision` applies to products of slopes with vectors;
     logits always have the highest precision.
     """
 
@@ -95,18 +95,37 @@ class Side(NamedTuple):
       vectors: [L, D], the embeddings.
       keys: arrays [L, 2]; a row and a column with equal keys are masked.
       extra: arrays [L] that the tile function needs, by name.
+      guide: [L, G], the guide's vectors; None without a guide.
+      limit: [L], the largest similarity, by the guide, to a column (or row) that is kept; None without a
+        guide, and for hard negatives.
       number: [L], int32, positions in the whole batch; None for a whole shard.
       fresh: [L], False for rows that are also in the previous block; None if blocks do not overlap.
     """
 
     vectors: jax.Array
-    keys: tuple[jax.Array, ...]
-    extra: dict[str, jax.Array]
+    keys: tuple[jax.Array, ...] | None
+    extra: dict[str, jax.Array] | None = None
+    guide: jax.Array | None = None
+    limit: jax.Array | None = None
     number: jax.Array | None = None
     fresh: jax.Array | None = None
 
 
-Tile = Callable[[Side, Side, jax.Array, jax.Array | None], tuple[Totals, Totals]]
+class Masks(NamedTuple):
+    """Masks of a tile, [b, c].
+
+    Attributes:
+      of_rows: which columns a row's sum includes.
+      of_columns: which rows a column's sum includes; differs from `of_rows` only by a guide.
+      own: which columns are a row's own; None: none.
+    """
+
+    of_rows: jax.Array
+    of_columns: jax.Array
+    own: jax.Array | None
+
+
+Tile = Callable[[Side, Side, Masks], tuple[Totals, Totals]]
 
 
 def ring_for(rows: int) -> Ring | None:
@@ -204,7 +223,7 @@ def _fold_shard(
         def column_block(b: jax.Array, carry: tuple[Totals, Totals]) -> tuple[Totals, Totals]:
             of_rows, column_totals = carry
             column = _block(columns, b, column_size, first_column)
-            row_part, column_part = tile(row, column, *_masks(sweep.kind, row, column, step))
+            row_part, column_part = tile(row, column, _masks(sweep, row, column, step))
             total = _join(_slice(column_totals, b, column_size), column_part)
             return _join(of_rows, row_part), _write(column_totals, total, b, column_size)
 
@@ -217,8 +236,7 @@ def _fold_shard(
     return jax.lax.fori_loop(0, row_blocks, row_block, (row_totals, column_totals))
 
 
-def _masks(kind: str, row: Side, column: Side, step: jax.Array | int) -> tuple[jax.Array, jax.Array | None]:
-    """Returns which columns of a tile a row's sum includes, and which are its own (None: none), [b, c]."""
+def _masks(sweep: Sweep, row: Side, column: Side, step: jax.Array | int) -> Masks:
     fresh = jnp.ones((len(row.vectors), len(column.vectors)), bool)
     if row.fresh is not None:
         fresh &= row.fresh[:, None]
@@ -227,12 +245,21 @@ def _masks(kind: str, row: Side, column: Side, step: jax.Array | int) -> tuple[j
     keep = fresh
     for a, b in zip(row.keys, column.keys, strict=True):
         keep &= ~_rows.equal(a, b)
-    if kind == "negatives":
-        return keep, None
-    if kind == "tower":
-        return keep & ((row.number[:, None] < column.number[None, :]) | (step != 0)), None
-    own = fresh & (row.number[:, None] == column.number[None, :])
-    return keep | own, own
+    own = None
+    if sweep.kind == "tower":
+        keep &= (row.number[:, None] < column.number[None, :]) | (step != 0)
+    elif sweep.kind == "pairs":
+        own = fresh & (row.number[:, None] == column.number[None, :])
+        keep |= own
+    if row.guide is None:
+        return Masks(keep, keep, own)
+    similarity = _rows.logits(row.guide, column.guide, 1.0)
+    of_rows, of_columns = keep & (similarity <= row.limit[:, None]), keep
+    if sweep.both:
+        of_columns = keep & (similarity <= column.limit[None, :])
+    if own is not None:
+        of_rows, of_columns = of_rows | own, of_columns | own
+    return Masks(of_rows, of_columns, own)
 
 
 def _block_size(length: int, most: int) -> tuple[int, int]:
@@ -244,9 +271,9 @@ def _block_size(length: int, most: int) -> tuple[int, int]:
 def _block(side: Side, index: jax.Array, size: int, first: jax.Array | int) -> Side:
     """Returns a block of a shard whose row 0 is row `first` of the batch."""
     length = len(side.vectors)
-    vectors, keys, extra = _slice((side.vectors, side.keys, side.extra), index, size)
+    block = _slice(side, index, size)
     at = _at(length, index, size) + jnp.arange(size, dtype=jnp.int32)
-    return Side(vectors, keys, extra, first + at, None if length % size == 0 else at >= index * size)
+    return block._replace(number=first + at, fresh=None if length % size == 0 else at >= index * size)
 
 
 def _at(length: int, index: jax.Array, size: int) -> jax.Array:

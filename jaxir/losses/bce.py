@@ -10,6 +10,7 @@ from jaxtyping import jaxtyped
 from jaxir.core.values import PositiveNumber
 from jaxir.losses import _rows
 from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
+from jaxir.losses.guide import Guide
 
 
 @jaxtyped(typechecker=beartype)
@@ -21,6 +22,7 @@ def bce(
     query_key: Keys | None = None,
     passage_key: Keys | None = None,
     negative_key: NegativeKeys | None = None,
+    guide: Guide | None = None,
     temperature: PositiveNumber = 0.05,
     g: Literal["quotient", "power"] = "quotient",
 ) -> tuple[Scalar, Metrics]:
@@ -37,7 +39,7 @@ def bce(
       g: how t enters: "quotient" or "power".
     """
     keys = (query_key, passage_key, negative_key)
-    row = _rows.similarities(query, passage, negatives, keys, ("passages", "queries", "negatives"))
+    row = _rows.similarities(query, passage, negatives, keys, guide, ("passages", "queries", "negatives"))
 
     def logit(s: jax.Array) -> jax.Array:
         if g == "quotient":

@@ -58,9 +58,9 @@ def kl_distillation(
     """KL(teacher || model) over the list of each query's positive and hard negatives.
 
     The mean over rows i of sum_c P_i(c) (log P_i(c) - log Q_i(c)), where c runs over p_i and n_i1 ... n_iN. P
-    is the softmax of t / teacher_temperature, and Q that of (a . b) / temperature (as in Lin et al. 2021,
-    RepL4NLP, eq. 2, and Ren et al. 2021, RocketQAv2, arXiv:2110.07367, eq. 4). The other arguments are those
-    of `margin_mse`.
+    is the softmax of t / teacher_temperature, and Q the softmax of (a . b) / temperature (as in Lin et al.
+    2021, RepL4NLP, eq. 2, and Ren et al. 2021, RocketQAv2, arXiv:2110.07367, eq. 4). The other arguments are
+    those of `margin_mse`.
 
     Args:
       temperature: divides the model's scores.

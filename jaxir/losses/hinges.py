@@ -9,6 +9,7 @@ from jaxtyping import Array, Float32, jaxtyped
 from jaxir.core.values import PositiveNumber
 from jaxir.losses import _rows
 from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
+from jaxir.losses.guide import Guide
 
 Choice = Literal["hardest", "mean"]
 
@@ -22,6 +23,7 @@ def margin(
     query_key: Keys | None = None,
     passage_key: Keys | None = None,
     negative_key: NegativeKeys | None = None,
+    guide: Guide | None = None,
     alpha: int | float = 0.1,
     beta: int | float = 0.5,
     choice: Choice = "hardest",
@@ -46,7 +48,7 @@ def margin(
       `positive_similarity` and `rows_without_negatives`.
     """
     keys = (query_key, passage_key, negative_key)
-    row = _rows.similarities(query, passage, negatives, keys, _OTHERS[: 2 + same_tower])
+    row = _rows.similarities(query, passage, negatives, keys, guide, _OTHERS[: 2 + same_tower])
     near = jnp.maximum(0.0, 1.0 - row.positive - alpha).mean()
     far = _over_negatives(jnp.maximum(0.0, beta - 1.0 + row.negative), row, choice).mean()
     return near + far, row.metrics()
@@ -61,6 +63,7 @@ def triplet(
     query_key: Keys | None = None,
     passage_key: Keys | None = None,
     negative_key: NegativeKeys | None = None,
+    guide: Guide | None = None,
     epsilon: PositiveNumber = 0.2,
     choice: Choice = "hardest",
     same_tower: bool = False,
@@ -74,7 +77,7 @@ def triplet(
     similarities.
     """
     keys = (query_key, passage_key, negative_key)
-    row = _rows.similarities(query, passage, negatives, keys, _OTHERS[: 2 + same_tower])
+    row = _rows.similarities(query, passage, negatives, keys, guide, _OTHERS[: 2 + same_tower])
     slack = jnp.maximum(0.0, row.negative - row.positive[:, None] + epsilon)
     return _over_negatives(slack, row, choice).mean(), row.metrics()
 

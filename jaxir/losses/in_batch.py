@@ -7,6 +7,7 @@ from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
 from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
+from jaxir.losses.guide import Guide
 
 
 @jaxtyped(typechecker=beartype)
@@ -18,6 +19,7 @@ def in_batch_softmax(
     query_key: Keys | None = None,
     passage_key: Keys | None = None,
     negative_key: NegativeKeys | None = None,
+    guide: Guide | None = None,
     temperature: PositiveNumber = 0.01,
     bidirectional: bool = True,
     block_size: Count | None = None,
@@ -41,6 +43,8 @@ def in_batch_softmax(
         equals row i's is masked in all sums of row i, in both directions. None masks nothing.
       passage_key: [B, 2], likewise for passages.
       negative_key: [B, N, 2]; a hard negative with row i's passage key is masked in row i's sum.
+      guide: the vectors of another model, whose similarities mask negatives that are too near (see `Guide`);
+        None masks nothing.
       temperature: divides the similarities; positive.
       bidirectional: whether to add the passage-to-query direction.
       block_size: None computes [B, B] matrices. A number computes the same loss and gradient in tiles of at
@@ -60,6 +64,6 @@ def in_batch_softmax(
       UserError: the temperature or block_size is not positive.
     """
     keys = (query_key, passage_key, negative_key)
-    sums = _sums.of_batch(query, passage, negatives, keys, temperature, block_size, gradient_precision)
+    sums = _sums.of_batch(query, passage, negatives, keys, guide, temperature, block_size, gradient_precision)
     terms = sums.in_batch(bidirectional=bidirectional)
     return _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)

@@ -41,7 +41,7 @@ def matryoshka(
       **others: further arguments of the loss: keys of texts, a teacher's scores.
 
     Returns:
-      The sum, and metrics: those of the loss for the most dimensions under their own names, `loss_at_d`, and
+      The sum, and metrics: the loss's metrics for the most dimensions under their own names, `loss_at_d`, and
         `accuracy_at_d` if the loss has an accuracy.
     """
     width = query.shape[-1]

@@ -6,6 +6,7 @@ from jaxtyping import jaxtyped
 from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses._tiles import GradientPrecision
 from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
+from jaxir.losses.guide import Guide
 from jaxir.losses.samtone import samtone
 
 
@@ -18,6 +19,7 @@ def nt_xent(
     query_key: Keys | None = None,
     passage_key: Keys | None = None,
     negative_key: NegativeKeys | None = None,
+    guide: Guide | None = None,
     temperature: PositiveNumber = 0.05,
     block_size: Count | None = None,
     gradient_precision: GradientPrecision = "highest",
@@ -34,5 +36,5 @@ def nt_xent(
     """
     keys = {"query_key": query_key, "passage_key": passage_key, "negative_key": negative_key}
     how = {"temperature": temperature, "block_size": block_size, "gradient_precision": gradient_precision}
-    loss, metrics = samtone(query, passage, negatives, **keys, **how, same_tower="both")
+    loss, metrics = samtone(query, passage, negatives, **keys, **how, guide=guide, same_tower="both")
     return loss / 2, metrics

@@ -11,6 +11,7 @@ from jaxir.core.values import Count, PositiveNumber, Within
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
 from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
+from jaxir.losses.guide import Guide
 
 
 @jaxtyped(typechecker=beartype)
@@ -22,6 +23,7 @@ def pair(
     query_key: Keys | None = None,
     passage_key: Keys | None = None,
     negative_key: NegativeKeys | None = None,
+    guide: Guide | None = None,
     temperature: PositiveNumber = 0.01,
     bidirectional: bool = True,
     alpha: Annotated[float | int, Within(0, 1)] = 0.1,
@@ -54,10 +56,10 @@ def pair(
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha must lie in [0, 1], not {alpha}")
     keys = (query_key, passage_key, negative_key)
-    sums = _sums.of_batch(query, passage, negatives, keys, temperature, block_size, gradient_precision)
+    sums = _sums.of_batch(query, passage, negatives, keys, guide, temperature, block_size, gradient_precision)
     terms = sums.in_batch(bidirectional=bidirectional)
     loss, metrics = _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)
-    others, similarity = sums.same_tower(passage)
+    others, similarity = sums.same_tower("passage")
     some = jnp.isfinite(others)
     centric = jnp.mean(jnp.where(some, jnp.where(some, others, 0.0) - terms.positive, 0.0))
     metrics |= {"loss_passage_centric": centric, "passage_passage_similarity": similarity}

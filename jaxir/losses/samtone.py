@@ -11,6 +11,7 @@ from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
 from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
+from jaxir.losses.guide import Guide
 
 
 @jaxtyped(typechecker=beartype)
@@ -22,6 +23,7 @@ def samtone(
     query_key: Keys | None = None,
     passage_key: Keys | None = None,
     negative_key: NegativeKeys | None = None,
+    guide: Guide | None = None,
     temperature: PositiveNumber = 0.01,
     bidirectional: bool = True,
     same_tower: Literal["query", "passage", "both"] = "query",
@@ -52,18 +54,18 @@ def samtone(
     """
     if same_tower != "query" and not bidirectional:
         raise UserError(
-            f'same_tower="{same_tower}" needs bidirectional=True: passages are negatives of each other in '
-            "the passage-to-query direction"
+            f'same_tower="{same_tower}" needs bidirectional=True: passages are negatives of each other in the'
+            " passage-to-query direction"
         )
     keys = (query_key, passage_key, negative_key)
-    sums = _sums.of_batch(query, passage, negatives, keys, temperature, block_size, gradient_precision)
+    sums = _sums.of_batch(query, passage, negatives, keys, guide, temperature, block_size, gradient_precision)
     terms = sums.in_batch(bidirectional=bidirectional)
     similarity = {}
     if same_tower in ("query", "both"):
-        others, similarity["query_query_similarity"] = sums.same_tower(query)
+        others, similarity["query_query_similarity"] = sums.same_tower("query")
         terms = terms._replace(query_to_passage=jnp.logaddexp(terms.query_to_passage, others))
     if same_tower in ("passage", "both"):
-        others, similarity["passage_passage_similarity"] = sums.same_tower(passage)
+        others, similarity["passage_passage_similarity"] = sums.same_tower("passage")
         terms = terms._replace(passage_to_query=jnp.logaddexp(terms.passage_to_query, others))
     loss, metrics = _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)
     return loss, metrics | similarity

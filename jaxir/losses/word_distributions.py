@@ -69,8 +69,8 @@ def js_softmax(
     same, other = (-js_divergences(first, columns) / temperature for columns in (first, second))
     own = jnp.eye(rows, dtype=bool)
     positive = jnp.where(own, other, 0.0).sum(1)
-    total = jnp.logaddexp(_rows.log_sum_exp(same, keep.same_tower), _rows.log_sum_exp(other, keep.in_batch))
-    hardest = jnp.where(keep.same_tower, jnp.maximum(same, other), -jnp.inf).max(1)
+    total = jnp.logaddexp(_rows.log_sum_exp(same, keep.query_tower), _rows.log_sum_exp(other, keep.passages))
+    hardest = jnp.where(keep.query_tower, jnp.maximum(same, other), -jnp.inf).max(1)
     return (total - positive).mean(), {
         "accuracy": (positive > hardest).astype(jnp.float32).mean(),
         "positive_divergence": -positive.mean() * temperature,

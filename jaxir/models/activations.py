@@ -13,9 +13,10 @@ _without_erf = contextvars.ContextVar("_without_erf", default=False)
 
 @contextlib.contextmanager
 def without_erf() -> Iterator[None]:
-    """Traces GELU with erfc instead of erf.
+    """Traces GELU with a formula for erf instead of the operation.
 
-    Exported programs hold erf as a composite, which older readers such as TensorFlow 2.20's do not know.
+    Exported programs hold erf, and from JAX 0.12 erfc, as a composite, which older readers such as TensorFlow
+    2.20's do not know.
     JAX's cache of traces ignores this setting: a function that was jitted and called before keeps its erf.
     """
     token = _without_erf.set(True)
@@ -49,8 +50,16 @@ def _times(gate: Callable[[jax.Array], tuple[jax.Array, jax.Array]]) -> Callable
 def _normal(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns Phi(x) and its slope. erfc, as in `jax.nn.gelu`, takes three times the operations of erf."""
     z = x * math.sqrt(0.5)
-    erf = 1.0 - jax.lax.erfc(z) if _without_erf.get() else jax.lax.erf(z)
+    erf = _erf_formula(z) if _without_erf.get() else jax.lax.erf(z)
     return 0.5 * (1.0 + erf), jnp.exp(-z * z) * (1.0 / math.sqrt(2.0 * math.pi))
+
+
+def _erf_formula(z: jax.Array) -> jax.Array:
+    """Returns erf(z) with an error of at most 1.5e-7 (Abramowitz and Stegun 1964, equation 7.1.26)."""
+    t = 1.0 / (1.0 + 0.3275911 * jnp.abs(z))
+    series = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
+    series = t * (0.254829592 + t * (-0.284496736 + t * series))
+    return jnp.sign(z) * (1.0 - series * jnp.exp(-z * z))
 
 
 def _nearly_normal(x: jax.Array) -> tuple[jax.Array, jax.Array]:

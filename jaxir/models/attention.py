@@ -38,10 +38,12 @@ class Attention(nnx.Module):
     """Attention with its four projections.
 
     `num_kv_heads` heads of keys and values are each shared by several query heads (Ainslie et al. 2023); None
-    means num_heads. `memory_width` is the width of a memory; None means the width of x. `scale` multiplies
-    the logits; None means head_dim^-1/2. `stddevs` are the standard deviations of the initial query, key,
-    value and output kernels. `dropout_rate` applies to attention weights; with `drop_for_all` a weight is
-    dropped for all queries of a text or for none, as in T5X.
+    means num_heads. `memory_width` is the width of a memory; None means the width of x. `use_bias` says
+    whether the projections of queries, keys and values have biases, `out_bias` whether the output has one;
+    None means the same. `head_norms` normalise the heads [B, L, H, K] of queries, keys and values before
+    RoPE. `scale` multiplies the logits; None means head_dim^-1/2. `stddevs` are the standard deviations of
+    the initial query, key, value and output kernels. `dropout_rate` applies to attention weights; with
+    `drop_for_all` a weight is dropped for all queries of a text or for none, as in T5X.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Attention(nnx.Module):
         num_kv_heads: int | None = None,
         memory_width: int | None = None,
         use_bias: bool = False,
+        out_bias: bool | None = None,
+        head_norms: tuple[nnx.Module | None, nnx.Module | None, nnx.Module | None] = (None, None, None),
         scale: float | None = None,
         stddevs: tuple[float, float, float, float],
         dropout_rate: float = 0.0,
@@ -62,17 +66,21 @@ class Attention(nnx.Module):
     ):
         kv_heads = num_kv_heads or num_heads
         if num_heads % kv_heads:
-            raise ValueError(f"num_heads {num_heads} is not a multiple of num_kv_heads {kv_heads}")
+            raise ValueError(f"num_heads {num_heads} must be a multiple of num_kv_heads {kv_heads}")
 
-        def dense(inputs: int, outputs: int, *axes: str, stddev: float) -> layers.Linear:
-            how = {"use_bias": use_bias, "dtype": dtype, "init": layers.normal(stddev), "rngs": rngs}
+        def dense(
+            inputs: int, outputs: int, *axes: str, stddev: float, bias: bool = use_bias
+        ) -> layers.Linear:
+            how = {"use_bias": bias, "dtype": dtype, "init": layers.normal(stddev), "rngs": rngs}
             return layers.Linear(inputs, outputs, axes=axes, **how)
 
         joined, memory = ("embed", "joined_kv"), memory_width or width
         self.query = dense(width, num_heads * head_dim, *joined, stddev=stddevs[0])
         self.key = dense(memory, kv_heads * head_dim, *joined, stddev=stddevs[1])
         self.value = dense(memory, kv_heads * head_dim, *joined, stddev=stddevs[2])
-        self.out = dense(num_heads * head_dim, width, "joined_kv", "embed", stddev=stddevs[3])
+        out_bias = use_bias if out_bias is None else out_bias
+        self.out = dense(num_heads * head_dim, width, "joined_kv", "embed", stddev=stddevs[3], bias=out_bias)
+        self.query_norm, self.key_norm, self.value_norm = head_norms
         self.head_dim, self.scale = head_dim, head_dim**-0.5 if scale is None else scale
         self.dropout_rate, self.drop_for_all = dropout_rate, drop_for_all
 
@@ -95,8 +103,12 @@ class Attention(nnx.Module):
         """
         seen = x if memory is None else memory
         query, keys, value = (
-            self._heads(project(of))
-            for project, of in ((self.query, x), (self.key, seen), (self.value, seen))
+            self._heads(project(of), norm)
+            for project, of, norm in (
+                (self.query, x, self.query_norm),
+                (self.key, seen, self.key_norm),
+                (self.value, seen, self.value_norm),
+            )
         )
         if frequencies is not None:
             query, keys = rotate(query, frequencies), rotate(keys, frequencies)
@@ -116,11 +128,12 @@ class Attention(nnx.Module):
         )
         return self.out(y.reshape(*x.shape[:2], -1))
 
-    def _heads(self, y: jax.Array) -> jax.Array:
+    def _heads(self, y: jax.Array, norm: nnx.Module | None = None) -> jax.Array:
         # Constrain [B, L, H K], before the reshape: between two reshapes this would force two layouts.
         heads = y.shape[2] // self.head_dim
         y = constrain(y, ("batch", "length", "heads"), (*y.shape[:2], heads))
-        return y.reshape(*y.shape[:2], heads, self.head_dim)
+        y = y.reshape(*y.shape[:2], heads, self.head_dim)
+        return y if norm is None else norm(y)
 
     def empty_cache(self, rows: int, length: int) -> Cache:
         """Returns an empty cache [`rows`, `length`, G, K] of self-attention."""
@@ -141,7 +154,7 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B T E"], Cache]:
         """Reads the next T positions with causal self-attention; the cache has the positions before them.
 
-        x has no padding, and the cache must have room for T positions. `bias` is that of T queries and all S
+        x has no padding, and the cache must have room for T positions. `bias` is for T queries and all S
         positions of the cache. Returns the output, and the cache extended by the T positions.
         """
         start = cache.filled

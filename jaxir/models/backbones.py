@@ -9,7 +9,7 @@ import contextlib
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import jax
@@ -21,12 +21,12 @@ from jaxtyping import Array, Float, Int, Key, jaxtyped
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Size, Within, check_value
-from jaxir.models import layers
+from jaxir.models import layers, stacks
 from jaxir.models.codec import HuggingFace
 from jaxir.runtime.partitioning import Partitioner
 
 C = TypeVar("C", bound="type[BackboneConfig]")
-# Types of the sizes of a backbone, for those outside jaxir. num_layers is 0 without a stack of blocks.
+# The allowed sizes of a backbone, also of one outside jaxir. num_layers is 0 without a stack of blocks.
 SIZES = {"vocab_size": Size, "embed_dim": Size, "num_layers": Annotated[int, Within(0, 1000)]}
 # Changes the token vectors [B, L, E] of a batch before the first block reads them.
 Edit = Callable[[jax.Array], jax.Array]
@@ -57,12 +57,14 @@ class BackboneConfig:
       scan_layers: stack the parameters of the blocks and scan over them, so that compile time does not grow
         with depth.
       shows_layers: whether the encoder implements `layer_and_last`.
+      added: fields that were added later -> the value of models that were saved without them.
     """
 
     kind: ClassVar[str]
     title: ClassVar[str] = ""
     token_table: ClassVar[str]
     shows_layers: ClassVar[bool] = False
+    added: ClassVar[Mapping[str, Any]] = {}
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = ()
     vocab_size: int
     embed_dim: int
@@ -79,6 +81,11 @@ class BackboneConfig:
         return f"{self.title or self.kind}, {self.num_layers} layers x {self.embed_dim}"
 
     @property
+    def output_dim(self) -> int:
+        """The width of the encoder's output, which is that of its blocks unless a subclass says otherwise."""
+        return self.embed_dim
+
+    @property
     def model_type(self) -> str | None:
         """The `model_type` of a Hugging Face folder of this model; None if there is no such folder format."""
         return self.hugging_face[0].model_type if self.hugging_face else None
@@ -91,7 +98,7 @@ class BackboneConfig:
 class Encoder(layers.Summarised):
     """The base class of a backbone's module, which maps ids to vectors. It defines `__call__` or `together`.
 
-    The attribute `layers` holds the blocks that can be scanned (`layers.make_stack`).
+    The attribute `layers` holds the blocks that can be scanned (`stacks.make_stack`).
     """
 
     config: BackboneConfig
@@ -133,7 +140,7 @@ class Encoder(layers.Summarised):
     ) -> list[jax.Array]:
         """Encodes several batches of token ids [B, L]; equals one `__call__` for each batch.
 
-        Weights that are split over devices are gathered once for all batches (see `layers.run_stack`).
+        Weights that are split over devices are gathered once for all batches (see `stacks.run_stack`).
         """
         more = [{"edit": edit} if edit else {} for edit in edits or [None] * len(ids)]
         return [self(batch, key=key, **m) for batch, key, m in zip(ids, keys, more, strict=True)]
@@ -160,9 +167,16 @@ class StackEncoder(Encoder):
         """Returns the token vectors [B, L, E] that the first block reads."""
         raise NotImplementedError
 
-    def block_args(self, ids: Sequence[jax.Array]) -> list[tuple[Any, ...]]:
-        """Returns the further arguments of each block; by default the mask [B, L]."""
+    def block_args(self, ids: Sequence[jax.Array], xs: Sequence[jax.Array]) -> list[tuple[Any, ...]]:
+        """Returns the further arguments of each block; by default the mask [B, L].
+
+        `xs` are the token vectors [B, L, E] that the first block reads.
+        """
         return [(batch != 0,) for batch in ids]
+
+    def per_layer(self) -> Sequence[Any]:
+        """Returns arrays [num_layers, ...] of values that differ between blocks; see `stacks.run_stack`."""
+        return ()
 
     def finish(self, xs: list[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
         """Maps the last block's output [B, L, E] to the encoder's output."""
@@ -189,11 +203,40 @@ class StackEncoder(Encoder):
     ) -> list[tuple[jax.Array, jax.Array]]:
         embedding, inside, last = zip(*(layers.split_key(key, 3) for key in keys), strict=True)
         early = edited(self.embed(ids, embedding, **inputs), edits)
-        args, how = self.block_args(ids), {"remat": self.config.remat, "keys": inside}
+        args = self.block_args(ids, early)
+        how = {"remat": self.config.remat, "keys": inside, "per_layer": self.per_layer()}
         if layer:
-            early = layers.run_stack(self.layers, early, args, **how, span=slice(layer))
-        xs = layers.run_stack(self.layers, early, args, **how, span=slice(layer, None))
+            early = stacks.run_stack(self.layers, early, args, **how, span=slice(layer))
+        xs = stacks.run_stack(self.layers, early, args, **how, span=slice(layer, None))
         return list(zip(early, self.finish(xs, last), strict=True))
+
+    def mean_and_last(
+        self,
+        ids: Sequence[jax.Array],
+        keys: Sequence[jax.Array | None],
+        edits: Sequence[Edit | None] | None = None,
+        *,
+        weights: jax.Array,
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        """Like `together`, but also returns the weighted sum of blocks' outputs, the last ones for `weights`.
+
+        The first block's input comes before the first output, and the encoder's output takes the place of the
+        last block's, as in `hidden_states` of transformers.
+        """
+        embedding, inside, last = zip(*(layers.split_key(key, 3) for key in keys), strict=True)
+        xs = edited(self.embed(ids, embedding), edits)
+        args, num = self.block_args(ids, xs), self.config.num_layers
+        how = {"remat": self.config.remat, "keys": inside, "per_layer": self.per_layer()}
+        outputs = [xs]
+        for i in range(num):
+            outputs.append(stacks.run_stack(self.layers, outputs[-1], args, **how, span=slice(i, i + 1)))
+        outputs[-1] = self.finish(outputs[-1], last)
+        summed = outputs[len(outputs) - len(weights) :]
+        means = [
+            sum(w * x.astype(jnp.float32) for w, x in zip(weights, of_batch, strict=True))
+            for of_batch in zip(*summed, strict=True)
+        ]
+        return list(zip(means, outputs[-1], strict=True))
 
 
 def make_encoder(config: BackboneConfig, *, rngs: nnx.Rngs) -> Encoder:
@@ -243,7 +286,7 @@ def _check_padding(encoder: Encoder, *, rows: int) -> None:
         copy = nnx.merge(graphdef, state)
         table = copy.token_table.embedding
         table[...] = table[...].at[0].set(table[row])
-        found, wanted = copy(jnp.asarray(ids)), (*ids.shape, copy.config.embed_dim)
+        found, wanted = copy(jnp.asarray(ids)), (*ids.shape, copy.config.output_dim)
         if jnp.shape(found) != wanted:
             raise UserError(
                 f"{name} must return a vector for each token, [B, L, E] {list(wanted)}, not"

@@ -1,4 +1,5 @@
-"""BERT encoders: BERT, MiniLM, DistilBERT and RoBERTa are one architecture with different settings.
+"""BERT encoders: BERT, MiniLM, DistilBERT, RoBERTa, XLM-RoBERTa and CamemBERT are one architecture with
+different settings.
 
 Devlin et al. 2019; Wang et al. 2020 (MiniLM); Sanh et al. 2019 (DistilBERT: no token types); Liu et al. 2019
 (RoBERTa: one token type, see also `BertConfig.reserved_positions`). Blocks are post-norm. The pooler and the
@@ -16,7 +17,7 @@ from flax import nnx
 
 from jaxir.core.features import PADDING_TOKEN
 from jaxir.core.values import Layers, Natural, Positive, Rate, Size, checked
-from jaxir.models import layers
+from jaxir.models import layers, stacks
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, StackEncoder, register
 from jaxir.models.blocks import PostNormBlock
@@ -27,17 +28,39 @@ _EMBEDDINGS = {
     "embeddings.position": "embeddings.position_embeddings",
     "embeddings.norm": "embeddings.LayerNorm",
 }
-_BERT = _EMBEDDINGS | {
-    "embeddings.token_type": "embeddings.token_type_embeddings",
-    "layers.*.attention.query": "encoder.layer.*.attention.self.query",
-    "layers.*.attention.key": "encoder.layer.*.attention.self.key",
-    "layers.*.attention.value": "encoder.layer.*.attention.self.value",
-    "layers.*.attention.out": "encoder.layer.*.attention.output.dense",
-    "layers.*.attention_norm": "encoder.layer.*.attention.output.LayerNorm",
-    "layers.*.wi": "encoder.layer.*.intermediate.dense",
-    "layers.*.wo": "encoder.layer.*.output.dense",
-    "layers.*.mlp_norm": "encoder.layer.*.output.LayerNorm",
-}
+_PROJECTIONS = {"query": "self.query", "key": "self.key", "value": "self.value", "out": "output.dense"}
+
+
+def weights(
+    *, projections: Mapping[str, str] = _PROJECTIONS, norm: str = "output.LayerNorm", positions: Any = None
+) -> Weights:
+    """Returns the table of weights of a model whose folder names attention's parts and its norm so."""
+    layer, table = "encoder.layer.*", _EMBEDDINGS["embeddings.position"] if positions is None else positions
+    return (
+        _EMBEDDINGS
+        | {"embeddings.position": table, "embeddings.token_type": "embeddings.token_type_embeddings"}
+        | {
+            f"layers.*.attention.{ours}": f"{layer}.attention.{theirs}"
+            for ours, theirs in projections.items()
+        }
+        | {
+            "layers.*.attention_norm": f"{layer}.attention.{norm}",
+            "layers.*.wi": f"{layer}.intermediate.dense",
+            "layers.*.wo": f"{layer}.output.dense",
+            "layers.*.mlp_norm": f"{layer}.output.LayerNorm",
+        }
+    )
+
+
+def shifted_positions(by: int) -> Changed:
+    """Returns the table of positions of a folder that counts them from `by`; here they start at 0."""
+
+    def moved(by: int) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda table: np.roll(table, by, axis=0)
+
+    return Changed(_EMBEDDINGS["embeddings.position"], moved(-by), moved(by))
+
+
 _DISTILBERT = _EMBEDDINGS | {
     "layers.*.attention.query": "transformer.layer.*.attention.q_lin",
     "layers.*.attention.key": "transformer.layer.*.attention.k_lin",
@@ -48,7 +71,7 @@ _DISTILBERT = _EMBEDDINGS | {
     "layers.*.wo": "transformer.layer.*.ffn.lin2",
     "layers.*.mlp_norm": "transformer.layer.*.output_layer_norm",
 }
-_ENTRIES = {
+ENTRIES = {
     "vocab_size": "vocab_size",
     "embed_dim": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -61,16 +84,7 @@ _ENTRIES = {
     "attention_dropout_rate": Entry("attention_probs_dropout_prob", 0.1),
 }
 _POSITIONS = "max_position_embeddings"
-_LEFT_OUT = ("pooler.", "cls.", "classifier.", "embeddings.position_ids", "embeddings.token_type_ids")
-
-
-def _roberta_weights(config: "BertConfig") -> Weights:
-    shift = config.reserved_positions
-
-    def moved(by: int) -> Callable[[np.ndarray], np.ndarray]:
-        return lambda table: np.roll(table, by, axis=0)
-
-    return _BERT | {"embeddings.position": Changed(_BERT["embeddings.position"], moved(-shift), moved(shift))}
+LEFT_OUT = ("pooler.", "cls.", "classifier.", "embeddings.position_ids", "embeddings.token_type_ids")
 
 
 def _read_reserved(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
@@ -85,15 +99,37 @@ def _write_reserved(config: "BertConfig", pad_id: int) -> dict[str, Any]:
 
 
 _ENCODER = {"position_embedding_type": "absolute", "is_decoder": False}
+_ROBERTA = HuggingFace(
+    model_type="roberta",
+    architecture="RobertaModel",
+    entries=ENTRIES,
+    weights=lambda config: weights(positions=shifted_positions(config.reserved_positions)),
+    implied={"family": None},
+    fixed=_ENCODER,
+    read_more=_read_reserved,
+    write_more=_write_reserved,
+    pad_id=1,
+    counts_from_padding=True,
+    left_out=(*LEFT_OUT, "lm_head"),
+    masked_lm={"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head"},
+    masked_lm_activation="gelu",
+    score_head=ScoreHead(
+        pooler="classifier.dense",
+        classifier="classifier.out_proj",
+        activations=("tanh",),
+        prefix="roberta.",
+    ),
+    tokenizer_class="RobertaTokenizer",
+)
 _FOLDERS = (
     HuggingFace(
         model_type="bert",
         architecture="BertModel",
-        entries=_ENTRIES | {"max_positions": _POSITIONS},
-        weights=lambda config: _BERT,
-        implied={"reserved_positions": 0},
+        entries=ENTRIES | {"max_positions": _POSITIONS},
+        weights=lambda config: weights(),
+        implied={"reserved_positions": 0, "family": None},
         fixed=_ENCODER,
-        left_out=_LEFT_OUT,
+        left_out=LEFT_OUT,
         masked_lm={
             "dense": "cls.predictions.transform.dense",
             "norm": "cls.predictions.transform.LayerNorm",
@@ -104,25 +140,16 @@ _FOLDERS = (
         ),
         tokenizer_class="BertTokenizer",
     ),
-    HuggingFace(
-        model_type="roberta",
-        architecture="RobertaModel",
-        entries=_ENTRIES,
-        weights=_roberta_weights,
-        fixed=_ENCODER,
-        read_more=_read_reserved,
-        write_more=_write_reserved,
-        pad_id=1,
-        left_out=(*_LEFT_OUT, "lm_head"),
-        masked_lm={"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head"},
-        masked_lm_activation="gelu",
-        score_head=ScoreHead(
-            pooler="classifier.dense",
-            classifier="classifier.out_proj",
-            activations=("tanh",),
-            prefix="roberta.",
-        ),
-        tokenizer_class="RobertaTokenizer",
+    _ROBERTA,
+    *(
+        dataclasses.replace(
+            _ROBERTA,
+            model_type=model_type,
+            architecture=architecture,
+            implied={"family": model_type},
+            tokenizer_class="",
+        )
+        for model_type, architecture in (("xlm-roberta", "XLMRobertaModel"), ("camembert", "CamembertModel"))
     ),
     HuggingFace(
         model_type="distilbert",
@@ -139,9 +166,9 @@ _FOLDERS = (
             "attention_dropout_rate": Entry("attention_dropout", 0.1),
         },
         weights=lambda config: _DISTILBERT,
-        implied={"num_token_types": 0, "layer_norm_epsilon": 1e-12, "reserved_positions": 0},
+        implied={"num_token_types": 0, "layer_norm_epsilon": 1e-12, "reserved_positions": 0, "family": None},
         written={"sinusoidal_pos_embds": False},
-        left_out=(*_LEFT_OUT, "pre_classifier.", "vocab_", "qa_outputs."),
+        left_out=(*LEFT_OUT, "pre_classifier.", "vocab_", "qa_outputs."),
         masked_lm={"dense": "vocab_transform", "norm": "vocab_layer_norm", "bias": "vocab_projector"},
         score_head=ScoreHead(pooler="pre_classifier", activations=("relu",), prefix="distilbert."),
         tokenizer_class="BertTokenizer",
@@ -165,6 +192,8 @@ class BertConfig(BackboneConfig):
       reserved_positions: rows after the last position. RoBERTa counts positions from its padding id + 1 = 2;
         conversion moves the two unused rows to the end, so that positions start at 0. Only a padding token in
         the text itself reads one of these rows, the last.
+      family: the family of RoBERTa's layout whose folders it was read from; None: BERT, DistilBERT or
+        RoBERTa.
       num_token_types: rows of the token type table, of which the first is read unless types are given; 0: no
         table.
       layer_norm_epsilon: epsilon of every norm.
@@ -175,6 +204,7 @@ class BertConfig(BackboneConfig):
     """
 
     kind: ClassVar[str] = "bert"
+    added: ClassVar[Mapping[str, Any]] = {"family": None}
     title: ClassVar[str] = "BERT"
     shows_layers: ClassVar[bool] = True
     token_table: ClassVar[str] = "embeddings.token"
@@ -186,6 +216,7 @@ class BertConfig(BackboneConfig):
     mlp_dim: Size = 3072
     max_positions: Size = 512
     reserved_positions: Natural = 0
+    family: Literal["xlm-roberta", "camembert"] | None = None
     num_token_types: Natural = 2
     layer_norm_epsilon: Positive = 1e-12
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
@@ -197,10 +228,12 @@ class BertConfig(BackboneConfig):
 
     def __post_init__(self):
         if self.embed_dim % self.num_heads:
-            raise ValueError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
+            raise ValueError(f"embed_dim {self.embed_dim} must be a multiple of num_heads {self.num_heads}")
 
     @property
     def model_type(self) -> str:
+        if self.family is not None:
+            return self.family
         return "distilbert" if not self.num_token_types else "roberta" if self.reserved_positions else "bert"
 
     def make(self, *, rngs: nnx.Rngs) -> "Bert":
@@ -210,11 +243,14 @@ class BertConfig(BackboneConfig):
 class Bert(StackEncoder):
     """A BERT encoder; weights start from N(0, 0.02^2)."""
 
-    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs, block: type[PostNormBlock] = PostNormBlock):
         self.config = config
         self.embeddings = _Embeddings(config, rngs=rngs)
-        self.layers = layers.make_stack(
-            lambda rngs: _block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
+        self.layers = stacks.make_stack(
+            lambda rngs: _make_block(config, block, rngs=rngs),
+            config.num_layers,
+            scan=config.scan_layers,
+            rngs=rngs,
         )
 
     def embed(
@@ -229,7 +265,7 @@ class Bert(StackEncoder):
         return [self.embeddings(b, t, key=k) for b, t, k in zip(ids, types, keys, strict=True)]
 
 
-def _block(config: BertConfig, *, rngs: nnx.Rngs) -> PostNormBlock:
+def _make_block(config: BertConfig, block: type[PostNormBlock], *, rngs: nnx.Rngs) -> PostNormBlock:
     attention = Attention(
         config.embed_dim,
         num_heads=config.num_heads,
@@ -240,7 +276,7 @@ def _block(config: BertConfig, *, rngs: nnx.Rngs) -> PostNormBlock:
         dtype=config.dtype,
         rngs=rngs,
     )
-    return PostNormBlock(config, attention, rngs=rngs)
+    return block(config, attention, rngs=rngs)
 
 
 class _Embeddings(nnx.Module):

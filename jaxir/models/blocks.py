@@ -18,10 +18,11 @@ from jaxir.runtime.partitioning import constrain
 
 
 class FeedForward(nnx.Module):
-    """W_o f(W_0 x), or gated: W_o (f(W_0 x) * W_1 x) (Shazeer 2020, arXiv:2002.05202, eq. 6), without biases.
+    """W_o f(W_0 x), or gated: W_o (f(W_0 x) * W_1 x) (Shazeer 2020, arXiv:2002.05202, eq. 6).
 
-    `activation` is f, a name in `activations.ACTIVATIONS`. `stddevs` are the standard deviations of
-    the initial kernels: one for W_0 and W_1, one for W_o. For `same_along` see `layers.dropout`.
+    `biases` says whether W_0 and W_1 have biases, and whether W_o has one. `activation` is f, a name in
+    `activations.ACTIVATIONS`. `stddevs` are the standard deviations of the initial kernels: one for W_0 and
+    W_1, one for W_o. For `same_along` see `layers.dropout`.
     """
 
     def __init__(
@@ -31,19 +32,20 @@ class FeedForward(nnx.Module):
         *,
         activation: str,
         gated: bool = True,
+        biases: tuple[bool, bool] = (False, False),
         stddevs: tuple[float, float],
         dropout_rate: float = 0.0,
         same_along: int | None = None,
         dtype: str,
         rngs: nnx.Rngs,
     ):
-        def dense(inputs: int, outputs: int, *axes: str, stddev: float) -> layers.Linear:
-            how = {"use_bias": False, "dtype": dtype, "init": layers.normal(stddev), "rngs": rngs}
-            return layers.Linear(inputs, outputs, axes=axes, **how)
+        def dense(inputs: int, outputs: int, *axes: str, which: int) -> layers.Linear:
+            how = {"use_bias": biases[which], "dtype": dtype, "init": layers.normal(stddevs[which])}
+            return layers.Linear(inputs, outputs, axes=axes, **how, rngs=rngs)
 
-        self.wi_0 = dense(width, units, "embed", "mlp", stddev=stddevs[0])
-        self.wi_1 = dense(width, units, "embed", "mlp", stddev=stddevs[0]) if gated else None
-        self.wo = dense(units, width, "mlp", "embed", stddev=stddevs[1])
+        self.wi_0 = dense(width, units, "embed", "mlp", which=0)
+        self.wi_1 = dense(width, units, "embed", "mlp", which=0) if gated else None
+        self.wo = dense(units, width, "mlp", "embed", which=1)
         self.activation, self.dropout_rate, self.same_along = activation, dropout_rate, same_along
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None) -> jax.Array:
@@ -57,8 +59,9 @@ class FeedForward(nnx.Module):
 class PreNormBlock(nnx.Module):
     """Attention, then a feed-forward layer; each reads the normalised x, and its output is added to x.
 
-    If the first of `norms` is None, attention reads x itself. `dropout_rates` are for the outputs of
-    attention and of the feed-forward layer. For `same_along` see `layers.dropout`.
+    If the first of `norms` is None, attention reads x itself. `output_norms`, if not None, normalise the
+    outputs of attention and of the feed-forward layer before they are added, as in Gemma. `dropout_rates` are
+    for these outputs. For `same_along` see `layers.dropout`.
     """
 
     def __init__(
@@ -67,11 +70,13 @@ class PreNormBlock(nnx.Module):
         mlp: FeedForward,
         *,
         norms: tuple[nnx.Module | None, nnx.Module],
+        output_norms: tuple[nnx.Module | None, nnx.Module | None] = (None, None),
         dropout_rates: tuple[float, float],
         same_along: int | None = None,
     ):
         self.attention, self.mlp = attention, mlp
         self.attention_norm, self.mlp_norm = norms
+        self.attention_output_norm, self.mlp_output_norm = output_norms
         self.dropout_rates, self.same_along = dropout_rates, same_along
 
     @jaxtyped(typechecker=beartype)
@@ -81,8 +86,10 @@ class PreNormBlock(nnx.Module):
         weights_key, attention_key, units_key, mlp_key = layers.split_key(key, 4)
         y = x if self.attention_norm is None else self.attention_norm(x)
         y = self.attend(y, mask, *args, key=weights_key)
+        y = y if self.attention_output_norm is None else self.attention_output_norm(y)
         x = self._added(x, y, self.dropout_rates[0], attention_key)
         y = self.mlp(self.mlp_norm(x), key=units_key)
+        y = y if self.mlp_output_norm is None else self.mlp_output_norm(y)
         return self._added(x, y, self.dropout_rates[1], mlp_key)
 
     def attend(self, x: jax.Array, mask: jax.Array, *args: Any, key: jax.Array | None) -> jax.Array:
@@ -97,15 +104,16 @@ class PostNormBlock(nnx.Module):
     """Attention, then a feed-forward layer; each output has dropout, is added to its input and normalised.
 
     Reads `embed_dim`, `mlp_dim`, `activation`, `layer_norm_epsilon`, `dropout_rate` and `dtype` of `config`.
-    Weights start from N(0, 0.02^2).
+    Without `mlp` the feed-forward layer is BERT's. Weights start from N(0, 0.02^2).
     """
 
-    def __init__(self, config: Any, attention: Attention, *, rngs: nnx.Rngs):
+    def __init__(self, config: Any, attention: Attention, *, mlp: FeedForward | None = None, rngs: nnx.Rngs):
         width, units = config.embed_dim, config.mlp_dim
         how = {"dtype": config.dtype, "rngs": rngs}
         self.attention = attention
-        self.wi = layers.Linear(width, units, axes=("embed", "mlp"), **how)
-        self.wo = layers.Linear(units, width, axes=("mlp", "embed"), **how)
+        self.mlp = mlp
+        self.wi = layers.Linear(width, units, axes=("embed", "mlp"), **how) if mlp is None else None
+        self.wo = layers.Linear(units, width, axes=("mlp", "embed"), **how) if mlp is None else None
         norm = functools.partial(
             layers.LayerNorm, width, epsilon=config.layer_norm_epsilon, dtype=config.dtype
         )
@@ -119,7 +127,11 @@ class PostNormBlock(nnx.Module):
         weights_key, attention_key, mlp_key = layers.split_key(key, 3)
         y = self.attend(x, mask, *args, key=weights_key)
         x = self._added(x, y, self.attention_norm, attention_key)
-        y = self.wo(constrain(ACTIVATIONS[self.activation](self.wi(x)), ("batch", "length", "mlp")))
+        if self.mlp is None:
+            y = self.wo(constrain(ACTIVATIONS[self.activation](self.wi(x)), ("batch", "length", "mlp")))
+        else:
+            units_key, mlp_key = layers.split_key(mlp_key, 2)
+            y = self.mlp(x, key=units_key)
         return self._added(x, y, self.mlp_norm, mlp_key)
 
     def attend(self, x: jax.Array, mask: jax.Array, *args: Any, key: jax.Array | None) -> jax.Array:

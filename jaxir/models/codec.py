@@ -48,6 +48,7 @@ class Changed(NamedTuple):
 
 # jaxir's modules -> Hugging Face's module; "*" is the number of the layer. Several modules of jaxir are
 # concatenated along the output (a fused projection). Covers kernels (transposed), biases, tables and scales.
+# A parameter's own name -> a tensor's whole name, for a tensor that does not end in ".weight" or ".bias".
 Weights = Mapping[str | tuple[str, ...], str | Changed]
 
 
@@ -100,6 +101,15 @@ class HuggingFace:
       pad_id: the padding id if config.json has none.
       first_layer: the number in the folder of jaxir's `layers.0`.
       aliases: tensor -> other names that a folder may give it.
+      renamed: (pattern, new names...) of tensors that older folders call otherwise, applied in this order
+        with `re.sub`. A tensor with several new names is split into as many equal parts along its first
+        dimension.
+      renamed_entries: entry of older config.json files -> today's name, used if the file lacks the latter.
+      text_entry: the object of config.json that has the settings of the text model, in folders that also hold
+        models of images or sound; empty: config.json itself.
+      counts_from_padding: whether the model counts positions from its padding id, so that the tokenizer's
+        must be the same.
+      ignores_pad_id: whether it counts them from `pad_id`, whatever the padding id in config.json is.
       left_out: prefixes of tensors that do not belong to the encoder (heads, buffers).
       masked_lm: `dense`, `norm` and `bias` of a masked language model's head -> modules of the folder; empty:
         no such head.
@@ -123,6 +133,11 @@ class HuggingFace:
     pad_id: int = 0
     first_layer: int = 0
     aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    renamed: tuple[tuple[str, ...], ...] = ()
+    renamed_entries: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    text_entry: str = ""
+    counts_from_padding: bool = False
+    ignores_pad_id: bool = False
     left_out: tuple[str, ...] = ()
     masked_lm: Mapping[str, str] = dataclasses.field(default_factory=dict)
     masked_lm_activation: str | None = None

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-# An odd number from the golden ratio, as int32. Positions that differ by a row's width or a power of two
-# differ, once multiplied by it, in as many bits as any others.
+# An odd number derived from the golden ratio, as int32. Positions are multiplied by it, so that positions
+# that differ by a row's width or a power of two differ in many bits.
 SPREAD = 0x9E3779B1 - 2**32
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, Key, jaxtyped
 from jaxir.core.values import Natural, checked
 from jaxir.models import layers
 from jaxir.models.activations import gelu
+from jaxir.models.adapters import Adapters, attach
 from jaxir.models.backbones import BackboneConfig, make_encoder
 from jaxir.models.dual_encoder import pool
 from jaxir.runtime.partitioning import constrain
@@ -36,6 +37,7 @@ class CrossEncoderConfig:
       separator: for `score_texts`, the token that replaces the first token of a passage behind a query
         (RoBERTa: </s>). None: that token ([CLS]) is removed. "own": the passage is unchanged, because it
         begins with no special token (T5). "unknown": not yet read from a tokenizer.
+      adapters: LoRA in the encoder; None: none.
     """
 
     backbone: BackboneConfig
@@ -43,6 +45,7 @@ class CrossEncoderConfig:
     activation: Literal["tanh", "relu", "gelu"] = "tanh"
     normed: bool = False
     separator: Natural | Literal["unknown", "own"] | None = "unknown"
+    adapters: Adapters | None = None
 
     @property
     def summary(self) -> str:
@@ -66,6 +69,7 @@ class CrossEncoderModel(layers.Summarised):
         norm = layers.LayerNorm(width, epsilon=epsilon, dtype="float32", use_bias=False)
         self.norm = norm if config.normed else None
         self.classifier = layers.Linear(width, 1, axes=("embed", None), **how)
+        attach(self, config.adapters, rngs=rngs)
 
     @jaxtyped(typechecker=beartype)
     def score(

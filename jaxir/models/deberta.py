@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.core.values import Count, Layers, Positive, Rate, Size, Within, checked
-from jaxir.models import backbones, layers
+from jaxir.models import backbones, layers, stacks
 from jaxir.models.attention import Attention, attention
 from jaxir.models.backbones import BackboneConfig, StackEncoder, register
 from jaxir.models.blocks import PostNormBlock
@@ -77,7 +77,7 @@ def _read_attention(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
 def _write_attention(config: "DebertaConfig", pad_id: int) -> dict[str, Any]:
     return {
         _POSITIONS: config.relative_max_distance,
-        _FARTHEST: -1,  # as many as max_position_embeddings
+        _FARTHEST: -1,  # -1 means max_position_embeddings
         _BUCKETS: config.relative_buckets or -1,
         "pos_att_type": [theirs for theirs, ours in _TERMS.items() if getattr(config, ours)],
     }
@@ -168,7 +168,7 @@ class DebertaConfig(BackboneConfig):
 
     def __post_init__(self):
         if self.embed_dim % self.num_heads:
-            raise ValueError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
+            raise ValueError(f"embed_dim {self.embed_dim} must be a multiple of num_heads {self.num_heads}")
         buckets, farthest = self.relative_buckets, self.relative_max_distance
         if 0 < buckets < 4 or (buckets and farthest < buckets // 2 + 2):
             raise ValueError(
@@ -206,7 +206,7 @@ class Deberta(StackEncoder):
         self.token_norm = _norm(config)
         self.relative = layers.Embedding(rows, width, axis="relpos_buckets", **how)
         self.relative_norm = _norm(config) if config.relative_norm else None
-        self.layers = layers.make_stack(
+        self.layers = stacks.make_stack(
             lambda rngs: PostNormBlock(config, DisentangledAttention(config, rngs=rngs), rngs=rngs),
             config.num_layers,
             scan=config.scan_layers,
@@ -219,9 +219,9 @@ class Deberta(StackEncoder):
             for x, key in zip(self.token.together(ids), keys, strict=True)
         ]
 
-    def block_args(self, ids: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
+    def block_args(self, ids: Sequence[jax.Array], xs: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
         """Returns the mask, the table of distances [P, E], and its rows by distance [2, 2L] (see `_rows`)."""
-        table = layers.weight(self.relative.embedding, self.config.dtype)
+        table = self.relative.whole(self.config.dtype)
         if self.relative_norm is not None:
             table = self.relative_norm(table[None])[0]
         return [(batch != 0, table, self._rows(batch.shape[1])) for batch in ids]

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Key, jaxtyped
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, Layers, Rate, Size, checked
-from jaxir.models import activations, layers
+from jaxir.models import activations, layers, stacks
 from jaxir.models.attention import Attention, rope_frequencies
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.runtime.partitioning import constrain
@@ -63,7 +63,7 @@ class VectorDecoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.layers = layers.make_stack(
+        self.layers = stacks.make_stack(
             lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=False, rngs=rngs
         )
         self.norm = _norm(config)

@@ -18,6 +18,8 @@ from jaxir.runtime.partitioning import Partitioner
 
 # Maximum number of tokens per text: a chip's memory must hold several float32 copies of a head's logits.
 _LONGEST = 512
+# Maximum dimensions of a head: with EmbeddingGemma 2's heads of 256 and 512 the kernels need too much memory.
+_WIDEST = 128
 
 
 class _Layout(NamedTuple):
@@ -32,7 +34,7 @@ class _Layout(NamedTuple):
 
 
 def takes(query: jax.Array, key: jax.Array, partitioner: Partitioner | None) -> bool:
-    """Returns whether the kernels support self-attention of query [B, L, H, K] and key on a mesh."""
+    """Returns whether the kernels support self-attention of query [B, L, H, K] to key [B, L, G, K]."""
     if partitioner is None or not partitioner.fused_attention or not partitioner.on_tpu:
         return False
     from jaxir.models.attention_kernel import LANES
@@ -42,9 +44,11 @@ def takes(query: jax.Array, key: jax.Array, partitioner: Partitioner | None) -> 
     together = max(1, LANES // head_dim)
     return (
         query.dtype == jnp.bfloat16
-        and key.shape == query.shape
+        and (*key.shape[:2], key.shape[3]) == (*query.shape[:2], head_dim)
+        and heads % key.shape[2] == 0
         and length % 16 == 0
         and length <= _LONGEST
+        and head_dim <= _WIDEST
         and (head_dim * together) % LANES == 0
         and heads // layout.size(layout.heads) % together == 0
     )
@@ -67,11 +71,14 @@ def attend(
 ) -> jax.Array:
     """Computes `attention.attention`, with its arguments, if `takes` is True; the bias is [1, H, L, L].
 
+    Keys and values that several heads share are repeated for each head.
     The gradient of a bias is summed in float32 over the texts of a device, then over all devices.
     """
     from jaxir.models.attention_kernel import Kind
 
     shape = query.shape
+    if key.shape != shape:
+        key, value = (jnp.repeat(x, shape[2] // x.shape[2], axis=2) for x in (key, value))
     kind = Kind(
         head_dim=shape[3],
         scale=scale,

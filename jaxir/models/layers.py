@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, jaxtyped
 
 from jaxir.core.features import PADDING_TOKEN
-from jaxir.models import counter_random
+from jaxir.models import counter_random, quantized
 from jaxir.runtime import cpu
 from jaxir.runtime.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
 
@@ -26,7 +26,8 @@ M = TypeVar("M", bound=nnx.Module)
 # gathered weights, all except matrix products, or all (True). With "auto" training chooses, and nothing is
 # recomputed until then.
 Remat = bool | Literal["weights", "products", "auto"]
-# `jax.checkpoint`'s name of fused attention's results: kept like those of products, so that it runs once.
+# Name of fused attention's results for `jax.checkpoint`, which keeps them as it keeps matrix products. So
+# fused attention runs only once per step.
 FUSED = "fused_attention"
 
 
@@ -106,8 +107,11 @@ def copy_module(module: M) -> M:
 def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
     """Returns the value of a parameter in `dtype`, gathered for computation; see `gather_weight`.
 
-    While a stack is scanned, its parameters are those of one layer, without the axis "layers".
+    While a stack is scanned, its parameters are those of one layer, without the axis "layers". The numbers of
+    a quantised parameter are only available in their own type.
     """
+    if quantized.is_quantized(p) and dtype != p.dtype:
+        raise TypeError(f"a parameter is quantised to {p.dtype}: compute with `Linear` and `Embedding.whole`")
     gathered = _GATHERED.get()
     if gathered is not None and (id(p), dtype) in gathered:
         return gathered[id(p), dtype][1]
@@ -163,12 +167,25 @@ def affine(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array
     return y if bias is None else y + bias[None, :]
 
 
+def quantized_affine(
+    x: jax.Array, numbers: jax.Array, scales: jax.Array, bias: jax.Array | None
+) -> jax.Array:
+    """Returns x W + b as `affine` does, of a quantised W and its float32 scales (see `quantized`)."""
+    if numbers.dtype != jnp.int8:
+        return affine(x, quantized.dequantize(numbers, scales, x.dtype), bias)
+    # Scaling the outputs equals scaling the kernel, and is less work.
+    y = affine(x, numbers.astype(x.dtype), None).astype(jnp.float32) * scales
+    return (y if bias is None else y + bias.astype(jnp.float32)[None]).astype(x.dtype)
+
+
 class Linear(nnx.Module):
-    """x W + b over the last dimension.
+    """x W + b over the last dimension, and what `adapter` (`models.adapters`) adds.
 
     `axes` are the logical names of the dimensions of W [I, O]; `dtype` is the type of product and result. b
-    starts at 0.
+    starts at 0. `scales` are those of a quantised W (see `quantized`), else None.
     """
+
+    adapter: Callable[[jax.Array], jax.Array] | None = None
 
     def __init__(
         self,
@@ -182,16 +199,23 @@ class Linear(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.kernel = param(init(rngs.params(), (in_features, out_features)), *axes)
+        self.scales = None
         self.bias = param(jnp.zeros((out_features,), jnp.float32), axes[1]) if use_bias else None
         self.dtype = dtype
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        kernel = weight(self.kernel, self.dtype)
         # One matrix product over all rows: CPUs compute [B * L, I] 3-6 % faster than [B, L, I].
         x2d = x.astype(self.dtype).reshape(-1, x.shape[-1])
-        y = affine(x2d, kernel, None if self.bias is None else weight(self.bias, self.dtype))
-        return y.reshape(*x.shape[:-1], kernel.shape[1])
+        bias = None if self.bias is None else weight(self.bias, self.dtype)
+        if self.scales is None:
+            y = affine(x2d, weight(self.kernel, self.dtype), bias)
+        else:
+            numbers, scales = weight(self.kernel, self.kernel.dtype), weight(self.scales)
+            y = quantized_affine(x2d, numbers, scales, bias)
+        if self.adapter is not None:
+            y += self.adapter(x2d)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 class LayerNorm(nnx.Module):
@@ -212,22 +236,44 @@ class LayerNorm(nnx.Module):
         return (y if self.bias is None else y + weight(self.bias)[None, None]).astype(self.dtype)
 
 
-class RMSNorm(nnx.Module):
-    """T5's norm: x / rms(x) * scale in float32, without mean and bias (Zhang & Sennrich 2019)."""
+def over_rms(x: jax.Array, epsilon: float) -> jax.Array:
+    """Returns x / rms(x) over the last dimension, in float32."""
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
 
-    def __init__(self, features: int, *, epsilon: float, dtype: str):
-        self.scale = param(jnp.ones((features,), jnp.float32), "embed")
-        self.epsilon, self.dtype = epsilon, dtype
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * scale in float32, without mean and bias (Zhang & Sennrich 2019).
+
+    `axis` is the logical name of the last dimension. With `from_zero` the parameter starts from 0 and the
+    scale is 1 more, as in Gemma. Without `scaled` there is no parameter.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        epsilon: float,
+        dtype: str,
+        axis: str | None = "embed",
+        from_zero: bool = False,
+        scaled: bool = True,
+    ):
+        start = jnp.zeros if from_zero else jnp.ones
+        self.scale = param(start((features,), jnp.float32), axis) if scaled else None
+        self.epsilon, self.dtype, self.from_zero = epsilon, dtype, from_zero
 
     @jaxtyped(typechecker=beartype)
-    def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:
-        x = x.astype(jnp.float32)
-        y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
-        return (y * weight(self.scale)[None, None]).astype(self.dtype)
+    def __call__(self, x: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:
+        y = over_rms(x, self.epsilon)
+        if self.scale is not None:
+            scale = weight(self.scale) + 1.0 if self.from_zero else weight(self.scale)
+            y *= jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
+        return y.astype(self.dtype)
 
 
 class Embedding(nnx.Module):
-    """A table [N, E] of vectors looked up by id."""
+    """A table [N, E] of vectors looked up by id; `scales` are those of a quantised table, else None."""
 
     def __init__(
         self,
@@ -240,6 +286,7 @@ class Embedding(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.embedding = param(init(rngs.params(), (num, features)), axis, "embed")
+        self.scales = None
         self.dtype = dtype
 
     @jaxtyped(typechecker=beartype)
@@ -250,7 +297,17 @@ class Embedding(nnx.Module):
         """
         axes = self.embedding.get_metadata()["logical_axes"]
         rows = table_rows(ids) if axes[0] == "vocab" else ids
+        if self.scales is not None:
+            numbers = weight(self.embedding, self.embedding.dtype)
+            return quantized.look_up(numbers, weight(self.scales), rows, self.dtype)
         return look_up(self.embedding[...], rows, axes, self.dtype)
+
+    def whole(self, dtype: Any) -> jax.Array:
+        """Returns the whole table [N, E] in `dtype`, gathered for computation."""
+        if self.scales is None:
+            return weight(self.embedding, dtype)
+        numbers = weight(self.embedding, self.embedding.dtype)
+        return quantized.dequantize(numbers, weight(self.scales), dtype)
 
     def together(self, ids: Sequence[jax.Array]) -> list[jax.Array]:
         """Looks up several batches of ids [B, L]; their gradients are summed before devices exchange them."""
@@ -289,84 +346,6 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, same_along: int
 def split_key(key: jax.Array | None, num: int) -> Sequence[Any]:
     """Returns `num` independent keys, or `num` times None if dropout is off."""
     return [None] * num if key is None else jax.random.split(key, num)
-
-
-def make_stack(make_block: Callable[[nnx.Rngs], nnx.Module], num: int, *, scan: bool, rngs: nnx.Rngs) -> Any:
-    """Makes `num` equal blocks: a list, or with `scan` one block of parameters with a leading "layers" axis.
-
-    Both forms have the same initial values for the same `rngs`.
-    """
-    keys = jax.random.split(rngs.params(), num)
-    if not scan:
-        return nnx.List([make_block(nnx.Rngs(key)) for key in keys])
-    stacked = jax.vmap(lambda key: nnx.state(make_block(nnx.Rngs(key)), nnx.Param))(keys)
-    for p in jax.tree.leaves(stacked, is_leaf=is_variable):
-        p.set_metadata(logical_axes=("layers", *p.get_metadata()["logical_axes"]))
-    graphdef, _ = nnx.split(nnx.eval_shape(lambda: make_block(nnx.Rngs(0))))
-    return nnx.merge(graphdef, stacked)
-
-
-def unstacked(blocks: Any) -> list[nnx.Module]:
-    """Returns the blocks of `make_stack` as a list, also those of a scanned stack."""
-    if isinstance(blocks, nnx.List):
-        return list(blocks)
-    graphdef, stacked = nnx.split(blocks)
-    num = len(jax.tree.leaves(stacked)[0])
-    return [nnx.merge(graphdef, jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(num)]
-
-
-def run_stack(
-    blocks: Any,
-    xs: Sequence[Float[Array, "B L E"]],
-    args: Sequence[Sequence[Any]],
-    *,
-    remat: Remat,
-    keys: Sequence[jax.Array | None],
-    per_layer: Sequence[Any] = (),
-    span: slice = slice(None),
-) -> list[Float[Array, "B L E"]]:
-    """Runs batches x [B, L, E] through the blocks that `make_stack` made.
-
-    Each block is called as x = block(x, *args, *(a[layer] for a in per_layer), key=own key). All batches pass
-    a block before any enters the next, so that the block's weights are gathered once.
-
-    Args:
-      blocks: a list, or one block of stacked parameters for `jax.lax.scan`, so that the program has one
-        block.
-      xs: inputs of the first block.
-      args: for each batch, further arguments of every block.
-      remat: what the backward pass recomputes (jax.checkpoint).
-      keys: for each batch a dropout key, which is split into one key for each block; None turns dropout off.
-      per_layer: arrays [layers, ...] of values that differ between blocks and are not trained, such as a
-        window.
-      span: the slice of blocks to run; each has the same dropout key as in a run of all blocks.
-    """
-    scan = not isinstance(blocks, nnx.List)
-    num = len(jax.tree.leaves(nnx.state(blocks))[0]) if scan else len(blocks)
-    split = tuple(None if key is None else jax.random.split(key, num) for key in keys)
-
-    def apply(graphdef, state, xs, keys, own):
-        block = nnx.merge(graphdef, state)
-        with gather_once():
-            return tuple(block(x, *a, *own, key=key) for x, a, key in zip(xs, args, keys, strict=True))
-
-    if remat in POLICIES:
-        apply = jax.checkpoint(apply, static_argnums=0, prevent_cse=not scan, policy=POLICIES[remat])
-    xs, per_layer = tuple(xs), tuple(map(jnp.asarray, per_layer))
-    if scan:
-        graphdef, stacked = nnx.split(blocks)
-        layers = jax.tree.map(lambda a: a[span], (stacked, split, per_layer))
-
-        def step(xs, layer):
-            state, keys, own = layer
-            return apply(graphdef, state, xs, keys, own), None
-
-        return list(jax.lax.scan(step, xs, layers)[0])
-    for i, block in list(enumerate(blocks))[span]:
-        graphdef, state = nnx.split(block)
-        own_keys = tuple(None if k is None else k[i] for k in split)
-        xs = apply(graphdef, state, xs, own_keys, tuple(a[i] for a in per_layer))
-    return list(xs)
 
 
 def constrain_activation(x: jax.Array) -> jax.Array:

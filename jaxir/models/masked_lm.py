@@ -74,7 +74,7 @@ class MaskedLanguageModel(nnx.Module):
         if places is not None:
             hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)
         hidden = self.head(hidden)
-        table = layers.weight(self.encoder.token_table.embedding, hidden.dtype)
+        table = self.encoder.token_table.whole(hidden.dtype)
         logits = jnp.einsum("BLE,VE->BLV", hidden, table, preferred_element_type=jnp.float32)
         return logits + layers.weight(self.head.bias)[None, None]
 

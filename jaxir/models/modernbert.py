@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxir.core.values import Count, Layers, Positive, Rate, Size, checked
-from jaxir.models import backbones, layers
+from jaxir.models import backbones, layers, stacks
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.blocks import FeedForward, PreNormBlock
@@ -167,7 +167,7 @@ class ModernBertConfig(BackboneConfig):
     def __post_init__(self):
         if self.embed_dim % (2 * self.num_heads):
             raise ValueError(
-                f"embed_dim {self.embed_dim} is not a multiple of 2 x num_heads {self.num_heads}: RoPE"
+                f"embed_dim {self.embed_dim} must be a multiple of 2 x num_heads {self.num_heads}: RoPE"
                 " rotates pairs of dimensions"
             )
         if self.num_layers < 2:
@@ -204,7 +204,7 @@ class ModernBert(Encoder):
         )
         self.token_norm, self.norm = _norm(config), _norm(config)
         self.first = _block(config, first=True, rngs=rngs)
-        self.layers = layers.make_stack(
+        self.layers = stacks.make_stack(
             lambda rngs: _block(config, first=False, rngs=rngs),
             config.num_layers - 1,
             scan=config.scan_layers,
@@ -240,7 +240,7 @@ class ModernBert(Encoder):
         frequencies = np.where(everywhere[:, None], *bases)
         args = [(batch != 0,) for batch in ids]
         for at, stack, chosen in ((1, nnx.List([self.first]), slice(1)), (2, self.layers, slice(1, None))):
-            xs = layers.run_stack(
+            xs = stacks.run_stack(
                 stack,
                 xs,
                 args,

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Key, jaxtyped
 
 from jaxir.core.values import Layers, Natural, checked
 from jaxir.models import layers
+from jaxir.models.adapters import Adapters, attach
 from jaxir.models.attention import Cache
 from jaxir.models.decoding import Decoding, beam_search, decode, greedy, sampler
 from jaxir.models.t5 import T5Config
@@ -38,6 +39,7 @@ class Seq2SeqConfig:
         LM-adapted, T0, Flan).
       scaled: whether the decoder's output is scaled by E^-1/2 before the product with vectors (T5 1.0).
       eos_id: the token that ends a target.
+      adapters: LoRA in encoder and decoder; None: none.
     """
 
     backbone: T5Config
@@ -45,6 +47,7 @@ class Seq2SeqConfig:
     tied: bool = False
     scaled: bool = False
     eos_id: Natural = 1
+    adapters: Adapters | None = None
 
     def __post_init__(self):
         if self.scaled and not self.tied:
@@ -76,12 +79,13 @@ class Seq2SeqModel(layers.Summarised):
             rngs=rngs,
         )
         self.head = None if config.tied else head()
+        attach(self, config.adapters, rngs=rngs)
 
     @property
     def output_table(self) -> jax.Array:
         """[V, E], the vectors whose products with the result of `predict` are the logits."""
         table = self.encoder.token if self.head is None else self.head
-        return layers.weight(table.embedding, self.config.backbone.dtype)
+        return table.whole(self.config.backbone.dtype)
 
     @jaxtyped(typechecker=beartype)
     def predict(

@@ -5,7 +5,7 @@ position biases. Attention logits are not divided by sqrt(K); the initialisation
 
 Dropout is that of T5X (t5x/examples/t5/layers.py, network.py): a feature is dropped from all positions of a
 text or from none, and an attention weight for all queries or for none. This needs a random number for each
-text and feature. Numbers for each element would be the largest cost of a step, the TPU compiler estimates.
+text and feature. By the TPU compiler's estimate, a number for each element would be a step's largest cost.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.values import Buckets, Count, Layers, Positive, Rate, Size, checked
-from jaxir.models import backbones, layers
+from jaxir.models import backbones, layers, stacks
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, StackEncoder, register
 from jaxir.models.blocks import FeedForward, PreNormBlock
@@ -208,7 +208,7 @@ class T5Encoder(StackEncoder):
             rngs=rngs,
         )
         self.relative_bias = bias_of(config, rngs=rngs)
-        self.layers = layers.make_stack(
+        self.layers = stacks.make_stack(
             lambda rngs: _block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
         )
         self.norm = norm_of(config)
@@ -216,7 +216,7 @@ class T5Encoder(StackEncoder):
     def embed(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
         return self._dropped(self.token.together(ids), keys)
 
-    def block_args(self, ids: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
+    def block_args(self, ids: Sequence[jax.Array], xs: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
         return [(batch != 0, self.relative_bias(batch.shape[1])) for batch in ids]
 
     def finish(self, xs: list[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:

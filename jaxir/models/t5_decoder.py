@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxir.models import layers
+from jaxir.models import layers, stacks
 from jaxir.models.attention import Cache
 from jaxir.models.codec import Changed, Weights
 from jaxir.models.t5 import T5Config, attention_of, bias_of, dropout, mlp_of, norm_of
@@ -52,12 +52,12 @@ class Memory(NamedTuple):
 
 
 class T5Decoder(nnx.Module):
-    """A T5 decoder over token vectors; the configuration is that of the encoder."""
+    """A T5 decoder over token vectors; it has the encoder's configuration."""
 
     def __init__(self, config: T5Config, *, num_layers: int, rngs: nnx.Rngs):
         self.config = config
         self.relative_bias = bias_of(config, bidirectional=False, rngs=rngs)
-        self.layers = layers.make_stack(
+        self.layers = stacks.make_stack(
             lambda rngs: _Block(config, rngs=rngs), num_layers, scan=config.scan_layers, rngs=rngs
         )
         self.norm = norm_of(config)
@@ -70,30 +70,30 @@ class T5Decoder(nnx.Module):
         first, inside, last = layers.split_key(key, 3)
         x = layers.constrain_activation(dropout(x, rate, first))
         args = (jnp.ones(x.shape[:2], bool), self.relative_bias(x.shape[1]), memory, memory_mask)
-        (x,) = layers.run_stack(self.layers, [x], [args], remat=self.config.remat, keys=[inside])
+        (x,) = stacks.run_stack(self.layers, [x], [args], remat=self.config.remat, keys=[inside])
         return layers.constrain_activation(dropout(self.norm(x), rate, last))
 
     def remember(self, memory: jax.Array, memory_mask: jax.Array) -> Memory:
         """Computes keys and values of the encoder's output [B, S, E] for decoding; the mask is [B, S]."""
-        blocks = layers.unstacked(self.layers)
+        blocks = stacks.unstacked(self.layers)
         return Memory(tuple(block.cross_attention.remember(memory) for block in blocks), memory_mask)
 
     def empty_caches(self, rows: int, length: int) -> tuple[Cache, ...]:
         """Returns the caches, one for each block, of `rows` outputs of at most `length` positions."""
-        return tuple(block.attention.empty_cache(rows, length) for block in layers.unstacked(self.layers))
+        return tuple(block.attention.empty_cache(rows, length) for block in stacks.unstacked(self.layers))
 
     def extend(
         self, x: jax.Array, caches: Sequence[Cache], memory: Memory
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
         """Decodes the next T positions of N outputs; see `Attention.extend`.
 
-        x is [N, T, E] token vectors without padding, and `memory` is that of B texts; output n belongs to
-        text n // (N / B). Returns [N, T, E], and the caches with these positions.
+        x is [N, T, E] token vectors without padding, and `memory` is the memory of B texts; output n belongs
+        to text n // (N / B). Returns [N, T, E], and the caches with these positions.
         """
         length, filled = caches[0].key.shape[1], caches[0].filled
         bias = self.relative_bias.between(filled + jnp.arange(x.shape[1]), jnp.arange(length))
         after = []
-        for block, cache, seen in zip(layers.unstacked(self.layers), caches, memory.caches, strict=True):
+        for block, cache, seen in zip(stacks.unstacked(self.layers), caches, memory.caches, strict=True):
             x, cache = block.extend(x, bias, cache, seen, memory.mask)
             after.append(cache)
         return self.norm(x), tuple(after)

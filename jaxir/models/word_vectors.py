@@ -1,8 +1,8 @@
-"""Word vectors (word2vec, GloVe): a table only; mean pooling averages the vectors of a text's words."""
+"""Word vectors (word2vec, GloVe, static embeddings): a table; mean pooling averages a text's vectors."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import jax
 from flax import nnx
@@ -21,6 +21,8 @@ class WordVectorsConfig(BackboneConfig):
     Attributes:
       vocab_size: rows of the table; the first is for padding and unknown words.
       embed_dim: E, the width.
+      pools_padding_tokens: whether pooling reads tokens that are padding in the text itself; otherwise, they
+        stand for unknown words and are ignored.
       dtype: the type of the vectors that are looked up.
       remat: no effect.
       scan_layers: no effect.
@@ -29,8 +31,10 @@ class WordVectorsConfig(BackboneConfig):
     kind: ClassVar[str] = "word_vectors"
     token_table: ClassVar[str] = "table"
     num_layers: ClassVar[int] = 0
+    added: ClassVar[Mapping[str, Any]] = {"pools_padding_tokens": False}
     vocab_size: Size
     embed_dim: Size
+    pools_padding_tokens: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: layers.Remat = False
     scan_layers: bool = False
@@ -59,7 +63,7 @@ class WordVectors(Encoder):
 
     def is_pooled(self, ids: jax.Array) -> jax.Array:
         """Returns which tokens of texts [B, L] are words of the table, bool [B, L]."""
-        return ids > 0
+        return ids != 0 if self.config.pools_padding_tokens else ids > 0
 
     def together(
         self,

@@ -77,7 +77,7 @@ def next_token_losses(
     """
     table, read = encoder.token_table, ids[:, :-1]
     hidden = decoder(table(read), read != 0, vector, key=key)
-    return token_losses(hidden, layers.weight(table.embedding, hidden.dtype), ids[:, 1:])
+    return token_losses(hidden, table.whole(hidden.dtype), ids[:, 1:])
 
 
 @jaxtyped(typechecker=beartype)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxir.core.features import Features, TextFormat
 from jaxir.core.values import Count, checked
@@ -63,13 +64,14 @@ class Contrastive(LossObjective):
 
         Args:
           model: the dual encoder.
-          batch: int32 token ids by feature name.
+          batch: int32 arrays by feature name. Pooling leaves out query_prompt_tokens [B] and
+            passage_prompt_tokens [B], if given, else the model's own numbers of tokens.
           key: for dropout; queries, passages and negatives have different masks. None: no dropout.
 
         Raises:
           UserError: `chunks` does not divide B.
         """
-        ids = {name: x for name, x in batch.items() if name.endswith("_ids")}
+        ids = {name: x for name, x in batch.items() if name.endswith(("_ids", "_prompt_tokens"))}
         return embed_in_chunks(
             lambda part, key: self._embed_at_once(model, part, key), ids, key, chunks=self.chunks
         )
@@ -77,10 +79,13 @@ class Contrastive(LossObjective):
     def _embed_at_once(self, model: Any, batch: Batch, key: RandomKey) -> Embeddings:
         keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
         texts = [(batch["query_ids"], "query", keys[0]), (batch["passage_ids"], "passage", keys[1])]
+        left_out = [batch.get("query_prompt_tokens"), batch.get("passage_prompt_tokens")]
         negatives = batch.get("negative_ids")
         if negatives is not None:
             texts.append((negatives.reshape(-1, negatives.shape[-1]), "passage", keys[2]))
-        query, passage, *rest = model.encode_together(texts)
+            left_out.append(None if left_out[1] is None else jnp.repeat(left_out[1], negatives.shape[1]))
+        how = {} if left_out[0] is None else {"left_out": left_out}
+        query, passage, *rest = model.encode_together(texts, **how)
         if negatives is not None:
             negatives = constrain(rest[0].reshape(*negatives.shape[:2], -1), ("batch", None, "affinity"))
         query, passage = (constrain(side, ("batch", "affinity")) for side in (query, passage))

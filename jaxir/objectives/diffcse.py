@@ -39,9 +39,10 @@ from jaxir.objectives.two_views import TwoViews
 class DiffCSE(Objective):
     """DiffCSE (arXiv:2204.10298; Chuang 2024, chapter 2).
 
-    m x is a text x with some tokens masked. A frozen masked language model G fills the masks: x'' = G(m x).
-    A discriminator D, initially a copy of the encoder f, reads x'' with h = f(x) in place of its first token
-    ([CLS]). D predicts for each token whether it is that of x. Its gradient reaches f only through h (2.3):
+    m x is a text x with some tokens masked. A frozen masked language model G fills the masks: x'' = G(m x). A
+    discriminator D, initially a copy of the encoder f, reads x'' with h = f(x) in place of its first token
+    ([CLS]). D predicts for each token whether it is the token of x. Its gradient reaches f only through h
+    (2.3):
 
         loss = L_contrast + weight * L_RTD
         L_RTD = 1 / N sum_i sum_t -1[x''_t = x_t] log D(x'', h, t) - 1[x''_t != x_t] log(1 - D(x'', h, t))

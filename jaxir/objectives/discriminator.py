@@ -86,5 +86,5 @@ class Discriminator(nnx.Module):
     def _guessed(self, hidden: jax.Array, original: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns -log P(x_t) of each original token x_t, and whether x_t is the likeliest token: [B, M]."""
         x = self.head(hidden)
-        table = layers.weight(self.encoder.token_table.embedding, x.dtype)
+        table = self.encoder.token_table.whole(x.dtype)
         return token_losses(x, table, original, bias=layers.weight(self.head.bias))

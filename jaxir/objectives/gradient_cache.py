@@ -2,8 +2,8 @@
 
 The batch is embedded chunk by chunk, and only the embeddings are kept. The loss gives the gradient of each
 embedding. Each chunk is then embedded again, with the same random numbers, to compute the gradients of the
-parameters, which equal those of a direct step. The second forward pass makes a step take up to 4/3 of the
-time, if a backward pass costs two forward passes. Implemented as a scan over rematerialised chunks.
+parameters, which equal the gradients of a direct step. The second forward pass makes a step take up to 4/3 of
+the time, if a backward pass costs two forward passes. Implemented as a scan over rematerialised chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def with_fitting_chunks(objective: T, rows: int) -> T:
-    """Reduces an objective's `chunks`, and those of objectives in its fields, to divisors of `rows`."""
+    """Reduces `chunks` of an objective, and of objectives in its fields, to divisors of `rows`."""
     changed = {}
     for field in dataclasses.fields(objective) if dataclasses.is_dataclass(objective) else ():
         value = getattr(objective, field.name)

@@ -28,7 +28,7 @@ class MaskedTextObjective(TextObjective):
     Attributes:
       masking: the share of tokens that are predicted: 80 % of these are masked, 10 % become a random token,
         and 10 % stay.
-      head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose output head initialises that of this
+      head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose output head initialises the head of this
         objective; None: random.
     """
 
@@ -110,5 +110,5 @@ class MaskedLMModule(nnx.Module):
         hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)
         targets, kept = (jnp.take_along_axis(x, places, axis=1) for x in (ids, chosen))
         x, bias = self.head(hidden), layers.weight(self.head.bias)
-        table = layers.weight(encoder.token_table.embedding, x.dtype)
+        table = encoder.token_table.whole(x.dtype)
         return *token_losses(x, table, targets, bias=bias), kept

@@ -61,7 +61,7 @@ class MLMAutoencoder(DecoderObjective):
             vector = model.unnormalized().encode(ids, tower="passage", key=keys[0])
             x = table(jnp.where(part["chosen"], auxiliary.mask_id, ids))
             hidden = auxiliary(x, ids != 0, vector, key=keys[1])
-            return token_losses(hidden, layers.weight(table.embedding, hidden.dtype), ids)
+            return token_losses(hidden, table.whole(hidden.dtype), ids)
 
         parts, keys = {"ids": ids, "chosen": chosen}, (encoding, decoding)
         of_tokens = embed_in_chunks(read, parts, keys, chunks=self.chunks)

@@ -1,4 +1,4 @@
-"""Pretrained parts of an objective: a frozen masked language model, or the initial weights of a head."""
+"""Pretrained parts of an objective: a frozen model, or the initial weights of a head."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from jaxir.models import layers
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig, MaskedLMHead
 from jaxir.models.projector import TanhProjector
 
+_PROMPTS = ("query_prompt", "passage_prompt")
+
 
 @runtime_checkable
 class MaskedLMSource(Protocol):
@@ -27,6 +29,19 @@ class MaskedLMSource(Protocol):
 
     def build(self) -> tuple[MaskedLanguageModel, str]:
         """Reads the masked language model; returns the model and the fingerprint of its vocabulary."""
+
+
+@runtime_checkable
+class GuideSource(Protocol):
+    """A stored dual encoder, such as `PretrainedGuide` of jaxir.interop.build."""
+
+    source: str
+
+    def outline(self) -> tuple[Any, Any]:
+        """Returns the configuration and the settings of the dual encoder, without its weights."""
+
+    def build(self) -> Any:
+        """Reads the dual encoder; returns a `LoadedModel`."""
 
 
 @runtime_checkable
@@ -64,6 +79,37 @@ def masked_lm_for(
     return found
 
 
+def guide_for(model: Any, source: GuideSource, *, form: TextFormat, rngs: nnx.Rngs) -> nnx.Module:
+    """Returns a dual encoder that reads the token ids of the texts of `form`.
+
+    If `model`, the trained model, has shapes but no values (in `jaxir.plan`), so has the result.
+    """
+    abstract = layers.is_abstract(model)
+    loaded = None if abstract else source.build()
+    config, settings = source.outline() if abstract else (loaded.model.config, loaded.settings)
+    limit, length = config.backbone.max_positions, max(form.query_length, form.passage_length)
+    if limit is not None and length > limit:
+        raise UserError(
+            f"the guide {source.source} reads at most {limit} tokens, and texts have up to {length}: reduce"
+            " QUERY_LENGTH and PASSAGE_LENGTH, or give another guide"
+        )
+    prompts = [(name, getattr(settings, name), getattr(form, name)) for name in _PROMPTS]
+    for name, of_guide, of_model in prompts:
+        if of_guide != of_model:
+            raise UserError(
+                f"the guide {source.source} has the {name} {of_guide!r}, and the trained model {of_model!r},"
+                " but both read the same tokens: give a guide with the prompts of the trained model"
+            )
+    if loaded is None:
+        return config.make(rngs=rngs)
+    if loaded.tokenizer.vocabulary != form.vocabulary:
+        raise UserError(
+            f"the guide {source.source} has another vocabulary than the model that is trained, so the same"
+            " token ids mean other words: give a guide with the tokenizer of the trained model"
+        )
+    return loaded.model
+
+
 def pooler_for(model: Any, source: PoolerSource | None, *, rngs: nnx.Rngs) -> TanhProjector:
     """Returns a pooler of an encoder's vectors, initialised from `source`, or at random if that is None."""
     made = TanhProjector(model.config.dimension, rngs=rngs)
@@ -73,8 +119,8 @@ def pooler_for(model: Any, source: PoolerSource | None, *, rngs: nnx.Rngs) -> Ta
         parameter = getattr(made.dense, name)
         if value.shape != parameter[...].shape:
             raise UserError(
-                f"the pooler of {source.source} is for vectors of {len(value)} numbers, the encoder's have"
-                f" {model.config.dimension}: give a pooler of the same size, or none"
+                f"the pooler of {source.source} is for vectors of {len(value)} numbers, but the encoder's"
+                f" vectors have {model.config.dimension}: give a pooler of the same size, or none"
             )
         parameter[...] = jnp.asarray(value)
     return made

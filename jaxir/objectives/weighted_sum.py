@@ -84,7 +84,9 @@ class WeightedSum(Objective):
                 raise UserError(f'objective {name!r} of a sum cannot have chunks="auto": give a number')
         for name, weight in self.weights.items():
             if name not in self.parts:
-                raise UserError(f"weights names {name!r}, but the sum only has {', '.join(self.parts)}")
+                raise UserError(
+                    f"weights names {name!r}, but the sum only has {', '.join(self.parts)}: correct it"
+                )
             if callable(weight):
                 _check_takes_step(weight, name)
         if not any(self.weights.get(name, 1) for name in self.parts):

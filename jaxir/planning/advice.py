@@ -37,7 +37,7 @@ class Setting(NamedTuple):
         return [p for p in policies[policies.index(self.remat) + 1 :] if p != "weights"]
 
     def changes(self, other: Setting) -> dict[str, Any]:
-        """Returns the values of `self` that differ from those of `other`, by name."""
+        """Returns the values of `self` that differ from the values of `other`, by name."""
         pairs = zip(self._fields, self, other, strict=True)
         return {name: new for name, new, old in pairs if new != old}
 

@@ -7,14 +7,14 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import cache_directory, clone, pip_install
+from jaxir.core.progress import silenced
 from jaxir.costs.targets import Target
 
 # In a clone `make plan-tools` installs libtpu here, not in the environment, where it makes JAX seek TPUs.
@@ -32,7 +32,7 @@ def get(target: Target) -> Sequence[jax.Device]:
         return _tpu_devices(target)
     found = jax.devices("cpu")
     if len(found) < count:
-        raise UserError(f"JAX already uses {len(found)} devices; plan for {count} in a new process")
+        raise UserError(f"JAX already uses {len(found)} devices, not {count}: plan in a new process")
     return found[:count]
 
 
@@ -56,16 +56,20 @@ def _tpu_devices(target: Target) -> Sequence[jax.Device]:
     options["chips_per_host_bounds"] = tuple(min(a, b) for a, b in zip((2, 2, 1), padded, strict=True))
     name = f"{chip.name}:{'x'.join(map(str, shape))}"
     try:
-        with _silenced():
+        with silenced():
             topology = topologies.get_topology_desc(
                 platform="tpu", topology_name=name, num_slices=target.slices, **options
             )
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"the TPU compiler cannot plan for {target.name} ({str(error).splitlines()[0]:.160})"
+            f"the TPU compiler refuses {target.name} ({str(error).splitlines()[0]:.160}): give another"
+            " topology"
         ) from error
     if len(topology.devices) != target.count:
-        raise UserError(f"{target.name} has {len(topology.devices)} devices for JAX, not {target.count}")
+        have = len(topology.devices)
+        raise UserError(
+            f"{target.name} has {have} devices for JAX, not {target.count}: give another topology"
+        )
     return topology.devices
 
 
@@ -93,17 +97,3 @@ def requirement() -> str:
         if match := re.match(r"libtpu\s*==\s*([\d.]+\*?)", line):
             return f"libtpu=={match[1]}"
     return "libtpu"
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    """Discards what C++ libraries write to standard error."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 (os.devnull)
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)

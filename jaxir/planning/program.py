@@ -18,9 +18,12 @@ from jaxir.core.features import Features, TextFormat
 from jaxir.costs.hlo import Program, parse
 from jaxir.costs.targets import Target
 from jaxir.costs.work import differentiated, largest, size_of
+from jaxir.interop.model import quantizing
 from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import halved_outline
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat, param_shardings
+from jaxir.models.quantized import Scheme
 from jaxir.objectives.objective import auxiliary_of
 from jaxir.runtime import compile_cache
 from jaxir.runtime.partitioning import Partitioner
@@ -140,6 +143,10 @@ def make_step(planned: Planned) -> Step:
     recipe, partitioner = planned.recipe, planned.partitioner
     objective, seed = recipe.objective, recipe.seed
     model = nnx.eval_shape(lambda: planned.config.make(rngs=nnx.Rngs(seed)))
+    if planned.config.adapters is not None:
+        model = halved_outline(model)
+        if (weights := getattr(recipe.model, "weights", None)) is not None:
+            model = nnx.merge(*quantizing.outline(*nnx.split(model), weights)[:2])
     objective.check_model(model)
     auxiliary = nnx.eval_shape(lambda: auxiliary_of(objective, model, form=planned.form, rngs=nnx.Rngs(seed)))
     built = recipe.optimizer.build(recipe.steps)
@@ -172,9 +179,15 @@ def model_step(
     run: Callable[[nnx.Module, jax.Array], jax.Array],
     ids_shape: tuple[int, int],
     mesh: Partitioner,
+    weights: Scheme | None = None,
 ) -> Step:
-    """Makes a step from shapes that calls `run(model, ids)` on token ids and trains nothing."""
+    """Makes a step from shapes that calls `run(model, ids)` on token ids and trains nothing.
+
+    `weights` is how the model is quantised; None: not at all.
+    """
     graph, state = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+    if weights is not None:
+        graph, state, _ = quantizing.outline(graph, state, weights)
     state = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         state,

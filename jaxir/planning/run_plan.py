@@ -37,7 +37,7 @@ from jaxir.planning.program import (
 from jaxir.planning.typed import OF_RECIPES, Command
 from jaxir.runtime.compile_cache import keep_no_more_programs
 from jaxir.training.run.recipe import Recipe
-from jaxir.training.step.memory import fit
+from jaxir.training.step.memory import fit_memory
 
 
 def run(
@@ -45,7 +45,8 @@ def run(
 ) -> int:
     """Prints the plan of a run; returns 0 if it fits, else 1.
 
-    Reads neither data nor weights. Must be the first use of JAX in its process. Advice modifies `command`.
+    Reads neither data nor weights. Must be the first use of JAX in its process. Advice is
+    printed as `command` with other flags.
     """
     if "," in text:
         raise UserError(f"--topology={text}: a plan is for one machine; add --search to compare several")
@@ -87,11 +88,11 @@ class _Tried(NamedTuple):
 
 
 def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Plan:
-    """Makes the plan of a run on `target`, whose chips are those of the partitioner."""
+    """Makes the plan of a run on `target`, whose chips the partitioner arranges."""
     partitioner = planned.partitioner
     start = time.monotonic()
     if "auto" in (planned.remat, planned.chunks):
-        remat, objective, tried, _ = fit(
+        remat, objective, tried, _ = fit_memory(
             planned.remat,
             planned.recipe.objective,
             lambda remat, chosen: _try(target, planned.with_remat(remat).with_chunks(chosen)),
@@ -146,7 +147,7 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
 
 
 def warn(found: Sequence[Collective], batch_size: int, settings: EncoderSettings) -> list[str]:
-    """Returns a warning for each collective of all token-level activations, whose sharding was lost."""
+    """Returns a warning for each collective that moves all token-level activations, unsharded."""
     lengths = {settings.query_max_length, settings.passage_max_length}
     lines = []
     for c in found:
@@ -291,7 +292,7 @@ def _describe(planned: Planned, step: Step) -> str:
     }
     how = [backbone.dtype, remats[backbone.remat]]
     how += ["scanned layers"] if backbone.scan_layers else []
-    kind = type(backbone).__name__.removesuffix("Config")
+    kind = (backbone.title or type(backbone).__name__).removesuffix("Config").removesuffix(" encoder")
     what = f"{kind} {backbone.num_layers} x {backbone.embed_dim}"
     if isinstance(config, DualEncoderConfig):
         what = f"{config.sharing.upper().replace('_', '-')} of {what}"

@@ -37,13 +37,13 @@ class Figures:
     # Seconds of each kind of work at full speed; empty if the compiler gave no program.
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
     at_once: float = 0.0  # seconds if everything overlaps
-    scheduled: float = 0.0  # seconds in the order of the program
+    scheduled: float = 0.0  # seconds in the order in which the compiler scheduled the program
     in_turn: float = 0.0  # seconds if nothing overlaps
     waits: float = 0.0  # seconds of the interconnect during which nothing else runs
 
     @property
     def allowed(self) -> int:
-        """Bytes that the step may need: the same share of `limit` as in training (`memory.fit`)."""
+        """Bytes that the step may need: the same share of `limit` as in training (`memory.fit_memory`)."""
         return int(self.limit * HEADROOM)
 
     @property

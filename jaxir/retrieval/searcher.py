@@ -14,6 +14,7 @@ from jaxir.data.formats.sparse_vectors import parse_weights
 from jaxir.retrieval.indexes.base_index import Index, load_index
 
 if TYPE_CHECKING:
+    from jaxir.models.quantized import Scheme
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 
@@ -40,8 +41,12 @@ class Searcher:
         *,
         model: str | None = None,
         dtype: Literal["float32", "bfloat16"] = "float32",
+        weights: Scheme | None = None,
     ) -> Searcher:
-        """Opens an index (a directory or a loaded index) and `model`, or the index's own model if None."""
+        """Opens an index (a directory or a loaded index) and `model`, or the index's own model if None.
+
+        `weights` is how the model is quantised (see `DualEncoder.load`); None: as for the index's documents.
+        """
         name = str(index) if isinstance(index, (str, Path)) else "the index"
         loaded = load_index(index) if isinstance(index, (str, Path)) else index
         if loaded.query_kind != "vectors":
@@ -53,7 +58,7 @@ class Searcher:
             raise UserError(f"{name} does not name the model that made it: give --model")
         from jaxir.retrieval.encoding.text_encoder import DualEncoder  # imports JAX
 
-        encoder = DualEncoder.load(model, dtype=dtype)
+        encoder = DualEncoder.load(model, dtype=dtype, weights=weights or loaded.info.weights)
         loaded.require_model(encoder.fingerprint, *encoder.made_by)
         return cls(loaded, encoder)
 
@@ -63,7 +68,7 @@ class Searcher:
         """Like `Index.search`, but for texts. Raises a UserError if a text has no visible characters."""
         for text in texts:
             if not has_text(text):
-                raise UserError(f"the question {text!r:.40} has no visible characters")
+                raise UserError(f"the question {text!r:.40} has no visible characters: write a text")
         if self.encoder is None:
             return self.index.search(list(texts), k)
         return self.index.search(self.encoder.encode_queries(list(texts), show_progress=show_progress), k)

@@ -1,7 +1,8 @@
 """What CPUs need: huge pages, fast bfloat16 products, and programs run one at a time.
 
-With AVX512-BF16, XLA multiplies bfloat16 twice as fast as float32 if the product is float32, rounded
-later, and the first factor is row-major; else not faster. Accelerators are fastest with plain products.
+With AVX512-BF16, XLA multiplies bfloat16 twice as fast as float32 if the product is computed in float32 and
+rounded later, and if the first factor is row-major. Otherwise bfloat16 is not faster. Accelerators are
+fastest with plain products.
 
 JAX is imported inside functions, because a restart must happen before that.
 """

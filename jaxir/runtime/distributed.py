@@ -21,7 +21,7 @@ from jaxir.core.values import Count, Natural, parse
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.storage.locks import leave_nothing_empty
 
-HEARTBEAT_SECONDS = 100  # JAX's default
+HEARTBEAT_SECONDS = 100  # the default of JAX
 SHUTDOWN_SECONDS = 20
 # Exit status after another process was preempted or lost (EX_TEMPFAIL), so that a scheduler can restart the
 # job.
@@ -56,7 +56,7 @@ def maybe_initialize_distributed() -> None:
             )
     except ValueError as error:
         if not requested:
-            return  # TPUs of a single machine
+            return  # a single machine with TPUs
         raise UserError(
             f"JAX_COORDINATOR_ADDRESS is set, but: {error} Set JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error
@@ -114,6 +114,15 @@ def together() -> Iterator[None]:
         heartbeat.finish()
     except BaseException as error:
         heartbeat.fail(error)
+
+
+@contextlib.contextmanager
+def joined(with_others: bool = True) -> Iterator[None]:
+    """Connects this process with the others of its run, if any, and ends `together` with them."""
+    if with_others:
+        maybe_initialize_distributed()
+    with together():
+        yield
 
 
 class _Heartbeat(threading.Thread):

@@ -96,7 +96,7 @@ class MeshConfig:
         if -1 in sizes and len(devices) % known == 0:
             sizes[sizes.index(-1)] = len(devices) // known
         if math.prod(sizes) != len(devices):
-            raise UserError(f"the sizes of mesh {requested} must multiply to {len(devices)} devices")
+            raise UserError(f"the product of the mesh sizes {requested} must be {len(devices)}, all devices")
         rules = tuple((name, _axes(target)) for name, target in (*self.rules, *DEFAULT_RULES))
         for name, target in rules:
             if wrong := [a for a in target if a not in MESH_AXES]:
@@ -144,7 +144,7 @@ class Partitioner:
 
     @property
     def on_tpu(self) -> bool:
-        """Whether programs will run on TPUs, also those of a plan."""
+        """Whether programs will run on TPUs, which may be the TPUs of a plan."""
         return self.mesh.devices.flat[0].platform == "tpu"
 
     def spec(self, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> PartitionSpec:
@@ -161,7 +161,9 @@ class Partitioner:
         unknown = sorted({a for a in axes if a is not None} - {name for name, _ in self.rules})
         if unknown:
             known = sorted({name for name, _ in self.rules})
-            raise ValueError(f"no rule for logical axes {unknown}; rules name {known}")
+            raise ValueError(
+                f"no rule for logical axes {unknown}; add one to MeshConfig.rules, which name {known}"
+            )
         if shape is not None and len(shape) != len(axes):
             raise ValueError(f"{len(axes)} axis names for {len(shape)} dimensions: {axes}, {shape}")
         chosen: dict[int, tuple[str, ...]] = {}
@@ -238,7 +240,8 @@ def gather_weight(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
     Without this constraint the compiler may move activations instead.
     """
     partitioner = _IN_FORCE.get()
-    if partitioner is None:
+    # On one device the result is x itself: a scan would keep a copy of any other value for its backward pass.
+    if partitioner is None or partitioner.mesh.size == 1:
         return x
     at_rest = partitioner.sharding(axes, x.shape)
     in_use = NamedSharding(partitioner.mesh, partitioner.without_batch_axes(at_rest.spec))

@@ -18,7 +18,7 @@ from jaxir.storage.files import local_path
 from jaxir.storage.outputs import check_named
 
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
-LONGEST_PATH = 200  # characters; longer URL paths are truncated in the log
+LONGEST_PATH = 200  # maximum characters of a URL path in the log
 _LINE = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.+]+ ")  # the time at the start of each line of an access log
 
 

@@ -15,13 +15,18 @@ from starlette.exceptions import HTTPException
 
 from jaxir.core.errors import UserError
 from jaxir.serving.batcher import Busy
+from jaxir.serving.embedder import Unfit
 from jaxir.serving.encode_routes import encode_router
 from jaxir.serving.metrics import Metrics
+from jaxir.serving.openai_routes import openai_router
+from jaxir.serving.problems import ABSENT, COHERE_PATHS, problem_body
 from jaxir.serving.reference import reference_page
+from jaxir.serving.rerank_routes import rerank_router
 from jaxir.serving.schemas import PROBLEMS
 from jaxir.serving.search_routes import search_router
 from jaxir.serving.service import Service
 from jaxir.serving.status_routes import status_router
+from jaxir.serving.tei_routes import tei_router
 from jaxir.version import __version__
 
 
@@ -36,7 +41,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
     app = FastAPI(
         title="jaxir",
         version=__version__,
-        description="Dense, sparse and hybrid retrieval over indexes made by jaxir.",
+        description="Embeds and ranks texts, and searches indexes made by jaxir.",
         lifespan=lifespan,
         docs_url=None,  # FastAPI's own /docs loads scripts from another host; `_page_router` replaces it
         redoc_url=None,
@@ -45,6 +50,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
         exception_handlers={
             RequestValidationError: _invalid,
             HTTPException: _http_problem,
+            Unfit: _unfit,
             UserError: _failed,
             Busy: _busy,
             Exception: _fault,
@@ -53,20 +59,23 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
     for router in (
         search_router(service),
         encode_router(service),
+        openai_router(service),
+        tei_router(service),
+        rerank_router(service),
         status_router(service, metrics),
-        _page_router(app),
+        _page_router(app, has_index=bool(service.opened)),
     ):
         app.include_router(router)
     return app
 
 
-def _page_router(app: FastAPI) -> APIRouter:
+def _page_router(app: FastAPI, *, has_index: bool) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     page = importlib.resources.files("jaxir.serving").joinpath("page.html").read_text(encoding="utf-8")
 
     @router.get("/")
     async def root() -> HTMLResponse:
-        return _html(page)
+        return _html(page) if has_index else await docs()
 
     @router.get("/docs")
     async def docs() -> HTMLResponse:
@@ -90,31 +99,50 @@ def _html(text: str) -> HTMLResponse:
     return HTMLResponse(text, headers={"content-security-policy": policy})
 
 
-async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+def _problem(
+    request: Request, status: int, sentence: str, field: str | None = None, **headers: str
+) -> JSONResponse:
+    return JSONResponse(problem_body(request.url.path, status, sentence, field), status, headers=headers)
+
+
+async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return JSONResponse({"detail": "the request's body is not valid JSON"}, 400)
+        return _problem(request, 400, "the request's body is not valid JSON")
     where = ".".join(map(str, first["loc"][1:]))
     sentence = f"{where}: {first['msg']}" if where else first["msg"]
     if isinstance(error.body, bytes):  # the content type is not JSON, so any site's page could send it
         sentence = "the request needs the header content-type: application/json"
-    return JSONResponse({"detail": sentence}, 422)
+    return _problem(request, _status_of_unfit(request), sentence, where or None)
 
 
-async def _http_problem(_: Request, error: HTTPException) -> JSONResponse:
-    return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)
+async def _unfit(request: Request, error: Unfit) -> JSONResponse:
+    status = 404 if error.field == "model" else _status_of_unfit(request)
+    return _problem(request, status, str(error), error.field)
 
 
-async def _busy(_: Request, error: Busy) -> JSONResponse:
-    return JSONResponse({"detail": str(error)}, 503, headers={"retry-after": "1"})
+def _status_of_unfit(request: Request) -> int:
+    """Returns the status of a request with a wrong field: 400 as OpenAI and Cohere answer, else 422."""
+    path = request.url.path
+    return 400 if path in COHERE_PATHS or path.startswith("/v1/") or path == "/embeddings" else 422
 
 
-async def _failed(_: Request, error: UserError) -> JSONResponse:
-    print(f"error: {error}", file=sys.stderr, flush=True)  # not for clients: it may contain local paths
+async def _http_problem(request: Request, error: HTTPException) -> JSONResponse:
+    instead = ABSENT.get(request.url.path) if error.status_code == 404 else None
+    sentence = error.detail if instead is None else f"{request.url.path} is not served: {instead}"
+    return _problem(request, error.status_code, sentence, **(error.headers or {}))
+
+
+async def _busy(request: Request, error: Busy) -> JSONResponse:
+    return _problem(request, 503, str(error), **{"retry-after": "1"})
+
+
+async def _failed(request: Request, error: UserError) -> JSONResponse:
+    print(f"error: {error}", file=sys.stderr, flush=True)  # clients do not get it, as it may contain paths
     sentence = "the service cannot answer now; its standard error has the reason"
-    return JSONResponse({"detail": sentence}, 503, headers={"retry-after": "1"})
+    return _problem(request, 503, sentence, **{"retry-after": "1"})
 
 
-async def _fault(_: Request, error: Exception) -> JSONResponse:
+async def _fault(request: Request, error: Exception) -> JSONResponse:
     # Starlette re-raises the error after this response, and uvicorn prints it to standard error.
-    return JSONResponse({"detail": f"internal error of the service ({type(error).__name__})"}, 500)
+    return _problem(request, 500, f"internal error of the service ({type(error).__name__})")

@@ -22,16 +22,17 @@ def encode_router(service: Service) -> APIRouter:
                     422, f"texts.{number}: a {request.tower} may have at most {longest:,} characters"
                 )
         try:
-            opened, vectors, cuts = await service.encode(request.texts, request.tower, request.index)
+            opened, encoder, vectors, cuts = await service.encode(request.texts, request.tower, request.index)
         except KeyError as error:
             raise HTTPException(422, error.args[0]) from None
-        info = opened.index.info
         return JSONResponse(
             {
-                "index": opened.name,
-                "fingerprint": opened.searcher.encoder.fingerprint,
-                "similarity": info.similarity,
-                "dimension": info.dimension,
+                "index": opened.name if opened is not None else None,
+                "fingerprint": encoder.fingerprint,
+                "similarity": opened.index.info.similarity
+                if opened is not None
+                else encoder.similarity_fn_name,
+                "dimension": encoder.dimension,
                 "vectors": vectors.tolist(),
                 "cut_at": cuts,
             }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxir.retrieval.encoding.batch_runner import Function
 from jaxir.retrieval.encoding.text_encoder import EMBED, DualEncoder, Tower
-from jaxir.retrieval.indexes.base_index import Index
+from jaxir.retrieval.indexes.base_index import Index, normalize
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.few_shapes import FewShapes
 
@@ -17,11 +20,19 @@ TOWERS: tuple[Tower, ...] = ("query", "passage")
 
 
 class Question(NamedTuple):
-    """A text, and the names of the indexes to search with it; no names if only its vector is wanted."""
+    """A text to encode, and how.
+
+    `indexes` are the names of the indexes to search with it; no names if only its vector is wanted. Each
+    search returns `depth` documents; None: the engine's `k`. `prompt` is put before the text; None: the
+    tower's prompt. Without `is_normalized`, the vector keeps its length, even if the similarity is cosine.
+    """
 
     text: str
     indexes: frozenset[str] = frozenset()
     tower: Tower = "query"
+    prompt: str | None = None
+    is_normalized: bool = True
+    depth: int | None = None
 
 
 class Found(NamedTuple):
@@ -39,81 +50,151 @@ class Answer(NamedTuple):
     vector: np.ndarray | None  # the text's vector, [D]; None from a sparse engine
     found: dict[str, Found]  # results by index name
     cut_at: int | None = None  # number of the text's characters that the model read; None if all
+    tokens: int = 0  # number of tokens that the model read
+
+
+class Encoded(NamedTuple):
+    """Vectors of N texts (float32 [N, D]), and for each text its `Answer.cut_at` and `Answer.tokens`."""
+
+    vectors: np.ndarray
+    cuts: list[int | None]
+    tokens: list[int]
 
 
 class DenseEngine:
     """Answers questions with a model and the indexes of its vectors; encodes equal texts of a batch once.
 
-    `k` is the number of documents that every search returns.
+    `k` is the number of documents that a search returns by default. `name` is used in metrics; None: the
+    names of the indexes.
     """
 
     towers = TOWERS
 
-    def __init__(self, encoder: DualEncoder, indexes: Mapping[str, Index], *, k: int):
-        self.name = ",".join(indexes)
-        self._encoder, self._indexes, self._k = encoder, indexes, k
-        self._shapes = FewShapes(encoder.model)
+    def __init__(
+        self, encoder: DualEncoder, indexes: Mapping[str, Index], *, k: int, name: str | None = None
+    ):
+        self.name = name or ",".join(indexes)
+        self.encoder, self._indexes, self._k = encoder, indexes, k
         # Towers with shared weights use the same compiled programs, whatever their maximum lengths.
         alike = encoder.model.config.sharing == "sde"
-        self._functions = {tower: EMBED["query" if alike else tower] for tower in TOWERS}
+        self._functions: dict[Tower, Function] = {
+            tower: EMBED["query" if alike else tower] for tower in TOWERS
+        }
+        self._variants: dict[int, FewShapes] = {}  # by number of prompt tokens that are not pooled
+        self._lock = threading.Lock()  # of `_variants`; each tower has a thread
         self.texts_cut: dict[Tower, int] = dict.fromkeys(TOWERS, 0)  # number of truncated texts
 
-    def warm_up(self, max_batch: int) -> None:
-        """Compiles the programs for texts of both towers and for searches of up to `max_batch` queries."""
+    def prepare(self, max_batch: int) -> None:
+        """Compiles what the first request needs: two shapes of each tower, and the searches of indexes."""
         for tower in TOWERS:
-            self._shapes.compile(self._functions[tower], self._encoder.text_settings(tower)[1])
+            shapes = self._variant(self._prompt_tokens(self.encoder.text_settings(tower)[0]))
+            shapes.prepare(self._functions[tower], self.encoder.text_settings(tower)[1])
         for index in self._indexes.values():
-            vectors = np.eye(1, self._encoder.dimension, dtype=np.float32)
+            vectors = np.eye(1, self.encoder.dimension, dtype=np.float32)
             rows = 1
             while rows < 2 * max_batch:
                 index.search(np.repeat(vectors, rows, axis=0), self._k)
                 rows *= 2
 
+    def compile_rest(self, stop: threading.Event | None = None) -> None:
+        """Compiles the other shapes of programs in use, until `stop` is set; runs beside requests."""
+        for shapes in tuple(self._variants.values()):
+            for tower in TOWERS:
+                shapes.compile(self._functions[tower], self.encoder.text_settings(tower)[1], stop=stop)
+
+    def warm_up(self, max_batch: int) -> None:
+        """Compiles all programs."""
+        self.prepare(max_batch)
+        self.compile_rest()
+
     def compiled_shapes(self, tower: Tower) -> int:
         """Returns the number of compiled programs of a tower."""
         wanted = self._functions[tower]
-        return sum(function is wanted for function, _, _ in tuple(self._shapes.compiled))
+        variants = tuple(self._variants.values())
+        return sum(function is wanted for shapes in variants for function, _, _ in shapes.compiled)
 
-    def encode(self, texts: list[str], tower: Tower) -> tuple[np.ndarray, list[int | None]]:
-        """Returns vectors of N texts, float32 [N, D], equal to those of `DualEncoder.encode` up to rounding.
+    def encode(self, texts: Sequence[str], tower: Tower) -> Encoded:
+        """Returns vectors of N texts, equal to those of `DualEncoder.encode` up to rounding."""
+        encoded = self._encode([Question(text, tower=tower) for text in texts])
+        return encoded._replace(vectors=self._compared(encoded.vectors))
 
-        Also returns, for each text, the number of characters that the model read, None if all.
-        """
-        encoder = self._encoder
-        tokens, (prompt, max_length) = encoder.tokens(texts, tower), encoder.text_settings(tower)
-        cuts: list[int | None] = [None] * len(texts)
-        for row, text in enumerate(texts):
+    def _encode(self, questions: Sequence[Question]) -> Encoded:
+        """Encodes questions, all of one tower; their vectors are not normalised."""
+        encoder, tower = self.encoder, questions[0].tower
+        own_prompt, max_length = encoder.text_settings(tower)
+        prompts = [own_prompt if q.prompt is None else q.prompt for q in questions]
+        whole = [prompt + q.text for prompt, q in zip(prompts, questions, strict=True)]
+        tokens = encoder.tokenizer.encode_batch(whole, max_length=max_length)
+        cuts: list[int | None] = [None] * len(questions)
+        for row, text in enumerate(whole):
             if len(tokens[row]) == max_length:
-                cut = encoder.tokenizer.cut_at(prompt + text, max_length=max_length)
-                cuts[row] = None if cut is None else max(0, cut - len(prompt))
+                cut = encoder.tokenizer.cut_at(text, max_length=max_length)
+                cuts[row] = None if cut is None else max(0, cut - len(prompts[row]))
         self.texts_cut[tower] += sum(cut is not None for cut in cuts)
-        vectors = self._shapes.run(
-            self._functions[tower], tokens, max_length=max_length, of=(encoder.dimension,)
-        )
-        return encoder.checked(vectors), cuts
+        rows_of: dict[int, list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            rows_of.setdefault(self._prompt_tokens(prompt), []).append(row)
+        vectors = np.empty([len(questions), encoder.dimension], np.float32)
+        for prompt_tokens, rows in rows_of.items():
+            vectors[rows] = self._variant(prompt_tokens).run(
+                self._functions[tower],
+                [tokens[row] for row in rows],
+                max_length=max_length,
+                of=(encoder.dimension,),
+            )
+        return Encoded(encoder.checked(vectors), cuts, [len(row) for row in tokens])
 
     def answer(self, questions: list[Question]) -> list[Answer]:
         """Encodes questions, all of one tower, and searches the indexes that they name."""
-        texts = {text: row for row, text in enumerate(dict.fromkeys(q.text for q in questions))}
+        rows = {key: row for row, key in enumerate(dict.fromkeys(map(_text_of, questions)))}
         started = time.perf_counter()
-        vectors, cuts = self.encode(list(texts), questions[0].tower)
+        encoded = self._encode([Question(text, frozenset(), *rest) for text, *rest in rows])
+        vectors = self._compared(encoded.vectors)
         encode_ms = _ms(started)
-        answers = [Answer(vectors[texts[q.text]], {}, cuts[texts[q.text]]) for q in questions]
+        at = [rows[_text_of(q)] for q in questions]
+        answers = []
+        for row, question in zip(at, questions, strict=True):
+            of_question = vectors if question.is_normalized else encoded.vectors
+            answers.append(Answer(of_question[row], {}, encoded.cuts[row], encoded.tokens[row]))
         for name, index in self._indexes.items():
-            row_of: dict[str, int] = {}
-            for q in questions:
-                if name in q.indexes:
-                    row_of.setdefault(q.text, len(row_of))
-            if not row_of:
-                continue
-            started = time.perf_counter()
-            scores, ids = index.search(_power_of_two(vectors[[texts[t] for t in row_of]]), self._k)
-            search_ms = _ms(started)
-            for question, answer in zip(questions, answers, strict=True):
-                if name in question.indexes:
-                    row = row_of[question.text]
-                    answer.found[name] = _found(ids[row], scores[row], encode_ms, search_ms)
+            for depth in {q.depth or self._k for q in questions if name in q.indexes}:
+                wanted = [
+                    n for n, q in enumerate(questions) if name in q.indexes and (q.depth or self._k) == depth
+                ]
+                place = {row: n for n, row in enumerate(dict.fromkeys(at[n] for n in wanted))}
+                started = time.perf_counter()
+                scores, ids = index.search(_power_of_two(vectors[list(place)]), depth)
+                search_ms = _ms(started)
+                for n in wanted:
+                    row = place[at[n]]
+                    answers[n].found[name] = _found(ids[row], scores[row], encode_ms, search_ms)
         return answers
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Returns the number of tokens at the start of a text that pooling leaves out."""
+        return 0 if self.encoder.settings.pools_prompts else self.encoder.tokenizer.prompt_length(prompt)
+
+    def _variant(self, prompt_tokens: int) -> FewShapes:
+        """Returns the model's programs for texts whose first `prompt_tokens` tokens are not pooled.
+
+        They do not normalise, so that requests with and without normalised vectors share batches.
+        """
+        with self._lock:
+            if prompt_tokens not in self._variants:
+                model = self.encoder.model.unnormalized()
+                counts = {"query_prompt_tokens": prompt_tokens, "passage_prompt_tokens": prompt_tokens}
+                config = dataclasses.replace(model.config, **counts)
+                self._variants[prompt_tokens] = FewShapes(model.with_config(config))
+            return self._variants[prompt_tokens]
+
+    def _compared(self, vectors: np.ndarray) -> np.ndarray:
+        """Returns vectors as the model's similarity compares them: of length 1 for cosine."""
+        return normalize(vectors) if self.encoder.similarity_fn_name == "cosine" else vectors
+
+
+def _text_of(question: Question) -> tuple[str, Tower, str | None]:
+    """Returns what a question's text depends on."""
+    return question.text, question.tower, question.prompt
 
 
 class SparseEngine:
@@ -124,15 +205,19 @@ class SparseEngine:
     def __init__(self, name: str, searcher: Searcher, *, k: int):
         self.name, self._searcher, self._k = name, searcher, k
 
-    def warm_up(self, max_batch: int) -> None:
+    def prepare(self, max_batch: int) -> None:
         """Runs a few searches, so that Java's just-in-time compiler compiles their code."""
         for number in range(4):
             self._searcher.search([f"a first question {number}"] * max_batch, self._k)
 
+    def compile_rest(self, stop: threading.Event | None = None) -> None:
+        """Does nothing: there are no programs to compile."""
+
     def answer(self, questions: list[Question]) -> list[Answer]:
         texts = {text: row for row, text in enumerate(dict.fromkeys(q.text for q in questions))}
+        depth = max(q.depth or self._k for q in questions)
         started = time.perf_counter()
-        scores, ids = self._searcher.search(list(texts), self._k)
+        scores, ids = self._searcher.search(list(texts), depth)
         search_ms = _ms(started)
         rows = [texts[q.text] for q in questions]
         return [Answer(None, {self.name: _found(ids[r], scores[r], 0.0, search_ms)}) for r in rows]

@@ -1,18 +1,24 @@
-"""ASGI middleware that checks the Host header, the size of a body and the time of an answer."""
+"""ASGI middleware that checks the Host header, the API key, the size of a body and the time of an answer."""
 
 from __future__ import annotations
 
 import asyncio
+import collections
+import hashlib
+import hmac
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
 
 from jaxir.core.errors import UserError
 from jaxir.serving.limits import Limits
+from jaxir.serving.problems import problem_body
 
+# Paths that can be read without an API key: the probe, and pages without data. The page asks for a key.
+OPEN_PATHS = ("/health", "/", "/docs")
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -22,20 +28,23 @@ _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
 class _Refused(Exception):
-    def __init__(self, status: int, detail: str):
-        self.status, self.detail = status, detail
+    def __init__(self, status: int, detail: str, **headers: str):
+        self.status, self.detail, self.headers = status, detail, headers
 
 
 class Guard:
     """Limits concurrent requests, the size of a body and the time of an answer, and adds headers.
 
     It reads the complete body before it calls the application. A refused request is answered with one
-    sentence. `hosts` decides which Host headers are accepted; None accepts IP addresses and localhost.
+    sentence. `hosts` decides which Host headers are accepted; None accepts IP addresses and localhost. If
+    there are API `keys`, every path but `OPEN_PATHS` needs one of them.
     """
 
-    def __init__(self, app: Any, *, limits: Limits, hosts: Hosts | None = None):
+    def __init__(self, app: Any, *, limits: Limits, hosts: Hosts | None = None, keys: Sequence[str] = ()):
         self._app, self._limits, self._hosts = app, limits, hosts or Hosts()
-        self._under_way = 0
+        self._keys = [_digest(key.encode()) for key in keys]
+        self._under_way: collections.Counter[tuple[str, int]] = collections.Counter()  # requests by client
+        self._held_bytes = 0  # of the bodies of all requests under way
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -51,18 +60,21 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
             await send(message)
 
-        async def refuse(status: int, detail: str) -> None:
-            headers = {"retry-after": "1"} if status == 503 else None
-            await JSONResponse({"detail": detail}, status, headers)(scope, receive, send_with_headers)
+        async def refuse(status: int, detail: str, **headers: str) -> None:
+            headers |= {"retry-after": "1"} if status in (429, 503) else {}
+            content = problem_body(scope["path"], status, detail)
+            await JSONResponse(content, status, headers)(scope, receive, send_with_headers)
 
-        self._under_way += 1
+        key = self._key_of(scope)
+        client = ((scope.get("client") or ("",))[0], key)
+        self._under_way[client] += 1
         try:
             async with asyncio.timeout(self._limits.answer_seconds):
-                self._check(scope)
+                self._check(scope, client)
                 body = await self._body(receive)
                 await self._app(scope, _replaying(body, receive), send_with_headers)
         except _Refused as refused:
-            await refuse(refused.status, refused.detail)
+            await refuse(refused.status, refused.detail, **refused.headers)
         except TimeoutError:
             seconds = f"{self._limits.answer_seconds:g} s"
             if body is None:
@@ -74,14 +86,33 @@ class Guard:
                 raise
             await refuse(503, "the service is shutting down")
         finally:
-            self._under_way -= 1
+            self._held_bytes -= len(body or b"")
+            self._under_way[client] -= 1
+            if not self._under_way[client]:
+                del self._under_way[client]
 
-    def _check(self, scope: Any) -> None:
-        if self._under_way > self._limits.requests:
-            raise _Refused(503, f"busy: {self._limits.requests:,} requests are already in progress")
+    def _key_of(self, scope: Any) -> int:
+        """Returns which API key a request has: its position, or -1."""
+        sent = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, key = sent.partition(b" ")
+        digest = _digest(key.strip() if scheme.lower() == b"bearer" else b"")
+        # Compares all keys, so that the time does not depend on which one matches, or where.
+        matches = [hmac.compare_digest(digest, known) for known in self._keys]
+        return matches.index(True) if True in matches else -1
+
+    def _check(self, scope: Any, client: tuple[str, int]) -> None:
+        limits = self._limits
+        if self._under_way.total() > limits.requests:
+            raise _Refused(503, f"busy: {limits.requests:,} requests are already in progress")
         header = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
         if (refusal := self._hosts.refusal(header)) is not None:
             raise _Refused(400, refusal)
+        is_open = scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS
+        if self._keys and client[1] < 0 and not is_open:
+            sentence = "this service needs an API key: send the header Authorization: Bearer KEY"
+            raise _Refused(401, sentence, **{"www-authenticate": "Bearer"})
+        if limits.client_requests is not None and self._under_way[client] > limits.client_requests:
+            raise _Refused(429, f"this client already has {limits.client_requests:,} requests in progress")
 
     async def _body(self, receive: Any) -> bytes:
         """Returns the complete body. A body that is too large is also read to its end, because a client
@@ -98,7 +129,15 @@ class Guard:
                 body += part
         if size > self._limits.body_bytes:
             raise _Refused(413, f"a request's body may have at most {self._limits.body_bytes:,} bytes")
+        if self._held_bytes + size > self._limits.held_bytes:
+            raise _Refused(503, "busy: the bodies of other requests fill the memory that they may take")
+        self._held_bytes += size
         return bytes(body)
+
+
+def _digest(key: bytes) -> bytes:
+    """Returns a hash of a key, so that a comparison does not depend on the key's length."""
+    return hashlib.sha256(key).digest()
 
 
 def _replaying(body: bytes, receive: Any) -> Any:

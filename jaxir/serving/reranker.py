@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from jaxir.core.platforms import local_devices
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder, score_pairs
@@ -15,6 +17,13 @@ MAX_BATCH = 256  # maximum number of (question, document) pairs in a batch
 Pair = tuple[str, str]
 
 
+class Judged(NamedTuple):
+    """A pair's logit, and the number of its tokens that the model read."""
+
+    logit: float
+    tokens: int
+
+
 class Reranker:
     """Scores the first `depth` documents of each question; one batch may serve several clients."""
 
@@ -22,22 +31,41 @@ class Reranker:
         self.encoder, self.depth = CrossEncoder.load(spec, devices=local_devices()[:1]), depth
         self.shapes = FewShapes(self.encoder.model)
 
-    def warm_up(self) -> None:
-        """Compiles the model for every batch shape."""
-        self.shapes.compile(score_pairs, self.encoder.max_length, columns=2)
+    def prepare(self) -> None:
+        """Compiles the shapes that the first request needs."""
+        self.shapes.prepare(score_pairs, self.encoder.max_length, columns=2)
+
+    def compile_rest(self, stop: threading.Event | None = None) -> None:
+        """Compiles the other shapes, until `stop` is set; runs beside requests."""
+        self.shapes.compile(score_pairs, self.encoder.max_length, columns=2, stop=stop)
 
     def score(self, pairs: Sequence[Pair]) -> list[float]:
         """Returns the logit of each pair, equal to that of `CrossEncoder.score` up to rounding."""
+        return [judged.logit for judged in self.judge(pairs)]
+
+    def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
+        """Returns the logit and the number of tokens of each pair."""
         tokens = self.encoder.tokens(pairs)
         columns = [pair.ids for pair in tokens], [pair.types for pair in tokens]
         scores = self.shapes.run(score_pairs, *columns, max_length=self.encoder.max_length)
-        return self.encoder.checked(scores).tolist()
+        scores = self.encoder.checked(scores)
+        return [Judged(logit, len(pair.ids)) for logit, pair in zip(scores.tolist(), tokens, strict=True)]
 
-    def new_batcher(self, max_waiting: int) -> Batcher[Pair, float]:
+    def new_batcher(self, max_waiting: int) -> Batcher[Pair, Judged]:
         """Makes the batcher, an async context manager; the pairs of `max_waiting` questions may wait."""
         waiting = max_waiting * self.depth
-        self.batcher = Batcher(self.score, max_batch=MAX_BATCH, max_waiting=waiting, name="reranker")
+        self.batcher = Batcher(self.judge, max_batch=MAX_BATCH, max_waiting=waiting, name="reranker")
         return self.batcher
+
+    async def judge_texts(self, query: str, texts: Sequence[str]) -> list[Judged]:
+        """Returns the logit and the number of tokens of each text with a query.
+
+        The pairs wait for the engine in parts, so that a long list does not delay other clients.
+        """
+        judged: list[Judged] = []
+        for start in range(0, len(texts), MAX_BATCH):
+            judged += await self.batcher.results([(query, text) for text in texts[start : start + MAX_BATCH]])
+        return judged
 
     async def rerank(
         self, queries: Sequence[str], found: Sequence[Sequence[str]], text_of: Callable[[str], str]
@@ -49,9 +77,9 @@ class Reranker:
         started = time.perf_counter()
         chosen = [list(ids)[: self.depth] for ids in found]
         pairs = [(q, text_of(d)) for q, ids in zip(queries, chosen, strict=True) for d in ids]
-        scores = iter(await self.batcher.results(pairs))
+        judged = iter(await self.batcher.results(pairs))
         rankings = []
         for ids in chosen:
-            of_query = {doc_id: next(scores) for doc_id in ids}
+            of_query = {doc_id: next(judged).logit for doc_id in ids}
             rankings.append({doc_id: of_query[doc_id] for doc_id in rank(of_query)})
         return rankings, 1000 * (time.perf_counter() - started)

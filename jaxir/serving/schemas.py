@@ -77,7 +77,7 @@ class SearchResponse(BaseModel):
 class EncodeResponse(BaseModel):
     """A vector of `dimension` numbers for each text, in the order of the request."""
 
-    index: str = Field(description="the index whose model encoded the texts")
+    index: str | None = Field(description="the index whose model encoded the texts; null without an index")
     fingerprint: str = Field(description="identifies the model; only compare vectors of equal fingerprints")
     similarity: Literal["cosine", "dot"]
     dimension: int
@@ -126,7 +126,7 @@ def _problems(**sentences: str) -> dict[int | str, dict[str, Any]]:
     return {int(s[1:]): {"model": Problem, "description": sentence} for s, sentence in sentences.items()}
 
 
-# The HTTP errors that every request can have. `UNFIT` and `UNKNOWN` are those of some endpoints.
+# HTTP errors of every endpoint. `UNFIT` and `UNKNOWN` below are errors of some endpoints only.
 PROBLEMS = _problems(
     _400="the request is not HTTP or not JSON, or its host name is not allowed",
     _408="the request arrived too slowly",
@@ -144,6 +144,8 @@ SYNONYMS = {
     "queries": ("q", "text", "texts", "question", "questions", "input", "inputs"),
     "texts": ("q", "query", "queries", "input", "inputs", "passages", "documents", "sentences"),
     "systems": ("index", "indexes", "indices", "retriever", "retrievers"),
+    "offset": ("skip", "start", "from"),
+    "filter": ("filters", "where", "conditions"),
     "tower": ("type", "input_type", "kind", "side", "encoder"),
 }
 
@@ -180,6 +182,10 @@ def _question(text: str) -> str:
 Text = Annotated[str, StringConstraints(min_length=1), AfterValidator(_question)]
 
 
+_Scalar = str | int | float | bool | None
+_Condition = _Scalar | Annotated[list[_Scalar], Field(min_length=1, max_length=1000)]
+
+
 def search_request_model(known: list[str], limits: Limits) -> type[BaseModel]:
     """Returns the pydantic model of a /search body, for a service's systems and limits."""
     query = Annotated[
@@ -194,6 +200,16 @@ def search_request_model(known: list[str], limits: Limits) -> type[BaseModel]:
         model_config = ConfigDict(json_schema_extra={"examples": [{"queries": ["how to join two arrays"]}]})
         queries: list[query] = Field(min_length=1, max_length=limits.queries)
         k: int = Field(min(10, limits.k), ge=1, le=limits.k, description="documents per query and system")
+        offset: int = Field(
+            0, ge=0, lt=limits.k, description=f"best documents to leave out; k + offset is at most {limits.k}"
+        )
+        filter: dict[str, _Condition] | None = Field(
+            None,
+            min_length=1,
+            max_length=20,
+            description="for each field (id, title, a key of the metadata) a value, or a list of which one"
+            " must be equal; other documents are left out",
+        )
         systems: list[str] | None = Field(
             None,
             min_length=1,

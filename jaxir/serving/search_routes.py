@@ -34,7 +34,17 @@ def search_router(service: Service) -> APIRouter:
         systems = service.systems if request.systems is None else request.systems
         for name in systems:
             _check_named(name, service.systems, "system")
-        found = await service.search(request.queries, request.k, list(dict.fromkeys(systems)))
+        if not systems:
+            raise HTTPException(404, "no index is served: start jaxir.serve with --index=DIR")
+        if request.k + request.offset > limits.k:
+            raise HTTPException(422, f"offset: k + offset may be at most {limits.k}")
+        if request.filter is not None and not service.has_documents:
+            sentence = (
+                "filter: the indexes here were built without jaxir.index --corpus, so fields are not stored"
+            )
+            raise HTTPException(422, sentence)
+        wanted = list(dict.fromkeys(systems))
+        found = await service.search(request.queries, request.k + request.offset, wanted, request.filter)
         return await asyncio.to_thread(_search_response, service, request, found)
 
     @router.get("/document/{doc_id:path}", response_model=DocumentResponse, responses=UNFIT | UNKNOWN)
@@ -74,7 +84,8 @@ def _search_response(service: Service, request: Any, found: list[dict[str, Ranki
         systems = []
         for system, ranking in rankings.items():
             hits = []
-            for rank, (doc_id, score) in enumerate(zip(ranking.ids, ranking.scores, strict=True), start=1):
+            pairs = list(zip(ranking.ids, ranking.scores, strict=True))[request.offset :]
+            for rank, (doc_id, score) in enumerate(pairs, start=1 + request.offset):
                 if doc_id not in shown:
                     shown[doc_id] = _shown(service, highlighter, doc_id, full=request.full)
                 hits.append({"rank": rank, "id": doc_id, "score": score, **shown[doc_id]})

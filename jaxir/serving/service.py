@@ -7,42 +7,31 @@ import contextlib
 import dataclasses
 import os
 import random
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import Document
 from jaxir.data.text.truncation import Truncation, truncation_note
-from jaxir.retrieval.encoding.text_encoder import Tower
+from jaxir.models.quantized import Scheme
+from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.indexes.base_index import Index, load_index
-from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.batcher import Batcher
-from jaxir.serving.engines import Answer, DenseEngine, Found, Question, SparseEngine
+from jaxir.serving.embedder import Embedder, served_name
+from jaxir.serving.engines import Answer, DenseEngine, Question, SparseEngine
 from jaxir.serving.examples import examples
+from jaxir.serving.filters import Filter, matches
 from jaxir.serving.limits import Limits
+from jaxir.serving.rankings import HYBRID, RERANKED, Ranking, filtered, ranking_of
 from jaxir.serving.reranker import Reranker
 
-HYBRID, RERANKED = "hybrid", "reranked"
 MAX_BATCH = 64  # maximum number of texts in an engine's batch
-
-
-class Ranking(NamedTuple):
-    """One system's documents for one query, best first.
-
-    `ms` has milliseconds: "encode", "search" and "fuse" of the query's batch, "rerank" of the request, and
-    "total" including waiting. `cut_at` is the number of characters of the query that the models read, None
-    if all.
-    """
-
-    ids: list[str]
-    scores: list[float]
-    ms: dict[str, float]
-    cut_at: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,17 +53,24 @@ class Opened:
 class Service:
     """Searches indexes for many clients. Create it with `open`, then use it as an async context manager.
 
-    Indexes of the same model share an engine. `systems` names each index, "hybrid" (all indexes fused, if
+    Indexes of the same model share an engine. `embedders` are the models, for the endpoints that embed texts
+    without an index; the first is the default. `systems` names each index, "hybrid" (all indexes fused, if
     there are several) and "reranked" (the hybrid or the only index, reranked). Keys of `batchers` are
     (engine name, tower), and ("reranked", "pair") for the reranker.
     """
 
-    def __init__(self, opened: Sequence[Opened], limits: Limits, reranker: Reranker | None = None):
+    def __init__(
+        self,
+        opened: Sequence[Opened],
+        limits: Limits,
+        reranker: Reranker | None = None,
+        model: DualEncoder | None = None,
+    ):
         self.opened, self.limits, self.reranker = list(opened), limits, reranker
         names = [o.name for o in self.opened]
         self.systems = [*names, HYBRID] if len(names) > 1 else names
-        self._reranked_system = self.systems[-1]
-        if reranker is not None:
+        self._reranked_system = self.systems[-1] if names else None
+        if reranker is not None and names:
             self.systems = [*self.systems, RERANKED]
         self.engines: dict[str, DenseEngine | SparseEngine] = {}
         for first in self.opened:
@@ -83,6 +79,16 @@ class Service:
             elif first.name not in self.engines:
                 alike = {o.name: o.index for o in self.opened if o.searcher.encoder is encoder}
                 self.engines |= dict.fromkeys(alike, DenseEngine(encoder, alike, k=limits.k))
+        self._model_engine: DenseEngine | None = None  # of a model without an index
+        if model is not None:
+            self._model_engine = DenseEngine(model, {}, k=limits.k, name=served_name(model.spec or "model"))
+        self.embedders: list[Embedder] = []
+        for engine in self._dense_engines():
+            name = served_name(engine.encoder.spec or engine.name)
+            taken = any(other.name == name for other in self.embedders)
+            self.embedders.append(
+                Embedder(f"{name}-{engine.encoder.fingerprint[:8]}" if taken else name, engine)
+            )
         self.batchers: dict[tuple[str, str], Batcher] = {}
         self._stack = contextlib.AsyncExitStack()
 
@@ -93,18 +99,20 @@ class Service:
         *,
         model: str | None = None,
         dtype: Literal["float32", "bfloat16"] = "float32",
+        weights: Scheme | None = None,
         limits: Limits | None = None,
         reranker: str | None = None,
         rerank_depth: int = 50,
     ) -> Service:
-        """Opens indexes (DIR, or NAME=DIR) and models, and compiles the programs of their engines.
+        """Opens indexes (DIR, or NAME=DIR) and models, and compiles what the first request needs.
 
-        `model` encodes queries; if None, the model recorded in each index does. `reranker` is a cross-encoder
-        that reranks the first `rerank_depth` documents of each query.
+        `model` encodes queries, and texts without an index; if None, the model recorded in each index does.
+        `weights` is how the model is quantised; if None, as for the documents of the index. `reranker` is a
+        cross-encoder that reranks the first `rerank_depth` documents of each query.
         """
         limits = limits or Limits()
-        if not indexes:
-            raise UserError("give at least one index: --index=DIR")
+        if not indexes and model is None and reranker is None:
+            raise UserError("there is nothing to serve: give --index=DIR, --model=MODEL or --reranker=MODEL")
         if reranker is not None and rerank_depth > limits.k:
             raise UserError(f"--rerank_depth={rerank_depth} must be at most {limits.k}, the limit k")
         opened: list[Opened] = []
@@ -114,24 +122,26 @@ class Service:
                 raise UserError(
                     f"the name {name!r} is taken: give {directory} another name by --index=NAME={directory}"
                 )
-            opened.append(Opened(name, _searcher(directory, opened, model, dtype)))
+            opened.append(Opened(name, _searcher(directory, opened, model, dtype, weights)))
             first, other = opened[0], opened[-1]
             if set(first.index.ids).isdisjoint(other.index.ids):
                 raise UserError(
                     f"the indexes {first.name} and {other.name} have no document in common: serve indexes of"
                     " one corpus"
                 )
+        encoder = None
         if model is not None and all(o.searcher.encoder is None for o in opened):
-            raise UserError(f"no index has vectors, so no model is needed: remove --model={model}")
+            encoder = DualEncoder.load(model, dtype=dtype, weights=weights)
         stage = None
         if reranker is not None:
-            _check_texts(opened)
+            if opened:
+                _check_texts(opened)
             stage = Reranker(reranker, depth=rerank_depth)
-        service = cls(opened, limits, stage)
+        service = cls(opened, limits, stage, encoder)
         for engine in service._engines():
-            engine.warm_up(MAX_BATCH)
+            engine.prepare(MAX_BATCH)
         if stage is not None:
-            stage.warm_up()
+            stage.prepare()
         return service
 
     def truncated(self) -> list[str]:
@@ -158,28 +168,43 @@ class Service:
         if self.reranker is not None:
             batcher = self.reranker.new_batcher(self.limits.waiting)
             self.batchers[RERANKED, "pair"] = await self._stack.enter_async_context(batcher)
+        for embedder in self.embedders:
+            towers = embedder.engine.towers
+            embedder.batchers = {tower: self.batchers[embedder.engine.name, tower] for tower in towers}
+        self._stop = threading.Event()
+        self._compiling = asyncio.create_task(asyncio.to_thread(self._compile_rest))
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._stop.set()
+        await self._compiling
         await self._stack.aclose()
 
+    def _compile_rest(self) -> None:
+        """Compiles the remaining programs beside requests, and those of prompts that requests use later."""
+        while not self._stop.is_set():
+            for each in (*self._engines(), *filter(None, [self.reranker])):
+                each.compile_rest(self._stop)
+            self._stop.wait(1.0)
+
     async def search(
-        self, queries: Sequence[str], k: int, systems: Sequence[str]
+        self, queries: Sequence[str], k: int, systems: Sequence[str], wanted: Filter | None = None
     ) -> list[dict[str, Ranking]]:
-        """Returns, for each query, the first k documents of each of `systems`. Raises `Busy` if too many
-        queries are waiting.
+        """Returns, for each query, the first k documents of each of `systems` that match `wanted`.
+
+        Raises `Busy` if too many queries are waiting.
         """
         if RERANKED in systems:
-            return await self._reranked(queries, k, systems)
+            return await self._reranked(queries, k, systems, wanted)
         started = time.perf_counter()
-        wanted = [o.name for o in self.opened if HYBRID in systems or o.name in systems]
-        engines = list(dict.fromkeys(self.engines[name] for name in wanted))
+        names = [o.name for o in self.opened if HYBRID in systems or o.name in systems]
+        engines = list(dict.fromkeys(self.engines[name] for name in names))
         elapsed: dict[str, float] = {}
 
         async def ask(engine: DenseEngine | SparseEngine) -> list[Answer]:
-            names = frozenset(name for name in wanted if self.engines[name] is engine)
-            answers = await self.batchers[engine.name, "query"].results([Question(q, names) for q in queries])
-            elapsed.update(dict.fromkeys(names, 1000 * (time.perf_counter() - started)))
+            of_engine = frozenset(name for name in names if self.engines[name] is engine)
+            answers = await self._matching(engine, queries, of_engine, k, wanted)
+            elapsed.update(dict.fromkeys(of_engine, 1000 * (time.perf_counter() - started)))
             return answers
 
         answers = await asyncio.gather(*map(ask, engines))
@@ -189,18 +214,50 @@ class Service:
             for of_query in zip(*answers, strict=True):
                 found = {name: each for answer in of_query for name, each in answer.found.items()}
                 cuts = {name: answer.cut_at for answer in of_query for name in answer.found}
-                rankings.append({s: _ranking(s, found, cuts, elapsed, wanted, k) for s in systems})
+                rankings.append({s: ranking_of(s, found, cuts, elapsed, names, k) for s in systems})
             return rankings
 
         return await asyncio.to_thread(rank)
 
+    async def _matching(
+        self,
+        engine: DenseEngine | SparseEngine,
+        queries: Sequence[str],
+        names: frozenset[str],
+        k: int,
+        wanted: Filter | None,
+    ) -> list[Answer]:
+        """Returns the engine's answers with only the documents that match `wanted`.
+
+        Searches deeper until k documents of each index match, up to the limit `filter_depth`.
+        """
+        batcher, depth = self.batchers[engine.name, "query"], self.limits.k
+        if wanted is None:
+            return await batcher.results([Question(q, names) for q in queries])
+        most = min(self.limits.filter_depth, max(o.index.info.count for o in self.opened if o.name in names))
+        known: dict[str, bool] = {}
+
+        def fits(doc_id: str) -> bool:
+            if doc_id not in known:
+                found = self.document(doc_id)
+                known[doc_id] = found is not None and matches(found[1], wanted)
+            return known[doc_id]
+
+        while True:
+            answers = await batcher.results([Question(q, names, depth=depth) for q in queries])
+            kept = await asyncio.to_thread(filtered, answers, fits)
+            fewest = min(len(found.ids) for answer in kept for found in answer.found.values())
+            if fewest >= k or depth >= most:
+                return kept
+            depth = min(8 * depth, max(most, self.limits.k))
+
     async def _reranked(
-        self, queries: Sequence[str], k: int, systems: Sequence[str]
+        self, queries: Sequence[str], k: int, systems: Sequence[str], wanted: Filter | None
     ) -> list[dict[str, Ranking]]:
         """Like `search`, with reranking: scores the documents of the hybrid, or of the only index, again."""
         before = self._reranked_system
         others = list(dict.fromkeys([*(s for s in systems if s != RERANKED), before]))
-        found = await self.search(queries, max(k, self.reranker.depth), others)
+        found = await self.search(queries, max(k, self.reranker.depth), others, wanted)
         ids = [rankings[before].ids for rankings in found]
         scored, rerank_ms = await self.reranker.rerank(queries, ids, self._text_of)
         answers = []
@@ -218,21 +275,23 @@ class Service:
 
     async def encode(
         self, texts: Sequence[str], tower: Tower, index: str | None
-    ) -> tuple[Opened, np.ndarray, list[int | None]]:
-        """Encodes N texts with the model of the named index, or of the first dense index.
+    ) -> tuple[Opened | None, DualEncoder, np.ndarray, list[int | None]]:
+        """Encodes N texts with the model of the named index, or with the first model.
 
-        Returns the index, vectors (float32 [N, D]), and for each text the number of characters that the
-        model read, None if all. Raises `KeyError` with a sentence if there is no such index or model, and
-        `Busy`.
+        Returns the index (None without an index), its model, vectors (float32 [N, D]), and for each text the
+        number of characters that the model read, None if all. Raises `KeyError` with a sentence if there is
+        no such index or model, and `Busy`.
         """
         dense = {o.name: o for o in self.opened if o.kind == "dense"}
         opened = dense.get(index) if index is not None else next(iter(dense.values()), None)
-        if opened is None:
+        engine = self.engines[opened.name] if opened is not None else self._model_engine
+        if engine is None or (opened is None and index is not None):
             which = "no index here" if index is None else f"no index {index!r} here"
-            raise KeyError(f"{which} has a model; see /healthz for the indexes")
-        batcher = self.batchers[self.engines[opened.name].name, tower]
-        answers = await batcher.results([Question(text, tower=tower) for text in texts])
-        return opened, np.stack([a.vector for a in answers]), [a.cut_at for a in answers]
+            raise KeyError(f"{which} has a model; /healthz lists the indexes")
+        answers = await self.batchers[engine.name, tower].results(
+            [Question(text, tower=tower) for text in texts]
+        )
+        return opened, engine.encoder, np.stack([a.vector for a in answers]), [a.cut_at for a in answers]
 
     def document(self, doc_id: str, index: str | None = None) -> tuple[Opened, Document] | None:
         """Returns a document and the first index, or the named one, that stores it; None if no index does."""
@@ -241,6 +300,11 @@ class Service:
                 with contextlib.suppress(KeyError):
                     return opened, opened.index.documents[doc_id]
         return None
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether an index stores documents."""
+        return any(opened.index.documents is not None for opened in self.opened)
 
     def examples(self, count: int) -> list[str]:
         """Returns phrases from random documents; an empty list if no index stores documents."""
@@ -261,31 +325,10 @@ class Service:
         return {(e.name, t): count for e in self._dense_engines() for t, count in e.texts_cut.items()}
 
     def _engines(self) -> list[DenseEngine | SparseEngine]:
-        return list(dict.fromkeys(self.engines.values()))
+        return [*filter(None, [self._model_engine]), *dict.fromkeys(self.engines.values())]
 
     def _dense_engines(self) -> list[DenseEngine]:
         return [engine for engine in self._engines() if isinstance(engine, DenseEngine)]
-
-
-def _ranking(
-    system: str,
-    found: dict[str, Found],
-    cuts: dict[str, int | None],
-    elapsed: dict[str, float],
-    wanted: Sequence[str],
-    k: int,
-) -> Ranking:
-    if system != HYBRID:
-        one = found[system]
-        ms = {"encode": one.encode_ms, "search": one.search_ms, "total": elapsed[system]}
-        return Ranking(one.ids[:k], one.scores[:k], ms, cuts[system])
-    started = time.perf_counter()
-    runs = [{"q": dict(zip(found[name].ids, found[name].scores, strict=True))} for name in wanted]
-    fused = reciprocal_rank_fusion(runs, depth=k)["q"]
-    fuse_ms = 1000 * (time.perf_counter() - started)
-    ms = {"fuse": fuse_ms, "total": fuse_ms + max(elapsed[name] for name in wanted)}
-    cut_at = min((cut for name in wanted if (cut := cuts[name]) is not None), default=None)
-    return Ranking(list(fused), list(fused.values()), ms, cut_at)
 
 
 def _named(spec: str) -> tuple[str, str]:
@@ -299,18 +342,24 @@ def _named(spec: str) -> tuple[str, str]:
 
 
 def _searcher(
-    directory: str, opened: Sequence[Opened], model: str | None, dtype: Literal["float32", "bfloat16"]
+    directory: str,
+    opened: Sequence[Opened],
+    model: str | None,
+    dtype: Literal["float32", "bfloat16"],
+    weights: Scheme | None,
 ) -> Searcher:
     """Opens an index. If an index that is already open has the same model, reuses the model."""
     index = load_index(directory)
     if index.query_kind != "vectors":
         return Searcher(index)
     for other in opened:
-        if other.kind == "dense" and (model is not None or other.index.info.model == index.info.model):
-            encoder = other.searcher.encoder
+        encoder, name = other.searcher.encoder, model or index.info.model
+        if encoder is None or encoder.weights != (weights or index.info.weights):
+            continue
+        if name == (model or other.index.info.model):
             index.require_model(encoder.fingerprint, *encoder.made_by)
-            return Searcher(index, other.searcher.encoder)
-    return Searcher.open(index, model=model, dtype=dtype)
+            return Searcher(index, encoder)
+    return Searcher.open(index, model=model, dtype=dtype, weights=weights)
 
 
 def _check_texts(opened: Sequence[Opened]) -> None:

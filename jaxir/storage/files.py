@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from jaxir.core.errors import UserError
+from jaxir.core.errors import UserError, root_reason
 from jaxir.core.installation import how_to_install
 from jaxir.storage.temporary_outputs import remove_directory, temporary_output
 
@@ -90,7 +90,7 @@ def check_bucket(path: Path, *, writing: bool = False) -> None:
         ) from error
     except Exception as error:  # the libraries' errors have no common class
         raise UserError(
-            f"{path}: the bucket cannot be reached ({_reason(error)}); check the network"
+            f"{path}: the bucket cannot be reached ({root_reason(error)}); check the network"
         ) from error
 
 
@@ -135,7 +135,7 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
             path.write_bytes(content.getvalue())
         except Exception as error:  # the libraries' errors have no common class
             raise UserError(
-                f"{path} could not be written ({_reason(error)}); check the network and your roles"
+                f"{path} could not be written ({root_reason(error)}); check the network and your roles"
             ) from error
         return
     check_replaceable(path)
@@ -245,7 +245,9 @@ def inside(directory: str | Path, name: object, *, said_by: str | Path) -> str:
     """
     path = f"{directory}/{name}"
     if not isinstance(name, str) or not name.strip("/.") or "\0" in name:
-        raise UserError(f"{said_by}: {name!r:.80} is not the name of a file in the same directory")
+        raise UserError(
+            f"{said_by}: {name!r:.80} is not the name of a file; copy the directory again from its source"
+        )
     if name.startswith("/") or ".." in name.split("/"):
         raise UserError(
             f"{said_by}: {name!r:.80} lies outside of {directory}; copy the directory again from its source"
@@ -257,7 +259,7 @@ def inside(directory: str | Path, name: object, *, said_by: str | Path) -> str:
         found = Path(os.path.realpath(path))
         if not any(found.is_relative_to(root) for root in roots):
             raise UserError(
-                f"{said_by}: {name!r:.80} is a link that leads out of {directory}, to {found}; replace it"
+                f"{said_by}: {name!r:.80} is a link out of {directory}, to {found}; replace it by the file"
             )
     return path
 
@@ -306,13 +308,3 @@ def _prepare_gcsfs() -> None:
     gpath._is_tf_installed.cache_clear()  # its result is cached if a local path was used before
     for name in ("gcsfs", "google.auth"):  # Their warnings repeat the error that is raised next.
         logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _reason(error: BaseException) -> str:
-    """Returns the root cause of an error in one line: the system's message if it has one."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = " ".join(str(error).split()) or type(error).__name__
-    if found := re.search(r"\[Errno -?\d+\] ([\w ]+)", text):
-        return found[1].lower()
-    return text if len(text) <= 160 else f"{text[:160]}..."

@@ -1,4 +1,4 @@
-"""Reading JSON files; damaged or unexpected content raises a UserError."""
+"""Reading JSON files, whose damaged or unexpected content raises a UserError; a line of a .jsonl file."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ def read_json(path: Path, kind: Any = Any) -> Any:
     return content
 
 
+def json_line(record: Any) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
 def made(cls: type[Made], content: Mapping[str, Any], path: Path) -> Made:
     """Returns an instance of the dataclass `cls` with the values of a JSON object, read from `path`."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name in content.keys() - fields.keys():
-        raise UserError(f"{path}: the key {name!r:.80} is unknown{suggest(name, fields)}")
+        raise UserError(f"{path}: the key {name!r:.80} is unknown{suggest(name, fields) or '; remove it'}")
     for name, field in fields.items():
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and name not in content:

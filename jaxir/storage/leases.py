@@ -50,7 +50,7 @@ class Lease:
     def __init__(self, directory: Path, doing: str):
         check_bucket(directory, writing=True)
         from google.cloud import storage
-        from google.cloud.storage.retry import DEFAULT_RETRY  # api_core's does not retry uploads
+        from google.cloud.storage.retry import DEFAULT_RETRY  # the default of api_core does not retry uploads
 
         self._directory, self._doing = directory, doing
         bucket, _, prefix = str(directory).removeprefix("gs://").partition("/")

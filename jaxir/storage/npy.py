@@ -20,9 +20,10 @@ def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
     except Exception as error:  # numpy reads the header with Python's parser, which raises various errors
         raise UserError(f"{path} cannot be read: {error}; copy it again, or make it again") from None
     if not isinstance(found, np.ndarray):
-        raise UserError(f"{path} is an archive of arrays, not one array; copy it again")
+        raise UserError(f"{path} is an archive of arrays, not one array; make it again")
     if found.dtype != dtype or found.shape != shape:
-        raise UserError(f"{path.name} is {found.dtype} {found.shape}, not {np.dtype(dtype)} {shape}")
+        expected = f"{np.dtype(dtype)} {shape}"
+        raise UserError(f"{path.name} is {found.dtype} {found.shape}, not {expected}; make it again")
     return found
 
 
@@ -32,7 +33,7 @@ def write_npy(file: IO[bytes], parts: Sequence[np.ndarray]) -> None:
 
 
 def stream_npy(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype, parts: Iterable[np.ndarray]) -> None:
-    """Like `write_npy`, but for parts that are computed one by one; `shape` is that of all together."""
+    """Like `write_npy`, but for parts that are computed one by one; `shape` is the whole array's."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     for piece in pieces(parts, 65_536):

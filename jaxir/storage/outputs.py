@@ -34,21 +34,22 @@ from jaxir.storage.temporary_outputs import is_temporary
 Kind = Literal[
     *("run file", "shared run file", "report", "shared outputs file"),
     *("directory", "changed directory", "model", "run"),
-    *("embeddings directory", "grid", "rounds directory", "quickstart directory"),
+    *("embeddings directory", "grid", "rounds directory", "quickstart directory", "MTEB directory"),
 ]
 FILES = ("run file", "shared run file", "report", "shared outputs file")
 WHOLE = ("run file", "report", "directory", "model")  # kinds that `writes` locks
-# Directories that an interrupted command resumes. A started one has at least one of these entries.
+# Directories that an interrupted command resumes -> entries, of which a started directory has at least one.
 BEGUN = {
     "embeddings directory": {"embeddings.json"},
     "grid": {"cells"},
     "rounds directory": {"commands.txt", "round0"},
     "quickstart directory": {"pydocs"},
+    "MTEB directory": {"results"},
 }
 _KEYS = {
-    "report": {"per_query", "systems", "spearman"},
+    "report": {"per_query", "systems", "spearman", "forums", "collections"},
     "file of outputs": {"outputs"},
-}  # the JSON has one key
+}  # the JSON has at least one of these keys
 
 
 def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

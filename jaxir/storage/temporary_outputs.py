@@ -71,7 +71,7 @@ def remove_directory(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a name is that of a temporary output or of an output's lock file."""
+    """Whether a name belongs to a temporary output or to an output's lock file."""
     return bool(_NAME.fullmatch(name)) or (name.startswith(".") and name.endswith(".held"))
 
 

@@ -41,7 +41,7 @@ from jaxir.training.loop import TrainResult
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW, Optimizer
 
-# The defaults of `fit` are those of gin/pairs.gin and gin/generator.gin; tests compare them.
+# `fit` has the defaults of gin/pairs.gin and gin/generator.gin; tests compare them.
 WRITING = Seq2Seq(source="passage", target="query")
 OBJECTIVE = Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.05))
 OPTIMIZER = AdamW(learning_rate=3e-5, warmup_steps=0.05)

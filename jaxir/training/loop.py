@@ -26,7 +26,7 @@ from jaxir.training.run.profiling import Trace, ideal_seconds, planned, steps_to
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.run.run_directory import RunDirectory
 from jaxir.training.step import train_state
-from jaxir.training.step.memory import device_memory, fit, scheduled_seconds
+from jaxir.training.step.memory import device_memory, fit_memory, scheduled_seconds
 from jaxir.training.step.optimizers import BuiltOptimizer
 from jaxir.training.step.prefetch import prefetch
 from jaxir.training.stopping import StopSignal
@@ -41,7 +41,8 @@ class TrainResult(NamedTuple):
     Attributes:
       steps: total number of steps of the run.
       started_at: number of finished steps at the start: 0, or the step of the checkpoint to resume from.
-      step: number of finished steps at the end; equal to `started_at` if the run was already complete.
+      step: number of finished steps at the end; equal to `started_at` if the run was already complete. It is
+        below `steps` if a signal or early stopping ended the run.
       stopped_by: the signal that stopped the run before its last step, or None.
       best_step: the step of the best checkpoint by the dev metric, or None if no dev metric was measured.
       best_value: the dev metric of the best checkpoint, or None.
@@ -86,18 +87,20 @@ class Run:
     start: int
 
     def train(self, *, on_start: Callable[[Path], None] = lambda _: None, kept: bool = True) -> TrainResult:
-        """Trains until the last step, or until a signal stops it.
+        """Trains until the last step, early stopping or a signal.
 
         `on_start` is called with the directory before the first step. If `kept` is false, a stopped run saves
         no checkpoint.
         """
         recipe, directory, steps = self.recipe, self.directory, self.recipe.steps
         with contextlib.ExitStack() as closing:
-            closing.callback(lambda: train_state.put_into(self.loaded.model, self.state.params))
-            if self.start == steps:
+            closing.callback(
+                lambda: train_state.put_into(self.loaded.model, self.plan.whole(self.state.params))
+            )
+            if ended := self._ended(self.start):
                 directory.begin(self.loaded, on_start)  # also restores damaged or missing files
-                directory.mark_complete(steps)
-                return self._result(steps, None)
+                directory.mark_complete(ended)
+                return self._result(self.start, None)
             ahead = prefetch(
                 self.batches_from(start_step=self.start),
                 lambda batch: distributed.place_share(batch, self.partitioner, *self.share),
@@ -108,6 +111,7 @@ class Run:
             key_data = train_state.key_data_of(recipe.seed, self.plan)
             compiled_step, note, costs = self._compile(first, key_data)
             directory.begin(self.loaded, on_start)
+            directory.mark_complete(None)  # a run that stopped early may be continued
 
             reporter = Reporter(recipe, directory, self.suite, start=self.start, **costs)
             closing.callback(reporter.narrator.close)
@@ -139,21 +143,34 @@ class Run:
                     with reporter.narrator.paused(evaluating=evaluating), jax.transfer_guard("allow"):
                         if evaluating:
                             value = reporter.evaluate(done, self.state)
-                        if saving or checkpoints.is_best(value):
+                        best, ended = checkpoints.count(value), self._ended(done)
+                        if saving or best or ended:
                             reporter.settle_checkpoint()
                             reporter.log.bring()
-                            checkpoints.save(done, self.state, value)
+                            checkpoints.save(done, self.plan.saved(self.state), value)
                 else:
                     reporter.poll_checkpoint()
-                if stopping or done == steps:
+                if stopping or ended:
                     break
             else:
                 reporter.fail(ENDED.format(done, steps))
 
             reporter.settle_checkpoint()
-            if done == steps:
-                directory.mark_complete(steps)
-            return self._result(done, stop.received if done < steps else None)
+            if ended:
+                directory.mark_complete(ended)
+            return self._result(done, None if ended else stop.received)
+
+    def _ended(self, done: int) -> str | None:
+        """Returns how the run is complete after `done` steps; None if it is not."""
+        recipe, waited = self.recipe, self.directory.checkpoints.evaluations_since_best
+        if done == recipe.steps:
+            return f"{done} steps"
+        if recipe.early_stopping is not None and waited >= recipe.early_stopping:
+            return (
+                f"stopped early at step {done} of {recipe.steps}, after {waited} evaluations without a better"
+                f" {recipe.dev_metric}"
+            )
+        return None
 
     def _compile(
         self, batch: Any, key_data: jax.Array
@@ -175,7 +192,7 @@ class Run:
         note, remat = None, getattr(backbone, "remat", False)
         with timed("compiling the step"):
             if "auto" in (remat, getattr(objective, "chunks", 1)):
-                _, objective, step, note = fit(
+                _, objective, step, note = fit_memory(
                     remat,
                     objective,
                     compiled_with,

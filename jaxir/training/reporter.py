@@ -13,6 +13,7 @@ from jaxir.training.run.logs import Narrator
 from jaxir.training.run.profiling import peak_memory
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.run.run_directory import RunDirectory
+from jaxir.training.run.trackers import plain
 from jaxir.training.step.train_state import Metrics, TrainState
 from jaxir.training.suite import Suite
 
@@ -47,7 +48,7 @@ class Reporter:
         self._recipe, self._suite = recipe, suite
         self._checkpoints = directory.checkpoints
         self._ideal_seconds, self._figures = ideal_seconds, figures
-        self.log = directory.log(start)
+        self.log = directory.log(start, recipe.trackers or (), plain(recipe))
         self.narrator = Narrator(
             steps=recipe.steps,
             start_step=start,
@@ -57,7 +58,7 @@ class Reporter:
         self._warned: set[tuple[str, str]] = set()
 
     def step(self, done: int, metrics: Metrics) -> None:
-        """Reads and shows the metrics of a step; logs those of every `log_every`th step."""
+        """Reads and shows the metrics of a step; logs them at every `log_every`th step."""
         values = {k: float(v) for k, v in jax.device_get(metrics).items()}
         for name in ("loss", "grad_norm"):
             if not np.isfinite(values[name]):
@@ -107,8 +108,11 @@ class Reporter:
                 continue
             of_part = f"{part}: " if part else ""
             sentence = f"step {done}: {of_part}{NO_NEGATIVES.format(what)}"
+            change = "give other pairs, hard negatives or a larger batch_size"
+            if name.replace(metric, "masked_by_guide") in values:
+                change += ", or a smaller guide_margin or another guide, which may leave out all negatives"
             if done == 1 and what == "batch":
-                raise UserError(f"{sentence}; give other pairs, hard negatives or a larger batch_size")
+                raise UserError(f"{sentence}; {change}")
             if (name, what) not in self._warned:
                 self.narrator.say(f"warning: {sentence}")
                 self._warned.add((name, what))

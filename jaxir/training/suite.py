@@ -43,6 +43,11 @@ def evaluators_of(recipe: Recipe) -> list[Evaluator]:
             " jaxir.training.evaluators.reranking (gin/evaluators/reranking.gin)"
         )
     found.extend(recipe.evaluators or ())
+    if recipe.early_stopping is not None and not found:
+        raise UserError(
+            f"early_stopping={recipe.early_stopping} counts evaluations, but nothing is evaluated: give dev"
+            " (DEV_SPLIT) or evaluators, or leave early_stopping out"
+        )
     check_evaluators(found, recipe.dev_metric)
     return found
 
@@ -156,10 +161,13 @@ class Suite:
             scores = prepared.measure(state)
         scores = as_first({evaluator.full_name(name): float(x) for name, x in scores.items()})
         if self.best_by in evaluator.directions and self.best_by not in scores:
-            raise UserError(f"{where} measured no {self.best_by} (dev_metric), only {', '.join(scores)}")
+            raise UserError(
+                f"{where} measured no {self.best_by} (dev_metric), only {', '.join(scores)}: set dev_metric"
+                " to one of these"
+            )
         for name in evaluator.directions:
             if not np.isfinite(scores.get(name, 0.0)):
-                raise UserError(f"{where}: the metric {name} is {scores[name]}")
+                raise UserError(f"{where}: the metric {name} is {scores[name]}, not a finite number")
         if both := sorted(scores.keys() & before.keys()):
             raise UserError(f"{where} measures {both[0]}, as another evaluator does: give it a `name`")
         return scores

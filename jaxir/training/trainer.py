@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxir.core.features import TextFormat
+from jaxir.core.errors import UserError
+from jaxir.core.features import PromptTokens, TextFormat
 from jaxir.core.platforms import check_devices
 from jaxir.data.batches.text_data import check_data, dataset_of
 from jaxir.data.text.truncation import ARGUMENTS, FLAGS, dataset_truncation_note
@@ -29,6 +30,7 @@ from jaxir.training.run.recipe import Recipe
 from jaxir.training.run.run_directory import RunDirectory
 from jaxir.training.run.run_fingerprint import describe
 from jaxir.training.run.run_settings import agreed_settings, check_alike, weights
+from jaxir.training.run.trackers import check_trackers
 from jaxir.training.step import train_state
 from jaxir.training.step.length import lengthened
 from jaxir.training.suite import Suite, evaluators_of
@@ -37,7 +39,7 @@ AUXILIARY = 0xA0  # folded into the seed, so that auxiliary parameters differ fr
 
 
 def no_bindings(function: Any) -> Mapping[str, Any]:
-    """Returns that no argument of a function is bound by gin: the default of `train` without gin."""
+    """Returns {}: without gin, no argument of a function is bound."""
     return {}
 
 
@@ -59,7 +61,7 @@ def train(
       recipe: the settings. Its `model` may also be a `LoadedModel`, which is trained in place. Its `data` may
         also be a built dataset, and its `mesh` a Partitioner.
       output_dir: the run's directory, local or gs://BUCKET/PATH (see `run_directory`).
-      bindings: maps a function to those of its arguments that gin or other code binds. A resumed run must
+      bindings: maps a function to its arguments that gin or other code binds. A resumed run must
         have the same bindings.
       on_start: called with `output_dir` before the first step, once the directory is known to be usable.
       kept: whether `output_dir` outlives the call; if not, a stopped run saves no checkpoint.
@@ -72,6 +74,9 @@ def train(
     with contextlib.ExitStack() as closing:
         run = prepare(recipe, output_dir, closing, bindings=bindings)
         return run.train(on_start=on_start, kept=kept)
+
+
+_ALIKE = ("eval_every", "checkpoint_every", "early_stopping")  # settings that a resume may change
 
 
 def prepare(
@@ -98,7 +103,7 @@ def prepare(
     names = ARGUMENTS if bindings is no_bindings else FLAGS
     recipe, whole, data = _with_data(recipe, loaded, form, names)
 
-    # Bind all that determines the order of the batches, and read the data of the evaluators.
+    # Fix all that determines the order of the batches, and read the data of the evaluators.
     share = distributed.share_of_batch(partitioner)
     batches_from = functools.partial(
         data.batches,
@@ -117,21 +122,20 @@ def prepare(
     described = {"objective": describe(recipe.objective, bindings), "dev": suite.fingerprint}
     agreed = agreed_settings(recipe, loaded.model, auxiliary, whole, **described, parts=share[1])
     agreed |= weights(loaded.model, partitioner) | warm_start.describe(recipe.auxiliary_from)
-    check_alike(agreed | {name: getattr(recipe, name) for name in ("eval_every", "checkpoint_every")})
+    check_alike(agreed | {name: getattr(recipe, name) for name in _ALIKE})
     optimizer = recipe.optimizer.build(recipe.steps)
-    frozen = (*recipe.objective.frozen, *(recipe.frozen or ()))
-    plan = train_state.plan_state(
-        loaded.model, optimizer.transform, partitioner, auxiliary=auxiliary, frozen=frozen
-    )
+    how = {"auxiliary": auxiliary, "frozen": (*recipe.objective.frozen, *(recipe.frozen or ()))}
+    how["elsewhere"] = loaded.base and loaded.base.holds
+    plan = train_state.plan_state(loaded.model, optimizer.transform, partitioner, **how)
     resumed = directory.open(
         agreed,
-        plan.abstract,
+        plan.saved(plan.abstract),
         keep_last=recipe.keep_last,
         metric=suite.best_by,
         greater_is_better=suite.greater_is_better,
     )
     if resumed:
-        state = resumed.state
+        state = plan.restored(resumed.state, loaded.model)
     else:
         state = train_state.initial_state(loaded.model, optimizer.transform, plan, auxiliary)
         if recipe.auxiliary_from:
@@ -141,6 +145,7 @@ def prepare(
                 plan,
                 read_corpus=lambda beside: recipe.objective.read_corpus(beside, data),
             )
+    plan, state = train_state.halve_frozen(loaded.model, plan, state)
     return Run(
         recipe=recipe,
         directory=directory,
@@ -186,6 +191,7 @@ def _checked(recipe: Recipe) -> tuple[Recipe, Partitioner, Sequence[Evaluator]]:
     partitioner = mesh if isinstance(mesh, Partitioner) else mesh.build()
     recipe.check_batch(partitioner)
     check_data("data", recipe.data)
+    check_trackers(recipe.trackers)
     return recipe, partitioner, evaluators_of(recipe)
 
 
@@ -201,6 +207,13 @@ def _with_data(
     cut = dataset_truncation_note(whole, form, names)
     if cut and jax.process_index() == 0:
         print(cut, file=sys.stderr, flush=True)
+    counted = any(isinstance(feature, PromptTokens) for feature in features.values())
+    if whole.own_prompts and form.prompt_tokens is not None and not counted:
+        raise UserError(
+            "the data have prompts of their own, and the model's pooling leaves out prompts, but"
+            f" {type(recipe.objective).__name__} does not read how many tokens they have: leave WithPrompts"
+            " out, or use Contrastive"
+        )
     data = whole.shortened() if whole is not recipe.data else whole
     if recipe.steps is None:
         how = {"batch_size": recipe.batch_size, "min_steps": recipe.min_steps}

@@ -17,5 +17,4 @@ MASKED_LM = f"hf:{ROOT}/tests/golden/mlm_bert"
 
 
 def recorded_settings(text: str) -> list[str]:
-    """Returns the statements of a recorded configuration, sorted."""
     return sorted(line for line in text.splitlines() if line and line[0] != "#")

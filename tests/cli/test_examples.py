@@ -1,5 +1,3 @@
-"""The examples that end each command's --help have flags of that command."""
-
 import importlib
 import inspect
 import re

@@ -1,46 +1,37 @@
-"""Shipped recipes bind the objects that their files promise; papers' recipes have their numbers."""
-
-import inspect
 import itertools
 import re
-from pathlib import Path
 
 import gin
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxir import cli
 from jaxir.cli import gin_config
 from jaxir.cli.gin_bindings import REQUIRED, Bindings
 from jaxir.cli.gin_files import Reader
-from jaxir.cli.short_names import OTHERWISE, short_name
-from jaxir.cli.short_names import settings as short_settings
+from jaxir.cli.short_names import short_name
 from jaxir.core.errors import UserError
-from jaxir.data.expanded.expanded_pairs import ExpandedPairs
 from jaxir.data.expanded.selection import Bottom, Curriculum, First, Gold, Random, Top
-from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq, outline_of
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.train import train
 from jaxir.training.step.length import check_length
-from jaxir.training.step.optimizers import Adafactor, AdamW
 from tests.cli.recipe_files import (
     AUTOENCODERS,
     CROSS,
     FILES,
-    MASKED_LM,
     MODELS,
     OF_TEXTS,
     PIECES,
     ROOT,
     SEQ2SEQ,
 )
-from tests.cli.recipe_files import recorded_settings as settings
+from tests.documentation import make_reference
 
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))
 PAPER = [r for r in RECIPES if "samtone" in r]
-OPEN = [*PAPER, *(f"gin/{name}.gin" for name in ("pairs", "reranker", "generator", "curriculum", "reader"))]
+LORA = [f"gin/{name}_lora.gin" for name in ("qwen3_embedding", "embedding_gemma2")]
+PAIRS = [f"gin/{name}.gin" for name in ("pairs", "reranker", "generator", "curriculum", "reader")]
+OPEN = [*PAPER, *PAIRS, *LORA]
 # Short names that every shipped piece of a kind has.
 COMMON = {
     "models": "MODEL TOKENIZER SHARING QUERY_LENGTH PASSAGE_LENGTH DROPOUT DTYPE SCAN REMAT",
@@ -58,12 +49,6 @@ LACKING = {
         for o in (*AUTOENCODERS, *(f"gin/objectives/{name}.gin" for name in NO_TEMPERATURE))
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def forget_gin():
-    yield
-    gin.clear_config()
 
 
 def resolve(recipe: str, *bindings: str) -> dict:
@@ -86,17 +71,17 @@ def resolve(recipe: str, *bindings: str) -> dict:
         ({}, ("EPOCHS=0.5",), 1),
         ({"epochs": 0.5}, ("MIN_STEPS=7",), 7),
         ({"epochs": 0.5, "min_steps": 7}, (), 7),
-        ({"steps": 3, "min_steps": 7}, (), "min_steps only applies with epochs, not with steps"),
     ],
 )
 def test_typed_epochs_override_the_min_steps_of_a_recipe(flags, bindings, min_steps):
-    given = flags | {"output_dir": "run"}
-    if isinstance(min_steps, str):
-        with pytest.raises(UserError, match=min_steps):
-            gin_config.bind(train, ["gin/pairs.gin"], ["DATA=somewhere", *bindings], given)
-        return
-    gin_config.bind(train, ["gin/pairs.gin"], ["DATA=somewhere", *bindings], given)
+    gin_config.bind(train, ["gin/pairs.gin"], ["DATA=somewhere", *bindings], flags | {"output_dir": "run"})
     assert gin.get_bindings(train)["min_steps"] == min_steps
+
+
+def test_min_steps_without_epochs_are_refused():
+    given = {"steps": 3, "min_steps": 7, "output_dir": "run"}
+    with pytest.raises(UserError, match="min_steps only applies with epochs, not with steps"):
+        gin_config.bind(train, ["gin/pairs.gin"], ["DATA=somewhere"], given)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -111,21 +96,13 @@ def test_recipe_binds_all_that_training_requires(recipe):
     assert bound["batch_size"] > 0
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_head_of_a_recipe_says_how_to_run_it(recipe):
-    head = (ROOT / recipe).read_text().split("\n\n")[0]
-    assert f"--gin_file={recipe}" in head
-    assert "Commonly overridden:" in head
-    assert ("Must be set: DATA" in head) == (recipe in OPEN)
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_head_names_what_must_be_set_and_only_existing_macros(file):
     lines = (ROOT / file).read_text().splitlines()
     head = "\n".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
     found = Bindings(train)
     Reader(found).files([file])
-    there_are = short_settings(found)
+    there_are = make_reference.short_settings(found)
     opened = {name.upper() for name, (value, _) in there_are.items() if value == REQUIRED}
     assert set(re.findall(r"Must be set: ([A-Z_]+)", head)) == opened
     known = {name.upper() for name in there_are} | {short_name(key).upper() for key in found.values}
@@ -134,53 +111,12 @@ def test_head_names_what_must_be_set_and_only_existing_macros(file):
     assert named and named <= known | {"BEIR", "BERT"}
 
 
-def test_every_renamed_parameter_exists():
-    found = Bindings(train)
-    Reader(found).files([file for file in FILES if not file.endswith("_grid.gin")])
-    there_are = {"num_negatives"}
-    for selector, made in found.objects.items():
-        parameters = inspect.signature(made).parameters
-        there_are |= {*parameters, *(f"{selector.rpartition('.')[2]}.{name}" for name in parameters)}
-    assert {name.rpartition("/")[2] for name in OTHERWISE} <= there_are
-
-
-def test_samtone_recipes_have_the_papers_numbers():
-    assert {Path(r).stem for r in PAPER} == {"samtone_base", "samtone_large", "samtone_xxl"}
-    for recipe in PAPER:
-        bound = resolve(recipe)
-        assert (bound["steps"], bound["batch_size"]) == (20_000, 512)
-        assert isinstance(bound["optimizer"], Adafactor)
-        assert (bound["optimizer"].learning_rate, bound["optimizer"].warmup_steps) == (1e-3, 0)
-        assert bound["model"].source == f"hf:google/t5-v1_1-{Path(recipe).stem.removeprefix('samtone_')}"
-        assert (bound["model"].sharing, bound["model"].projection) == ("sde", 768)
-        assert gin.query_parameter("samtone.temperature") == 0.01
-        assert gin.query_parameter("samtone.same_tower") == "query"
-
-
-def test_macros_reach_the_objects():
-    bound = resolve(
-        "gin/samtone_large.gin", "SHARING=ade_spl", "LEARNING_RATE=5e-4", "FSDP=2", "MODEL=hf:mine"
-    )
-    assert bound["model"].sharing == "ade_spl"
-    assert bound["model"].source == "hf:mine"
-    assert bound["model"].scan_layers
-    assert bound["model"].remat
-    assert bound["optimizer"].learning_rate == 5e-4
-    assert bound["mesh"].fsdp == 2
-
-
-def test_quickstart_trains_only_on_training_packages():
-    bound = resolve("gin/quickstart.gin")
-    assert bound["data"].split == "train"
-    assert isinstance(bound["optimizer"], AdamW)
-
-
 @pytest.mark.parametrize("kind", COMMON)
 def test_pieces_of_a_kind_have_the_same_short_names(kind):
     for piece in MODELS if kind == "models" else PIECES[kind]:
         found = Bindings(train)
         Reader(found).files([piece])
-        known = {name.upper() for name in short_settings(found)}
+        known = {name.upper() for name in make_reference.short_settings(found)}
         assert set(COMMON[kind].split()) - LACKING.get(piece, set()) <= known, piece
         for others in set(COMMON) - {kind}:
             assert not known & set(COMMON[others].split()), f"{piece} sets what belongs to {others}"
@@ -254,33 +190,10 @@ def test_lengths_are_those_of_the_model_unless_typed(recipe, bindings, lengths):
 
 def test_lengths_are_bounded_for_plain_folders_only():
     settings = EncoderSettings(query_max_length=40, passage_max_length=8192)
-    assert Pretrained(source="hf:x").cut(settings) == EncoderSettings(
-        query_max_length=40, passage_max_length=512
-    )
+    cut = Pretrained(source="hf:x").cut(settings)
+    assert (cut.query_max_length, cut.passage_max_length) == (40, 512)
     assert Pretrained(source="hf:x", passage_max_length=1024).cut(settings).passage_max_length == 1024
     assert Pretrained(source="run").cut(settings) == settings
-
-
-def test_settings_of_he_2022():
-    files = ["gin/curriculum.gin", "gin/experiments/he2022.gin"]
-    needed = ["DATA=corpus", "MINED=pairs.jsonl", "EXPANSIONS=queries"]
-    gin_config.bind(train, files, needed, {"output_dir": "run"})
-    bound = gin.get_bindings(train)
-    assert (bound["epochs"], bound["batch_size"], bound["num_negatives"]) == (3, 64, 31)
-    assert bound["data"] == ExpandedPairs(
-        pairs=TevatronPairs(path="pairs.jsonl"), expansions="queries", corpus="corpus"
-    )
-    assert isinstance(bound["dev"].selection, First) and bound["dev"].pairs.split == "dev"
-    assert (bound["optimizer"].learning_rate, bound["optimizer"].warmup_steps) == (5e-6, 0.1)
-    model = bound["model"]
-    assert (model.query_max_length, model.passage_max_length) == (32, 144)
-    assert (model.pooling, model.similarity) == ("cls", "dot")
-    loss = bound["objective"].loss
-    assert gin.query_parameter("in_batch_softmax.temperature") == 1 and loss.__name__ == "in_batch_softmax"
-    two = jnp.eye(2)
-    value, metrics = loss(two, two, passage_key=jnp.arange(4, dtype=jnp.int32).reshape(2, 2))
-    np.testing.assert_allclose(value, np.log(1 + np.exp(-1)), rtol=1e-6)  # in one direction, by dot products
-    assert "loss_passage_to_query" not in metrics
 
 
 @pytest.mark.parametrize(
@@ -308,19 +221,6 @@ def test_short_name_prefers_bound_parameters():
         resolve("gin/curriculum.gin", "GROUPS=None")
 
 
-def test_settings_of_chuang_2024():
-    files = ["gin/unsupervised.gin", "gin/objectives/diffcse.gin", "gin/experiments/chuang2024.gin"]
-    gin_config.bind(train, files, ["TEXT=x", "STS=y", f"GENERATOR={MASKED_LM}"], {"output_dir": "run"})
-    bound = gin.get_bindings(train)
-    assert (bound["batch_size"], bound["epochs"], bound["eval_every"]) == (64, 2, 125)
-    assert (bound["optimizer"].learning_rate, bound["optimizer"].weight_decay) == (7e-6, 0.0)
-    assert (bound["model"].pooling, bound["model"].passage_max_length) == ("cls", 32)
-    objective = bound["objective"]
-    assert (objective.weight, objective.masking, objective.projector) == (0.005, 0.3, "batch_norm")
-    assert gin.query_parameter("in_batch_softmax.temperature") == 0.05
-    assert (bound["dev_metric"], len(bound["evaluators"])) == ("spearman", 1)
-
-
 def test_runs_without_a_dev_split_have_no_dev_data():
     for run in PIECES["runs"]:
         gin_config.bind(train, [run], ["DATA=x", "DEV_SPLIT=None"], {})
@@ -335,16 +235,6 @@ def test_other_objective_keeps_the_settings_of_the_recipe(objective):
     assert loss.__name__ == objective
     assert gin.query_parameter(f"{objective}.temperature") == 0.05
     assert gin.get_bindings(train)["model"].dropout_rate == 0.0
-
-
-@pytest.mark.parametrize("typed", ["STEPS", "train.train.steps"])
-@pytest.mark.parametrize("recipe", ["gin/quickstart.gin", "gin/samtone_base.gin"])
-def test_flag_sets_the_macro_of_every_recipe_once(recipe, typed):
-    gin_config.bind(train, [recipe], ["DATA=x"], {"steps": 30})
-    assert (gin.get_bindings(train)["steps"], gin.get_bindings(train)["epochs"]) == (30, None)
-    assert "train.train.steps = 30" in settings(gin_config.operative_config())
-    with pytest.raises(UserError, match="steps is given twice, by --steps and by --gin"):
-        gin_config.bind(train, [recipe], ["DATA=x", f"{typed}=40"], {"steps": 30})
 
 
 def test_recipes_are_found_from_any_directory(tmp_path, monkeypatch, capsys):

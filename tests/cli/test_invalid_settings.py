@@ -1,5 +1,3 @@
-"""Settings of the pieces of gin/ refuse values out of range and of other kinds, also in Python."""
-
 import dataclasses
 import functools
 import importlib
@@ -14,10 +12,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxir
-from jaxir import cli
+from jaxir import cli, losses
 from jaxir.core.errors import UserError
 from jaxir.core.values import fits, hints_of
-from jaxir.losses import bce, distillation, hinges, in_batch, matryoshka, nt_xent, pair, ranking, samtone
 from jaxir.objectives.consert import ConSERT, drop_numbers
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.diffcse import DiffCSE
@@ -31,6 +28,7 @@ OBJECTIVES = {
     "bce": "TEMPERATURE=0 TEMPERATURE=True TEMPERATURE={} CHUNKS=0 CHUNKS=1.5 bce.g='text'",
     "in_batch_softmax": "BLOCK_SIZE=0 Contrastive.loss='text' Contrastive.loss=@ranking.list_softmax"
     " Contrastive.loss=@distillation.margin_mse Contrastive.loss=@simcse.SimCSE()",
+    "gist": "GUIDE=1 GUIDE_MARGIN=-1 MARGIN_STRATEGY='text' SAME_TOWER=None LOSS=@ranking.list_softmax",
     "margin": "ALPHA='text' CHOICE='text' SAME_TOWER='both'",
     "matryoshka": "DIMENSIONS=[0] DIMENSIONS=8 DIMENSIONS=[1.5] WEIGHTS=[-1.0] WEIGHTS=1.0 NESTED_LOSS=None",
     "pair": "ALPHA=1.5",
@@ -75,39 +73,27 @@ NEEDED = {
     "senteval": ["SENTEVAL=folder", "DEV_METRIC=transfer"],
     "sts": ["STS=file.tsv", "DEV_METRIC=spearman"],
 }
-OF_PAIRS = {"bce", "in_batch_softmax", "margin", "matryoshka", "pair", "samtone", "triplet"}
-
-
-@pytest.fixture(autouse=True)
-def forget_gin():
-    yield
-    gin.clear_config()
+UNSUPERVISED = ["unsupervised", "TEXT=texts.txt"]
+BASES = {  # pieces: the recipe that they are added to, and the bindings that it requires
+    "kl_distillation": ["pairs", "DATA=x", "MINED=mined.jsonl"],
+    "query_reranking": ["ear_ri", "TRAIN_CANDIDATES=mined.jsonl"],
+    "cross_encoder reranking": ["reranker", "DATA=corpus", "MINED=mined.jsonl"],
+    "reader reading": ["reader", "DATA=corpus", "RUN=x", "ANSWERS=y"],
+    "generation": ["generator", "DATA=corpus"],
+    "bce gist in_batch_softmax margin matryoshka pair samtone triplet": ["pairs", "DATA=corpus"],
+}
 
 
 def recipe(piece: str) -> tuple[list[str], list[str]]:
     """Returns gin files with a piece in them, and the bindings that they require."""
-    model, seq2seq = (f"MODEL=hf:{GOLDEN / name}" for name in ("bert", "seq2seq_1_1"))
+    base, *needed = next((base for pieces, base in BASES.items() if piece in pieces.split()), UNSUPERVISED)
+    model = "seq2seq_1_1" if base in ("reader", "generator") else "bert"
+    files = [f"gin/{base}.gin"]
+    files += ["gin/experiments/mined.gin"] if piece == "kl_distillation" else []
     kind = "evaluators" if piece in EVALUATORS else "objectives"
-    files = [f"gin/{kind}/{piece}.gin"]
-    if piece == "kl_distillation":
-        files[:0], needed = (
-            ["gin/pairs.gin", "gin/experiments/mined.gin"],
-            [model, "DATA=x", "MINED=mined.jsonl"],
-        )
-    elif piece == "query_reranking":
-        files[:0], needed = ["gin/ear_ri.gin"], [model, "TRAIN_CANDIDATES=mined.jsonl"]
-    elif piece in ("cross_encoder", "reranking"):
-        files[:0], needed = ["gin/reranker.gin"], [model, "DATA=corpus", "MINED=mined.jsonl"]
-    elif piece in ("reader", "reading"):
-        files = ["gin/reader.gin", *(files if piece == "reading" else [])]
-        needed = [seq2seq, "DATA=corpus", "RUN=x", "ANSWERS=y"]
-    elif piece == "generation":
-        files[:0], needed = ["gin/generator.gin"], [seq2seq, "DATA=corpus"]
-    elif piece in OF_PAIRS:
-        files[:0], needed = ["gin/pairs.gin"], [model, "DATA=corpus"]
-    else:
-        files[:0], needed = ["gin/unsupervised.gin"], [model, "TEXT=texts.txt"]
-    return files, [*needed, "STEPS=2", "BATCH_SIZE=4", *NEEDED.get(piece, [])]
+    files += [f"gin/{kind}/{piece}.gin"] if piece != "reader" else []
+    needed += [f"MODEL=hf:{GOLDEN / model}", "STEPS=2", "BATCH_SIZE=4", *NEEDED.get(piece, [])]
+    return files, needed
 
 
 @pytest.mark.parametrize("piece", [*OBJECTIVES, *EVALUATORS])
@@ -133,10 +119,10 @@ def test_invalid_setting_is_refused_before_data_or_output_are_touched(piece, tmp
     assert re.search(r"texts\.txt|corpus|mined\.jsonl", capsys.readouterr().err)
 
 
-LOSSES = [bce.bce, hinges.margin, hinges.triplet, in_batch.in_batch_softmax, matryoshka.matryoshka]
-LOSSES += [nt_xent.nt_xent, pair.pair, samtone.samtone]
-OF_LISTS = [ranking.binary_cross_entropy, ranking.list_softmax, ranking.margin_ranking]
-OF_TEACHERS = [distillation.margin_mse, distillation.kl_distillation]
+LOSSES = [losses.bce, losses.margin, losses.triplet, losses.in_batch_softmax, losses.matryoshka]
+LOSSES += [losses.nt_xent, losses.pair, losses.samtone]
+OF_LISTS = [losses.binary_cross_entropy, losses.list_softmax, losses.margin_ranking]
+OF_TEACHERS = [losses.margin_mse, losses.kl_distillation]
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, *OF_LISTS, *OF_TEACHERS], ids=lambda loss: loss.__name__)
@@ -181,15 +167,15 @@ def test_python_objects_refuse_losses_and_objects_of_other_kinds():
     with pytest.raises(UserError, match="loss must be a function, @NAME in gin files, not 'text'"):
         SimCSE(loss="text")
     with pytest.raises(UserError, match="list_softmax is not a loss for this objective: got an unexpected"):
-        Contrastive(loss=ranking.list_softmax)
+        Contrastive(loss=losses.list_softmax)
     with pytest.raises(UserError, match="same_tower of samtone must be 'query' or 'passage' or 'both', not"):
-        Contrastive(loss=functools.partial(samtone.samtone, same_tower="bth"))
+        Contrastive(loss=functools.partial(losses.samtone, same_tower="bth"))
     for wrong, sentence in (
         ({"temperature": "x"}, "temperature of in_batch_softmax must be a number above 0, not 'x'"),
         ({"temperatur": 1.0}, r"in_batch_softmax\(temperatur=1.0\) cannot be called: got an unexpected"),
     ):
-        loss = functools.partial(in_batch.in_batch_softmax, **wrong)
-        for given in (loss, functools.partial(matryoshka.matryoshka, loss=loss)):
+        loss = functools.partial(losses.in_batch_softmax, **wrong)
+        for given in (loss, functools.partial(losses.matryoshka, loss=loss)):
             with pytest.raises(UserError, match=f"^{sentence}"):
                 Contrastive(loss=given)
     with pytest.raises(UserError, match="generator must be an object, MaskedLMSource or None, not 'hf:x'"):
@@ -221,4 +207,7 @@ def test_object_made_of_itself_is_refused(tmp_path, capsys):
     flags = ["--gin_file=gin/unsupervised.gin", "--gin_file=gin/objectives/simcse.gin", "--gin.TEXT=x"]
     flags += [f"--output_dir={tmp_path / 'run'}", "--gin.CONTRASTIVE_LOSS=@simcse.SimCSE()"]
     assert cli.main("jaxir.train:train", flags) == 1
-    assert capsys.readouterr().err == "error: SimCSE would be made of itself (SimCSE -> SimCSE)\n"
+    assert (
+        capsys.readouterr().err == "error: an object refers to itself (SimCSE -> SimCSE): remove one of these"
+        " references\n"
+    )

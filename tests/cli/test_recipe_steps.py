@@ -1,5 +1,3 @@
-"""Each shipped piece composes with the others: weights and data are read, and the step is traced."""
-
 import dataclasses
 import functools
 import itertools
@@ -28,12 +26,6 @@ DPR_DIFFCSE = "gin/objectives/dpr_diffcse.gin"
 NOT_OF_PAIRS = (*OF_TEXTS, DPR_DIFFCSE, SEQ2SEQ["objectives"], "gin/objectives/query_reranking.gin")
 
 
-@pytest.fixture(autouse=True)
-def forget_gin():
-    yield
-    gin.clear_config()
-
-
 def small(model: str, folder: Path) -> list[str]:
     """Returns bindings that give a model piece the weights of a small golden model."""
     sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32"]
@@ -50,13 +42,13 @@ def test_pieces_compose_in_any_order(model, folder):
         loss = "list_softmax" if cross else Path(objective).stem
         bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=products", "CHUNKS=2"]
         bindings += [] if loss in ("triplet", "margin") else ["TEMPERATURE=0.07"]
+        bindings += [f"GUIDE=hf:{GOLDEN[False]}"] if loss == "gist" else []
         bindings += ["FSDP=2", "LEARNING_RATE=0.5", "WARMUP_STEPS=3", "SEED=4"]
         recorded, pieces = set(), [model, objective, run]
         for files in itertools.permutations(pieces) if number == 0 else (pieces, pieces[::-1]):
-            gin_config.bind(train, files, bindings, {"output_dir": "run"})
+            bound = bind(files, bindings)
             recorded.add(tuple(settings(gin_config.operative_config())))
         assert len(recorded) == 1, "the order of pieces matters"
-        bound = gin.get_bindings(train)
         assert (bound["steps"], bound["batch_size"], bound["seed"]) == (20, 8, 4)
         assert (bound["optimizer"].learning_rate, bound["optimizer"].warmup_steps) == (0.5, 3)
         assert bound["objective"].chunks == 2 and loss == bound["objective"].loss.__name__
@@ -69,6 +61,20 @@ def test_pieces_compose_in_any_order(model, folder):
             assert (pairs.num_examples, bound["dev"].split) == (40, "dev")
         if number == 0 or model == TRACED:
             assert "loss" in trace(bound, loaded, partitioner)
+
+
+def bind(files: list[str], bindings: list[str]) -> dict:
+    gin_config.bind(train, files, bindings, {"output_dir": "run"})
+    return gin.get_bindings(train)
+
+
+def traced(files: list[str], bindings: list[str], num_examples: int) -> tuple[dict, LoadedModel, dict]:
+    """Returns the bound recipe, its model, and the metrics of its step, after a check of its data."""
+    bound = bind(files, bindings)
+    loaded, partitioner = load(bound["model"], bound["mesh"])
+    features = bound["objective"].features(loaded.settings.text_format(0))
+    assert bound["data"].build(loaded.tokenizer, features).num_examples == num_examples
+    return bound, loaded, trace(bound, loaded, partitioner, num_negatives=0)
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +93,10 @@ def generator(tmp_path_factory) -> str:
     return f"hf:{folder}"
 
 
-MULTI_TASK = [
-    f"{part} = {value}"
-    for part, values in {
-        "CONTRASTIVE": ("@simcse.SimCSE()", "@consert.ConSERT()"),
-        "AUTOENCODER": (
-            "@clm_autoencoder.CLMAutoencoder()",
-            "@mlm_autoencoder.MLMAutoencoder()",
-            "@masked_lm.MaskedLM()",
-        ),
-    }.items()
-    for value in values
+MULTI_TASK = [f"CONTRASTIVE = @{name}()" for name in ("simcse.SimCSE", "consert.ConSERT")]
+MULTI_TASK += [
+    f"AUTOENCODER = @{name}()"
+    for name in ("clm_autoencoder.CLMAutoencoder", "mlm_autoencoder.MLMAutoencoder", "masked_lm.MaskedLM")
 ]
 OWN_HEAD = f"build.PretrainedMaskedLM.source = '{MASKED_LM}'"
 DIFFCSE = [
@@ -106,6 +105,7 @@ DIFFCSE = [
     ('TASK = "corrective"', "DIFFCSE_OF = @consert.ConSERT()"),
     ('USE = "negative"', 'FOLLOW = "code"', "CHUNKS = 2"),
 ]
+CPDAE = ['CONTRAST = "vectors"', "CONTRAST = None", "IDF = True"]
 LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.triplet", "hinges.margin"]
 
 
@@ -121,10 +121,7 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
         *(("gin/objectives/simcse.gin", f"CONTRASTIVE_LOSS = @{loss}") for loss in LOSSES),
         ("gin/objectives/consert.gin", 'SECOND_VIEW = ["embedding_dropout", "token_cutoff"]'),
         ("gin/objectives/mlm_autoencoder.gin", 'VECTOR = "attention"'),
-        *(
-            ("gin/objectives/cpdae.gin", binding)
-            for binding in ('CONTRAST = "vectors"', "CONTRAST = None", "IDF = True")
-        ),
+        *(("gin/objectives/cpdae.gin", binding) for binding in CPDAE),
         *(("gin/objectives/diffcse.gin", bindings) for bindings in DIFFCSE),
     ],
 )
@@ -134,12 +131,7 @@ def test_objectives_of_texts_are_traced_with_all_their_choices(objective, bindin
     sizes += [f"GENERATOR={generator}"] if "diffcse" in objective else []
     texts = texts.with_name("passages.txt") if "ict" in objective else texts
     sizes += [f"TEXT={texts}", *([binding] if isinstance(binding, str) else binding)]
-    gin_config.bind(train, ["gin/unsupervised.gin", objective], sizes, {"output_dir": "run"})
-    bound = gin.get_bindings(train)
-    loaded, partitioner = load(bound["model"], bound["mesh"])
-    features = bound["objective"].features(loaded.settings.text_format(0))
-    assert bound["data"].build(loaded.tokenizer, features).num_examples == 16
-    metrics = trace(bound, loaded, partitioner, num_negatives=0)
+    bound, _, metrics = traced(["gin/unsupervised.gin", objective], sizes, num_examples=16)
     assert metrics["loss"].shape == ()
     assert bound["model"].dropout_rate == 0.1
 
@@ -151,12 +143,9 @@ def test_generators_are_traced(more, folder, tmp_path):
     sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", "STEPS=20", "FSDP=2"]
     sizes += [f"MODEL=hf:{ROOT / 'tests/golden/seq2seq_1_1'}"]
     sizes += [f"TARGETS={targets}"] if more else [f"DATA={folder}"]
-    gin_config.bind(train, ["gin/generator.gin", *([more] if more else [])], sizes, {"output_dir": "run"})
-    bound = gin.get_bindings(train)
-    loaded, partitioner = load(bound["model"], bound["mesh"])
-    features = bound["objective"].features(loaded.settings.text_format(0))
-    assert bound["data"].build(loaded.tokenizer, features).num_examples == (16 if more else 40)
-    assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "token_accuracy"}
+    files = ["gin/generator.gin", *([more] if more else [])]
+    _, _, metrics = traced(files, sizes, num_examples=16 if more else 40)
+    assert metrics.keys() >= {"loss", "token_accuracy"}
 
 
 @pytest.mark.parametrize("kind", ["ri", "rd"])
@@ -168,58 +157,32 @@ def test_query_rerankers_are_traced(kind, tmp_path):
     bindings = [f"TRAIN_CANDIDATES={tmp_path}/train.jsonl", f"MODEL=hf:{GOLDEN[False]}", "CANDIDATES=3"]
     bindings += ["QUERY_LENGTH=8", "STEPS=20", "FSDP=2", "CHUNKS=2", "RANK_REDUCTION=by_distance"]
     bindings += [f"CORPUS={tmp_path}/corpus.jsonl", "PASSAGE_LENGTH=12"] if kind == "rd" else []
-    gin_config.bind(train, [f"gin/ear_{kind}.gin"], bindings, {"output_dir": "run"})
-    bound = gin.get_bindings(train)
-    loaded, partitioner = load(bound["model"], bound["mesh"])
+    bound, loaded, metrics = traced([f"gin/ear_{kind}.gin"], bindings, num_examples=16)
     features = bound["objective"].features(loaded.settings.text_format(0))
-    assert bound["data"].build(loaded.tokenizer, features).num_examples == 16
     assert ("passage_ids" in features) == (kind == "rd") == (loaded.settings.pair_max_length == 20)
-    assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "chosen_rank"}
+    assert metrics.keys() >= {"loss", "chosen_rank"}
 
 
-def test_reader_is_traced_and_has_the_papers_settings(folder, tmp_path):
-    needed = [
-        f"DATA={folder}",
-        f"RUN={tmp_path}/run.trec",
-        f"ANSWERS={tmp_path}/answers.jsonl",
-        "DEV_RUN=dev.trec",
-    ]
+def test_reader_is_traced(folder, tmp_path):
+    needed = [f"DATA={folder}", f"RUN={tmp_path}/run.trec", "DEV_RUN=dev.trec"]
+    needed += [f"ANSWERS={tmp_path}/answers.jsonl"]
     files = ["gin/reader.gin", "gin/evaluators/reading.gin"]
-    gin_config.bind(train, files, needed, {"output_dir": "run"})
-    bound = gin.get_bindings(train)
-    assert (bound["steps"], bound["batch_size"], bound["eval_every"]) == (10_000, 64, 500)
-    assert (bound["optimizer"].learning_rate, bound["optimizer"].warmup_steps) == (1e-4, 0)
-    model = bound["model"]
-    assert (model.source, model.passage_max_length, model.dropout_rate) == ("hf:google-t5/t5-base", 250, 0.1)
-    assert (bound["objective"].passages, bound["dev_metric"]) == (100, "EM")
-    (evaluator,) = bound["evaluators"]
-    assert evaluator.data == bound["dev"] and bound["dev"].run == "dev.trec"
-    assert bound["dev"].answers == bound["data"].answers == f"{tmp_path}/answers.jsonl"
     queries = [f"q{i}" for i in range(8)]
     (tmp_path / "run.trec").write_text("".join(f"{q} Q0 d{i} 1 {i} t\n" for q in queries for i in range(3)))
     (tmp_path / "answers.jsonl").write_text("".join(f'{{"_id": "{q}", "answers": ["a"]}}\n' for q in queries))
     sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=24", "BATCH_SIZE=8", "DTYPE=float32", "STEPS=20", "FSDP=2"]
     sizes += [f"MODEL=hf:{ROOT / 'tests/golden/seq2seq_1_1'}", "PASSAGES=3", "CHUNKS=2", "DEV_ANSWERS=other"]
-    gin.clear_config()
-    gin_config.bind(train, files[:1], [*needed, *sizes], {"output_dir": "run"})
-    bound = gin.get_bindings(train)
-    assert bound["dev"].answers == "other"
-    loaded, partitioner = load(bound["model"], bound["mesh"])
-    features = bound["objective"].features(loaded.settings.text_format(0))
-    assert bound["data"].build(loaded.tokenizer, features).num_examples == 8
-    assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "token_accuracy"}
+    bound, _, metrics = traced(files[:1], [*needed, *sizes], num_examples=8)
+    assert bound["dev"].answers == "other" and metrics.keys() >= {"loss", "token_accuracy"}
     # Unlike the piece's source of pairs, the reader's takes the whole run without a split.
     gin.clear_config()
-    whole = [*needed, "TRAIN_SPLIT=None", "DEV_SPLIT=None"]
-    gin_config.bind(train, files, whole, {"output_dir": "run"})
-    bound = gin.get_bindings(train)
+    bound = bind(files, [*needed, "TRAIN_SPLIT=None", "DEV_SPLIT=None"])
     assert bound["data"].split is bound["dev"].split is None
 
 
 def test_dpr_and_diffcse_are_traced_together(folder, generator):
     bindings = [*small("bert", folder), f"GENERATOR={generator}", "CHUNKS=2"]
-    gin_config.bind(train, ["gin/pairs.gin", DPR_DIFFCSE], bindings, {"output_dir": "run"})
-    bound = gin.get_bindings(train)
+    bound = bind(["gin/pairs.gin", DPR_DIFFCSE], bindings)
     loaded, partitioner = load(bound["model"], bound["mesh"])
     assert {"difference_loss", "contrastive_loss"} <= trace(bound, loaded, partitioner).keys()
     assert bound["objective"].projector == "none"

@@ -34,21 +34,14 @@ print(json.dumps(sentences))
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="JAX has TPUs here")
 def test_missing_device_is_reported_with_the_extra_that_installs_it():
     platforms = ["cuda", "gpu", "tpu", "rocm", "nonsense"]
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *platforms],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+    env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    command = [sys.executable, "-c", PROGRAM, *platforms]
+    sentences = json.loads(
+        subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     )
-    sentences = json.loads(done.stdout)
     assert [status for _, status in sentences.values()] == [1] * len(platforms)
-    for platform, extra, device in (
-        ("cuda", "cuda", "NVIDIA GPU"),
-        ("gpu", "cuda", "NVIDIA GPU"),
-        ("tpu", "tpu", "TPU"),
-    ):
+    nvidia = ("cuda", "NVIDIA GPU")
+    for platform, (extra, device) in {"cuda": nvidia, "gpu": nvidia, "tpu": ("tpu", "TPU")}.items():
         sentence = sentences[platform][0]
         assert sentence.startswith(f"JAX_PLATFORMS={platform} requests a device ({device})")
         assert f"[{extra}]" in sentence and "unset JAX_PLATFORMS" in sentence

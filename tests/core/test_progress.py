@@ -20,11 +20,8 @@ def test_log_gets_a_line_at_intervals(monkeypatch, capsys):
     run(40, 0.02)
     lines = capsys.readouterr().err.splitlines()
     assert 2 <= len(lines) <= 10
-    found = [
-        re.fullmatch(r"encode: (\d+) of 40 texts, [\d:]+ so far, about [\d:]+ left", line) for line in lines
-    ]
-    assert all(found)
-    counts = [int(match[1]) for match in found]
+    form = re.compile(r"encode: (\d+) of 40 texts, [\d:]+ so far, about [\d:]+ left")
+    counts = [int(form.fullmatch(line)[1]) for line in lines]
     assert counts == sorted(counts) and counts[0] < 40 == counts[-1]
 
 
@@ -38,15 +35,10 @@ def test_work_of_unknown_length_shows_its_count(monkeypatch, capsys):
     assert re.match(r"reading: \d+ lines, 00:00 so far\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("how", [{"hidden": True}, {"lines": False}])
-def test_progress_prints_nothing_if_hidden_or_without_lines(monkeypatch, capsys, how):
-    monkeypatch.setattr(progress, "EVERY", 0.01)
+@pytest.mark.parametrize(("every", "how"), [(0.01, {"hidden": True}), (0.01, {"lines": False}), (9, {})])
+def test_short_or_hidden_work_prints_nothing_to_a_log(monkeypatch, capsys, every, how):
+    monkeypatch.setattr(progress, "EVERY", every)
     run(5, 0.01, **how)
-    assert capsys.readouterr().err == ""
-
-
-def test_short_work_prints_no_progress_line_to_a_log(capsys):
-    run(5, 0.0)
     assert capsys.readouterr().err == ""
 
 

@@ -18,7 +18,8 @@ def write_jsonl(tmp_path):
     def write(name: str, records: list) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(r) + "\n" for r in records))
+        with path.open("a") as file:
+            file.writelines(json.dumps(r) + "\n" for r in records)
         return path
 
     return write

@@ -35,29 +35,19 @@ NOTE = "[TLE] Weather [PAR] It froze in 1929."
 def mrqa_lines() -> list[str]:
     def question(qid, text, *spans):
         answers = [{"text": "…", "char_spans": [list(s)], "token_spans": [[0, 0]]} for s in spans]
-        return {"id": "x", "qid": qid, "question": text, "answers": ["…"], "detected_answers": answers} | {
-            "question_tokens": [["When", 0]],
-            "is_impossible": False,
-        }
+        rest = {"id": "x", "answers": ["…"], "question_tokens": [["When", 0]], "is_impossible": False}
+        return {"qid": qid, "question": text, "detected_answers": answers, **rest}
 
     depth, first, second = LAKE.index("24–30"), LAKE.index("1929"), LAKE.index("1963")
+    ferries, year = LAKE.index("Ferries"), NOTE.index("1929")
+    lake = [question("a1", "How deep is the lake?", (depth, depth + 4))]
+    lake.append(question("a2", "When did it freeze? ", (first, first + 3), (second, second + 3)))
+    lake.append(question("a3", "What crosses it?", (ferries, ferries + 6)))
+    lake.append(question("a4", "What is deep and froze?", (depth, first)))
     contexts = [
-        {
-            "id": "",
-            "context": LAKE,
-            "context_tokens": [["The", 0]],
-            "qas": [
-                question("a1", "How deep is the lake?", (depth, depth + 4)),
-                question("a2", "When did it freeze? ", (first, first + 3), (second, second + 3)),
-                question("a3", "What crosses it?", (LAKE.index("Ferries"), LAKE.index("Ferries") + 6)),
-                question("a4", "What is deep and froze?", (depth, first)),
-            ],
-        },
+        {"id": "", "context": LAKE, "context_tokens": [["The", 0]], "qas": lake},
         # The same text as a2, with a sentence of another context.
-        {
-            "context": NOTE,
-            "qas": [question("b1", "When did it freeze?", (NOTE.index("1929"), NOTE.index("1929") + 3))],
-        },
+        {"context": NOTE, "qas": [question("b1", "When did it freeze?", (year, year + 3))]},
         # MultiReQA dropped this context, because it has the lake's text.
         {"context": LAKE, "qas": [question("c1", "In which year did it freeze first?", (first, first + 3))]},
         {"context": MILL, "qas": [question("d1", "What stands there?"), question("d2", "Where?", (2, 5))]},
@@ -95,22 +85,13 @@ def nq_record(identifier: int, question: str, *answers: tuple[int, int]) -> dict
     def span(start, end):
         return {"start_token": start, "end_token": end}
 
+    places = ((PARAGRAPH, True), (TABLE, True), ((15, 21), False), (EMPTY, True))
+    rest = {"yes_no_answer": "NONE", "short_answers": [], "annotation_id": 593165450220027640}
     return {
         "document_text": PAGE,
-        "long_answer_candidates": [
-            span(*place) | {"top_level": top}
-            for place, top in ((PARAGRAPH, True), (TABLE, True), ((15, 21), False), (EMPTY, True))
-        ],
+        "long_answer_candidates": [span(*place) | {"top_level": top} for place, top in places],
         "question_text": question,
-        "annotations": [
-            {
-                "yes_no_answer": "NONE",
-                "long_answer": span(*answer) | {"candidate_index": 0},
-                "short_answers": [],
-                "annotation_id": 593165450220027640,
-            }
-            for answer in answers
-        ],
+        "annotations": [{"long_answer": span(*a) | {"candidate_index": 0}, **rest} for a in answers],
         "document_url": "https://en.wikipedia.org//w/index.php?title=Kettle&amp;oldid=1",
         "example_id": identifier,
     }
@@ -119,43 +100,27 @@ def nq_record(identifier: int, question: str, *answers: tuple[int, int]) -> dict
 def nq_dev_record(identifier: int, question: str, *answers: tuple[int, int]) -> dict:
     record = nq_record(identifier, question, *answers)
     tokens = record.pop("document_text").split(" ")
-    record["document_tokens"] = [
-        {"token": t, "html_token": t.startswith("<"), "start_byte": 0, "end_byte": 1} for t in tokens
-    ]
-    return record | {
-        "document_title": "Kettle",
-        "document_html": "<html>",
-        "question_tokens": question.split(),
-    }
+    rest = {"start_byte": 0, "end_byte": 1}
+    record["document_tokens"] = [{"token": t, "html_token": t.startswith("<"), **rest} for t in tokens]
+    record |= {"document_title": "Kettle", "document_html": "<html>"}
+    return record | {"question_tokens": question.split()}
 
 
 def dpr_records() -> list[dict]:
     def passage(title, text, identifier):
         return {"title": title, "text": text, "score": 7.5, "title_score": 0, "passage_id": identifier}
 
+    def record(question, answer, positive, negative, hard):
+        found = {"dataset": "nq_train_psgs_w100", "question": question, "answers": [answer]}
+        return found | {"positive_ctxs": positive, "negative_ctxs": negative, "hard_negative_ctxs": hard}
+
+    kettle = passage("Kettle", 'A "kettle" boils\nwater [1].', "11")
+    others = [passage("Pot", "A pot cooks soup.", "13"), passage("Pan", "A pan fries.", "14")]
+    tea = [passage("Tea", "Tea came from Asia.", "15"), passage("Asia", "Tea grows there.", "16")]
+    plant = [passage("Tea", "Tea is a plant.", "12")]
     return [
-        {
-            "dataset": "nq_train_psgs_w100",
-            "question": "what does a kettle do",
-            "answers": ["boils water"],
-            "positive_ctxs": [passage("Kettle", 'A "kettle" boils\nwater [1].', "11")],
-            "negative_ctxs": [passage("Tea", "Tea is a plant.", "12")],
-            "hard_negative_ctxs": [
-                passage("Pot", "A pot cooks soup.", "13"),
-                passage("Pan", "A pan fries.", "14"),
-            ],
-        },
-        {
-            "dataset": "nq_train_psgs_w100",
-            "question": "where is tea from",
-            "answers": ["Asia"],
-            "positive_ctxs": [
-                passage("Tea", "Tea came from Asia.", "15"),
-                passage("Asia", "Tea grows there.", "16"),
-            ],
-            "negative_ctxs": [],
-            "hard_negative_ctxs": [passage("Kettle", 'A "kettle" boils\nwater [1].', "11")],
-        },
+        record("what does a kettle do", "boils water", [kettle], plant, others),
+        record("where is tea from", "Asia", tea, [], [kettle]),
     ]
 
 

@@ -28,9 +28,8 @@ def in_order(dataset, count=None):
 
 def example(i: int) -> PairExample:
     negatives = tuple((f"n{i}-{j}", f"wrong answer {j} to {i}") for j in range(1 + i % 4))
-    return PairExample(
-        f"q{i}", f"question number {i}", f"p{i}", f"answer to {i}: " + "really " * i, negatives
-    )
+    answer = f"answer to {i}: " + "really " * i
+    return PairExample(f"q{i}", f"question number {i}", f"p{i}", answer, negatives)
 
 
 def from_examples(examples, tokenizer, **form):
@@ -58,41 +57,33 @@ def test_stable_keys_are_the_same_on_any_machine():
     assert text_id("a text") == "706860d9e8c7ee1c65261bc1e5b75631"
 
 
-def test_a_batch_holds_each_feature(dataset, minilm):
-    batch = in_order(dataset, 4)
+def test_a_batch_holds_each_feature_with_its_prompt(minilm):
+    prompts = {"query_prompt": "query: ", "passage_prompt": "passage: "}
+    examples = [*EXAMPLES[:3], EXAMPLES[3]._replace(passage="[PAD] yes [PAD]")]  # no padding of a batch
+    dataset = from_examples(examples, minilm, num_negatives=2, **prompts, **LENGTHS)
+    batch = in_order(dataset)
     assert {k: v.shape[1:] for k, v in batch.items()} == {k: f.shape for k, f in dataset.features.items()}
     assert {v.dtype for v in batch.values()} == {np.dtype(np.int32)}
-    for row in range(4):
-        query, passage = (
-            minilm.encode_batch([text], max_length=length)[0]
-            for text, length in ((EXAMPLES[row].query, 12), (EXAMPLES[row].passage, 20))
-        )
-        np.testing.assert_array_equal(batch["query_ids"][row], np.pad(query, (0, 12 - len(query))))
-        np.testing.assert_array_equal(batch["passage_ids"][row], np.pad(passage, (0, 20 - len(passage))))
-        known = {key.tobytes(): n for n in EXAMPLES[row].negatives for key in stable_keys([n[0]])}
+
+    def padded(texts, length):
+        return pad_batch(minilm.encode_batch(texts, max_length=length), length)
+
+    np.testing.assert_array_equal(batch["query_ids"], padded([f"query: {e.query}" for e in examples], 12))
+    passages = [f"passage: {e.passage}" for e in examples]
+    np.testing.assert_array_equal(batch["passage_ids"], padded(passages, 20))
+    np.testing.assert_array_equal(batch["passage_key"], stable_keys([e.passage_id for e in examples]))
+    for row, e in enumerate(examples):
+        known = {key.tobytes(): n for n in e.negatives for key in stable_keys([n[0]])}
         wanted = [known[key.tobytes()] for key in batch["negative_key"][row]]
         assert len(set(wanted)) == min(2, len(known))  # repeated where there is only one
-        tokens = minilm.encode_batch([text for _, text in wanted], max_length=20)
-        for negative, ids in zip(batch["negative_ids"][row], tokens, strict=True):
-            np.testing.assert_array_equal(negative, np.pad(ids, (0, 20 - len(ids))))
-    np.testing.assert_array_equal(batch["passage_key"], stable_keys([e.passage_id for e in EXAMPLES[:4]]))
-
-
-def test_padding_tokens_of_a_text_survive_the_stored_tables(minilm):
-    text = "[PAD] yes [PAD]"
-    data = from_examples([PairExample("q", "who?", "p", text, ())], minilm, **LENGTHS)
-    np.testing.assert_array_equal(
-        data.once()["passage_ids"], pad_batch(minilm.encode_batch([text], max_length=20), 20)
-    )
+        negatives = padded([f"passage: {text}" for _, text in wanted], 20)
+        np.testing.assert_array_equal(batch["negative_ids"][row], negatives)
 
 
 def test_texts_of_one_id_are_stored_once_and_share_a_key(minilm):
-    shared = PairExample("q", "one query", "p", "one passage", (("p2", "another passage"),))
-    pairs = [
-        shared,
-        shared._replace(passage_id="p2", passage="another passage", negatives=(("p", "one passage"),)),
-    ]
-    dataset = from_examples(pairs, minilm, num_negatives=1, **LENGTHS)
+    first = PairExample("q", "one query", "p", "one passage", (("p2", "another passage"),))
+    second = PairExample("q", "one query", "p2", "another passage", (("p", "one passage"),))
+    dataset = from_examples([first, second], minilm, num_negatives=1, **LENGTHS)
     assert [len(table.keys) for table in dataset._tables.values()] == [1, 2]
     batch = in_order(dataset)
     np.testing.assert_array_equal(batch["query_key"][0], batch["query_key"][1])
@@ -100,18 +91,13 @@ def test_texts_of_one_id_are_stored_once_and_share_a_key(minilm):
     np.testing.assert_array_equal(batch["passage_key"], batch["negative_key"][::-1, 0])
 
 
-@pytest.mark.parametrize(
-    ("changed", "what"),
-    [
-        ({"query_id": "q0"}, "queries the id 'q0'"),
-        ({"negatives": (("p0", "no answer"),)}, "passages the id 'p0'"),
-    ],
-)
-def test_an_id_with_two_texts_is_refused_with_both_examples(minilm, changed, what):
+def test_an_id_with_two_texts_is_refused_with_both_examples(minilm):
     """Otherwise all but the first text would vanish, for example if ids number the answers of each page."""
-    examples = [*EXAMPLES[:4], EXAMPLES[4]._replace(**changed)]
-    with pytest.raises(UserError, match=f"example 4: among the {what} .* another text in example 0: an id"):
-        from_examples(examples, minilm, num_negatives=1, **LENGTHS)
+    passage = {"negatives": (("p0", "no answer"),)}
+    for changed, what in (({"query_id": "q0"}, "queries the id 'q0'"), (passage, "passages the id 'p0'")):
+        examples = [*EXAMPLES[:4], EXAMPLES[4]._replace(**changed)]
+        with pytest.raises(UserError, match=f"example 4: among the {what} .* another text in example 0: an"):
+            from_examples(examples, minilm, num_negatives=1, **LENGTHS)
 
 
 def test_an_epoch_is_a_new_order_of_all_whole_batches(dataset):
@@ -209,7 +195,6 @@ def test_the_fingerprint_covers_every_number(dataset, minilm):
     seen = {dataset.fingerprint}
 
     def noting(array):
-        """Changes the last number of an array and notes the fingerprint with it."""
         array.flat[-1] += 1
         dataset._content = None
         seen.add(dataset.fingerprint)
@@ -229,29 +214,13 @@ def test_the_fingerprint_covers_every_number(dataset, minilm):
 def test_fingerprints_of_older_runs_stay_valid():
     """Older versions printed these fingerprints, so their runs can be resumed."""
     tokenizer = Tokenizer.load(Path(__file__).parent.parent / "golden/bert")
-    pairs = [
-        PairExample(
-            f"q{i}", f"the cat number {i}", f"p{i}", f"a mat and {i} dogs", ((f"n{i}", f"other {i}"),)
-        )
-        for i in range(5)
-    ]
+    texts = ((f"the cat number {i}", f"a mat and {i} dogs", ((f"n{i}", f"other {i}"),)) for i in range(5))
+    pairs = [PairExample(f"q{i}", query, f"p{i}", *rest) for i, (query, *rest) in enumerate(texts)]
     form = {"query_length": 8, "passage_length": 12}
     plain = from_examples([e._replace(negatives=()) for e in pairs], tokenizer, **form)
     assert plain.fingerprint == "5 pairs of 8 + 12 tokens, hash b35d7fdd045b29d2"
     both = from_examples(pairs, tokenizer, num_negatives=1, **form)
     assert both.fingerprint == "5 pairs of 8 + 12 tokens, negatives 1, hash 29a5a8feddbf5e5c"
-
-
-def test_prompts_precede_every_text(minilm):
-    prompts = {"query_prompt": "query: ", "passage_prompt": "passage: "}
-    dataset = from_examples(EXAMPLES, minilm, num_negatives=2, **prompts, **LENGTHS)
-    batch = dataset.once(8)
-    for feature in ("query_ids", "passage_ids", "negative_ids"):
-        prompt = "query: " if feature == "query_ids" else "passage: "
-        (wanted,) = minilm.encode_batch([prompt], max_length=8)
-        rows = batch[feature].reshape(-1, batch[feature].shape[-1])
-        assert (rows[:, : len(wanted) - 1] == wanted[:-1]).all(), feature
-        assert (rows[:, len(wanted) - 1] > 0).all(), "the text follows its prompt"
 
 
 def test_unusable_settings_are_refused(dataset, minilm):
@@ -286,8 +255,7 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):
     assert drawn == [{"other"}, {"far"}, {"p"}]  # the twin has its passage's key, so losses mask it
     same = (batch["negative_ids"] == batch["passage_ids"][:, None]).all(-1)
     assert same.any(1).tolist() == [False, False, True]
-    report = capsys.readouterr().err
-    assert "3 of 6 negatives left out: truncated to" in report
+    assert "3 of 6 negatives left out: truncated to" in capsys.readouterr().err
     # Without cutting, the texts differ and none is left out.
     from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
     assert capsys.readouterr().err == ""
@@ -302,10 +270,7 @@ def test_negatives_that_all_equal_their_positives_are_refused(minilm, capsys):
         from_examples(alone, minilm, num_negatives=1, **LENGTHS)
     capsys.readouterr()
     from_examples([*alone, example(7)], minilm, num_negatives=1, **LENGTHS)
-    assert (
-        "warning: 3 of 4 examples have only negatives that, truncated to 20 tokens,"
-        in capsys.readouterr().err
-    )
+    assert "warning: 3 of 4 examples have only negatives that, truncated" in capsys.readouterr().err
 
 
 LETTERS = "ሀለሐመሠረሰሸቀበተቸኀነኘአከኸወዐዘዠየደጀገጠጨጰጸፀፈፐ"  # Ethiopic, which MiniLM does not know
@@ -318,21 +283,15 @@ def with_queries(queries):
 
 def test_texts_with_equal_tokens_are_warned_of_or_refused(minilm, capsys):
     known = [e.query for e in EXAMPLES]
-    with pytest.raises(
-        UserError, match="99 of 100 different queries have the same tokens as another one"
-    ) as error:
+    first = f"the first: {UNKNOWN[0]!r} and {UNKNOWN[1]!r}"
+    with pytest.raises(UserError, match=f"99 of 100 different queries have the same tokens as .*{first}"):
         from_examples(with_queries(UNKNOWN[:100]), minilm, **LENGTHS)
-    assert f"(the first: {UNKNOWN[0]!r} and {UNKNOWN[1]!r})" in str(error.value)
     capsys.readouterr()
     from_examples(with_queries(UNKNOWN[:21] + known[:79]), minilm, **LENGTHS)
     assert "warning: 20 of 100 different queries have the same tokens" in capsys.readouterr().err
     from_examples(with_queries(UNKNOWN[:9] + known[:91]), minilm, **LENGTHS)
-    assert capsys.readouterr().err == ""
-
-
-def test_texts_that_differ_in_case_and_white_space_cause_no_warning(minilm, capsys):
     spellings = [text for i in range(20) for text in (f"Text {i}", f"text {i}", f"TEXT  {i}", f" text {i}")]
-    assert from_examples(with_queries(spellings), minilm, **LENGTHS).num_examples == 80
+    from_examples(with_queries(spellings), minilm, **LENGTHS)
     assert capsys.readouterr().err == ""
 
 
@@ -342,10 +301,7 @@ def test_tokens_of_distinct_texts_are_counted_without_special_tokens(minilm, mon
 
     monkeypatch.setattr(text_table, "_COUNT_AT_ONCE", 2)  # several parts
     answers = ["yes yes yes", "no", "", "yes and no", "maybe", "yes and no"]
-    examples = [
-        PairExample(f"q{i}", "who?", f"p{answers.index(answer)}", answer, ())
-        for i, answer in enumerate(answers)
-    ]
+    examples = [PairExample(f"q{i}", "who?", f"p{answers.index(a)}", a, ()) for i, a in enumerate(answers)]
     data = from_examples(examples, minilm, **LENGTHS)
     found = data.token_counts("passage", minilm.vocab_size)
     words = [minilm.encode_batch([answer], max_length=20)[0][1:-1].tolist() for answer in answers[:5]]

@@ -1,12 +1,11 @@
-"""Malformed files are refused with file, line and reason, or skipped and counted."""
-
 import gzip
 import json
 
 import pytest
 
 from jaxir.core.errors import BadInputError, UserError
-from jaxir.data.formats import sources
+from jaxir.data.formats import qrels, sources
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.tables import Table
 from jaxir.data.sets.pair_sources import JsonlPairs, TevatronPairs, TsvPairs
@@ -16,12 +15,16 @@ def line(**record) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
+def positives(*passages) -> bytes:
+    return line(query_id="q2", query="x", positive_passages=passages)
+
+
 DOC = line(_id="d1", title="A title", text="some text")
 QUERY = line(_id="q1", text="a query")
 PAIR = line(query="a query", passage="a passage", query_id="q1", passage_id="p1", negatives=["no"])
-TEVATRON = line(
-    query_id="q1", query="a query", positive_passages=[{"docid": "p1", "title": "T", "text": "x"}]
-)
+POSITIVE = {"docid": "p1", "title": "T", "text": "x"}
+TEVATRON = line(query_id="q1", query="a query", positive_passages=[POSITIVE])
+TWO_TEXTS = "passage id has two different texts: 'p1' (another text on line 1)"
 QREL = b"query-id\tcorpus-id\tscore\nq1\td1\t1\n"
 
 
@@ -33,7 +36,7 @@ def pairs_of(kind):
 READERS = {
     "corpus": (sources.read_corpus, DOC),
     "queries": (sources.read_queries, QUERY),
-    "qrels": (sources.read_qrels, QREL),
+    "qrels": (qrels.read_qrels, QREL),
     "jsonl": (pairs_of(JsonlPairs), PAIR),
     "tsv": (pairs_of(TsvPairs), b"a query\ta passage\tno\n"),
     "tevatron": (pairs_of(TevatronPairs), TEVATRON),
@@ -60,25 +63,13 @@ BAD = [
     ("jsonl", line(query="", passage="x"), "field 'query' is empty"),
     ("jsonl", line(query="x", passage="y", negatives="z"), "field 'negatives' is not a list but a string"),
     ("jsonl", line(query="x", passage="y", negatives=[1]), "an item of 'negatives' is not an object: 1"),
-    (
-        "jsonl",
-        line(query="x", passage="other", passage_id="p1"),
-        "passage id has two different texts: 'p1' (another text on line 1)",
-    ),
+    ("jsonl", line(query="x", passage="other", passage_id="p1"), TWO_TEXTS),
     ("tsv", b"only one column\n", "expected query<TAB>passage[<TAB>negative...]"),
     ("tsv", b"a query\t\tno\n", "an empty column (number 2)"),
-    ("tevatron", line(query_id="q2", query="x"), "'positive_passages' has no passage"),
-    ("tevatron", line(query_id="q2", query="x", positive_passages=["y"]), "is not an object: 'y'"),
-    (
-        "tevatron",
-        line(query_id="q2", query="x", positive_passages=[{"docid": "p2", "text": ""}]),
-        "a passage of 'positive_passages' has neither title nor text",
-    ),
-    (
-        "tevatron",
-        line(query_id="q2", query="x", positive_passages=[{"docid": "p1", "text": "other"}]),
-        "passage id has two different texts: 'p1' (another text on line 1)",
-    ),
+    ("tevatron", positives(), "'positive_passages' has no passage"),
+    ("tevatron", positives("y"), "is not an object: 'y'"),
+    ("tevatron", positives({"docid": "p2", "text": ""}), "'positive_passages' has neither title nor text"),
+    ("tevatron", positives({"docid": "p1", "text": "other"}), TWO_TEXTS),
 ]
 
 
@@ -119,13 +110,7 @@ ODD = [
     ("corpus", DOC, "duplicate id 'd1'", "lines that repeat an earlier document or query, left out: 1", 1),
     ("queries", QUERY, "duplicate id 'q1'", "lines that repeat an earlier document or query, left out: 1", 1),
     ("qrels", b"q9\td1\t1\n", "judgement for an unknown query 'q9'", "which are scored 0: 1", 2),
-    (
-        "qrels",
-        b"q1\td9\t1\n",
-        "judgement for an unknown document 'd9'",
-        "which are scored as not retrieved: 1",
-        2,
-    ),
+    ("qrels", b"q1\td9\t1\n", "judgement for an unknown document 'd9'", "scored as not retrieved: 1", 2),
     ("qrels", b"q1\td2\t2.0\n", "the score is not an integer: '2.0'", "written as decimals, which are", 2),
 ]
 
@@ -140,9 +125,8 @@ def test_odd_lines_of_published_collections_are_counted_and_refused_if_strict(
     for policy in ("stop", "skip"):
         assert len(read(kind, path, policy)) == count
         report = capsys.readouterr().err
-        assert (
-            report.startswith("note: ") and note in report and report.endswith(f"(first: {path}:{number})\n")
-        )
+        assert report.startswith("note: ") and report.endswith(f"(first: {path}:{number})\n")
+        assert note in report
     with pytest.raises(BadInputError) as raised:
         read(kind, path, OnBadInput(strict=True))
     assert str(raised.value) == f"{path}:{number}: {reason}"
@@ -185,8 +169,7 @@ def test_report_counts_by_kind_and_names_the_first_place(tmp_path, capsys):
     assert [d.id for d in documents] == ["d1", "d2", "d3"]
     assert collector.skipped == {"not valid JSON": 2, "duplicate id": 1}
     collector.report()
-    report = capsys.readouterr().err.splitlines()
-    assert report == [
+    assert capsys.readouterr().err.splitlines() == [
         f"skipped 2 records: not valid JSON (first: {path}:1)",
         f"skipped 1 record: duplicate id (first: {path}:3)",
         f"kept 2 records: document with neither title nor text (first: {path}:5)",
@@ -217,9 +200,8 @@ def beir(tmp_path, write_jsonl):
     write_jsonl("c/corpus.jsonl", [{"_id": f"d{i}", "title": f"t{i}", "text": f"x{i}"} for i in range(4)])
     write_jsonl("c/queries.jsonl", [{"_id": f"q{i}", "text": f"query {i}"} for i in range(3)])
     (tmp_path / "c/qrels").mkdir()
-    (tmp_path / "c/qrels/train.tsv").write_text(
-        "query-id\tcorpus-id\tscore\nq0\td1\t2\nq0\td2\t0\nq1\td3\t1\n"
-    )
+    judged = "query-id\tcorpus-id\tscore\nq0\td1\t2\nq0\td2\t0\nq1\td3\t1\n"
+    (tmp_path / "c/qrels/train.tsv").write_text(judged)
     return tmp_path / "c"
 
 
@@ -230,14 +212,14 @@ def test_lines_of_unicode_white_space_are_left_out(tmp_path):
 
 @pytest.mark.parametrize("judgement", ["q7\td1\t1", "q1\td7\t2.0"])
 def test_judgements_of_missing_texts_are_left_out(beir, capsys, judgement):
-    whole = list(sources.BeirFolder(beir).pairs("train"))
+    whole = list(BeirFolder(beir).pairs("train"))
     with (beir / "qrels/train.tsv").open("a") as file:
         file.write(judgement + "\n")
-    assert list(sources.BeirFolder(beir).pairs("train")) == whole
+    assert list(BeirFolder(beir).pairs("train")) == whole
     note = "note: judgements of queries or documents that the collection lacks, left out: 1"
     assert capsys.readouterr().err == f"{note} (first: {beir}/qrels/train.tsv:5)\n"
     with pytest.raises(BadInputError, match=r"train.tsv:5: judgement for an unknown"):
-        list(sources.BeirFolder(beir, OnBadInput(strict=True)).pairs("train"))
+        list(BeirFolder(beir, OnBadInput(strict=True)).pairs("train"))
 
 
 def test_a_relevant_document_without_text_is_malformed(beir):
@@ -247,7 +229,7 @@ def test_a_relevant_document_without_text_is_malformed(beir):
         file.write("q1\tempty\t1\n")
     reason = r"train\.tsv:5: the relevant document has neither title nor text: 'empty'"
     with pytest.raises(BadInputError, match=reason):
-        list(sources.BeirFolder(beir).pairs("train"))
+        list(BeirFolder(beir).pairs("train"))
     collector = OnBadInput("skip")
-    assert len(list(sources.BeirFolder(beir, collector).pairs("train"))) == 2
+    assert len(list(BeirFolder(beir, collector).pairs("train"))) == 2
     assert collector.skipped.total() == 1

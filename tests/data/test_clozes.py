@@ -1,5 +1,3 @@
-"""Passages and their sentences for the inverse cloze task."""
-
 import collections
 
 import numpy as np

@@ -1,8 +1,5 @@
-"""Curriculum sampling: relevance, groups, and the query that expands each document."""
-
 import collections
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -17,6 +14,7 @@ from jaxir.data.expanded.selection import Bottom, Curriculum, First, Gold, Rando
 from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.objectives.pair_batch import pair_features
+from tests.beir_folder import write_jsonl
 from tests.dataset_rows import assert_equal, take
 
 QUERY = "how old is the oak tree"
@@ -76,19 +74,13 @@ def test_groups_of_a_curriculum(count, groups, bounds):
     assert Curriculum(groups).among(count, 7 * groups + 5, 7 * groups) == bounds[-1]
 
 
-def test_the_other_selections():
-    assert Random().among(6, 0, 1) == (0, 6)
-    assert [Top(k=k).among(6, 0, 1) for k in (1, 9)] == [(0, 1), (0, 6)]
-    assert [Bottom(k=k).among(6, 0, 1) for k in (2, 9)] == [(4, 6), (0, 6)]
-
-
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory):
     """Three pairs with a negative each, a corpus of six documents and a query of each document's own."""
     folder = tmp_path_factory.mktemp("collection")
 
     def write(name, records):
-        (folder / name).write_text("".join(json.dumps(r) + "\n" for r in records))
+        write_jsonl(folder / name, records)
 
     texts = [f"document number {word}" for word in ("one", "two", "three", "four", "five", "six")]
     texts[3] = "a long document about trees " * 9
@@ -133,8 +125,7 @@ def test_a_curriculum_draws_from_the_group_of_the_stage(collection, minilm):
     assert data.num_examples == 3 and data.features == FEATURES
     found = drawn(data, minilm, steps=90)
     # Without the gold query five are left: groups 0:1, 1:3 and 3:5.
-    expected = [GENERATED[4:], GENERATED[2:4], GENERATED[1:2]]
-    for stage, queries in enumerate(expected):
+    for stage, queries in enumerate([GENERATED[4:], GENERATED[2:4], GENERATED[1:2]]):
         counts = collections.Counter(found[30 * stage : 30 * (stage + 1)])
         assert counts.keys() == set(queries), (stage, counts)
         assert min(counts.values()) >= 7  # of 15 or 30
@@ -150,7 +141,9 @@ def test_a_curriculum_draws_from_the_group_of_the_stage(collection, minilm):
         (Random(), GENERATED[1:]),
         (Top(), GENERATED[1:2]),
         (Top(k=2), GENERATED[1:3]),
+        (Top(k=9), GENERATED[1:]),
         (Bottom(k=2), GENERATED[4:]),
+        (Bottom(k=9), GENERATED[1:]),
         (First(), [GENERATED[0].lower()]),
         (Gold(), [QUERY]),
     ],
@@ -176,32 +169,21 @@ def test_the_gold_query_can_be_appended_once(collection, minilm, capsys):
 @pytest.mark.parametrize("selection", [Top(), Curriculum(3), Bottom(k=2)])
 def test_a_document_with_only_the_gold_query_is_expanded_with_it(collection, minilm, tmp_path, selection):
     lines = [{"_id": f"d{i}", "outputs": [GENERATED[0], QUERY] if not i else ["other"]} for i in range(6)]
-    (tmp_path / "gold.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    data = source(collection, expansions=str(tmp_path / "gold.jsonl"), selection=selection)
+    gold = write_jsonl(tmp_path / "gold.jsonl", lines)
+    data = source(collection, expansions=str(gold), selection=selection)
     found = drawn(data.build(minilm, FEATURES), minilm, steps=6)
     assert {text.rstrip("?") for text in found} == {QUERY}
 
 
-def test_the_gold_query_is_recognised_in_any_script(tmp_path, minilm):
+def test_the_gold_query_is_recognised_in_any_script(tmp_path, write_jsonl, minilm):
     """ROUGE-L compares words of a to z, so it is 0 for the same question in Chinese, and 1 for C and C#."""
     golds = {"什么是注意力": ["什么是注意力？", "注意力"], "what is C?": ["What is C", "what is C#?"]}
-    texts = [f"document {i}" for i in range(2)]
-    write = {
-        "corpus.jsonl": [{"_id": f"d{i}", "text": text} for i, text in enumerate(texts)],
-        "expansions.jsonl": [{"_id": f"d{i}", "outputs": q} for i, q in enumerate(golds.values())],
-        "pairs.jsonl": [
-            {"query_id": f"q{i}", "query": gold, "positive_passages": [{"docid": f"d{i}", "text": text}]}
-            for i, (gold, text) in enumerate(zip(golds, texts, strict=True))
-        ],
-    }
-    for name, records in write.items():
-        (tmp_path / name).write_text("".join(json.dumps(r) + "\n" for r in records))
-    data = ExpandedPairs(
-        pairs=TevatronPairs(path=str(tmp_path / "pairs.jsonl")),
-        expansions=str(tmp_path / "expansions.jsonl"),
-        corpus=str(tmp_path / "corpus.jsonl"),
-        selection=Top(),
-    ).build(minilm, pair_features(TextFormat(12, 24)))
+    for i, (gold, generated) in enumerate(golds.items()):
+        passage = {"docid": f"d{i}", "text": f"document {i}"}
+        write_jsonl("corpus.jsonl", [{"_id": f"d{i}", "text": f"document {i}"}])
+        write_jsonl("expansions.jsonl", [{"_id": f"d{i}", "outputs": generated}])
+        write_jsonl("pairs.jsonl", [{"query_id": f"q{i}", "query": gold, "positive_passages": [passage]}])
+    data = source(tmp_path, selection=Top()).build(minilm, pair_features(TextFormat(12, 24)))
     batch = next(data.batches(batch_size=2, seed=0))
     read = sorted(minilm.decode(ids) for ids in batch["passage_ids"])
     assert [text.removeprefix(f"document {i}").strip() for i, text in enumerate(read)] == [
@@ -255,10 +237,8 @@ def test_documents_are_joined_with_a_tokenizer_without_a_first_token(sentencepie
 
 
 def test_evaluation_expands_documents_with_their_first_query(collection, minilm):
-    datasets = [
-        source(collection, selection=selection).build(minilm, FEATURES)
-        for selection in (Curriculum(3), Gold(), First())
-    ]
+    selections = (Curriculum(3), Gold(), First())
+    datasets = [source(collection, selection=s).build(minilm, FEATURES) for s in selections]
     batches = [data.once() for data in datasets]
     assert len(batches[0]["query_ids"]) == 3
     for batch in batches[1:]:
@@ -312,9 +292,7 @@ def test_unusable_expansions_are_refused(collection, minilm, tmp_path, capsys):
     assert "1 of 5 documents have no generated query and are not expanded" in capsys.readouterr().err
     mixture = Mixture(sources=[source(collection)]).build(minilm, FEATURES)
     for unscheduled in (data, mixture):
-        with pytest.raises(
-            UserError, match=r"Curriculum\(groups=3\) depends on the step of the training run"
-        ):
+        with pytest.raises(UserError, match=r"Curriculum\(groups=3\) depends on the step of the training"):
             unscheduled.batches(batch_size=1, seed=0)
     skipped = source(collection, expansions=str(tmp_path / "blank.jsonl"))
     assert skipped.build(minilm, FEATURES, on_bad_input="skip").num_examples == 3

@@ -1,5 +1,3 @@
-"""Files of generated texts: every format, and malformed ones."""
-
 import gzip
 import json
 
@@ -24,49 +22,54 @@ def read(path, ids=IDS, **how):
     return list(read_expansions(path, ids, **how))
 
 
+def made(identifier: str, field: str, outputs: dict[str, list[str]]) -> bytes:
+    return lines(*(record(**{identifier: i, field: some}) for i, some in outputs.items()))
+
+
+ANY_ORDER = {"d2": ["b", "b", "a b"], "d1": [], "d3": ["ü"]}
+QUERIES = {i: [f"q {i}"] for i in IDS}
+SAMPLES = {i: [f"{sample} of {i}" for sample in range(12)] for i in IDS}
+# Each sample has several files; other files are ignored.
+DOC2QUERY = {
+    f"predicted_queries_topk_sample{sample:03}.txt{piece:03}-1004000": lines(
+        *(f"{sample} of {i}" for i in ids)
+    )
+    for sample in range(12)
+    for piece, ids in enumerate((IDS[:2], IDS[2:]))
+}
+PIECES = {f"s.txt{n}-{n + 500_000}": lines(text) for n, text in ((0, "a"), (500_000, "b"), (1_000_000, "c"))}
+SEVERAL = {
+    f"d2q.jsonl{n:03}.gz": gzip.compress(made("id", "predicted_queries", {i: QUERIES[i]}))
+    for n, i in enumerate(IDS)
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "pack", "id_field", "field"),
+    ("files", "how", "expected"),
     [
-        ("a.jsonl", bytes, "_id", "outputs"),
-        ("a.jsonl.gz", gzip.compress, "id", "predicted_queries"),
+        ({"a.jsonl": made("_id", "outputs", ANY_ORDER)}, {}, ANY_ORDER),
+        ({"a.jsonl": gzip.compress(made("id", "predicted_queries", ANY_ORDER))}, {}, ANY_ORDER),
+        (SEVERAL | {"README.txt": b"not read\n"}, {}, QUERIES),
+        (DOC2QUERY | {"SHA256SUMS": b"x\n"}, {}, SAMPLES),
+        (
+            {"a.txt": lines("one", " two\tthree ", "four\r")},
+            {},
+            {"d1": ["one"], "d2": ["two", "three"], "d3": ["four"]},
+        ),
+        (
+            {"a.txt": lines(*"abcdef")},
+            {"lines_each": 2},
+            {"d1": ["a", "b"], "d2": ["c", "d"], "d3": ["e", "f"]},
+        ),
+        (PIECES, {}, {"d1": ["a"], "d2": ["b"], "d3": ["c"]}),  # in the order of the numbers
     ],
+    ids=["records", "gzip", "files of records", "samples", "tabs", "several lines", "pieces"],
 )
-def test_records_are_read_in_their_order(tmp_path, name, pack, id_field, field):
-    found = [("d2", ["b", "b", "a b"]), ("d1", []), ("d3", ["ü"])]
-    content = lines(*(record(**{id_field: i, field: outputs}) for i, outputs in found))
-    (tmp_path / name).write_bytes(pack(content))
-    assert read(tmp_path / name) == found
-
-
-def test_records_in_several_files_are_one(tmp_path):
-    for piece, i in enumerate(IDS):
-        (tmp_path / f"d2q.jsonl{piece:03}.gz").write_bytes(
-            gzip.compress(lines(record(id=i, predicted_queries=[f"q {i}"])))
-        )
-    (tmp_path / "README.txt").write_text("not read\n")
-    assert read(tmp_path) == [(i, [f"q {i}"]) for i in IDS]
-
-
-def test_pieces_of_doc2query_samples_are_joined(tmp_path):
-    """Each sample has several files; other files are ignored."""
-    for sample in range(12):
-        name = f"predicted_queries_topk_sample{sample:03}.txt"
-        (tmp_path / f"{name}000-1004000").write_bytes(lines(f"{sample} of d1", f"{sample} of d2"))
-        (tmp_path / f"{name}001-1004000").write_bytes(lines(f"{sample} of d3"))
-    (tmp_path / "SHA256SUMS").write_text("x\n")
-    assert read(tmp_path) == [(i, [f"{sample} of {i}" for sample in range(12)]) for i in IDS]
-
-
-def test_tabs_separate_outputs_of_a_line(tmp_path):
-    path = tmp_path / "gen-test.txt"
-    path.write_bytes(lines("one", " two\tthree ", "four\r"))
-    assert read(path) == [("d1", ["one"]), ("d2", ["two", "three"]), ("d3", ["four"])]
-
-
-def test_a_text_can_have_several_consecutive_lines(tmp_path):
-    path = tmp_path / "gar-answer-nq-test.txt"
-    path.write_bytes(lines(*(f"{i} {n}" for i in IDS for n in range(4))))
-    assert read(path, lines_each=4) == [(i, [f"{i} {n}" for n in range(4)]) for i in IDS]
+def test_every_layout_is_read(tmp_path, files, how, expected):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    place = tmp_path if len(files) > 1 else tmp_path / next(iter(files))
+    assert read(place, **how) == list(expected.items())
 
 
 OK = [record(_id=i, outputs=["x"]) for i in IDS]
@@ -94,12 +97,6 @@ def test_malformed_expansions_are_refused(tmp_path, name, content, sentence):
     with pytest.raises(BadInputError) as error:
         read(tmp_path / name)
     assert sentence in str(error.value)
-
-
-def test_pieces_are_in_the_order_of_their_numbers(tmp_path):
-    for number, text in ((0, "a"), (500_000, "b"), (1_000_000, "c")):
-        (tmp_path / f"s.txt{number}-{number + 500_000}").write_bytes(lines(text))
-    assert [outputs for _, outputs in read_expansions(tmp_path, ["x", "y", "z"])] == [["a"], ["b"], ["c"]]
 
 
 def test_a_file_with_too_few_lines_is_named(tmp_path):

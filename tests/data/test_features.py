@@ -1,5 +1,3 @@
-"""Batches of other fields than those of pairs: a batch holds what the objective's features name."""
-
 import numpy as np
 import pytest
 
@@ -13,28 +11,8 @@ from jaxir.data.seqio.seqio_pairs import SeqioPairs
 from jaxir.data.sets.pair_sources import PairSource
 from jaxir.objectives.pair_batch import pair_features
 from jaxir.training.evaluators.evaluation_context import Bench
+from tests.data.any_fields import FEATURES, records
 from tests.dataset_rows import rows
-
-FEATURES = {
-    "ids": Tokens("text", 8, prompt="say "),
-    "key": Key("text"),
-    "weight": Numbers("weight"),
-    "other_ids": Tokens("others", 8, prompt="say ", count=2, among="text"),
-    "other_key": Key("others", 2),
-    "other_scores": Numbers("scores", 2),
-}
-
-
-def records(count=9):
-    for i in range(count):
-        others = [(f"o{i}-{j}", f"another {i} {j}") for j in range(2 + i % 3)]
-        yield {
-            "text": (f"t{i}", f"a text {i}"),
-            "weight": i / 4,
-            "others": others,
-            "scores": [10.0 * i + j for j in range(len(others))],
-            "unread": object(),
-        }
 
 
 class Records(RecordSource):
@@ -70,10 +48,8 @@ def test_fewer_list_items_are_the_first_of_the_draw(minilm):
 
 
 def test_an_evaluation_reads_whole_lists_in_the_order_of_the_record(minilm):
-    form = TextFormat(8, 8)
-    bench = Bench(
-        tokenizer=minilm, form=form, objective=None, training_data=None, batch_size=4, partitioner=None
-    )
+    nothing = dict.fromkeys(("objective", "training_data", "partitioner"))
+    bench = Bench(tokenizer=minilm, form=TextFormat(8, 8), batch_size=4, **nothing)
     data, scores = Records(), {"weight": Numbers("weight"), "scores": Numbers("scores", 3)}
     for _ in range(2):  # the second time from the cache
         with pytest.raises(UserError, match="reads 3 items of each list 'scores', but some lists have 2, 4"):
@@ -112,6 +88,9 @@ def test_every_record_is_checked(minilm, change, message):
     wrong = [record | (change if i == 5 else {}) for i, record in enumerate(records())]
     with pytest.raises(UserError, match=message):
         ArrayDataset.from_records(wrong, minilm, FEATURES)
+    del (lacking := list(records()))[7]["weight"]
+    with pytest.raises(UserError, match="reads the field 'weight', but example 7 has only text, others, sco"):
+        ArrayDataset.from_records(lacking, minilm, FEATURES)
 
 
 def test_examples_of_another_type_are_refused(minilm):
@@ -126,19 +105,12 @@ def test_examples_of_another_type_are_refused(minilm):
         Plain().build(minilm, pair_features(TextFormat(8, 8)))
 
 
-def test_a_later_record_that_lacks_a_field_is_named(minilm):
-    lacking = list(records())
-    del lacking[7]["weight"]
-    with pytest.raises(UserError, match="reads the field 'weight', but example 7 has only text, others, sco"):
-        ArrayDataset.from_records(lacking, minilm, FEATURES)
-
-
 def test_contradicting_features_are_refused():
     with pytest.raises(ValueError, match="read the same field differently"):
         fields_of({"a": Tokens("text", 8), "b": Tokens("text", 9)})
-    with pytest.raises(UserError, match=r"feature 'b' must be a Tokens, Numbers or Key .* not str"):
+    with pytest.raises(UserError, match=r"feature 'b' must be a Tokens, Numbers, Key .* not str"):
         fields_of({"a": Tokens("text", 8), "b": "passage"})
-    with pytest.raises(ValueError, match="needs `Tokens` of the same field and count"):
+    with pytest.raises(ValueError, match="needs a `Tokens` feature with the same field and count"):
         fields_of({"a": Tokens("text", 8), "b": Key("text", 2)})
 
 
@@ -147,12 +119,8 @@ def test_seqio_tasks_can_have_numbers(minilm):
     import tensorflow as tf
 
     texts = seqio.PassThroughVocabulary(0)
-    kinds = {
-        "text": (tf.string, 0),
-        "weight": (tf.float32, 0),
-        "others": (tf.string, 1),
-        "scores": (tf.float32, 1),
-    }
+    kinds = {"text": (tf.string, 0), "weight": (tf.float32, 0)}
+    kinds |= {"others": (tf.string, 1), "scores": (tf.float32, 1)}
 
     def read(split, shuffle_files, seed=None):
         def rows():
@@ -163,14 +131,9 @@ def test_seqio_tasks_can_have_numbers(minilm):
         signature = {n: tf.TensorSpec([None] * rank, kind) for n, (kind, rank) in kinds.items()}
         return tf.data.Dataset.from_generator(rows, output_signature=signature)
 
-    seqio.TaskRegistry.add(
-        "with_numbers",
-        source=seqio.FunctionDataSource(read, splits=["train"], num_input_examples={"train": 9}),
-        preprocessors=[],
-        output_features={
-            n: seqio.Feature(texts, False, dtype=kind, rank=rank) for n, (kind, rank) in kinds.items()
-        },
-    )
+    made = {n: seqio.Feature(texts, False, dtype=kind, rank=rank) for n, (kind, rank) in kinds.items()}
+    source = seqio.FunctionDataSource(read, splits=["train"], num_input_examples={"train": 9})
+    seqio.TaskRegistry.add("with_numbers", source=source, preprocessors=[], output_features=made)
     lists = {"other_ids": Tokens("others", 8, prompt="say ", count=4, among="text")}
     lists |= {"other_key": Key("others", 4), "other_scores": Numbers("scores", 4)}  # all that there are
     batch = SeqioPairs(mixture="with_numbers").build(minilm, FEATURES | lists).once()

@@ -1,13 +1,9 @@
-"""Examples in ArrayRecord files, read by Grain: the same batches as in memory, or a refusal."""
-
 import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +11,18 @@ import pytest
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.core.features import Key, Numbers, TextFormat, Tokens
+from jaxir.core.features import TextFormat, Tokens
 from jaxir.data.batches import batch_plan
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.grain_records import GrainRecords
-from jaxir.data.batches.record_files import write_records
+from jaxir.data.batches.mixture import Mixture
+from jaxir.data.batches.record_files import read_description, write_records
+from jaxir.data.batches.with_prompts import WithPrompts
 from jaxir.data.formats.sources import PairExample
+from jaxir.data.sets.pair_sources import BeirPairs
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.objectives.pair_batch import pair_features
+from tests.data import any_fields
 from tests.dataset_rows import assert_equal
 
 pytest.importorskip("grain")
@@ -44,14 +44,6 @@ def example(i: int) -> PairExample:
 EXAMPLES = [example(i) for i in range(COUNT)]
 RECORDS = [e.record() for e in EXAMPLES]
 PAIRS = pair_features(TextFormat(num_negatives=2, **LENGTHS))
-OTHERS = {
-    "ids": Tokens("text", 8, prompt="say "),
-    "key": Key("text"),
-    "weight": Numbers("weight"),
-    "other_ids": Tokens("others", 8, prompt="say ", count=2, among="text"),
-    "other_key": Key("others", 2),
-    "other_scores": Numbers("scores", 2),
-}
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +57,6 @@ def written(minilm, tmp_path_factory):
 @pytest.fixture(scope="module")
 def in_memory(minilm):
     return ArrayDataset.from_records(RECORDS, minilm, PAIRS)
-
-
-@pytest.fixture
-def copy(written, tmp_path):
-    return Path(shutil.copytree(written, tmp_path / "copy"))
 
 
 def opened(directory, tokenizer, features=PAIRS):
@@ -99,10 +86,8 @@ def test_batches_equal_those_of_examples_in_memory(written, in_memory, minilm):
 
 def test_a_text_repeated_in_a_later_block_is_written_whole(minilm, tmp_path):
     """Examples are tokenised 1,024 at a time, without the texts of earlier blocks."""
-    records = [
-        PairExample(f"q{i % 40}", f"question {i % 40}", f"p{i % 30}", f"answer {i % 30}").record()
-        for i in range(1030)
-    ]
+    texts = ((f"q{i % 40}", f"question {i % 40}", f"p{i % 30}", f"answer {i % 30}") for i in range(1030))
+    records = [PairExample(*some).record() for some in texts]
     features = pair_features(TextFormat(**LENGTHS))
     write_records(tmp_path / "records", records, minilm, features)
     written = opened(tmp_path / "records", minilm, features)
@@ -117,18 +102,10 @@ def test_negatives_equal_to_their_passage_are_left_out_as_in_memory(written, min
 
 
 def test_any_fields_are_written(minilm, tmp_path):
-    records = [
-        {
-            "text": (f"t{i}", f"a text {i}"),
-            "weight": i / 4,
-            "others": [(f"o{i}-{j}", f"another {i} {j}") for j in range(2 + i % 3)],
-            "scores": [10.0 * i + j for j in range(2 + i % 3)],
-        }
-        for i in range(9)
-    ]
-    write_records(tmp_path / "records", records, minilm, OTHERS)
-    data = opened(tmp_path / "records", minilm, OTHERS)
-    in_memory = ArrayDataset.from_records(records, minilm, OTHERS)
+    records = list(any_fields.records())
+    write_records(tmp_path / "records", records, minilm, any_fields.FEATURES)
+    data = opened(tmp_path / "records", minilm, any_fields.FEATURES)
+    in_memory = ArrayDataset.from_records(records, minilm, any_fields.FEATURES)
     assert_same_batches(data, in_memory, 4, batch_size=4, seed=5)
     ours, theirs = (d.token_counts("text", minilm.vocab_size) for d in (data, in_memory))
     assert ours.texts < theirs.texts  # in memory, the list's texts are counted too
@@ -157,41 +134,22 @@ def test_tokens_of_distinct_texts_are_counted_once(written, in_memory, minilm, m
     assert found.texts == len({e.passage_id for e in EXAMPLES}) < COUNT
 
 
-def test_threads_end_with_the_batches(written, minilm):
-    batches = opened(written, minilm).batches(batch_size=8, seed=0)
-    next(batches)
-
-    def reading():
-        return [t for t in threading.enumerate() if t.name.startswith("grain-prefetch")]
-
-    assert reading()
-    batches.close()
-    deadline = time.monotonic() + 20
-    while reading() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not reading()
-
-
 def test_the_fingerprint_covers_all_records_and_their_order(written, minilm, tmp_path):
     write_records(tmp_path / "again", RECORDS, minilm, PAIRS)
     changed = [*RECORDS[:-1], EXAMPLES[-1]._replace(query="another").record()]
     write_records(tmp_path / "changed", changed, minilm, PAIRS)
     write_records(tmp_path / "turned", RECORDS[::-1], minilm, PAIRS)
-    first, *others = (
-        opened(path, minilm).fingerprint
-        for path in (written, *(tmp_path / name for name in ("again", "changed", "turned")))
-    )
-    assert others[0] == first and len({first, *others}) == 3
+    places = (written, *(tmp_path / name for name in ("again", "changed", "turned")))
+    first, again, *others = (opened(place, minilm).fingerprint for place in places)
+    assert again == first and len({first, *others}) == 3
 
 
 def test_grain_records_refuse_unfit_tokenizers_and_features(written, minilm, sentencepiece_folder, tmp_path):
     with pytest.raises(UserError, match="another tokenizer"):
         opened(written, Tokenizer.load(sentencepiece_folder))
-    with pytest.raises(UserError, match="passage length 20, not 64"):
+    with pytest.raises(UserError, match="with length 20 of passage, not 64"):
         opened(written, minilm, pair_features(TextFormat(query_length=12, passage_length=64)))
-    with pytest.raises(
-        UserError, match=r"reads the field 'title', but .* has only query, passage, negatives"
-    ):
+    with pytest.raises(UserError, match=r"reads the field 'title', but .* has only query, passage, neg"):
         opened(written, minilm, {"title_ids": Tokens("title", 8)})
     with pytest.raises(UserError, match="already exists"):
         write_records(written, RECORDS, minilm, PAIRS)
@@ -206,42 +164,30 @@ def test_grain_records_refuse_unfit_tokenizers_and_features(written, minilm, sen
     assert not (tmp_path / "none").exists()
 
 
-def truncated(directory: Path, others: Path) -> None:
-    first = directory / "examples-00000.array_record"
-    first.write_bytes(first.read_bytes()[:-70_000])
-
-
-def in_each_others_place(directory: Path, others: Path) -> None:
-    names = [directory / f"examples-0000{i}.array_record" for i in (1, 2)]
-    contents = [name.read_bytes() for name in names]
-    for name, content in zip(names, reversed(contents), strict=True):
-        name.write_bytes(content)
-
-
-def of_another_directory(directory: Path, others: Path) -> None:
-    name = "examples-00001.array_record"
-    shutil.copy(others / name, directory / name)
-
-
-def a_flipped_bit(directory: Path, others: Path) -> None:
-    path = directory / "examples-00001.array_record"
-    content = bytearray(path.read_bytes())
-    content[content.index((25).to_bytes(8, "little")) + 40] ^= 1  # in the record of example 25
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncated, r"examples-00000\.array_record is missing or not 131,072 bytes"),
-        (in_each_others_place, "its record files were renamed"),
-        (of_another_directory, "it has a record file of another directory"),
-        (a_flipped_bit, "hash mismatch"),
+        ("truncated", r"examples-00001\.array_record is missing or not 131,072 bytes"),
+        ("exchanged", "a record file has the name of another"),
+        ("of another directory", "it contains a record file of another directory"),
+        ("flipped bit", "hash mismatch"),
     ],
 )
-def test_damaged_files_are_refused(damage, message, copy, minilm, tmp_path):
-    write_records(tmp_path / "others", RECORDS, minilm, PAIRS, file_bytes=4000)
-    damage(copy, tmp_path / "others")
+def test_damaged_files_are_refused(damage, message, written, minilm, tmp_path):
+    copy, others = shutil.copytree(written, tmp_path / "copy"), tmp_path / "others"
+    write_records(others, RECORDS, minilm, PAIRS, file_bytes=4000)
+    first, second = (copy / f"examples-0000{i}.array_record" for i in (1, 2))
+    content = bytearray(first.read_bytes())
+    if damage == "truncated":
+        content = content[:-70_000]
+    elif damage == "exchanged":
+        content = second.read_bytes()
+        first.rename(second)
+    elif damage == "of another directory":
+        content = (others / first.name).read_bytes()
+    else:
+        content[content.index((25).to_bytes(8, "little")) + 40] ^= 1  # in the record of example 25
+    first.write_bytes(content)
     with pytest.raises(UserError, match=rf"^{re.escape(str(copy))} is damaged: .*{message}"):
         list(itertools.islice(opened(copy, minilm).batches(batch_size=8, seed=0), COUNT // 8))
 
@@ -320,3 +266,34 @@ def test_the_command_writes_records_of_a_recipe(folder, tmp_path, capsys):
     flags += ["--gin_file=gin/data/records.gin", f"--gin.RECORDS={output}", f"--output={tmp_path / 'b'}"]
     assert cli.main("jaxir.prepare:records", flags) == 1
     assert "source of records, such as BeirPairs(...), not GrainRecords(" in capsys.readouterr().err
+
+
+def test_records_of_data_with_prompts_are_read_with_the_same_prompts(folder, tmp_path, capsys):
+    """Also as one set of a mixture; without the prompts the records are refused."""
+    recipe = tmp_path / "prompts.gin"
+    recipe.write_text(
+        "from __gin__ import dynamic_registration\n"
+        "from jaxir import train\n"
+        "from jaxir.data.batches import with_prompts\n"
+        "from jaxir.data.sets import pair_sources\n"
+        'include "gin/pairs.gin"\n'
+        "train.train.data = @with_prompts.WithPrompts()\n"
+        "with_prompts.WithPrompts.data = @train/pair_sources.BeirPairs()\n"
+        'with_prompts.WithPrompts.query_prompt = "find: "\n'
+    )
+    flags = [f"--gin_file={recipe}", f"--data={folder}", f"--model=hf:{ROOT}/tests/golden/bert"]
+    output = str(tmp_path / "records")
+    assert cli.main("jaxir.prepare:records", [*flags, f"--output={output}"]) == 0, capsys.readouterr().err
+    assert f"GrainRecords() of {output} in WithPrompts.data" in capsys.readouterr().out
+    bert = Tokenizer.load(ROOT / "tests/golden/bert")
+    fields = read_description(Path(output)).fields
+    features = pair_features(TextFormat(fields["query"].length, fields["passage"].length))
+    sources = (GrainRecords(directory=output), BeirPairs(directory=str(folder)))
+    batches = []
+    for source in sources:
+        prompted = WithPrompts(data=source, query_prompt="find: ")
+        data = Mixture(sources=[prompted]).build(bert, features)
+        batches.append(next(data.batches(batch_size=8, seed=0)))
+    assert_equal(*batches)
+    with pytest.raises(UserError, match="was made with prompt 'find: ' of query, not ''"):
+        sources[0].build(bert, features)

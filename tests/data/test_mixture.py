@@ -1,5 +1,3 @@
-"""Mixtures of several sources: the source of each batch, resumes, and mixing within batches."""
-
 import numpy as np
 import pytest
 
@@ -38,6 +36,47 @@ def names(batch):
     return [KNOWN[key.tobytes()] for key in batch["query_key"]]
 
 
+RATES = [{}, {"rates": [3, 1, 1]}, {"temperature": 2.0}]
+
+
+def course(batches, count):
+    """Returns the source of each of the first `count` batches, as text."""
+    tasks = [{name[0] for name in names(batch)} for batch in take(batches, count)]
+    assert all(len(task) == 1 for task in tasks)
+    return "".join(task.pop() for task in tasks)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.3, 1e9])
+def test_a_temperature_gives_each_source_its_share_exactly(minilm, sources, temperature):
+    """The numbers of batches are those of mT5's formula, and the pairs those of each source's epochs."""
+    dataset = Mixture(sources=sources, temperature=temperature).build(minilm, PAIRS)
+    powers = [size ** (1 / temperature) for size in SIZES.values()]
+    order = course(dataset.batches(batch_size=4, seed=3), 1000)
+    for blocks in range(1, 11):
+        counts = [order[: 100 * blocks].count(name) for name in SIZES]
+        for count, power in zip(counts, powers, strict=True):
+            assert abs(count - 100 * blocks * power / sum(powers)) < 1
+    assert len({order[at : at + 100] for at in range(0, 1000, 100)}) == 10, "each block has its own order"
+    batches = take(dataset.batches(batch_size=4, seed=3), 400)
+    of_a = [names(batch) for batch in batches if names(batch)[0][0] == "a"]
+    assert {name for batch in of_a[:10] for name in batch} == {f"a{i}" for i in range(40)}
+    assert of_a[:10] != of_a[10:20]
+
+
+def test_rare_sources_get_their_share_in_long_blocks(minilm, sources):
+    dataset = Mixture(sources=sources, rates=[1, 1, 0.005]).build(minilm, PAIRS)
+    order = course(dataset.batches(batch_size=4, seed=0), 1203)
+    assert [order[:402].count("c"), order[:804].count("c"), order.count("c")] in ([1, 2, 3], [1, 2, 4])
+    assert "c 9 (0.25%)" in repr(dataset).replace("source 3 of the mixture", "c")
+    with pytest.raises(UserError, match=r"source 3 of the mixture: its share of the batches is 5e-08, less"):
+        Mixture(sources=sources, rates=[1, 1, 1e-7]).build(minilm, PAIRS).batches(batch_size=4, seed=0)
+
+
+def test_packed_batches_follow_the_temperature(minilm, sources):
+    packed = Mixture(sources=sources, temperature=1e9, mix_within_batch=True).build(minilm, PAIRS)
+    assert sorted(n[0] for n in names(next(packed.batches(batch_size=9, seed=0)))) == list("aaabbbccc")
+
+
 @pytest.mark.parametrize("rates", [None, [3, 1, 1]])
 def test_each_batch_comes_from_one_source(minilm, sources, rates):
     dataset = Mixture(sources=sources, rates=rates).build(minilm, PAIRS)
@@ -53,7 +92,7 @@ def test_each_batch_comes_from_one_source(minilm, sources, rates):
         assert order[:18] != order[18:36] and order[:18] != "".join(sorted(order[:18]))
         assert len({n for batch in batches[:18] for n in names(batch)}) == 40 + 24 + 8
     else:
-        assert all(abs(counts[n] - 400 * r / 5) < 40 for n, r in zip("abc", rates, strict=True))
+        assert [counts[name] for name in "abc"] == [240, 80, 80]
         assert "aaa" in order and "ab" in order and "ba" in order
     assert order != "".join(names(b)[0][0] for b in take(dataset.batches(batch_size=4, seed=4), 400))
 
@@ -73,10 +112,11 @@ def test_a_shortened_mixture_has_one_length_that_cuts_no_text(minilm, sources):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("rates", [None, [3, 1, 1]])
+@pytest.mark.parametrize("rates", RATES)
 def test_batches_are_a_function_of_seed_and_step(minilm, sources, rates, packed, monkeypatch):
-    monkeypatch.setattr(mixture_module, "_DRAW_AT_ONCE", 16)  # so that resumes count several blocks
-    mixture = Mixture(sources=sources, rates=rates, mix_within_batch=packed)
+    monkeypatch.setattr(mixture_module, "_STEPS_AT_ONCE", 16)  # so that resumes count several blocks
+    monkeypatch.setattr(mixture_module, "_SMALLEST_BLOCK", 16)
+    mixture = Mixture(sources=sources, mix_within_batch=packed, **rates)
     first, second = (mixture.build(minilm, PAIRS) for _ in range(2))
     whole = take(first.batches(batch_size=8, seed=5), 60)
     for a, b in zip(whole, take(second.batches(batch_size=8, seed=5), 60), strict=True):
@@ -96,9 +136,7 @@ def test_packed_batches_hold_all_sources_in_proportion(minilm, sources):
     assert {n for b in batches for n in names(b) if n[0] == "a"} == {f"a{i}" for i in range(40)}
     by_size = Mixture(sources=sources, mix_within_batch=True).build(minilm, PAIRS)
     assert sorted(n[0] for n in names(next(by_size.batches(batch_size=7, seed=0)))) == list("aaaabbc")
-    with pytest.raises(
-        UserError, match=r"source 3 of the mixture: its share of a batch of 2 is 0.25 pairs, less than one"
-    ):
+    with pytest.raises(UserError, match=r"source 3 of the mixture: its share of a batch of 2 is 0\.25 pairs"):
         by_size.batches(batch_size=2, seed=0)
 
 
@@ -124,6 +162,10 @@ def test_once_reads_each_pair_of_all_sources(minilm, sources):
 def test_bad_rates_are_refused_before_anything_is_read(minilm, sources, rates, message):
     with pytest.raises(UserError, match=message):
         Mixture(sources=sources, rates=rates).build(minilm, PAIRS)
+    with pytest.raises(UserError, match="temperature must be a number above 0 or None, not 0"):
+        Mixture(sources=sources, temperature=0).build(minilm, PAIRS)
+    with pytest.raises(UserError, match="a mixture has rates or a temperature, not both"):
+        Mixture(sources=sources, temperature=2.0, rates=[1, 1, 1]).build(minilm, PAIRS)
     with pytest.raises(UserError, match="a mixture needs at least one source"):
         Mixture(sources=[]).build(minilm, PAIRS)
 
@@ -133,13 +175,9 @@ def test_the_fingerprint_covers_all_sources_and_how_they_are_mixed(minilm, sourc
         return Mixture(sources=sources, **how).build(minilm, PAIRS).fingerprint
 
     changed = JsonlPairs(path=str(write_jsonl("other.jsonl", [{"query": "b", "passage": "b"}])))
-    found = [
-        fingerprint(),
-        fingerprint(rates=[3, 1, 1]),
-        fingerprint(rates=[3, 1, 2]),
-        fingerprint(mix_within_batch=True),
-        fingerprint([sources[0], changed, sources[2]]),
-    ]
+    hows = ({}, {"rates": [3, 1, 1]}, {"rates": [3, 1, 2]}, {"mix_within_batch": True})
+    hows += ({"temperature": 2.0},)
+    found = [*(fingerprint(**how) for how in hows), fingerprint([sources[0], changed, sources[2]])]
     assert len(set(found)) == len(found)
     assert fingerprint(rates=[6, 2, 2]) == found[1]
 
@@ -153,9 +191,7 @@ def test_a_mixture_depends_on_the_number_of_processes_if_a_source_does(minilm, s
 
 def test_faults_of_a_source_are_named(minilm, sources, tmp_path, capsys):
     dataset = Mixture(sources=sources).build(minilm, PAIRS)
-    with pytest.raises(
-        UserError, match="source 3 of the mixture: batch_size is 16, but there are only 9 pairs"
-    ):
+    with pytest.raises(UserError, match="source 3 of the mixture: batch_size is 16, but there are only 9"):
         dataset.batches(batch_size=16, seed=0)
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"query": "x"}\n{"query": "x", "passage": "y"}\n')

@@ -1,5 +1,3 @@
-"""Files of pairs in every format."""
-
 import pyarrow
 import pyarrow.parquet as pq
 import pytest

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jaxir.core.errors import UserError
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.sets import docstrings, package_docs
 
 MODULE = '''
@@ -15,8 +15,7 @@ MODULE = '''
 They are round."""
 
 class Wheel(Base):
-    """A wheel that turns.
-
+    """A wheel that turns
     Args:
       radius: how big it is.
     """
@@ -25,7 +24,8 @@ class Wheel(Base):
         pass
 
     def turn(self, /, angle):
-        """Turns the wheel by an angle. The angle is in radians."""
+        """Turns the wheel by
+        e.g. an angle. The angle is in radians."""
 
     def _private(self):
         """Nobody should read this one.
@@ -45,7 +45,9 @@ def short(x):
     This is dropped."""
 
 def bare(x):
-    """There is nothing after this line."""
+    """There is nothing after this line.
+
+    -----"""
 
 def undocumented(x):
     pass
@@ -65,10 +67,8 @@ def tree(tmp_path):
         path.write_text(text)
 
     write("wheels/__init__.py", MODULE)
-    write(
-        "wheels/_hidden/parts.py",
-        MODULE.replace("heel", "og").replace("Spin", "Twist").replace("it stops", "it rests"),
-    )
+    other = MODULE.replace("heel", "og").replace("Spin", "Twist").replace("it stops", "it rests")
+    write("wheels/_hidden/parts.py", other)
     write("wheels/tests/test_it.py", MODULE.replace("wheel", "test"))
     write("wheels/_vendor/six.py", MODULE.replace("wheel", "vendored"))
     write("wheels/broken.py", "def f(:\n")
@@ -81,26 +81,15 @@ def test_documented_public_objects_become_pairs(tree):
     entries = {e.name: e for e in package_docs.collect([tree])}
     assert "wheels.Wheel._private" not in entries and not any("test" in n or "six" in n for n in entries)
     for dropped in ("short", "bare", "undocumented", "signature"):
-        assert f"wheels.{dropped}" not in entries
-    assert entries["wheels.Wheel"] == docstrings.Entry(
-        "wheels.Wheel",
-        "A wheel that turns.",
-        "Wheel(radius=1.0, *, spokes=8)",
-        "Args:\n  radius: how big it is.",
-    )
-    assert entries["wheels.Wheel.turn"][1:] == (
-        "Turns the wheel by an angle.",
-        "turn(angle)",
-        "The angle is in radians.",
-    )
+        assert not [name for name in entries if name.endswith(f".{dropped}")]
+    turn = ("Turns the wheel by e.g. an angle.", "turn(angle)", "The angle is in radians.")
     # The rest repeats the summary at its beginning, where it is removed, too.
-    assert entries["wheels.spin"][1:] == (
-        "Spin `x` round and round!",
-        "spin(x, *more, fast=False)",
-        "Afterwards it stops.",
-    )
+    spin = ("Spin `x` round and round!", "spin(x, *more, fast=False)", "Afterwards it stops.")
+    wheel = ("A wheel that turns", "Wheel(radius=1.0, *, spokes=8)", "Args:\n  radius: how big it is.")
+    for name, expected in {"Wheel": wheel, "Wheel.turn": turn, "spin": spin}.items():
+        assert entries[f"wheels.{name}"] == docstrings.Entry(f"wheels.{name}", *expected)
     document = entries["wheels.spin"].document
-    assert document.contents == "wheels.spin spin(x, *more, fast=False)\nAfterwards it stops."
+    assert document.contents == f"wheels.spin {spin[1]}\n{spin[2]}"
 
 
 def test_duplicates_keep_the_held_out_one(tree):
@@ -115,30 +104,13 @@ def test_duplicates_keep_the_held_out_one(tree):
     assert "wheels._hidden.parts.spin" in names and "wheels.spin" in names
 
 
-def test_split_docstring():
-    split = docstrings.split_docstring
-    assert split("Sum of\n  two things. It adds them.\nMore.") == (
-        "Sum of two things.",
-        "It adds them. More.",
-    )
-    assert split("Sum of e.g. two things\n\nRest") == ("Sum of e.g. two things", "Rest")
-    assert split("Sum it up\nArgs:\n  x: number") == ("Sum it up", "Args:\n  x: number")
-    assert split("Sum it up.\n\nSUM *it* up! Then rest.") == ("Sum it up.", "Then rest.")
-    assert split("Sum it up.\n\nResumit upper sum it upper.") == ("Sum it up.", "Resumit upper sum it upper.")
-    assert split("Sum it up.\n\nSum it up.") == ("Sum it up.", "")
-    assert split("Sum it up.\n\n-----\n") == ("Sum it up.", "")
-
-
 @pytest.fixture
 def many(tree, monkeypatch):
-    """The tree with enough modules for several processes."""
     monkeypatch.setattr(package_docs, "FEWEST", 20)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     for number in range(40):
-        text = (
-            f'def f{number}():\n    """Feed the animals of cage {number}.\n\n    They are {number + 1}."""\n'
-        )
-        (tree / f"more{number}.py").write_text(text)
+        docstring = f'"""Feed the animals of cage {number}.\n\n    They are {number + 1}."""'
+        (tree / f"more{number}.py").write_text(f"def f{number}():\n    {docstring}\n")
     return tree
 
 
@@ -156,7 +128,7 @@ def test_several_processes_give_the_result_of_one(many, monkeypatch):
 
 def test_a_killed_process_is_reported(many, monkeypatch):
     monkeypatch.setattr(package_docs, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(UserError, match="a docstring reader ended with status -9"):
+    with pytest.raises(UserError, match="the process that reads docstrings ended with status -9"):
         package_docs.collect([many])
 
 
@@ -180,10 +152,8 @@ def test_command_writes_beir_folders_of_real_text(folder):
 
     packages = {split: {p.passage_id.partition(".")[0] for p in whole.pairs(split)} for split in whole.splits}
     assert packages["test"] <= docstrings.TEST_PACKAGES and {"scipy", "optax"} <= packages["test"]
-    assert (
-        not packages["train"] & (packages["dev"] | packages["test"])
-        and not packages["dev"] & packages["test"]
-    )
+    assert not packages["train"] & (packages["dev"] | packages["test"])
+    assert not packages["dev"] & packages["test"]
     assert {"numpy", "jax", "collections"} <= packages["train"]
 
     held_out = BeirFolder(output / "test")

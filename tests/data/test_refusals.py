@@ -1,13 +1,11 @@
-"""Settings and names of data that are refused, with the value and what was expected."""
-
 import pytest
 
 from jaxir.core.errors import UserError
 from jaxir.data.expanded.expanded_pairs import pairs_or_mined
 from jaxir.data.expanded.joining import Joiner
 from jaxir.data.expanded.selection import Bottom, Curriculum, Top, selection_of
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.formats.lines import OnBadInput
-from jaxir.data.formats.sources import BeirFolder
 from jaxir.data.sets import beir_sets, msmarco, package_docs
 from jaxir.data.sets.pair_sources import TevatronPairs
 from tests.data import published

@@ -1,5 +1,3 @@
-"""Texts split into sentences, each with the next one."""
-
 import functools
 import json
 import random
@@ -49,17 +47,12 @@ def records(path, **settings):
 def test_a_sentence_knows_the_next_one_of_its_document(tmp_path):
     (tmp_path / "texts.txt").write_text("One. Two.\nThree.\n")
     one, two, three = ((text, text) for text in ("One.", "Two.", "Three."))
-    expected = [
-        {"text": one, "next_text": two},
-        {"text": two, "next_text": ("", "")},
-        {"text": three, "next_text": ("", "")},
-    ]
+    nexts = ((one, two), (two, ("", "")), (three, ("", "")))
+    expected = [{"text": text, "next_text": following} for text, following in nexts]
     assert records(tmp_path / "texts.txt", sentences=True) == expected
     assert [r["text"][1] for r in records(tmp_path / "texts.txt")] == ["One. Two.", "Three."]
     lines = [
-        {"_id": "a", "text": "One. Two."},
-        {"_id": "b", "text": "Three."},
-        {"_id": "c", "text": "\u200b"},
+        {"_id": i, "text": text} for i, text in zip("abc", ("One. Two.", "Three.", "\u200b"), strict=True)
     ]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, lines)))
     shutil.copy(tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL")  # was once read as plain lines
@@ -81,6 +74,5 @@ def test_equal_texts_have_one_key(data, tmp_path, minilm):
     (ids,) = (batch[x] for x in ("text_ids", "whole_ids") if x in batch)
     same_keys, same_texts = ((x[:, None] == x[None]).all(-1) for x in (keys, ids))
     np.testing.assert_array_equal(same_keys, same_texts)
-    assert same_texts.sum() == (
-        10 if len(ids) == 6 else 5
-    )  # 3 texts with one repeat, or 6 sentences with two
+    # 3 texts with one repeat, or 6 sentences with two
+    assert same_texts.sum() == (10 if len(ids) == 6 else 5)

@@ -1,5 +1,3 @@
-"""Training data of a generator: one file of records, or GAR's two files of lines."""
-
 import gzip
 
 import pytest

@@ -29,33 +29,23 @@ def data_dir(tmp_path_factory):
         published.beir_row(passage_id="d2", passage="second"),
     ]
     queries = [published.beir_row("q1", "a – question"), published.beir_row("q2", "another")]
-    published.store_tfds(
-        folder, "beir/scifact", {"train": judged, "test": judged[2:], "passage": passages, "query": queries}
-    )
+    splits = {"train": judged, "test": judged[2:], "passage": passages, "query": queries}
+    published.store_tfds(folder, "beir/scifact", splits)
 
     contexts = [json.loads(line) for line in published.mrqa_lines()[1:]]
 
     def spans(pairs):
         return [{"start": s, "end": e} for s, e in pairs]
 
-    questions = [
-        {
-            "subset": "SQuAD",
-            "context": context["context"],
-            "context_tokens": [{"tokens": "x", "offsets": 0}],
-            "qid": qa["qid"],
-            "question": qa["question"].strip(),
-            "question_tokens": [],
-            "detected_answers": [
-                {
-                    "text": a["text"],
-                    "char_spans": spans(a["char_spans"]),
-                    "token_spans": spans(a["token_spans"]),
-                }
-                for a in qa["detected_answers"]
-            ],
-            "answers": qa["answers"],
+    def answer(found):
+        return {
+            n: found[n] if n == "text" else spans(found[n]) for n in ("text", "char_spans", "token_spans")
         }
+
+    rest = {"subset": "SQuAD", "context_tokens": [{"tokens": "x", "offsets": 0}], "question_tokens": []}
+    questions = [
+        {"context": context["context"], "qid": qa["qid"], "question": qa["question"].strip(), **rest}
+        | {"detected_answers": list(map(answer, qa["detected_answers"])), "answers": qa["answers"]}
         for context in contexts
         for qa in context["qas"]
     ]
@@ -63,26 +53,20 @@ def data_dir(tmp_path_factory):
 
     def page(record):
         tokens = [{"token": t["token"], "is_html": t["html_token"]} for t in record["document_tokens"]]
-        answers = [a["long_answer"] for a in record["annotations"]]
+        answers = [
+            {k: a["long_answer"][k] for k in ("start_token", "end_token")} for a in record["annotations"]
+        ]
+        answers = [{"start_byte": 0, "end_byte": 0} | answer for answer in answers]
+        rest = {"id": "1", "short_answers": [], "yes_no_answer": -1}
         return {
             "id": str(record["example_id"]),
             "document": {"title": "Kettle", "url": "u", "html": "<html>", "tokens": tokens},
             "question": {"text": record["question_text"], "tokens": record["question_tokens"]},
-            "annotations": [
-                {
-                    "id": "1",
-                    "long_answer": {"start_byte": 0, "end_byte": 0}
-                    | {k: a[k] for k in ("start_token", "end_token")},
-                    "short_answers": [],
-                    "yes_no_answer": -1,
-                }
-                for a in answers
-            ],
+            "annotations": [{"long_answer": answer, **rest} for answer in answers],
         }
 
-    published.store_tfds(
-        folder, "natural_questions/default", {"train": [page(r) for r in NQ], "validation": [page(NQ[0])]}
-    )
+    pages = {"train": [page(r) for r in NQ], "validation": [page(NQ[0])]}
+    published.store_tfds(folder, "natural_questions/default", pages)
     return str(folder)
 
 
@@ -108,9 +92,8 @@ def test_beir_from_tfds(data_dir):
 def test_multireqa_from_tfds_is_multireqa_from_files(data_dir, tmp_path):
     mrqa, candidates = published.write_multireqa(tmp_path)
     files = MultiReqaPairs(mrqa=str(mrqa), candidates=str(candidates))
-    stored = TfdsMultiReqaPairs(
-        name="mrqa/squad", split="train", candidates=str(candidates), data_dir=data_dir
-    )
+    given = {"name": "mrqa/squad", "split": "train", "candidates": str(candidates)}
+    stored = TfdsMultiReqaPairs(**given, data_dir=data_dir)
     expected = list(files.examples(OnBadInput()))
     assert list(stored.examples(OnBadInput())) == expected != []
 
@@ -123,7 +106,6 @@ def test_natural_questions_from_tfds_are_those_from_files(data_dir, tmp_path):
 
 
 def test_beir_sets_are_those_of_tfds():
-    """TFDS has the names and splits of all public sets."""
     assert len(beir_sets.BEIR_SETS) == 18
     public = {"msmarco": beir_sets.MSMARCO} | {k: v for k, v in beir_sets.BEIR_SETS.items() if v.public}
     assert len(public) == 15

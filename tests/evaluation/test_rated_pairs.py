@@ -1,5 +1,3 @@
-"""Figure 2-2: groups by rating, the drawing, and the command."""
-
 import json
 from pathlib import Path
 
@@ -47,9 +45,8 @@ def test_each_group_is_drawn_on_its_line(tmp_path):
 def test_the_command_writes_figure_and_numbers(tmp_path, capsys):
     lines = ["5\tda de\tda de di", "3\tha he\tha ha he he", "4.5\tla\tla le", "0.5\tra\tla me"]
     (tmp_path / "a.tsv").write_text("\n".join(["score\tsentence1\tsentence2", *lines]))
-    values = analyze(
-        models=[f"one={MODEL}"], dataset=f"sts:{tmp_path / 'a.tsv'}", output=str(tmp_path / "out")
-    )
+    given = {"models": [f"one={MODEL}"], "dataset": f"sts:{tmp_path / 'a.tsv'}"}
+    values = analyze(**given, output=str(tmp_path / "out"))
     assert values == json.loads((tmp_path / "out" / "analysis.json").read_text())
     groups = values["models"]["one"]["ratings"]
     assert {group: found["count"] for group, found in groups.items()} == {"0-1": 1, "3-4": 1, "4-5": 2}

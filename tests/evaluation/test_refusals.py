@@ -1,5 +1,3 @@
-"""Refusals of bad files, flags and metrics: one sentence with the place and the reason."""
-
 import json
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from jaxir.evaluation.question_sets import read_cqadupstack, read_eproduct, read
 from jaxir.evaluation.retrieval_metrics import parse_metrics
 from jaxir.evaluation.senteval_files import TASKS, read_senteval
 from jaxir.evaluation.sts_files import read_sts
+from tests.beir_folder import write_jsonl
 from tests.evaluation.published_files import (
     BEIR,
     CORPUS,
@@ -27,7 +26,6 @@ from tests.evaluation.published_files import (
     posts,
     senteval_files,
     write,
-    write_jsonl,
 )
 
 QIDS = "qid\tquestion\tduplicate_qids\n"
@@ -84,7 +82,7 @@ def qrels(folder: Path) -> None:
         (read_sts, {"x.tsv": STS_HEADER + "4\ta\tb\nnan\ta\tb\n"}, "x.tsv:3: the score is not a number"),
         (read_sts, {"x.tsv": STS_HEADER + "4\t\tb\n"}, "x.tsv:2: a sentence is empty"),
         (read_sts, {"x.tsv": STS_HEADER.encode() + b"4\t\xff\tb\n"}, "x.tsv:2: not UTF-8"),
-        (read_sts, {"x.tsv": STS_HEADER + "4\ta\tb\n"}, "x.tsv: a correlation needs pairs with at least two"),
+        (read_sts, {"x.tsv": STS_HEADER + "4\ta\tb\n"}, "x.tsv: all pairs have the same score"),
         (read_sts, {"x.tsv": STS_HEADER}, "x.tsv: the file has no usable record"),
         (read_sts, {}, r"no rated pairs: expected NAME\.tsv .*ixa2\.si\.ehu\.eus.*SICK_test_annotated"),
         (lambda folder: read_sts(folder / "absent"), {}, "absent is neither a folder nor a file of rated pa"),
@@ -104,7 +102,7 @@ def test_bad_collections_cost_one_sentence(tmp_path, read, files, sentence):
         ("SST/binary/sentiment-dev", "fine\t1\nno label\n", "sentiment-dev:2: expected 2 columns .* found 1"),
         ("SST/binary/sentiment-dev", "fine\t1\nbad\t2\n", "dev:2: the label must be 0 or 1, not '2'"),
         ("SST/binary/sentiment-test", "fine\t1\n", "part 'test' of SST2 only has one label"),
-        ("MPQA/mpqa.pos", b"a\nb\0\n", "mpqa.pos:2: NUL byte"),
+        ("MPQA/mpqa.pos", b"a\nb\0\n", "mpqa.pos:2: the file contains a NUL byte"),
         ("TREC/TREC_10.label", "NUM:a how far ?\nNUMB:b why ?\n", "TREC_10.label:2: unknown label 'NUMB'"),
         ("TREC/TREC_10.label", "NUM how\n", "TREC_10.label:1: expected COARSE_LABEL:FINE_LABEL, a space"),
         ("MRPC/msr_paraphrase_test.txt", "Quality\n1\t2\t3\ta\n", "test.txt:2: expected 5 columns .* found"),

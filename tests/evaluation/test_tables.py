@@ -1,5 +1,3 @@
-"""Tables are aligned, and Markdown."""
-
 from jaxir.evaluation.text_tables import format_table
 
 
@@ -11,11 +9,6 @@ def test_aligned_markdown():
         "| bm25   |  0.4754 |   52 |",
         "| a\\|b   |         | 1000 |",
     ]
-
-
-def test_digits_and_no_rows():
-    assert "77.15" in format_table(["all"], [[77.1549]], digits=2)
-    assert format_table(["a", "b"], []).splitlines() == ["| a | b |", "|---|---|"]
 
 
 def test_latex():

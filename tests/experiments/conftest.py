@@ -2,9 +2,16 @@
 
 from pathlib import Path
 
+import gin
 import pytest
 
 MODEL = f"hf:{Path(__file__).resolve().parent.parent / 'golden' / 'bert'}"
+
+
+@pytest.fixture(autouse=True)
+def forget_gin():
+    yield
+    gin.clear_config()
 
 
 @pytest.fixture(scope="session")
@@ -14,45 +21,25 @@ def model() -> str:
 
 @pytest.fixture
 def tiny_gin(tmp_path, model) -> Path:
-    """A gin file of a model that trains in seconds."""
-    lines = [
-        'include "gin/experiments/minilm.gin"',
-        f'MODEL = "{model}"',
-        "QUERY_LENGTH = 8",
-        "PASSAGE_LENGTH = 8",
-    ]
+    lengths = "QUERY_LENGTH = 8\nPASSAGE_LENGTH = 8\n"
     path = tmp_path / "tiny.gin"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(f'include "gin/experiments/minilm.gin"\nMODEL = "{model}"\n{lengths}')
     return path
 
 
 @pytest.fixture
 def grid_flags(tmp_path, folder, tiny_gin) -> list[str]:
-    return [
-        "--recipe=gin/runs/few_steps.gin",
-        f"--datasets=toy={folder}",
-        f"--models={tiny_gin}",
-        "--steps=24",
-        "--metrics=P@1 RR",
-        f"--output_dir={tmp_path / 'out'}",
-        "--bindings=BATCH_SIZE=8,DEV_DISTRACTORS=4",
-    ]
+    inputs = ["--recipe=gin/runs/few_steps.gin", f"--datasets=toy={folder}", f"--models={tiny_gin}"]
+    flags = ["--steps=24", "--metrics=P@1 RR", "--bindings=BATCH_SIZE=8,DEV_DISTRACTORS=4"]
+    return [*inputs, *flags, f"--output_dir={tmp_path / 'out'}"]
 
 
 @pytest.fixture
 def rounds_flags(tmp_path, folder, tiny_gin) -> list[str]:
     recipe = f"{tiny_gin},gin/objectives/in_batch_softmax.gin,gin/runs/few_steps.gin"
-    return [
-        f"--recipe={recipe}",
-        f"--dataset=beir:{folder}",
-        f"--output_dir={tmp_path / 'out'}",
-        "--steps=12",
-        "--negatives=3",
-        "--mine=last=20",
-        "--backend=exact",
-        "--metrics=P@1 RR",
-        "--bindings=BATCH_SIZE=8,DEV_DISTRACTORS=4,NEGATIVES=2",
-    ]
+    flags = ["--steps=12", "--negatives=3", "--mine=last=20", "--backend=exact", "--metrics=P@1 RR"]
+    flags += ["--bindings=BATCH_SIZE=8,DEV_DISTRACTORS=4,NEGATIVES=2", f"--output_dir={tmp_path / 'out'}"]
+    return [f"--recipe={recipe}", f"--dataset=beir:{folder}", *flags]
 
 
 @pytest.fixture

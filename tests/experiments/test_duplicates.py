@@ -1,5 +1,3 @@
-"""Duplicate-rich pairs: by hand, as keys of batches, and on the real collection."""
-
 import json
 from pathlib import Path
 
@@ -63,6 +61,7 @@ def test_document_without_group_is_refused(folder):
         DuplicateRich(directory=str(folder)).examples(OnBadInput())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL_DATA.is_dir(), reason="the package descriptions are not here")
 def test_package_descriptions_reach_the_share_of_triviaqa():
     found = list(DuplicateRich(directory=str(REAL_DATA)).examples(OnBadInput()))

@@ -1,14 +1,10 @@
-"""`python -m jaxir.grid` from flags to table, with training in real processes."""
-
 import json
 import subprocess
 import sys
 
 import pytest
 
-from jaxir import cli
 from jaxir.interop import model_dir
-from jaxir.storage.locks import locked
 
 
 @pytest.mark.slow
@@ -26,21 +22,11 @@ def test_grid_end_to_end(tmp_path, grid_flags):
     assert lines[2].startswith("| ADE-SPL | PAIR |") and len(lines) == 3
     assert (out / "table.md").read_text() == done.stdout
     pair = out / "cells" / "toy-tiny-ade_spl-pair-seed0"
-    assert sorted(p.name for p in pair.iterdir()) == [
-        "commands.txt",
-        "inputs.json",
-        "log.txt",
-        "model",
-        "stage1",
-        "test.json",
-    ]
+    made = ["commands.txt", "inputs.json", "log.txt", "model", "stage1", "test.json"]
+    assert sorted(p.name for p in pair.iterdir()) == made
     config = (pair / "model" / "config.gin").read_text()
     assert "in_batch_softmax" in config and f"{pair.name}/stage1" in config
-    assert (
-        (pair / "stage1" / "COMPLETE").read_text()
-        == (pair / "model" / "COMPLETE").read_text()
-        == "12 steps\n"
-    )
+    assert [(pair / f"{run}/COMPLETE").read_text() for run in ("stage1", "model")] == ["12 steps\n"] * 2
     trained = model_dir.load(str(pair / "model"))
     assert trained.model.config.sharing == "ade_spl"
     numbers = json.loads((out / "results.json").read_text())
@@ -78,37 +64,22 @@ def test_grid_with_judges_untrained_model_and_run(tmp_path, folder, model):
     assert [word.strip() for word in done.stdout.split("|")[1:3]] == ["Loss", "toy RR"]
     questions = tmp_path / "tasks" / "TREC"
     questions.mkdir(parents=True)
-    rows = [f"NUM:dist how far is cat {n} ?" for n in range(12)] + [
-        f"HUM:ind who is dog {n} ?" for n in range(12)
-    ]
+    rows = [f"NUM:dist how far is cat {n} ?\nHUM:ind who is dog {n} ?\n" for n in range(12)]
     for name in ("train_5500.label", "TREC_10.label"):
-        (questions / name).write_text("".join(f"{row}\n" for row in rows))
+        (questions / name).write_text("".join(rows))
     query, document = (folder / "qrels" / "test.tsv").read_text().splitlines()[1].split()[:2]
     (tmp_path / "bm25.trec").write_text(f"{query} Q0 {document} 1 1.0 bm25\n")
-    judged = run(
-        f"--judges=cats=sts:{pairs},tasks=senteval:{questions.parent}",
-        f"--runs=BM25={tmp_path / 'bm25.trec'}",
-    )
+    judges = f"--judges=cats=sts:{pairs},tasks=senteval:{questions.parent}"
+    judged = run(judges, f"--runs=BM25={tmp_path / 'bm25.trec'}")
     assert judged.returncode == 0, judged.stderr
     lines = [[word.strip() for word in line.split("|")[1:-1]] for line in judged.stdout.splitlines()[:5]]
     assert lines[0] == ["Loss", "toy RR", "toy cats Spearman", "toy tasks accuracy"]
     assert [line[0] for line in lines[2:]] == ["SimCSE", "BERT", "BM25"]
-    assert [cell.strip("*") for cell in lines[4][1:]] == [
-        "12.5",
-        "-",
-        "-",
-    ]  # one of eight queries; run files have no judges
+    # One of eight queries is answered, and run files have no judges.
+    assert [cell.strip("*") for cell in lines[4][1:]] == ["12.5", "-", "-"]
     cells = tmp_path / "out" / "cells"
-    assert sorted(p.name for p in (cells / "toy-BERT").iterdir()) == [
-        *(
-            "commands.txt",
-            "inputs.json",
-            "judge_cats.json",
-            "judge_tasks.json",
-            "log.txt",
-            "test.json",
-        )
-    ]
+    made = ["commands.txt", "inputs.json", "judge_cats.json", "judge_tasks.json", "log.txt", "test.json"]
+    assert sorted(p.name for p in (cells / "toy-BERT").iterdir()) == made
     log = (cells / "toy-minilm-sde-simcse-seed7" / "log.txt").read_text()
     assert log.count("$ python -m jaxir.train") == 1  # finished results were kept when the judge was added
     assert log.count("$ python -m jaxir.evaluate") == 3
@@ -116,18 +87,3 @@ def test_grid_with_judges_untrained_model_and_run(tmp_path, folder, model):
     assert lines[3][2].strip("*") == f"{value:.1f}"
     accuracy = json.loads((cells / "toy-BERT" / "judge_tasks.json").read_text())["average"]["accuracy"]
     assert lines[3][3].strip("*") == f"{accuracy:.1f}" and accuracy > 0
-
-
-def test_second_grid_in_a_directory_is_refused(tmp_path, grid_flags, no_rehearsal, capsys):
-    with locked(tmp_path / "out", "held by this test"):
-        assert cli.main("jaxir.grid:grid", grid_flags) == 1
-    assert capsys.readouterr().err == f"error: another process works in {tmp_path}/out\n"
-    assert not (tmp_path / "out").exists()
-
-
-def test_dry_run_prints_commands(tmp_path, grid_flags, capsys):
-    assert cli.main("jaxir.grid:grid", [*grid_flags, "--dry_run", "--objectives=pair", "--sharing=sde"]) == 0
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert [line.split()[2] for line in lines] == ["jaxir.train", "jaxir.train", "jaxir.evaluate"]
-    assert "--gin.BATCH_SIZE=8" in lines[0] and "--seed=0" in lines[0]
-    assert not (tmp_path / "out").exists()

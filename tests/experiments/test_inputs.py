@@ -1,10 +1,8 @@
-"""Hashes of an experiment's inputs change with what decides its results, and with nothing else."""
-
 import json
 
 import pytest
 
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.experiments import inputs
 
 

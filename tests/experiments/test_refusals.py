@@ -1,10 +1,9 @@
-"""Refusals of grids, rounds and samples: one sentence each, before anything is written."""
-
 import pytest
 
 from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.sample import sample
+from jaxir.storage.locks import locked
 from tests.experiments.test_grid_cells import planned, variant
 
 
@@ -15,28 +14,19 @@ from tests.experiments.test_grid_cells import planned, variant
         ({"sharing": ["spl"]}, "unknown sharing 'spl'"),
         ({"models": ["t5"]}, "gin file gin/models/t5.gin does not exist"),
         ({"objectives": ["mine=none.gin"]}, "gin file none.gin does not exist"),
-        (
-            {"recipe": ["my_recipe.py"]},
-            r"experiments need gin files.* jaxir.train --recipe=my_recipe",
-        ),
+        ({"recipe": ["my_recipe.py"]}, "experiments need gin files.* jaxir.train --recipe=my_recipe"),
         ({"split": "few"}, r"few.tsv: 1 queries have judgements, .* need at least two"),
         ({"objectives": ["pair"], "steps": 1}, "steps is 1"),
         ({"seeds": []}, "seeds must have at least one value"),
         ({"seeds": [1, 1]}, "seeds has '1' twice"),
         ({"datasets": ["no/such"]}, "no/such is not a directory"),
         ({"judges": ["rated=sts:no/such.tsv"]}, "no/such.tsv: no such file or folder of rated pairs"),
-        (
-            {"judges": ["sts:pairs.tsv"]},
-            "a judge must be NAME=sts:PATH or .*, not 'sts:pairs.tsv'",
-        ),
+        ({"judges": ["sts:pairs.tsv"]}, "a judge must be NAME=sts:PATH or .*, not 'sts:pairs.tsv'"),
         ({"runs": ["bm25.trec"]}, "runs must be NAME=FILE, not 'bm25.trec'"),
         ({"runs": ["BM25=no/such.trec"]}, "no/such.trec: no such run file"),
         ({"runs": ["BM25=x"], "untrained": ["BM25=x"]}, "untrained and runs has 'BM25' twice"),
         ({"untrained": ["w2v:vectors"]}, "untrained must be NAME=MODEL, not 'w2v:vectors'"),
-        (
-            {"objectives": ["samtone", "SamToNe=gin/objectives/pair.gin"]},
-            "two objectives have the title 'SamToNe'",
-        ),
+        ({"objectives": ["samtone", "SamToNe=gin/objectives/pair.gin"]}, "two objectives have the title"),
         ({"variants": [variant("a", title="x"), variant("b", title="x")]}, "two variants have the title 'x'"),
         ({"variants": [variant("a", "STEPS=3")]}, "bindings cannot set STEPS: give --steps instead"),
         (
@@ -70,11 +60,7 @@ def test_invalid_grid_is_refused(folder, changes, message):
         ("rounds", "--mine=cross_encoder=hf:reader", "needs --max_relevance, --relevance_margin or both"),
         ("rounds", "--mine=first=3,last=2", "--first=3 must be at most --last=2"),
         ("rounds", "--mine=negatives=3", "--mine cannot set negatives: --negatives sets it"),
-        (
-            "rounds",
-            "--mine=margins=3",
-            "write NAME=VALUE, a flag of jaxir.mine; did you mean 'margin'?",
-        ),
+        ("rounds", "--mine=margins=3", "NAME=VALUE, a flag of jaxir.mine; did you mean 'margin'?"),
         ("rounds", "--bindings=MINED=x", "bindings cannot set MINED: give --first_run instead"),
         ("rounds", "--bindings=MODEL=absent", "refused: absent: no such model directory"),
         ("rounds", "--first_run=absent", "absent: no such run file"),
@@ -93,11 +79,22 @@ def test_command_refuses_with_one_sentence_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", ["grid", "rounds"])
+def test_second_process_in_a_directory_is_refused(
+    tmp_path, grid_flags, rounds_flags, no_rehearsal, capsys, command
+):
+    with locked(tmp_path / "out", "held by this test"):
+        flags = grid_flags if command == "grid" else rounds_flags
+        assert cli.main(f"jaxir.{command}:{command}", flags) == 1
+    assert capsys.readouterr().err == f"error: another process works in {tmp_path}/out\n"
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": 41}, "between 1 and 40"),
-        ({"train": 0}, "between 1 and 40"),
+        ({"train": 41}, "from 1 to 40"),
+        ({"train": 0}, "from 1 to 40"),
         ({"split": "trian"}, "did you mean 'train'"),
         ({"dataset": "pairs"}, "--dataset must be beir:DIR"),
     ],

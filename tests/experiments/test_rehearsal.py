@@ -1,5 +1,3 @@
-"""Mistakes in an experiment's training runs that are found before any run begins."""
-
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ from jaxir.core.errors import UserError
 from jaxir.experiments.rehearsal import rehearse
 from jaxir.interop import model_dir
 from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, outline_of
-from jaxir.planning import architecture
 from jaxir.train import _write_gin, train
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -23,7 +20,6 @@ def run(recipe: str, model: str, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory) -> str:
-    """A trained cross-encoder's directory."""
     made = PretrainedCrossEncoder(source=f"hf:{GOLDEN / 'cross_distilbert'}").build(seed=0)
     place = tmp_path_factory.mktemp("models") / "reranker"
     model_dir.save(place, made.model, made.tokenizer, made.settings)
@@ -44,7 +40,6 @@ def test_models_of_each_kind_are_checked(reranker, tmp_path):
 
 
 def error_of(words: list[str], capsys) -> str:
-    """Returns the error of the check of a run, in this process."""
     assert cli.main("jaxir.experiments.rehearsal:training", words[2:]) == 1
     return capsys.readouterr().err
 
@@ -84,12 +79,6 @@ def test_manual_run_is_compared_by_settings_not_directories(tmp_path, capsys):
     }.items():
         sentence = f"error: {place} was trained {differing}: give another output_dir, remove that directory"
         assert error.startswith(sentence) and error.count("\n") == 1
-
-
-def test_trained_cross_encoder_is_described(reranker):
-    config, settings = architecture.describe(PretrainedCrossEncoder(source=reranker))
-    loaded = model_dir.load(reranker, kind="cross_encoder")
-    assert (config, settings) == (loaded.model.config, loaded.settings)
 
 
 def test_custom_source_needs_no_model():

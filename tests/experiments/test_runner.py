@@ -1,5 +1,3 @@
-"""Cells in real processes: finished ones are kept, failures are reported, interrupted ones resume."""
-
 import dataclasses
 import json
 import os
@@ -12,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.core import progress
 from jaxir.core.errors import UserError
 from jaxir.experiments import cell_runner
 from jaxir.experiments.experiment_settings import GridSettings
@@ -60,6 +57,10 @@ def cell(directory: Path, *, fails: bool = False, pause: float = 0.0, steps: int
     )
 
 
+def run_all(cells: list[Cell], steps: int = 4) -> list[tuple[Cell, str]]:
+    return cell_runner.run_cells(cells, steps=steps, on_result=lambda: None)
+
+
 def test_failed_cell_does_not_stop_the_others(tmp_path, capsys):
     cells = [cell(tmp_path / "a"), cell(tmp_path / "b", fails=True), cell(tmp_path / "c")]
     results = []
@@ -73,9 +74,9 @@ def test_failed_cell_does_not_stop_the_others(tmp_path, capsys):
 
     made = [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])]
     mended = [cells[0], cell(tmp_path / "b"), cells[2]]
-    assert cell_runner.run_cells(mended, steps=4, on_result=lambda: None) == [], "b has no results"
+    assert run_all(mended) == [], "b has no results"
     with pytest.raises(UserError, match=r"b was started with --steps=\d; give another output_dir"):
-        cell_runner.run_cells([cells[1]], steps=4, on_result=lambda: None)
+        run_all([cells[1]])
     assert [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])] == made
     assert "2 of 3 cells are already finished" in capsys.readouterr().err
 
@@ -95,20 +96,12 @@ def grid_of(tmp_path, folder, model, tiny_gin):
         opened.write(f'DECODER = "hf:{tmp_path / "third"}"\n')
 
     def planned():
-        settings = GridSettings(
-            recipe=["gin/pairs.gin"],
-            steps=4,
-            metrics="RR",
-            bindings=[f"MODEL='hf:{tmp_path / 'other'}'", f"STS={tmp_path / 'dev.tsv'}", "DEV_SPLIT=dev"],
-            models=[str(tiny_gin)],
-            sharing=["sde"],
-            objectives=["standard", f"mine={tmp_path / 'mine.gin'}"],
-            datasets=[f"toy={made}"],
-            untrained=[f"BERT=hf:{tmp_path / 'theirs'}"],
-            judges=[f"rated=sts:{tmp_path / 'sts.tsv'}"],
-            runs=[f"BM25={tmp_path / 'bm25.trec'}"],
-        )
-        return plan_cells(settings, tmp_path / "grid")
+        given = {"recipe": ["gin/pairs.gin"], "steps": 4, "metrics": "RR", "sharing": ["sde"]}
+        given |= {"models": [str(tiny_gin)], "objectives": ["standard", f"mine={tmp_path / 'mine.gin'}"]}
+        given |= {"datasets": [f"toy={made}"], "untrained": [f"BERT=hf:{tmp_path / 'theirs'}"]}
+        given |= {"judges": [f"rated=sts:{tmp_path}/sts.tsv"], "runs": [f"BM25={tmp_path}/bm25.trec"]}
+        bindings = [f"MODEL='hf:{tmp_path}/other'", f"STS={tmp_path}/dev.tsv", "DEV_SPLIT=dev"]
+        return plan_cells(GridSettings(**given, bindings=bindings), tmp_path / "grid")
 
     for cell in planned():
         cell_runner.begin(cell.directory, cell.identity, cell_runner.inputs_of(cell))
@@ -124,7 +117,7 @@ CHANGES = {
     "data/corpus.jsonl": ('{"_id": "x", "text": "x"}\n', "was started when data set toy had other content"),
     "bm25.trec": ("q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was started when run BM25 had other content"),
     "dev.tsv": ("1\ta cat\ta dog\n", "-seed0 was started when STS had other content"),
-    "sts.tsv": ("1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: rename"),
+    "sts.tsv": ("1\ta cat\ta dog\n", r"judge_rated.json holds an evaluation on other data than --judges"),
     "theirs/model.safetensors": (None, "toy-BERT was started when model BERT had other content"),
     "other/model.safetensors": (None, "-seed0 was started when MODEL had other content"),
     "third/model.safetensors": (None, "-seed0 was started when DECODER of .*tiny.gin had other content"),
@@ -132,26 +125,22 @@ CHANGES = {
 
 
 def test_cells_that_read_changed_files_are_refused(grid_of, tmp_path):
-    def run():
-        return cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
-
     with (tmp_path / "mine.gin").open("a") as opened:
         opened.write("# A comment.\n")
     (tmp_path / "theirs" / "README.md").write_text("what a model is does not depend on this")
-    assert run() == []
+    assert run_all(grid_of()) == []
     for file, (added, sentence) in CHANGES.items():
         content = (tmp_path / file).read_bytes()
         changed = content[:-4] + bytes(4) if added is None else content + added.encode()  # same size
         assert changed != content
         (tmp_path / file).write_bytes(changed)
         with pytest.raises(UserError, match=sentence):
-            run()
+            run_all(grid_of())
         (tmp_path / file).write_bytes(content)
-    assert run() == []
+    assert run_all(grid_of()) == []
 
 
 def judged(before: Cell, content: str) -> Cell:
-    """Returns the cell with a judge whose data have that content."""
     judging = {"rated": ("-c", JUDGE, str(before.directory / "judge_rated.json"))}
     commands = before.commands._replace(judging=judging)
     return dataclasses.replace(before, commands=commands, judged_by={"rated": content})
@@ -159,7 +148,7 @@ def judged(before: Cell, content: str) -> Cell:
 
 def test_finished_steps_of_a_cell_are_kept(tmp_path, capsys):
     def commands_of(made: Cell) -> list[str]:
-        assert cell_runner.run_cells([made], steps=4, on_result=lambda: None) == []
+        assert run_all([made]) == []
         log = (tmp_path / "a" / "log.txt").read_text()
         return [line[-9:] for line in log.splitlines() if line.startswith("$ python")]
 
@@ -172,24 +161,15 @@ def test_finished_steps_of_a_cell_are_kept(tmp_path, capsys):
 
 
 def test_judged_results_of_other_data_are_refused_until_removed(tmp_path):
-    def run(made: Cell):
-        return cell_runner.run_cells([made], steps=4, on_result=lambda: None)
-
     plain = cell(tmp_path / "a")
-    assert run(judged(plain, "1")) == []
+    assert run_all([judged(plain, "1")]) == []
     plain.result.unlink()
-    assert run(plain) == []  # records the inputs, except the judge's data
+    assert run_all([plain]) == []  # records the inputs, except the judge's data
     other = judged(plain, "2")
-    with pytest.raises(UserError, match=r"judge_rated\.json was made when judge rated had other data"):
-        run(other)
+    with pytest.raises(UserError, match=r"judge_rated\.json holds an evaluation on other data"):
+        run_all([other])
     other.judged["rated"].unlink()  # as the error advises
-    assert run(other) == [] and run(other) == []
-
-
-def test_progress_bar_counts_steps(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY", 0)
-    assert cell_runner.run_cells([cell(tmp_path / "a")], steps=4, on_result=lambda: None) == []
-    assert "grid: 4 of 4 steps," in capsys.readouterr().err
+    assert run_all([other]) == [] and run_all([other]) == []
 
 
 def test_progress_adds_the_steps_of_stages(tmp_path):
@@ -237,7 +217,7 @@ def test_cell_resumes_after_a_signal(tmp_path, number):
     assert not slow.result.exists()
 
     quick = cell(tmp_path / "slow", steps=40)
-    assert cell_runner.run_cells([quick], steps=40, on_result=lambda: None) == []
+    assert run_all([quick], steps=40) == []
     lines = (slow.directory / "model" / "log.jsonl").read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines]
     assert steps == list(range(1, 41))
@@ -247,9 +227,7 @@ def test_killed_command_is_a_failure(tmp_path):
     victim = cell(tmp_path / "victim")
     kill = ("-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     commands = victim.commands._replace(training=((tmp_path / "victim" / "model", kill),))
-    ((_, reason),) = cell_runner.run_cells(
-        [Cell(**{**vars(victim), "commands": commands})], steps=4, on_result=lambda: None
-    )
+    ((_, reason),) = run_all([dataclasses.replace(victim, commands=commands)])
     assert reason == "killed by SIGKILL"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # handlers are restored
 
@@ -262,7 +240,7 @@ def test_command_stopped_from_outside_stops_the_grid(tmp_path, ends):
     commands = stopped.commands._replace(training=((tmp_path / "stopped" / "model", stop),))
     cells = [dataclasses.replace(stopped, commands=commands), cell(tmp_path / "next")]
     with pytest.raises(cell_runner.Interrupted) as stop:
-        cell_runner.run_cells(cells, steps=4, on_result=lambda: None)
+        run_all(cells)
     assert stop.value.args == (signal.SIGTERM,)
     assert not (tmp_path / "next").exists()
 

@@ -1,11 +1,9 @@
-"""A sample of a BEIR folder keeps what is judged, and nothing else."""
-
 import shutil
 
 import pytest
 
 from jaxir.core.errors import BadInputError
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.sample import sample
 
 

@@ -1,5 +1,3 @@
-"""Towers under an identity projection start from the encoder's own vectors."""
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

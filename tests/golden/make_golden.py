@@ -69,9 +69,18 @@ def configs() -> dict[str, transformers.PretrainedConfig]:
 def randomize(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         centre = 1.0 if parameter.ndim == 1 and "bias" not in name else 0.0
+        if model.config.model_type == "gemma3_text":  # its norms multiply by 1 + weight
+            centre = 0.0
+        elif model.config.model_type == "embedding_gemma2_text" and name.endswith(
+            ("q_norm.weight", "k_norm.weight")
+        ):
+            centre = 0.4  # its logits are not divided by the root of the head's size
         is_table = "embedding" in name or "shared" in name or "relative" in name
         stddev = 0.3 if parameter.ndim == 1 else 1.0 if is_table else parameter.shape[-1] ** -0.5
         parameter.data = centre + stddev * torch.randn_like(parameter)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):  # of EmbeddingGemma 2
+            buffer.copy_(torch.rand_like(buffer) + 0.5)
 
 
 def make_ids(rng: np.random.Generator, pad: int, lengths: list[int]) -> np.ndarray:
@@ -85,9 +94,9 @@ def save_gradients(directory: Path, model, pad: int, names: tuple[str, ...]) -> 
     """Saves the gradients of a weighted sum of real tokens' outputs with respect to modules' weights."""
     draw = np.random.default_rng(0)
     ids = make_ids(draw, pad, [30, 11])
-    weights = draw.normal(size=(*ids.shape, WIDTH)).astype(np.float32) * (ids != pad)[..., None]
     mask = torch.tensor(ids != pad).long()
     output = model(input_ids=torch.tensor(ids), attention_mask=mask).last_hidden_state
+    weights = draw.normal(size=output.shape).astype(np.float32) * (ids != pad)[..., None]
     (output * torch.tensor(weights)).sum().backward()
     found = {name: model.get_submodule(name).weight.grad.numpy() for name in names}
     np.savez_compressed(directory / "gradients.npz", ids=ids, weights=weights, **found)

@@ -1,4 +1,4 @@
-"""Makes seq2seq_*/: tiny random T5s, and the logits and tokens of transformers.
+"""Makes seq2seq_*/: tiny random T5s, and the logits and tokens of transformers, also for separate passages.
 
     python tests/golden/make_seq2seq.py
 
@@ -12,8 +12,10 @@ import numpy as np
 import torch
 import transformers
 from make_golden import HERE, VOCAB, WIDTH, make_ids, randomize
+from transformers.modeling_outputs import BaseModelOutput
 
 NEW_TOKENS, BEAMS = 12, 4
+QUESTIONS, PASSAGES = 4, 3
 T5 = {"vocab_size": VOCAB, "d_model": WIDTH, "d_ff": 48, "num_heads": 4, "decoder_start_token_id": 0}
 FORMS = {
     "1_0": {"d_kv": 8, "num_layers": 2, "feed_forward_proj": "relu"},
@@ -49,6 +51,12 @@ def save(name: str) -> None:
     model = transformers.T5ForConditionalGeneration.from_pretrained(directory).eval()
     assert (model.lm_head.weight is model.shared.weight) == (name == "1_0")
     np.savez_compressed(directory / "golden.npz", **outputs(model))
+    rng = np.random.default_rng(7)
+    source = make_ids(rng, 0, rng.integers(4, 20, QUESTIONS * PASSAGES).tolist())
+    source[-1] = 0  # a passage of padding
+    source = source.reshape(QUESTIONS, PASSAGES, -1)
+    target = make_ids(rng, 0, [10, 4, 1, 7])
+    np.savez_compressed(directory / "reader.npz", **reader_outputs(model, source, target))
 
 
 def outputs(model: transformers.T5ForConditionalGeneration) -> dict[str, np.ndarray]:
@@ -71,6 +79,25 @@ def outputs(model: transformers.T5ForConditionalGeneration) -> dict[str, np.ndar
     found = {"source_ids": source, "target_ids": target, "logits": np.where(target[..., None], logits, 0.0)}
     found |= {"greedy": ended(greedy), "beams": ended(beams.sequences).reshape(len(source), BEAMS, -1)}
     return found | {"beam_scores": beams.sequences_scores.numpy().reshape(len(source), BEAMS)}
+
+
+def reader_outputs(
+    model: transformers.T5ForConditionalGeneration, source: np.ndarray, target: np.ndarray
+) -> dict[str, np.ndarray]:
+    def encoded(ids: np.ndarray) -> torch.Tensor:
+        mask = torch.tensor(ids != 0).long()
+        return model.encoder(input_ids=torch.tensor(ids).long(), attention_mask=mask).last_hidden_state
+
+    with torch.no_grad():
+        hidden = torch.cat([encoded(source[:, passage]) for passage in range(PASSAGES)], dim=1)
+        mask = torch.tensor(source.reshape(QUESTIONS, -1) != 0).long()
+        given = {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden), "attention_mask": mask}
+        logits = model(**given, labels=torch.tensor(target).long()).logits.numpy()
+        how = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+        greedy = ended(model.generate(**given, **how))
+        beams = ended(model.generate(**given, **how, num_beams=BEAMS))
+    logits = np.where(target[..., None], logits, 0.0)
+    return {"source_ids": source, "target_ids": target, "logits": logits, "greedy": greedy, "beams": beams}
 
 
 def ended(sequences: torch.Tensor) -> np.ndarray:

@@ -1,9 +1,10 @@
 """A local server with the part of the Hugging Face hub's protocol that its client library uses.
 
-A repository is a folder, or bytes by path. Files of 1,000 bytes and more count as large: the hub stores their
-SHA-256 and redirects to another host. Of small files it has git's hash.
+A repository is bytes by path; the name of a data set begins with `datasets/`. Files of 1,000 bytes and more
+count as large: the hub stores their SHA-256 and redirects to another host. Of small files it has git's hash.
 """
 
+import base64
 import contextlib
 import functools
 import hashlib
@@ -28,31 +29,22 @@ class Request(NamedTuple):
 
 
 class Hub:
-    """Repositories, and the requests for them.
-
-    Attributes:
-      url: where it is served.
-      asked: every request for a model, in order.
-      sent: the path and the first byte of every sent file, in order.
-      tokens: the Authorization headers, by the requested host.
-      refusals: status and X-Error-Code of every answer, by the name of a repository.
-      sends: (path, bytes of an answer) -> the bytes sent before the connection is cut; None for all.
-    """
+    """Repositories, and the requests for them."""
 
     def __init__(self, url: str):
         self.url = url
-        self.asked: list[Request] = []
-        self.sent: list[tuple[str, int]] = []
-        self.tokens: dict[str, set[str]] = {}
-        self.refusals: dict[str, tuple[int, str]] = {}
+        self.asked: list[Request] = []  # every request for a model
+        self.sent: list[tuple[str, int]] = []  # path and first byte of every sent file
+        self.tokens: dict[str, set[str]] = {}  # Authorization headers by the requested host
+        self.refusals: dict[str, tuple[int, str]] = {}  # status and X-Error-Code by the name of a repository
+        # (path, bytes of an answer) -> the bytes sent before the connection is cut; None for all.
         self.sends: Callable[[str, int], int | None] = lambda path, size: None
         self._repositories: dict[tuple[str, str], dict[str, bytes]] = {}
         self._refs: dict[tuple[str, str], str] = {}
+        self.created: dict[str, bool] = {}  # whether each repository that a client created is private
 
-    def add(self, name: str, files: Path | dict[str, bytes], *more: str) -> str:
+    def add(self, name: str, files: dict[str, bytes], *more: str) -> str:
         """Makes a commit and returns its hash, as branch main or the given revisions."""
-        if isinstance(files, Path):
-            files = {p.relative_to(files).as_posix(): p.read_bytes() for p in files.rglob("*") if p.is_file()}
         commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
         self._repositories[name, commit] = files
         for revision in (commit, *(more or ("main",))):
@@ -60,7 +52,6 @@ class Hub:
         return commit
 
     def environment(self, cache: Path, **more: str) -> dict[str, str]:
-        """Returns the environment of a process that uses this hub, with its own cache."""
         plain = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
         return {**plain, "HF_ENDPOINT": self.url, "HF_HOME": str(cache), **more}
 
@@ -76,7 +67,6 @@ class Hub:
 
 @functools.cache
 def etag(content: bytes) -> str:
-    """Returns the hash of a file, as the hub reports it."""
     if len(content) >= LARGE:
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
@@ -93,7 +83,6 @@ def _about(content: bytes, name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def serve() -> Iterator[Hub]:
-    """Serves an empty hub."""
     handler = type("ThisHandler", (Handler,), {})
     with local_server.serve(handler) as address:
         handler.hub = Hub(address)
@@ -113,19 +102,55 @@ class Handler(local_server.Handler):
         if stored := re.fullmatch(r"/stored/([0-9a-f]{40})/(.+?/.+?)/(.+)", urllib.parse.unquote(path)):
             self._token()
             return self._send(self.hub.files(stored[2], stored[1])[stored[3]], {}, stored[3])
-        found = re.fullmatch(r"/api/models/(.+?)/(revision|tree)/(.+)", path)
+        found = re.fullmatch(r"/api/(models|datasets)/(.+?)/(revision|tree)/(.+)", path)
         if not found:
             return self._resolve()
         self._note()
-        name, revision = found[1], urllib.parse.unquote(found[3])
+        prefix, revision = "datasets/" if found[1] == "datasets" else "", urllib.parse.unquote(found[4])
+        name = prefix + found[2]
         commit = self._commit(name, revision)
         if commit is None:
             return None
         files = self.hub.files(name, commit).items()
-        if found[2] == "tree":
+        if found[3] == "tree":
             return self._json([{"type": "file", "path": f, **_about(c, "oid")} for f, c in files])
-        about = {"_id": "1", "id": name, "sha": commit, "private": False, "tags": [], "downloads": 0}
+        about = {"_id": "1", "id": found[2], "sha": commit, "private": False, "tags": [], "downloads": 0}
         return self._json(about | {"siblings": [{"rfilename": f, **_about(c, "blobId")} for f, c in files]})
+
+    def do_POST(self):
+        """Creates a repository, or makes a commit of files that a client sends. All files count as small."""
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        path = urllib.parse.urlsplit(self.path).path
+        self._token()
+        if "Authorization" not in self.headers:
+            return self._refuse(401, "")
+        if path == "/api/validate-yaml":
+            return self._json({"errors": [], "warnings": []})
+        if path == "/api/repos/create":
+            about = json.loads(content)
+            name = f"{about['organization']}/{about['name']}"
+            if self.hub.has(name):
+                return self._refuse(409, "")
+            self.hub.created[name] = about.get("visibility") == "private"
+            self.hub.add(name, {".gitattributes": b""})
+            return self._json({"url": f"{self.hub.url}/{name}", "name": name})
+        found = re.fullmatch(r"/api/models/(.+?)/(preupload|commit)/main", path)
+        if not found:
+            return self._refuse(404, "")
+        if found[2] == "preupload":
+            small = {"uploadMode": "regular", "shouldIgnore": False}
+            files = [{"path": file["path"], **small} for file in json.loads(content)["files"]]
+            return self._json({"files": files})
+        lines = [json.loads(line) for line in content.splitlines()]
+        sent = {
+            line["value"]["path"]: base64.b64decode(line["value"]["content"])
+            for line in lines
+            if line["key"] == "file"
+        }
+        before = self.hub.files(found[1], self.hub.commit(found[1], "main"))
+        commit = self.hub.add(found[1], before | sent)
+        url = f"{self.hub.url}/{found[1]}"
+        return self._json({"success": True, "commitOid": commit, "commitUrl": f"{url}/commit/{commit}"})
 
     def _resolve(self) -> None:
         self._note()
@@ -161,7 +186,7 @@ class Handler(local_server.Handler):
         self.hub.tokens.setdefault(host, set()).add(self.headers.get("Authorization", ""))
 
     def _note(self) -> None:
-        if self.path.startswith("/api/") and not self.path.startswith("/api/models/"):
+        if self.path.startswith("/api/") and not self.path.startswith(("/api/models/", "/api/datasets/")):
             return  # an unrelated request of the client library
         self._token()
         self.hub.asked.append(Request(self.command, urllib.parse.unquote(self.path.partition("?")[0])))

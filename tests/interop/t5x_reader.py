@@ -9,7 +9,6 @@ import numpy as np
 
 
 def load(checkpoint: Path) -> dict[str, np.ndarray]:
-    """The model's arrays by path."""
     content = msgpack.unpackb((checkpoint / "checkpoint").read_bytes())
     assert set(content) == {"version", "optimizer"} and content["version"] == 3
     found = {}

@@ -12,31 +12,52 @@ import msgpack
 import numpy as np
 import safetensors.numpy
 
+ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}
+SUBLAYERS = {  # of a layer: T5X's norm and module, transformers' module
+    "encoder": [("attention", "attention", "SelfAttention")],
+    "decoder": [
+        ("self_attention", "self_attention", "SelfAttention"),
+        ("cross_attention", "encoder_decoder_attention", "EncDecAttention"),
+    ],
+}
+
 
 def golden_t5(directory: Path) -> dict[str, np.ndarray]:
     """The encoder of a Hugging Face T5 folder under T5X's names, and the kernel of its projection."""
     tensors = safetensors.numpy.load_file(directory / "model.safetensors")
-    block, params = "encoder.block.{}.layer.{}.", {}
-    params["token_embedder/embedding"] = tensors["shared.weight"]
-    params["encoder/encoder_norm/scale"] = tensors["encoder.final_layer_norm.weight"]
-    bias = block.format(0, 0) + "SelfAttention.relative_attention_bias.weight"
-    params["encoder/relpos_bias/rel_embedding"] = tensors[bias].T
-    layers = {name.split(".")[2] for name in tensors if name.startswith("encoder.block.")}
-    for i in sorted(layers):
-        attention, feed_forward = block.format(i, 0), block.format(i, 1)
-        ours = f"encoder/layers_{i}"
-        for theirs, name in {"q": "query", "k": "key", "v": "value", "o": "out"}.items():
-            kernel = tensors[f"{attention}SelfAttention.{theirs}.weight"]
-            params[f"{ours}/attention/{name}/kernel"] = kernel.T
-        for name in ("wi", "wi_0", "wi_1", "wo"):
-            if (key := f"{feed_forward}DenseReluDense.{name}.weight") in tensors:
-                params[f"{ours}/mlp/{name}/kernel"] = tensors[key].T
-        params[f"{ours}/pre_attention_layer_norm/scale"] = tensors[f"{attention}layer_norm.weight"]
-        params[f"{ours}/pre_mlp_layer_norm/scale"] = tensors[f"{feed_forward}layer_norm.weight"]
+    params = {"token_embedder/embedding": tensors["shared.weight"], **_stack(tensors, "encoder")}
     if (directory / "2_Dense").is_dir():
         dense = safetensors.numpy.load_file(directory / "2_Dense" / "model.safetensors")
         params["projection_layer/kernel"] = dense["linear.weight"].T
     return {name: np.ascontiguousarray(value) for name, value in params.items()}
+
+
+def golden_generator(directory: Path) -> dict[str, np.ndarray]:
+    """A Hugging Face T5 with its decoder, and the table of its logits if it has one, under T5X's names."""
+    tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+    params = golden_t5(directory) | _stack(tensors, "decoder")
+    if "lm_head.weight" in tensors:
+        params["decoder/logits_dense/kernel"] = tensors["lm_head.weight"].T
+    return {name: np.ascontiguousarray(value) for name, value in params.items()}
+
+
+def _stack(tensors: dict[str, np.ndarray], stack: str) -> dict[str, np.ndarray]:
+    bias = tensors[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+    params = {f"{stack}/{stack}_norm/scale": tensors[f"{stack}.final_layer_norm.weight"]}
+    params[f"{stack}/relpos_bias/rel_embedding"] = bias.T
+    for i in {name.split(".")[2] for name in tensors if name.startswith(f"{stack}.block.")}:
+        ours, theirs = f"{stack}/layers_{i}", f"{stack}.block.{i}.layer"
+        for number, (norm, name, module) in enumerate(SUBLAYERS[stack]):
+            params[f"{ours}/pre_{norm}_layer_norm/scale"] = tensors[f"{theirs}.{number}.layer_norm.weight"]
+            for letter, part in ATTENTION.items():
+                kernel = tensors[f"{theirs}.{number}.{module}.{letter}.weight"]
+                params[f"{ours}/{name}/{part}/kernel"] = kernel.T
+        last = f"{theirs}.{len(SUBLAYERS[stack])}"
+        params[f"{ours}/pre_mlp_layer_norm/scale"] = tensors[f"{last}.layer_norm.weight"]
+        for name in ("wi", "wi_0", "wi_1", "wo"):
+            if (key := f"{last}.DenseReluDense.{name}.weight") in tensors:
+                params[f"{ours}/mlp/{name}/kernel"] = tensors[key].T
+    return params
 
 
 def write(
@@ -51,18 +72,10 @@ def write(
     optimizer: bool = True,
     step: int = 1000,
 ) -> Path:
-    """Writes `directory`/checkpoint_STEP. bfloat16 arrays are stored as the version stores them.
+    """Writes `directory`/checkpoint_STEP of arrays by path, in the types that the version stores.
 
-    Args:
-      directory: of the run.
-      params: arrays by path.
-      version: of the format.
-      inlined: ends of the paths of arrays in the index.
-      chunks: shape of the chunks of all others.
-      in_bucket: whether specifications name a bucket, as version 3 writes there.
-      path_on_top: whether specifications have the path at the top, as old TensorStores had it.
-      optimizer: whether there are Adafactor's slots.
-      step: the number of finished steps.
+    Arrays whose path ends with one of `inlined` are in the index. Specifications name a bucket (`in_bucket`),
+    as version 3 writes there, or have the path at the top (`path_on_top`), as old TensorStores had it.
     """
     checkpoint = directory / f"checkpoint_{step}"
     checkpoint.mkdir(parents=True)
@@ -132,39 +145,10 @@ def nest(params: dict[str, np.ndarray]) -> dict:
 
 def map_specs(tree: dict, change) -> dict:
     """Nested dicts with each specification of an array replaced by change(specification)."""
-    return {
-        name: value
-        if not isinstance(value, dict)
-        else change(value)
-        if "kvstore" in value
-        else map_specs(value, change)
-        for name, value in tree.items()
-    }
 
+    def mapped(value):
+        if not isinstance(value, dict):
+            return value
+        return change(value) if "kvstore" in value else map_specs(value, change)
 
-def golden_generator(directory: Path) -> dict[str, np.ndarray]:
-    """A Hugging Face T5 with its decoder, and the table of its logits if it has one, under T5X's names."""
-    tensors = safetensors.numpy.load_file(directory / "model.safetensors")
-    params, block = golden_t5(directory), "decoder.block.{}.layer.{}."
-    params["decoder/decoder_norm/scale"] = tensors["decoder.final_layer_norm.weight"]
-    bias = block.format(0, 0) + "SelfAttention.relative_attention_bias.weight"
-    params["decoder/relpos_bias/rel_embedding"] = tensors[bias].T
-    layers = {name.split(".")[2] for name in tensors if name.startswith("decoder.block.")}
-    for i in sorted(layers):
-        ours = f"decoder/layers_{i}"
-        sublayers = {
-            "self_attention": (block.format(i, 0), "SelfAttention", "self_attention"),
-            "cross_attention": (block.format(i, 1), "EncDecAttention", "encoder_decoder_attention"),
-        }
-        for norm, (theirs, module, name) in sublayers.items():
-            params[f"{ours}/pre_{norm}_layer_norm/scale"] = tensors[f"{theirs}layer_norm.weight"]
-            for letter, part in {"q": "query", "k": "key", "v": "value", "o": "out"}.items():
-                params[f"{ours}/{name}/{part}/kernel"] = tensors[f"{theirs}{module}.{letter}.weight"].T
-        feed_forward = block.format(i, 2)
-        params[f"{ours}/pre_mlp_layer_norm/scale"] = tensors[f"{feed_forward}layer_norm.weight"]
-        for name in ("wi", "wi_0", "wi_1", "wo"):
-            if (key := f"{feed_forward}DenseReluDense.{name}.weight") in tensors:
-                params[f"{ours}/mlp/{name}/kernel"] = tensors[key].T
-    if "lm_head.weight" in tensors:
-        params["decoder/logits_dense/kernel"] = tensors["lm_head.weight"].T
-    return {name: np.ascontiguousarray(value) for name, value in params.items()}
+    return {name: mapped(value) for name, value in tree.items()}

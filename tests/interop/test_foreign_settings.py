@@ -7,16 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.interop import formats, model_dir
 from jaxir.interop.build import PretrainedCrossEncoder, outline_of
 from jaxir.interop.hub import hub_files
-from tests.interop.folders import change
+from tests.interop.folders import GOLDEN, add_normalize, change, change_tensors
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TRANSFORMER = "sentence_bert_config.json"
 ABOUT = "config_sentence_transformers.json"
 
@@ -40,10 +38,7 @@ def lengths(folder: Path) -> tuple[int, int]:
         ({"max_seq_length": 12, "query_length": 8}, (8, 12)),
         ({"query_length": 8, "document_length": 30}, (8, 30)),
         ({"max_seq_length": 12, "tokenizer_args": {"model_max_length": 9, "use_fast": True}}, (9, 9)),
-        (
-            {"query_length": 8, "processing_kwargs": {"text": {"max_length": 10, "truncation": True}}},
-            (10, 10),
-        ),
+        ({"query_length": 8, "processing_kwargs": {"text": {"max_length": 10}}}, (10, 10)),
         ({"model_args": {"torch_dtype": "bfloat16", "attn_implementation": "sdpa"}}, (24, 24)),
     ],
 )
@@ -106,18 +101,16 @@ def test_prompts_go_before_the_texts_that_they_are_named_for(about, expected, fo
 
 
 @pytest.mark.parametrize(
-    ("about", "pools_prompts"),
+    ("prompts", "default", "pools_prompts"),
     [
-        ({"prompts": {"query": "", "document": "", "s2s": "Same: "}, "default_prompt_name": "s2s"}, True),
-        (
-            {"prompts": {"query": "q: ", "corpus": "c: ", "s2s": "Same: "}, "default_prompt_name": "query"},
-            True,
-        ),
-        ({"prompts": {"s2s": "Same: "}, "default_prompt_name": None}, False),
+        ({"query": "", "document": "", "s2s": "Same: "}, "s2s", True),
+        ({"query": "q: ", "corpus": "c: ", "s2s": "Same: "}, "query", True),
+        ({"s2s": "Same: "}, None, False),
     ],
 )
-def test_prompts_survive_a_round_trip(about, pools_prompts, folder, tmp_path, capsys):
+def test_prompts_survive_a_round_trip(prompts, default, pools_prompts, folder, tmp_path, capsys):
     """So `encode` of sentence-transformers, with and without a name, gives the same vectors."""
+    about = {"prompts": prompts, "default_prompt_name": default}
     (folder / ABOUT).write_text(json.dumps(about))
     change(folder / POOLING, include_prompt=pools_prompts)
     formats.convert(f"st:{folder}", tmp_path / "ours", "jaxir")
@@ -129,9 +122,8 @@ def test_prompts_survive_a_round_trip(about, pools_prompts, folder, tmp_path, ca
 
 
 def test_prompts_that_were_changed_are_written_as_they_are(folder, tmp_path):
-    (folder / ABOUT).write_text(
-        json.dumps({"prompts": {"s2s": "Same: ", "passage": "p: "}, "default_prompt_name": "s2s"})
-    )
+    about = {"prompts": {"s2s": "Same: ", "passage": "p: "}, "default_prompt_name": "s2s"}
+    (folder / ABOUT).write_text(json.dumps(about))
     model = model_dir.read(f"st:{folder}")[0]
     settings = dataclasses.replace(model.settings, query_prompt="q: ", passage_prompt="")
     model_dir.write(tmp_path / "ours", dataclasses.replace(model, settings=settings))
@@ -147,14 +139,6 @@ def test_a_reranker_keeps_the_prompts_of_its_encoder(folder):
     assert (settings.query_prompt, settings.passage_prompt) == ("query: ", "passage: ")
 
 
-def normalized(folder: Path) -> None:
-    listed = json.loads((folder / "modules.json").read_text())
-    kind = "sentence_transformers.models.Normalize"
-    listed.append({"idx": 3, "name": "3", "path": "3_Normalize", "type": kind})
-    (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "3_Normalize").mkdir()
-
-
 DENSE, POOLING = "2_Dense/config.json", "1_Pooling/config.json"
 
 
@@ -162,7 +146,7 @@ DENSE, POOLING = "2_Dense/config.json", "1_Pooling/config.json"
 def test_foreign_settings_that_change_nothing_are_accepted(function, folder):
     before = model_dir.read(f"st:{folder}")[0]
     change(folder / DENSE, activation_function=function, module_output_name=...)
-    normalized(folder)
+    add_normalize(folder)
     change(folder / "tokenizer_config.json", truncation_side="right")
     found = model_dir.read(f"st:{folder}")[0].config
     assert (found.projection, found.similarity) == (before.config.projection, "cosine")
@@ -172,10 +156,9 @@ def test_foreign_settings_that_change_nothing_are_accepted(function, folder):
 def test_quantised_weights_cost_one_sentence(kind, folder, tmp_path):
     """Their scale is not in the tensor."""
     path, name = folder / "model.safetensors", "encoder.layer.1.output.dense.weight"
-    tensors = safetensors.numpy.load_file(path)
-    tensors[name] = np.ones(tensors[name].shape, np.int8)
-    tensors["embeddings.position_ids"] = np.arange(160)[None]  # of old folders; it is left out
-    safetensors.numpy.save_file(tensors, path)
+    positions = np.arange(160)[None]  # of old folders; they are left out
+    whole = {name: np.ones((32, 48), np.int8), "embeddings.position_ids": positions}
+    change_tensors(folder, lambda tensors: tensors.update(whole))
     content = path.read_bytes()
     assert content.count(b'"I8"') == 1
     size = int.from_bytes(content[:8], "little")

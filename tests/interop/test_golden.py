@@ -2,9 +2,6 @@
 
 import dataclasses
 import importlib.util
-import json
-import shutil
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,25 +14,11 @@ from jaxir.data.text.tokenizer import pad_batch
 from jaxir.interop import model_dir
 from jaxir.interop.huggingface import hf
 from jaxir.interop.model import stored
-from jaxir.models.dual_encoder import DualEncoderConfig
+from tests.interop.folders import GOLDEN, built, change, edited, exchange
 
 pytestmark = pytest.mark.compiled
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 ARCHITECTURES = ["bert", "deberta", "distilbert", "minilm", "modernbert", "roberta", "t5_1_0", "t5_1_1"]
-
-
-def make(encoder: hf.Encoder, **changes):
-    config = DualEncoderConfig(backbone=dataclasses.replace(encoder.config, **changes))
-    params = {f"encoder.{name}": value for name, value in encoder.params.items()}
-    return stored.build(
-        stored.StoredModel(config=config, params=params, tokenizer=None, settings=None)
-    ).encoder
-
-
-def exchange(ids: np.ndarray, pad_id: int) -> np.ndarray:
-    """Reference ids to ours: padding is 0 here, and what was 0 is the old padding id."""
-    return np.where(ids == pad_id, 0, np.where(ids == 0, pad_id, ids)).astype(np.int32)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +36,7 @@ def test_encoder_matches_reference(name, case, scan):
     golden = np.load(GOLDEN / name / "golden.npz")
     ids = exchange(golden[f"{case}_ids"], encoder.pad_id)
     expected = golden[f"{case}_output"]
-    output = np.asarray(nnx.jit(lambda m, x: m(x))(make(encoder, scan_layers=scan), jnp.asarray(ids)))
+    output = np.asarray(nnx.jit(lambda m, x: m(x))(built(encoder, scan_layers=scan), jnp.asarray(ids)))
     error = np.abs(np.where((ids != 0)[..., None], output - expected, 0.0)).max()
     assert np.abs(expected).max() > 1.0
     assert error < 2e-5, error
@@ -85,13 +68,10 @@ def test_gradients_match_torch(name, scan):
 
 def test_mt5_is_t5_1_1_under_another_name(tmp_path):
     """MT5EncoderModel of transformers gives t5_1_1's outputs for this folder, to the last bit."""
-    folder = shutil.copytree(GOLDEN / "t5_1_1", tmp_path / "mt5")
-    content = json.loads((folder / "config.json").read_text())
-    assert content.pop("model_type") == "t5" and content.pop("feed_forward_proj") == "gated-gelu"
-    (folder / "config.json").write_text(json.dumps(content | {"model_type": "mt5"}))
+    folder = edited(GOLDEN / "t5_1_1", tmp_path, model_type="mt5", feed_forward_proj=...)
     read, expected = hf.read_encoder(folder), hf.read_encoder(GOLDEN / "t5_1_1")
     assert read.config == expected.config and read.params.keys() == expected.params.keys() != set()
-    (folder / "config.json").write_text(json.dumps(content | {"model_type": "umt5"}))  # a bias in each layer
+    change(folder / "config.json", model_type="umt5")  # a bias in each layer
     with pytest.raises(UserError, match="'umt5' is not supported"):
         hf.read_encoder(folder)
 
@@ -121,17 +101,6 @@ def test_sentence_transformer_vectors_match(name, tower):
 def test_fingerprints_have_not_changed(name, fingerprint):
     """Indexes store a model's fingerprint; these are of commit 3ad297d."""
     assert model_dir.load(f"st:{GOLDEN / name}").fingerprint == fingerprint
-
-
-def test_sentence_transformers_settings_are_read():
-    bert = model_dir.load(f"st:{GOLDEN / 'bert'}")
-    assert (bert.settings.query_prompt, bert.settings.passage_prompt) == ("a dog ", "the cat ")
-    assert bert.settings.query_max_length == bert.settings.passage_max_length == 24
-    assert (bert.model.config.pooling, bert.model.config.similarity) == ("cls", "dot")
-    assert bert.model.config.projection.activation == "tanh" and bert.model.config.projection.use_bias
-    t5 = model_dir.load(f"st:{GOLDEN / 't5_1_1'}").model.config
-    assert (t5.pooling, t5.similarity, t5.backbone.gated) == ("mean", "cosine", True)
-    assert t5.projection.activation == "identity" and not t5.projection.use_bias
 
 
 @pytest.mark.skipif(

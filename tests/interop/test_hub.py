@@ -16,22 +16,13 @@ from jaxir.interop import model_dir
 from jaxir.interop.build import Pretrained
 from jaxir.interop.hub import hub_files
 from tests.interop import hub_server
+from tests.interop.folders import GOLDEN
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = "google/t5-tiny"
 # Other files of such a repository: the weights for other frameworks and in another precision.
-OTHERS = (
-    *(
-        "README.md",
-        ".gitattributes",
-        "tf_model.h5",
-        "flax_model.msgpack",
-        "rust_model.ot",
-        "pytorch_model.bin",
-    ),
-    *("model.fp16.safetensors", "onnx/model.onnx", "openvino/openvino_model.bin", "coreml/model.mlmodel"),
-    *("2_Dense/pytorch_model.bin", "generation_config.json", "golden.npz"),
-)
+OTHERS = ["README.md", ".gitattributes", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "golden.npz"]
+OTHERS += ["model.fp16.safetensors", "onnx/model.onnx", "openvino/openvino_model.bin", "coreml/model.mlmodel"]
+OTHERS += ["pytorch_model.bin", "2_Dense/pytorch_model.bin", "generation_config.json"]
 RESOLVE = """
 import json, sys
 from jaxir import cli
@@ -78,14 +69,10 @@ def hub():
 def resolve(hub, tmp_path):
     """Resolves specs in a process; returns directories or messages, and its standard error."""
 
-    def run(*specs: str, cache: str = "cache", limit: str = "", **environment: str) -> tuple[list[str], str]:
-        done = subprocess.run(
-            ["bash", "-c", f'{limit}exec "$@"', "bash", sys.executable, "-c", RESOLVE, *specs],
-            env=hub.environment(tmp_path / cache, **environment),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+    def run(*specs: str, limit: str = "", **environment: str) -> tuple[list[str], str]:
+        command = ["bash", "-c", f'{limit}exec "$@"', "bash", sys.executable, "-c", RESOLVE, *specs]
+        env = hub.environment(tmp_path / "cache", **environment)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         found = [json.loads(line) for line in done.stdout.splitlines()]
         return [x["error"] if isinstance(x, dict) else x for x in found], done.stderr
@@ -95,28 +82,21 @@ def resolve(hub, tmp_path):
 
 def test_only_files_that_are_read_are_downloaded_once(hub, resolve, tmp_path):
     hub.add(T5, files_of("t5_1_1"))
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxir.convert", f"--source=st:{T5}", f"--output={tmp_path}/first"],
-        env=hub.environment(tmp_path / "cache"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-m", "jaxir.convert", f"--source=st:{T5}", f"--output={tmp_path}/first"]
+    env = hub.environment(tmp_path / "cache")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert model_dir.load(f"{tmp_path}/first").fingerprint == (
-        model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
-    )
+    expected = model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
+    assert model_dir.load(f"{tmp_path}/first").fingerprint == expected
     weights = ["2_Dense/model.safetensors", "model.safetensors"]
     small = ["1_Pooling/config.json", "2_Dense/config.json", "3_Normalize/config.json", "config.json"]
     small += ["config_sentence_transformers.json", "modules.json", "sentence_bert_config.json"]
     small += ["tokenizer.json", "tokenizer_config.json"]
     sent = [path for path, _ in hub.sent]
     assert (sorted(sent[:-2]), sorted(sent[-2:])) == (small, weights), "weights come last"
-    said = done.stderr.splitlines()
-    assert len(said) == 1 and said[0].startswith(
-        f"{T5}: model.safetensors, 2_Dense/model.safetensors, modules.json"
-    )
-    assert said[0].endswith(f" kB in total, to {tmp_path}/cache/hub")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"{T5}: model.safetensors, 2_Dense/model.safetensors, modules.json")
+    assert said.endswith(f" kB in total, to {tmp_path}/cache/hub")
     hub.asked.clear()
     (offline,), said = resolve(f"st:{T5}", HF_HUB_OFFLINE="1")
     assert (said, hub.asked) == ("", []) and Path(offline).is_dir()
@@ -138,11 +118,8 @@ def test_damaged_file_in_the_cache_is_refused_until_it_is_removed(hub, resolve):
         blob.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
     hub.sent.clear()
     for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
-        assert resolve(*specs, **environment)[0] == [
-            f"{file} is damaged: it differs from the hub's file; remove {blob} and run the same command to"
-            " download it again"
-            for file, blob in zip(files, blobs, strict=True)
-        ]
+        for message, file, blob in zip(resolve(*specs, **environment)[0], files, blobs, strict=True):
+            assert message.startswith(f"{file} is damaged: ") and f"remove {blob} and run" in message
     assert hub.sent == []
     for blob in blobs:
         blob.unlink()
@@ -184,10 +161,8 @@ def test_one_copy_of_the_weights_is_chosen(index, others, expected):
 
 def test_each_module_has_weights_of_its_own():
     kinds = ["Transformer", "Pooling", "Dense", "Normalize"]
-    modules = [
-        {"path": f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"}
-        for i, kind in enumerate(kinds)
-    ]
+    own = "sentence_transformers.models"
+    modules = [{"path": f"{i}_{kind}", "type": f"{own}.{kind}"} for i, kind in enumerate(kinds)]
     small = ["modules.json", "0_Transformer/config.json", "1_Pooling/config.json", "2_Dense/config.json"]
     small.append("0_Transformer/spiece.model")
     weights = ["0_Transformer/model.safetensors", "2_Dense/pytorch_model.bin"]
@@ -236,19 +211,16 @@ def test_revision_is_pinned_and_read_offline(hub, resolve):
     old, new = files_of("roberta"), files_of("bert")
     commits = [hub.add(T5, old, "v1", "refs/pr/2"), hub.add(T5, new)]
     specs = {f"{T5}": 1, f"{T5}@v1": 0, f"{T5}@refs/pr/2": 0, f"{T5}@{commits[0]}": 0, f"{T5}@main": 1}
-    found, said = resolve(
-        *(f"hf:{spec}" for spec in specs), f"hf:{T5}@v3", f"hf:{T5}@", f"hf:{GOLDEN}@v1", f"hf:{T5}@../x"
-    )
+    bad = (f"hf:{T5}@v3", f"hf:{T5}@", f"hf:{GOLDEN}@v1", f"hf:{T5}@../x")
+    found, said = resolve(*(f"hf:{spec}" for spec in specs), *bad)
     assert [Path(x).name for x in found[:5]] == [commits[i] for i in specs.values()]
     assert len(said.splitlines()) == 2, "what is here is not fetched again"
     assert found[5].startswith(f"{T5} has no revision 'v3'")
-    for i, spec in ((6, f"{T5}@"), (8, f"{T5}@../x")):
-        assert found[i] == f"{spec}: write a branch, a tag, a commit or refs/pr/N after @"
+    assert all("write a branch, a tag, a commit or refs/pr/N after @" in found[i] for i in (6, 8))
     assert found[7].startswith(f"{GOLDEN}@v1: ")
     asked = [r.path for r in hub.asked if "/revision/" in r.path]
-    assert asked == [f"/api/models/{T5}/revision/{r}" for r in ("main", "v1", "refs/pr/2", "main", "v3")], (
-        "a commit never changes"
-    )
+    # A commit is not requested, because it never changes.
+    assert asked == [f"/api/models/{T5}/revision/{r}" for r in ("main", "v1", "refs/pr/2", "main", "v3")]
     hub.asked.clear()
     found, said = resolve(f"hf:{T5}@v1", f"hf:{T5}", HF_HUB_OFFLINE="1")
     assert ([Path(x).name for x in found], said, hub.asked) == (commits, "", [])
@@ -274,10 +246,8 @@ def test_processes_of_one_run_fetch_each_file_once_and_say_so_once(hub, tmp_path
         free.bind(("127.0.0.1", 0))
         run = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free.getsockname()[1]}", "JAX_NUM_PROCESSES": "2"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = [
-        subprocess.Popen(command, env=hub.environment(tmp_path / "cache", JAX_PROCESS_ID=i, **run), **pipes)
-        for i in "01"
-    ]
+    environments = (hub.environment(tmp_path / "cache", JAX_PROCESS_ID=i, **run) for i in "01")
+    started = [subprocess.Popen(command, env=environment, **pipes) for environment in environments]
     wanted = f"/{T5}/resolve/{hub.commit(T5, 'main')}/model.safetensors"
     while sum(r.method == "HEAD" and r.path == wanted for r in hub.asked) < 2:
         assert all(process.poll() is None for process in started)
@@ -297,36 +267,29 @@ def test_unusable_hub_models_are_refused_before_weights_are_fetched(hub, resolve
     hub.add("meta/gated", files_of("roberta"))
     hub.add("some/busy", files_of("roberta"))
     hub.refusals |= {"meta/gated": (403, "GatedRepo"), "some/busy": (503, "")}
-    hub.add("some/gpt", {"config.json": b'{"model_type": "gpt2"}', "model.safetensors": b"x" * 2000})
-    hub.add(
-        "some/tf", {"config.json": (GOLDEN / "roberta/config.json").read_bytes(), "tf_model.h5": b"x" * 2000}
-    )
-    hub.add("some/gguf", {"README.md": b"x", "model.gguf": b"x" * 2000})
+    roberta, weights = (GOLDEN / "roberta/config.json").read_bytes(), b"x" * 2000
+    hub.add("some/gpt", {"config.json": b'{"model_type": "gpt2"}', "model.safetensors": weights})
+    hub.add("some/tf", {"config.json": roberta, "tf_model.h5": weights})
+    hub.add("some/gguf", {"README.md": b"x", "model.gguf": weights})
     damaged = files_of("roberta")
     damaged["model.safetensors.index.json"] = b'{"weight_map": {"x": "model-1.safetensors"}}'
     del damaged["model.safetensors"]
     hub.add("some/part", damaged)
-    neither = "neither a local directory nor a model on the hub, unless it is private"
-    log_in = "run `hf auth login` or set HF_TOKEN"
-    locally = "or give a local copy of it, hf:DIR (in a recipe --model=hf:DIR)"
-    alone = "for its encoder write hf:"
-    readable = "(model.safetensors, pytorch_model.bin, flax_model.msgpack)"
     cases = {
-        "hf:google/t5-v1.1-base": f": {neither}: {log_in}; did you mean 'google/t5-v1_1-base'?",
-        "hf:nobody/nothing-like-it": f": {neither}: {log_in}; check the name",
-        "hf:meta/gated": f" is gated: accept its terms on {hub.url}/meta/gated, then {log_in}, {locally}",
-        "hf:some/busy": f": the hub answers with status 503: try again later, {locally}",
-        "hf:some/tf": f": it has no weights that jaxir reads {readable}; it has tf_model.h5",
-        "hf:some/gguf": ": it has no config.json, so it is not a model of transformers",
-        "st:some/tf": f": not of sentence-transformers (no modules.json); {alone}",
-        "hf:some/part": ": it lacks model-1.safetensors, which its model.safetensors.index.json names;"
-        " try another revision",
-        "hf:google/t5 base": ": no such directory, and names on the hub have the form OWNER/NAME",
+        "hf:google/t5-v1.1-base": "hf auth login` or set HF_TOKEN; did you mean 'google/t5-v1_1-base'?",
+        "hf:nobody/nothing-like-it": "neither a local directory nor a model on the hub, unless it is private",
+        "hf:meta/gated": f"is gated: accept its terms on {hub.url}/meta/gated, then run `hf auth login`",
+        "hf:some/busy": "status 503: try again later, or give a local copy of it, hf:DIR",
+        "hf:some/tf": "flax_model.msgpack); it has tf_model.h5",
+        "hf:some/gguf": "it has no config.json, so it is not a transformers model",
+        "st:some/tf": "it has no modules.json, so it is not a model of sentence-transformers; write hf:",
+        "hf:some/part": "lacks model-1.safetensors, which its model.safetensors.index.json names",
+        "hf:google/t5 base": "no such directory, and names on the hub have the form OWNER/NAME",
+        "checked:some/gpt": "model_type 'gpt2'",
     }
-    messages, _ = resolve(*cases, "checked:some/gpt")
-    for (spec, expected), message in zip(cases.items(), messages, strict=False):
-        assert message == spec[3:] + expected
-    assert "model_type 'gpt2'" in messages[-1]
+    messages, _ = resolve(*cases)
+    for (spec, expected), message in zip(cases.items(), messages, strict=True):
+        assert spec.rpartition("/")[2] in message and expected in message
     assert SAFE not in [path for path, _ in hub.sent]
 
 
@@ -341,14 +304,9 @@ def test_hub_out_of_reach_or_disk_full(hub, resolve, tmp_path):
     hub.sent.clear()
     (found, unknown), _ = resolve(f"hf:{T5}", "hf:nobody/nothing", HF_TOKEN="hf_x")
     assert hub.sent == [(SAFE, 0)], "files that were whole are not downloaded again"
-    assert unknown.startswith(
-        "nobody/nothing: neither a local directory nor a model on the hub, at least with"
-    )
+    assert "neither a local directory nor a model on the hub, at least with" in unknown
     assert hub.tokens == {"127.0.0.1": {"", "Bearer hf_x"}, "localhost": {""}}, "others get no token"
     (again, lost), said = resolve(f"hf:{T5}", f"hf:{T5}@v1", HF_ENDPOINT=nobody)
     assert again == found
     assert said == f"note: the hub is not available; using the cached copy of {T5} ({found})\n"
-    assert lost == (
-        f"{T5}: the hub ({nobody}) cannot be reached (connection refused): try again, or give a local copy"
-        " of it, hf:DIR (in a recipe --model=hf:DIR)"
-    )
+    assert lost.startswith(f"{T5}: the hub ({nobody}) cannot be reached (connection refused): try again")

@@ -1,13 +1,11 @@
 """Masked language models: logits of the reference implementation, refused folders, heads of objectives."""
 
-import json
 import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 from flax import nnx
 
 from jaxir.core.errors import UserError
@@ -15,8 +13,8 @@ from jaxir.interop import model_dir
 from jaxir.interop.build import PretrainedMaskedLM
 from jaxir.objectives.masked_lm import MaskedLM
 from jaxir.objectives.pretrained_heads import masked_lm_for
+from tests.interop.folders import GOLDEN, change, change_tensors, exchange, tensors_of
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["bert", "roberta", "distilbert"]
 
 
@@ -33,13 +31,9 @@ def source(directory) -> PretrainedMaskedLM:
 def test_logits_match_transformers(name):
     golden, pad = np.load(GOLDEN / f"mlm_{name}" / "golden.npz"), int(name == "roberta")
     model, _ = source(GOLDEN / f"mlm_{name}").build()
-
-    def swapped(ids):
-        return np.where(ids == pad, 0, np.where(ids == 0, pad, ids)).astype(np.int32)
-
-    ids = swapped(golden["ids"])
+    ids = exchange(golden["ids"], pad)
     assert (ids == 0).any()
-    order = swapped(np.arange(golden["logits"].shape[-1]))  # of the vocabulary, whose padding is 0 here
+    order = exchange(np.arange(golden["logits"].shape[-1]), pad)  # of the vocabulary
     found = np.asarray(nnx.jit(lambda m, x: m(x))(model, jnp.asarray(ids)))
     real = ids != 0
     np.testing.assert_allclose(found[real], golden["logits"][..., order][real], atol=2e-4)
@@ -53,40 +47,38 @@ def test_logits_match_transformers(name):
 
 
 def test_masked_lm_refuses_unsupported_sources(folder):
-    with pytest.raises(UserError, match=r"no cls.predictions.transform.dense.weight among its weights"):
-        source(GOLDEN / "bert").build()
-    with pytest.raises(UserError, match="no masked language model has model_type 't5'"):
-        source(GOLDEN / "t5_1_1").outline()
-    with pytest.raises(UserError, match="must be given as hf:NAME or hf:DIRECTORY"):
-        PretrainedMaskedLM(source=str(folder)).outline()
-    content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(content | {"tie_word_embeddings": False}))
-    with pytest.raises(UserError, match="own token vectors"):
-        source(folder).outline()
+    change(folder / "config.json", tie_word_embeddings=False)
+    for read, message in (
+        (source(GOLDEN / "bert").build, r"no cls.predictions.transform.dense.weight among its weights"),
+        (source(GOLDEN / "t5_1_1").outline, "no masked language model has model_type 't5'"),
+        (PretrainedMaskedLM(source=str(folder)).outline, "must be given as hf:NAME or hf:DIRECTORY"),
+        (source(folder).outline, "own token vectors"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read()
 
 
 @pytest.mark.parametrize(
-    ("name", "table", "copies"),
+    ("name", "copies"),
     [
-        ("mlm_bert", "bert.embeddings", ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")),
-        ("mlm_distilbert", "distilbert.embeddings", ("vocab_projector.weight",)),
+        ("bert", ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")),
+        ("distilbert", ("vocab_projector.weight",)),
     ],
 )
-def test_masked_lm_refuses_unequal_tied_copies_and_non_finite_weights(name, table, copies, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(GOLDEN / name, folder)
-    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
-    table = f"{table}.word_embeddings.weight"
+def test_masked_lm_refuses_unequal_tied_copies_and_non_finite_weights(name, copies, tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / f"mlm_{name}", tmp_path / "model"))
+    tensors = tensors_of(folder)
+    table = f"{name}.embeddings.word_embeddings.weight"
     for copy in copies:
         shared = tensors[table if copy.endswith("weight") else copy.replace("decoder.", "")]
-        safetensors.numpy.save_file(tensors | {copy: shared.copy()}, folder / "model.safetensors")
+        change_tensors(folder, lambda t, copy=copy, value=shared: t.update({copy: value.copy()}))
         source(folder).build()
-        safetensors.numpy.save_file(tensors | {copy: shared + 1}, folder / "model.safetensors")
+        change_tensors(folder, lambda t, copy=copy, value=shared: t.update({copy: value + 1}))
         with pytest.raises(UserError, match=rf"{copy} differs from .*, although config\.json says"):
             source(folder).build()
-    broken = tensors[table].copy()
-    broken[7, 3] = np.nan
-    safetensors.numpy.save_file(tensors | {table: broken}, folder / "model.safetensors")
+        change_tensors(folder, lambda t, copy=copy: t.pop(copy))
+    tensors[table][7, 3] = np.nan
+    change_tensors(folder, lambda t: t.update(tensors))
     with pytest.raises(UserError, match=r"model is damaged: encoder\..* has a number that is not finite"):
         source(folder).build()
 
@@ -111,7 +103,6 @@ def test_masked_lm_of_another_vocabulary_or_too_short_is_refused(encoder):
 
 
 def test_masked_lm_begins_from_a_folders_own_head(encoder):
-    """The encoder and the head of one folder make the logits that transformers computed."""
     golden = np.load(GOLDEN / "mlm_bert" / "golden.npz")
     begin = MaskedLM(head=source(GOLDEN / "mlm_bert"))
     loaded = model_dir.load(f"hf:{GOLDEN / 'mlm_bert'}")

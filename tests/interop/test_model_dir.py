@@ -1,7 +1,10 @@
 """Model and run directories, overrides, and damaged directories."""
 
+import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -15,12 +18,12 @@ from jaxir.core.errors import UserError
 from jaxir.interop import formats, model_dir
 from jaxir.interop.build import FromScratch, Pretrained
 from jaxir.interop.hub import hub
-from jaxir.interop.model import run_dir, stored
+from jaxir.interop.model import stored, stored_run
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.runtime.partitioning import MeshConfig
+from tests.interop.folders import GOLDEN
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 ROBERTA = f"st:{GOLDEN / 'roberta'}"
 IDS = np.array([[2, 5, 6, 7, 3, 0], [2, 9, 3, 0, 0, 0]], np.int32)
 
@@ -68,39 +71,45 @@ def test_run_directory_stands_for_its_best_else_its_latest_checkpoint(scan, tmp_
     (tmp_path / "run" / "checkpoints" / "best.json").symlink_to("nowhere")
     with pytest.raises(UserError, match=r"best\.json: no such file"):
         model_dir.load(str(tmp_path / "run"))
+    (tmp_path / "run" / "checkpoints" / "best.json").unlink()
+    (tmp_path / "run" / "checkpoints" / "10" / "run" / "metadata").unlink()
+    with pytest.raises(UserError, match=r"run/metadata: no such file"):
+        model_dir.load(str(tmp_path / "run"))
+    for step in ("9", "10"):
+        (tmp_path / "run" / "checkpoints" / step).rename(tmp_path / step)
+    with pytest.raises(UserError, match="no checkpoint in it yet"):
+        model_dir.load(str(tmp_path / "run"))
 
 
 def test_checkpoint_steps_ignores_entries_that_are_no_checkpoints(tmp_path):
     for name in ("9", "10", "007", "8.orbax-checkpoint-tmp-1", ".7.removed"):
         (tmp_path / name).mkdir()
     (tmp_path / "11").touch()
-    assert run_dir.checkpoint_steps(tmp_path) == [9, 10]
-    assert run_dir.checkpoint_steps(tmp_path / "11") == run_dir.checkpoint_steps(tmp_path / "12") == []
+    assert stored_run.checkpoint_steps(tmp_path) == [9, 10]
+    assert stored_run.checkpoint_steps(tmp_path / "11") == stored_run.checkpoint_steps(tmp_path / "12") == []
 
 
-def test_records_and_best_json_of_no_checkpoint_are_damaged(tmp_path):
+def test_malformed_records_and_best_json_are_damaged(tmp_path):
     checkpoint = tmp_path / "checkpoints" / "1"
     path = checkpoint / "run" / "metadata"
     path.parent.mkdir(parents=True)
     record = {"step": 1, "dev_value": None, "settings": {}}
     for wrong in ({"step": 2}, {"dev_value": "0.5"}, {"settings": []}, {"checksums": {}}):
         path.write_text(json.dumps(record | wrong))
-        with pytest.raises(run_dir.Damaged, match="1/run/metadata"):
-            run_dir.read_record(checkpoint)
+        with pytest.raises(stored_run.Damaged, match="1/run/metadata"):
+            stored_run.read_record(checkpoint)
     path.write_text(json.dumps(record))
-    assert run_dir.read_record(checkpoint) == record
+    assert stored_run.read_record(checkpoint) == record
     (tmp_path / "jaxir.json").touch()
     (tmp_path / "checkpoints" / "best.json").write_text('{"step": true}')
-    with pytest.raises(UserError, match=r"best\.json names step True, but there is no such checkpoint"):
-        run_dir.checkpoint_of(tmp_path)
+    with pytest.raises(UserError, match=r"best\.json names step True"):
+        stored_run.checkpoint_of(tmp_path)
 
 
 def test_fingerprint_covers_weights_architecture_and_tokenizer_but_not_execution(tmp_path):
     base = model_dir.load(ROBERTA)
-    assert (
-        model_dir.load(ROBERTA, dtype="bfloat16", remat="products", scan_layers=True).fingerprint
-        == base.fingerprint
-    )
+    executed = model_dir.load(ROBERTA, dtype="bfloat16", remat="products", scan_layers=True)
+    assert executed.fingerprint == base.fingerprint
     assert model_dir.load(ROBERTA, query_max_length=9).fingerprint == base.fingerprint
     assert model_dir.load(ROBERTA, pooling="cls").fingerprint != base.fingerprint
     seeds = [model_dir.load(ROBERTA, projection=8, seed=s).fingerprint for s in (0, 0, 1)]
@@ -114,23 +123,11 @@ def test_fingerprint_covers_weights_architecture_and_tokenizer_but_not_execution
 def test_overrides_change_the_model():
     base = model_dir.load(ROBERTA)
     assert base.model.config.backbone.dropout_rate == 0.1
-    changed = model_dir.load(
-        ROBERTA,
-        sharing="ade_spl",
-        pooling="cls",
-        projection=8,
-        similarity="dot",
-        dropout_rate=0.0,
-        query_max_length=5,
-        passage_max_length=6,
-    )
+    overrides = {"sharing": "ade_spl", "pooling": "cls", "similarity": "dot"}
+    lengths = {"query_max_length": 5, "passage_max_length": 6}
+    changed = model_dir.load(ROBERTA, **overrides, **lengths, projection=8, dropout_rate=0.0)
     config = changed.model.config
-    assert (config.sharing, config.pooling, config.similarity, config.dimension) == (
-        "ade_spl",
-        "cls",
-        "dot",
-        8,
-    )
+    assert {name: getattr(config, name) for name in overrides} == overrides and config.dimension == 8
     assert config.backbone.dropout_rate == config.backbone.attention_dropout_rate == 0.0
     assert (changed.settings.query_max_length, changed.settings.passage_max_length) == (5, 6)
     np.testing.assert_array_equal(encode(changed.model, "query"), encode(changed.model, "passage"))
@@ -140,17 +137,14 @@ def test_overrides_change_the_model():
     assert 0 < np.abs(bfloat16 - encode(base.model)).max() < 0.05
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
+def test_impossible_overrides_are_refused():
+    for overrides, message in (
         ({"sharing": "ade_spl"}, "needs a projection"),
         ({"query_max_length": 161}, "query_max_length is 161, but the model has only 160 positions"),
         ({"projection": 0}, "projection must be a whole number of at least 1"),
-    ],
-)
-def test_impossible_overrides_are_refused(overrides, message):
-    with pytest.raises(UserError, match=message):
-        model_dir.load(ROBERTA, **overrides)
+    ):
+        with pytest.raises(UserError, match=message):
+            model_dir.load(ROBERTA, **overrides)
 
 
 def test_convert_changes_how_vectors_are_compared(tmp_path):
@@ -160,33 +154,25 @@ def test_convert_changes_how_vectors_are_compared(tmp_path):
     lengths = np.linalg.norm(own, axis=1, keepdims=True)
     assert np.abs(lengths - 1).max() > 0.1
     np.testing.assert_allclose(unit, own / lengths, atol=1e-6)
-    with pytest.raises(UserError, match="sentence-transformers has no first_last pooling"):
-        formats.convert(ROBERTA, tmp_path / "folder", "st", pooling="first_last")
-    assert not (tmp_path / "folder").exists()
-    with pytest.raises(UserError, match="'embeddings_last' reads two layers, which t5 does not return"):
-        formats.convert(f"st:{GOLDEN / 't5_1_1'}", tmp_path / "t5", "jaxir", pooling="embeddings_last")
-    with pytest.raises(UserError, match="a seq2seq has no similarity: omit --similarity"):
-        formats.convert(ROBERTA, tmp_path / "model", "jaxir", similarity="dot", kind="seq2seq")
+    for source, to, how, message in (
+        (ROBERTA, "st", {"pooling": "first_last"}, "sentence-transformers has no first_last pooling"),
+        (f"st:{GOLDEN / 't5_1_1'}", "jaxir", {"pooling": "embeddings_last"}, "which t5 does not return"),
+        (ROBERTA, "jaxir", {"similarity": "dot", "kind": "seq2seq"}, "a seq2seq has no similarity"),
+    ):
+        with pytest.raises(UserError, match=message):
+            formats.convert(source, tmp_path / "refused", to, **how)
+        assert not (tmp_path / "refused").exists()
 
 
 def test_a_model_with_two_towers_stays_so_and_a_projection_keeps_its_size(tmp_path):
     loaded = model_dir.load(ROBERTA, sharing="ade", projection=8)
     model_dir.save(tmp_path / "m", loaded.model, loaded.tokenizer, loaded.settings)
-    assert (
-        model_dir.load(str(tmp_path / "m"), sharing="ade", projection=8).model.config == loaded.model.config
-    )
+    again = model_dir.load(str(tmp_path / "m"), sharing="ade", projection=8)
+    assert again.model.config == loaded.model.config
     with pytest.raises(UserError, match="sharing is 'ade' and cannot become 'sde'"):
         model_dir.load(str(tmp_path / "m"), sharing="sde")
-    with pytest.raises(UserError, match="it already projects to 8 dimensions, not 16"):
+    with pytest.raises(UserError, match="has a projection to 8 dimensions, so it cannot get one to 16"):
         model_dir.load(str(tmp_path / "m"), projection=16)
-
-
-def test_save_does_not_overwrite_and_leaves_nothing_half_written(tmp_path):
-    loaded = model_dir.load(ROBERTA)
-    model_dir.save(tmp_path / "m", loaded.model, loaded.tokenizer, loaded.settings)
-    with pytest.raises(UserError, match="already exists"):
-        model_dir.save(tmp_path / "m", loaded.model, loaded.tokenizer, loaded.settings)
-    assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
 @pytest.fixture(scope="module")
@@ -197,30 +183,23 @@ def saved(tmp_path_factory):
     return directory
 
 
+def merged(old: dict, new: dict) -> dict:
+    return old | {k: merged(old[k], v) if isinstance(v, dict) else v for k, v in new.items()}
+
+
 def edit(**changes):
-    """Changes entries of jaxir.json, of which a dictionary merges and None removes, without its own hash."""
+    """Changes entries of jaxir.json, of which dictionaries merge and None removes, without its own hash."""
 
     def spoil(directory: Path) -> None:
         path = directory / "jaxir.json"
-        content = json.loads(path.read_text())
-        for name, change in changes.items():
-            merged = content[name] | change if isinstance(change, dict) else change
-            content[name] = merged
-        content = {k: v for k, v in content.items() if v is not None and k != "sha256"}
-        path.write_text(json.dumps(content))
+        content = merged(json.loads(path.read_text()), changes | {"sha256": None})
+        path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
 
     return spoil
 
 
 def backbone(**changes):
-    def spoil(directory: Path) -> None:
-        path = directory / "jaxir.json"
-        content = json.loads(path.read_text())
-        content["model"]["backbone"] |= changes
-        del content["sha256"]
-        path.write_text(json.dumps(content))
-
-    return spoil
+    return edit(model={"backbone": changes})
 
 
 def sealed_edit(directory: Path) -> None:
@@ -241,19 +220,13 @@ JAXIR_DAMAGES = {
     "layers": (backbone(num_layers="two"), r"num_layers must be a whole number .*, not 'two'"),
     "activation": (backbone(activation="gelv"), r"activation must be .*not 'gelv'"),
     "unknown": (backbone(colour="red"), r"'colour' is unknown"),
-    "lengths": (
-        edit(settings={"passage_max_length": 999}),
-        r"jaxir\.json: passage_max_length is 999, but the model has only 160 positions",
-    ),
+    "lengths": (edit(settings={"passage_max_length": 999}), r"jaxir\.json: passage_max_length is 999, but"),
     "settings": (edit(settings={"x": 1}), r"jaxir\.json: the key 'x' is unknown"),
     "no model": (edit(model=None), r"jaxir\.json: 'model' is missing"),
     "format": (edit(format=99), r"jaxir\.json: format 99, but this jaxir reads 1"),
-    "more sums": (edit(checksums={"encoder.more": 1}), r"with other arrays \(encoder\.more\)"),
-    "another sum": (
-        edit(checksums={"encoder.layers.0.wi.bias": 1}),
-        "wi.bias is damaged: its numbers are not",
-    ),
-    "changed": (sealed_edit, "is damaged: it does not match its sha256; copy it again, or remove its sha256"),
+    "more sums": (edit(checksums={"encoder.more": 1}), r"arrays are missing or were added \(encoder\.more\)"),
+    "another sum": (edit(checksums={"encoder.layers.0.wi.bias": 1}), r"wi.bias is damaged: its numbers"),
+    "changed": (sealed_edit, "is damaged: it does not match its sha256"),
     "no description": (remove("jaxir.json"), r"no jaxir\.json in it, so it is not a jaxir model"),
     "no params": (lambda d: shutil.rmtree(d / "params"), "it has neither params nor checkpoints"),
     "half a params": (truncate_params, r"params \(parameters\): .* cannot be read"),
@@ -299,28 +272,17 @@ def test_pretrained_goes_straight_to_the_mesh():
     kernel = sharded.model.encoder.layers.wi.kernel[...]
     assert kernel.shape == (2, 32, 48)
     assert {s.data.shape for s in kernel.addressable_shards} == {(2, 16, 48)}
-    jax.tree.map(
-        np.testing.assert_array_equal, stored.params_of(sharded.model), stored.params_of(whole.model)
-    )
+    params = (stored.params_of(loaded.model) for loaded in (sharded, whole))
+    jax.tree.map(np.testing.assert_array_equal, *params)
 
 
 @pytest.mark.slow
 def test_from_scratch_is_the_same_on_any_mesh_and_is_created_sharded():
-    backbone = BertConfig(
-        vocab_size=128,
-        embed_dim=32,
-        num_layers=2,
-        num_heads=4,
-        mlp_dim=48,
-        max_positions=24,
-        dropout_rate=0.0,
-    )
-    start = FromScratch(
-        config=DualEncoderConfig(backbone=backbone, sharing="ade", projection=Projection(dimension=8)),
-        tokenizer=str(GOLDEN / "bert"),
-        query_max_length=8,
-        passage_max_length=24,
-    )
+    shape = {"vocab_size": 128, "embed_dim": 32, "num_layers": 2, "num_heads": 4, "mlp_dim": 48}
+    backbone = BertConfig(**shape, max_positions=24, dropout_rate=0.0)
+    config = DualEncoderConfig(backbone=backbone, sharing="ade", projection=Projection(dimension=8))
+    lengths = {"query_max_length": 8, "passage_max_length": 24}
+    start = FromScratch(config=config, tokenizer=str(GOLDEN / "bert"), **lengths)
     partitioner = MeshConfig(fsdp=2, tensor=2).build()
     sharded, whole = start.build(seed=1, partitioner=partitioner), start.build(seed=1)
     assert sharded.fingerprint == whole.fingerprint
@@ -333,41 +295,36 @@ def test_from_scratch_is_the_same_on_any_mesh_and_is_created_sharded():
     tokenizer = whole.tokenizer
     assert whole.fingerprint == stored.initial_fingerprint(start.config, tokenizer, 1)
     assert whole.fingerprint != stored.initial_fingerprint(start.config, tokenizer, 2)
-    with pytest.raises(UserError, match="passage_max_length is 25"):
-        FromScratch(**{**vars(start), "passage_max_length": 25}).build(seed=0)
     small = DualEncoderConfig(backbone=BertConfig(vocab_size=50))
     wide = DualEncoderConfig(backbone=BertConfig(embed_dim=2**30, num_heads=1))
-    with pytest.raises(UserError, match=r"would take .* GiB, but the devices have .* GiB"):
-        FromScratch(**{**vars(start), "config": wide}).build(seed=0)
-    with pytest.raises(UserError, match="the model only 50"):
-        FromScratch(**{**vars(start), "config": small}).build(seed=0)
+    for changed, message in (
+        ({"passage_max_length": 25}, "passage_max_length is 25"),
+        ({"config": wide}, r"would take .* GiB, but the devices have .* GiB"),
+        ({"config": small}, "the model only 50"),
+    ):
+        with pytest.raises(UserError, match=message):
+            dataclasses.replace(start, **changed).build(seed=0)
 
 
-def test_model_from_scratch_has_the_architecture_and_new_parameters():
-    found, read = Pretrained(source=ROBERTA).build(seed=1), Pretrained(source=ROBERTA, from_scratch=True)
-    drawn, other = (read.build(seed=seed) for seed in (1, 2))
+def test_model_from_scratch_has_the_architecture_and_new_parameters(tmp_path):
+    """A folder's configuration and tokenizer suffice."""
+    change, whole = {"projection": 8, "scan_layers": True}, GOLDEN / "roberta"
+    folder = shutil.copytree(whole, tmp_path / "folder", ignore=shutil.ignore_patterns("*.safetensors"))
+    found = Pretrained(source=f"hf:{whole}", **change).build(seed=1)
+    drawn, same, other = (
+        Pretrained(source=f"hf:{place}", from_scratch=True, **change).build(seed=seed)
+        for place, seed in ((folder, 1), (whole, 1), (folder, 2))
+    )
     assert drawn.model.config == found.model.config and drawn.settings == found.settings
     assert drawn.tokenizer.fingerprint == found.tokenizer.fingerprint
+    assert drawn.fingerprint == same.fingerprint
     assert len({drawn.fingerprint, other.fingerprint, found.fingerprint}) == 3
-    params = [stored.params_of(m.model) for m in (drawn, other, found)]
+    params = [stored.params_of(m.model) for m in (drawn, same, other, found)]
+    jax.tree.map(np.testing.assert_array_equal, *params[:2])
     for name in ("encoder.layers.0.wi.kernel", "encoder.embeddings.token.embedding"):
-        first, *different = (p[name] for p in params)
+        first, _, *different = (p[name] for p in params)
         assert 0.015 < first.std() < 0.025
         assert all(np.abs(first - x).max() > 0.01 for x in different)
-
-
-def test_model_from_scratch_needs_only_a_configuration_and_a_tokenizer(tmp_path):
-    change = {"sharing": "ade_spl", "projection": 8, "scan_layers": True}
-    whole = Path(ROBERTA.partition(":")[2])
-    folder = tmp_path / "folder"
-    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.npz"))
-    drawn, other = (
-        Pretrained(source=f"hf:{place}", from_scratch=True, **change).build(seed=1)
-        for place in (folder, whole)
-    )
-    assert drawn.model.config == other.model.config and drawn.fingerprint == other.fingerprint
-    first, second = (stored.params_of(m.model) for m in (drawn, other))
-    jax.tree.map(np.testing.assert_array_equal, first, second)
     with pytest.raises(UserError, match=r"model\.safetensors"):
         Pretrained(source=f"hf:{folder}", from_scratch=False).build(seed=1)
 
@@ -377,5 +334,37 @@ def test_paths_may_go_through_a_parent(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     model_dir.save("../model", model.model, model.tokenizer, model.settings)
+    with pytest.raises(UserError, match="already exists"):
+        model_dir.save("../model", model.model, model.tokenizer, model.settings)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["here", "model"]
     for place in ("../model", "./../model", f"{tmp_path}/here/../model"):
         assert model_dir.load(place).fingerprint == model_dir.load(str(tmp_path / "model")).fingerprint
+
+
+# As in `training.checkpoints`: a checkpoint appears by a rename, best.json names it, the older one goes.
+TRAINER = """
+import json, os, pathlib, shutil, sys
+checkpoints = pathlib.Path(sys.argv[1]) / "checkpoints"
+for step in range(2, int(sys.argv[2])):
+    new, old = checkpoints / f"{step}.orbax-checkpoint-tmp", checkpoints / str(step - 1)
+    shutil.copytree(old, new)
+    record = json.loads((new / "run" / "metadata").read_text())
+    (new / "run" / "metadata").write_text(json.dumps(record | {"step": step}))
+    new.rename(checkpoints / str(step))
+    (checkpoints / "new").write_text(json.dumps({"step": step}))
+    os.replace(checkpoints / "new", checkpoints / "best.json")
+    shutil.rmtree(old.rename(checkpoints / f".{step - 1}.removed"))
+    """
+
+
+def test_run_is_read_while_it_is_trained(tmp_path):
+    write_run(tmp_path / "run", model_dir.load(ROBERTA), {1: 1.5})
+    expected = model_dir.load(str(tmp_path / "run")).fingerprint
+    count = 0
+    with subprocess.Popen([sys.executable, "-c", TRAINER, tmp_path / "run", "60"]) as trainer:
+        while trainer.poll() is None:
+            assert model_dir.load(str(tmp_path / "run")).fingerprint == expected
+            count += 1
+    assert count and trainer.returncode == 0
+    model, _ = model_dir.read(str(tmp_path / "run"))
+    assert model.checkpoint == stored_run.checkpoint_of(tmp_path / "run") == tmp_path / "run/checkpoints/59"

@@ -33,8 +33,7 @@ def test_presets_have_the_published_sizes(name, millions):
 
 
 def test_too_long_input_is_refused():
-    config = ModernBertConfig(
-        vocab_size=9, embed_dim=8, num_layers=2, num_heads=2, mlp_dim=8, max_positions=4
-    )
+    shape = {"vocab_size": 9, "embed_dim": 8, "num_layers": 2, "num_heads": 2, "mlp_dim": 8}
+    model = ModernBertConfig(**shape, max_positions=4).make(rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="5 tokens exceed the model's 4 positions"):
-        config.make(rngs=nnx.Rngs(0))(jnp.ones((1, 5), jnp.int32))
+        model(jnp.ones((1, 5), jnp.int32))

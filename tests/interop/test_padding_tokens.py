@@ -1,14 +1,13 @@
 """Texts that spell out the padding token give the vectors and scores of sentence-transformers 6.2."""
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jaxir import CrossEncoder, DualEncoder
+from tests.interop.folders import GOLDEN
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 slow = pytest.mark.slow
 
 
@@ -23,12 +22,6 @@ def golden():
 def test_padding_tokens_of_a_text_are_tokens_to_a_dual_encoder(golden, name):
     vectors = DualEncoder.load(f"st:{GOLDEN / name}").encode_passages(golden["texts"].tolist())
     np.testing.assert_allclose(vectors, golden[name], atol=3e-6)
-
-
-@slow
-def test_padding_tokens_of_a_text_are_tokens_to_minilm(golden, minilm_folder):
-    vectors = DualEncoder.load(f"st:{minilm_folder}").encode_passages(golden["texts"].tolist())
-    np.testing.assert_allclose(vectors, golden["minilm"], atol=3e-6)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import shutil
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,13 +21,9 @@ from jaxir.data.text.tokenizer import pad_batch
 from jaxir.interop import formats, model_dir
 from jaxir.interop.huggingface import hf
 from jaxir.interop.model import kinds
+from tests.interop.folders import GOLDEN, tensors_of
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 ARCHITECTURES = ["bert", "deberta", "distilbert", "minilm", "modernbert", "roberta", "t5_1_0", "t5_1_1"]
-
-
-def tensors_of(directory: Path) -> dict[str, np.ndarray]:
-    return safetensors.numpy.load_file(directory / "model.safetensors")
 
 
 def without_pooler(tensors):
@@ -152,11 +147,10 @@ def vectors(loaded, texts, tower):
 
 @pytest.mark.parametrize("sharing", ["ade", "ade_spl"])
 @pytest.mark.slow
-def test_two_towers_become_two_folders(sharing, tmp_path):
+def test_two_towers_become_the_routes_of_one_folder(sharing, tmp_path):
     texts = ["the cat sat", "mice"]
-    loaded = model_dir.load(
-        f"st:{GOLDEN / 't5_1_1'}", sharing=sharing, query_max_length=8, passage_max_length=20
-    )
+    lengths = {"query_max_length": 8, "passage_max_length": 20}
+    loaded = model_dir.load(f"st:{GOLDEN / 't5_1_1'}", sharing=sharing, **lengths)
     table = loaded.model.passage_encoder.token.embedding
     table[...] = table[...] * 1.5
     towers = {t: vectors(loaded, texts, t) for t in ("query", "passage")}
@@ -164,30 +158,25 @@ def test_two_towers_become_two_folders(sharing, tmp_path):
     model_dir.save(tmp_path / "ours", loaded.model, loaded.tokenizer, loaded.settings)
     flags = [f"--model={tmp_path / 'ours'}", "--format=st", f"--output={tmp_path / 'out'}"]
     assert cli.main("jaxir.convert:convert", flags) == 0
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["passage", "query"]
+    both = model_dir.load(f"st:{tmp_path / 'out'}")
+    assert both.model.config.sharing == sharing
+    assert (both.settings.query_max_length, both.settings.passage_max_length) == (8, 20)
     for tower, expected in towers.items():
-        one = model_dir.load(f"st:{tmp_path / 'out' / tower}")
-        assert one.settings.query_max_length == {"query": 8, "passage": 20}[tower]
-        one = one._replace(settings=loaded.settings)
-        np.testing.assert_allclose(vectors(one, texts, tower), expected, atol=1e-6)
+        np.testing.assert_array_equal(vectors(both, texts, tower), expected)
 
 
-def test_hf_export_is_the_encoder_alone_and_refuses_a_projection(tmp_path, capsys):
+def test_hf_export_is_the_encoder_alone_and_refuses_the_rest(tmp_path, capsys):
     flags = ["--to=hf", f"--output={tmp_path / 'out'}"]
     assert cli.main("jaxir.convert:convert", [f"--source=st:{GOLDEN / 'roberta'}", *flags]) == 0
     assert_same(without_pooler(tensors_of(GOLDEN / "roberta")), tensors_of(tmp_path / "out"))
     assert not (tmp_path / "out" / "modules.json").exists()
     flags = ["--to=hf", f"--output={tmp_path / 'other'}"]
-    assert cli.main("jaxir.convert:convert", [f"--source=st:{GOLDEN / 'bert'}", *flags]) == 1
-    assert "has a projection, which format hf cannot hold" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
-
-
-def test_hf_export_refuses_settings_it_cannot_hold(tmp_path, capsys):
-    flags = [f"--source=st:{GOLDEN / 'roberta'}", "--to=hf", f"--output={tmp_path / 'out'}", "--pooling=cls"]
-    assert cli.main("jaxir.convert:convert", flags) == 1
-    assert "format hf cannot hold the pooling: omit --pooling, or use format st" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    for name, more, message in (
+        ("bert", [], "has a projection, which format hf cannot hold"),
+        ("roberta", ["--pooling=cls"], "format hf cannot hold the pooling: omit --pooling, or use format st"),
+    ):
+        assert cli.main("jaxir.convert:convert", [f"--source=st:{GOLDEN / name}", *flags, *more]) == 1
+        assert message in capsys.readouterr().err and not (tmp_path / "other").exists()
 
 
 def test_sentence_transformers_export_notes_its_single_length(tmp_path, capsys):
@@ -214,12 +203,9 @@ BOTH = "'query: ' before queries and 'passage: ' before passages; the prompts na
 def test_export_notes_prompts_that_a_folder_cannot_hold(source, format, said, tmp_path, capsys):
     """A reranker made from E5 has E5's prompts, and without them other scores."""
     loaded = model_dir.load(source.format(golden=GOLDEN), kind=None)
-    settings = dataclasses.replace(
-        loaded.settings,
-        query_prompt="query: ",
-        passage_prompt="passage: ",
-        named_prompts={"query": "query: ", "passage": "passage: ", "s2s": "Same: "},
-    )
+    named = {"query": "query: ", "passage": "passage: ", "s2s": "Same: "}
+    prompts = {"query_prompt": "query: ", "passage_prompt": "passage: ", "named_prompts": named}
+    settings = dataclasses.replace(loaded.settings, **prompts)
     model_dir.save(tmp_path / "ours", loaded.model, loaded.tokenizer, settings)
     flags = [f"--model={tmp_path / 'ours'}", f"--format={format}", f"--output={tmp_path / 'out'}"]
     assert cli.main("jaxir.export:export", flags) == 0
@@ -264,16 +250,16 @@ def test_reading_a_model_imports_neither_torch_nor_transformers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("to", "weights"),
+    ("name", "to", "weights"),
     [
-        ("hf", "model.safetensors"),
-        ("st", "model.safetensors"),
-        ("t5x", "checkpoint_0/target.encoder.layers_1.mlp.wo.kernel/0.0"),
+        ("roberta", "hf", "model.safetensors"),
+        ("t5_1_1", "st", "model.safetensors"),
+        ("t5_1_1", "t5x", "checkpoint_0/target.encoder.layers_1.mlp.wo.kernel/0.0"),
     ],
 )
-def test_flipped_bit_in_an_export_is_refused(to, weights, tmp_path):
+def test_flipped_bit_in_an_export_is_refused(name, to, weights, tmp_path):
     out = tmp_path / "out"
-    formats.convert(f"st:{GOLDEN / ('roberta' if to == 'hf' else 't5_1_1')}", out, to)
+    formats.convert(f"st:{GOLDEN / name}", out, to)
     (out / "NOTES").write_text("mine")
     source = model_dir.load(f"{to}:{out}")
     path = out / weights

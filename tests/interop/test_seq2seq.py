@@ -2,12 +2,10 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 from flax import nnx
 
 from jaxir.core.errors import UserError
@@ -15,9 +13,8 @@ from jaxir.interop import formats, model_dir
 from jaxir.interop.exports import exported
 from jaxir.interop.huggingface import hf_seq2seq
 from jaxir.interop.model import stored
-from tests.interop.folders import change
+from tests.interop.folders import GOLDEN, change, remove_tensors, tensors_of
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["seq2seq_1_0", "seq2seq_1_1"]
 pytestmark = pytest.mark.compiled
 
@@ -29,16 +26,7 @@ def loaded():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the T5 1.1, to be spoilt."""
     return shutil.copytree(GOLDEN / "seq2seq_1_1", tmp_path / "model")
-
-
-def without(folder: Path, beginning: str) -> None:
-    path = folder / "model.safetensors"
-    tensors = safetensors.numpy.load_file(path)
-    kept = {name: value for name, value in tensors.items() if not name.startswith(beginning)}
-    assert len(kept) < len(tensors)
-    safetensors.numpy.save_file(kept, path)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,40 +44,34 @@ def test_logits_match_transformers(loaded, name):
 def test_folders_come_out_as_they_went_in(name, tmp_path):
     formats.convert(f"hf:{GOLDEN / name}", tmp_path / "ours", "jaxir", kind="seq2seq")
     formats.convert(str(tmp_path / "ours"), tmp_path / "theirs", "hf")
-    before, after = (
-        safetensors.numpy.load_file(f / "model.safetensors") for f in (GOLDEN / name, tmp_path / "theirs")
-    )
+    before, after = (tensors_of(folder) for folder in (GOLDEN / name, tmp_path / "theirs"))
     assert before.keys() == after.keys()
     for key, value in before.items():
         np.testing.assert_array_equal(after[key], value, err_msg=key)
-    config, theirs = (
-        json.loads((f / "config.json").read_text()) for f in (tmp_path / "theirs", GOLDEN / name)
-    )
+    folders = (tmp_path / "theirs", GOLDEN / name)
+    config, theirs = (json.loads((folder / "config.json").read_text()) for folder in folders)
     assert {k: theirs[k] for k in config if k in theirs} == {k: v for k, v in config.items() if k in theirs}
     assert config["tie_word_embeddings"] == (name == "seq2seq_1_0")
     ours, again = model_dir.load(str(tmp_path / "ours"), kind="seq2seq"), hf_seq2seq.read(tmp_path / "theirs")
-    assert (
-        ours.fingerprint
-        == stored.fingerprint(again)
-        == model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq")[3]
-    )
+    golden = model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq")
+    assert ours.fingerprint == stored.fingerprint(again) == golden.fingerprint
     assert ours.settings == again.settings
     with pytest.raises(UserError, match=r"is a generator, which writes texts \(jaxir\.expand\); format st "):
         formats.convert(str(tmp_path / "ours"), tmp_path / "never", "st")
     with pytest.raises(UserError, match=r"is a generator, which writes texts.*; expected a dual encoder"):
         model_dir.load(str(tmp_path / "ours"))
+    formats.convert(f"hf:{GOLDEN / name}", tmp_path / "encoder", "jaxir")
     with pytest.raises(UserError, match=r"is a dual encoder, .*; expected a generator"):
-        formats.convert(f"hf:{GOLDEN / name}", tmp_path / "encoder", "jaxir")
         model_dir.load(str(tmp_path / "encoder"), kind="seq2seq")
 
 
 def test_tied_tables_are_written_twice_if_outputs_are_not_scaled(folder, tmp_path):
     """Without lm_head transformers 4 would draw one at random, because tie_word_embeddings is false."""
-    without(folder, "lm_head")
+    remove_tensors(folder, "lm_head")
     model, theirs = hf_seq2seq.read(folder), tmp_path / "theirs"
     theirs.mkdir()
     hf_seq2seq.write(theirs, model)
-    tensors = safetensors.numpy.load_file(theirs / "model.safetensors")
+    tensors = tensors_of(theirs)
     np.testing.assert_array_equal(tensors["lm_head.weight"], tensors["shared.weight"])
     assert json.loads((theirs / "config.json").read_text())["tie_word_embeddings"] is False
     again = hf_seq2seq.read(theirs)
@@ -104,4 +86,4 @@ def test_second_table_beside_tied_ones_is_reported(folder, capsys):
 
 def test_generators_are_not_exported_as_graphs(loaded):
     with pytest.raises(UserError, match=r"GENERATOR is a generator.*; it cannot be exported as a graph"):
-        exported.form_of(exported.Source.of("GENERATOR", loaded["seq2seq_1_1"]))
+        exported.form_of(exported.ExportedModel.of("GENERATOR", loaded["seq2seq_1_1"]))

@@ -15,8 +15,8 @@ from jaxir.interop import model_dir, t5x
 from jaxir.interop.model import stored
 from jaxir.models.decoding import Decoding
 from tests.interop import t5x_reader, t5x_writer
+from tests.interop.folders import GOLDEN
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TOKENIZER = str(GOLDEN / "seq2seq_1_1")
 NAMES = ["seq2seq_1_0", "seq2seq_1_1"]
 INLINED = ("scale", "rel_embedding")
@@ -95,10 +95,7 @@ def without(beginning: str):
     [
         (without("decoder/"), "it has no decoder, only encoder, token_embedder"),
         (without("decoder/layers_"), "it lacks decoder/layers_0"),
-        (
-            without("decoder/layers_1/encoder_decoder_attention/key"),
-            "lacks decoder/layers_1/encoder_decoder_",
-        ),
+        (without("decoder/layers_1/encoder_decoder_attention/key"), "lacks decoder/layers_1/encoder_decod"),
         (lambda p: p | {"decoder/extra/scale": np.ones(3, np.float32)}, "has unknown decoder/extra/scale"),
         (
             lambda p: p | {"decoder/logits_dense/kernel": p["token_embedder/embedding"]},

@@ -1,5 +1,6 @@
 """T5X checkpoints of all versions, written byte by byte by `t5x_writer`, and damaged ones."""
 
+import dataclasses
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import msgpack
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import sentencepiece
 from flax import nnx
 
 from jaxir.core.errors import UserError
@@ -21,16 +23,21 @@ from jaxir.interop.model import stored
 from jaxir.interop.weights import lazy
 from jaxir.runtime.partitioning import MeshConfig
 from tests.interop import t5x_writer
+from tests.interop.folders import GOLDEN, change
 
 pytestmark = pytest.mark.compiled
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TOKENIZER = str(GOLDEN / "t5_1_1")
 
 
 @pytest.fixture(scope="module")
 def encoder() -> dict[str, np.ndarray]:
     return t5x_writer.golden_t5(GOLDEN / "t5_1_1")
+
+
+@pytest.fixture(scope="module")
+def fingerprint() -> str:
+    return model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
 
 
 @pytest.mark.parametrize(("name", "version"), [("t5_1_0", 2), ("t5_1_1", 3)])
@@ -44,11 +51,8 @@ def test_outputs_are_those_of_the_reference_implementation(name, version, tmp_pa
     assert np.abs(expected).max() > 1.0
     assert np.abs(np.where((ids != 0)[..., None], output - expected, 0.0)).max() < 2e-5
     backbone = loaded.model.config.backbone
-    assert (backbone.gated, backbone.activation) == {
-        "t5_1_0": (False, "relu"),
-        "t5_1_1": (True, "gelu_tanh"),
-    }[name]
-    assert (backbone.num_heads, backbone.head_dim) == {"t5_1_0": (4, 8), "t5_1_1": (4, 12)}[name]
+    expected = {"t5_1_0": (False, "relu", 4, 8), "t5_1_1": (True, "gelu_tanh", 4, 12)}[name]
+    assert (backbone.gated, backbone.activation, backbone.num_heads, backbone.head_dim) == expected
 
 
 VERSIONS = {
@@ -81,13 +85,13 @@ def test_every_version_and_type_gives_the_same_bits(version, brain, encoder, tmp
         np.testing.assert_array_equal(read, expected, err_msg=name)
 
 
-def test_the_decoder_is_left_out_and_named(encoder, tmp_path, capsys):
+def test_the_decoder_is_left_out_and_named(encoder, fingerprint, tmp_path, capsys):
     decoder = {"decoder/decoder_norm/scale": np.ones(32, np.float32)}
     decoder["decoder/logits_dense/kernel"] = np.ones((32, 100), np.float32)
     checkpoint = t5x_writer.write(tmp_path, {**encoder, **decoder})
     loaded = model_dir.load(f"t5x:{tmp_path}", tokenizer=TOKENIZER)
     assert capsys.readouterr().err == f"note: {checkpoint}: the decoder (2 arrays) is left out\n"
-    assert loaded.fingerprint == model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
+    assert loaded.fingerprint == fingerprint
 
 
 @pytest.mark.parametrize(("ids", "rows", "warned"), [(259, 384, False), (320, 2501, True)])
@@ -120,7 +124,7 @@ def test_newest_checkpoint_of_a_run_is_read_unless_one_is_named(encoder, tmp_pat
 
 
 @pytest.mark.parametrize("ocdbt", [True, False], ids=["ocdbt", "files"])
-def test_orbax_era_checkpoints(ocdbt, encoder, tmp_path):
+def test_orbax_era_checkpoints(ocdbt, encoder, fingerprint, tmp_path):
     tree = {"state": {"step": np.int32(7)}, "target": t5x_writer.nest(encoder)}
     tree["target"]["decoder"] = {"decoder_norm": {"scale": np.zeros(32, np.float32)}}
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)
@@ -128,10 +132,10 @@ def test_orbax_era_checkpoints(ocdbt, encoder, tmp_path):
         checkpointer.save(tmp_path / "checkpoint_7" / "state", tree)
     assert (tmp_path / "checkpoint_7" / "state" / "manifest.ocdbt").exists() == ocdbt
     loaded = model_dir.load(f"t5x:{tmp_path}", tokenizer=TOKENIZER)
-    assert loaded.fingerprint == model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
+    assert loaded.fingerprint == fingerprint
 
 
-def test_the_first_orbax_layout_with_placeholders(encoder, tmp_path):
+def test_the_first_orbax_layout_with_placeholders(encoder, fingerprint, tmp_path):
     beside = t5x_writer.write(tmp_path / "v3", encoder, version=3)
     state = tmp_path / "run" / "checkpoint_5" / "state"
     shutil.copytree(beside, state)
@@ -141,7 +145,7 @@ def test_the_first_orbax_layout_with_placeholders(encoder, tmp_path):
     )
     (state / "checkpoint").write_bytes(msgpack.packb({"target": target, "state": {}}))
     loaded = model_dir.load(f"t5x:{tmp_path / 'run'}", tokenizer=TOKENIZER)
-    assert loaded.fingerprint == model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
+    assert loaded.fingerprint == fingerprint
     name = target["token_embedder"]["embedding"].removeprefix("PLACEHOLDER://")
     shutil.move(state / name, tmp_path / "elsewhere")
     for place in ("../../../elsewhere", str(tmp_path / "elsewhere")):
@@ -156,17 +160,15 @@ def test_each_device_gets_its_part_and_no_array_is_read_whole(scan, encoder, tmp
     t5x_writer.write(tmp_path, encoder, inlined=("scale",))
     model = model_dir.read(f"t5x:{tmp_path}", tokenizer=TOKENIZER)[0]
     config = stored.replace_backbone(model.config, scan_layers=scan)
-    model = stored.StoredModel(
-        config=config, params=model.params, tokenizer=model.tokenizer, settings=model.settings
-    )
-    read, original = [], lazy.LazyArray.__getitem__
+    model = dataclasses.replace(model, config=config)
+    read, original = [], lazy.LazyArray.part
 
-    def spy(self, index):
-        value = original(self, index)
+    def spy(self, index, dtype):
+        value = original(self, index, dtype)
         read.append((self.shape, value.shape))
         return value
 
-    monkeypatch.setattr(lazy.LazyArray, "__getitem__", spy)
+    monkeypatch.setattr(lazy.LazyArray, "part", spy)
     sharded = stored.build(model, MeshConfig(fsdp=2, tensor=2).build())
     monkeypatch.undo()
     layer = sharded.encoder.layers if scan else sharded.encoder.layers[1]
@@ -213,10 +215,7 @@ KERNEL = "target.encoder.layers_1.mlp.wo.kernel"
 VECTOR = t5x_writer.inline(np.ones(5, np.float32))
 MATRIX = t5x_writer.inline(np.ones((4, 33), np.float32))
 DAMAGES = {
-    "half an index": (
-        lambda c: os.truncate(c / "checkpoint", 3000),
-        r"checkpoint_1000/checkpoint: truncated, or not msgpack",
-    ),
+    "half an index": (lambda c: os.truncate(c / "checkpoint", 3000), "truncated, or not msgpack"),
     "TensorFlow": (_bytes("checkpoint", b"model_checkpoint_path: 'x'"), "a TensorFlow checkpoint; convert"),
     "no index": (lambda c: (c / "checkpoint").unlink(), "no T5X checkpoint in it"),
     "version": (_index(lambda t: t.update(version=1)), r"of version 2 or 3 \(its version is 1\)"),
@@ -225,27 +224,18 @@ DAMAGES = {
         _index(lambda t: t["optimizer"].update(target={"decoder": {"x": VECTOR}})),
         "it has no encoder, only decoder",
     ),
-    "one tower": (
-        _target("left_encoder/encoder_norm/scale", VECTOR),
-        "it has left_encoder, but not the encoder of the other tower",
-    ),
-    "stacked": (
-        _target("encoder/encoder/mlp/wo/kernel", MATRIX),
-        r"its layers are stacked \(encoder/encoder/mlp/wo/kernel\)",
-    ),
+    "one tower": (_target("left_encoder/encoder_norm/scale", VECTOR), "it has only left_encoder; give"),
+    "stacked": (_target("encoder/encoder/mlp/wo/kernel", MATRIX), "its layers are stacked"),
     "unknown": (_target("encoder/side_norm/scale", VECTOR), "it has unknown encoder/side_norm/scale"),
-    "missing leaf": (
-        _target("encoder/layers_1/mlp/wi_1/kernel"),
-        "it lacks encoder/layers_1/mlp/wi_1/kernel",
-    ),
+    "missing leaf": (_target("encoder/layers_1/mlp/wi_1/kernel"), "lacks encoder/layers_1/mlp/wi_1/kernel"),
     "missing layer": (_target("encoder/layers_1"), r"it lacks encoder/layers_1/.* and has unknown"),
     "shape": (
         _target("encoder/layers_1/pre_mlp_layer_norm/scale", VECTOR),
-        r"pre_mlp_layer_norm/scale has shape \(5,\), its configuration says \(32,\)",
+        r"pre_mlp_layer_norm/scale has shape \(5,\), but its configuration requires \(32,\)",
     ),
     "heads": (
         _target("encoder/relpos_bias/rel_embedding", t5x_writer.inline(np.ones((5, 32), np.float32))),
-        "has 48 columns, which 5 heads .* do not divide",
+        "has 48 columns, not a multiple of 5 heads",
     ),
     "odd leaf": (_target("encoder/encoder_norm/scale", "1.0"), "is not an array of T5X"),
     "outside": (
@@ -254,24 +244,13 @@ DAMAGES = {
     ),
     "a link": (
         lambda c: ((c / KERNEL).rename(c.parent / "x"), (c / KERNEL).symlink_to(c.parent / "x")),
-        r"kernel' is a link that leads out of",
+        r"kernel' is a link out of",
     ),
-    "no array": (
-        lambda c: shutil.rmtree(c / KERNEL),
-        r"encoder/layers_1/mlp/wo/kernel cannot be read: .* does not exist",
-    ),
-    "no chunk": (
-        lambda c: (c / KERNEL / "1.1").unlink(),
-        r"encoder/layers_1/mlp/wo/kernel cannot be read: chunk .*1\.1. is missing",
-    ),
-    "half a chunk": (
-        lambda c: os.truncate(c / KERNEL / "1.1", 40),
-        r"encoder/layers_1/mlp/wo/kernel cannot be read: Error reading .*/1\.1.*truncated",
-    ),
+    "no array": (lambda c: shutil.rmtree(c / KERNEL), "mlp/wo/kernel cannot be read: .* does not exist"),
+    "no chunk": (lambda c: (c / KERNEL / "1.1").unlink(), r"wo/kernel cannot be read: .*1\.1. is missing"),
+    "half a chunk": (lambda c: os.truncate(c / KERNEL / "1.1", 40), r"Error reading .*/1\.1.*truncated"),
     "another array": (
-        lambda c: (c / KERNEL / ".zarray").write_text(
-            json.dumps(json.loads((c / KERNEL / ".zarray").read_text()) | {"shape": [48, 31]})
-        ),
+        lambda c: change(c / KERNEL / ".zarray", shape=[48, 31]),
         r"mlp/wo/kernel has shape \(48, 31\), not \(48, 32\)",
     ),
 }
@@ -295,21 +274,8 @@ def test_damaged_t5x_checkpoint_is_refused(damage, whole, tmp_path):
     assert "\n" not in str(caught.value) and str(tmp_path / "run") in str(caught.value)
 
 
-def test_missing_t5x_directories_are_refused(tmp_path):
-    for spec, message in (
-        ("t5x:nowhere", "nowhere: no such directory"),
-        ("t5x:s3://bucket/run", "only local paths and gs://"),
-        (f"t5x:{tmp_path}", r"no T5X checkpoint in it"),
-    ):
-        with pytest.raises(UserError, match=message):
-            model_dir.load(spec, tokenizer=TOKENIZER)
-
-
-def test_t5x_tokenizer_comes_from_argument_or_config_and_must_fit(whole, tmp_path):
-    import sentencepiece
-
-    words = (GOLDEN.parent / "golden" / "make_golden.py").read_text()
-    (tmp_path / "words.txt").write_text(words)
+def test_t5x_tokenizer_comes_from_argument_or_config_and_must_fit(encoder, whole, tmp_path):
+    shutil.copy(GOLDEN / "make_golden.py", tmp_path / "words.txt")
     sentencepiece.SentencePieceTrainer.train(
         f"--input={tmp_path}/words.txt --model_prefix={tmp_path}/sp --vocab_size=90 --pad_id=0 --eos_id=1"
         " --unk_id=2 --bos_id=-1 --minloglevel=9 --hard_vocab_limit=false"
@@ -317,9 +283,7 @@ def test_t5x_tokenizer_comes_from_argument_or_config_and_must_fit(whole, tmp_pat
     model = tmp_path / "sp.model"
     shutil.copytree(whole, tmp_path / "run")
     spec = f"t5x:{tmp_path / 'run'}"
-    with pytest.raises(
-        UserError, match="has no tokenizer, and none is beside it: convert it with --tokenizer=MODEL"
-    ):
+    with pytest.raises(UserError, match=r"has no tokenizer, .*: convert it with --tokenizer=MODEL"):
         model_dir.load(spec)
     given = model_dir.load(spec, tokenizer=str(model)).tokenizer
     assert given.encode_batch(["model"], max_length=9)[0][-1] == 1
@@ -328,19 +292,17 @@ def test_t5x_tokenizer_comes_from_argument_or_config_and_must_fit(whole, tmp_pat
         f"seqio.SentencePieceVocabulary.sentencepiece_model_file = \\\n    '{model}'\n"
     )
     assert model_dir.load(spec).tokenizer.fingerprint == given.fingerprint
-    with pytest.raises(UserError, match="no such tokenizer"):
-        model_dir.load(spec, tokenizer=str(tmp_path / "other.model"))
-    with pytest.raises(UserError, match=r"words\.txt is not a SentencePiece model"):
-        model_dir.load(spec, tokenizer=str(tmp_path / "words.txt"))
-    with pytest.raises(UserError, match="this tokenizer pads with id 1"):
-        model_dir.load(spec, tokenizer=str(GOLDEN / "roberta"))
-    with pytest.raises(UserError, match=r"bert has its own tokenizer"):
-        model_dir.load(f"hf:{GOLDEN / 'bert'}", tokenizer=str(model))
-    big = {**t5x_writer.golden_t5(GOLDEN / "t5_1_1")}
-    big["token_embedder/embedding"] = big["token_embedder/embedding"][:50]
-    t5x_writer.write(tmp_path / "small", big)
-    with pytest.raises(UserError, match="this tokenizer has 90 ids, the model only 50"):
-        model_dir.load(f"t5x:{tmp_path / 'small'}", tokenizer=str(model))
+    table = encoder["token_embedder/embedding"][:50]
+    t5x_writer.write(tmp_path / "small", encoder | {"token_embedder/embedding": table})
+    for source, tokenizer, message in (
+        (spec, tmp_path / "other.model", "no such tokenizer"),
+        (spec, tmp_path / "words.txt", r"words\.txt is not a SentencePiece model"),
+        (spec, GOLDEN / "roberta", "this tokenizer pads with id 1"),
+        (f"hf:{GOLDEN / 'bert'}", model, "bert has its own tokenizer"),
+        (f"t5x:{tmp_path / 'small'}", model, "this tokenizer has 90 ids, the model only 50"),
+    ):
+        with pytest.raises(UserError, match=message):
+            model_dir.load(source, tokenizer=str(tokenizer))
 
 
 def test_t5x_checkpoint_is_described_without_a_tokenizer(whole):

@@ -16,8 +16,8 @@ from jaxir.interop import formats, model_dir, t5x
 from jaxir.interop.t5x import optimizer as t5x_optimizer
 from jaxir.training.step.optimizers import Adafactor, AdamW
 from tests.interop import t5x_writer
+from tests.interop.folders import GOLDEN
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 RECIPE = """
 from __gin__ import dynamic_registration
 from jaxir.runtime import partitioning
@@ -49,17 +49,10 @@ def params() -> dict[str, np.ndarray]:
     """A T5 1.1 of one layer, large enough for some of its second moments to be factored."""
     rng = np.random.default_rng(0)
     width, joined, units = 128, 64, 136
-    layer = {
-        "attention/query/kernel": (width, joined),
-        "attention/key/kernel": (width, joined),
-        "attention/value/kernel": (width, joined),
-        "attention/out/kernel": (joined, width),
-        "mlp/wi_0/kernel": (width, units),
-        "mlp/wi_1/kernel": (width, units),
-        "mlp/wo/kernel": (units, width),
-        "pre_attention_layer_norm/scale": (width,),
-        "pre_mlp_layer_norm/scale": (width,),
-    }
+    layer = {f"attention/{name}/kernel": (width, joined) for name in ("query", "key", "value")}
+    layer |= {"attention/out/kernel": (joined, width), "mlp/wo/kernel": (units, width)}
+    layer |= {f"mlp/wi_{i}/kernel": (width, units) for i in (0, 1)}
+    layer |= {f"pre_{name}_layer_norm/scale": (width,) for name in ("attention", "mlp")}
     shapes = {f"encoder/layers_{i}/{name}": shape for i in (0, 1) for name, shape in layer.items()} | {
         "token_embedder/embedding": (140, width),
         "encoder/relpos_bias/rel_embedding": (4, 32),
@@ -92,7 +85,6 @@ def export(recipe: Path, name: str, *flags: str) -> int:
 
 
 def check_slots(states: dict, params: dict[str, np.ndarray]) -> None:
-    """Every parameter has T5X's four slots in T5X's shapes, and those in use are not empty."""
     for path, value in params.items():
         node = states
         for name in path.split("/"):
@@ -160,9 +152,8 @@ def test_optimizer_states_that_t5x_cannot_hold_are_refused(optimizer, message, t
 def save_run(directory: Path, params: dict[str, np.ndarray], optimizer, *, scan: bool) -> None:
     """Writes a run's checkpoint 5 after one update, with the parameters as their gradient."""
     t5x_writer.write(directory.parent / "start", params)
-    loaded = model_dir.load(
-        f"t5x:{directory.parent / 'start'}", tokenizer=str(GOLDEN / "t5_1_1"), scan_layers=scan
-    )
+    start, tokenizer = directory.parent / "start", str(GOLDEN / "t5_1_1")
+    loaded = model_dir.load(f"t5x:{start}", tokenizer=tokenizer, scan_layers=scan)
     model_dir.write_description(directory, loaded.model.config, loaded.tokenizer, loaded.settings)
     values = nnx.to_pure_dict(nnx.state(loaded.model, nnx.Param))
     transform = optimizer.build(10).transform
@@ -176,7 +167,6 @@ def save_run(directory: Path, params: dict[str, np.ndarray], optimizer, *, scan:
 
 
 def save_record(checkpoint: Path) -> None:
-    """Writes a checkpoint's record of a version without checksums of arrays."""
     (checkpoint / "run").mkdir()
     record = {"step": int(checkpoint.name), "dev_value": None, "checksum": 1, "settings": {}}
     (checkpoint / "run" / "metadata").write_text(json.dumps(record))

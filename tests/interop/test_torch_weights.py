@@ -15,11 +15,10 @@ from flax import nnx, serialization
 
 from jaxir.core.errors import UserError
 from jaxir.interop.huggingface import hf
-from jaxir.interop.model import stored
 from jaxir.interop.weights.weights import read_tensors
-from jaxir.models.dual_encoder import DualEncoderConfig
+from tests.interop.folders import GOLDEN, built, change, exchange
+from tests.interop.test_hostile_weights import state, tensor
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WEIGHTS = GOLDEN / "weights"
 BIN, MSGPACK, SAFE = "pytorch_model.bin", "flax_model.msgpack", "model.safetensors"
 MODELS = ["bert", "distilbert", "roberta", "t5"]
@@ -31,20 +30,10 @@ def expected_of(model: str) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(WEIGHTS / model / SAFE)
 
 
-def folder_of(tmp_path: Path, model: str, form: str) -> Path:
-    """A folder with the weights in one format."""
-    folder = tmp_path / f"{model}-{form}"
-    shutil.copytree(WEIGHTS / model / form, folder)
-    shutil.copy(WEIGHTS / model / "config.json", folder)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("model", "form"),
-    [
-        *((model, form) for model in MODELS for form in ("torch", "flax")),
-        *(("t5", f) for f in ("torch_sharded", "flax_sharded", "protocol_4", "parameters")),
-    ],
+    [(model, form) for model in MODELS for form in ("torch", "flax")]
+    + [("t5", form) for form in ("torch_sharded", "flax_sharded", "protocol_4", "parameters")],
 )
 def test_tensors_are_those_of_safetensors(model, form):
     found, expected = read_tensors(WEIGHTS / model / form), expected_of(model)
@@ -66,14 +55,12 @@ def test_half_precision_is_read_to_the_bit(dtype):
 
 @pytest.mark.parametrize(("model", "form"), [("t5", "torch"), ("bert", "flax")])
 def test_an_encoder_computes_what_torch_does(tmp_path, model, form):
-    encoder = hf.read_encoder(folder_of(tmp_path, model, form))
-    config = DualEncoderConfig(backbone=encoder.config)
-    params = {f"encoder.{name}": value for name, value in encoder.params.items()}
-    built = stored.build(stored.StoredModel(config=config, params=params, tokenizer=None, settings=None))
+    shutil.copytree(WEIGHTS / model / form, tmp_path, dirs_exist_ok=True)
+    shutil.copy(WEIGHTS / model / "config.json", tmp_path)
+    encoder = hf.read_encoder(tmp_path)
     golden = np.load(WEIGHTS / model / "golden.npz")
-    pad, ids = encoder.pad_id, golden["ids"]
-    ours = np.where(ids == pad, 0, np.where(ids == 0, pad, ids)).astype(np.int32)
-    output = np.asarray(nnx.jit(lambda m, x: m(x))(built.encoder, jnp.asarray(ours)))
+    ours = exchange(golden["ids"], encoder.pad_id)
+    output = np.asarray(nnx.jit(lambda m, x: m(x))(built(encoder), jnp.asarray(ours)))
     where = (ours != 0)[..., None]
     assert np.abs(np.where(where, output - golden["output"], 0.0)).max() < 5e-6
 
@@ -129,15 +116,8 @@ def test_views_of_one_storage_are_read_by_any_slice():
 
 def test_six_gigabyte_file_is_read_by_slices(tmp_path):
     numbers, size = 3 << 29, 6 << 30
-    pickled = (
-        b"\x80\x02}(X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storage"
-        b"ctorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu\x8a\x04"
-        + struct.pack("<i", numbers)
-        + b"tQK\x00\x8a\x04"
-        + struct.pack("<i", numbers // 1024)
-        + b"M\x00\x04\x86M\x00\x04K\x01\x86\x89ccollections\nOrderedDict\n)RtRu."
-    )
-    # As torch lays it out, with a hole instead of the numbers.
+    pickled = state(w=tensor(count=numbers, shape=(numbers // 1024, 1024), strides=(1024, 1)))
+    # As torch writes it, with a hole instead of the numbers.
     with zipfile.ZipFile(tmp_path / BIN, "w") as archive:
         archive.writestr("pytorch_model/data.pkl", pickled)
         with archive.open("pytorch_model/data/0", "w", force_zip64=True) as member:
@@ -153,10 +133,10 @@ def test_six_gigabyte_file_is_read_by_slices(tmp_path):
     with zipfile.ZipFile(tmp_path / BIN) as archive:
         assert archive.getinfo("pytorch_model/data/0").file_size == size
     tracemalloc.start()
-    tensor = read_tensors(tmp_path)["w"]
-    assert tensor.shape == (numbers // 1024, 1024)
-    np.testing.assert_array_equal(tensor[-1:, -3:], [[0.0, 1.5, -2.0]])
-    np.testing.assert_array_equal(tensor.T[-1:, -2:], [[0.0, -2.0]])
+    found = read_tensors(tmp_path)["w"]
+    assert found.shape == (numbers // 1024, 1024)
+    np.testing.assert_array_equal(found[-1:, -3:], [[0.0, 1.5, -2.0]])
+    np.testing.assert_array_equal(found.T[-1:, -2:], [[0.0, -2.0]])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
@@ -177,36 +157,25 @@ def test_an_array_in_chunks_is_read_by_slices(tmp_path, monkeypatch):
     assert found["step"][...] == 3
 
 
-def sharded(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(WEIGHTS / "t5" / "torch_sharded", tmp_path / "sharded"))
-
-
-@pytest.mark.parametrize("name", ["../secret.bin", "a/b.bin", 3])
-def test_an_index_names_only_files_beside_it(tmp_path, name):
-    folder = sharded(tmp_path)
-    index = folder / f"{BIN}.index.json"
-    content = json.loads(index.read_text())
-    content["weight_map"]["shared.weight"] = name
-    index.write_text(json.dumps(content))
-    with pytest.raises(
-        UserError, match=r"index\.json: .*(is not the name|lies outside)|a/b\.bin: no such file"
-    ):
-        read_tensors(folder)
-
-
 def test_weight_index_refuses_missing_files_and_tensors(tmp_path):
-    folder = sharded(tmp_path)
+    folder = Path(shutil.copytree(WEIGHTS / "t5" / "torch_sharded", tmp_path / "sharded"))
     index = folder / f"{BIN}.index.json"
-    content = json.loads(index.read_text())
-    content["weight_map"]["odd.weight"] = content["weight_map"]["shared.weight"]
-    index.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"index\.json: no file holds odd\.weight"):
-        read_tensors(folder)
+    weight_map = json.loads(index.read_text())["weight_map"]
+    for changed, message in (
+        ({"shared.weight": "../secret.bin"}, r"index\.json: .*lies outside"),
+        ({"shared.weight": "a/b.bin"}, r"a/b\.bin: no such file|is not the name"),
+        ({"shared.weight": 3}, r"index\.json: .*is not the name"),
+        ({"odd.weight": weight_map["shared.weight"]}, r"index\.json: no file holds odd\.weight"),
+    ):
+        change(index, weight_map=weight_map | changed)
+        with pytest.raises(UserError, match=message):
+            read_tensors(folder)
+    change(index, weight_map=weight_map)
     next(iter(folder.glob("*00002*"))).unlink()
     with pytest.raises(UserError, match=r"00002-of-00004\.bin: no such file, though pytorch_model\.bin\.ind"):
         read_tensors(folder)
-    index.write_text('{"weight_map": []}')
-    with pytest.raises(UserError, match=r"\[\] is not the name of a file in the same directory"):
+    change(index, weight_map=[])
+    with pytest.raises(UserError, match=r"\[\] is not the name of a file; copy"):
         read_tensors(folder)
 
 
@@ -273,12 +242,7 @@ def test_damaged_and_foreign_torch_files_are_refused(tmp_path, how):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x81\xa1a\x01",
-        b"\x81\xa1a\xc7\x0b\x01\x93\x91\x00\xa6object\xc4\x00",
-    ],
+    "content", [b"", b"\x81\xa1a\x01", b"\x81\xa1a\xc7\x0b\x01\x93\x91\x00\xa6object\xc4\x00"]
 )
 def test_damaged_msgpack_costs_one_sentence(tmp_path, content):
     (tmp_path / MSGPACK).write_bytes(content)

@@ -1,32 +1,39 @@
 """The papers' equations as float64 numpy loops, the variants of each loss, and small batches."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxir.losses.gist import gist
+from jaxir.losses.guide import Guide
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
 
 
-def both_directions(case, *, temperature, same_query=False, same_passage=False):
-    """Mean -log softmax of both directions: Moiseev et al. 2023, eq. 1; with same-tower terms, eq. 2."""
+def both_directions(case, *, temperature, same_query=False, same_passage=False, one_sum=False):
+    """Mean -log softmax of both directions: Moiseev et al. 2023, eq. 1; with same-tower terms, eq. 2.
+
+    With `one_sum` the terms of both towers are in the denominator of the first direction.
+    """
     q, p = case["query"], case["passage"]
     to_passage, to_query = [], []
     for i in range(len(q)):
         positive = np.exp(q[i] @ p[i] / temperature)
-        below, above = positive, positive
+        below, above, together = positive, positive, 0.0
         for j in range(len(q)):
             if j == i or duplicates(case, i, j):
                 continue
-            below += np.exp(q[i] @ p[j] / temperature)
-            above += np.exp(q[j] @ p[i] / temperature)
+            below += kept(case, i, ("query", i), ("passage", j)) * np.exp(q[i] @ p[j] / temperature)
+            above += kept(case, i, ("query", j), ("passage", i)) * np.exp(q[j] @ p[i] / temperature)
             if same_query:
-                below += np.exp(q[i] @ q[j] / temperature)
+                below += kept(case, i, ("query", i), ("query", j)) * np.exp(q[i] @ q[j] / temperature)
             if same_passage:
-                above += np.exp(p[i] @ p[j] / temperature)
+                term = kept(case, i, ("passage", i), ("passage", j)) * np.exp(p[i] @ p[j] / temperature)
+                above, together = above + term, together + term
         for hard in hard_negatives_of(case, i):
             below += np.exp(q[i] @ hard / temperature)
-        to_passage.append(-np.log(positive / below))
+        to_passage.append(-np.log(positive / (below + together * one_sum)))
         to_query.append(-np.log(positive / above))
     return np.mean(to_passage), np.mean(to_query)
 
@@ -46,6 +53,10 @@ def samtone_loops(case, *, temperature, bidirectional, same_tower):
     return to_passage + to_query if bidirectional else to_passage
 
 
+def gist_loops(case, *, temperature):
+    return both_directions(case, temperature=temperature, same_query=True, same_passage=True, one_sum=True)[0]
+
+
 def pair_loops(case, *, temperature, bidirectional, alpha):
     """Eq. 3; a row whose denominator is empty adds 0."""
     q, p = case["query"], case["passage"]
@@ -54,11 +65,19 @@ def pair_loops(case, *, temperature, bidirectional, alpha):
         below = 0.0
         for j in range(len(q)):
             if j != i and not duplicates(case, i, j):
-                below += np.exp(p[i] @ p[j] / temperature)
+                below += kept(case, i, ("passage", i), ("passage", j)) * np.exp(p[i] @ p[j] / temperature)
         if below > 0:
             centric -= np.log(np.exp(q[i] @ p[i] / temperature) / below) / len(q)
     in_batch = in_batch_loops(case, temperature=temperature, bidirectional=bidirectional)
     return (1 - alpha) * in_batch + alpha * centric
+
+
+def kept(case, i, one, two):
+    """Whether the guide keeps a negative of row i: two vectors, each by its name and index."""
+    if "guide" not in case:
+        return True
+    first, second = (getattr(case["guide"], name)[index] for name, index in (one, two))
+    return first @ second <= case["guide"].limit[i]
 
 
 def duplicates(case, i, j):
@@ -79,7 +98,8 @@ def hard_negatives_of(case, i):
         for n, embedding in enumerate(row):
             if keys is not None and own is not None and tuple(keys[j][n]) == tuple(own[i]):
                 continue
-            yield embedding
+            if kept(case, i, ("query", i), ("negatives", (j, n))):
+                yield embedding
 
 
 def slope_along(loss, case, name, direction, step=1e-6):
@@ -98,6 +118,7 @@ VARIANTS = {
     "samtone_both": (samtone, samtone_loops, {"bidirectional": True, "same_tower": "both"}),
     "pair": (pair, pair_loops, {"bidirectional": True, "alpha": 0.1}),
     "pair_one_way": (pair, pair_loops, {"bidirectional": False, "alpha": 0.3}),
+    "gist": (gist, gist_loops, {}),
 }
 KEYS = ("query_key", "passage_key", "negative_key")
 EMBEDDINGS = ("query", "passage", "negatives")
@@ -130,5 +151,17 @@ def make_case(*, batch=6, width=5, negatives=2, keys=True, seed=0):
     return case
 
 
+def with_guide(case, *, width=3, margin=0.1, seed=3):
+    """Adds a guide to a case; its positives are nearer than its average negative."""
+    rng, unit = np.random.default_rng(seed), lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+    query = unit(rng.normal(size=(len(case["query"]), width)))
+    passage = unit(query + 0.6 * rng.normal(size=query.shape))
+    negatives = unit(rng.normal(size=(*case["negatives"].shape[:2], width))) if "negatives" in case else None
+    return case | {"guide": Guide(query, passage, negatives, (query * passage).sum(1) - margin)}
+
+
 def to_jax(case):
-    return {k: jnp.asarray(v, jnp.float32 if k in EMBEDDINGS else jnp.int32) for k, v in case.items()}
+    def of(name, value):
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.int32 if name in KEYS else jnp.float32), value)
+
+    return {name: of(name, value) for name, value in case.items()}

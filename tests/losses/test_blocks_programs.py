@@ -1,14 +1,17 @@
 """Compiled blockwise losses: no [B, B] array, only shards travel round the ring."""
 
+import contextlib
 import functools
+import math
 import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxir.costs import work
+from jaxir.losses.gist import gist
+from jaxir.losses.guide import Guide
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.nt_xent import nt_xent
 from jaxir.losses.pair import pair
@@ -22,6 +25,7 @@ LOSSES = {
     "in_batch": (in_batch_softmax, {}),
     "samtone": (samtone, {"same_tower": "both"}),
     "pair": (pair, {}),
+    "guided": (gist, {}),
 }
 
 
@@ -37,25 +41,20 @@ def compile_step(name, *, batch=LARGE, block_size=BLOCK, partitioner=None):
     embeddings = array(batch, DIM), array(batch, DIM), array(batch, 1, DIM)
     key = array(batch, 2, dtype=jnp.int32)
     keys = key, key, array(batch, 1, 2, dtype=jnp.int32)
+    guide = Guide(*embeddings, array(batch)) if name == "guided" else None
 
-    def step(embeddings, keys):
+    def step(embeddings, keys, guide):
         names = dict(zip(KEYS, keys, strict=True))
-        return loss(*embeddings, **names, **settings, block_size=block_size)
+        return loss(*embeddings, **names, **settings, guide=guide, block_size=block_size)
 
-    program = jax.jit(jax.value_and_grad(step, has_aux=True))
-    if partitioner is None:
-        return program.lower(embeddings, keys).compile()
-    with partitioner():
-        return program.lower(embeddings, keys).compile()
-
-
-def elements(shape: str) -> int:
-    return int(np.prod([int(n) for n in shape.split(",") if n] or [1]))
+    with partitioner() if partitioner else contextlib.nullcontext():
+        return jax.jit(jax.value_and_grad(step, has_aux=True)).lower(embeddings, keys, guide).compile()
 
 
 def arrays_in(text: str) -> list[tuple[str, int]]:
     """Type and number of elements of every array in lines of HLO."""
-    return [(kind, elements(shape)) for kind, shape in re.findall(r"\b([a-z]+\d+|pred)\[([\d,]*)\]", text)]
+    found = re.findall(r"\b([a-z]+\d+|pred)\[([\d,]*)\]", text)
+    return [(kind, math.prod(int(n) for n in shape.split(",") if n)) for kind, shape in found]
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -108,9 +107,7 @@ def test_gradient_precision_does_not_change_that_of_logits(loss, precision):
     assert found == ["highest"] * sweeps + ["highest", precision, precision] * sweeps
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"data": 2, "fsdp": 2}, {"data": 2, "tensor": 2}], ids=lambda sizes: "_".join(sizes)
-)
+@pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2}, {"data": 2, "tensor": 2}])
 def test_ring_sends_nothing_but_shards(sizes):
     partitioner = MeshConfig(**sizes).build(jax.devices()[:DEVICES])
     shard = LARGE // partitioner.batch_divisor() * DIM
@@ -120,8 +117,7 @@ def test_ring_sends_nothing_but_shards(sizes):
     for line in text.splitlines():
         found = re.search(r"= (.*?) (all-\w+|reduce-scatter|collective-\w+|ragged-\S+)(-start)?\(", line)
         if found:
-            sizes = [size for _, size in arrays_in(found[1])]
-            sent.setdefault(found[2], []).append(max(sizes))
+            sent.setdefault(found[2], []).append(max(size for _, size in arrays_in(found[1])))
     assert sent.keys() == {"collective-permute", "all-reduce"}
     assert max(sent["collective-permute"]) == shard
     assert max(sent["all-reduce"]) <= DIM

@@ -1,18 +1,18 @@
-"""In-batch losses against loops over the papers' equations: values, gradients, masks, shapes and shards."""
+"""In-batch losses and Matryoshka against loops over the papers' equations: values, gradients and masks."""
 
 import functools
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxir.losses.distillation import margin_mse
 from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.losses.matryoshka import matryoshka
 from jaxir.losses.samtone import samtone
-from tests.losses.loss_cases import EMBEDDINGS, KEYS, VARIANTS, make_case, slope_along, to_jax
+from tests.losses.loss_cases import EMBEDDINGS, KEYS, VARIANTS, in_batch_loops, make_case, slope_along, to_jax
 
 pytestmark = pytest.mark.compiled
 
@@ -62,12 +62,10 @@ def test_gradients_equal_finite_differences(variant, keys):
     loss, expected, settings = VARIANTS[variant]
     case = make_case(keys=keys)
     arrays = to_jax(case)
-    temperature = 0.1
     rest = {k: v for k, v in arrays.items() if k not in EMBEDDINGS}
-    gradients = jax.grad(lambda x: loss(**x, **rest, temperature=temperature, **settings)[0])(
-        {k: arrays[k] for k in EMBEDDINGS}
-    )
-    slow = functools.partial(expected, temperature=temperature, **settings)
+    of = jax.grad(lambda x: loss(**x, **rest, temperature=0.1, **settings)[0])
+    gradients = of({k: arrays[k] for k in EMBEDDINGS})
+    slow = functools.partial(expected, temperature=0.1, **settings)
     rng = np.random.default_rng(1)
     for name in EMBEDDINGS:
         assert np.abs(gradients[name]).max() > 1e-2
@@ -83,10 +81,8 @@ def test_finite_when_every_negative_is_masked(variant, batch, block_size):
     """All rows and hard negatives share one passage, so each loss is -log 1 in both directions."""
     loss, _, settings = VARIANTS[variant]
     case = to_jax(make_case(batch=batch, negatives=1))
-    keys = {
-        "passage_key": jnp.zeros((batch, 2), jnp.int32),
-        "negative_key": jnp.zeros((batch, 1, 2), jnp.int32),
-    }
+    same = jnp.zeros((batch, 2), jnp.int32)
+    keys = {"passage_key": same, "negative_key": same[:, None]}
     embeddings = case["query"], case["passage"], case["negatives"]
     with jax.debug_nans(True):  # no intermediate NaN either, so that users can debug theirs
         of = functools.partial(loss, temperature=0.1, **settings, block_size=block_size)
@@ -117,21 +113,6 @@ def test_extreme_logits_stay_finite(variant, block_size):
 
 
 @pytest.mark.parametrize("block_size", [None, 1])
-def test_a_masked_row_has_no_gradient_from_its_duplicate(block_size):
-    """Rows 0 and 1 have the same query: neither p_1 nor q_1 may be a negative of q_0."""
-    case = to_jax(make_case(batch=2, negatives=0))
-    own = case["query_key"].at[1].set(case["query_key"][0])
-
-    @jax.jit
-    @jax.grad
-    def gradient(passage, query_key):
-        return samtone(case["query"], passage, query_key=query_key, temperature=0.5, block_size=block_size)[0]
-
-    assert np.abs(gradient(case["passage"], case["query_key"])).max() > 1e-2
-    np.testing.assert_array_equal(gradient(case["passage"], own), 0)
-
-
-@pytest.mark.parametrize("block_size", [None, 1])
 def test_rows_without_negatives_are_counted(block_size):
     """Row 0 shares its passage with row 1 and its query with row 2; rows 1 and 2 differ in both."""
     query = passage = jnp.eye(3, 4)
@@ -142,9 +123,8 @@ def test_rows_without_negatives_are_counted(block_size):
     settings = {"temperature": 0.5, "block_size": block_size}
 
     def counted(negatives=None, **keys):
-        return float(
-            in_batch_softmax(query, passage, negatives, **keys, **settings)[1]["rows_without_negatives"]
-        )
+        _, metrics = in_batch_softmax(query, passage, negatives, **keys, **settings)
+        return float(metrics["rows_without_negatives"])
 
     assert counted() == 0
     assert counted(**keys) == pytest.approx(1 / 3)
@@ -183,46 +163,54 @@ def test_metrics_by_hand(block_size):
     np.testing.assert_allclose(loss, total)
 
 
-@pytest.mark.parametrize("variant", ["in_batch_one_way", "samtone_both", "pair"])
-def test_four_devices_equal_one(variant):
-    """B is the global batch: loss and gradients are the same with the batch on four devices and on one."""
-    loss, _, settings = VARIANTS[variant]
-    case = to_jax(make_case(batch=12, width=8, negatives=3))
-    rest = {k: case[k] for k in KEYS}
-
-    def step(embeddings, keys):
-        return loss(**embeddings, **keys, temperature=0.05, **settings)
-
-    value_and_grad = jax.jit(jax.value_and_grad(step, has_aux=True))
-    embeddings = {k: case[k] for k in EMBEDDINGS}
-    (single, metrics), gradients = value_and_grad(embeddings, rest)
-
-    rows = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("data",)), PartitionSpec("data"))
-    sharded = jax.device_put((embeddings, rest), rows)
-    assert len(sharded[0]["query"].addressable_shards) == 4
-    assert sharded[0]["query"].addressable_shards[0].data.shape == (3, 8)
-    (value, sharded_metrics), sharded_gradients = value_and_grad(*sharded)
-    np.testing.assert_allclose(value, single, rtol=1e-6)
-    for name in metrics:
-        np.testing.assert_allclose(sharded_metrics[name], metrics[name], rtol=1e-5, atol=1e-6)
-    for name in EMBEDDINGS:
-        assert np.abs(gradients[name]).max() > 1e-3
-        np.testing.assert_allclose(sharded_gradients[name], gradients[name], rtol=1e-4, atol=1e-6)
+INNER = functools.partial(in_batch_softmax, temperature=0.3)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"passage": jnp.ones((4, 5))},
-        {"passage": jnp.ones((6, 4))},
-        {"query": jnp.ones((6, 5), jnp.bfloat16)},
-        {"negatives": jnp.ones((12, 5))},
-        {"query_key": jnp.ones((6,), jnp.int32)},
-        {"passage_key": jnp.ones((6, 2), jnp.float32)},
-        {"negative_key": jnp.ones((6, 3, 2), jnp.int32)},
-    ],
-    ids=lambda wrong: next(iter(wrong)),
-)
-def test_wrong_shapes_and_types_are_refused(wrong):
-    with pytest.raises(jaxtyping.TypeCheckError):
-        samtone(**to_jax(make_case()) | wrong)
+def matryoshka_loops(case, *, dimensions, weights, normalize=True):
+    """Kusupati et al. 2022, eq. 1, with the in-batch softmax for the loss."""
+    total = 0.0
+    for dimension, weight in zip(dimensions, weights, strict=True):
+        cut = {name: case[name][..., :dimension] for name in EMBEDDINGS if case.get(name) is not None}
+        if normalize:
+            cut = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in cut.items()}
+        keys = {name: x for name, x in case.items() if name not in EMBEDDINGS}
+        total += weight * in_batch_loops(cut | keys, temperature=0.3, bidirectional=True)
+    return total
+
+
+@pytest.mark.parametrize("negatives", [0, 2])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_matryoshka_equals_the_papers_equation(negatives, normalize):
+    case = make_case(width=8, negatives=negatives)
+    settings = {"dimensions": [8, 5, 2], "weights": [1.0, 0.5, 0.25], "normalize": normalize}
+    loss, metrics = matryoshka(**to_jax(case), loss=INNER, **settings)
+    np.testing.assert_allclose(loss, matryoshka_loops(case, **settings), rtol=2e-5)
+    whole, inner = INNER(**to_jax(case))
+    assert metrics["loss_at_5"] != metrics["loss_at_2"] != whole
+    assert metrics["loss_at_8"] == whole and metrics["accuracy"] == inner["accuracy"]
+    parts = float(whole + metrics["loss_at_5"] / 2 + metrics["loss_at_2"] / 4)
+    assert float(loss) == pytest.approx(parts, rel=1e-6)
+    assert {f"accuracy_at_{d}" for d in settings["dimensions"]} <= metrics.keys()
+
+
+def test_matryoshkas_default_dimensions_halve_down_to_eight():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 40)), jnp.float32)
+    _, metrics = matryoshka(x, x, loss=INNER)
+    assert [name for name in metrics if name.startswith("loss_at")] == [f"loss_at_{d}" for d in (40, 20, 10)]
+    assert "loss_at_4" in matryoshka(x[:, :4], x[:, :4], loss=INNER)[1]
+
+
+def test_matryoshka_of_a_row_of_zeros_has_a_finite_gradient():
+    case = to_jax(make_case(negatives=0))
+    query = case["query"].at[0, :3].set(0.0)
+    gradient = jax.grad(lambda q: matryoshka(q, case["passage"], loss=INNER, dimensions=[3])[0])(query)
+    assert np.isfinite(gradient).all() and np.abs(gradient[1]).max() > 0
+
+
+def test_scores_of_a_teacher_pass_through_matryoshka():
+    case = to_jax(make_case(negatives=2))
+    of = {name: case[name] for name in EMBEDDINGS}
+    scores = {"passage_score": jnp.ones(len(case["query"])), "negative_scores": case["negatives"][..., 0]}
+    loss, metrics = matryoshka(**of, **scores, loss=margin_mse, dimensions=[4, 2])
+    assert float(loss) == pytest.approx(float(metrics["loss_at_4"] + metrics["loss_at_2"]))
+    assert "margin" in metrics and "accuracy_at_4" not in metrics

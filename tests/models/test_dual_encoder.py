@@ -1,11 +1,12 @@
-"""Dual encoders: towers, pooling, projection, normalisation, and meshes."""
+"""Dual encoders: towers, pooling, projection, normalisation, meshes, and batches that are read together."""
 
+import collections
 import dataclasses
 import re
 
 import jax
+import jax.export
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from flax import nnx
@@ -111,17 +112,6 @@ def test_a_row_of_padding_gives_zeros_and_finite_gradients(backbone):
     assert all(np.isfinite(leaf).all() for leaf in leaves) and any(np.abs(leaf).max() > 0 for leaf in leaves)
 
 
-def test_wrong_shapes_and_towers_raise():
-    model = DualEncoderModel(DualEncoderConfig(backbone=BERT), rngs=nnx.Rngs(0))
-    for ids, tower in ((IDS[0], "query"), (IDS[None], "query"), (IDS, "document")):
-        with pytest.raises(jaxtyping.TypeCheckError):
-            model.encode(ids, tower=tower)
-    with pytest.raises(jaxtyping.TypeCheckError):
-        pool(jnp.zeros((2, 3, 4)), jnp.ones((2, 4), bool), how="mean")
-    with pytest.raises(jaxtyping.TypeCheckError):
-        l2_normalize(jnp.zeros((3,)))
-
-
 # Sizes that no parameter has, so that the compiled program's shapes show what an array is.
 BATCH, LENGTH = 28, 11
 
@@ -173,3 +163,96 @@ def test_sharded_equals_single_device_and_activations_stay_split_by_batch(backbo
     for found, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(found, want, atol=1e-4)
     assert not unsplit_shapes(step, BATCH // partitioner.batch_divisor())
+
+
+ROWS = 4
+
+
+def towers(kind: str, *, sharing="sde", **changes) -> DualEncoderModel:
+    backbone = dataclasses.replace(T5 if kind == "t5" else BERT, **changes)
+    config = DualEncoderConfig(backbone=backbone, sharing=sharing, projection=Projection(dimension=8))
+    return DualEncoderModel(config, rngs=nnx.Rngs(0))
+
+
+def texts(key=None):
+    rng = np.random.default_rng(0)
+    keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+    shapes = (((ROWS, 5), "query"), ((ROWS, 9), "passage"), ((2 * ROWS, 9), "passage"))
+    return [
+        (jnp.asarray(rng.integers(1, 64, s), jnp.int32), t, k) for (s, t), k in zip(shapes, keys, strict=True)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "remat", "sharing"), [("t5", True, "sde"), ("bert", False, "ade_spl")])
+def test_encode_together_equals_encode(kind, remat, sharing):
+    changes = {"scan_layers": True, "remat": remat}
+    graph, params = nnx.split(towers(kind, sharing=sharing, **changes))
+    given = texts(jax.random.key(1))
+
+    def total(params, together):
+        built = nnx.merge(graph, params)
+        if together:
+            found = built.encode_together(given)
+        else:
+            found = [built.encode(ids, tower=tower, key=key) for ids, tower, key in given]
+        return sum(jnp.sum(x @ jnp.cos((i + 1.0) * jnp.arange(8.0))) for i, x in enumerate(found)), found
+
+    results = [jax.jit(jax.grad(total, has_aux=True), static_argnums=1)(params, how) for how in (True, False)]
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(results[0]))
+    assert largest > 0.1
+    for a, b in zip(*(jax.tree.leaves(r) for r in results), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * largest)
+    plain = towers(kind, sharing=sharing, **changes).encode_together(texts())
+    assert np.abs(plain[0] - results[0][1][0]).max() > 1e-3  # dropout was on
+
+
+def test_weights_travel_once_for_both_towers():
+    partitioner = MeshConfig(fsdp=4).build(jax.devices()[:4])
+    graph, params = nnx.split(nnx.eval_shape(lambda: towers("t5", scan_layers=True, remat=True)))
+    layout = layers.param_shardings(params, partitioner)
+    shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, layout)
+
+    def moved(number: int) -> collections.Counter:
+        def loss(params):
+            found = nnx.merge(graph, params).encode_together(texts()[:number])
+            return sum(jnp.sum(x**3) for x in found)
+
+        with partitioner():
+            text = jax.jit(jax.grad(loss), out_shardings=layout).lower(shapes).compile().as_text()
+        found = re.findall(r"= f32\[(?:1,)?([\d,]+)\]\S* (all-gather|reduce-scatter|all-reduce)\(", text)
+        return collections.Counter(found)
+
+    one, both = moved(1), moved(2)
+    assert one["32,48", "all-gather"] >= 2
+    for shape in ("32,48", "48,32", "32,32"):
+        assert both[shape, "all-gather"] == one[shape, "all-gather"]
+    reductions = [sum(n for (_, kind), n in x.items() if kind != "all-gather") for x in (one, both)]
+    assert reductions[0] == reductions[1]
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_exported_programs_take_batches_of_any_shape(kind):
+    """SavedModels need symbolic `b` and `l`."""
+    shape = jax.export.symbolic_shape("b, l", constraints=["l <= 16"])
+    graph, params = nnx.split(nnx.eval_shape(lambda: towers(kind, scan_layers=True)))
+    found = jax.eval_shape(
+        lambda params, ids: encode(nnx.merge(graph, params), ids, "query"),
+        params,
+        jax.ShapeDtypeStruct(shape, jnp.int32),
+    )
+    assert found.shape == (shape[0], 8)
+
+
+@pytest.mark.parametrize("how", ["mean", "cls", "max", "weightedmean", "lasttoken", "mean_sqrt_len_tokens"])
+def test_each_row_leaves_out_as_many_tokens_as_its_prompt_has(how):
+    """One number per row pools as that number does for all rows; also none, and all of a row's tokens."""
+    hidden = jnp.asarray(np.random.default_rng(0).normal(size=(5, 6, 3)), jnp.float32)
+    mask = jnp.arange(6)[None] < jnp.array([6, 4, 6, 3, 0])[:, None]
+    counts = [0, 2, 5, 3, 1]
+    rows = pool(hidden, mask, how=how, left_out=jnp.array(counts, jnp.int32))
+    for row, count in enumerate(counts):
+        alone = pool(hidden[row : row + 1], mask[row : row + 1], how=how, left_out=count)
+        np.testing.assert_allclose(rows[row], alone[0], rtol=1e-6)
+    if how == "mean":
+        np.testing.assert_allclose(rows[1], np.asarray(hidden)[1, 2:4].mean(0), rtol=1e-6)

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxir.models import attention_kernel, counter_random, layers
+from jaxir.models import attention_kernel, layers
 
 SHAPE = (32, 64, 96)
 
@@ -16,13 +15,6 @@ def drawn(seed: int, rate: float = 0.1) -> np.ndarray:
     kept = layers.dropout(jnp.ones(SHAPE, jnp.float32), rate, jax.random.key(seed))
     np.testing.assert_allclose(np.unique(kept), [0.0, 1 / (1 - rate)], rtol=1e-6)
     return np.asarray(kept == 0, np.float64)
-
-
-def test_bits_are_uniform_and_numbers_distinct():
-    bits = np.asarray(counter_random.bits(jax.random.key(0), SHAPE)).view(np.uint32).ravel()
-    assert len(np.unique(bits)) == len(bits)
-    shares = [((bits >> bit) & 1).mean() for bit in range(32)]
-    np.testing.assert_allclose(shares, 0.5, atol=5 * 0.5 / len(bits) ** 0.5)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
@@ -58,16 +50,3 @@ def test_counts_of_weights_dropped_by_the_kernel_are_binomial():
     draw = jax.jit(jax.vmap(lambda t, h: (~attention_kernel.kept(*words, t, h, 512, 0.1)).sum(0)))
     counts = np.asarray(draw(text, head))
     assert abs(counts.var() / (512 * 0.1 * 0.9) - 1) < 4 * (2 / counts.size) ** 0.5
-
-
-def test_a_mesh_draws_the_same_numbers():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
-    sharding = NamedSharding(mesh, PartitionSpec("x", None, "y"))
-    on_mesh = jax.jit(lambda key: counter_random.bits(key, SHAPE), out_shardings=sharding)(jax.random.key(4))
-    assert len(on_mesh.addressable_shards[0].data) == SHAPE[0] // 2
-    np.testing.assert_array_equal(on_mesh, counter_random.bits(jax.random.key(4), SHAPE))
-
-
-def test_arrays_of_more_than_2_32_numbers_are_possible():
-    shape = jax.eval_shape(lambda: counter_random.bits(jax.random.key(0), (70_000, 70_000, 3))).shape
-    assert shape == (70_000, 70_000, 3)

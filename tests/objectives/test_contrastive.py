@@ -1,20 +1,20 @@
-"""The contrastive objective: towers, dropout, keys, and shards."""
+"""The contrastive objective, also of the inverse cloze task: towers, dropout, keys and losses."""
+
+import functools
+import itertools
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from jaxir.core.features import TextFormat
 from jaxir.losses.in_batch import in_batch_softmax
-from jaxir.losses.samtone import samtone
 from jaxir.models.dual_encoder import Projection
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.runtime.partitioning import MeshConfig
+from jaxir.objectives.ict import ICT
 from tests.objectives import unlabelled
-from tests.objectives.unlabelled import WORDS
+from tests.objectives.unlabelled import make_texts, on_mesh, value_and_grad
 
 WIDTH = 32
 
@@ -30,14 +30,7 @@ def model():
 
 @pytest.fixture
 def batch():
-    rng = np.random.default_rng(0)
-    ids = {"query_ids": (8, 4), "passage_ids": (8, 12), "negative_ids": (8, 2, 12)}
-    keys = {"query_key": (8, 2), "passage_key": (8, 2), "negative_key": (8, 2, 2)}
-    arrays = {k: rng.integers(1, WORDS, shape).astype(np.int32) for k, shape in ids.items()}
-    arrays |= {k: rng.integers(0, 2**31, shape).astype(np.int32) for k, shape in keys.items()}
-    arrays["passage_key"][5] = arrays["passage_key"][2]
-    arrays["negative_key"][1, 0] = arrays["passage_key"][0]
-    return {k: jnp.asarray(v) for k, v in arrays.items()}
+    return unlabelled.batch_of_pairs(8)
 
 
 def test_embeds_each_feature_through_its_tower(model, batch):
@@ -66,14 +59,6 @@ def test_loss_sees_negatives_and_keys(model, batch):
     assert all(abs(float(loss - other)) > 1e-3 for other in others)
 
 
-def test_a_batch_may_have_no_negatives_and_keys(model, batch):
-    objective = Contrastive()
-    pairs = {k: batch[k] for k in objective.features(TextFormat(4, 12)) if k.endswith("_ids")}
-    embeddings = objective.embed(model, pairs)
-    assert embeddings.negatives is None
-    chex.assert_trees_all_close(objective(model, pairs)[0], samtone(embeddings.query, embeddings.passage)[0])
-
-
 def test_dropout_differs_between_calls_of_a_tower_and_follows_the_key(batch):
     model = make_model("sde")
     same = dict(batch, passage_ids=batch["query_ids"], negative_ids=batch["query_ids"][:, None])
@@ -81,37 +66,63 @@ def test_dropout_differs_between_calls_of_a_tower_and_follows_the_key(batch):
     still = objective.embed(model, same)
     chex.assert_trees_all_close(still.query, still.passage, still.negatives[:, 0], atol=1e-6)
     query, passage, negatives = objective.embed(model, same, jax.random.key(0))
-    for a, b in (
-        (query, passage),
-        (passage, negatives[:, 0]),
-        (query, negatives[:, 0]),
-        (query, still.query),
-    ):
+    for a, b in itertools.combinations((query, passage, negatives[:, 0], still.query), 2):
         assert np.abs(a - b).max() > 0.05
     again = objective.embed(model, same, jax.random.key(0))
     chex.assert_trees_all_equal(again.passage, passage)
     assert np.abs(objective.embed(model, same, jax.random.key(1)).passage - passage).max() > 0.05
 
 
-@pytest.mark.slow
-def test_four_devices_equal_one(model, batch):
-    """With dropout: the loss, and every parameter's gradient, none of which is all zero."""
-    objective = Contrastive()
-    graph, state = nnx.split(model)
+LOSS = functools.partial(in_batch_softmax, temperature=0.05, bidirectional=False)
 
-    def step(state, batch):
-        return objective(nnx.merge(graph, state), batch, jax.random.key(0))[0]
 
-    single, gradients = jax.jit(jax.value_and_grad(step))(state, batch)
-    partitioner = MeshConfig(data=2, fsdp=2).build()
-    sharded = {
-        k: jax.device_put(v, partitioner.sharding(("batch",) + (None,) * (v.ndim - 1)))
-        for k, v in batch.items()
+def batch_of_clozes(rows: int = 8) -> dict[str, jax.Array]:
+    own = jnp.arange(rows, dtype=jnp.int32)
+    return {
+        "sentence_ids": make_texts(rows, seed=1)[:, None],
+        "context_ids": make_texts(rows, seed=2)[:, None],
+        "whole_ids": make_texts(rows, seed=3),
+        "passage_key": jnp.stack([own, own], axis=1),
     }
-    assert sharded["query_ids"].addressable_shards[0].data.shape == (2, 4)
-    with partitioner():
-        value, sharded_gradients = jax.jit(lambda s, b: jax.value_and_grad(step)(s, b))(state, sharded)
-    chex.assert_trees_all_close(value, single, rtol=1e-5)
-    largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradients))
-    chex.assert_trees_all_close(sharded_gradients, gradients, rtol=1e-3, atol=1e-5 * largest)
-    assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize("keep", [0.0, 1.0, 0.3])
+def test_the_share_of_icts_passages_that_stay_whole(keep):
+    seen = []
+
+    class Model:
+        def encode_together(self, texts):
+            seen.extend(ids for ids, _, _ in texts)
+            assert [tower for _, tower, _ in texts] == ["query", "passage"]
+            return [jnp.zeros((len(ids), 4), jnp.float32) for ids, _, _ in texts]
+
+    batch = batch_of_clozes(2000)
+    ICT(keep=keep).embed(Model(), batch, jax.random.key(0))
+    whole = (np.asarray(seen[1]) == np.asarray(batch["whole_ids"])).all(1)
+    assert whole.mean() == pytest.approx(keep, abs=0.04)
+    assert (np.asarray(seen[1]) == np.asarray(batch["context_ids"][:, 0])).all(1)[~whole].all()
+    assert (seen[0] == batch["sentence_ids"][:, 0]).all()
+    ICT(keep=keep).embed(Model(), batch, None)  # evaluation: none
+    assert (seen[3] == batch["context_ids"][:, 0]).all()
+
+
+def test_icts_loss_is_the_softmax_over_the_batchs_passages():
+    model, batch = unlabelled.make_model(dropout=0.0), batch_of_clozes()
+    loss, metrics = ICT(loss=LOSS, keep=0.0)(model, batch, jax.random.key(0))
+    query = model.encode(batch["sentence_ids"][:, 0], tower="query")
+    passage = model.encode(batch["context_ids"][:, 0], tower="passage")
+    np.testing.assert_allclose(loss, LOSS(query, passage)[0], rtol=1e-5)
+    assert set(metrics) >= {"accuracy", "positive_similarity"}
+    twins = batch | {"passage_key": batch["passage_key"].at[1].set(batch["passage_key"][0])}
+    assert ICT(loss=LOSS, keep=0.0)(model, twins, jax.random.key(0))[0] < loss - 0.01
+
+
+def test_icts_gradients_reach_the_encoder_and_neither_chunks_nor_devices_change_numbers():
+    model, batch, key = unlabelled.make_model(dropout=0.0), batch_of_clozes(), jax.random.key(3)
+    plain, cached = ICT(loss=LOSS, keep=0.5), ICT(loss=LOSS, keep=0.5, chunks=2)
+    expected = value_and_grad(plain, model, None, batch, key)
+    assert all(np.abs(g).max() > 1e-7 for n, g in expected[2].items() if "attention.key.bias" not in n)
+    loss, _, gradients, _ = value_and_grad(on_mesh(cached), model, None, batch, key)
+    np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, expected[2][name], atol=1e-4, err_msg=name)

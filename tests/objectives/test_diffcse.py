@@ -1,6 +1,7 @@
-"""DiffCSE: its equations in numpy, the projector, the authors' code, and initial weights."""
+"""DiffCSE: its equations in numpy, the edits of tokens, the authors' code, and initial weights."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -17,8 +18,18 @@ from jaxir.objectives.diffcse import DiffCSE
 from jaxir.objectives.masking import mask_as_bert, most_chosen
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
-from tests.objectives.tiny_diffcse import WithoutDropout, diffcse, made, with_next
-from tests.objectives.unlabelled import CLS, MASK, WORDS, batch_of, make_model, make_texts
+from tests.objectives.tiny_diffcse import WithoutDropout, diffcse, with_next
+from tests.objectives.unlabelled import (
+    CLS,
+    MASK,
+    SEP,
+    WORDS,
+    batch_of,
+    gradients_of,
+    made,
+    make_model,
+    make_texts,
+)
 
 
 def numpy_projector(projector, x):
@@ -93,11 +104,8 @@ def test_the_loss_is_equation_2_3(task):
     chosen = np.asarray(token_edits.choose_tokens(ids, placing, share=0.3))
     norms = auxiliary.projector  # evaluation uses the averages, initially 0 and 1
     kernels = [np.asarray(layer.kernel[...], np.float64) for layer in (norms.inner, norms.outer)]
-    h = (
-        np.maximum(vectors_of(model, ids) @ kernels[0] / np.sqrt(1 + 1e-5), 0)
-        @ kernels[1]
-        / np.sqrt(1 + 1e-5)
-    )
+    scale = np.sqrt(1 + 1e-5)
+    h = np.maximum(vectors_of(model, ids) @ kernels[0] / scale, 0) @ kernels[1] / scale
     texts = np.asarray(ids)
     read = np.where(chosen, MASK, texts)
     if task != "mlm":
@@ -120,9 +128,8 @@ def test_the_loss_is_equation_2_3(task):
     assert task == "mlm" or replaced > len(ids)
     np.testing.assert_allclose(metrics["difference_loss"], total / len(ids), rtol=1e-4)
     np.testing.assert_allclose(metrics["contrastive_loss"], contrast(h, h), rtol=1e-4)
-    np.testing.assert_allclose(
-        loss, metrics["contrastive_loss"] + 0.7 * metrics["difference_loss"], rtol=1e-6
-    )
+    total = metrics["contrastive_loss"] + 0.7 * metrics["difference_loss"]
+    np.testing.assert_allclose(loss, total, rtol=1e-6)
     assert 0 <= metrics["difference_accuracy"] < 1
     if task != "mlm":
         places = (texts != 0).sum() - len(ids)
@@ -156,10 +163,8 @@ def test_changed_texts_as_positives_and_negatives(use):
     own = jax.random.split(jax.random.split(jax.random.key(0), 1)[0])[0]
     changed = vectors_of(model, token_edits.delete_tokens(ids, own, share=0.15).ids)
     h = vectors_of(model, ids)
-    expected = (
-        contrast(h, h) + contrast(h, changed) if use == "positive" else contrast(h, h, negatives=changed)
-    )
-    np.testing.assert_allclose(loss, expected, rtol=1e-4)
+    added, column = contrast(h, h) + contrast(h, changed), contrast(h, h, negatives=changed)
+    np.testing.assert_allclose(loss, added if use == "positive" else column, rtol=1e-4)
     assert auxiliary.discriminator is auxiliary.generator is None
 
 
@@ -210,14 +215,6 @@ def test_follow_code_reproduces_the_authors_code():
         assert bool((one != other).any()) == (follow == "code")
 
 
-def test_vectors_of_another_width_are_mapped_to_the_discriminators():
-    model = make_model(projection=Projection(dimension=8))
-    auxiliary = made(diffcse(), model)
-    assert auxiliary.discriminator.project.kernel.shape == (8, 32)
-    loss, _ = nnx.jit(diffcse())(model, batch_of(make_texts()), auxiliary=auxiliary)
-    assert np.isfinite(loss)
-
-
 def test_a_text_without_a_next_one_costs_nothing():
     model, ids = make_model(), make_texts()
     objective = diffcse(texts="next", weight=1.0, projector="none")
@@ -231,12 +228,12 @@ def test_the_losses_of_both_texts_are_added():
     model, batch = make_model(), with_next(make_texts())
     both = diffcse(texts="both", change="delete")
     auxiliary = made(both, model)
-    parts = [
-        dataclasses.replace(both, texts=t)(model, batch, auxiliary=auxiliary)[1] for t in ("same", "next")
-    ]
-    total = both(model, batch, auxiliary=auxiliary)[1]["difference_loss"]
+    total, same, following = (
+        dataclasses.replace(both, texts=t)(model, batch, auxiliary=auxiliary)[1]["difference_loss"]
+        for t in ("both", "same", "next")
+    )
     # Each text alone is changed in other places, so the sums agree approximately.
-    assert total == pytest.approx(sum(float(p["difference_loss"]) for p in parts), rel=0.1)
+    assert total == pytest.approx(float(same + following), rel=0.1)
 
 
 def test_weight_0_without_a_projector_is_simcse():
@@ -256,9 +253,8 @@ def test_the_discriminator_starts_as_a_copy_of_the_encoder():
     auxiliary = made(diffcse(), model)
     own, others = (jax.tree.leaves(nnx.state(m)) for m in (auxiliary.discriminator.encoder, model.encoder))
     assert all(map(np.array_equal, own, others))
-    assert not any(
-        a.unsafe_buffer_pointer() == b.unsafe_buffer_pointer() for a, b in zip(own, others, strict=True)
-    )
+    places = [{x.unsafe_buffer_pointer() for x in leaves} for leaves in (own, others)]
+    assert places[0].isdisjoint(places[1])
 
 
 def test_a_pooler_starts_from_a_folder(tmp_path):
@@ -276,7 +272,7 @@ def test_a_pooler_starts_from_a_folder(tmp_path):
     np.testing.assert_allclose(
         projector(jnp.asarray(x), training=True), np.tanh(x @ kernel + bias), rtol=1e-5, atol=1e-6
     )
-    with pytest.raises(UserError, match="is for vectors of 32 numbers, the encoder's have 8"):
+    with pytest.raises(UserError, match="is for vectors of 32 numbers, but the encoder's vectors have 8"):
         made(objective, make_model(projection=Projection(dimension=8)))
     with pytest.raises(UserError, match='a pooler initialises projector "tanh"'):
         diffcse(pooler=source)
@@ -285,3 +281,56 @@ def test_a_pooler_starts_from_a_folder(tmp_path):
         made(objective, make_model())
     with pytest.raises(UserError, match="st:x: a pooler must be given as hf:NAME or hf:DIRECTORY"):
         made(diffcse(projector="tanh", pooler=PretrainedPooler(source="st:x"), weight=0.0), make_model())
+
+
+def test_the_discriminator_alone_reaches_the_encoder_through_the_vector():
+    model, batch, key = make_model(dropout=0.0), batch_of(make_texts()), jax.random.key(2)
+    # With this weight, a gradient from elsewhere would be larger than the bound.
+    objective = diffcse(contrastive=WithoutDropout(), contrastive_weight=0.0, weight=1e-20)
+    auxiliary = made(objective, model)
+    _, reached = gradients_of("model", objective, model, auxiliary, batch, key)
+    assert all(0 < np.abs(g).max() < 1e-15 for n, g in reached.items() if "key.bias" not in n)
+    assert np.abs(reached["encoder.embeddings.token.embedding"]).max() > 1e-25
+
+
+ONE = jnp.asarray(
+    [[CLS, 10, 11, 12, 13, SEP, 0, 0], [CLS, 20, SEP, 0, 0, 0, 0, 0], [CLS, SEP, 0, 0, 0, 0, 0, 0]], jnp.int32
+)
+
+
+def test_masks_are_inserted_among_the_words():
+    texts = jnp.asarray([[CLS, *range(4, 24), SEP, 0, 0]] * 500, jnp.int32)
+    insert = jax.jit(functools.partial(token_edits.insert_masks, share=0.15, mask_id=MASK))
+    found = insert(texts, jax.random.key(0))
+    assert found.ids.shape[1] == 24 + token_edits.most_inserted(24, 0.15)
+    assert found.ids.shape[1] == token_edits.longest(24, ("insert",), 0.15)
+    masked = np.asarray(found.masked)
+    assert (masked.sum(1) == 3).all()  # 15 % of 20 words
+    where = set()
+    for ids, new, original in zip(*map(np.asarray, (found.ids, found.masked, found.original)), strict=True):
+        assert (ids[new] == MASK).all() and (original[new] == token_edits.NEW).all()
+        left = ids[~new]
+        assert list(left[:22]) == list(texts[0, :22]) and not left[22:].any()
+        assert (original[~new] == left).all()
+        where |= set(np.flatnonzero(new))
+    assert where == set(range(1, 24))  # not before the first token, nor after the last
+    few = insert(ONE, jax.random.key(1))
+    assert few.masked.sum(1).tolist() == [1, 1, 0] and few.ids[2].tolist() == [CLS, SEP] + [0] * 7
+
+
+def test_the_token_after_a_deleted_one_is_marked(monkeypatch):
+    chosen = jnp.asarray([[0, 1, 0, 1, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0], [0] * 8], bool)
+    monkeypatch.setattr(token_edits, "choose_tokens", lambda ids, key, *, share: chosen)
+    found = token_edits.delete_tokens(ONE, jax.random.key(0), share=0.15)
+    assert found.ids[0].tolist() == [CLS, 11, SEP, 0, 0, 0, 0, 0]
+    assert found.original[0].tolist() == [CLS, token_edits.NEW, token_edits.NEW, 0, 0, 0, 0, 0]
+    assert found.ids[1].tolist()[:3] == [CLS, SEP, 0] and found.original[1, 1] == token_edits.NEW
+    assert (found.original[2] == found.ids[2]).all() and not found.masked.any()
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.15, "replace"), (0.3, "replace"), (0.3, "delete")])
+def test_the_share_of_the_words_that_changes(share, kind):
+    texts = jnp.asarray([[CLS, *range(4, 34), SEP]] * 300, jnp.int32)
+    found = token_edits.make_change(texts, jax.random.key(0), kind=kind, share=share, mask_id=MASK)
+    left = (np.asarray(found.ids) > SEP).sum() / (300 * 30)
+    assert left == pytest.approx(1 - share, abs=0.01)

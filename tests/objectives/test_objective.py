@@ -41,16 +41,10 @@ class TakesNoAuxiliary(Answers):
     [
         (ONE, r"Answers must return the loss and a dict of metrics, not float32 \[\]"),
         ((ONE, ONE), "Answers must return the loss and a dict of metrics, not tuple"),
-        (
-            (jnp.ones(8), {}),
-            r"Answers's loss must be one float32 number for the batch, not float32 \[8\]",
-        ),
+        ((jnp.ones(8), {}), r"Answers's loss must be one float32 number for the .*, not float32 \[8\]"),
         ((jnp.bfloat16(1), {}), r"Answers's loss must be one float32 number for the batch, not "),
         ((1.0, {}), "Answers's loss must be .*, not float"),
-        (
-            (ONE, {"hits": jnp.ones([8, 8])}),
-            r"Answers's metric 'hits' must be one number, not float32 \[8, 8\]",
-        ),
+        ((ONE, {"hits": jnp.ones([8, 8])}), r"metric 'hits' must be one number, not float32 \[8, 8\]"),
         ((ONE, {"learning_rate": ONE}), "Answers's metric 'learning_rate' has the name of a metric that the"),
     ],
 )
@@ -78,20 +72,11 @@ class Asks(Answers):
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        (
-            lambda m: m(ONE, ONE),
-            r"generator \(it calls __call__\), but the model is a dual encoder: give",
-        ),
+        (lambda m: m(ONE, ONE), r"generator \(it calls __call__\), but the model is a dual encoder: give"),
         (lambda m: m.predict(ONE, ONE), r"Asks trains a generator \(it calls predict\), but .*, or another"),
         (lambda m: m.score_texts(ONE, ONE), "trains a cross-encoder .* give model=PretrainedCrossEncoder"),
-        (
-            lambda m: m.encdoe(ONE),
-            "Asks calls model.encdoe, .* has no such method; did you mean 'encode'",
-        ),
-        (
-            lambda m: m.embed(ONE),
-            r"Asks calls model.embed, but the model, a dual encoder, has no such method(\n|$)",
-        ),
+        (lambda m: m.encdoe(ONE), "model.encdoe, .* has no such method; did you mean 'encode'"),
+        (lambda m: m.embed(ONE), r"model.embed, but the model, a dual .* has no such method(\n|$)"),
     ],
 )
 def test_an_objective_that_calls_what_another_kind_of_model_has(how, sentence):
@@ -117,16 +102,10 @@ class Beside(Answers):
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (
-            lambda m: layers.param(ONE),
-            "Beside.auxiliary must return an nnx.Module or None, not Param",
-        ),
+        (lambda m: layers.param(ONE), "Beside.auxiliary must return an nnx.Module or None, not Param"),
         (lambda m: {"scale": layers.param(ONE)}, "must return an nnx.Module or None, not dict"),
         (lambda m: ONE, r"must return an nnx.Module or None, not float32 \[\]"),
-        (
-            lambda m: m.output_table,
-            "Beside trains a generator .it calls output_table., but",
-        ),
+        (lambda m: m.output_table, "Beside trains a generator .it calls output_table., but"),
     ],
 )
 def test_auxiliary_must_be_a_module(answer, sentence):
@@ -148,11 +127,7 @@ def test_a_part_of_a_sum_is_given_its_own_auxiliary_whatever_it_is_called():
     found = {}
 
     def part(name):
-        def given(auxiliary):
-            found[name] = auxiliary
-            return ONE
-
-        return Given(answer=given)
+        return Given(answer=lambda auxiliary: found.__setitem__(name, auxiliary) or ONE)
 
     parts = _Parts({"eval": Holder(layers.param)})
     WeightedSum(parts={"train": part("train"), "eval": part("eval")})(None, {}, auxiliary=parts)
@@ -185,25 +160,19 @@ def test_trained_parameters_must_be_float32(dtype):
         def __init__(self):
             self.scale = layers.param(jnp.ones([], dtype))
 
-    with pytest.raises(
-        UserError, match=rf"the parameter auxiliary.scale is {dtype} \[\], but only float32 is trained"
-    ):
+    with pytest.raises(UserError, match=rf"auxiliary.scale is {dtype} \[\], but only float32 is trained"):
         plan_state(make_model(), optax.sgd(1.0), MeshConfig().build(), auxiliary=Head())
 
 
 @pytest.mark.parametrize(
     ("weight", "sentence"),
     [
-        (lambda: 1.0, "the weight of 'a' must be a function of the step: too many positional arguments"),
-        (lambda step: None, "the weight of 'a' must return one number for a step, not None"),
-        (
-            lambda step: jnp.ones(2),
-            r"the weight of 'a' must return one number for a step, not an array \[2\]",
-        ),
+        (lambda: 1.0, "must be a function of the step: too many positional arguments"),
+        (lambda step: None, "must return one number for a step, not None"),
+        (lambda step: jnp.ones(2), r"must return one number for a step, not an array \[2\]"),
     ],
 )
 def test_a_weight_of_a_sum_is_a_number_at_each_step(weight, sentence):
-    with pytest.raises(UserError, match=sentence):
-        WeightedSum(parts={"a": Answers(answer=(ONE, {}))}, weights={"a": weight})(
-            None, {}, step=jnp.int32(1)
-        )
+    parts = {"a": Answers(answer=(ONE, {}))}
+    with pytest.raises(UserError, match=f"the weight of 'a' {sentence}"):
+        WeightedSum(parts=parts, weights={"a": weight})(None, {}, step=jnp.int32(1))

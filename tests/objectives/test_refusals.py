@@ -16,8 +16,8 @@ from jaxir.objectives.masked_lm import MaskedLM
 from jaxir.objectives.mlm_autoencoder import MLMAutoencoder
 from jaxir.objectives.prop import PROP
 from jaxir.objectives.simcse import SimCSE
-from tests.objectives.tiny_diffcse import FORM, Tiny, diffcse
-from tests.objectives.unlabelled import MASK, batch_of, make_model, make_texts
+from tests.objectives.tiny_diffcse import Tiny, diffcse
+from tests.objectives.unlabelled import FORM, MASK, batch_of, make_model, make_texts
 
 UNMASKED = dataclasses.replace(FORM, mask_id=None)
 LONGER = TextFormat(14, 14, mask_id=MASK, vocabulary="words")
@@ -27,19 +27,10 @@ LONGER = TextFormat(14, 14, mask_id=MASK, vocabulary="words")
     ("make", "sentence"),
     [
         (lambda: DiffCSE(), "needs a masked language model as generator: give --generator"),
-        (
-            lambda: diffcse(contrastive=Contrastive(), texts="next"),
-            "on labelled pairs DiffCSE changes the pairs themselves",
-        ),
-        (
-            lambda: diffcse(task="mlm", change="insert"),
-            "set change to 'replace' and use to 'difference', not 'insert'",
-        ),
+        (lambda: diffcse(contrastive=Contrastive(), texts="next"), "changes the pairs themselves"),
+        (lambda: diffcse(task="mlm", change="insert"), "set change to 'replace' and .*, not 'insert'"),
         (lambda: diffcse(task="mlm", follow="code"), "has no task 'mlm'"),
-        (
-            lambda: Contrastive(chunks=0),
-            "chunks must be a whole number of at least 1 or 'auto', not 0",
-        ),
+        (lambda: Contrastive(chunks=0), "chunks must be a whole number of at least 1 or 'auto', not 0"),
         (
             lambda: CPDAE(chunks=3)(make_model(), batch_of(make_texts()), auxiliary=made(CPDAE())),
             "8 examples cannot be embedded in 3 equal chunks",
@@ -58,24 +49,11 @@ def made(objective, form=FORM, **model):
 @pytest.mark.parametrize(
     ("objective", "form", "model", "sentence"),
     [
-        *(
-            (objective, UNMASKED, {}, "no mask token")
-            for objective in (MLMAutoencoder(), MaskedLM(), CPDAE(), diffcse())
-        ),
-        (
-            CLMAutoencoder(decoder_head_dim=20),
-            FORM,
-            {},
-            "the objective's decoder: head_dim 20 must be even and divide",
-        ),
+        *((x, UNMASKED, {}, "no mask token") for x in (MLMAutoencoder(), MaskedLM(), CPDAE(), diffcse())),
+        (CLMAutoencoder(decoder_head_dim=20), FORM, {}, "decoder: head_dim 20 must be even and divide"),
         (SimCSE(), FORM, {"dropout": 0.0}, r"the model has none: give --dropout=0\.1"),
         (diffcse(), FORM, {"dropout": 0.0}, "differ by dropout"),
-        (
-            diffcse(generator=Tiny(vocabulary="others")),
-            FORM,
-            {},
-            "a tiny one has another vocabulary than the model",
-        ),
+        (diffcse(generator=Tiny(vocabulary="others")), FORM, {}, "a tiny one has another vocabulary than"),
         (diffcse(change="insert"), LONGER, {}, "reads at most 16 tokens, and texts have up to 18"),
         (
             diffcse(task="mlm", head=Tiny(width=16)),

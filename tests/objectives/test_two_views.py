@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.core.features import Key, Tokens
 from jaxir.losses.nt_xent import nt_xent
 from jaxir.objectives.consert import ConSERT, cut_features, cut_tokens, drop_numbers, shuffle_tokens
 from jaxir.objectives.simcse import SimCSE
 from tests.objectives.unlabelled import (
     CLS,
-    FORM,
     SEP,
     batch_of,
     make_model,
@@ -47,10 +45,6 @@ def test_without_a_key_both_views_are_the_text():
         one, again = (objective(model, batch_of(ids))[1] for _ in range(2))
         assert one["positive_similarity"] == pytest.approx(1.0, abs=1e-5)
         assert one == again
-
-
-def test_simcse_batch_has_text_ids_and_keys():
-    assert SimCSE().features(FORM) == {"text_ids": Tokens("text", 12), "text_key": Key("text")}
 
 
 def test_a_text_that_comes_twice_is_no_negative_of_itself():
@@ -122,23 +116,6 @@ def test_shuffling_keeps_special_tokens_and_draws_every_order():
     orders = np.asarray(jax.jit(shuffle_tokens)(three, jax.random.key(1)))[:, 1:4]
     _, counts = np.unique(orders, axis=0, return_counts=True)
     assert len(counts) == 6 and np.abs(counts - 1000).max() < 120
-
-
-def test_shuffled_tokens_equal_shuffled_position_ids():
-    """Wang 2022 shuffles position ids, which gives the same vector."""
-    model = make_model(dropout=0.0)
-    ids = make_texts(rows=1)
-    shuffled = shuffle_tokens(ids, jax.random.key(2))
-    table = model.encoder.embeddings.position.embedding
-    order = [int(np.flatnonzero(np.asarray(shuffled[0]) == t)[0]) for t in np.asarray(ids[0]) if t]
-    assert order != sorted(order) and len(set(order)) == len(order)
-    # Token i of the text, in its place, has the position that it has in the shuffled text.
-    own = table[...]
-    moved = np.arange(16)
-    moved[: len(order)] = order
-    by_tokens = model.encode(shuffled, tower="passage")
-    table[...] = own[moved]
-    np.testing.assert_allclose(model.encode(ids, tower="passage"), by_tokens, atol=1e-5)
 
 
 def test_the_shares_that_are_cut():

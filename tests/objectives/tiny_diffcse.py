@@ -10,10 +10,7 @@ from jaxir.models.bert import BertConfig
 from jaxir.models.masked_lm import MaskedLMConfig
 from jaxir.objectives.diffcse import DiffCSE
 from jaxir.objectives.simcse import SimCSE
-from tests.objectives import unlabelled
 from tests.objectives.unlabelled import CLS, SEP, WORDS, batch_of
-
-FORM = dataclasses.replace(unlabelled.FORM, vocabulary="words")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,52 +22,27 @@ class Tiny:
     width: int = 32
 
     def outline(self):
-        backbone = BertConfig(
-            vocab_size=WORDS,
-            embed_dim=self.width,
-            num_layers=1,
-            num_heads=2,
-            mlp_dim=16,
-            max_positions=16,
-            dropout_rate=0.1,
-        )
-        return MaskedLMConfig(backbone=backbone)
+        sizes = {"vocab_size": WORDS, "num_layers": 1, "num_heads": 2, "mlp_dim": 16, "max_positions": 16}
+        return MaskedLMConfig(backbone=BertConfig(**sizes, embed_dim=self.width, dropout_rate=0.1))
 
     def build(self):
-        model = self.outline().make(rngs=nnx.Rngs(5))
-        graph, state = nnx.split(model)
+        graph, state = nnx.split(self.outline().make(rngs=nnx.Rngs(5)))
         return nnx.merge(graph, jax.tree.map(lambda x: x * 20, state)), self.vocabulary
 
 
-GENERATOR = Tiny()
-
-
 def diffcse(**settings) -> DiffCSE:
-    return DiffCSE(**{"generator": GENERATOR, **settings})
-
-
-def made(objective, model, seed=1):
-    return objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
+    return DiffCSE(**{"generator": Tiny(), **settings})
 
 
 def with_next(ids: jax.Array) -> dict[str, jax.Array]:
     """A batch with the next text of each; the last one has none: only special tokens."""
-    following = (
-        jnp.roll(ids, -1, axis=0)
-        .at[-1]
-        .set(jnp.zeros(ids.shape[1], jnp.int32).at[:2].set(jnp.array([CLS, SEP])))
-    )
-    return batch_of(ids) | {"next_ids": following}
+    nothing = jnp.zeros(ids.shape[1], jnp.int32).at[:2].set(jnp.array([CLS, SEP]))
+    return batch_of(ids) | {"next_ids": jnp.roll(ids, -1, axis=0).at[-1].set(nothing)}
 
 
 def pairs(ids: jax.Array) -> dict[str, jax.Array]:
-    batch = batch_of(ids)
-    return {
-        "query_ids": ids[:, :8].at[:, 7].set(jnp.where(ids[:, 7] != 0, SEP, 0)),
-        "passage_ids": ids,
-        "query_key": batch["text_key"],
-        "passage_key": batch["text_key"],
-    }
+    key, query = batch_of(ids)["text_key"], ids[:, :8].at[:, 7].set(jnp.where(ids[:, 7] != 0, SEP, 0))
+    return {"query_ids": query, "passage_ids": ids, "query_key": key, "passage_key": key}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A tiny encoder and texts for objectives that learn without labels."""
+"""A tiny encoder, texts and pairs for objectives, and their gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,10 @@ from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.runtime.partitioning import MeshConfig
 
 CLS, SEP, MASK, FIRST_WORD, WORDS = 2, 3, 1, 4, 40
-FORM = TextFormat(12, 12, mask_id=MASK)
+FORM = TextFormat(12, 12, mask_id=MASK, vocabulary="words")
+
+
+NOT_TRAINED = ("p", "kept", "mu", "idf", "mean", "var")
 
 
 def make_model(*, dropout: float = 0.1, **settings) -> DualEncoderModel:
@@ -42,6 +45,18 @@ def batch_of(ids: jax.Array) -> dict[str, jax.Array]:
     """A batch whose texts are all different."""
     rows = jnp.arange(len(ids), dtype=jnp.int32)
     return {"text_ids": ids, "text_key": jnp.stack([rows, rows], axis=1)}
+
+
+def batch_of_pairs(rows: int, length: int = 12) -> dict[str, jax.Array]:
+    """Pairs with two hard negatives. Two passages are the same, and one is a hard negative elsewhere."""
+    rng = np.random.default_rng(0)
+    ids = {"query_ids": (rows, 4), "passage_ids": (rows, length), "negative_ids": (rows, 2, length)}
+    keys = {"query_key": (rows, 2), "passage_key": (rows, 2), "negative_key": (rows, 2, 2)}
+    arrays = {k: rng.integers(1, WORDS, shape).astype(np.int32) for k, shape in ids.items()}
+    arrays |= {k: rng.integers(0, 2**31, shape).astype(np.int32) for k, shape in keys.items()}
+    arrays["passage_key"][5] = arrays["passage_key"][2]
+    arrays["negative_key"][1, 0] = arrays["passage_key"][0]
+    return {k: jnp.asarray(v) for k, v in arrays.items()}
 
 
 def made(objective, model, corpus=None, seed=1):
@@ -111,12 +126,12 @@ def on_mesh(objective, **axes):
 
 
 def devices_change_nothing(
-    objective, model, auxiliary, batch, key, *, no_gradient=(), axes=None, atol=2e-4, rtol=1e-7
+    objective, model, auxiliary, batch, key, *, axes=None, least=1e-7, atol=2e-4, rtol=1e-7
 ):
-    """Checks that four devices give the loss and gradients of one, and that no gradient is zero.
+    """Checks that four devices give the loss and gradients of one, and that only a generator's are zero.
 
-    Excluded are the names `no_gradient` and the key's bias in attention. `axes` are the mesh's, by default
-    `data` alone; `atol` and `rtol` are for gradients.
+    Statistics (NOT_TRAINED) and the key's bias in attention may have any gradient. `axes` are the mesh's, by
+    default `data` alone; `least`, `atol` and `rtol` are for gradients.
     """
     one = value_and_grad(objective, model, auxiliary, batch, key)
     four = value_and_grad(on_mesh(objective, **axes or {}), model, auxiliary, batch, key)
@@ -124,6 +139,8 @@ def devices_change_nothing(
     for before, after in zip(one[2:], four[2:], strict=True):
         assert before
         for path, gradient in before.items():
-            if "attention.key.bias" not in path and path not in no_gradient:
-                assert np.abs(gradient).max() > 1e-7, path
+            if path.startswith("generator."):
+                assert not gradient.any(), path
+            elif "attention.key.bias" not in path and path.split(".")[-1] not in NOT_TRAINED:
+                assert np.abs(gradient).max() > least, path
             np.testing.assert_allclose(after[path], gradient, atol=atol, rtol=rtol, err_msg=path)

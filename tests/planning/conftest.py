@@ -26,6 +26,7 @@ QUICK = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_anew():
     """Module scope: a package's fixtures would last until the session ends."""
+    jax.devices()  # a plan that uses JAX first would choose the number of devices for all tests
     keep_no_more_programs()
     yield
     jax.config.update("jax_enable_compilation_cache", True)
@@ -55,13 +56,17 @@ def small_macros(model) -> list[str]:
     return [f"--gin.{macro}" for macro in (*MACROS, f"MODEL=hf:{model}")]
 
 
+def users_environment(**more: str) -> dict[str, str]:
+    """No fake devices, no chosen platform."""
+    return {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | more
+
+
 @pytest.fixture
 def in_process(tmp_path):
-    """Runs `python WORDS` as users do: no fake devices, no chosen platform."""
+    """Runs `python WORDS` as users do."""
 
-    def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
-        env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | environment
-        line = [sys.executable, *words]
-        return subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
+    def run(*words: str, **more: str) -> subprocess.CompletedProcess:
+        how = {"env": users_environment(**more), "cwd": tmp_path, "capture_output": True, "text": True}
+        return subprocess.run([sys.executable, *words], **how, timeout=280)
 
     return run

@@ -14,18 +14,15 @@ from jaxir.interop.model import stored
 from jaxir.interop.weights.weights import write_json
 from jaxir.models.decoding import Decoding
 from jaxir.models.seq2seq import Seq2SeqConfig
-from jaxir.models.t5 import T5Config
 from jaxir.planning import architecture, decoding_plan
 from jaxir.runtime.partitioning import MeshConfig
+from tests.planning.conftest import SMALL
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
-V, E, H, K, F, LAYERS, S, ROWS = 64, 32, 2, 16, 48, 2, 24, 8
+V, E, H, K, F, LAYERS, S, ROWS = 72, 32, 2, 16, 64, 2, 24, 8
 BUCKETS, CHIPS = 32, 4
-BACKBONE = T5Config(
-    vocab_size=V, embed_dim=E, num_layers=LAYERS, num_heads=H, head_dim=K, mlp_dim=F, dropout_rate=0.0
-)
-CONFIG = Seq2SeqConfig(backbone=BACKBONE, num_decoder_layers=LAYERS)
+CONFIG = Seq2SeqConfig(backbone=SMALL, num_decoder_layers=LAYERS)
 
 
 def planned(how: Decoding) -> decoding_plan.DecodingPlan:
@@ -67,7 +64,7 @@ def test_generator_is_described_without_weights(tmp_path):
     assert (settings.passage_max_length, settings.query_max_length) == (512, 64)
     assert architecture.describe_generator("hf:t5-small")[0].scaled
     for tied in (True, False):
-        content = hf_config.describe(BACKBONE, 0) | {"tie_word_embeddings": tied, "num_decoder_layers": 3}
+        content = hf_config.describe(SMALL, 0) | {"tie_word_embeddings": tied, "num_decoder_layers": 3}
         folder = tmp_path / str(tied)
         folder.mkdir()
         write_json(folder / "config.json", content)
@@ -81,11 +78,9 @@ def test_generator_is_described_without_weights(tmp_path):
 
 
 @pytest.mark.slow
-def test_plan_command_compiles_generation_for_a_tpu_slice(tpu_compiler, in_process, tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    write_json(folder / "config.json", hf_config.describe(BACKBONE, 0) | {"tie_word_embeddings": False})
-    flags = [f"--model=hf:{folder}", "--topology=v5e:2x2", "--max_length=24", "--batch_tokens=96"]
+def test_plan_command_compiles_generation_for_a_tpu_slice(tpu_compiler, in_process, model):
+    write_json(model / "config.json", hf_config.describe(SMALL, 0) | {"tie_word_embeddings": False})
+    flags = [f"--model=hf:{model}", "--topology=v5e:2x2", "--max_length=24", "--batch_tokens=96"]
     flags += ["--max_new_tokens=8", "--top_k=4", "--num_outputs=2", "--prices=v5e=1.2"]
     done = in_process("-m", "jaxir.expand", "plan", *flags)
     assert done.returncode == 0, done.stderr

@@ -18,13 +18,14 @@ from jaxir.experiments.towers import UnderIdentityProjection
 from jaxir.interop.build import FromScratch, Pretrained
 from jaxir.interop.huggingface import hf_config
 from jaxir.interop.weights.weights import write_json
-from jaxir.models import deberta, t5
+from jaxir.models import t5
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture, devices
 from jaxir.planning import run_plan as planning
 from jaxir.runtime.compile_cache import aside
 from tests.interop import t5x_writer
-from tests.planning.conftest import QUICK, SMALL
+from tests.models.test_encoders import DEBERTA
+from tests.planning.conftest import QUICK, SMALL, users_environment
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PLAN = ("-m", "jaxir.plan", "--gin_file=gin/samtone_base.gin")
@@ -46,18 +47,14 @@ def test_gpu_plan_needs_only_a_recipe(in_process, small_macros, tmp_path, tmp_pa
 
 @pytest.mark.slow
 def test_plan_that_does_not_fit_exits_with_1_and_advice(in_process):
-    done = in_process(
-        *("-m", "jaxir.plan", "--gin_file", "gin/samtone_xxl.gin"),
-        *("--fsdp=1", "--topology", "gpu:1xl4", "--prices=l4=0.7"),
-    )
+    words = "-m jaxir.plan --gin_file gin/samtone_xxl.gin --fsdp=1 --topology gpu:1xl4 --prices=l4=0.7"
+    done = in_process(*words.split())
     assert done.returncode == 1
     assert "SDE of T5 24 x 4096, 4,7" in done.stdout  # the recipe's model, without asking the hub
     assert done.stdout.startswith("does not fit: ") and not done.stderr
-    advised = [
-        line.split() for line in done.stdout.splitlines() if line.startswith("    python -m jaxir.plan ")
-    ]
-    assert "--gin_file gin/samtone_xxl.gin --prices=l4=0.7 --topology=gpu:8xl4" in " ".join(advised[-1])
-    done = in_process(*advised[-1][1:])  # run unchanged
+    *_, advised = re.findall(r"^    python (-m jaxir\.plan .*)", done.stdout, re.M)
+    assert "--gin_file gin/samtone_xxl.gin --prices=l4=0.7 --topology=gpu:8xl4" in advised
+    done = in_process(*advised.split())  # run unchanged
     assert done.returncode == 0 and done.stdout.startswith("fits: "), done.stderr
     costs = r"^20,000 steps at full speed: .* h to .* h, costs [\d,.]+ to [\d,.]+$"
     assert re.search(costs, done.stdout, re.M)
@@ -123,23 +120,18 @@ def test_missing_tpu_compiler_names_its_installation(monkeypatch, tmp_path):
 
 
 def test_published_model_is_described_offline():
-    config, settings = architecture.describe(
-        Pretrained(
-            source="hf:google/t5-v1_1-xxl", sharing="ade", projection=768, dtype="bfloat16", remat=True
-        )
-    )
-    wanted = t5.preset("1.1-xxl", dtype="bfloat16", remat=True)
-    assert config.backbone == wanted
+    how = {"dtype": "bfloat16", "remat": True}
+    published = Pretrained(source="hf:google/t5-v1_1-xxl", sharing="ade", projection=768, **how)
+    config, settings = architecture.describe(published)
+    assert config.backbone == t5.preset("1.1-xxl", **how)
     assert (config.sharing, config.projection.dimension) == ("ade", 768)
     assert settings.query_max_length == 512
 
 
 def test_local_folder_is_described_by_its_config(model):
-    config, settings = architecture.describe(
-        Pretrained(source=f"hf:{model}", scan_layers=True, query_max_length=8, passage_max_length=9)
-    )
-    assert config.backbone.embed_dim == SMALL.embed_dim
-    assert config.backbone.scan_layers
+    lengths = {"query_max_length": 8, "passage_max_length": 9}
+    config, settings = architecture.describe(Pretrained(source=f"hf:{model}", scan_layers=True, **lengths))
+    assert config.backbone.embed_dim == SMALL.embed_dim and config.backbone.scan_layers
     assert (settings.query_max_length, settings.passage_max_length) == (8, 9)
     with pytest.raises(UserError, match="'ade_spl' needs a projection"):
         architecture.describe(Pretrained(source=f"hf:{model}", sharing="ade_spl"))
@@ -154,18 +146,9 @@ def test_t5x_checkpoint_is_described_without_its_arrays(tmp_path):
     assert settings.query_max_length == 4
 
 
-def test_model_from_scratch_is_described_by_its_config():
-    config = DualEncoderConfig(backbone=SMALL)
-    new = FromScratch(config=config, tokenizer="nowhere", query_max_length=4, passage_max_length=5)
-    found, settings = architecture.describe(new)
-    assert found is config
-    assert (settings.query_max_length, settings.passage_max_length) == (4, 5)
-
-
 def test_towers_under_identity_projection_are_described_without_weights(model):
-    config, settings = architecture.describe(
-        UnderIdentityProjection(source=f"hf:{model}", sharing="ade_spl", query_max_length=8)
-    )
+    towers = UnderIdentityProjection(source=f"hf:{model}", sharing="ade_spl", query_max_length=8)
+    config, settings = architecture.describe(towers)
     assert (config.sharing, config.projection.dimension) == ("ade_spl", SMALL.embed_dim)
     assert settings.query_max_length == 8
     with pytest.raises(UserError, match="projection cannot be set"):
@@ -180,6 +163,10 @@ def test_any_class_with_an_outline_can_be_planned(model):
             return dataclasses.replace(found.config, backbone=backbone), found.settings
 
     assert architecture.describe(Halved())[0].backbone.num_layers == 1
+    lengths = {"query_max_length": 4, "passage_max_length": 5}
+    new = FromScratch(config=DualEncoderConfig(backbone=SMALL), tokenizer="nowhere", **lengths)
+    found, settings = architecture.describe(new)
+    assert found is new.config and lengths.items() <= vars(settings).items()
     with pytest.raises(UserError, match=r"cannot plan with dict: it has no outline\(\)"):
         architecture.describe({})
 
@@ -254,33 +241,24 @@ def test_sparse_cores_hide_what_fsdp_sends(tpu_compiler, in_process):
 @pytest.mark.slow
 def test_deberta_on_a_tpu_slice(tpu_compiler, in_process, small_macros, model):
     """Its attention has products of its own; two towers of two lengths use two sets of distances."""
-    small = deberta.DebertaConfig(
-        vocab_size=64,
-        embed_dim=32,
-        num_layers=2,
-        num_heads=2,
-        mlp_dim=64,
-        relative_buckets=8,
-        relative_max_distance=16,
-    )
-    write_json(model / "config.json", hf_config.describe(small, 0))
+    write_json(model / "config.json", hf_config.describe(DEBERTA, 0))
     pieces = ("models/deberta", "objectives/samtone", "runs/samtone_paper")
     flags = [*(f"--gin_file=gin/{x}.gin" for x in pieces), "--topology=v5e:2x2", "--gin.DROPOUT=0.0"]
     done = in_process("-m", "jaxir.plan", *flags, *small_macros, **QUICK)
     assert done.returncode == 0, done.stderr
-    assert "SDE of Deberta 2 x 32" in done.stdout and "compiled by the TPU's compiler" in done.stdout
+    assert "SDE of DeBERTa 2 x 32" in done.stdout and "compiled by the TPU's compiler" in done.stdout
     assert "all-gather          fsdp" in done.stdout and "fits, by quick settings: " in done.stdout
     assert_products_run(done.stdout, times=4 / 3)
 
 
 @pytest.mark.slow
 def test_signal_during_compilation_ends_the_plan(tpu_compiler, small_macros, tmp_path):
-    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     (tmp_path / "tmp").mkdir()
-    env |= {"TMPDIR": str(tmp_path / "tmp"), "JAX_LOG_COMPILES": "1", "JAX_COMPILATION_CACHE_DIR": ""}
+    more = {"TMPDIR": str(tmp_path / "tmp"), "JAX_LOG_COMPILES": "1", "JAX_COMPILATION_CACHE_DIR": ""}
     command = [sys.executable, *PLAN, "--topology=v5e:2x2", *small_macros]
+    how = {"cwd": tmp_path, "env": users_environment(**more), "start_new_session": True}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipes) as process:
+    with subprocess.Popen(command, **how, **pipes) as process:
         assert next(line for line in process.stderr if "MLIR module conversion jit(step)" in line)
         process.send_signal(signal.SIGTERM)
         try:

@@ -100,90 +100,7 @@ def test_the_axes_a_collective_crosses(mesh):
     assert collectives.crossed([[0, 1], [2, 3]], mesh) == ("tensor",)
     assert collectives.crossed([[0, 2], [1, 3]], mesh) == ("data",)
     assert collectives.crossed([[0, 3]], mesh) == ("data", "tensor")
-
-
-# libtpu's form of collectives hidden behind products. A gather is repeated in its start, the product that
-# continues it and its end. A scattered reduction is a fusion. Only the condition of the loop has its number
-# of iterations.
-TPU = """HloModule step, entry_computation_layout={()->f32[]}
-
-%start (p0: bf16[4,8]) -> (bf16[4,8], bf16[16,8], u32[]) {
-  %p0 = bf16[4,8]{1,0:T(8,128)(2,1)} parameter(0)
-  %gather.1 = bf16[16,8]{1,0:T(8,128)(2,1)} all-gather(%p0), channel_id=1, replica_groups=mesh['x'=4] {'x'}, dimensions={0}, frontend_attributes={chain_id="7"}
-  ROOT %started = (bf16[4,8]{1,0}, bf16[16,8]{1,0}, u32[]{:S(2)}) custom-call(%gather.1), custom_call_target="AsyncCollectiveStart"
-}
-
-%carry (p1: bf16[4,8], p2: f32[32,6,1,64], p3: f32[32,6,64,1]) -> (f32[1,1,32,6], bf16[16,8]) {
-  %p1 = bf16[4,8]{1,0} parameter(0)
-  %p2 = f32[5,6]{1,0} parameter(1)
-  %p3 = f32[6,7]{1,0} parameter(2)
-  %product = f32[5,7]{1,0} convolution(%p2, %p3), dim_labels=bf_io->bf, operand_precision={highest,highest}
-  %gather.2 = bf16[16,8]{1,0} all-gather(%p1), channel_id=1, replica_groups=mesh['x'=4] {'x'}, dimensions={0}, frontend_attributes={chain_id="7"}
-  ROOT %both = (f32[5,7]{1,0}, bf16[16,8]{1,0}) tuple(%product, %gather.2)
-}
-
-%end (p4: bf16[4,8]) -> bf16[16,8] {
-  %p4 = bf16[4,8]{1,0} parameter(0)
-  %gather.3 = bf16[16,8]{1,0} all-gather(%p4), channel_id=1, replica_groups=mesh['x'=4] {'x'}, dimensions={0}, frontend_attributes={chain_id="7"}
-  ROOT %ended = bf16[16,8]{1,0} custom-call(%p4, %gather.3), custom_call_target="AsyncCollectiveDone"
-}
-
-%scatter (p5: f32[16,8]) -> f32[4,8] {
-  %p5 = f32[16,8]{1,0} parameter(0)
-  %reduced = f32[16,8]{1,0} all-reduce(%p5), channel_id=2, replica_groups=[1,4]<=[4], to_apply=%sum
-  %zero = s32[] constant(0)
-  ROOT %own = f32[4,8]{1,0} dynamic-slice(%reduced, %zero, %zero), dynamic_slice_sizes={4,8}
-}
-
-%body (state: (s32[], bf16[4,8], f32[5,6], f32[6,7], f32[16,8])) -> (s32[], bf16[4,8], f32[5,6], f32[6,7], f32[16,8]) {
-  %state = (s32[], bf16[4,8], f32[5,6], f32[6,7], /*index=4*/f32[16,8]) parameter(0)
-  %w = bf16[4,8]{1,0} get-tuple-element(%state), index=1
-  %x = f32[5,6]{1,0} get-tuple-element(%state), index=2
-  %y = f32[6,7]{1,0} get-tuple-element(%state), index=3
-  %g = f32[16,8]{1,0} get-tuple-element(%state), index=4
-  %async-start = (bf16[4,8]{1,0}, bf16[16,8]{1,0}, u32[]{:S(2)}) fusion(%w), kind=kCustom, calls=%start
-  %async-carry = (f32[5,7]{1,0}, bf16[16,8]{1,0}) fusion(%w, %x, %y), kind=kOutput, calls=%carry
-  %async-end = bf16[16,8]{1,0:T(8,128)(2,1)S(1)} fusion(%w), kind=kCustom, calls=%end
-  %all-reduce-scatter.1 = f32[4,8]{1,0} fusion(%g), kind=kCustom, calls=%scatter
-  %i = s32[] get-tuple-element(%state), index=0
-  %one = s32[] constant(1)
-  %next = s32[] add(%i, %one)
-  ROOT %out = (s32[], bf16[4,8]{1,0}, f32[5,6]{1,0}, f32[6,7]{1,0}, f32[16,8]{1,0}) tuple(%next, %w, %x, %y, %g)
-}
-
-%condition (state.1: (s32[], bf16[4,8], f32[5,6], f32[6,7], f32[16,8])) -> pred[] {
-  %state.1 = (s32[], bf16[4,8], f32[5,6], f32[6,7], /*index=4*/f32[16,8]) parameter(0)
-  %last = s32[] constant(11)
-  %i.1 = s32[] get-tuple-element(%state.1), index=0
-  ROOT %more = pred[] compare(%i.1, %last), direction=LT
-}
-
-ENTRY %main (a: bf16[4,8], b: f32[5,6], c: f32[6,7], d: f32[16,8]) -> f32[16,8] {
-  %a = bf16[4,8]{1,0} parameter(0)
-  %b = f32[5,6]{1,0} parameter(1)
-  %c = f32[6,7]{1,0} parameter(2)
-  %d = f32[16,8]{1,0} parameter(3)
-  %first = s32[] constant(1)
-  %begin = s32[] copy(%first)
-  %tuple = (s32[], bf16[4,8]{1,0}, f32[5,6]{1,0}, f32[6,7]{1,0}, f32[16,8]{1,0}) tuple(%begin, %a, %b, %c, /*index=4*/%d)
-  %loop = (s32[], bf16[4,8]{1,0}, f32[5,6]{1,0}, f32[6,7]{1,0}, f32[16,8]{1,0}) while(%tuple), condition=%condition, body=%body
-  ROOT %result = f32[16,8]{1,0} get-tuple-element(%loop), index=4
-}
-"""  # noqa: E501
-
-
-def test_hidden_tpu_collectives_count_once_an_iteration():
-    program = hlo.parse(TPU)
-    mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",))
-    found = {c.kind: c for c in collectives.read(program, mesh)}
-    assert set(found) == {"all-gather", "reduce-scatter"}
-    assert found["all-gather"].count == found["reduce-scatter"].count == 10
-    assert found["all-gather"].bytes == 16 * 8 * 2
-    assert found["reduce-scatter"].bytes == 16 * 8 * 4
-    assert found["reduce-scatter"].traffic == 10 * 16 * 8 * 4 * 3 / 4
-    done = work.compiled(program)
-    assert done.flops == done.precise_flops == 10 * 2 * 5 * 6 * 7
-    assert done.high_flops == 0.0
+    assert collectives.crossed([[0, 1]], Mesh(mesh.devices[::-1], mesh.axis_names)) == ("tensor",)
 
 
 @pytest.mark.parametrize(
@@ -228,28 +145,31 @@ ENTRY %main (x: f32[64,8], at: s32[]) -> f32[4,8] {{
     assert work.compiled(program).bytes == 4 * (read + 1 + 4 * 8)
 
 
+def convolution(shapes: tuple[str, str, str], attributes: str) -> work.Work:
+    left, right, out = shapes
+    text = (
+        "HloModule m\n\nENTRY %main (a: f32[1]) -> f32[1] {\n"
+        f"  %a = {left}{{0}} parameter(0)\n  %b = {right}{{0}} parameter(1)\n"
+        f"  ROOT %c = {out}{{0}} convolution(%a, %b), {attributes}\n}}\n"
+    )
+    return work.compiled(hlo.parse(text))
+
+
+PLAIN = ("f32[5,6]", "f32[6,7]", "f32[5,7]")
+
+
 @pytest.mark.parametrize(("precision", "passes"), [("highest", 6), ("high", 3), ("default", 1)])
 def test_float32_product_takes_the_passes_of_its_precision(precision, passes):
     attribute = "" if precision == "default" else f", operand_precision={{{precision},{precision}}}"
-    program = hlo.parse(
-        f"""HloModule product
-
-ENTRY %main (a: f32[5,6], b: f32[6,7]) -> f32[5,7] {{
-  %a = f32[5,6]{{1,0}} parameter(0)
-  %b = f32[6,7]{{1,0}} parameter(1)
-  ROOT %c = f32[5,7]{{1,0}} convolution(%a, %b), dim_labels=bf_io->bf{attribute}, metadata={{op_name="high"}}
-}}
-"""
-    )
+    done = convolution(PLAIN, f'dim_labels=bf_io->bf{attribute}, metadata={{op_name="high"}}')
     chip = targets.parse("v5e:2x2").chip
-    assert work.compiled(program).seconds(chip)[0] == pytest.approx(passes * 2 * 5 * 6 * 7 / chip.flops)
+    assert done.seconds(chip)[0] == pytest.approx(passes * 2 * 5 * 6 * 7 / chip.flops)
 
 
 @pytest.mark.parametrize(
     ("shapes", "attributes", "flops"),
     [
-        # A plain product, [5, 6] by [6, 7].
-        (("f32[5,6]", "f32[6,7]", "f32[5,7]"), "dim_labels=bf_io->bf", 2 * 5 * 6 * 7),
+        (PLAIN, "dim_labels=bf_io->bf", 2 * 5 * 6 * 7),
         # A product for each of 3 heads, as a convolution with dilated input.
         (
             ("f32[5,3,6]", "f32[3,6,7]", "f32[5,3,7]"),
@@ -265,14 +185,7 @@ ENTRY %main (a: f32[5,6], b: f32[6,7]) -> f32[5,7] {{
     ],
 )
 def test_convolution_counts_only_positions_with_an_element(shapes, attributes, flops):
-    left, right, out = shapes
-    text = (
-        "HloModule m\n\nENTRY %main (a: f32[1]) -> f32[1] {\n"
-        f"  %a = {left}{{0}} parameter(0)\n  %b = {right}{{0}} parameter(1)\n"
-        f"  ROOT %c = {out}{{0}} convolution(%a, %b), {attributes}\n}}\n"
-    )
-    counted = work.compiled(hlo.parse(text)).flops
-    assert counted == flops
+    assert convolution(shapes, attributes).flops == flops
 
 
 def test_loop_reads_slices_of_its_stack():

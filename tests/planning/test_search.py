@@ -1,7 +1,7 @@
 """Which settings a search compiles and which it skips; the command with a compiler."""
 
 import dataclasses
-import os
+import itertools
 import signal
 import subprocess
 import sys
@@ -12,11 +12,10 @@ import pytest
 from jaxir.costs import targets
 from jaxir.interop.huggingface import hf_config
 from jaxir.interop.weights.weights import write_json
-from jaxir.models import t5
 from jaxir.planning import setting_search, slices
 from jaxir.planning.setting_search import Choice
 from jaxir.planning.step_figures import Figures
-from tests.planning.conftest import QUICK
+from tests.planning.conftest import QUICK, SMALL, users_environment
 
 GIB = 2**30
 LEVELS = {
@@ -65,20 +64,13 @@ class Machine:
 
     def quickest(self, levels=LEVELS):
         """Returns the optimum of compiling everything, with the fewest chunks."""
-        for chunks in levels["chunks"]:
-            fitting = [
-                Choice(fsdp, tensor, remat, chunks, scan, sparse_cores)
-                for fsdp in levels["fsdp"]
-                for tensor in levels["tensor"]
-                for remat in levels["remat"]
-                for scan in levels["scan"]
-                for sparse_cores in levels["sparse_cores"]
-                if 4 % (fsdp * tensor) == 0
-            ]
-            fitting = [c for c in fitting if self.figures(c).fits]
-            if fitting:
-                return min(fitting, key=lambda c: self.figures(c).scheduled * (1.02 if c.sparse_cores else 1))
-        return None
+        every = itertools.starmap(Choice, itertools.product(*levels.values()))
+        fitting = [c for c in every if not self.refuse(c) and self.figures(c).fits]
+
+        def cost(choice):
+            return choice.chunks, self.figures(choice).scheduled * (1.02 if choice.sparse_cores else 1)
+
+        return min(fitting, key=cost, default=None)
 
 
 def run(machine, start=START, levels=LEVELS):
@@ -108,26 +100,21 @@ def test_search_finds_the_optimum_with_few_compilations(limit, most):
         assert (choice in machine.compiled) == isinstance(found, Figures)
 
 
-def test_skipped_settings_have_reasons():
-    rows = run(Machine(limit=15.0, fsdp_ms=2.0))
-    reasons = {choice: why for choice, why in rows.items() if isinstance(why, str)}
-    assert reasons[START._replace(fsdp=4)] == "fsdp=2 is already slower"
-    assert reasons[START._replace(fsdp=2, remat="products")] == "predicted from single changes: 97 ms"
-    assert reasons[START._replace(fsdp=2, remat=False)] == "predicted from single changes: 41.00 GiB"
+LARGER = "larger than fsdp=1 tensor=1 remat=products chunks=1 scan=True, which does not fit"
 
 
-def test_search_skips_settings_that_do_not_divide():
-    rows = run(Machine(limit=15.0, fsdp_ms=-1.0))
-    assert setting_search.best(rows).fsdp == 4
-    assert rows[START._replace(fsdp=4, tensor=2)] == "cannot be split so"
-
-
-def test_search_skips_settings_larger_than_one_that_does_not_fit():
-    machine = Machine(limit=5.0)
-    rows = run(machine)
-    assert START._replace(remat="products") in machine.compiled
-    reason = "larger than fsdp=1 tensor=1 remat=products chunks=1 scan=True, which does not fit"
-    assert rows[START._replace(remat=False)] == reason
+@pytest.mark.parametrize(
+    ("machine", "changed", "reason"),
+    [
+        ({"limit": 15.0, "fsdp_ms": 2.0}, {"fsdp": 4}, "fsdp=2 is already slower"),
+        ({"limit": 15.0, "fsdp_ms": 2.0}, {"fsdp": 2, "remat": "products"}, "from single changes: 97 ms"),
+        ({"limit": 15.0, "fsdp_ms": 2.0}, {"fsdp": 2, "remat": False}, "from single changes: 41.00 GiB"),
+        ({"limit": 15.0, "fsdp_ms": -1.0}, {"fsdp": 4, "tensor": 2}, "cannot be split so"),
+        ({"limit": 5.0}, {"remat": False}, LARGER),
+    ],
+)
+def test_skipped_settings_have_reasons(machine, changed, reason):
+    assert run(Machine(**machine))[START._replace(**changed)].endswith(reason)
 
 
 def test_search_skips_chunks_that_cannot_fit():
@@ -160,12 +147,8 @@ def test_sparse_cores_are_chosen_only_if_clearly_faster(sent_ms, sends):
     [
         (None, None, "v5e:4x4", []),
         ({"v5e": 1.0, "v5p": 4.0}, None, "v5e:2x2", ["8.00", "12.80", "12.80"]),
-        (
-            {"v5e": 1.0, "v5p": 4.0},
-            1.5,
-            "v5e:4x4",
-            ["8.00", "12.80", "12.80"],
-        ),  # as expensive as v5p, but faster
+        # as expensive as v5p, but faster
+        ({"v5e": 1.0, "v5p": 4.0}, 1.5, "v5e:4x4", ["8.00", "12.80", "12.80"]),
         ({"v5e": 1.0, "v5p": 3.0}, 1.5, "v5p:2x2x1", ["8.00", "12.80", "9.60"]),
         ({"v5e": 1.0, "v5p": 4.0}, 0.5, None, ["8.00", "12.80", "12.80"]),
     ],
@@ -190,21 +173,19 @@ def test_cheapest_slice_within_the_time_limit_is_chosen(prices, hours, chosen, c
 
 
 @pytest.mark.slow
-def test_killed_search_continues_from_cached_figures(tpu_compiler, tmp_path):
-    (tmp_path / "model").mkdir()
-    tiny = t5.T5Config(vocab_size=64, embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64)
-    write_json(tmp_path / "model" / "config.json", hf_config.describe(tiny, 0))
-    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    env |= QUICK | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    macros = ("QUERY_LENGTH=8", "PASSAGE_LENGTH=16", "BATCH_SIZE=16", "PROJECTION=8", "STEPS=1000")
-    command = [sys.executable, "-m", "jaxir.plan", "--search", "--gin_file=gin/samtone_base.gin"]
-    command += ["--topology=v5e:1x1,v5e:16x16", "--prices=v5e=1.2", "--hours=24", "--scan=False"]
-    command += [f"--gin.{m}" for m in (*macros, f"MODEL=hf:{tmp_path / 'model'}")]
-    with subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+def test_killed_search_continues_from_cached_figures(tpu_compiler, in_process, small_macros, model):
+    write_json(model / "config.json", hf_config.describe(dataclasses.replace(SMALL, num_layers=1), 0))
+    tmp_path = model.parent
+    command = ["-m", "jaxir.plan", "--search", "--gin_file=gin/samtone_base.gin", "--scan=False"]
+    command += ["--topology=v5e:1x1,v5e:16x16", "--prices=v5e=1.2", "--hours=24"]
+    command += [macro for macro in small_macros if "FSDP" not in macro]
+    more = QUICK | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    how = {"env": users_environment(**more), "cwd": tmp_path, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, *command], **how) as process:
         first = process.stderr.readline()
         process.send_signal(signal.SIGKILL)
     assert "v5e:1x1 fsdp=1 tensor=1 remat=all chunks=1 scan=False: 0.0" in first and " s)" in first
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    done = in_process(*command, **more)
     assert done.returncode == 0, done.stderr
     kept, *others = done.stderr.splitlines()
     assert kept.partition(" (")[0] == first.partition(" (")[0] and "(cached)" in kept

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ import tokenizers
 from flax import nnx
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from jaxir import cli
+from jaxir import DualEncoder, cli
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.retrieval.encoding.stored_embeddings import EmbeddingsInfo, StoredEmbeddings
+from tests.retrieval import encode_processes
 
 WORDS = [f"w{i}" for i in range(200)]
 MAX_LENGTH = 40
@@ -40,6 +42,12 @@ def write_corpus(path, texts, *, title="") -> str:
 
 def write_queries(path, texts) -> str:
     return write_jsonl(path, [{"_id": f"q{i}", "text": t} for i, t in enumerate(texts)])
+
+
+def write_qrels(folder, split: str, judged: dict[str, dict[str, int]]) -> None:
+    lines = [f"{q}\t{d}\t{score}\n" for q, found in judged.items() for d, score in found.items()]
+    (folder / "qrels").mkdir(exist_ok=True)
+    (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
 
 
 def encode(model, corpus, output, *flags: str) -> str:
@@ -72,13 +80,16 @@ def run_processes(command: str, *flags: str, folders, **environment: str) -> lis
 
 
 def nearest(vectors, ids, queries, k, *, similarity="cosine"):
-    """The reference: sorts all documents by (score, id); returns (scores [Q, k], ids)."""
+    """The reference: sorts all documents by (score, id), both descending; returns (scores [Q, k], ids)."""
     if similarity == "cosine":
-        queries, vectors = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, vectors))
+        queries, vectors = (
+            x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30) for x in (queries, vectors)
+        )
     # einsum, because on some CPUs a matrix product gives equal vectors at different places different sums.
     scores = np.einsum("qd,vd->qv", queries, vectors)
-    ranked = [sorted(zip(row.tolist(), ids, strict=True), reverse=True)[:k] for row in scores]
-    return np.array([[s for s, _ in row] for row in ranked]), [[i for _, i in row] for row in ranked]
+    by_id = np.argsort(np.array(ids))[::-1]
+    order = by_id[np.argsort(-scores[:, by_id], axis=1, kind="stable")[:, :k]]
+    return np.take_along_axis(scores, order, axis=1), [[ids[i] for i in row] for row in order]
 
 
 def stored(vectors, ids, shard_size, similarity="dot") -> StoredEmbeddings:
@@ -113,18 +124,9 @@ def save_model(directory, *, seed: int) -> str:
 @pytest.fixture(scope="session")
 def toy() -> types.SimpleNamespace:
     """The functions above, because test files cannot import this one."""
-    return types.SimpleNamespace(
-        random_texts=random_texts,
-        write_jsonl=write_jsonl,
-        write_corpus=write_corpus,
-        write_queries=write_queries,
-        encode=encode,
-        run_processes=run_processes,
-        save_model=save_model,
-        nearest=nearest,
-        stored=stored,
-        max_length=MAX_LENGTH,
-    )
+    functions = (random_texts, write_jsonl, write_corpus, write_queries, write_qrels, encode, run_processes)
+    functions += (save_model, nearest, stored)
+    return types.SimpleNamespace(max_length=MAX_LENGTH, **{f.__name__: f for f in functions})
 
 
 @pytest.fixture(scope="session")
@@ -139,6 +141,14 @@ def other_model(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="session")
 def encoder(small_model):
-    from jaxir import DualEncoder
-
     return DualEncoder.load(small_model, batch_tokens=64)
+
+
+@pytest.fixture(scope="session")
+def encoded(tmp_path_factory, small_model) -> Path:
+    """A folder with a corpus, and `whole`, its embeddings by one process that nobody killed."""
+    folder, texts = tmp_path_factory.mktemp("encoded"), random_texts(encode_processes.COUNT)
+    texts[7], texts[11] = "", "w3 " * 100_000
+    write_corpus(folder / "corpus.jsonl", texts, title="w5")
+    assert encode_processes.encode(folder, small_model, "whole").wait(200) == 0
+    return folder

@@ -26,11 +26,9 @@ def test_each_text_is_in_one_batch_that_holds_it(devices, shape_cost):
     plan = plan_batches(counts, batch_tokens=1024, shape_cost=shape_cost, row_multiple=devices)
     assert sorted(np.concatenate([b.texts for b in plan])) == list(range(777))
     for batch in plan:
-        assert counts[batch.texts].max() <= batch.length
-        assert batch.length % 8 == 0
-        assert batch.rows % devices == 0
+        assert counts[batch.texts].max() <= batch.length and len(batch.texts) <= batch.rows
+        assert batch.length % 8 == batch.rows % devices == 0
         assert batch.rows * batch.length <= 1024 * devices
-        assert len(batch.texts) <= batch.rows
 
 
 def test_all_batches_are_full_but_the_last():

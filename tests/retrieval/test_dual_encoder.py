@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -29,7 +27,7 @@ def texts(toy) -> list[str]:
 
 
 @pytest.mark.parametrize("tower", ["passage", pytest.param("query", marks=pytest.mark.slow)])
-def test_equals_encoding_one_by_one(encoder, small_model, toy, texts, tower):
+def test_equals_encoding_one_by_one(encoder, small_model, toy, texts, tower, monkeypatch):
     report = EncodingReport()
     vectors = encoder.encode(texts, tower=tower, report=report)
     assert vectors.dtype == np.float32
@@ -43,17 +41,13 @@ def test_equals_encoding_one_by_one(encoder, small_model, toy, texts, tower):
     for row, tokens in zip(vectors, loaded.tokenizer.encode_batch(texts, max_length=length), strict=True):
         np.testing.assert_allclose(row, alone(pad_batch([tokens], length))[0], atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    monkeypatch.setattr(text_encoder, "WINDOW", 10)
+    np.testing.assert_allclose(encoder.encode(texts, tower=tower), vectors, atol=1e-5)
     assert encoder.encode([], tower=tower).shape == (0, 32)
     # Guard: the vectors of two texts differ, and those of the two towers.
     assert np.abs(vectors[0] - vectors[1]).max() > 0.01
     other = encoder.encode(texts[:1], tower="passage" if tower == "query" else "query")
     assert np.abs(vectors[0] - other[0]).max() > 0.01
-
-
-def test_vectors_do_not_depend_on_windows(encoder, texts, monkeypatch):
-    whole = encoder.encode_passages(texts)
-    monkeypatch.setattr(text_encoder, "WINDOW", 10)
-    np.testing.assert_allclose(encoder.encode_passages(texts), whole, atol=1e-5)
 
 
 def test_each_shape_is_compiled_once(small_model, toy, texts):
@@ -120,7 +114,7 @@ def test_stream_is_read_one_list_ahead(encoder):
     assert drawn == list(range(5))
 
 
-@pytest.mark.parametrize("wrong", ["one string", ["a", None], [b"bytes"]])
+@pytest.mark.parametrize("wrong", [["a", None], [b"bytes"]])
 def test_encode_refuses_other_than_lists_of_texts(encoder, wrong):
     with pytest.raises(TypeError, match="list of strings"):
         encoder.encode_queries(wrong)
@@ -129,9 +123,7 @@ def test_encode_refuses_other_than_lists_of_texts(encoder, wrong):
 def test_vectors_that_are_not_finite_are_refused(small_model):
     encoder = DualEncoder.load(small_model)
     encoder.runner.parameters = [p * np.float32(np.nan) for p in encoder.runner.parameters]
-    with pytest.raises(
-        UserError, match=r"gives a vector that has a number that is not finite: text 1, 'w1'$"
-    ):
+    with pytest.raises(UserError, match=r"a vector that has a number that is not finite: text 1, 'w1'$"):
         encoder.encode_queries(["w1"])
 
 
@@ -152,7 +144,7 @@ def test_directory_with_a_colon_is_loaded_from_any_working_directory(tmp_path, m
 
 @pytest.mark.parametrize("spec", ["hf:google/bert", "st:a@main", "t5x:gs://bucket/run", "gs://bucket/run"])
 def test_hub_and_bucket_names_are_not_made_absolute(spec):
-    assert text_encoder.absolute_spec(spec) == spec
+    assert model_dir.absolute(spec) == spec
 
 
 def test_the_public_names():
@@ -161,9 +153,3 @@ def test_the_public_names():
         assert name in dir(jaxir)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = jaxir.nonsense
-
-
-def test_import_jaxir_is_light():
-    code = "import sys, jaxir; print([m for m in ('jax', 'numpy', 'flax') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

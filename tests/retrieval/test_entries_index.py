@@ -78,7 +78,5 @@ def test_entries_index_refuses_mismatched_ids_and_changes_in_place(entries):
     vectors, ids, _ = entries
     with pytest.raises(UserError, match="embeddings but 1 ids"):
         EntriesIndex.build(vectors, ["a"], similarity="dot")
-    index = EntriesIndex.build(vectors, ids, similarity="dot")
-    for change in (lambda: index.add(vectors[:1], ["new"]), lambda: index.delete([ids[0]])):
-        with pytest.raises(UserError, match="cannot be changed in place"):
-            change()
+    with pytest.raises(UserError, match="cannot be changed in place"):
+        EntriesIndex.build(vectors, ids, similarity="dot").add(vectors[:1], ["new"])

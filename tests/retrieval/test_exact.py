@@ -32,15 +32,6 @@ def names(count: int) -> list[str]:
     return [f"d{i}" for i in np.random.default_rng(2).permutation(count)]
 
 
-def ranking(queries, vectors, ids, k):
-    """The reference: sorts all documents by (score, id), both descending."""
-    # einsum, because on some CPUs a matrix product gives equal vectors at different places different sums.
-    scores = np.einsum("qd,vd->qv", queries, vectors)
-    by_id = np.argsort(np.array(ids))[::-1]
-    order = by_id[np.argsort(-scores[:, by_id], axis=1, kind="stable")[:, :k]]
-    return np.take_along_axis(scores, order, axis=1), [[ids[i] for i in row] for row in order]
-
-
 @pytest.fixture(scope="module")
 def points() -> np.ndarray:
     rng = np.random.default_rng(0)
@@ -49,38 +40,43 @@ def points() -> np.ndarray:
     return (points * rng.uniform(0.5, 2, (COUNT, 1))).astype(np.float32)
 
 
-@pytest.mark.parametrize("storage", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_ties_are_broken_by_id_across_devices(storage):
+@pytest.mark.parametrize(
+    ("storage", "block"),
+    [("float32", 16_384), ("float32", 64), pytest.param("bfloat16", 16_384, marks=pytest.mark.slow)],
+)
+def test_ties_are_broken_by_id_across_devices_and_blocks(storage, block, toy, monkeypatch):
     """3,000 rows fill the four devices unevenly; 41 ids share each score, on all devices."""
+    monkeypatch.setattr(exact, "BLOCK", block)
+    monkeypatch.setattr(exact, "QUERY_BLOCK", min(block, 4))
     vectors, queries = with_ties(COUNT, 6, 0), with_ties(9, 6, 1)
     ids = names(COUNT)
     index = ExactIndex.build(np.array_split(vectors, 3), ids, similarity="dot", storage=storage)
     index = index.on(MeshConfig().build())
-    for k in (7, 300):
-        expected_scores, expected = ranking(queries, vectors, ids, k)
+    for k in (1, 7, 300, COUNT + 1):
+        expected_scores, expected = toy.nearest(vectors, ids, queries, k, similarity="dot")
         scores, found = index.search(queries, k)
         np.testing.assert_array_equal(scores, expected_scores)
         assert found == expected
-        assert len(set(expected_scores[0])) < k  # guard: there are ties
+        assert len(set(expected_scores[0])) < k or k == 1  # guard: there are ties
 
 
 @pytest.mark.parametrize(
     ("storage", "sizes"),
-    [
-        ("float32", {"slices": 2, "tensor": 2}),
-        pytest.param("int8", {}, marks=pytest.mark.slow),
-    ],
+    [("float32", {"slices": 2, "tensor": 2}), pytest.param("int8", {}, marks=pytest.mark.slow)],
 )
-def test_many_devices_answer_as_one(points, storage, sizes):
+def test_many_devices_answer_as_one(points, toy, storage, sizes):
     ids, queries = names(COUNT), points[:40] + 0.1
+    points = np.concatenate([np.zeros_like(points[:1]), points[1:]])
     index = ExactIndex.build(points, ids, storage=storage)
     one = index.on(MeshConfig().build(jax.devices()[:1])).search(queries, 20)
     scores, found = index.on(MeshConfig(**sizes).build()).search(queries, 20)
     assert found == one[1]
     np.testing.assert_allclose(scores, one[0], atol=1e-6)
     if storage == "float32":
-        _, expected = ranking(normalize(queries), normalize(points), ids, 20)
+        expected_scores, expected = toy.nearest(points, ids, queries, 20)
         assert one[1] == expected
+        np.testing.assert_allclose(one[0], expected_scores, atol=1e-6)
+        assert one[1] != toy.nearest(points, ids, queries, 20, similarity="dot")[1]  # guard: lengths matter
 
 
 @pytest.fixture
@@ -99,7 +95,7 @@ def comparisons(monkeypatch) -> list[tuple[int, int, bool]]:
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_rounded_products_lose_no_answer(points, comparisons, similarity):
+def test_rounded_products_lose_no_answer(points, toy, comparisons, similarity):
     """Many queries are compared in bfloat16, which cannot rank 60 copies of a vector."""
     rng = np.random.default_rng(5)
     vectors = np.concatenate([points, np.repeat(points[:1], 60, axis=0)])
@@ -113,9 +109,7 @@ def test_rounded_products_lose_no_answer(points, comparisons, similarity):
     assert 20 <= unknown < 80, "bfloat16 decides some queries and not others"
     rough = index._best(queries, 10, columns=True)[1]
     assert [[ids[index._rows_by_rank[r]] for r in row] for row in rough] != found, "rounding does reorder"
-    if similarity == "cosine":
-        queries, vectors = normalize(queries), normalize(vectors)
-    expected_scores, expected = ranking(queries, vectors, ids, 10)
+    expected_scores, expected = toy.nearest(vectors, ids, queries, 10, similarity=similarity)
     assert found == expected
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-6, atol=1e-6)
 
@@ -209,9 +203,9 @@ def test_groups_are_opened_as_needed(k, kind):
         products = np.round(products * 2)
     if kind == "rising":
         products += np.linspace(0, 9, size * blocks, dtype=np.float32)
-    multipliers = (
-        rng.uniform(0.5, 2, size * blocks).astype(np.float32) if kind == "random" else 1 + 0 * products[0]
-    )
+    multipliers = np.ones(size * blocks, np.float32)
+    if kind == "random":
+        multipliers = rng.uniform(0.5, 2, size * blocks).astype(np.float32)
     ranks = rng.permutation(size * blocks).astype(np.int32)
     ranks[-100:] = NO_RANK
     best = jnp.full((count, k), -jnp.inf, jnp.float32), jnp.full((count, k), NO_RANK, jnp.int32)
@@ -238,19 +232,15 @@ def test_one_more_tied_group_than_there_is_room_for():
 
 def test_ranks_in_the_millions_break_ties():
     """Ranks are compared as floats of the same bits; converted to float32, several of these are equal."""
-    ranks = np.array(
-        [[2_000_000_001, 70_000_001, 5, 70_000_000, 2_000_000_000, 8_388_609, 8_388_608]], np.int32
-    )
+    ranks = [[2_000_000_001, 70_000_001, 5, 70_000_000, 2_000_000_000, 8_388_609, 8_388_608]]
+    ranks = np.array(ranks, np.int32)
     found = jax.jit(topk.best, static_argnums=2)(np.zeros((1, 7), np.float32), ranks, 5)[1]
     assert sorted(found[0].tolist()) == [5, 8_388_608, 8_388_609, 70_000_000, 70_000_001]
 
 
 @pytest.mark.parametrize(
     ("storage", "similarity", "least", "share"),
-    [
-        ("bfloat16", "cosine", 0.95, 0.5),
-        ("int8", "dot", 0.8, 0.25),
-    ],
+    [("bfloat16", "cosine", 0.95, 0.5), ("int8", "dot", 0.8, 0.25)],
 )
 @pytest.mark.slow
 def test_smaller_storage_costs_measured_recall(tmp_path, points, storage, similarity, least, share):
@@ -321,18 +311,6 @@ def test_target_recall_is_stored_and_applies_to_tpus_only(tmp_path, points, monk
     block_program.cache_clear()
 
 
-def test_command_reports_the_recall_of_smaller_types(tmp_path, toy, small_model, capsys):
-    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(200, seed=9, max_words=10))
-    queries = toy.write_queries(tmp_path / "q.jsonl", toy.random_texts(20, seed=8, max_words=10))
-    toy.encode(small_model, corpus, tmp_path / "emb")
-    flags = ["--backend=exact", f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index"]
-    more = ["--storage=int8", "--target_recall=0.9", f"--queries={queries}"]
-    assert cli.main("jaxir.index:index", flags + more) == 0
-    line = r"exact index of 200 passages; recall@10 0\.\d{4} against exact search on 10 held-out"
-    assert re.search(line, capsys.readouterr().out)
-    assert load_index(tmp_path / "index").info.settings == {"storage": "int8", "target_recall": 0.9}
-
-
 def test_recall_is_not_measured_with_a_model_that_was_trained_further(tmp_path, toy, capsys):
     """The model has the name of the one that encoded the passages, and other vectors of the same size."""
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20, seed=9))
@@ -343,10 +321,7 @@ def test_recall_is_not_measured_with_a_model_that_was_trained_further(tmp_path, 
     shutil.move(after, model)
     flags = ["--backend=exact", f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index"]
     assert cli.main("jaxir.index:index", [*flags, "--storage=int8", f"--queries={queries}"]) == 1
-    assert re.search(
-        "the embeddings do not fit the model: .*/model has changed since then; encode the corpus again",
-        capsys.readouterr().err,
-    )
+    assert f"{model} has changed since then; encode the corpus again" in capsys.readouterr().err
     assert not (tmp_path / "index").exists()
 
 

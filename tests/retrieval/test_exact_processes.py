@@ -19,7 +19,11 @@ def test_two_processes_answer_as_one(tmp_path, toy, small_model, encoder):
     texts = toy.random_texts(COUNT // 2, seed=11)
     vectors = np.repeat(encoder.encode_passages(texts, show_progress=False), 2, axis=0)  # each twice: ties
     ids = [f"d{i}" for i in np.random.default_rng(0).permutation(COUNT)]
-    facts = {"fingerprint": encoder.fingerprint, "model": small_model, "similarity": encoder.similarity}
+    facts = {
+        "fingerprint": encoder.fingerprint,
+        "model": small_model,
+        "similarity": encoder.similarity_fn_name,
+    }
     folders = [tmp_path / name for name in ("alone", "first", "second")]
     for folder in folders:
         folder.mkdir()

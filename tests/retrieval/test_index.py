@@ -1,15 +1,11 @@
 """Indexes of every engine: exact answers and ties, ScaNN's recall, and files on disk."""
 
 import dataclasses
-import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from jaxir.core.errors import UserError
-from jaxir.core.installation import how_to_install
 from jaxir.retrieval.encoding.lengths import LONGEST
 from jaxir.retrieval.indexes import exact
 from jaxir.retrieval.indexes.base_index import load_index, normalize
@@ -21,57 +17,11 @@ from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 ENGINES = [ExactIndex, ScannIndex, MilvusIndex]
 
 
-def vectors_with_ties(count: int, dimension: int, seed: int = 0) -> np.ndarray:
-    """Small integers, whose products are exact in any order of summation: many ties."""
-    return np.random.default_rng(seed).integers(-2, 3, (count, dimension)).astype(np.float32)
-
-
 def clustered(count: int, dimension: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     centers = rng.normal(size=(count // 50, dimension))
     points = centers[rng.integers(0, len(centers), count)] + 0.6 * rng.normal(size=(count, dimension))
     return normalize(points).astype(np.float32)
-
-
-def brute_force(queries, vectors, ids, k, similarity):
-    """The reference: sorts all documents by (score, id), both descending."""
-    if similarity == "cosine":
-        queries, vectors = normalize(queries), normalize(vectors)
-    all_scores = queries.astype(np.float64) @ vectors.T.astype(np.float64)
-    found = []
-    for row in all_scores:
-        ranked = sorted(zip(row.tolist(), ids, strict=True), reverse=True)[:k]
-        found.append(([s for s, _ in ranked], [i for _, i in ranked]))
-    return np.array([s for s, _ in found]), [i for _, i in found]
-
-
-@pytest.mark.parametrize("k", [1, 10, 500])
-def test_exact_equals_brute_force_with_all_its_ties(monkeypatch, k):
-    monkeypatch.setattr(exact, "BLOCK", 64)
-    monkeypatch.setattr(exact, "QUERY_BLOCK", 16)
-    vectors, queries = vectors_with_ties(301, 8), vectors_with_ties(37, 8, seed=1)
-    vectors[5] = 0
-    ids = [f"d{i}" for i in np.random.default_rng(2).permutation(301)]
-    index = ExactIndex.build(np.array_split(vectors, 3), ids, similarity="dot")
-    scores, found = index.search(queries, k)
-    expected_scores, expected = brute_force(queries, vectors, ids, k, "dot")
-    np.testing.assert_array_equal(scores, expected_scores)
-    assert found == expected
-    assert len(set(expected_scores[0])) < min(k, 301) or k == 1  # guard: there are ties
-
-
-def test_exact_cosine():
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(300, 24)).astype(np.float32) * rng.uniform(0.1, 9, (300, 1)).astype(np.float32)
-    queries = rng.normal(size=(20, 24)).astype(np.float32)
-    ids = [f"d{i}" for i in range(300)]
-    vectors[7] = 0
-    scores, found = ExactIndex.build(vectors, ids, similarity="cosine").search(queries, 300)
-    expected_scores, expected = brute_force(queries, vectors, ids, 300, "cosine")
-    np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
-    assert found == expected
-    by_dot = ExactIndex.build(vectors, ids, similarity="dot").search(queries, 300)[1]
-    assert by_dot != expected  # guard: lengths matter here
 
 
 def test_equal_texts_tie_wherever_they_are(monkeypatch):
@@ -87,9 +37,9 @@ def test_equal_texts_tie_wherever_they_are(monkeypatch):
 
 
 def test_scann_finds_what_exact_finds():
-    count = BRUTE_FORCE_UP_TO + 5000
-    vectors = clustered(count, 64)
-    noise = 0.05 * np.random.default_rng(1).normal(size=(200, 64))
+    count = BRUTE_FORCE_UP_TO + 1000
+    vectors = clustered(count, 32)
+    noise = 0.05 * np.random.default_rng(1).normal(size=(200, 32))
     queries = normalize(vectors[:200] + noise).astype(np.float32)
     ids = [f"d{i}" for i in range(count)]
     near = ScannIndex.build(vectors, ids)
@@ -103,11 +53,13 @@ def test_scann_finds_what_exact_finds():
         assert same.mean() >= 0.95
         np.testing.assert_allclose(scores[same, 0], expected_scores[same, 0], atol=1e-5)
         assert (np.diff(scores) <= 0).all()
+    found = near.search(queries[:2], count)[1]
+    assert all(len(set(row)) == len(row) > 0.99 * count for row in found)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_ties_are_broken_by_id(engine):
-    vectors = np.tile(normalize(vectors_with_ties(4, 16)), (25, 1)).astype(np.float32)
+    vectors = np.tile(clustered(100, 16)[:4], (25, 1))
     ids = [f"d{i:03d}" for i in range(100)]
     _, found = engine.build(vectors, ids).search(vectors[:1], 25)
     assert found == [[f"d{i:03d}" for i in range(96, -1, -4)]]
@@ -139,40 +91,17 @@ def test_all_engines_in_one_process():
     assert [answers[0] for answers in found[0]] == ids[:20]
 
 
-def test_scann_finds_nearly_all_with_k_near_the_size(toy):
-    vectors = clustered(BRUTE_FORCE_UP_TO + 1000, 16)
-    ids = [f"d{i}" for i in range(len(vectors))]
-    scores, found = ScannIndex.build(vectors, ids).search(vectors[:2], len(vectors))
-    assert scores.shape == (2, len(vectors))
-    assert all(len(set(row)) == len(row) > 0.99 * len(vectors) for row in found)
-
-
-@pytest.mark.slow
-def test_saved_index_answers_alike_in_a_new_process(tmp_path, toy):
-    count = 500
-    vectors = clustered(count, 32)
-    ids = [f"id-{i}-é" for i in range(count)]
+def test_moved_index_answers_as_the_one_that_was_saved(tmp_path, toy):
+    vectors, ids = clustered(200, 32), [f"id-{i}-é" for i in range(200)]
     index = ScannIndex.build(vectors, ids, fingerprint="f" * 64, model="st:somewhere")
-    records = [{"_id": i, "title": f"title of {i}", "text": "text é\n" * n} for n, i in enumerate(ids[:60])]
-    records += [{"_id": i, "text": "more"} for i in ids[60:]] + [{"_id": "unknown", "text": "not indexed"}]
-    corpus = toy.write_jsonl(tmp_path / "corpus.jsonl", records[::-1])
-    index.save(tmp_path / "saved", corpus=corpus)
-    (tmp_path / "saved").rename(tmp_path / "moved")
-    np.save(tmp_path / "queries.npy", vectors[:5])
-    code = (
-        "import sys, json, numpy as np\nfrom jaxir import load_index\n"
-        f"index = load_index({str(tmp_path / 'moved')!r})\n"
-        f"scores, ids = index.search(np.load({str(tmp_path / 'queries.npy')!r}), 7)\n"
-        "print(json.dumps([scores.tolist(), ids, index.info.model, list(index.documents['id-3-é'])]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    scores, found, model, document = json.loads(done.stdout.splitlines()[-1])
-    expected_scores, expected = index.search(vectors[:5], 7)
-    assert found == expected
+    records = [{"_id": i, "title": f"title of {i}", "text": "text é\n" * n} for n, i in enumerate(ids)]
+    records.append({"_id": "unknown", "text": "not indexed"})
+    index.save(tmp_path / "saved", corpus=toy.write_jsonl(tmp_path / "corpus.jsonl", records[::-1]))
+    moved = load_index((tmp_path / "saved").rename(tmp_path / "moved"))
+    (scores, found), (expected_scores, expected) = (i.search(vectors[:5], 7) for i in (moved, index))
+    assert found == expected and moved.info.model == "st:somewhere"
     np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
-    assert model == "st:somewhere"
-    assert document == ["id-3-é", "title of id-3-é", "text é\n" * 3, None]
+    assert moved.documents["id-3-é"] == ("id-3-é", "title of id-3-é", "text é\n" * 3, None)
 
 
 def test_metadata_of_the_corpus_is_stored_and_updated(tmp_path, toy):
@@ -196,44 +125,36 @@ def test_metadata_of_the_corpus_is_stored_and_updated(tmp_path, toy):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_search_takes_k_beyond_the_index_and_no_queries(engine):
-    index = engine.build(clustered(100, 8), [str(i) for i in range(100)])
-    scores, found = index.search(clustered(100, 8)[:2], 1000)
-    assert scores.shape == (2, 100)
-    assert len(found[0]) == 100
+def test_search_takes_k_beyond_the_index_zeros_and_no_queries(engine):
+    vectors = clustered(100, 8)
+    vectors[7] = 0
+    index = engine.build(vectors, [str(i) for i in range(100)])
+    scores, found = index.search(vectors[6:8], 1000)
+    assert scores.shape == (2, 100) and len(found[0]) == 100 and np.isfinite(scores).all()
     scores, found = index.search(np.zeros([0, 8], np.float32), 5)
-    assert scores.shape[0] == 0
-    assert found == []
+    assert scores.shape[0] == 0 and found == []
 
 
 def test_search_refuses_unsuitable_queries_and_models():
-    index = ExactIndex.build(
-        clustered(100, 8), [str(i) for i in range(100)], fingerprint="a" * 64, model="st:one"
-    )
-    with pytest.raises(UserError, match="9 dimensions and the index has 8"):
-        index.search(np.zeros([1, 9], np.float32), 5)
-    with pytest.raises(UserError, match="k must be at least 1"):
-        index.search(np.zeros([1, 8], np.float32), 0)
-    with pytest.raises(TypeError, match=r"queries must be an array .*, not float32 \[8\]"):
-        index.search(np.zeros([8], np.float32), 5)
-    with pytest.raises(
-        TypeError, match=r"queries must be an array of floating-point numbers \[Q, D\], not a list"
+    vectors, ids = clustered(100, 8), [str(i) for i in range(100)]
+    index = ExactIndex.build(vectors, ids, fingerprint="a" * 64, model="st:one")
+    good = np.ones([2, 8], np.float32)
+    for queries, k, error, message in (
+        (np.zeros([1, 9], np.float32), 5, UserError, "9 dimensions and the index has 8"),
+        (good, 0, UserError, "k must be at least 1"),
+        (good[0], 5, TypeError, r"queries must be an array .*, not float32 \[8\]"),
+        ([[1.0] * 8], 5, TypeError, r"floating-point numbers \[Q, D\], not a list"),
+        (good * [[1], [np.nan]], 5, UserError, "^the vector of query 2 has a number that is not finite"),
+        (good * [[1], [np.inf]], 5, UserError, "^the vector of query 2 has a number that is not finite"),
+        (good * np.float32([[1], [3e38]]), 5, UserError, r"of query 2 has the norm .* \(at most 1e\+19"),
     ):
-        index.search([[1.0] * 8], 5)
-    for number, reason in (
-        (np.nan, "has a number that is not finite"),
-        (np.inf, "has a number that is not finite"),
-        (3e38, r"has the norm 8.49e\+38 \(at most 1e\+19"),
-    ):
-        with pytest.raises(UserError, match=f"^the vector of query 2 {reason}"):
-            index.search(np.float32([[1] * 8, [number] * 8]), 5)
+        with pytest.raises(error, match=message):
+            index.search(queries, k)
     index.require_model("a" * 64)
     with pytest.raises(UserError, match="it was made with st:one, not with st:two; give the model it"):
         index.require_model("b" * 64, "st:two")
     index.info = dataclasses.replace(index.info, model="run", step=10)
-    with pytest.raises(
-        UserError, match=r"run was trained further since then \(step 10 to 21\); encode and index"
-    ):
+    with pytest.raises(UserError, match=r"run was trained further since then \(step 10 to 21\)"):
         index.require_model("b" * 64, "run", 21)
 
 
@@ -243,14 +164,8 @@ def test_search_refuses_unsuitable_queries_and_models():
         ({"embeddings": np.zeros([0, 4], np.float32), "ids": []}, "no embeddings"),
         ({"ids": ["a", "b"]}, "3 embeddings but 2 ids"),
         ({"ids": ["a", "b", "a"]}, "'a' occurs twice"),
-        (
-            {"embeddings": np.float32([[1], [1], [np.nan]])},
-            "^the vector of 'c' has a number that is not finite",
-        ),
-        (
-            {"embeddings": np.float32([[1], [3e38], [1]])},
-            r"^the vector of 'b' has the norm 3e\+38 \(at most 1e\+19",
-        ),
+        ({"embeddings": np.float32([[1], [1], [np.nan]])}, "^the vector of 'c' has .* not finite"),
+        ({"embeddings": np.float32([[1], [3e38], [1]])}, r"^the vector of 'b' has the norm 3e\+38"),
         ({"embeddings": np.zeros([3, 4], np.float64)}, "float32"),
         ({"embeddings": [np.zeros([2, 4], np.float32), np.zeros([1, 5], np.float32)]}, "the same D"),
         ({"similarity": "euclid"}, "cosine or dot, not 'euclid'"),
@@ -274,9 +189,7 @@ def test_longest_allowed_vectors_have_finite_scores(similarity, storage):
 
 def test_saving_is_all_or_nothing(tmp_path, toy):
     index = ExactIndex.build(np.ones([3, 4], np.float32), ["a", "b", "c"])
-    corpus = toy.write_jsonl(
-        tmp_path / "corpus.jsonl", [{"_id": "a", "text": "x"}, {"_id": "c", "text": "x"}]
-    )
+    corpus = toy.write_jsonl(tmp_path / "corpus.jsonl", [{"_id": i, "text": "x"} for i in "ac"])
     with pytest.raises(UserError, match="lacks 1 of the 3 documents that were encoded, for example 'b'"):
         index.save(tmp_path / "index", corpus=corpus)
     assert [p.name for p in tmp_path.iterdir()] == ["corpus.jsonl"]
@@ -286,11 +199,10 @@ def test_saving_is_all_or_nothing(tmp_path, toy):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_flipped_bit_in_any_file_is_reported(tmp_path, engine):
+def test_flipped_bit_in_any_file_is_reported(tmp_path, toy, engine):
     place = tmp_path / "index"
     ids = [str(i) for i in range(100)]
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"_id": i, "text": f"about {i}"}) + "\n" for i in ids))
+    corpus = toy.write_jsonl(tmp_path / "corpus.jsonl", [{"_id": i, "text": f"about {i}"} for i in ids])
     engine.build(clustered(100, 8), ids).save(place, corpus=corpus)
     opened = load_index(place)  # searching must not change files
     opened.search(clustered(100, 8)[:2], 3)
@@ -318,23 +230,10 @@ def test_scann_list_of_files_elsewhere_is_refused(tmp_path):
         ("../../secret.npy", "lies outside of"),
         (f"{tmp_path}/secret.npy", "lies outside of"),
         ("\\056./../secret.npy", "is damaged: ScaNN did not write it"),
-        ("link.npy", "is a link that leads out of"),
+        ("link.npy", "is a link out of"),
     ):
         listed.write_text(text.replace("dataset.npy", name))
         (listed.parent / "link.npy").unlink(missing_ok=True)
         (listed.parent / "link.npy").symlink_to(tmp_path / "secret.npy")
         with pytest.raises(UserError, match=message):
             load_index(tmp_path / "index")
-
-
-@pytest.mark.slow
-def test_missing_scann_is_reported_with_the_install_command(tmp_path):
-    (tmp_path / "scann.py").write_text("raise ImportError('No module named scann')")
-    code = (
-        "import numpy as np\nfrom jaxir import ScannIndex\nfrom jaxir.core.errors import UserError\n"
-        "try:\n    ScannIndex.build(np.ones([3, 4], np.float32), ['a', 'b', 'c'])\n"
-        "except UserError as error:\n    print(error)"
-    )
-    env = {"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "PATH": "", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
-    assert how_to_install("scann") in done.stdout, done.stderr

@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -20,7 +18,6 @@ import pytest
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.core.installation import how_to_install
 from jaxir.retrieval.indexes import milvus_collection
 from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.indexes.milvus_collection import MilvusCollection
@@ -73,7 +70,6 @@ def ids() -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[str]:
-    """The URI of a server."""
     port = free_port()
     data = tmp_path_factory.mktemp("server")
     flags = ["server", f"--data-dir={data}/db", "--host=127.0.0.1", f"--port={port}"]
@@ -94,32 +90,22 @@ def server(tmp_path_factory) -> Iterator[str]:
 
 
 def names(uri: str) -> set[str]:
-    """The collections of a server."""
     collection = MilvusCollection(uri, "any")
     found = set(collection._client.list_collections())
     collection.close()
     return found
 
 
-def test_flat_is_exact_and_hnsw_is_approximate(tmp_path, toy, vectors, ids):
+def test_hnsw_is_approximate_and_survives_saving(tmp_path, toy, vectors, ids):
     queries = vectors[:100] + np.float32(0.1)
-    expected_scores, expected = toy.nearest(vectors, ids, queries, 10, similarity="dot")
-    recall = {}
-    for index_type in ("FLAT", "HNSW"):
-        index = MilvusIndex.build(
-            [vectors[:1000], vectors[1000:]], ids, similarity="dot", index_type=index_type
-        )
-        index.save(tmp_path / index_type)
-        index = load_index(tmp_path / index_type)
-        assert index.info.settings["index_type"] == index_type
-        scores, found = index.search(queries, 10)
-        recall[index_type] = np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, expected, strict=True)])
-        if index_type == "FLAT":
-            assert found == expected
-            np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
-        index.close()
-    assert recall["FLAT"] == 1 and recall["HNSW"] > 0.9
-    assert list((tmp_path / "HNSW").rglob("*hnsw*")) and not list((tmp_path / "FLAT").rglob("*hnsw*"))
+    _, expected = toy.nearest(vectors, ids, queries, 10, similarity="dot")
+    shards = [vectors[:1000], vectors[1000:]]
+    MilvusIndex.build(shards, ids, similarity="dot", index_type="HNSW").save(tmp_path / "index")
+    index = load_index(tmp_path / "index")
+    assert index.info.settings["index_type"] == "HNSW" and list((tmp_path / "index").rglob("*hnsw*"))
+    found = index.search(queries, 10)[1]
+    assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, expected, strict=True)]) > 0.9
+    index.close()
 
 
 @pytest.mark.slow
@@ -165,9 +151,7 @@ def test_embedded_milvus_elsewhere_holds_several_collections(tmp_path, vectors, 
     MilvusIndex.build(vectors[:50], ids[:50], uri=database, collection="one").save(tmp_path / "one")
     MilvusIndex.build(vectors[50:90], ids[50:90], uri=database, collection="two").save(tmp_path / "two")
     assert not (tmp_path / "one" / INSIDE).exists()
-    with pytest.raises(
-        UserError, match=r"jaxir only opens if you name it: set MILVUS_URI=/.*/elsewhere/all.milvus"
-    ):
+    with pytest.raises(UserError, match=r"if you name it: set MILVUS_URI=/.*/elsewhere/all.milvus"):
         load_index(tmp_path / "one")
     monkeypatch.setenv("MILVUS_URI", f"{database}/")
     for name, row in (("one", 3), ("two", 53)):
@@ -203,7 +187,7 @@ def test_unreachable_milvus_is_reported_soon(tmp_path, vectors, ids, monkeypatch
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         for uri, message in (
-            (f"http://127.0.0.1:{free_port()}", "cannot be reached: Fail connecting to server"),
+            (f"http://127.0.0.1:{free_port()}", "cannot be reached: Fail connecting"),
             (f"http://127.0.0.1:{silent.getsockname()[1]}", "cannot be reached"),
             ("ftp://127.0.0.1", "cannot be reached: uri: ftp://127.0.0.1 is illegal"),
             ("http://me:secret@127.0.0.1", "must not contain a password"),
@@ -236,7 +220,6 @@ class Recorder(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def recorder() -> Iterator[tuple[Recorder, int]]:
-    """A recorder on all addresses of this machine, and its port."""
     handler = Recorder()
     pool = ThreadPoolExecutor(2)
     stub = grpc.server(pool, handlers=[handler])
@@ -262,99 +245,66 @@ def test_token_is_sent_only_where_the_user_allows(tmp_path, vectors, ids, record
         (foreign / "index.json").write_text(json.dumps(described))
         return uri
 
+    def sent(message: str, connect=lambda: load_index(foreign)) -> set[str | None]:
+        """Returns the tokens that an attempt sends, which is refused with `message`."""
+        requests.clear()
+        with pytest.raises(UserError, match=message):
+            connect()
+        return {token for _, token in requests}
+
     # An index from someone else: nothing is sent, whichever command opens it.
     uri = lies_at(f"http://127.0.0.1:{port}")
     for named in (None, "http://127.0.0.1:1", f"http://127.0.0.1:{port}1", f"http://localhost:{port}"):
         if named is not None:
             monkeypatch.setenv("MILVUS_URI", named)
-        with pytest.raises(UserError, match="only opens if you name it"):
-            load_index(foreign)
-    for name, flags in (
-        ("search", [f"--index={foreign}", "--query=x"]),
-        ("serve", [f"--index={foreign}", "--port=0"]),
-    ):
-        assert command(name, *flags) == 1
-        assert f"are in {uri}, which jaxir only opens if you name it: set MILVUS_URI={uri}" in (
-            capsys.readouterr().err
-        )
+        assert sent("only opens if you name it") == set()
+    for name, flag in (("search", "--query=x"), ("serve", "--port=0")):
+        assert command(name, f"--index={foreign}", flag) == 1
+        assert f"which jaxir only opens if you name it: set MILVUS_URI={uri}" in capsys.readouterr().err
     assert requests == []
-
     monkeypatch.setenv("MILVUS_URI", f"{uri}/")
-    with pytest.raises(UserError, match="cannot be reached"):
-        load_index(foreign)
-    assert requests and {sent for _, sent in requests} == {token}
-    requests.clear()
-
+    assert sent("cannot be reached") == {token}
     # An index that is built in another place than MILVUS_URI gets no token.
-    with pytest.raises(UserError, match=f"MILVUS_URI is {uri}/, where MILVUS_TOKEN is sent"):
-        MilvusIndex.build(vectors, ids, uri=f"http://localhost:{port}")
+    elsewhere = f"http://localhost:{port}"
+    refused = f"MILVUS_URI is {uri}/, where MILVUS_TOKEN is sent"
+    assert sent(refused, lambda: MilvusIndex.build(vectors, ids, uri=elsewhere)) == set()
     # 0.0.0.0 is not a loopback address, although it leads to this machine.
     uri = lies_at(f"http://0.0.0.0:{port}")
     monkeypatch.setenv("MILVUS_URI", uri)
-    for connect in (lambda: load_index(foreign), lambda: MilvusIndex.build(vectors, ids, uri=uri)):
-        with pytest.raises(UserError, match=f"MILVUS_TOKEN would go to {uri} in clear text: use https://"):
-            connect()
-    assert requests == []
+    refused = f"MILVUS_TOKEN would go to {uri} in clear text: use https://"
+    assert sent(refused) == sent(refused, lambda: MilvusIndex.build(vectors, ids, uri=uri)) == set()
     monkeypatch.setenv("MILVUS_CLEARTEXT", "1")
-    with pytest.raises(UserError, match="cannot be reached"):
-        load_index(foreign)
-    assert {sent for _, sent in requests} == {token}
-    requests.clear()
+    assert sent("cannot be reached") == {token}
     monkeypatch.delenv("MILVUS_CLEARTEXT")
     monkeypatch.delenv("MILVUS_TOKEN")
-    with pytest.raises(UserError, match="cannot be reached"):
-        load_index(foreign)
-    assert requests and {sent for _, sent in requests} == {None}
-    requests.clear()
-
+    assert sent("cannot be reached") == {None}
     # Nothing is sent to a server that does not answer with TLS.
     monkeypatch.setenv("MILVUS_TOKEN", "root:Very5ecret")
     monkeypatch.setenv("MILVUS_URI", lies_at(f"https://0.0.0.0:{port}"))
-    with pytest.raises(UserError, match="cannot be reached"):
-        load_index(foreign)
-    assert requests == []
+    assert sent("cannot be reached") == set()
 
 
 @pytest.mark.slow
 def test_commands_use_a_server(tmp_path, toy, small_model, encoder, server, capsys, monkeypatch):
     monkeypatch.setenv("MILVUS_TOKEN", "root:Very5ecret")
     monkeypatch.setenv("MILVUS_URI", server)
-    texts = toy.random_texts(60, seed=5)
+    texts, more_texts, queries = (toy.random_texts(count, seed=count) for count in (60, 5, 7))
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts)
-    short = toy.write_corpus(tmp_path / "short.jsonl", texts[:50])
-    more = [{"_id": f"n{i}", "text": t} for i, t in enumerate(toy.random_texts(5, seed=6))]
+    more = [{"_id": f"n{i}", "text": t} for i, t in enumerate(more_texts)]
     more = toy.write_jsonl(tmp_path / "more.jsonl", more)
     for name, source in (("emb", corpus), ("more", more)):
         toy.encode(small_model, source, tmp_path / name)
-    flags = [f"--embeddings={tmp_path}/emb", "--backend=milvus", f"--output={tmp_path}/index"]
-    flags += [f"--uri={server}", "--collection=docs"]
-    assert command("index", *flags, f"--corpus={short}") == 1
-    assert "lacks 10 of the 60 documents" in capsys.readouterr().err
-    assert names(server) == set() and not (tmp_path / "index").exists()
-
-    assert command("index", *flags, f"--corpus={corpus}") == 0
-    assert "milvus index of 60 passages" in capsys.readouterr().out
-    described = json.loads((tmp_path / "index" / "index.json").read_text())
-    assert re.fullmatch("[0-9a-f]{32}", described["settings"].pop("mark"))
-    assert described["settings"] == {
-        "uri": server, "collection": "docs", "index_type": "FLAT", "next_row": 60
-    }  # fmt: skip
+    flags = [f"--embeddings={tmp_path}/emb", "--backend=milvus", f"--corpus={corpus}", f"--uri={server}"]
+    assert command("index", *flags, "--collection=docs", f"--output={tmp_path}/index") == 0
     assert names(server) == {"docs"}
-    assert command("index", *flags[:2], f"--output={tmp_path}/again", *flags[3:]) == 1
-    assert "already has a collection docs" in capsys.readouterr().err and not (tmp_path / "again").exists()
+    described = json.loads((tmp_path / "index" / "index.json").read_text())["settings"]
+    assert (described["uri"], described["index_type"], described["next_row"]) == (server, "FLAT", 60)
 
-    queries = toy.random_texts(7, seed=7)
-    search_flags = [
-        f"--index={tmp_path}/index",
-        f"--queries={toy.write_queries(tmp_path / 'q.jsonl', queries)}",
-    ]
-    assert command("search", *search_flags, f"--output={tmp_path}/run", "--k=9") == 0
+    search = [f"--index={tmp_path}/index", f"--queries={toy.write_queries(tmp_path / 'q.jsonl', queries)}"]
+    assert command("search", *search, f"--output={tmp_path}/run", "--k=9") == 0
     passages, asking = encoder.encode_passages(texts), encoder.encode_queries(queries)
-    scores, found = toy.nearest(passages, [f"d{i}" for i in range(60)], asking, 9)
-    run = read_run(tmp_path / "run")
-    for i in range(7):
-        assert list(run[f"q{i}"]) == found[i]
-        assert list(run[f"q{i}"].values()) == pytest.approx(scores[i].tolist(), abs=1e-5)
+    _, found = toy.nearest(passages, [f"d{i}" for i in range(60)], asking, 9)
+    assert [list(answers) for answers in read_run(tmp_path / "run").values()] == found
 
     # A killed update left some new rows: search reports it, and the update can be run again.
     other = MilvusCollection(server, "docs")
@@ -369,37 +319,18 @@ def test_commands_use_a_server(tmp_path, toy, small_model, encoder, server, caps
     assert command("index", *update, f"--delete={tmp_path}/gone.txt") == 0
     assert "milvus index of 64 passages (5 added, 1 deleted)" in capsys.readouterr().out
     kept = [i for i in range(60) if i != 1]
-    added = encoder.encode_passages(
-        [json.loads(line)["text"] for line in Path(more).read_text().splitlines()]
-    )
     left = [f"d{i}" for i in kept] + [f"n{i}" for i in range(5)]
-    _, found = toy.nearest(np.concatenate([passages[kept], added]), left, asking, 64)
+    vectors = np.concatenate([passages[kept], encoder.encode_passages(more_texts)])
+    _, found = toy.nearest(vectors, left, asking, 64)
     updated = load_index(tmp_path / "index")
     assert updated.search(asking, 64)[1] == found
     updated.close()
-    secret = [p for p in tmp_path.rglob("*") if p.is_file() and b"Very5ecret" in p.read_bytes()]
-    assert not secret, "the token is not on disk"
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"Very5ecret" in p.read_bytes()]
 
     other.drop()
-    assert command("search", *search_flags, f"--output={tmp_path}/run3") == 1
+    assert command("search", *search, f"--output={tmp_path}/run3") == 1
     assert "has no collection docs" in capsys.readouterr().err
     other.create([np.ones([3, 7], np.float32)], "FLAT", cosine=True, mark=None)
-    assert command("search", *search_flags, f"--output={tmp_path}/run3") == 1
+    assert command("search", *search, f"--output={tmp_path}/run3") == 1
     assert "not row and vector of 32 dimensions" in capsys.readouterr().err
     other.close()
-
-
-def test_missing_milvus_is_reported_with_the_install_command(tmp_path):
-    (tmp_path / "pymilvus.py").write_text("raise ImportError('No module named pymilvus')")
-    code = (
-        "import numpy as np\nfrom jaxir.retrieval.indexes.milvus_index import MilvusIndex\n"
-        "from jaxir.core.errors import UserError\n"
-        "try:\n    MilvusIndex.build(np.ones([3, 4], np.float32), ['a', 'b', 'c']).save('x')\n"
-        "except UserError as error:\n    print(error)"
-    )
-    env = {"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "PATH": "", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, cwd=tmp_path
-    )
-    assert how_to_install("milvus") in done.stdout, done.stderr
-    assert not (tmp_path / "x").exists()

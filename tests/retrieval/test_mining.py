@@ -7,11 +7,11 @@ import pytest
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.sets.pair_sources import TevatronPairs
-from jaxir.retrieval.mining.hard_negatives import mine as mine_run
 from jaxir.retrieval.mining.known_positives import KnownPositives
 from jaxir.retrieval.mining.mining_settings import MiningSettings
+from jaxir.retrieval.ranking.runs import write_run
 
 DOCUMENTS = {f"d{i}": f"text number {i}" for i in range(60)} | {"twin": "Text  NUMBER 0", "empty": " \u200b"}
 # q0: d0 and, in another split, d1 are right; q1: d2; q2: d3, which the run has not found.
@@ -29,17 +29,18 @@ def scores(doc_ids):
     return {doc_id: 1 - 0.01 * place for place, doc_id in enumerate(doc_ids)}
 
 
+def write_ranked(folder, run):
+    write_run(folder / "run.trec", {query: scores(doc_ids) for query, doc_ids in run.items()})
+
+
 @pytest.fixture
 def folder(tmp_path, toy):
     toy.write_jsonl(tmp_path / "corpus.jsonl", [{"_id": i, "text": t} for i, t in DOCUMENTS.items()])
     queries = [{"_id": f"q{i}", "text": f"question {i}"} for i in range(10)]
     toy.write_jsonl(tmp_path / "queries.jsonl", queries)
-    (tmp_path / "qrels").mkdir()
     for split, judged in QRELS.items():
-        lines = [f"{q}\t{d}\t{score}\n" for q, docs in judged.items() for d, score in docs.items()]
-        (tmp_path / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
-    lines = [f"{q} Q0 {d} 0 {s} t\n" for q, docs in RUN.items() for d, s in scores(docs).items()]
-    (tmp_path / "run.trec").write_text("".join(lines))
+        toy.write_qrels(tmp_path, split, judged)
+    write_ranked(tmp_path, RUN)
     return tmp_path
 
 
@@ -47,9 +48,13 @@ def tevatron(folder):
     return TevatronPairs(path=str(folder / "train.jsonl")).examples("stop")
 
 
-def mine(folder, name="out", **flags) -> dict[str, list[str]]:
+def run_mine(folder, name="out", **flags) -> int:
     given = {"run": folder / "run.trec", "dataset": f"beir:{folder}", "output": folder / name} | flags
-    assert cli.main("jaxir.mine:mine", [f"--{flag}={value}" for flag, value in given.items()]) == 0
+    return cli.main("jaxir.mine:mine", [f"--{flag}={value}" for flag, value in given.items()])
+
+
+def mine(folder, name="out", **flags) -> dict[str, list[str]]:
+    assert run_mine(folder, name, **flags) == 0
     return {p.query_id: [d for d, _ in p.negatives] for p in tevatron(folder / name)}
 
 
@@ -73,8 +78,7 @@ def test_queries_of_one_text_share_their_positives(folder, toy):
     queries = [{"_id": f"q{i}", "text": "Question  0" if i in (1, 9) else f"question {i}"} for i in range(10)]
     toy.write_jsonl(folder / "queries.jsonl", queries)
     answers = ["d0", "d2", "d8", "d30"]  # of q0, q1 and, in another split, q9
-    with (folder / "run.trec").open("w") as file:
-        file.writelines(f"{q} Q0 {d} 0 {s} t\n" for q in ("q0", "q1") for d, s in scores(answers).items())
+    write_ranked(folder, {"q0": answers, "q1": answers})
     assert mine(folder, negatives=100) == {"q0": ["d30"], "q1": ["d30"]}
 
 
@@ -86,9 +90,7 @@ def test_positives_that_the_collection_lacks_are_left_out_and_counted(folder, ca
     said = capsys.readouterr()
     assert "; 4 positives left out, because the collection lacks their query or text" in said.out
     assert "note: grades written as decimals, which are read as integers: 1 (first: " in said.err
-    given = {"run": folder / "run.trec", "dataset": f"beir:{folder}", "output": folder / "strict"}
-    flags = [f"--{flag}={value}" for flag, value in given.items()]
-    assert cli.main("jaxir.mine:mine", [*flags, "--strict"]) == 1
+    assert run_mine(folder, "strict", strict=True) == 1
     assert "the score is not an integer: '1.0'" in capsys.readouterr().err
 
 
@@ -112,10 +114,7 @@ def test_documents_with_the_query_text_are_not_mined(folder, capsys, toy):
     itself = [{"_id": "q1", "text": "Question  1"}, {"_id": "copy", "text": "question 2"}]
     every = [{"_id": i, "text": t} for i, t in DOCUMENTS.items()]
     toy.write_jsonl(folder / "corpus.jsonl", [*every, *itself])
-    for query_id, best in (("q1", ["q1", "copy"]), ("q2", ["copy"])):
-        lines = [f"{query_id} Q0 {d} 0 {s} t\n" for d, s in scores([*best, *RUN[query_id]]).items()]
-        (folder / f"{query_id}.trec").write_text("".join(lines))
-    (folder / "run.trec").write_text("".join((folder / f"q{i}.trec").read_text() for i in (1, 2)))
+    write_ranked(folder, {"q1": ["q1", "copy", *RUN["q1"]], "q2": ["copy", *RUN["q2"]]})
     found = mine(folder, negatives=100)
     assert found == {"q1": ["copy", "d20", "d21", "d22"], "q2": RUN["q2"]}, "the copy is of another query"
     assert "dropped: 1 known positives, 2 with the query's text" in capsys.readouterr().out
@@ -144,10 +143,28 @@ def test_margin_is_below_the_lowest_positive(folder, capsys):
     # q0's positives score .98 and .97: from .87 on, which is rank 14.
     assert found["q0"] == RUN["q0"][13:]
     assert "q1" not in found and "q2" not in found
-    assert (
-        "1 without a positive in the run, which --margin needs, 1 without a candidate"
-        in capsys.readouterr().out
-    )
+    assert "1 without a positive in the run, which a margin needs, 1 without" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "first"),
+    [
+        # Rank r scores 1.01 - 0.01 r, and q0's lowest positive 0.97: the ceilings are 0.9215, 0.8 and 0.77.
+        ({"relative_margin": 0.05}, 9),
+        ({"max_score": 0.8}, 21),
+        ({"margin": 0.2, "relative_margin": 0.05, "max_score": 0.8}, 24),
+    ],
+)
+def test_relative_margin_and_max_score_limit_the_scores_of_negatives(folder, flags, first):
+    found = mine(folder, negatives=100, **flags)
+    assert found["q0"] == RUN["q0"][first - 1 :]
+
+
+def test_the_ceiling_falls_for_negative_scores_too():
+    """Scores of BM25 are positive, those of inner products need not be."""
+    assert MiningSettings(relative_margin=0.1).ceiling([-2.0, 3.0]) == pytest.approx(-2.2)
+    assert MiningSettings(margin=0.5, relative_margin=0.5).ceiling([4.0]) == 2.0
+    assert MiningSettings(max_score=0.3).ceiling([]) == 0.3 and MiningSettings().ceiling([]) == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -156,22 +173,16 @@ def test_margin_is_below_the_lowest_positive(folder, capsys):
         ({"first": 5, "last": 4}, "--first=5 must be at most --last=4"),
         ({"split": "trian"}, "did you mean 'train'"),
         ({"margin": 5}, "no query of split 'train' has a negative: 1 not in the run"),
+        ({"run": "other.trec"}, "lacks 'other', which the run has found"),
     ],
 )
-def test_mining_refuses_bad_flags(folder, capsys, flags, sentence):
-    given = {"run": folder / "run.trec", "dataset": f"beir:{folder}", "output": folder / "out"} | flags
-    status = cli.main("jaxir.mine:mine", [f"--{flag}={value}" for flag, value in given.items()])
-    assert status == 1
-    error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1
+def test_mining_refuses_bad_flags(folder, monkeypatch, capsys, flags, sentence):
+    monkeypatch.chdir(folder)
+    write_run(folder / "other.trec", {"q0": {"d0": 2, "other": 1}})
+    assert run_mine(folder, **flags) == 1
+    *notes, error = capsys.readouterr().err.splitlines()
+    assert sentence in error and all("kept 1 record" in note for note in notes)
     assert not (folder / "out").exists()
-
-
-def test_mining_refuses_a_run_of_another_collection(folder):
-    settings = MiningSettings()
-    (folder / "run.trec").write_text("q0 Q0 d0 1 2 t\nq0 Q0 other 2 1 t\n")
-    with pytest.raises(UserError, match="lacks 'other', which the run has found"):
-        mine_run(folder / "run.trec", BeirFolder(folder), folder / "out", split="train", settings=settings)
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, toy, folder):
@@ -179,17 +190,9 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, toy, folder):
         filler = [{"_id": f"x{i}", "text": f"filler {i} " * 20} for i in range(documents)]
         corpus = [{"_id": i, "text": t} for i, t in DOCUMENTS.items()]
         toy.write_jsonl(folder / "corpus.jsonl", corpus + filler)
-        with (folder / "run.trec").open("w") as file:
-            for q in ("q0", "q1"):
-                file.writelines(f"{q} Q0 {r['_id']} 0 {1 / i} t\n" for i, r in enumerate(filler[:100], 1))
+        write_ranked(folder, {q: [record["_id"] for record in filler[:100]] for q in ("q0", "q1")})
         tracemalloc.start()
-        mine_run(
-            folder / "run.trec",
-            BeirFolder(folder),
-            tmp_path / f"out{documents}",
-            split="train",
-            settings=MiningSettings(),
-        )
+        assert run_mine(folder, f"out{documents}") == 0
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found

@@ -34,11 +34,11 @@ def test_parts_answer_as_one_index(many, tmp_path):
     index = load_index(tmp_path / "index")
     assert isinstance(index, PartsIndex) and index.info.settings == {"parts": 4, "backend": "exact"}
     whole = ExactIndex.build(passages.shards, passages.ids, similarity="dot")
-    for k in (1, 60, 200):
+    for k in (7, 200):
         scores, ids = index.search(queries, k)
         expected, names = whole.search(queries, k)
         assert scores.tolist() == expected.tolist() and ids == names
-        assert len(set(expected[0].tolist())) < min(k, 30) or k == 1, "guard: ties"
+        assert len(set(expected[0].tolist())) < min(k, 30), "guard: ties"
 
 
 def test_resume_keeps_finished_parts_and_refuses_other_embeddings_and_settings(many, tmp_path):
@@ -55,18 +55,10 @@ def test_resume_keeps_finished_parts_and_refuses_other_embeddings_and_settings(m
     with pytest.raises(KeyboardInterrupt):
         build_in_parts(passages, tmp_path / "index", 3, build, how=how)
     assert not (tmp_path / "index").exists()
-    for name, value in {
-        "input_sha256": "1" * 64,
-        "fingerprint": "e" * 64,
-        "tower": "query",
-        "dtype": "bfloat16",
-        "max_length": 9,
-        "prompt": "passage: ",
-        "text": "title",
-        "expansion": "typical",
-        "views": 10,
-        "expansions_hash": "abc",
-    }.items():
+    changed = {"input_sha256": "1" * 64, "fingerprint": "e" * 64, "tower": "query", "dtype": "bfloat16"}
+    changed |= {"max_length": 9, "prompt": "passage: ", "text": "title", "expansion": "typical"}
+    changed |= {"views": 10, "expansions_hash": "abc"}
+    for name, value in changed.items():
         others = dataclasses.replace(passages, info=dataclasses.replace(passages.info, **{name: value}))
         field = parts_index.CALLED.get(name, rf"{name} \(.*, now {value!r:.40}\)")
         with pytest.raises(UserError, match=f"was started with another {field}"):
@@ -105,10 +97,7 @@ def test_command_builds_in_an_empty_directory_by_any_name(
 
 
 def test_merge_takes_parts_with_fewer_than_k_answers():
-    found = [
-        (np.array([[3, 1, -np.inf]], np.float32), [["a", "b"]]),
-        (np.array([[3, 2]], np.float32), [["c", "d"]]),
-    ]
+    found = [(np.float32([[3, 1, -np.inf]]), [["a", "b"]]), (np.float32([[3, 2]]), [["c", "d"]])]
     scores, ids = merge(found, 1, 3)
     assert (scores.tolist(), ids) == ([[3, 3, 2]], [["c", "a", "d"]])
     scores, ids = merge(found, 1, 6)
@@ -157,10 +146,9 @@ def test_two_processes_build_and_search_as_one(tmp_path, toy, small_model):
             assert [status for status, *_ in done] == [0] * processes, done
     assert load_index(tmp_path / "parts").documents is not None
     expected, found = (read_run(tmp_path / f"{name}.trec") for name in ("whole", "parts"))
-    assert {query: list(answers) for query, answers in found.items()} == {
-        query: list(answers) for query, answers in expected.items()
-    }
+    assert found.keys() == expected.keys()
     for query, answers in expected.items():
+        assert list(found[query]) == list(answers)
         assert list(found[query].values()) == pytest.approx(list(answers.values()), abs=1e-6)
 
 

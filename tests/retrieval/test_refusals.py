@@ -1,63 +1,66 @@
 """Refusals of retrieval, each reported in one sentence."""
 
+import importlib.util
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
 
 from jaxir import cli
 from jaxir.core.errors import DamagedError, UserError
+from jaxir.core.installation import how_to_install
 from jaxir.retrieval.encoding.embeddings import encode_corpus
 from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
+from jaxir.retrieval.indexes import milvus_collection
 from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.milvus_index import MilvusIndex
+from jaxir.retrieval.indexes.scann_index import ScannIndex
 
 
 @pytest.fixture
 def index(tmp_path, toy):
     """The directory of an index with documents and without checksums, as older jaxir versions wrote it."""
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", ["one", "two", "three"])
-    ExactIndex.build(np.eye(3, 4, dtype=np.float32), ["d0", "d1", "d2"]).save(
-        tmp_path / "index", corpus=corpus
-    )
+    built = ExactIndex.build(np.eye(3, 4, dtype=np.float32), ["d0", "d1", "d2"])
+    built.save(tmp_path / "index", corpus=corpus)
     (tmp_path / "index" / "SHA256SUMS").unlink()
     return tmp_path / "index"
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"similarity": "zz"}, "similarity must be 'cosine' or 'dot' or 'bm25' or 'impact', not 'zz'"),
-        ({"count": "5"}, "count must be a whole number of at least 1, not '5'"),
-        ({"dimension": 32.5}, "dimension must be a whole number of at least 0, not 32.5"),
-        ({"engine": "exakt"}, "another version of jaxir; this version reads format 1 and the engines exact,"),
-        ({"coutn": 5}, "'coutn' is unknown; did you mean 'count'?"),
-        ({"dimension": 5}, r"embeddings.npy is float32 (3, 4), not float32 (3, 5)"),
-    ],
-)
-def test_index_with_a_malformed_description_is_refused(index, changes, sentence):
-    path = index / "index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(UserError) as raised:
-        load_index(index)
-    assert sentence in str(raised.value)
+def spoil(path, content):
+    """Replaces a file, changes entries of a JSON file, or removes a file (None)."""
+    if content is None:
+        path.unlink()
+    elif isinstance(content, dict):
+        path.write_text(json.dumps(json.loads(path.read_text()) | content))
+    else:
+        path.write_text(content)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
+        ("index.json", {"similarity": "zz"}, "must be 'cosine' or 'dot' or 'bm25' or 'impact', not 'zz'"),
+        ("index.json", {"count": "5"}, "count must be a whole number of at least 1, not '5'"),
+        ("index.json", {"dimension": 32.5}, "dimension must be a whole number of at least 0, not 32.5"),
+        ("index.json", {"engine": "exakt"}, "version of jaxir; this version reads format 1 and the engines"),
+        ("index.json", {"coutn": 5}, "'coutn' is unknown; did you mean 'count'?"),
+        ("index.json", {"dimension": 5}, "embeddings.npy is float32 (3, 4), not float32 (3, 5)"),
         ("index.json", "{", "is damaged: "),
-        ("ids.json", "[1, 2, 3]", r"must be a list, each text, not \[1, 2, 3\]"),
+        ("ids.json", "[1, 2, 3]", "must be a list, each text, not [1, 2, 3]"),
         ("ids.json", '["d0"]', "has 1 of 3 ids"),
         ("embeddings.npy", "", "embeddings.npy cannot be read"),
         ("documents-offsets.npy", "", "documents-offsets.npy cannot be read"),
     ],
 )
-def test_index_with_a_damaged_file_is_refused(index, name, content, sentence):
-    (index / name).write_text(content)
-    with pytest.raises(UserError, match=sentence):
+def test_index_with_a_malformed_or_damaged_file_is_refused(index, name, content, sentence):
+    spoil(index / name, content)
+    with pytest.raises(UserError) as raised:
         load_index(index)
+    assert sentence in str(raised.value)
 
 
 @pytest.mark.parametrize("line", ["", "null", '["title"]', "["])
@@ -105,17 +108,34 @@ def test_damaged_embeddings_are_refused(tmp_path, toy, encoder, name, content, s
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(4))
     encode_corpus(encoder, corpus, tmp_path / "out", shard_size=2)
     (tmp_path / "out" / "SHA256SUMS").unlink()  # as older jaxir versions wrote it
-    path = tmp_path / "out" / name
-    if content is None:
-        path.unlink()
-    elif isinstance(content, dict):
-        path.write_text(json.dumps(json.loads(path.read_text()) | content))
-    else:
-        path.write_text(content)
+    spoil(tmp_path / "out" / name, content)
     flags = [f"--embeddings={tmp_path}/out", f"--output={tmp_path}/index"]
     assert cli.main("jaxir.index:index", flags) == 1
     assert re.search(sentence, error := capsys.readouterr().err) and error.count("\n") == 1
     assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize(("index", "package"), [(MilvusIndex, "pymilvus"), (ScannIndex, "scann")])
+def test_missing_engine_is_reported_with_the_install_command(index, package, tmp_path, monkeypatch):
+    for name in {package, *(m for m in sys.modules if m.startswith(f"{package}."))}:
+        monkeypatch.setitem(sys.modules, name, None)
+    milvus_collection._pymilvus.cache_clear()
+    with pytest.raises(UserError) as raised:
+        index.build(np.eye(3, dtype=np.float32), list("abc")).save(tmp_path / "index")
+    assert how_to_install(package.removeprefix("py")) in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_scann_an_index_is_exact(tmp_path, toy, encoder, capsys, monkeypatch):
+    encode_corpus(encoder, toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(4)), tmp_path / "emb")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "scann" else find(name))
+    capsys.readouterr()
+    flags = [f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index"]
+    assert cli.main("jaxir.index:index", flags) == 0
+    printed = capsys.readouterr()
+    assert "exact index of 4 passages" in printed.out and printed.err.count("ScaNN is not installed") == 1
+    assert how_to_install("scann") in printed.err
 
 
 RUNS = "--runs=a.trec,b.trec --output=x.trec --method="
@@ -123,7 +143,7 @@ MINING = "--run=r.trec --dataset=beir:absent --output=out "
 REFUSED = [
     ("index", "--embeddings=e", "give --output to build an index"),
     ("index", "--output=x --embeddings=e --delete=ids.txt", "--delete only applies to --update, not to"),
-    ("index", "--output=x --embeddings=e --uri=http://h:1", "--uri only applies to --backend=milvus, not to"),
+    ("index", "--output=x --embeddings=e --uri=http://h:1", "--uri only applies to --backend=milvus and"),
     ("index", "--output=x --backend=milvus", "--backend=milvus needs --embeddings"),
     ("index", "--output=x --backend=lucene --model=m", "--model only applies to --backend=scann and"),
     ("index", "--output=x --embeddings=e --queries=q", "--queries only applies with --target_recall"),

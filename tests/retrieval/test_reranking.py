@@ -10,12 +10,13 @@ from flax import nnx
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.mining import hard_negatives
 from jaxir.retrieval.mining.mining_settings import MiningSettings, RelevanceSettings
+from jaxir.retrieval.ranking.runs import write_run
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WORDS = ["cat", "dog", "mat", "mice", "cheese", "table", "night", "sat", "chase", "eat"]
@@ -39,16 +40,20 @@ def relevance(judge) -> dict[tuple[str, str], float]:
     return dict(zip(pairs, judge.relevance([(QUERIES[q], DOCUMENTS[d]) for q, d in pairs]), strict=True))
 
 
+def write_judged(folder, pairs) -> None:
+    lines = ["query-id\tcorpus-id\tscore", *(f"{q}\t{d}\t1" for q, d in pairs)]
+    (folder / "qrels").mkdir(exist_ok=True)
+    (folder / "qrels" / "train.tsv").write_text("\n".join(lines) + "\n")
+
+
 @pytest.fixture
 def folder(tmp_path, toy):
     toy.write_jsonl(tmp_path / "corpus.jsonl", [{"_id": i, "text": t} for i, t in DOCUMENTS.items()])
     toy.write_jsonl(tmp_path / "queries.jsonl", [{"_id": i, "text": t} for i, t in QUERIES.items()])
-    (tmp_path / "qrels").mkdir()
-    lines = ["query-id\tcorpus-id\tscore", *(f"{q}\t{d}\t1" for q, d in QRELS)]
-    (tmp_path / "qrels" / "train.tsv").write_text("\n".join(lines) + "\n")
+    write_judged(tmp_path, QRELS)
     run = {q: dict.fromkeys(found) for q, found in RUN.items()}
-    lines = [f"{q} Q0 {d} 0 {1 / (n + 1)} t\n" for q, found in run.items() for n, d in enumerate(found)]
-    (tmp_path / "run.trec").write_text("".join(lines))
+    scores = {q: {d: 1 / (n + 1) for n, d in enumerate(found)} for q, found in run.items()}
+    write_run(tmp_path / "run.trec", scores)
     return tmp_path
 
 
@@ -104,8 +109,7 @@ def test_negatives_are_at_most_max_relevance(folder, judge, relevance, sampling)
 
 @pytest.mark.parametrize("judged", [QRELS, QRELS[::-1]], ids=["in order", "reversed"])
 def test_relevance_margin_is_below_the_least_relevant_positive(folder, judge, relevance, judged):
-    lines = [f"{q}\t{d}\t1\n" for q, d in judged]
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    write_judged(folder, judged)
     ceilings = {q: min(relevance[p] for p in QRELS if p[0] == q) - 0.01 for q in QUERIES}
     passing = {q: [d for d in candidates(q) if relevance[q, d] <= ceilings[q]] for q in QUERIES}
     found, report = mine(folder, judge, relevance_margin=0.01, negatives=100, last=41)
@@ -136,6 +140,9 @@ def test_candidates_are_judged_in_small_rounds(folder):
     for query, some in found.items():
         assert len(some) == min(2, sum(words[d] <= 5 for d in candidates(query)))
         assert all(words[d] <= 5 for d in some)
+    with pytest.raises(UserError, match="10 whose candidates the cross-encoder all dropped"):
+        mine(folder, CountedWords(0), "none", max_relevance=0.5)
+    assert not (folder / "none").exists()
 
 
 def test_command_records_and_prints_what_was_dropped(folder, judge, relevance, capsys):
@@ -148,18 +155,8 @@ def test_command_records_and_prints_what_was_dropped(folder, judge, relevance, c
     assert f"of {recorded['judged']} candidates the cross-encoder found {above + near} relevant" in printed
     assert f"({above} above the maximum, {near} too close to a positive)" in printed
     assert f"dropped: {recorded['dropped']['positive']} known positives" in printed
-    assert recorded["cross_encoder"] == {
-        "name": judge.spec,
-        "fingerprint": judge.fingerprint,
-        "max_relevance": limit,
-        "relevance_margin": 0.0,
-    }
-
-
-def test_mining_refuses_if_no_candidate_passes(folder):
-    with pytest.raises(UserError, match="10 whose candidates the cross-encoder all dropped"):
-        mine(folder, CountedWords(0), max_relevance=0.5)
-    assert not (folder / "out").exists()
+    named = {"name": judge.spec, "fingerprint": judge.fingerprint}
+    assert recorded["cross_encoder"] == named | {"max_relevance": limit, "relevance_margin": 0.0}
 
 
 def test_mining_writes_a_teachers_scores(folder, judge):

@@ -22,6 +22,7 @@ from jaxir.core.errors import UserError
 from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.ranking.runs import read_run
+from jaxir.retrieval.searcher import Searcher
 
 
 def command(name: str, *flags: str) -> int:
@@ -48,7 +49,7 @@ def index(tmp_path_factory, toy, small_model, texts) -> str:
     ("flag", "says"),
     [
         ("--model=absent", "absent: no such model directory"),
-        ("--model=hf:{golden}", "is not the model that encoded the passages"),
+        ("--model=hf:{golden}", "did not encode the passages"),
         ("--corpus=absent", "absent: no such file"),
     ],
 )
@@ -72,6 +73,16 @@ def search_process(index: str, *flags: str, **options) -> Iterator[subprocess.Po
             process.kill()
 
 
+@contextlib.contextmanager
+def search_at_a_terminal(index: str) -> Iterator[tuple[subprocess.Popen, int]]:
+    master, slave = pty.openpty()
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), slave) | {"env": os.environ | {"TERM": "dumb"}}
+    with search_process(index, **pipes, start_new_session=True) as process:
+        os.close(slave)
+        yield process, master
+    os.close(master)
+
+
 def test_search_writes_a_run(tmp_path, index, toy, encoder, texts, capsys):
     questions = toy.random_texts(7, seed=5)
     queries = toy.write_queries(tmp_path / "queries.jsonl", questions)
@@ -87,28 +98,20 @@ def test_search_writes_a_run(tmp_path, index, toy, encoder, texts, capsys):
 
 
 def test_texts_on_lines_are_shown_as_they_were_encoded(tmp_path, toy, small_model, capsys):
-    lines = tmp_path / "lines.txt"
+    lines, others = tmp_path / "lines.txt", tmp_path / "others.txt"
     lines.write_text("w1 w2 w3\n\nw7 w8 é\n", encoding="utf-8")
+    others.write_text("w4\nw5\nw6\n", encoding="utf-8")
     toy.encode(small_model, lines, tmp_path / "emb")
     flags = [f"--embeddings={tmp_path}/emb", "--backend=exact", f"--output={tmp_path}/index"]
+    assert command("index", *flags, f"--corpus={others}") == 1
+    assert "others.txt is not the file that was encoded (lines.txt)" in capsys.readouterr().err
+    assert not (tmp_path / "index").exists()
     assert command("index", *flags, f"--corpus={lines}") == 0
     capsys.readouterr()
     assert command("search", f"--index={tmp_path}/index", "--query=w1") == 0
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     found = {head[2]: snippet for head, snippet in zip(shown[::2], shown[1::2], strict=True)}
     assert found == {"1": ["w1", "w2", "w3"], "3": ["w7", "w8", "é"]}
-
-
-def test_text_file_that_was_not_encoded_is_refused_as_corpus(tmp_path, toy, small_model, capsys):
-    lines, others = tmp_path / "lines.txt", tmp_path / "others.txt"
-    lines.write_text("w1 w2 w3\nw7 w8\n", encoding="utf-8")
-    others.write_text("w4\nw5\nw6\n", encoding="utf-8")
-    toy.encode(small_model, lines, tmp_path / "emb")
-    flags = [f"--embeddings={tmp_path}/emb", "--backend=exact", f"--output={tmp_path}/index"]
-    capsys.readouterr()
-    assert command("index", *flags, f"--corpus={others}") == 1
-    assert "others.txt is not the file that was encoded (lines.txt)" in capsys.readouterr().err
-    assert not (tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize("parts", [[], ["--parts=2"]])
@@ -142,13 +145,9 @@ def test_search_prints_answers_to_a_query(index, capsys, texts):
 
 
 def test_empty_query_is_refused(index, toy, tmp_path, capsys):
-    from jaxir.retrieval.searcher import Searcher
-
     with pytest.raises(UserError, match="the question ' ' has no visible characters"):
         Searcher.open(index).search(["w1", " "], 2)
-    queries = toy.write_jsonl(
-        tmp_path / "q.jsonl", [{"_id": "q1", "text": "w1"}, {"_id": "q2", "text": "\u200b"}]
-    )
+    queries = toy.write_queries(tmp_path / "q.jsonl", ["w1", "\u200b"])
     assert command("search", f"--index={index}", f"--queries={queries}", f"--output={tmp_path}/run") == 1
     assert capsys.readouterr().err == f"error: {queries}:2: field 'text' is empty\n"
 
@@ -166,29 +165,20 @@ def test_questions_through_a_pipe(index):
 
 @pytest.mark.parametrize("ending", [pytest.param("end of file", marks=pytest.mark.slow), "interrupt"])
 def test_questions_typed_at_a_terminal(index, ending):
-    master, slave = pty.openpty()
-    environment = os.environ | {"TERM": "dumb"}
-    with search_process(
-        index, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
-    ) as process:
-        os.close(slave)
+    with search_at_a_terminal(index) as (process, master):
         shown = read_until(master, "question> ", process)
         assert "120 documents" in shown
         os.write(master, b"w1 w2 w3\n")
         shown = read_until(master, "question> ", process)
-        assert shown.count("Title") == 5
-        assert shown.count("w") > 10
+        assert shown.count("Title") == 5 and shown.count("w") > 10
         if ending == "end of file":
             os.write(master, b"\x04")
         else:
-            # readline notices a signal that comes between the prompt and the wait for a key only at the next
-            # key.
-            time.sleep(0.5)
+            time.sleep(0.5)  # readline notices an earlier signal only at the next key
             os.kill(process.pid, signal.SIGINT)
         shown = read_until(master, None, process)
         assert process.wait(30) == 0
     assert "Traceback" not in shown
-    os.close(master)
 
 
 DOCUMENTS = {
@@ -208,9 +198,7 @@ def test_answers_are_wrapped_between_words_at_any_width(tmp_path, toy, small_mod
     flags = [f"--embeddings={tmp_path}/emb", f"--corpus={corpus}", "--backend=exact"]
     assert command("index", *flags, f"--output={tmp_path}/index") == 0
     monkeypatch.delenv("COLUMNS", raising=False)
-    master, slave = pty.openpty()
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), slave) | {"env": os.environ | {"TERM": "dumb"}}
-    with search_process(f"{tmp_path}/index", **pipes, start_new_session=True) as process:
+    with search_at_a_terminal(f"{tmp_path}/index") as (process, master):
         for width in (40, 80, 200, 20):
             fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
             if width == 40:
@@ -228,8 +216,6 @@ def test_answers_are_wrapped_between_words_at_any_width(tmp_path, toy, small_mod
             joined = "".join("".join(shown).split())
             assert DOCUMENTS["japanese"][1][:70] in joined and "path/" * 12 + "?page=1" in joined
             assert not any(line.strip().startswith(("。", "、")) for line in shown)
-    os.close(slave)
-    os.close(master)
 
 
 def read_until(master: int, wanted: str | None, process: subprocess.Popen) -> str:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,45 +19,7 @@ from jaxir.retrieval.encoding.cluster import Cluster, start_worker
 from jaxir.retrieval.encoding.embeddings import encode_corpus
 from jaxir.retrieval.encoding.shards import Shard, encode_shard
 from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
-
-SHARD, COUNT = 8, 1201
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, toy, small_model):
-    """A corpus, and `whole`, its embeddings by one process."""
-    folder = tmp_path_factory.mktemp("shared")
-    toy.write_corpus(folder / "corpus.jsonl", toy.random_texts(COUNT))
-    process = encode(folder, small_model, "whole")
-    assert process.wait(200) == 0
-    return folder
-
-
-def encode(folder, model, output, *flags, **environment) -> subprocess.Popen:
-    command = [sys.executable, "-m", "jaxir.encode", f"--model={model}", "--input=corpus.jsonl"]
-    command += [f"--output={output}", f"--shard_size={SHARD}", *flags]
-    with (folder / f"{output}.err").open("a") as error:
-        return subprocess.Popen(command, cwd=folder, env=one_device() | environment, stderr=error)
-
-
-def one_device() -> dict[str, str]:
-    return os.environ | {"XLA_FLAGS": ""}
-
-
-def shards(directory) -> list[int]:
-    return [int(path.stem[-5:]) for path in directory.glob("embeddings-*.npy")]
-
-
-def wait_for_shards(process, directory, count, numbered=lambda number: True) -> None:
-    deadline = time.monotonic() + 300
-    while len([*filter(numbered, shards(directory))]) < count:
-        assert process.poll() is None, directory.with_suffix(".err").read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def contents(directory) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+from tests.retrieval.encode_processes import COUNT, SHARD, contents, encode, shards, wait_for_shards
 
 
 @contextlib.contextmanager
@@ -67,7 +28,7 @@ def ray_cluster():
     command = [sys.executable, Path(__file__).with_name("ray_cluster.py")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     # With Ray's default niceness, 15, the processes would starve beside other tests.
-    env = one_device() | {"RAY_worker_niceness": "0"}
+    env = os.environ | {"XLA_FLAGS": "", "RAY_worker_niceness": "0"}
     with subprocess.Popen(command, env=env, text=True, **pipes) as process:
 
         def send(what: str) -> None:
@@ -82,10 +43,10 @@ def ray_cluster():
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_processes_and_machines_of_a_ray_cluster_may_be_killed(folder, small_model):
-    output = folder / "by_ray"
+def test_processes_and_machines_of_a_ray_cluster_may_be_killed(encoded, small_model):
+    output = encoded / "by_ray"
     with ray_cluster() as (address, send):
-        first = encode(folder, small_model, output.name, f"--ray={address}")
+        first = encode(encoded, small_model, output.name, f"--ray={address}")
         wait_for_shards(first, output, 3)
         send("kill")
         wait_for_shards(first, output, 30)
@@ -95,24 +56,24 @@ def test_processes_and_machines_of_a_ray_cluster_may_be_killed(folder, small_mod
             open_embeddings(output)
         made = len(shards(output))
         assert made < COUNT // SHARD, "guard: some shards are missing"
-        second = encode(folder, small_model, output.name, f"--ray={address}")
+        second = encode(encoded, small_model, output.name, f"--ray={address}")
         wait_for_shards(second, output, made + 3)
         send("lose")
-        assert second.wait(300) == 0, output.with_suffix(".err").read_text()
-    assert contents(output) == contents(folder / "whole")
+        assert second.wait(300) == 0, output.with_suffix(".log").read_text()
+    assert contents(output) == contents(encoded / "whole")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_two_processes_of_a_run_share_the_shards_and_one_may_be_killed(folder, small_model):
-    output = folder / "by_two"
+def test_two_processes_of_a_run_share_the_shards_and_one_may_be_killed(encoded, small_model):
+    output = encoded / "by_two"
 
     def start() -> list[subprocess.Popen]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
         run = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAXIR_HEARTBEAT_SECONDS": "20"}
-        return [encode(folder, small_model, output.name, **run, JAX_PROCESS_ID=str(n)) for n in range(2)]
+        return [encode(encoded, small_model, output.name, **run, JAX_PROCESS_ID=str(n)) for n in range(2)]
 
     first, second = start()
     wait_for_shards(first, output, 3, lambda number: number % 2 == 0)
@@ -120,11 +81,11 @@ def test_two_processes_of_a_run_share_the_shards_and_one_may_be_killed(folder, s
     second.kill()
     second.wait()
     assert first.wait(200) == 75
-    assert "run the same command again to resume" in output.with_suffix(".err").read_text()
+    assert "run the same command again to resume" in output.with_suffix(".log").read_text()
     assert len(shards(output)) < COUNT // SHARD, "guard: some shards are missing"
     for process in start():
-        assert process.wait(200) == 0, output.with_suffix(".err").read_text()
-    assert contents(output) == contents(folder / "whole")
+        assert process.wait(200) == 0, output.with_suffix(".log").read_text()
+    assert contents(output) == contents(encoded / "whole")
 
 
 def test_worker_refuses_another_model(toy, small_model, other_model, encoder):
@@ -160,13 +121,12 @@ class Failing(NamedTuple):
     def __call__(self):
         if self.where == "start":
             raise UserError("no model")
+        return self.add
 
-        def call(number):
-            if self.where == "call":
-                raise UserError("not finite")
-            return number + 1
-
-        return call
+    def add(self, number):
+        if self.where == "call":
+            raise UserError("not finite")
+        return number + 1
 
 
 def test_cluster_refuses_a_model_without_a_name(tmp_path, toy, encoder):

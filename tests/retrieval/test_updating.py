@@ -101,15 +101,12 @@ def test_refused_update_changes_nothing(root, tmp_path, toy, capsys):
     partial = toy.write_jsonl(tmp_path / "partial.jsonl", [{"_id": "d40", "text": "x"}])
     new, corpus = f"--embeddings={root}/new", f"--corpus={root}/new.jsonl"
     for change, sentence in (
-        (
-            [f"--embeddings={root}/old", corpus],
-            "documents 'd0', 'd1', 'd10' and 37 more are already in the index",
-        ),
-        ([f"--delete={tmp_path}/unknown.txt"], "no documents 'x1', 'x2', 'x3' and 2 more to delete"),
+        ([f"--embeddings={root}/old", corpus], "documents 'd0', 'd1', 'd10' and 37 more are already in"),
+        ([f"--delete={tmp_path}/unknown.txt"], "no documents 'x1', 'x2', 'x3' and 2 more in the index to"),
         ([f"--delete={tmp_path}/all.txt"], "no document would be left"),
         ([f"--delete={tmp_path}/binary.txt"], "binary.txt is not UTF-8 text"),
         ([f"--embeddings={tmp_path}/other", corpus], "the embeddings cannot be added to"),
-        ([new], "stores titles and texts: give those of the new documents with --corpus"),
+        ([new], "stores titles and texts: give the new documents' titles and texts"),
         ([new, f"--corpus={partial}"], "lacks 7 of the 8 documents that were encoded"),
         ([corpus], "--corpus needs --embeddings of the documents to add"),
     ):
@@ -196,7 +193,7 @@ def test_lucene_documents_are_added_and_deleted(root, tmp_path, toy, capsys):
     for more, sentence in (
         (flags[1:], "document 'c' is already in the index"),
         ([f"--embeddings={root}/new"], "is a BM25 index: give --corpus, not --embeddings"),
-        ([f"--delete={tmp_path}/gone.txt"], "there is no document 'b' to delete"),
+        ([f"--delete={tmp_path}/gone.txt"], "there is no document 'b' in the index"),
     ):
         assert index_command(f"--update={directory}", *more) == 1
         assert sentence in capsys.readouterr().err

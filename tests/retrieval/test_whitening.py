@@ -73,7 +73,7 @@ def test_whitened_vectors_are_white_and_have_the_papers_similarities(
     expected = (before - mean) @ matrix  # products do not depend on the signs of U's columns
     np.testing.assert_allclose(after @ after.T, expected @ expected.T, atol=1e-2)
     encoder = DualEncoder.load(str(tmp_path / "out"))
-    assert (encoder.dimension, encoder.similarity) == (k, "cosine")
+    assert (encoder.dimension, encoder.similarity_fn_name) == (k, "cosine")
     others = ["not among them", texts[0]]
     white = (raw_vectors(model, others) - mean) @ matrix
     white /= np.linalg.norm(white, axis=1, keepdims=True)
@@ -84,9 +84,8 @@ def test_whitened_vectors_are_white_and_have_the_papers_similarities(
 def test_model_trained_in_bfloat16_is_whitened_in_float32(model, texts, file, tmp_path, capsys):
     loaded = model_dir.load(model, dtype="bfloat16")
     model_dir.save(tmp_path / "model", loaded.model, loaded.tokenizer, loaded.settings)
-    status, output = whiten(
-        capsys, f"--model={tmp_path / 'model'}", f"--input={file}", f"--output={tmp_path / 'out'}"
-    )
+    flags = [f"--model={tmp_path / 'model'}", f"--input={file}", f"--output={tmp_path / 'out'}"]
+    status, output = whiten(capsys, *flags)
     assert status == 0, output
     whole = model_dir.load(str(tmp_path / "out"), similarity="dot", dtype="float32")
     encoder = DualEncoder(whole.model, whole.tokenizer, whole.settings, whole.fingerprint)
@@ -116,20 +115,10 @@ def test_whitening_refuses_unsuitable_models_texts_and_dimensions(model, texts, 
     model_dir.save(tmp_path / "two", *model_dir.load(model, sharing="ade")[:3])
     for given, path, flags, message in (
         (model, few, [], "9 texts are too few to whiten 32 dimensions: give more texts"),
-        (
-            model,
-            few,
-            ["--dimensions=9"],
-            "the vectors of 9 texts only span 8 of 32 dimensions, fewer than --dimensions=9",
-        ),
-        (
-            model,
-            file,
-            ["--dimensions=33"],
-            "the vectors of 200 texts only span 31 of 32 dimensions, fewer than --dimensions=33",
-        ),
-        (f"st:{GOLDEN / 'bert'}", file, [], "needs a linear projection, and this model's has a tanh"),
-        (tmp_path / "two", file, [], "whitening needs one tower, and this model has two"),
+        (model, few, ["--dimensions=9"], "only span 8 of 32 dimensions, fewer than --dimensions=9"),
+        (model, file, ["--dimensions=33"], "only span 31 of 32 dimensions, fewer than --dimensions=33"),
+        (f"st:{GOLDEN / 'bert'}", file, [], "needs a linear projection, but this model's has a tanh"),
+        (tmp_path / "two", file, [], "whitening needs a model with one tower, but this one has two"),
         (model, tmp_path / "absent.txt", [], "absent.txt"),
     ):
         flags = [f"--model={given}", f"--input={path}", f"--output={tmp_path / 'out'}", *flags]

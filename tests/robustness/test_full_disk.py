@@ -1,5 +1,3 @@
-"""A command that cannot write a file ends with one sentence and leaves no half-written file."""
-
 import json
 import resource
 import subprocess
@@ -75,9 +73,7 @@ def test_full_disk_loses_no_checkpoint(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
 
     try:
-        sentence = (
-            r"^checkpoint 14 could not be saved \(file too large\); the last good .*/7; remove the cause"
-        )
+        sentence = r"^checkpoint 14 could not be saved \(file too large\); the last good .*/7; remove"
         with pytest.raises(UserError, match=sentence):
             run(run_dir, data=Hooked(pairs(64), fill_disk), **settings)
     finally:

@@ -1,5 +1,3 @@
-"""Runs in a bucket, in real processes, against a local server that speaks Cloud Storage's protocol."""
-
 import json
 import os
 import random
@@ -15,7 +13,9 @@ import pytest
 
 from jaxir.interop import model_dir
 from tests import bucket_server
-from tests.training.saved_run import arrays, log, saved_steps
+from tests.beir_folder import WORDS
+from tests.robustness.same_runs import assert_same_results
+from tests.training.saved_run import saved_steps
 
 pytestmark = pytest.mark.slow
 MODEL = Path(__file__).parent.parent / "golden" / "bert"
@@ -52,20 +52,12 @@ def bucket():
 
 @pytest.fixture
 def start(bucket):
-    """Starts Python in a process that uses the bucket; no process outlives the test."""
     environment = os.environ | bucket.environment | {"XLA_FLAGS": ""}
     started = []
 
     def process(*arguments: str) -> subprocess.Popen:
-        started.append(
-            subprocess.Popen(
-                [sys.executable, *arguments],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen([sys.executable, *arguments], env=environment, **streams))
         return started[-1]
 
     yield process
@@ -77,9 +69,8 @@ def start(bucket):
 
 @pytest.fixture
 def recipe(tmp_path) -> Path:
-    words = ["apple", "banana", "cherry", "dune", "ember", "fjord", "grove", "harbour", "iris", "jade"]
     rng = np.random.default_rng(0)
-    rows = [rng.choice(words, 4) for _ in range(24)]
+    rows = [rng.choice(WORDS, 4) for _ in range(24)]
     lines = [{"query": f"{a} {b} {i}", "passage": f"{a} {b} {c} {i}"} for i, (a, b, c, _) in enumerate(rows)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     path = tmp_path / "recipe.gin"
@@ -88,7 +79,6 @@ def recipe(tmp_path) -> Path:
 
 
 def download(bucket, prefix: str, directory: Path) -> Path:
-    """Copies the files below a prefix into a directory."""
     for name in bucket.names(f"{prefix}/"):
         path = directory / name.removeprefix(f"{prefix}/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,20 +86,10 @@ def download(bucket, prefix: str, directory: Path) -> Path:
     return directory
 
 
-def logged(run_dir: Path) -> list[tuple]:
-    return [(x["step"], x.get("loss"), x.get("dev/nDCG@10")) for x in log(run_dir) if "checkpoint" not in x]
-
-
 def assert_same_run(ours: Path, theirs: Path, step: int) -> None:
     # A stopped run has saved that step too, and kept it in place of an older one.
     assert saved_steps(ours)[-1] == saved_steps(theirs)[-1] == step
-    found, expected = arrays(ours, step), arrays(theirs, step)
-    assert found.keys() == expected.keys() and len(found) > 40
-    for name, value in expected.items():
-        assert np.array_equal(found[name], value), name
-    assert logged(ours) == logged(theirs)
-    for name in ("COMPLETE", "checkpoints/best.json"):
-        assert (ours / name).read_text() == (theirs / name).read_text()
+    assert_same_results(ours, theirs, step)
     one, other = (json.loads((run / "run.json").read_text()) for run in (ours, theirs))
     assert one["settings"] == other["settings"] and one["run"] != other["run"]
     assert list((ours / "tensorboard").glob("events.*"))
@@ -143,13 +123,9 @@ def test_a_bucket_run_killed_while_saving_resumes_and_is_a_model(bucket, start, 
     for name in damaged:
         bucket.put(name, bytes(len(bucket[name])))
 
-    process = start(
-        "-c",
-        bucket_server.COMMANDS,
-        f"{train}gs://bucket/runs/a",
-        f"{train}{tmp_path}/local",
-        f"convert --source=gs://bucket/runs/a --output={tmp_path}/model",
-    )
+    commands = [f"{train}{place}" for place in ("gs://bucket/runs/a", f"{tmp_path}/local")]
+    commands.append(f"convert --source=gs://bucket/runs/a --output={tmp_path}/model")
+    process = start("-c", bucket_server.COMMANDS, *commands)
     output, _ = process.communicate()
     assert output.count("exit status 0") == 3, output
     assert output.splitlines()[-1] == "False", "TensorFlow was imported"

@@ -1,5 +1,3 @@
-"""Commands that are killed while they write leave nothing half-written, and the same command completes."""
-
 import contextlib
 import hashlib
 import os
@@ -33,13 +31,9 @@ def files(path: Path, but: str | None) -> dict[str, str]:
 
 
 def is_written(directory: Path) -> bool:
-    """Returns whether a temporary output has content."""
     with contextlib.suppress(FileNotFoundError):  # it has its name by now
-        return any(
-            p.is_file() and p.stat().st_size
-            for part in directory.glob(".*.part")
-            for p in [part, *part.rglob("*")]
-        )
+        parts = [p for part in directory.glob(".*.part") for p in (part, *part.rglob("*"))]
+        return any(p.is_file() and p.stat().st_size for p in parts)
     return False
 
 

@@ -1,5 +1,3 @@
-"""Interrupted runs, in real processes, end with the parameters of an uninterrupted one, bit for bit."""
-
 import json
 import os
 import random
@@ -11,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from tests.training.saved_run import arrays, log, saved_steps
+from tests.robustness.same_runs import assert_same_results
+from tests.training.saved_run import log, saved_steps
 
 pytestmark = pytest.mark.slow
 
@@ -20,12 +19,8 @@ TINY_RUN = ["-m", "tests.training.tiny_run"]
 
 
 def start(run_dir) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, *TINY_RUN, f"--run_dir={run_dir}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *TINY_RUN, f"--run_dir={run_dir}"], **streams)
 
 
 def finish(process) -> tuple[int, str]:
@@ -43,7 +38,6 @@ def wait_for_step(process, run_dir, step):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """A run that nothing interrupts, which learnt and kept the right checkpoints."""
     run_dir = tmp_path_factory.mktemp("uninterrupted") / "run"
     code, errors = finish(start(run_dir))
     assert code == 0, errors
@@ -57,19 +51,14 @@ def uninterrupted(tmp_path_factory):
     return run_dir
 
 
-def assert_same_end(run_dir, uninterrupted):
-    ours, theirs = (arrays(run, STEPS) for run in (run_dir, uninterrupted))
-    assert ours.keys() == theirs.keys() and len(ours) > 40
-    for name, value in theirs.items():
-        assert np.array_equal(ours[name], value), name
-    ours, theirs = (
-        [(x["step"], x.get("loss"), x.get("dev/nDCG@10")) for x in log(run) if "checkpoint" not in x]
-        for run in (run_dir, uninterrupted)
-    )
-    assert ours == theirs
-    best = [json.loads((run / "checkpoints" / "best.json").read_text()) for run in (run_dir, uninterrupted)]
-    assert best[0] == best[1]
-    assert (run_dir / "COMPLETE").exists()
+def assert_resumes_to_the_same_end(run_dir, uninterrupted, at):
+    """Checks that a stopped run saved the step in which it was stopped, and resumes there."""
+    last = saved_steps(run_dir)[-1]
+    assert at <= last < STEPS
+    assert [x["step"] for x in log(run_dir) if "loss" in x] == list(range(1, last + 1))
+    code, errors = finish(start(run_dir))
+    assert code == 0 and f"resuming {run_dir} at step {last}" in errors
+    assert_same_results(run_dir, uninterrupted, STEPS)
 
 
 def test_sigterm_saves_the_current_step_and_the_run_resumes(tmp_path, uninterrupted):
@@ -81,12 +70,7 @@ def test_sigterm_saves_the_current_step_and_the_run_resumes(tmp_path, uninterrup
     process.send_signal(signal.SIGTERM)
     code, errors = finish(process)
     assert code == 143, errors
-    last = saved_steps(run_dir)[-1]
-    assert at <= last < STEPS
-    assert [x["step"] for x in log(run_dir) if "loss" in x] == list(range(1, last + 1))
-    code, errors = finish(start(run_dir))
-    assert code == 0 and f"resuming {run_dir} at step {last}" in errors
-    assert_same_end(run_dir, uninterrupted)
+    assert_resumes_to_the_same_end(run_dir, uninterrupted, at)
 
 
 def test_a_closed_terminal_saves_the_current_step_and_the_run_resumes(tmp_path, uninterrupted):
@@ -101,11 +85,7 @@ def test_a_closed_terminal_saves_the_current_step_and_the_run_resumes(tmp_path, 
         said += os.read(ours, 10000)
     os.close(ours)
     assert process.wait(100) == 143
-    last = saved_steps(run_dir)[-1]
-    assert 5 <= last < STEPS
-    code, errors = finish(start(run_dir))
-    assert code == 0 and f"resuming {run_dir} at step {last}" in errors
-    assert_same_end(run_dir, uninterrupted)
+    assert_resumes_to_the_same_end(run_dir, uninterrupted, at=5)
 
 
 def test_sigkill_at_any_moment_loses_no_more_than_since_the_last_checkpoint(tmp_path, uninterrupted):
@@ -123,5 +103,5 @@ def test_sigkill_at_any_moment_loses_no_more_than_since_the_last_checkpoint(tmp_
         print("killed after step", at, "with checkpoints", saved_steps(run_dir))
     code, errors = finish(start(run_dir))
     assert code == 0, errors
-    assert_same_end(run_dir, uninterrupted)
+    assert_same_results(run_dir, uninterrupted, STEPS)
     assert not list((run_dir / "checkpoints").glob("*tmp*"))

@@ -1,5 +1,3 @@
-"""Two trainers in one directory: the first trains, the second is refused, and nothing is lost."""
-
 import json
 import os
 import signal
@@ -48,7 +46,6 @@ def test_a_run_whose_directory_is_replaced_ends_and_is_never_marked_complete(tmp
 
 @pytest.fixture
 def start():
-    """Starts a trainer; none outlives the test."""
     started = []
 
     def process(run_dir: str, **environment: str) -> subprocess.Popen:

@@ -1,5 +1,3 @@
-"""Two processes that write one output: the second is refused at once, and the first is not disturbed."""
-
 import contextlib
 import inspect
 import json
@@ -37,12 +35,8 @@ def hidden(directory: Path) -> list[Path]:
 @contextlib.contextmanager
 def working(command: str, *flags: str) -> Iterator[subprocess.Popen]:
     """Runs a command, which waits for input from a pipe."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"jaxir.{command}", *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-m", f"jaxir.{command}", *flags], **streams)
     try:
         yield process
     finally:

@@ -49,25 +49,24 @@ def test_command_restarts_once_in_the_same_process(tmp_path):
     assert len(starts) == 2 and len(set(starts)) == 1
 
 
-def test_help_does_not_restart(tmp_path):
-    printed, starts = run(tmp_path, "-m", "probe", "--help")
-    assert printed == ["None ['--help'] 0 typed"]
-    assert len(starts) == 1
+CODE = "import runpy; runpy.run_module('probe', run_name='__main__')"
+OWN = "glibc.malloc.arena_max=1"
 
 
-def test_users_glibc_tunables_are_kept_without_a_restart(tmp_path):
-    printed, starts = run(tmp_path, "-m", "probe", GLIBC_TUNABLES="glibc.malloc.arena_max=1")
-    assert printed == ["glibc.malloc.arena_max=1 [] 0 typed"]
-    assert len(starts) == 1
-
-
-def test_launchers_are_not_restarted(tmp_path):
-    code = "import runpy; runpy.run_module('probe', run_name='__main__')"
-    (tmp_path / "launcher.py").write_text(code)
-    for command in (["-c", code], ["-m", "launcher"], ["launcher.py", "-m", "probe"]):
-        (tmp_path / "starts").unlink(missing_ok=True)
-        printed, starts = run(tmp_path, *command)
-        assert printed[-1].startswith("None ") and len(starts) == 1, command
+@pytest.mark.parametrize(
+    ("command", "environment", "printed"),
+    [
+        (["-m", "probe", "--help"], {}, "None ['--help']"),
+        (["-m", "probe"], {"GLIBC_TUNABLES": OWN}, f"{OWN} []"),
+        (["-c", CODE], {}, "None "),
+        (["-m", "launcher"], {}, "None "),
+        (["launcher.py", "-m", "probe"], {}, "None "),
+    ],
+)
+def test_help_launchers_and_users_settings_are_not_restarted(tmp_path, command, environment, printed):
+    (tmp_path / "launcher.py").write_text(CODE)
+    found, starts = run(tmp_path, *command, **environment)
+    assert found[-1].startswith(printed) and len(starts) == 1
 
 
 def test_training_restarts_with_huge_pages(tmp_path):

@@ -23,7 +23,7 @@ def test_mesh_covers_all_devices():
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
     [
-        ({"data": 3}, "must multiply to 4 devices"),
+        ({"data": 3}, "must be 4, all devices"),
         ({"data": 0}, "data must be a whole number of at least 1 or -1, not 0"),
         ({"data": -1, "fsdp": -1}, "at most one mesh size may be -1"),
     ],
@@ -41,10 +41,7 @@ def test_names_map_to_mesh_axes():
     assert partitioner.batch_divisor() == 2
     with pytest.raises(ValueError, match="no rule for logical axes"):
         partitioner.spec(("embedd",))
-
-
-def test_indivisible_or_repeated_dimensions_stay_whole():
-    partitioner = MeshConfig(data=1, fsdp=2, tensor=2).build()
+    # Indivisible or repeated dimensions stay whole.
     assert partitioner.spec(("vocab", "embed"), (30_521, 8)) == PartitionSpec(None, "fsdp")
     assert partitioner.spec(("embed", "embed"), (8, 8)) == PartitionSpec("fsdp", None)
     assert partitioner.spec(("embed", "embed"), (7, 8)) == PartitionSpec(None, "fsdp")
@@ -134,11 +131,7 @@ def test_gathered_weight_is_whole_and_its_gradient_is_sharded():
     [
         ({"data": 1, "fsdp": 2, "tensor": 2}, (), 4),
         ({"data": 1, "fsdp": 2, "tensor": 2}, [("vocab", "fsdp"), ("embed", "tensor")], 4),
-        (
-            {"data": 1, "fsdp": 2, "tensor": 2},
-            [("embed", ["tensor", "fsdp"])],
-            4,
-        ),  # both axes split one dimension
+        ({"data": 1, "fsdp": 2, "tensor": 2}, [("embed", ["tensor", "fsdp"])], 4),  # both split one dimension
         ({"data": 2, "fsdp": 2}, (), 4),  # "data" splits the rows, not the table
         ({"data": 2, "fsdp": 2}, (), 3),  # not divisible by four devices
     ],

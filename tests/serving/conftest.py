@@ -1,5 +1,6 @@
 """Indexes of a toy model, and `python -m jaxir.serve` over them."""
 
+import asyncio
 import contextlib
 import dataclasses
 import http.client
@@ -10,8 +11,9 @@ import signal
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -21,17 +23,12 @@ from jaxir.sidecar import environment
 from tests.retrieval.conftest import random_texts, save_model, write_jsonl
 
 XSS = "<script>document.title = 'owned'</script>"
+IMAGE = "w1 w5 <img src=x onerror=\"document.title = 'owned'\"> joins"
 SPECIAL_ID = "./a/../b//é?#%2F&c"
 DOCUMENTS = [
     {"_id": "cats", "title": "Joining arrays", "text": "w1 w2 w3 the array that was joined w4"},
-    {
-        "_id": "xss",
-        "title": XSS,
-        "text": "w1 w5 <img src=x onerror=\"document.title = 'owned'\"> joins"
-        + " filler" * 60
-        + " w199 <b>end</b>",
-        "metadata": {"author": "<i>Ada</i>", "pages": [7, 8], "nothing": None},
-    },
+    {"_id": "xss", "title": XSS, "text": IMAGE + " filler" * 60 + " w199 <b>end</b>"}
+    | {"metadata": {"author": "<i>Ada</i>", "pages": [7, 8], "nothing": None}},
     {"_id": "plain", "title": "", "text": "w7 w8 𝒳🙂 arrays w9"},
     {"_id": SPECIAL_ID, "title": "", "text": "w11"},
 ]
@@ -60,7 +57,6 @@ class Server:
             return response.status, dict(response.getheaders()), response.read()
 
     def ask(self, path: str, **body) -> dict:
-        """Returns the answer of a successful POST."""
         status, _, content = self.request("POST", path, body)
         assert status == 200, content
         return json.loads(content)
@@ -108,9 +104,8 @@ def world(tmp_path_factory) -> types.SimpleNamespace:
     if has_lucene:
         build_lucene_index(corpus, root / "second")
     else:
-        ExactIndex.build(np.ascontiguousarray(vectors[::-1]), ids, **facts).save(
-            root / "second", corpus=corpus
-        )
+        turned = np.ascontiguousarray(vectors[::-1])
+        ExactIndex.build(turned, ids, **facts).save(root / "second", corpus=corpus)
     return types.SimpleNamespace(
         root=root,
         model=model,
@@ -123,7 +118,6 @@ def world(tmp_path_factory) -> types.SimpleNamespace:
 
 
 def write_limits(path: Path, **limits: float) -> str:
-    """Writes a gin file of limits and returns its flag."""
     head = ["from __gin__ import dynamic_registration", "from jaxir import serve"]
     head += ["from jaxir.serving import limits", "serve.serve.limits = @limits.Limits()"]
     path.write_text(
@@ -132,9 +126,18 @@ def write_limits(path: Path, **limits: float) -> str:
     return f"--gin_file={path}"
 
 
+def result_of(service: Any, coroutine_of: Callable[[Any], Any]) -> Any:
+    """Returns the result of a coroutine while the service is open."""
+
+    async def inside():
+        async with service as running:
+            return await coroutine_of(running)
+
+    return asyncio.run(inside())
+
+
 @pytest.fixture(scope="session")
 def both_indexes(world) -> list[str]:
-    """The flags of a server over both indexes."""
     return [f"--index={world.root}/dense", f"--index=second={world.root}/second"]
 
 

@@ -1,5 +1,3 @@
-"""Waiting jobs form the next batch."""
-
 import asyncio
 import threading
 

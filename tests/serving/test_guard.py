@@ -1,5 +1,3 @@
-"""The guard: Host headers, sizes and times."""
-
 import asyncio
 import json
 import re
@@ -36,10 +34,8 @@ async def never(*_: object) -> None:
 
 def test_slow_clients_and_slow_answers_time_out():
     limits = Limits(answer_seconds=0.2)
-    assert answered(never, limits, is_silent=True) == (
-        408,
-        "the request's body did not arrive within 0.2 s; send it again",
-    )
+    status, detail = answered(never, limits, is_silent=True)
+    assert (status, detail) == (408, "the request's body did not arrive within 0.2 s; send it again")
     assert answered(never, limits) == (503, "there was no answer within 0.2 s: the service is busy")
 
 
@@ -69,27 +65,16 @@ def test_too_many_concurrent_requests_are_refused():
     assert (b"retry-after", b"1") in refused[0]["headers"]
 
 
-@pytest.mark.parametrize(
-    ("header", "is_accepted"),
-    [
-        ("localhost:8080", True),
-        ("LOCALHOST.", True),
-        ("10.244.1.7:8080", True),  # a Kubernetes probe: the pod's address
-        ("[fd00::7]:8080", True),
-        ("", True),  # HTTP/1.0 without the header: no browser sends it
-        ("jaxir:8080", True),
-        ("Search.Example.ORG", True),
-        ("xn--bcher-kva.example", True),
-        ("a.b.example.net", True),
-        ("example.net", False),
-        ("evil.example:80", False),
-        ("localhost.evil.example", False),
-        ("127.0.0.1.evil.example", False),
-        ("[evil]", False),
-        ("fd00::7", False),
-    ],
-)
-def test_only_addresses_and_listed_names_are_accepted(header, is_accepted):
+# Kubernetes probes send the pod's address; HTTP/1.0, which no browser speaks, sends no header.
+ACCEPTED = ["localhost:8080", "LOCALHOST.", "10.244.1.7:8080", "[fd00::7]:8080", "", "jaxir:8080"]
+ACCEPTED += ["Search.Example.ORG", "xn--bcher-kva.example", "a.b.example.net"]
+REFUSED = ["example.net", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example"]
+REFUSED += ["[evil]", "fd00::7"]
+
+
+@pytest.mark.parametrize("header", [*ACCEPTED, *REFUSED])
+def test_only_addresses_and_listed_names_are_accepted(header):
+    is_accepted = header in ACCEPTED
     listed = ["jaxir", "search.example.org", "bücher.example", "*.example.net", "10.0.0.1", "::1"]
     assert (Hosts(listed, "0.0.0.0").refusal(header) is None) == is_accepted
     assert Hosts(["*"]).refusal(header) is None
@@ -102,3 +87,42 @@ def test_allowed_hosts_takes_names_and_host_is_allowed():
     for entry in ("http://a.example", "a.example:80", "", "*.", "*example"):
         with pytest.raises(UserError, match=re.escape(f"--allowed_hosts={entry!r}: give host names")):
             Hosts([entry])
+
+
+def test_one_client_may_not_take_all_requests():
+    """A second client is answered while the first has as many requests as it may have."""
+    statuses: list[int] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        if "status" in message:
+            statuses.append(message["status"])
+
+    async def three(guard: Guard) -> None:
+        def request(client: str) -> Awaitable[None]:
+            scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "client": (client, 1)}
+            return guard(scope, receive, send)
+
+        first = asyncio.create_task(request("10.0.0.1"))
+        await asyncio.sleep(0)
+        await request("10.0.0.1")
+        other = asyncio.create_task(request("10.0.0.2"))
+        await asyncio.sleep(0.01)
+        assert statuses == [429] and not other.done()
+        first.cancel()
+        other.cancel()
+        await asyncio.gather(first, other, return_exceptions=True)
+
+    guard = Guard(never, limits=Limits(client_requests=1))
+    asyncio.run(three(guard))
+    assert not guard._under_way and guard._held_bytes == 0
+
+
+def test_bodies_of_all_requests_share_a_limit():
+    limits = Limits(body_bytes=1, held_bytes=1)
+    status, detail = answered(never, limits)
+    assert (status, detail) == (413, "a request's body may have at most 1 bytes")
+    with pytest.raises(UserError, match="held_bytes is 1, but one body may have 2 bytes"):
+        Limits(body_bytes=2, held_bytes=1)

@@ -1,5 +1,3 @@
-"""Highlighted words and snippets."""
-
 import random
 
 import pytest

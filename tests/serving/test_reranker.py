@@ -1,5 +1,3 @@
-"""A cross-encoder behind the service: order and scores equal jaxir.rerank's, and nothing compiles later."""
-
 import asyncio
 import json
 from pathlib import Path
@@ -16,7 +14,8 @@ from jaxir.serving.limits import Limits
 from jaxir.serving.metrics import Metrics
 from jaxir.serving.reranker import Reranker
 from jaxir.serving.service import Service
-from tests.serving.conftest import running
+from tests.retrieval.conftest import write_jsonl
+from tests.serving.conftest import result_of, running
 from tests.shallow import first_layers
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -26,7 +25,6 @@ DEPTH = 6
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    """A cross-encoder of one layer, which the service compiles in a dozen shapes."""
     folder = tmp_path_factory.mktemp("one_layer") / "cross_bert"
     first_layers(folder, "cross_bert", ("num_hidden_layers",), r"layer\.1\.")
     return f"hf:{folder}"
@@ -38,14 +36,6 @@ def service(world, model) -> Service:
     return Service.open(indexes, limits=Limits(k=20), reranker=model, rerank_depth=DEPTH)
 
 
-def result_of(service: Service, coroutine_of):
-    async def inside():
-        async with service as running:
-            return await coroutine_of(running)
-
-    return asyncio.run(inside())
-
-
 def test_reranked_order_and_scores_equal_jaxir_rerank(service, world, model, tmp_path):
     assert service.systems == ["dense", "second", "hybrid", "reranked"]
     found = result_of(service, lambda running: running.search(QUERIES, 10, ["reranked", "hybrid"]))
@@ -54,9 +44,7 @@ def test_reranked_order_and_scores_equal_jaxir_rerank(service, world, model, tmp
         for n, r in enumerate(found)
     }
     write_run(tmp_path / "hybrid.trec", run)
-    (tmp_path / "queries.jsonl").write_text(
-        "".join(json.dumps({"_id": f"q{n}", "text": q}) + "\n" for n, q in enumerate(QUERIES))
-    )
+    write_jsonl(tmp_path / "queries.jsonl", [{"_id": f"q{n}", "text": q} for n, q in enumerate(QUERIES)])
     (tmp_path / "corpus.jsonl").write_text((world.root / "corpus.jsonl").read_text())
     flags = [f"--model={model}", f"--run={tmp_path}/hybrid.trec", f"--dataset=beir:{tmp_path}"]
     assert cli.main("jaxir.rerank:rerank", [*flags, f"--output={tmp_path}/new.trec"]) == 0
@@ -90,6 +78,7 @@ def test_reranked_alone_shortened_and_of_one_index(service, world, model):
 
 def test_no_reranker_compiles_after_start(service, model):
     reranker = service.reranker
+    reranker.compile_rest()
     programs = reranker.shapes._runner.program(score_pairs).executables
     before = dict(programs)
     assert len(before) == len(reranker.shapes.compiled) > 5
@@ -129,27 +118,18 @@ def test_too_many_pairs_are_refused(world, model):
     [
         (["dense"], {"reranker": "hf:./nowhere"}, "no such directory"),
         (["dense"], {"reranker": "{model}"}, "is a dual encoder, which makes vectors"),
-        (
-            ["dense"],
-            {"reranker": "{cross_encoder}", "rerank_depth": 21},
-            "--rerank_depth=21 must be at most 20",
-        ),
-        (
-            ["without_texts"],
-            {"reranker": "{cross_encoder}"},
-            "no index stores texts; build one with jaxir.index --corpus",
-        ),
+        (["dense"], {"reranker": "{reader}", "rerank_depth": 21}, "--rerank_depth=21 must be at most 20"),
+        (["without_texts"], {"reranker": "{reader}"}, "no index stores texts; build one with jaxir.index"),
         (["reranked=dense"], {}, "the name 'reranked' is taken"),
     ],
 )
 def test_serve_refuses_unsuitable_rerankers_depths_and_names(world, model, indexes, flags, sentence):
     names = [f"{world.root}/{i}" if "=" not in i else i.replace("=", f"={world.root}/") for i in indexes]
-    given = {
-        k: v.format(model=world.model, cross_encoder=model) if isinstance(v, str) else v
-        for k, v in flags.items()
-    }
+    given = {"rerank_depth": DEPTH} | flags
+    if "reranker" in flags:
+        given["reranker"] = flags["reranker"].format(model=world.model, reader=model)
     with pytest.raises(UserError, match=sentence):
-        Service.open(names, limits=Limits(k=20), **{"rerank_depth": DEPTH} | given)
+        Service.open(names, limits=Limits(k=20), **given)
 
 
 def test_documents_without_text_are_refused(world, model, tmp_path):
@@ -160,9 +140,8 @@ def test_documents_without_text_are_refused(world, model, tmp_path):
     names = [f"{world.root}/second", str(tmp_path / "grown")]
     with pytest.raises(UserError, match=r"text of 1 of the documents of the index grown \(such as 'new'\)"):
         Service.open(names, limits=Limits(k=20), reranker=model, rerank_depth=DEPTH)
-    Service.open(
-        [names[0], f"{world.root}/without_texts"], limits=Limits(k=20), reranker=model, rerank_depth=6
-    )
+    indexes = [names[0], f"{world.root}/without_texts"]
+    Service.open(indexes, limits=Limits(k=20), reranker=model, rerank_depth=6)
 
 
 @pytest.mark.slow

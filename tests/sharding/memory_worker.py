@@ -1,7 +1,4 @@
-"""Makes, saves, restores and loads a model in one of two processes; reports what it held, read and wrote.
-
-usage: memory_worker.py OUTPUT, started by `launch` of conftest.py
-"""
+"""Makes, saves and loads a model in one of two processes; reports bytes held, read and written."""
 
 import json
 import sys

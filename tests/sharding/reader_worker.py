@@ -34,7 +34,7 @@ def main(output: Path) -> None:
     model = Seq2SeqModel(Seq2SeqConfig(backbone=backbone, num_decoder_layers=1), rngs=nnx.Rngs(0))
     graph, state = nnx.split(model)
     key, examples = jax.random.key(1), batch()
-    how = Decoding(max_new_tokens=6)
+    how = Decoding(max_new_tokens=6, num_beams=2)
 
     def found(objective: FusionInDecoder, partitioner=None) -> tuple:
         def step(state, batch):

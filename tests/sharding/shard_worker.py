@@ -1,7 +1,4 @@
-"""Trains on meshes and on one device, and reports the differences; run by test_global_batch.py.
-
-usage: shard_worker.py OUTPUT, started by `launch` of conftest.py
-"""
+"""Trains on meshes and on one device, and reports the differences: `shard_worker.py OUTPUT`."""
 
 import functools
 import json
@@ -14,6 +11,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from jaxir.costs import collectives, hlo
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
@@ -25,7 +23,6 @@ from jaxir.runtime.distributed import maybe_initialize_distributed, together
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import Adafactor, BuiltOptimizer
-from tests.sharding.collectives import collectives
 
 # All sizes differ, so that a shape in a compiled program identifies the array.
 BATCH, NEGATIVES, QUERY_LENGTH, PASSAGE_LENGTH, VOCABULARY, WIDTH, DIMENSION = 40, 2, 5, 7, 64, 32, 24
@@ -226,8 +223,8 @@ def main(output: Path) -> None:
         for sizes in meshes:
             partitioner = MeshConfig(**sizes).build()
             program = Program(name, partitioner)
-            found = collectives(program.compiled.as_text(), partitioner.mesh)
-            entry = {"collectives": [(*c[:3], sorted(c.axes)) for c in found]}
+            found = collectives.read(hlo.parse(program.compiled.as_text()), partitioner.mesh)
+            entry = {"collectives": [(c.kind, a.shape, c.axes, c.group) for c in found for a in c.arrays]}
             for loss in program.losses:
                 losses, arrays = program.run(loss)
                 differences = {

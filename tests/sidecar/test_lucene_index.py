@@ -1,5 +1,6 @@
 """The Lucene engines behind the index interface, and their commands."""
 
+import collections
 import gzip
 import json
 import shutil
@@ -12,6 +13,8 @@ import pytest
 
 from jaxir import cli, load_index
 from jaxir.core.errors import UserError
+from jaxir.data.formats.beir_folder import BeirFolder
+from jaxir.evaluation.retrieval_metrics import evaluate_run
 from jaxir.retrieval.indexes.lucene_index import build_impact_index, build_lucene_index
 from jaxir.retrieval.ranking.runs import read_run
 from jaxir.retrieval.searcher import Searcher
@@ -60,27 +63,17 @@ def test_a_saved_copy_of_an_index_describes_itself(index):
     assert loaded.query_kind == "texts"
     assert loaded.ids == ["cat", "dog", "title-only"]
     described = json.loads(Path(index).with_name("copy").joinpath("index.json").read_text())
-    assert {k: described[k] for k in ("engine", "similarity", "count", "settings", "model")} == {
-        "engine": "lucene",
-        "similarity": "bm25",
-        "count": 3,
-        "settings": {"fields": "flat"},
-        "model": None,
-    }
+    expected = {"engine": "lucene", "similarity": "bm25", "count": 3, "settings": {"fields": "flat"}}
+    assert described.items() >= (expected | {"model": None}).items()
     assert loaded.search(["dog"], 1)[1] == [["dog"]]
     assert load_index(index).documents["cat"].title == "Cats"
 
 
 def test_lucene_index_is_searched_by_texts(index):
     scores, ids = load_index(index).search(["milk", "dog cat", "zebra", ""], 10)
-    assert scores.dtype == np.float32
-    assert scores.shape == (4, 3)
-    assert ids[0] == ["title-only", "cat"]
-    assert sorted(ids[1]) == ["cat", "dog"]
-    assert ids[2:] == [[], []]
-    assert np.isneginf(scores[2:]).all()
-    assert np.isfinite(scores[:2, :2]).all()
-    assert np.isneginf(scores[:2, 2]).all()
+    assert scores.dtype == np.float32 and scores.shape == (4, 3)
+    assert ids[0] == ["title-only", "cat"] and sorted(ids[1]) == ["cat", "dog"] and ids[2:] == [[], []]
+    assert np.isneginf(scores).tolist() == [[False, False, True]] * 2 + [[True] * 3] * 2
     with pytest.raises(UserError, match="k must be at least 1, not 0"):
         load_index(index).search(["milk"], 0)
 
@@ -96,12 +89,10 @@ def test_two_fields(sidecar, tmp_path, write_corpus):
 
 
 def test_a_flipped_bit_is_reported(index):
-    opened = load_index(index)
-    assert opened.search(["dog"], 1)[1] == [["dog"]]
+    assert load_index(index).search(["dog"], 1)[1] == [["dog"]]
+    load_index(index)  # complete: a search does not change the files
     file = max((Path(index) / "lucene").iterdir(), key=lambda path: path.stat().st_size)
     content = bytearray(file.read_bytes())
-    file.write_bytes(content)
-    load_index(index)  # complete: a search does not change the files
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(UserError, match=f"is damaged: lucene/{file.name} has changed since it was written"):
@@ -145,6 +136,9 @@ def test_bad_input_leaves_nothing(sidecar, tmp_path, write_corpus, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["corpus.jsonl"]
     assert command("index", *flags, "--on_bad_input=skip") == 0
     assert load_index(tmp_path / "index").ids == ["a", "b"]
+    with pytest.raises(UserError, match="there are no documents to index"):
+        build_lucene_index(write_corpus(("a", "", "")), tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_bad_input_leaves_nothing_if_java_starts_late(sidecar, tmp_path, write_corpus):
@@ -158,20 +152,14 @@ def test_bad_input_leaves_nothing_if_java_starts_late(sidecar, tmp_path, write_c
         assert {p.name for p in tmp_path.iterdir()} == {"corpus.jsonl", "bad.jsonl", "other"}
 
 
-def test_a_corpus_of_nothing_is_refused(sidecar, tmp_path, write_corpus):
-    with pytest.raises(UserError, match="there are no documents to index"):
-        build_lucene_index(write_corpus(("a", "", "")), tmp_path / "index")
-    assert not (tmp_path / "index").exists()
-
-
 def test_impacts(sidecar, tmp_path):
-    vectors = {"a": {"cat": 3}, "b": {"cat": 1, "dog": 4}, "nothing": {}}
+    vectors = {"a": {"cat": 3}, "b": {"cat": 1, "dog": 4}, "nothing": {}, "Ωid": {"##ing": 3, "C++": 255}}
     build_impact_index(vectors, tmp_path / "index")
     loaded = load_index(tmp_path / "index")
-    assert (loaded.query_kind, loaded.ids) == ("weights", ["a", "b"])
-    scores, ids = loaded.search([{"cat": 2, "dog": 1}], 5)
-    assert ids == [["a", "b"]]
-    np.testing.assert_allclose(scores, [[6, 6]], atol=1e-5)
+    assert (loaded.query_kind, loaded.ids) == ("weights", ["a", "b", "Ωid"])
+    scores, ids = loaded.search([{"cat": 2, "dog": 1}, {"C++": 2, "##ing": 5, "unknown": 9}], 5)
+    assert ids == [["a", "b"], ["Ωid"]]
+    np.testing.assert_allclose([scores[0, :2], scores[1, :2]], [[6, 6], [525, -np.inf]], atol=1e-5)
     with pytest.raises(UserError, match="token weights of a learned sparse model, not texts"):
         Searcher.open(tmp_path / "index")
     scores, ids = loaded.search([{"cat": 0}, {}, {"dog": 1}], 1)  # weights of 0 are dropped
@@ -203,10 +191,8 @@ def test_from_learned_sparse_vectors_to_a_run_by_commands(sidecar, tmp_path, wri
     assert "2 queries, 2 answers" in capsys.readouterr().out
     assert read_run(run) == {"1": {"cat": 420.0, "7": 200.0}}
     assert command("search", f"--index={index}", '--query={"milk": 2}') == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "  1  70.0000  Cats  [cat]",
-        "             A cat drinks milk.",
-    ]
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown == [["1", "70.0000", "Cats", "[cat]"], ["A", "cat", "drinks", "milk."]]
 
 
 @pytest.mark.parametrize(
@@ -220,13 +206,10 @@ def test_from_learned_sparse_vectors_to_a_run_by_commands(sidecar, tmp_path, wri
         ("serve", "needs queries with the token weights of a learned sparse model, not texts"),
         ("index --update=DIR/index --delete=DIR/ids", "lucene_impact cannot be changed in place"),
         ("index --output=DIR/o --backend=lucene_impact", "--backend=lucene_impact needs --vectors"),
-        (
-            "index --output=DIR/o --vectors=DIR/texts.jsonl",
-            "--vectors only applies to --backend=lucene_impact, not to",
-        ),
+        ("index --output=DIR/o --vectors=DIR/texts.jsonl", "only applies to --backend=lucene_impact, not to"),
         (
             "index --output=DIR/o --backend=lucene_impact --vectors=DIR/floats.jsonl",
-            "floats.jsonl:1: a weight is not a whole number above 0 (SPLADE's are multiplied by 100 and rou",
+            "floats.jsonl:1: a weight is not a whole number above 0 (SPLADE's are",
         ),
     ],
 )
@@ -241,7 +224,6 @@ def test_impact_index_refuses_unsuitable_vectors_queries_and_flags(sidecar, impa
 
 @pytest.fixture(scope="module")
 def impact(sidecar, tmp_path_factory):
-    """A folder with an impact index and unsuitable files."""
     folder = tmp_path_factory.mktemp("impact")
     for name, content in {
         "texts.jsonl": '{"_id": "q1", "text": "milk"}\n',
@@ -277,10 +259,8 @@ def test_from_a_corpus_to_a_run_by_commands(sidecar, tmp_path, write_corpus, cap
         [sys.executable, "-m", "jaxir.search", f"--index={index}"],
         input="milk\nzebra\n", capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "Milk  [title-only]" in done.stdout
-    assert "nothing found" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Milk  [title-only]" in done.stdout and "nothing found" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -292,21 +272,15 @@ def test_from_a_corpus_to_a_run_by_commands(sidecar, tmp_path, write_corpus, cap
     ],
 )
 def test_reference_metrics_on_real_collections(sidecar, tmp_path, name, splits):
-    from jaxir.evaluation.retrieval_metrics import evaluate_run
-
     if not DATA.is_dir():
         pytest.skip(f"no data in {DATA}")
-    corpus, queries = (next((DATA / name).glob(f"{what}.jsonl*")) for what in ("corpus", "queries"))
-    opened = gzip.open if queries.suffix == ".gz" else open
-    with opened(queries, "rt", encoding="utf-8") as file:
-        texts = {q["_id"]: q["text"] for q in map(json.loads, file)}
-    index = build_lucene_index(corpus, tmp_path / "index")
+    folder = BeirFolder(DATA / name)
+    texts = {query.id: query.text for query in folder.queries()}
+    index = build_lucene_index(next((DATA / name).glob("corpus.jsonl*")), tmp_path / "index")
     for split in splits:
-        lines = (DATA / name / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]
-        qrels: dict[str, dict[str, int]] = {}
-        for line in lines:
-            query, document, score = line.split("\t")
-            qrels.setdefault(query, {})[document] = int(score)
+        qrels = collections.defaultdict(dict)
+        for judged in folder.qrels(split):
+            qrels[judged.query_id][judged.document_id] = judged.score
         scores, ids = index.search([texts[q] for q in qrels], 1000)
         # Pyserini's run files have six decimals, so some scores that it separated by 1e-6 are ties.
         rounded = [[round(score, 6) for score in row.tolist()] for row in scores]

@@ -34,7 +34,7 @@ def answers(index: Path, queries: list[str], **options) -> list[list[tuple[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "multifield", "rm3", "rocchio"])
-def test_results_equal_those_of_lucene_searcher(sidecar, tmp_path, write_corpus, anserini, kind):
+def test_results_equal_those_of_lucene_searcher(sidecar, tmp_path, write_corpus, anserini_index, kind):
     """The same documents, the same scores to the bit, and the same order up to ties.
 
     Pyserini separates equal scores by 1e-6, in ascending order of id. Above 16, where float32 does not
@@ -50,15 +50,11 @@ def test_results_equal_those_of_lucene_searcher(sidecar, tmp_path, write_corpus,
     for name, same in (("z", "wind rain"), ("a", "wind rain"), ("many", rare)):
         documents += [(f"{name}-{i}", "", same) for i in rng.sample(range(99), 40)]
     if kind == "multifield":
-        lines = [{"id": i, "contents": text, "title": title} for i, title, text in documents]
+        records = [{"id": i, "contents": text, "title": title} for i, title, text in documents]
     else:
-        lines = [{"id": i, "contents": f"{title} {text}"} for i, title, text in documents]
-    (tmp_path / "collection").mkdir()
-    (tmp_path / "collection" / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    flags = ["-collection", "JsonCollection", "-input", str(tmp_path / "collection"), "-threads", "1"]
-    flags += ["-generator", "DefaultLuceneDocumentGenerator", "-index", str(tmp_path / "theirs")]
-    flags += ["-fields", "title"] if kind == "multifield" else []
-    anserini("io.anserini.index.IndexCollection", *flags, "-storeDocvectors")
+        records = [{"id": i, "contents": f"{title} {text}"} for i, title, text in documents]
+    flags = ["-fields", "title"] if kind == "multifield" else []
+    theirs = anserini_index("JsonCollection", records, *flags, "-storeDocvectors")
     fields = "multifield" if kind == "multifield" else "flat"
     index = build_lucene_index(write_corpus(*documents), tmp_path / "ours", fields=fields)
     feedback = {"rm3": Rm3(), "rocchio": Rocchio()}.get(kind)
@@ -70,7 +66,7 @@ def test_results_equal_those_of_lucene_searcher(sidecar, tmp_path, write_corpus,
     queries += ["zebra", ""]
     options = {"feedback": kind if feedback is not None else None}
     options["fields"] = {"contents": 1.0, "title": 1.0} if kind == "multifield" else {}
-    expected = answers(tmp_path / "theirs", queries, **options)
+    expected = answers(theirs, queries, **options)
     scores, ids = index.search(queries, K)
     apart = equal = 0
     for query, hits, row, found in zip(queries, expected, scores.tolist(), ids, strict=True):

@@ -1,10 +1,14 @@
-"""Outputs appear only when whole; names read from files never lead out of their directory."""
+"""Outputs appear only when whole; names read from files never lead out of their directory; pipes."""
 
 import os
+import threading
+import time
 
 import pytest
 
+from jaxir import cli
 from jaxir.core.errors import UserError
+from jaxir.data.formats.lines import numbered_lines
 from jaxir.storage.files import atomic_directory, atomic_file, inside, local_path
 
 
@@ -91,7 +95,7 @@ def test_names_read_from_files_cannot_lead_outside(tmp_path):
     bad = {
         "is not the name of": ("", ".", "..", "/", "a\0b", 3, None),
         "lies outside": ("../model/a", "part/../../secret", "/etc/passwd"),
-        "is a link that leads out": ("out", "part/up/secret"),
+        "is a link out of": ("out", "part/up/secret"),
     }
     for said, names in bad.items():
         for name in names:
@@ -104,3 +108,32 @@ def test_bucket_paths_are_refused_where_only_local_ones_work():
     for url in ("gs://bucket/index", "s3://bucket/index", "gs:/bucket/index"):
         with pytest.raises(UserError, match=f"{url}: this can be read from local paths only; copy it here"):
             local_path(url)
+
+
+def test_slow_pipe_is_read_to_its_end_twice(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    def write():
+        with (tmp_path / "pipe").open("w") as file:
+            for number in range(3):
+                time.sleep(0.2)
+                print(number, file=file, flush=True)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for _ in range(2):  # Commands count their input before they read it.
+        assert list(numbered_lines(tmp_path / "pipe")) == [(1, b"0"), (2, b"1"), (3, b"2")]
+    writer.join()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("loop", "run"), ("directory", "qrels/test.tsv")])
+def test_command_names_the_file_that_it_cannot_read(folder, capsys, kind, name):
+    (folder / "run").write_text("".join(f"q{n} Q0 d{n} 1 0.5 t\n" for n in range(40, 56)))
+    path = folder / name
+    path.unlink()
+    path.mkdir() if kind == "directory" else path.symlink_to(path.name)
+    flags = [f"--run={folder / 'run'}", f"--qrels={folder / 'qrels/test.tsv'}"]
+    assert cli.main("jaxir.evaluate:evaluate", flags) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    assert str(path) in said and "traceback" not in said

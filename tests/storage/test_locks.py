@@ -23,7 +23,6 @@ with {lock}:
 
 @contextlib.contextmanager
 def other_process(lock, place):
-    """Runs a process that holds `lock` until it is killed."""
     code = HOLDER.format(lock=lock)
     with subprocess.Popen([sys.executable, "-c", code, place], stdout=subprocess.PIPE, text=True) as holder:
         try:
@@ -33,26 +32,23 @@ def other_process(lock, place):
             holder.kill()
 
 
+def assert_locked(place):
+    with pytest.raises(UserError, match=r"^no$"), locked(place, "no"):
+        pass
+
+
 def test_directory_is_locked_until_its_process_is_killed(tmp_path):
     place = tmp_path / "a" / "b"
-    with (
-        other_process("locked(Path(sys.argv[1]), 'held')", place),
-        pytest.raises(UserError, match="no"),
-        locked(place, "no"),
-    ):
-        pass
+    with other_process("locked(Path(sys.argv[1]), 'held')", place):
+        assert_locked(place)
     with locked(place, "no"):
         pass
     assert place.is_dir(), "it existed before"
 
 
 def test_directory_created_for_a_lock_is_removed_if_it_stays_empty(tmp_path):
-    with (
-        locked(tmp_path / "a" / "b", "no"),
-        pytest.raises(UserError, match="no"),
-        locked(tmp_path / "a/b", "no"),
-    ):
-        pass
+    with locked(tmp_path / "a" / "b", "held"):
+        assert_locked(tmp_path / "a/b")
     assert not list(tmp_path.iterdir())
     with locked(tmp_path / "a" / "b", "no"):
         (tmp_path / "a" / "b" / "file").touch()
@@ -86,8 +82,7 @@ def test_directory_that_its_last_holder_removes_meanwhile_is_created_again(tmp_p
     monkeypatch.setattr(fcntl, "flock", flock)
     with locked(place, "no"):
         assert removed and place.is_dir()
-        with pytest.raises(UserError, match=r"^no$"), locked(place, "no"):
-            pass
+        assert_locked(place)
     assert not place.exists()
 
 

@@ -153,9 +153,7 @@ def test_command_replaces_only_files_of_its_own_kind(command, flags, kind, tmp_p
 @pytest.mark.parametrize("kind", BEGUN)
 def test_work_directory_must_not_hold_files_of_others(kind, tmp_path):
     (tmp_path / ".profile").write_text("mine")
-    with pytest.raises(
-        UserError, match=rf"^{tmp_path} already exists and is not what this command writes \({kind}\); give"
-    ):
+    with pytest.raises(UserError, match=rf"^{tmp_path} already exists and is not what .* \({kind}\); give"):
         check_output("--output", tmp_path, kind)
     for begun in BEGUN[kind]:
         (tmp_path / begun).mkdir()

@@ -1,5 +1,3 @@
-"""The gin recipes in docs/datasets.md can be bound."""
-
 import re
 from pathlib import Path
 
@@ -44,8 +42,16 @@ def test_the_recipe_of_multireqa(bound):
 
 
 def test_the_recipe_of_a_mixture(bound):
-    imports = ["from __gin__ import dynamic_registration", "from jaxir import train"]
-    imports += ["from jaxir.data.sets import msmarco", "from jaxir.data.sets import multireqa"]
-    text = block("mixture.Mixture.rates")
-    recipe = bound("\n".join([*imports, text]))
+    imports = ["__gin__ import dynamic_registration", "jaxir import train"]
+    imports += [f"jaxir.data.sets import {name}" for name in ("msmarco", "multireqa")]
+    recipe = bound("\n".join([*(f"from {line}" for line in imports), block("mixture.Mixture.rates")]))
     assert recipe["data"] == Mixture(sources=[SQUAD, MsMarcoPairs(directory="msmarco")], rates=[1, 3])
+
+
+def test_the_recipe_of_prompts_and_a_temperature(bound):
+    recipe = bound(block("mixture.Mixture.temperature"))
+    mixture, dev = recipe["data"], recipe["dev"]
+    assert (mixture.temperature, mixture.rates, len(mixture.sources)) == (2.0, None, 2)
+    assert [source.data.path for source in mixture.sources] == ["questions.jsonl", "claims.jsonl"]
+    prompts = [source.query_prompt for source in (*mixture.sources, dev)]
+    assert prompts[2] == prompts[0] != prompts[1] and prompts[1].endswith("retrieve evidence\nQuery: ")

@@ -143,7 +143,6 @@ class Cloud:
         part.replace(self.folder / "state")
 
     def start(self, script: str, *flags: str, stderr: int = subprocess.STDOUT) -> subprocess.Popen:
-        """Starts a script in its own session; by default its stdout includes stderr."""
         return subprocess.Popen(
             ["bash", str(self.checkout / "tpu_scripts" / script), f"--config={self.config}", *flags],
             stdout=subprocess.PIPE,
@@ -197,7 +196,6 @@ class Cloud:
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory) -> Path:
-    """A small checkout with the real scripts."""
     checkout = tmp_path_factory.mktemp("small") / "checkout"
     shutil.copytree(ROOT / "tpu_scripts", checkout / "tpu_scripts")
     (checkout / "job.py").write_text(JOB)

@@ -34,14 +34,7 @@ def put(*states: str) -> None:
     os.replace(part, STATE)
 
 
-def copy(source: str, target: str) -> None:
-    import shutil
-
-    shutil.copy(source, target)
-
-
 def run_in(home: str, command: str) -> int:
-    """Runs a shell's command in a home directory, and returns its status."""
     process = os.fork()
     if process == 0:
         os.chdir(home)
@@ -81,10 +74,8 @@ def main(argv: list[str]) -> int:
             os.mkdir(home)
         return 0
     if not found:
-        fail(
-            verb,
-            f"NOT_FOUND: Resource 'projects/p/locations/z/queuedResources/{positional[0]}' was not found",
-        )
+        name = f"projects/p/locations/z/queuedResources/{positional[0]}"
+        fail(verb, f"NOT_FOUND: Resource '{name}' was not found")
     if verb == "describe":
         if len(found) > 1:
             del found[0]
@@ -101,16 +92,18 @@ def main(argv: list[str]) -> int:
     elif found[0] != "ACTIVE":
         fail(verb, f"the queued resource is {found[0]}")
     elif verb == "scp":
+        import shutil
+
         source, target = positional
         for home in homes(flags["worker"]):
             if target.startswith("test-slice:"):
-                copy(source, f"{home}/{target.partition(':')[2]}")
+                shutil.copy(source, f"{home}/{target.partition(':')[2]}")
                 continue
             source = source.partition(":")[2]
             if not os.path.exists(f"{home}/{source}"):
                 print(f"scp: {source}: No such file or directory", file=sys.stderr)
                 return 1
-            copy(f"{home}/{source}", target)
+            shutil.copy(f"{home}/{source}", target)
     elif os.path.exists(f"{CLOUD}/unreachable"):
         print("WARNING: Could not prepare all 1 nodes, attempting to ssh into the rest.", file=sys.stderr)
     elif verb == "ssh":
@@ -140,9 +133,8 @@ def copy_from_bucket(*places: str) -> int:
         elif os.path.exists(source):
             shutil.copy(source, places[-1])
         else:
-            print(
-                f"ERROR: (gcloud.storage.cp) The following URLs matched no objects: {place}", file=sys.stderr
-            )
+            problem = f"The following URLs matched no objects: {place}"
+            print(f"ERROR: (gcloud.storage.cp) {problem}", file=sys.stderr)
             status = 1
     return status
 

@@ -1,5 +1,3 @@
-"""report.sh against a fake gcloud: measuring, waiting, interrupts."""
-
 import os
 import shutil
 import signal
@@ -24,7 +22,6 @@ def test_a_report_is_measured_and_copied(cloud, tmp_path):
 
 
 def measuring(cloud, tmp_path):
-    """Starts report.sh and waits until both workers measure."""
     cloud.all_ok("create.sh", "install.sh")
     process = cloud.start("report.sh", f"--to={tmp_path / 'report.md'}")
     parts = [cloud.folder / f"worker{n}/jaxir-report/report.md" for n in (0, 1)]
@@ -93,12 +90,9 @@ def interrupted_report(cloud, to: Path, *whens) -> str:
 def test_an_interrupted_report_is_copied(cloud, tmp_path):
     cloud.all_ok("create.sh", "install.sh")
     first, to = cloud.folder / "worker0/jaxir-report/report.md", tmp_path / "report.md"
-    err = interrupted_report(
-        cloud,
-        to,
-        lambda: first.exists() and first.read_text(),
-        lambda: "worker.sh status ||" in str(cloud.calls("ssh")[-1]),  # all workers have started
-    )
+    whens = [lambda: first.exists() and first.read_text()]
+    whens.append(lambda: "worker.sh status ||" in str(cloud.calls("ssh")[-1]))  # all workers have started
+    err = interrupted_report(cloud, to, *whens)
     assert to.read_text() == "# part 1 on worker0 ['--scale=tiny']\n"
     assert f"written: {to}\n" in err
     cloud.until(lambda: not any(cloud.runs(group) for group in cloud.groups()))

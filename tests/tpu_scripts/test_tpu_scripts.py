@@ -1,5 +1,3 @@
-"""The scripts against a fake gcloud whose workers are real directories with real processes."""
-
 import os
 import shlex
 import signal
@@ -34,9 +32,8 @@ def test_a_slice_is_created_used_and_deleted(cloud):
     words = ["--output_dir=gs://bucket/run", "it's a 'quoted' $word", '--gin.X=["a b"]']
     assert f"starting at step 0 with {words}" in cloud.log(1)
     assert cloud.ok("launch.sh").stdout.count(": already running") == 2
-    assert cloud.ok("status.sh").stdout == (
-        "test-slice (1 x v5p-16, spot, us-east5-a): ACTIVE\n  2 workers: running\n"
-    )
+    status = "test-slice (1 x v5p-16, spot, us-east5-a): ACTIVE\n  2 workers: running\n"
+    assert cloud.ok("status.sh").stdout == status
     groups = cloud.groups()
     cloud.ok("resume.sh")  # changes nothing while the job runs
     assert cloud.groups() == groups and cloud.state() == "ACTIVE"
@@ -76,9 +73,7 @@ def test_if_one_worker_loses_its_job_all_start_again(cloud):
     os.killpg(int((cloud.folder / "worker1/jaxir-run/pid").read_text()), signal.SIGKILL)
     cloud.until(lambda: "1 workers: died" in cloud.ok("status.sh").stdout)
     cloud.ok("resume.sh")
-    cloud.until(
-        lambda: cloud.log(0).count("starting at step 3") == cloud.log(1).count("starting at step 3") == 1
-    )
+    cloud.until(lambda: [cloud.log(n).count("starting at step 3") for n in (0, 1)] == [1, 1])
     assert "saved" in cloud.log(0)  # SIGTERM ended the other worker's job, which saved
     (cloud.bucket / "go").touch()
     cloud.ok("resume.sh", "--watch")
@@ -124,7 +119,6 @@ def test_watching_ends_if_gcloud_never_answers(cloud):
 
 @pytest.mark.slow
 def test_watching_continues_if_a_slice_is_lost_before_the_job_runs(cloud):
-    """The slice is lost before it is granted, and while the job is installed."""
     cloud.environment["FAKE_STATES"] = "WAITING_FOR_RESOURCES"
     once = "touch $BUCKET/installing; until [ -e $BUCKET/on ]; do sleep 0.02; done; [ -e $BUCKET/again ]"
     cloud.configure(SETUP=once)
@@ -272,9 +266,7 @@ def test_workers_that_do_not_answer_are_an_error(cloud):
     (cloud.folder / "unreachable").touch()
     for script in ("install.sh", "launch.sh"):
         done = cloud.run(script)
-        assert (
-            done.returncode == 1 and "error: no worker of test-slice answered: run this again" in done.stderr
-        )
+        assert done.returncode == 1 and "error: no worker of test-slice answered" in done.stderr
     done = cloud.run("resume.sh")
     assert done.returncode == 1 and "the workers of test-slice cannot be reached" in done.stderr
     assert len(cloud.calls("create")) == 1

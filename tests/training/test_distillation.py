@@ -77,29 +77,19 @@ def test_distillation_learns_the_teachers_ranking(tmp_path, loss):
 
 
 @pytest.mark.slow
-def test_distillation_sums_with_another_objective(tmp_path):
-    objective = WeightedSum(
-        parts={"labels": Contrastive(), "teacher": Distillation()}, weights={"teacher": 0.1}
-    )
+def test_loss_is_measured_on_dev_data_that_have_scores_alone(tmp_path):
+    """In a sum with another objective."""
+    parts = {"labels": Contrastive(), "teacher": Distillation()}
+    objective, data = WeightedSum(parts=parts, weights={"teacher": 0.1}), write(tmp_path / "m.jsonl")
     dev = Pairs(["da de di", "ha he hi", "la le li", "ma me mi"], ["da de", "ha he", "la le", "ma me"])
-    settings = {"steps": 2, "batch_size": 8, "num_negatives": 2, "output_dir": tmp_path / "run"}
-    fit(BERT, write(tmp_path / "m.jsonl"), dev=dev, objective=objective, **settings)
+    scored = Loss(name="scored", data=data, num_negatives=2, every=1)
+    settings = {"steps": 2, "batch_size": 8, "num_negatives": 2, "dev": dev, "evaluators": [scored]}
+    fit(BERT, data, objective=objective, **settings, dev_metric="scored/loss", output_dir=tmp_path / "run")
     lines = log(tmp_path / "run")
     assert any("teacher/margin" in line and "labels/accuracy" in line for line in lines)
-    dev_lines = [line for line in lines if "dev/nDCG@10" in line]
-    assert dev_lines and not any("dev/loss" in line for line in dev_lines)  # dev pairs have no scores
-
-
-@pytest.mark.slow
-def test_its_loss_is_measured_on_dev_data_that_have_scores(tmp_path):
-    data = write(tmp_path / "m.jsonl")
-    dev = Loss(data=data, num_negatives=2, every=1)
-    settings = {"steps": 2, "batch_size": 8, "num_negatives": 2, "objective": Distillation()}
-    fit(BERT, data, **settings, evaluators=[dev], dev_metric="loss", output_dir=tmp_path / "run")
-    lines = log(tmp_path / "run")
-    found = [line for line in lines if "dev/loss" in line]
-    assert [line["step"] for line in found] == [1, 2] and all("dev/teacher_margin" in x for x in found)
-    assert found[0]["dev/loss"] != found[1]["dev/loss"]
+    assert any("dev/nDCG@10" in line for line in lines) and not any("dev/loss" in line for line in lines)
+    first, second = [line["dev/scored/loss"] for line in lines if "dev/scored/teacher/teacher_margin" in line]
+    assert first != second
 
 
 def test_incomplete_scores_are_refused_only_if_they_are_read(tmp_path):
@@ -126,7 +116,5 @@ def test_distillation_refuses_unsuitable_data_and_settings(tmp_path):
         fit(BERT, data, objective=Distillation(), **settings)
     text = (tmp_path / "m.jsonl").read_text().replace('"score": 3.0', '"score": "high"', 1)
     (tmp_path / "bad.jsonl").write_text(text)
-    with pytest.raises(
-        BadInputError, match=r"bad\.jsonl:1: a passage of .* has a score that is not a number"
-    ):
+    with pytest.raises(BadInputError, match=r"bad\.jsonl:1: .* has a score that is not a number"):
         of_batches(TevatronPairs(path=str(tmp_path / "bad.jsonl")), Distillation(), tokenizer, 2)

@@ -15,7 +15,7 @@ from jaxir.data.batches.dataset import Dataset
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.training.evaluators.evaluation_context import Bench, Program
+from jaxir.training.evaluators.evaluation_context import BatchedFunction, Bench
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 from jaxir.training.evaluators.loss import Loss
 from jaxir.training.evaluators.retrieval import Retrieval
@@ -54,10 +54,8 @@ def bench_of(*, training=None, batch_size=8, devices=4, objective=None):
 def evaluation(dev, *, distractors=0, batch_size=8, devices=4, objective=None, training=None):
     model = Bag(dropout_rate=0.9)
     bench = bench_of(training=training, batch_size=batch_size, devices=devices, objective=objective)
-    settings = {"dev": dev, "dev_distractors": distractors, "dev_metric": "loss"}
-    recipe = Recipe(
-        model=object(), objective=Contrastive(), data=None, steps=1, batch_size=batch_size, **settings
-    )
+    settings = {"dev": dev, "dev_distractors": distractors, "dev_metric": "loss", "batch_size": batch_size}
+    recipe = Recipe(model=object(), objective=Contrastive(), data=None, steps=1, **settings)
     retrieval, loss = evaluators_of(recipe)
     evaluators = [dataclasses.replace(retrieval, dimensions=[5]), loss]
     suite = Suite(evaluators, bench, best_by="loss", eval_every=1, steps=1)
@@ -170,9 +168,8 @@ def test_any_metric_chooses_the_best_checkpoint_in_its_direction(tmp_path):
     result = run(tmp_path / "run", evaluators=[norm], dev_metric="norm", checkpoint_every=30)
     assert norm.seen == [0, 5, 10, 15, 20, 25, 30]  # at 0 it is tried out
     values = logged(tmp_path / "run", "dev/norm")
-    assert (
-        list(values) == norm.seen[1:] and len(set(values.values())) == 6 and min(values.values()) == values[5]
-    )
+    assert list(values) == norm.seen[1:] and len(set(values.values())) == 6
+    assert min(values.values()) == values[5]
     assert best_of(tmp_path / "run") == {"step": 5, "metric": "norm", "value": values[5]}
     assert (result.best_step, result.best_value) == (5, values[5])
     assert sorted(logged(tmp_path / "run", "dev/nDCG@10")) == [10, 20, 30]  # by eval_every
@@ -187,51 +184,31 @@ def test_evaluators_have_schedules_of_their_own(tmp_path):
         run(tmp_path / "other", evaluators=[Norm(name="a", every=1.5)])
 
 
+SUM = WeightedSum(parts={"pairs": Contrastive()})
+
+
+def by(metric, *evaluators, **settings):
+    return {"dev_metric": metric or "nDCG@10", "evaluators": list(evaluators)} | settings
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
+        (by("norms", Norm()), "dev_metric is 'norms', but only nDCG@10, RR@10, loss, accuracy, norm are mea"),
+        (by("", Norm(), Norm()), "evaluators Norm and Norm both measure norm: give one a `name`"),
+        (by("", Retrieval(data=None)), "evaluators Retrieval and Retrieval both measure nDCG@10: give"),
+        (by("", Norm), "evaluators must be objects such as Retrieval(...), not <class"),
+        (by("", Norm(name="a", values={2: UserError("no")})), "step 2: evaluator Norm 'a': no; training"),
         (
-            {"evaluators": [Norm()], "dev_metric": "norms"},
-            "dev_metric is 'norms', but only nDCG@10, RR@10, loss, accuracy, norm are measured; did you mean",
+            by("", Norm(values={4: np.nan})),
+            "step 4: evaluator Norm: the metric norm is nan, not a finite number",
         ),
-        ({"evaluators": [Norm(), Norm()]}, "evaluators Norm and Norm both measure norm: give one a `name`"),
-        (
-            {"evaluators": [Retrieval(data=None)]},
-            "evaluators Retrieval and Retrieval both measure nDCG@10: give one a `name`",
-        ),
-        ({"evaluators": [Norm]}, "evaluators must be objects such as Retrieval(...), not <class"),
-        (
-            {"evaluators": [Norm(name="late", values={2: UserError("no more")})]},
-            "step 2: evaluator Norm 'late': no more; training stopped, ",
-        ),
-        (
-            {"evaluators": [Norm(values={4: np.nan})]},
-            "step 4: evaluator Norm: the metric norm is nan; training stopped",
-        ),
-        (
-            {"evaluators": [Norm(values={2: {"loss": 1.0}})]},
-            "step 2: evaluator Norm measures loss, as another evaluator does: give it a `name`; training",
-        ),
-        (
-            {"evaluators": [Norm(values={2: {"n": 1.0}})], "dev_metric": "norm"},
-            "step 2: evaluator Norm measured no norm (dev_metric), only n; training stopped",
-        ),
-        (
-            {"evaluators": [Norm(values={0: {"n": 1.0}})], "dev_metric": "norm"},
-            "tried before the first step: evaluator Norm measured no norm (dev_metric), only n",
-        ),
-        (
-            {"objective": WeightedSum(parts={"pairs": Contrastive()}), "dev_metric": "accuracy"},
-            "tried before the first step: evaluator Loss measured no accuracy (dev_metric), only loss, pair",
-        ),
-        (
-            {"evaluators": [Retrieval(name="none", data=None)]},
-            "evaluator Retrieval 'none': the evaluator has no data: set DEV_SPLIT, or the setting",
-        ),
-        (
-            {"objective": Norm()},
-            "objective must be an Objective of jaxir.objectives.objective, not a",
-        ),
+        (by("", Norm(values={2: {"loss": 1.0}})), "step 2: evaluator Norm measures loss, as another eval"),
+        (by("norm", Norm(values={2: {"n": 1.0}})), "step 2: evaluator Norm measured no norm (dev_metric),"),
+        (by("norm", Norm(values={0: {"n": 1.0}})), "tried before the first step: evaluator Norm measured"),
+        (by("accuracy", objective=SUM), "tried before the first step: evaluator Loss measured no accuracy"),
+        (by("", Retrieval(name="none", data=None)), "evaluator Retrieval 'none': the evaluator has no dat"),
+        (by("", objective=Norm()), "objective must be an Objective of jaxir.objectives.objective, not a"),
     ],
 )
 def test_impossible_evaluators_are_refused(tmp_path, settings, sentence):
@@ -258,9 +235,7 @@ def test_resume_refuses_only_another_choice_of_the_best_checkpoint(tmp_path):
     run(tmp_path / "run", evaluators=[Norm()], steps=10)
     more = Norm(name="more")
     assert run(tmp_path / "run", evaluators=[more], steps=10).step == 10
-    with pytest.raises(
-        UserError, match=r"was trained with dev=nDCG@10 on 21 pairs .* not norm on the model's"
-    ):
+    with pytest.raises(UserError, match=r"with dev=nDCG@10 on 21 pairs .* not norm on the model's"):
         run(tmp_path / "run", evaluators=[Norm()], steps=10, dev_metric="norm")
 
 
@@ -307,7 +282,7 @@ def test_on_cpus_a_batch_is_evaluated_before_the_next_one_begins():
         return jax.lax.fori_loop(0, 10, lambda _, x: jnp.sin(x @ x), x).sum()
 
     rows = {"x": np.ones([24, 1], np.float32)}
-    program = Program(slow, rows, batch_size=8, partitioner=partitioner)
+    program = BatchedFunction(slow, rows, batch_size=8, partitioner=partitioner)
     plan = plan_state(model, optimizer.transform, partitioner)
     program.compile(plan)
     state = initial_state(model, optimizer.transform, plan)

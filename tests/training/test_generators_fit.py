@@ -19,6 +19,7 @@ from jaxir.retrieval.encoding.generator import _generate_function
 from jaxir.train import train
 from jaxir.training import fit as fit_module
 from jaxir.training.evaluators.generation import Generation
+from jaxir.training.evaluators.reading import Reading
 from tests.training.saved_run import log
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -38,9 +39,8 @@ def generator():
 
 @pytest.mark.slow
 def test_train_save_load_write(tmp_path):
-    writer = fit(
-        START, PAIRS, dev=PAIRS, steps=40, batch_size=4, eval_every=20, optimizer=AdamW(learning_rate=3e-2)
-    )
+    settings = {"steps": 40, "batch_size": 4, "eval_every": 20, "optimizer": AdamW(learning_rate=3e-2)}
+    writer = fit(START, PAIRS, dev=PAIRS, **settings)
     assert isinstance(writer, Generator) and writer.spec is None
     assert (writer.settings.passage_max_length, writer.settings.query_max_length) == (24, 16)
     written = writer.generate(PASSAGES, GREEDY)
@@ -60,10 +60,8 @@ def test_defaults_are_those_of_the_recipe(request):
 
 
 def rouge(targets, written) -> float:
-    scorer = RougeScorer(["rougeL"])
-    return float(
-        np.mean([scorer.score(t, w)["rougeL"].fmeasure for t, w in zip(targets, written, strict=True)])
-    )
+    score = RougeScorer(["rougeL"]).score
+    return float(np.mean([score(*pair)["rougeL"].fmeasure for pair in zip(targets, written, strict=True)]))
 
 
 @pytest.mark.slow
@@ -72,9 +70,8 @@ def test_generation_metrics_score_the_models_own_output(generator, tmp_path):
     written = [" ".join(outputs) for outputs in generator.generate(PASSAGES, GREEDY)]
     assert all(written)
     targets = [text if i % 2 else f"{text} and more of it" for i, text in enumerate(written)]
-    (tmp_path / "dev.jsonl").write_text(
-        "".join(json.dumps({"source": s, "target": t}) + "\n" for s, t in zip(PASSAGES, targets, strict=True))
-    )
+    examples = [{"source": s, "target": t} for s, t in zip(PASSAGES, targets, strict=True)]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(example) + "\n" for example in examples))
     data = SourcesAndTargets(path=str(tmp_path / "dev.jsonl"))
     judges = [Generation(data=data, max_new_tokens=8), Generation(data=data, name="cut", max_new_tokens=2)]
     start = dataclasses.replace(START, query_max_length=32)
@@ -101,6 +98,7 @@ def test_generation_metrics_score_the_models_own_output(generator, tmp_path):
             "Generation only evaluates models trained by Seq2Seq, not Contrastive",
         ),
         (START, {"dev": PAIRS, "dev_metric": "nDCG@10"}, "dev_metric is 'nDCG@10', but only loss"),
+        (START, {"evaluators": [Reading(data=None)], "dev_metric": "EM"}, "Reading only evaluates readers"),
     ],
 )
 def test_unavailable_generation_metrics_are_refused(model, settings, sentence):
@@ -109,14 +107,11 @@ def test_unavailable_generation_metrics_are_refused(model, settings, sentence):
     assert "\n" not in str(error.value)
 
 
-HOW = [
-    GREEDY,
-    Decoding(max_new_tokens=8, num_beams=3, num_outputs=2),
-    Decoding(max_new_tokens=8, num_outputs=3, top_k=20),
-]
+BEAMS = Decoding(max_new_tokens=8, num_beams=3, num_outputs=2)
+SAMPLES = Decoding(max_new_tokens=8, num_outputs=3, top_k=20)
 
 
-@pytest.mark.parametrize("how", HOW, ids=["greedy", "beams", "samples"])
+@pytest.mark.parametrize("how", [GREEDY, BEAMS, SAMPLES])
 def test_texts_are_the_same_on_all_devices_and_a_shape_is_compiled_once(how):
     loaded = model_dir.load(START.source, kind="seq2seq")
     texts = [f"{passage} {i}" for i in range(6) for passage in PASSAGES]

@@ -1,10 +1,12 @@
-"""How the loop ends: the records of its last step, numbers that are not finite, signals, unread output."""
+"""How long runs are and how they end: the last step, numbers that are not finite, signals, unread output."""
 
 import functools
 import itertools
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,9 @@ from flax import nnx
 from jaxir.core.errors import UserError
 from jaxir.losses.matryoshka import matryoshka
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.training.step.optimizers import AdamW
+from jaxir.training.step.length import check_length, in_steps, lengthened, steps_of
+from jaxir.training.step.optimizers import Adafactor, AdamW
+from jaxir.training.step.prefetch import AHEAD, prefetch
 from jaxir.training.stopping import StopSignal
 from tests.training.saved_run import log
 from tests.training.tiny_run import Bag, Hooked, pairs, run
@@ -65,7 +69,7 @@ class BlindToDev(Contrastive):
 
 @pytest.mark.parametrize(
     ("objective", "told"),
-    [(Steep(), "the grad_norm is nan.*"), (BlindToDev(), "evaluator Loss: the metric loss is nan")],
+    [(Steep(), "the grad_norm is nan.*"), (BlindToDev(), "evaluator Loss: the metric loss is nan.*")],
 )
 def test_non_finite_gradient_or_dev_loss_ends_the_run_unsaved(tmp_path, objective, told):
     sentence = rf"^step 1: {told}; training stopped, no checkpoint was saved yet$"
@@ -140,3 +144,83 @@ def test_failure_before_the_first_step_leaves_directories_as_they_were(tmp_path)
     with pytest.raises(UserError, match="was trained with"):
         run(tmp_path / "run", steps=4, **wrong)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_no_more_than_a_few_batches_are_made_ahead():
+    made = []
+
+    def numbers():
+        for number in itertools.count():
+            made.append(number)
+            yield number
+
+    with prefetch(numbers(), lambda x: x) as batches:
+        for read in range(1, 4):
+            assert next(batches) == read - 1
+            time.sleep(0.2)
+            # One waits to be put beside the others.
+            assert read + 1 < len(made) <= read + AHEAD + 1 == read + 3
+
+
+def test_prefetch_keeps_order_passes_errors_on_and_ends_its_thread():
+    def numbers():
+        yield from range(5)
+        raise ValueError("the sixth")
+
+    with prefetch(numbers(), lambda x: 10 * x) as batches:
+        assert [next(batches) for _ in range(5)] == [0, 10, 20, 30, 40]
+        with pytest.raises(ValueError, match="the sixth"):
+            next(batches)
+    with prefetch(itertools.count(), lambda x: x) as batches:
+        assert next(batches) == 0
+    assert not [t for t in threading.enumerate() if t.name == "prefetch"]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "pairs", "batch_size", "min_steps", "steps"),
+    [
+        (1, 64, 32, 1, 2),
+        (1, 65, 32, 1, 3),
+        (0.1, 960, 32, 1, 3),
+        (1.1, 100, 10, 1, 11),
+        (2.5, 64, 32, 1, 5),
+        (1, 64, 32, 100, 100),
+    ],
+)
+def test_epochs_in_steps(epochs, pairs, batch_size, min_steps, steps):
+    assert steps_of(epochs, pairs=pairs, batch_size=batch_size, min_steps=min_steps) == steps
+
+
+def test_a_run_that_min_steps_makes_longer_than_its_epochs_has_a_note():
+    of_64 = {"pairs": 64, "batch_size": 32}
+    told = "epochs=0.5 of 64 examples is 1 step at batch_size 32; min_steps makes the run 100 steps long"
+    assert lengthened(0.5, min_steps=100, **of_64).startswith(told)
+    assert lengthened(0.5, min_steps=1, **of_64) is lengthened(None, min_steps=100, **of_64) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "steps", "found"), [(0.1, 30, 3), (0.1, 31, 4), (0.2, 2, 1), (7, 2, 7), (2.0, 9, 2)]
+)
+def test_numbers_below_one_are_shares_of_a_run(value, steps, found):
+    assert in_steps("eval_every", value, steps) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (lambda: check_length(None, None), "steps or epochs must be given"),
+        (lambda: check_length(3, 2.0), "steps is 3 and epochs is 2.0: keep one"),
+        (lambda: in_steps("eval_every", 2.5, 10), "eval_every must be a whole number of steps"),
+        (lambda: steps_of(1e30, pairs=64, batch_size=32, min_steps=1), "epochs=1e.30 of 64 .* at most 2,147"),
+    ],
+)
+def test_impossible_lengths_are_refused(given, sentence):
+    with pytest.raises(UserError, match=sentence):
+        given()
+
+
+@pytest.mark.parametrize("optimizer", [AdamW, Adafactor])
+def test_a_warm_up_may_be_a_share(optimizer):
+    share, told = (optimizer(warmup_steps=steps).build(40).schedule for steps in (0.25, 10))
+    assert [float(share(t)) for t in range(40)] == [float(told(t)) for t in range(40)]
+    optimizer(warmup_steps=0.05).build(1)  # a single step has no warm-up

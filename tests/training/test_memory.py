@@ -11,7 +11,7 @@ from flax import nnx
 from jaxir.core.errors import UserError
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.training import loop
-from jaxir.training.step.memory import HEADROOM, device_memory, fit, memory_of
+from jaxir.training.step.memory import HEADROOM, device_memory, fit_memory, memory_of
 from tests.training import tiny_run
 
 ROWS = 64
@@ -31,7 +31,6 @@ def compile_step():
             done[objective.chunks] = jax.jit(gradient).lower(state).compile()
         return done[objective.chunks]
 
-    compile_step.done = done
     return compile_step
 
 
@@ -42,19 +41,16 @@ def test_takes_the_fewest_chunks_that_fit(compile_step):
     assert sizes[16] < sizes[1] / 2
     for wanted, size in sizes.items():
         limit = int(size / HEADROOM) + 1
-        _, objective, compiled, note = fit(
-            False, Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=limit
-        )
+        how = {"rows": ROWS, "limit": limit}
+        _, objective, compiled, note = fit_memory(False, Contrastive(chunks="auto"), compile_step, **how)
         assert objective == Contrastive(chunks=wanted)
         assert compiled is compile_step(False, objective)
         assert note.startswith(f"{wanted} chunks: ")
 
 
 def test_step_that_never_fits_is_refused(compile_step):
-    with pytest.raises(
-        UserError, match=r"does not fit into 0\.0 GiB per device even with one example per chunk"
-    ):
-        fit(False, Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=10_000)
+    with pytest.raises(UserError, match=r"into 0\.0 GiB per device even with one example per chunk"):
+        fit_memory(False, Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=10_000)
 
 
 def test_headroom_is_kept_and_impossible_chunks_are_not_compiled():
@@ -67,7 +63,7 @@ def test_headroom_is_kept_and_impossible_chunks_are_not_compiled():
 
         how = {"rows": rows, "limit": 1000, "size_of": sizes.get}
         try:
-            return fit(False, Contrastive(chunks="auto"), compile_step, **how)[2], tried
+            return fit_memory(False, Contrastive(chunks="auto"), compile_step, **how)[2], tried
         except UserError:
             return None, tried
 
@@ -87,7 +83,7 @@ def test_fewest_chunks_come_first_and_then_the_quickest_to_recompute():
 
         tried = []
         how |= {"rows": 8, "limit": 1000, "size_of": lambda size: size}
-        remat, objective, _, note = fit("auto", Contrastive(chunks=chunks), compile_step, **how)
+        remat, objective, _, note = fit_memory("auto", Contrastive(chunks=chunks), compile_step, **how)
         return remat, objective.chunks, note.partition(":")[0], len(tried)
 
     assert chosen(1, 8000, 3000, 900) == (True, 1, "remat=True", 3)
@@ -115,10 +111,8 @@ def test_fewest_chunks_come_first_and_then_the_quickest_to_recompute():
 
 def test_donated_buffers_count_once():
     x = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
-    twice, once = (
-        memory_of(jax.jit(lambda x: x + 1.0, donate_argnums=donated).lower(x).compile())
-        for donated in ((), 0)
-    )
+    steps = (jax.jit(lambda x: x + 1.0, donate_argnums=donated) for donated in ((), 0))
+    twice, once = (memory_of(step.lower(x).compile()) for step in steps)
     assert twice - once == 4 << 20
 
 
@@ -138,7 +132,7 @@ def test_the_loop_chooses_what_is_recomputed(tmp_path, capsys, monkeypatch):
     def run(*sizes, **how):
         left = list(sizes)
         monkeypatch.setattr(loop, "device_memory", lambda: 1000)
-        monkeypatch.setattr(loop, "fit", functools.partial(fit, size_of=lambda _: left.pop(0)))
+        monkeypatch.setattr(loop, "fit_memory", functools.partial(fit_memory, size_of=lambda _: left.pop(0)))
         settings = {"steps": 12, "dev": None, "model": tiny_run.bert(**model)}
         result = tiny_run.run(tmp_path / "run", **settings | how)
         assert not left

@@ -74,9 +74,8 @@ def test_run_may_end_within_its_warm_up_if_allowed(warmup_steps):
     expected = [2.0 * (t + 1) / warmup_steps for t in range(10)]
     np.testing.assert_allclose([float(schedule(jnp.int32(t))) for t in range(10)], expected, rtol=1e-6)
     whole = AdamW(learning_rate=2.0, warmup_steps=4, unfinished_warmup=True).build(10).schedule
-    assert [float(whole(t)) for t in range(10)] == [
-        float(linear_schedule(2.0, warmup_steps=4, steps=10)(t)) for t in range(10)
-    ]
+    usual = linear_schedule(2.0, warmup_steps=4, steps=10)
+    assert [float(whole(t)) for t in range(10)] == [float(usual(t)) for t in range(10)]
 
 
 def test_t5x_s_rate_is_its_formula():
@@ -89,10 +88,8 @@ def test_t5x_s_rate_is_its_formula():
     assert float(schedule(0)) == pytest.approx(1e-8)
     assert float(schedule(11)) == pytest.approx(1e-8)  # the factor would make it negative
     # The paper's: from the full rate to 0 when training is over.
-    paper = t5x_schedule(base, warmup_steps=0, steps=8)
-    np.testing.assert_allclose(
-        [float(paper(t)) for t in range(8)], [base * (8 - t) / 8 for t in range(8)], rtol=1e-5
-    )
+    paper = [float(t5x_schedule(base, warmup_steps=0, steps=8)(t)) for t in range(8)]
+    np.testing.assert_allclose(paper, [base * (8 - t) / 8 for t in range(8)], rtol=1e-5)
     warm = t5x_schedule(base, warmup_steps=2, steps=10)
     np.testing.assert_allclose([float(warm(t)) for t in (1, 2, 6, 9)], [5e-4, 1e-3, 5e-4, 1.25e-4], rtol=1e-5)
 
@@ -117,10 +114,8 @@ def test_settings_out_of_range_are_refused(kind, settings, sentence):
 def test_adamw_is_the_equations_with_clipping_and_no_decay_of_biases():
     rng = np.random.default_rng(0)
     params = {"layer": {"kernel": rng.normal(size=(3, 2)), "bias": rng.normal(size=2)}}
-    params = jax.tree.map(lambda x: x.astype(np.float32), params)
-    gradients = [
-        jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params) for _ in range(3)
-    ]
+    params = jax.tree.map(np.float32, params)
+    gradients = [jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape)), params) for _ in range(3)]
     optimizer = AdamW(learning_rate=0.1, warmup_steps=2, weight_decay=0.3, b1=0.8, b2=0.9, clip_norm=0.5)
     found = apply(optimizer, params, gradients)
     expected = jax.tree.map(np.float64, params)
@@ -195,9 +190,8 @@ def test_a_stack_is_what_its_logical_axes_say():
 
 
 def t5(**changes):
-    backbone = T5Config(
-        vocab_size=64, embed_dim=16, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, **changes
-    )
+    sizes = {"vocab_size": 64, "embed_dim": 16, "num_layers": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
+    backbone = T5Config(**sizes, **changes)
     return DualEncoderModel(DualEncoderConfig(backbone=backbone), rngs=nnx.Rngs(0))
 
 
@@ -233,13 +227,11 @@ def test_adafactor_clips_the_global_norm_where_it_is_asked_to():
         {"a": np.float32(rng.normal(size=5)), "b": np.float32(rng.normal(size=(3, 2)))} for _ in range(3)
     )
     norm, other = (float(optax.tree.norm(tree)) for tree in (first, second))
-    large, small = (
-        jax.tree.map(lambda g, k=k: g * np.float32(k / other), second) for k in (1000 * norm, norm)
-    )
+    small = jax.tree.map(lambda g: g * np.float32(norm / other), second)
+    large = jax.tree.map(lambda g: 1000 * g, small)
     clipped = apply(Adafactor(learning_rate=0.1, clip_norm=norm), params, [first, large])
-    expected, unclipped = (
-        apply(Adafactor(learning_rate=0.1), params, [first, gradient]) for gradient in (small, large)
-    )
+    plain = Adafactor(learning_rate=0.1)
+    expected, unclipped = (apply(plain, params, [first, gradient]) for gradient in (small, large))
     for name, value in expected.items():
         assert np.abs(unclipped[name] - value).max() > 1e-3
         np.testing.assert_allclose(clipped[name], value, atol=1e-6)

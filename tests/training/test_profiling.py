@@ -48,10 +48,8 @@ def test_chips_are_known_by_jax_s_names():
 
 def test_chosen_steps_are_traced(tmp_path, capsys):
     assert run(tmp_path / "run", **SETTINGS, profile_steps="3:4").step == 6
-    assert (
-        f"steps 3 to 4 are traced; open them with: xprof {tmp_path / 'run' / 'tensorboard'}\n"
-        in capsys.readouterr().err
-    )
+    told = f"steps 3 to 4 are traced; open them with: xprof {tmp_path / 'run' / 'tensorboard'}\n"
+    assert told in capsys.readouterr().err
     (file,) = (tmp_path / "run").rglob("*.xplane.pb")
     assert file.parent == tmp_path / "run" / "tensorboard" / "plugins" / "profile" / "steps_3_to_4"
     lines = [line for plane in jax.profiler.ProfileData.from_file(str(file)).planes for line in plane.lines]
@@ -106,10 +104,9 @@ from jaxir.training.run.recipe import Recipe
 target = targets.parse("v5e:2x4*2")
 chips = devices.get(target)
 backbone = T5Config(vocab_size=256, embed_dim=128, num_layers=1, num_heads=2, head_dim=64, mlp_dim=128)
+settings = {"optimizer": Adafactor(), "steps": 10, "batch_size": 64}
 planned = program.Planned(
-    recipe=Recipe(
-        model=object(), objective=Contrastive(), data=None, optimizer=Adafactor(), steps=10, batch_size=64
-    ),
+    recipe=Recipe(model=object(), objective=Contrastive(), data=None, **settings),
     config=DualEncoderConfig(backbone=backbone),
     settings=EncoderSettings(query_max_length=8, passage_max_length=16),
     partitioner=MeshConfig(slices=2, fsdp=2).build(chips),

@@ -17,6 +17,10 @@ def groups(**groups) -> dict:
     return {"objective": Sigmoid(), "optimizer": AdamW(groups=groups)}
 
 
+def by(evaluator) -> dict:
+    return {"evaluators": [evaluator]}
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -27,49 +31,25 @@ def groups(**groups) -> dict:
         ({"batch_size": 9}, "^batch_size must be a multiple of the 2 devices that share it, not 9"),
         ({"batch_size": 80}, "^batch_size is 80, but there are only 64 pairs: give a smaller batch_size"),
         ({"log_every": 0}, "^log_every must be a whole number of at least 1, not 0"),
-        (
-            {"profile_steps": "5:9"},
-            "^profile_steps must be the first and the last step to trace, of the run's 5 steps",
-        ),
+        ({"profile_steps": "5:9"}, "^profile_steps must be the first and the last step .* 5 steps"),
         ({"dev_metric": "ndcg@10"}, "^dev_metric is 'ndcg@10', but only nDCG@10, RR@10, loss, accuracy"),
-        (
-            {"dev": pairs(1)},
-            "evaluator Loss: 1 dev pairs are too few for 2 devices: give more",
-        ),
-        (
-            {"data": MeshConfig()},
-            r"data must be training data, such as Pairs\(.* or BeirPairs.*, not MeshConfig\(",
-        ),
-        (
-            {"evaluators": [Loss(data=MeshConfig(), name="x")]},
-            "evaluator Loss 'x': the evaluator's data must be training data, ",
-        ),
+        ({"dev": pairs(1)}, "evaluator Loss: 1 dev pairs are too few for 2 devices: give more"),
+        ({"data": MeshConfig()}, r"data must be training data, such as Pairs\(.*, not MeshConfig\("),
+        (by(Loss(data=MeshConfig(), name="x")), "Loss 'x': the evaluator's data must be training data, "),
         (
             {"num_negatives": 2},
-            "^the dataset was built with query_ids, .* but the objective also needs negative_ids, negative_",
+            "^the dataset was built with query_ids, .* also needs negative_ids, negative_",
         ),
+        (by(Loss(data=pairs(8), name="x", num_negatives=2)), "^evaluator Loss 'x': .* needs .*negative_key"),
         (
-            {"evaluators": [Loss(data=pairs(8), name="x", num_negatives=2)]},
-            "^evaluator Loss 'x': the dataset was built with .* the objective also needs .*negative_key",
-        ),
-        (
-            {"evaluators": [Retrieval(data=pairs(8), name="x", dimensions=[8, 99])]},
-            "have 32 dimensions, fewer than 99",
+            by(Retrieval(data=pairs(8), name="x", dimensions=[8, 99])),
+            "dimensions has 99, but the vectors have only 32",
         ),
         ({"frozen": ["tabel"]}, "frozen: no parameter matches 'tabel'"),
         ({"frozen": ["*"]}, "frozen matches all parameters"),
-        (
-            groups(**{"auxilary.*": {"learning_rate": 0.1}}),
-            r"'auxilary\.\*' matches no parameter",
-        ),
-        (
-            groups(**{"t*": {"learning_rate": 0.1}, "table": {"learning_rate": 0.2}}),
-            r"group 'table': all of its parameters belong to an earlier group, such as table to 't\*'",
-        ),
-        (
-            groups(table={"learning_rat": 0.1}),
-            "optimizer group 'table': no setting 'learning_rat'; did you mean",
-        ),
+        (groups(**{"auxilary.*": {"learning_rate": 0.1}}), r"'auxilary\.\*' matches no parameter"),
+        (groups(**{"t*": {}, "table": {}}), r"'table': all of its .* to an earlier group, .* table to 't\*'"),
+        (groups(table={"learning_rat": 0.1}), "group 'table': no setting 'learning_rat'; did you mean"),
         (groups(table={"learning_rate": -1}), "group 'table': learning_rate must be"),
         (groups(table={"warmup_steps": 9}), "group 'table': warmup_steps must be .* less than the 5 steps"),
     ],
@@ -84,10 +64,7 @@ def test_settings_are_refused_before_anything_is_written(tmp_path, settings, sen
     ("settings", "sentence"),
     [
         ({"parts": {}}, "needs at least one"),
-        (
-            {"parts": {"a": Contrastive()}, "weights": {"b": 1.0}},
-            "names 'b', but the sum only has a",
-        ),
+        ({"parts": {"a": Contrastive()}, "weights": {"b": 1.0}}, "names 'b', but the sum only has a"),
         ({"parts": {"a": Contrastive(chunks="auto")}}, "give a number"),
     ],
 )

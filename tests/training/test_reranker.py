@@ -24,6 +24,7 @@ from jaxir.objectives.seq2seq import Seq2Seq
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.ranking.runs import rank, read_run
+from tests.models.test_cross_encoder import t5_with_pairs
 from tests.training.saved_run import log
 from tests.training.scored import Scored, on_mesh, value_and_grad
 
@@ -91,16 +92,10 @@ def test_reranker_learns_to_rank(folder, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["deberta", "t5_1_1"])
 def test_rerankers_of_other_encoders_learn_to_rank(folder, name, tmp_path):
-    start, run = shutil.copytree(GOLDEN / name, tmp_path / "start"), tmp_path / "run"
-    if name == "t5_1_1":  # with the form for two texts that T5's published tokenizers have
-        content = json.loads((start / "tokenizer.json").read_text())
-        one = json.dumps(content["post_processor"]["single"])
-        content["post_processor"]["pair"] = json.loads(one) + json.loads(one.replace('"A"', '"B"'))
-        (start / "tokenizer.json").write_text(json.dumps(content))
-    assert train(folder, run, "--steps=80", f"--gin.MODEL=hf:{start}") == 0
+    start, run = t5_with_pairs(tmp_path) if name == "t5_1_1" else GOLDEN / name, tmp_path / "run"
+    assert train(folder, run, "--steps=80", model=f"hf:{start}") == 0
     found = rerank(folder, run, tmp_path / "new.trec")
-    first = [rank(answers)[0] == f"d{query[1:]}-0" for query, answers in found.items()]
-    assert np.mean(first) > 0.9
+    assert np.mean([rank(answers)[0] == f"d{query[1:]}-0" for query, answers in found.items()]) > 0.9
 
 
 def rerank(folder, model, output, *more):
@@ -132,20 +127,18 @@ def test_a_reranked_run_has_the_models_scores_of_the_texts(folder, trained, tmp_
 def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, capsys):
     run, deep, held = tmp_path / "run", tmp_path / "deep.trec", folder / "qrels" / "held.tsv"
     shutil.copy(folder / "qrels" / "train.tsv", held)
-    found = {
-        f"q{i}": [*(f"d{(i + n) % 48}-0" for n in (1, 2, 3, 5, 6, 7)), *(f"d{i}-{n}" for n in (1, 2, 3, 0))]
-        for i in range(48)
-    }
-    deep.write_text(
-        "".join(f"{q} Q0 {d} 0 {10 - n} t\n" for q, ids in found.items() for n, d in enumerate(ids))
-    )
+    lines = []
+    for i in range(48):
+        ids = [*(f"d{(i + n) % 48}-0" for n in (1, 2, 3, 5, 6, 7)), *(f"d{i}-{n}" for n in (1, 2, 3, 0))]
+        lines += [f"q{i} Q0 {d} 0 {10 - n} t\n" for n, d in enumerate(ids)]
+    deep.write_text("".join(lines))
     flags = ["--gin_file=gin/evaluators/reranking.gin", "--gin.DEV_RUN_SPLIT=held", "--gin.EVAL_EVERY=2"]
     assert train(folder, run, *flags, f"--gin.DEV_RUN={folder}/run.trec", "--steps=6") == 1
     assert not run.exists() and "at most 4 documents per query, but nDCG@10 and" in capsys.readouterr().err
     flags += [f"--gin.DEV_RUN={deep}", "--gin.DEV_RUN_DEPTH=10", "--steps=6"]
-    assert train(folder, run, *flags, "--gin.CHECKPOINT_EVERY=2", "--gin.LEARNING_RATE=5e-2") == 0
-    lines = log(run)
-    found = {line["step"]: line["dev/nDCG@10"] for line in lines if "dev/nDCG@10" in line}
+    flags += ["--gin.CHECKPOINT_EVERY=2", "--gin.LEARNING_RATE=5e-2"]
+    assert train(folder, run, *flags) == 0
+    found = {line["step"]: line["dev/nDCG@10"] for line in log(run) if "dev/nDCG@10" in line}
     assert found.keys() == {2, 4, 6} and len(set(found.values())) > 1
     best = json.loads((run / "checkpoints/best.json").read_text())
     assert found[best["step"]] == max(found.values()) == best["value"]
@@ -155,7 +148,6 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
     assert scores.values["nDCG@10"] == pytest.approx(best["value"], abs=1e-9)
     # By other judgements the best may be another: the run does not go on with them.
     held.write_text(held.read_text().replace("d7-0", "d7-1"))
-    flags += ["--gin.CHECKPOINT_EVERY=2", "--gin.LEARNING_RATE=5e-2"]
     assert train(folder, run, *flags, "--steps=8") == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert "was trained with dev=nDCG@10 on 48 queries with other content; give the settings" in error
@@ -222,66 +214,62 @@ def test_in_python(folder, tmp_path):
     found = fit(model, pairs, steps=2, batch_size=8, num_negatives=2)  # by default with Reranking()
     assert isinstance(found, CrossEncoder) and found.max_length == 40
     assert found.score([("da de", "da de"), ("da de", "la")]).shape == (2,)
-    run = tmp_path / "run"
-    fit(model, pairs, steps=1, batch_size=8, num_negatives=2, objective=Reranking(), output_dir=run)
-    assert cli.main("jaxir.convert:convert", [f"--source={run}", f"--output={run}.hf", "--format=hf"]) == 0
-    again, trained = (model_dir.load(s, kind="cross_encoder") for s in (f"hf:{run}.hf", str(run)))
-    assert again.fingerprint == trained.fingerprint
+
+
+SUM = WeightedSum(parts={"a": Contrastive(), "b": Reranking()})
+CROSS = PretrainedCrossEncoder
 
 
 @pytest.mark.parametrize(
-    ("kind", "objective", "trains", "given"),
+    ("kind", "objective", "has_dev", "sentence"),
     [
-        (Pretrained, Reranking(), r"Reranking trains a cross-encoder \(it calls score_texts\)", "a dual enc"),
-        (Pretrained, Seq2Seq(source="query", target="passage"), "Seq2Seq trains a generator", "a dual enco"),
-        (PretrainedCrossEncoder, Contrastive(), "Contrastive trains a dual encoder", "a cross-encoder: give"),
         (
             Pretrained,
-            WeightedSum(parts={"a": Contrastive(), "b": Reranking()}),
-            "Reranking trains a cross-encoder",
-            r"a dual encoder: give model=PretrainedCrossEncoder\(...\) \(gin/models/cross_encoder.gin\)",
+            Reranking(),
+            False,
+            r"Reranking trains a cross-encoder \(it calls score_texts\), .* dual e",
         ),
+        (Pretrained, Seq2Seq(source="query", target="passage"), False, "trains a generator.* a dual encoder"),
+        (
+            Pretrained,
+            SUM,
+            False,
+            r"give model=PretrainedCrossEncoder\(...\) \(gin/models/cross_encoder.gin\)",
+        ),
+        (CROSS, Contrastive(), False, "trains a dual encoder .*, but the model is a cross-encoder: give"),
+        (CROSS, Reranking(), True, "Reranking cannot be evaluated on dev pairs: it has neither vectors nor"),
+        (CROSS, QueryReranking(), True, "QueryReranking cannot be evaluated on dev"),
+        (CROSS, WeightedSum(parts={"a": Reranking()}), True, "WeightedSum cannot be evaluated on dev"),
     ],
 )
-def test_an_objective_of_another_kind_of_model_is_refused(folder, kind, objective, trains, given, tmp_path):
+def test_objectives_and_dev_pairs_of_other_models_are_refused(
+    folder, kind, objective, has_dev, sentence, tmp_path
+):
     pairs, model = TevatronPairs(path=str(folder / "mined.jsonl")), kind(source=f"st:{GOLDEN / 'bert'}")
-    with pytest.raises(UserError, match=f"{trains}.*, but the model is {given}"):
-        fit(model, pairs, steps=2, num_negatives=2, objective=objective, output_dir=tmp_path / "run")
+    how = {"num_negatives": 2, "objective": objective, "dev": pairs if has_dev else None}
+    with pytest.raises(UserError, match=sentence):
+        fit(model, pairs, steps=2, **how, output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_dev_pairs_of_a_reranker_are_refused_before_anything_is_written(folder, tmp_path, capsys):
-    run = tmp_path / "run"
-    assert train(folder, run, "--steps=2", "--gin.DEV_SPLIT=train") == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "Reranking cannot be evaluated on dev pairs: it has neither vectors nor a loss for them" in error
-    assert "gin/evaluators/reranking.gin" in error and not run.exists()
-    model = PretrainedCrossEncoder(source=f"st:{GOLDEN / 'bert'}")
-    pairs = TevatronPairs(path=str(folder / "mined.jsonl"))
-    for objective in (Reranking(), QueryReranking(), WeightedSum(parts={"a": Reranking()})):
-        with pytest.raises(UserError, match=f"{type(objective).__name__} cannot be evaluated on dev"):
-            fit(model, pairs, steps=2, num_negatives=2, objective=objective, dev=pairs, output_dir=run)
-    assert not run.exists()
 
 
 def test_reranker_refuses_unsuitable_models_and_settings(folder, trained, capsys, tmp_path):
     with pytest.raises(UserError, match="learns from hard negatives: set num_negatives"):
         Reranking().features(TextFormat(8, 8))
     run = [f"--run={folder}/run.trec", f"--dataset=beir:{folder}", f"--output={tmp_path}/x.trec"]
+    corpus = [f"--input={folder}/corpus.jsonl", f"--output={tmp_path}/e"]
     lacking = tmp_path / "lacking.trec"
     lacking.write_text("q0 Q0 nowhere 1 1.0 t\n")
-    for command, flags, sentence in (
-        ("encode", [f"--model={trained}", f"--input={folder}/corpus.jsonl", f"--output={tmp_path}/e"],
-         "is a cross-encoder, which scores pairs of texts"),
-        ("rerank", [f"--model=st:{GOLDEN / 'bert'}", *run], "no classifier.weight among its weights"),
-        ("rerank", [f"--model={tmp_path}", *run], "no jaxir.json in it"),
-        ("rerank", [f"--model={trained}", f"--run={lacking}", *run[1:]], "lacks 'nowhere', which the run"),
-        ("train", [], "t5_1_1: this tokenizer encodes a text as"),
-    ):  # fmt: skip
-        if command == "train":
-            status = train(folder, tmp_path / "t5", "--steps=2", f"--gin.MODEL=hf:{GOLDEN / 't5_1_1'}")
-        else:
-            status = cli.main(f"jaxir.{command}:{command}", flags)
+    for command, model, flags, sentence in (
+        ("encode", trained, corpus, "is a cross-encoder, which scores pairs of texts"),
+        ("rerank", f"st:{GOLDEN / 'bert'}", run, "no classifier.weight among its weights"),
+        ("rerank", tmp_path, run, "no jaxir.json in it"),
+        ("rerank", trained, [f"--run={lacking}", *run[1:]], "lacks 'nowhere', which the run"),
+    ):
+        status = cli.main(f"jaxir.{command}:{command}", [f"--model={model}", *flags])
         error = capsys.readouterr().err
         assert status == 1 and sentence in error.splitlines()[-1], error
-    assert not (tmp_path / "x.trec").exists() and not (tmp_path / "e").exists()
+    assert train(folder, tmp_path / "t5", "--steps=2", model=f"hf:{GOLDEN / 't5_1_1'}") == 1
+    assert "t5_1_1: this tokenizer encodes a text as" in capsys.readouterr().err.splitlines()[-1]
+    assert train(folder, tmp_path / "run", "--steps=2", "--gin.DEV_SPLIT=train") == 1
+    assert "gin/evaluators/reranking.gin" in capsys.readouterr().err.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["lacking.trec"]

@@ -1,9 +1,10 @@
-"""A resume refuses other data, settings or weights, and directories that are not runs."""
+"""A resume refuses other data, settings or weights, and other directories; run.json marks a run's own."""
 
 import copy
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +13,13 @@ from flax import nnx
 
 from jaxir.core.errors import UserError
 from jaxir.data.batches.array_dataset import ArrayDataset
-from jaxir.interop.model.run_dir import sealed
+from jaxir.interop.model.stored_run import sealed
 from jaxir.models.dual_encoder import DualEncoderModel
+from jaxir.training.run.marker import check_run_dir, mark
 from jaxir.training.run.run_settings import disagreement, model_fingerprint
 from tests.training import tiny_run
-from tests.training.saved_run import saved_steps
-from tests.training.tiny_run import STOPPED, Bag, ToOne, pairs, run
+from tests.training.saved_run import log, saved_steps
+from tests.training.tiny_run import STOPPED, Bag, Hooked, ToOne, pairs, run, stop_at
 
 
 @pytest.mark.parametrize(
@@ -57,13 +59,9 @@ def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tm
     rows = [i for i, key in enumerate(data._tables["passages"].keys) if key.tobytes() not in first]
     for changed in (np.array(rows), np.array(rows[-1:])):  # all the others, and a single one
         other = with_other_passages(data, changed)
-        for a, b in zip(
-            *(next(d.batches(batch_size=8, seed=0)).values() for d in (data, other)), strict=True
-        ):
-            assert np.array_equal(a, b)
-        with pytest.raises(
-            UserError, match=r"was trained on other data: 64 pairs .* with other content; .*another output"
-        ):
+        batches = (next(d.batches(batch_size=8, seed=0)).values() for d in (data, other))
+        assert all(map(np.array_equal, *batches))
+        with pytest.raises(UserError, match=r"on other data: 64 pairs .* with other content; .*another outp"):
             run(tmp_path / "run", data=other, **STOPPED)
     assert run(tmp_path / "run", data=pairs(64), **STOPPED).step == 12
     with pytest.raises(UserError, match="was trained on other data"):  # not "is complete"
@@ -73,6 +71,7 @@ def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tm
 SAVED = {"auxiliary": "2 arrays a", "model": "9 parameters a", "objective": "TSDAE()", "seed": 0}
 OTHER = {"auxiliary": "2 arrays b", "model": "9 parameters b"}
 ARRAYS = {"auxiliary": {"hash": "1 arrays a", "arrays": {"bias": "[] float32"}}}
+NDCG = "nDCG@10 on 21"
 WRITTEN = {"dev": "EM on 8 questions, hash a, written with max_new_tokens=4, num_beams=1"}
 
 
@@ -88,22 +87,10 @@ WRITTEN = {"dev": "EM on 8 questions, hash a, written with max_new_tokens=4, num
         # Earlier versions recorded only a hash of the auxiliary,
         ({"auxiliary": "1 arrays a"}, ARRAYS, None),
         ({"auxiliary": "1 arrays b"}, ARRAYS, "was trained with auxiliary modules that started with other"),
-        (
-            {"auxiliary": "1 arrays b"},
-            {},
-            "was trained with auxiliary modules, but now the objective has none",
-        ),
+        ({"auxiliary": "1 arrays b"}, {}, "was trained with auxiliary modules, but now the objective has"),
         # only the first batch of the data,
-        (
-            {"data": "64 examples 0123456789abcdef"},
-            {"data": "64 pairs"},
-            "was started by an earlier jaxir, which",
-        ),
-        (
-            {"dev": "nDCG@10 on 21 examples 0123456789abcdef"},
-            {"dev": "nDCG@10 on 21 pairs"},
-            "was started by",
-        ),
+        ({"data": "64 examples 0123456789abcdef"}, {"data": "64 pairs"}, "was started by an earlier jaxir,"),
+        ({"dev": f"{NDCG} examples 0123456789abcdef"}, {"dev": f"{NDCG} pairs"}, "was started by an earlier"),
         # distractors with a dev loss,
         ({"dev": "loss on 21 pairs, 40 distractors"}, {"dev": "loss on 21 pairs"}, None),
         ({"dev": "loss on 20 pairs, 40 distractors"}, {"dev": "loss on 21 pairs"}, "was trained with dev="),
@@ -156,15 +143,84 @@ def test_a_run_whose_first_weights_cannot_be_compared_is_resumed(tmp_path, stopp
     assert run(tmp_path / "run", **STOPPED).step == 12
 
 
-def test_directory_of_something_else_is_never_written_to(tmp_path, stopped):
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.txt").write_text("the only copy")
-    with pytest.raises(UserError, match=r"not empty and is not a training run"):
-        run(other)
-    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
-    gone = tmp_path / "gone"
-    shutil.copytree(stopped, gone)
-    shutil.rmtree(gone / "checkpoints")
+def test_run_without_its_checkpoints_is_refused(tmp_path, stopped):
+    shutil.copytree(stopped, tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone" / "checkpoints")
     with pytest.raises(UserError, match=r"the checkpoints of .* are gone"):
-        run(gone, **STOPPED)
+        run(tmp_path / "gone", **STOPPED)
+
+
+def resumed(run_dir: Path, capsys) -> None:
+    """Resumes a run to its end, without a warning."""
+    newest = saved_steps(run_dir)[-1]
+    capsys.readouterr()
+    result = run(run_dir, **STOPPED)
+    assert (result.started_at, result.step) == (newest, 12)
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_damaged_or_foreign_run_json_is_replaced(tmp_path, stopped):
+    whole = (stopped / "run.json").read_bytes()
+    content, path = json.loads(whole), tmp_path / "run.json"
+    of_another_run = json.dumps({"settings": content["settings"], "run": "f" * 16}).encode()
+    changed = whole.replace(b'"seed": 0', b'"seed": 7')
+    for damage in (None, b"", b"\xff\xfe\x00", b"null", changed, of_another_run, whole):
+        path.write_bytes(damage) if damage is not None else path.unlink(missing_ok=True)
+        assert mark(tmp_path, content["settings"], content["run"]) == content["run"]
+        assert path.read_bytes() == whole
+
+
+def test_run_resumes_without_run_json_and_with_a_damaged_best_json(tmp_path, stopped, capsys):
+    run_dir = Path(shutil.copytree(stopped, tmp_path / "run"))
+    before = (run_dir / "run.json").read_bytes()
+    (run_dir / "run.json").unlink()
+    (run_dir / "checkpoints" / "best.json").write_bytes(b"\xff\xfe")
+    resumed(run_dir, capsys)
+    assert (run_dir / "run.json").read_bytes() == before
+    assert json.loads((run_dir / "checkpoints" / "best.json").read_text())["step"] > 0
+
+
+def test_run_of_an_earlier_version_resumes(tmp_path, stopped, capsys):
+    run_dir = Path(shutil.copytree(stopped, tmp_path / "run"))
+    settings = json.loads((run_dir / "run.json").read_text())["settings"]
+    (run_dir / "run.json").write_text(json.dumps({"settings": settings}, indent=2))
+    unnamed = [json.dumps({k: v for k, v in x.items() if k != "run"}) + "\n" for x in log(run_dir)]
+    (run_dir / "log.jsonl").write_text("".join(unnamed))
+    for step in (run_dir / "checkpoints").glob("*/run/metadata"):
+        record = json.loads(step.read_text())
+        kept = {k: v for k, v in record.items() if k in ("step", "dev_value", "settings")}
+        step.write_text(json.dumps(kept))
+    stop_at(run_dir, 10)
+    resumed(run_dir, capsys)
+    assert not (run_dir / "broken").exists()
+    lines = log(run_dir)
+    assert [x["step"] for x in lines if "loss" in x] == list(range(1, 13))
+    assert {x["run"] for x in lines if "run" in x} == {json.loads((run_dir / "run.json").read_text())["run"]}
+
+
+def test_directories_of_other_programs_are_refused(tmp_path):
+    for number, content in enumerate(('{"name": "my sweep"}', "", '{"settings": {"a": 1}, "sha256": ""}')):
+        place = tmp_path / str(number)
+        place.mkdir()
+        (place / "run.json").write_text(content)
+        with pytest.raises(UserError, match=rf"^{place}/run.json is damaged or was not written by"):
+            check_run_dir(place)
+    (place := tmp_path / "model" / "checkpoints" / "3").mkdir(parents=True)
+    (place / "model.pt").touch()
+    with pytest.raises(UserError, match=r"is not empty and is not a training run \(it has no run\.json\)"):
+        check_run_dir(tmp_path / "model")
+    (tmp_path / "model" / "checkpoints" / "4" / "run").mkdir(parents=True)
+    record = {"step": 4, "dev_value": None, "settings": {}}
+    (tmp_path / "model" / "checkpoints" / "4" / "run" / "metadata").write_text(json.dumps(record))
+    check_run_dir(tmp_path / "model")  # its newest checkpoint is jaxir's
+
+
+def test_run_killed_before_its_first_checkpoint_keeps_its_name(tmp_path):
+    run_dir = tmp_path / "run"
+    (run_dir / "checkpoints").mkdir(parents=True)  # killed before run.json was written
+    with pytest.raises(ZeroDivisionError):
+        run(run_dir, data=Hooked(pairs(64), lambda step: step == 2 and 1 / 0), **STOPPED)
+    name = json.loads((run_dir / "run.json").read_text())["run"]
+    assert name in (run_dir / "log.jsonl").read_text()
+    run(run_dir, **STOPPED)
+    assert json.loads((run_dir / "run.json").read_text())["run"] == name

@@ -51,18 +51,10 @@ def train(data, output, *more: str, model: Path = GOLDEN / "seq2seq_1_1") -> int
     return cli.main("jaxir.train:train", [*flags, f"--output_dir={output}", *more])
 
 
-@pytest.fixture(scope="module")
-def trained(data, tmp_path_factory):
-    run = tmp_path_factory.mktemp("runs") / "run"
-    settings = ("--steps=300", "--gin.LEARNING_RATE=1e-2", "--gin.DROPOUT=0.0", "--gin.CHECKPOINT_EVERY=300")
-    assert train(data, run, *settings) == 0
-    return run
-
-
 def generate(data, model, output, *more) -> int:
-    return expand.main(
-        ["generate", f"--model={model}", f"--input={data}/texts.jsonl", f"--output={output}", *more]
-    )
+    flags = {"model": model, "input": f"{data}/texts.jsonl", "output": output}
+    flags |= dict(flag.removeprefix("--").split("=", 1) for flag in more)
+    return expand.main(["generate", *(f"--{name}={value}" for name, value in flags.items())])
 
 
 def records(path):
@@ -70,7 +62,10 @@ def records(path):
 
 
 @pytest.mark.slow
-def test_seq2seq_learns_and_generates_its_targets(data, trained, tmp_path, capsys):
+def test_seq2seq_learns_and_generates_its_targets(data, tmp_path, capsys):
+    settings = ("--steps=300", "--gin.LEARNING_RATE=1e-2", "--gin.DROPOUT=0.0", "--gin.CHECKPOINT_EVERY=300")
+    trained = tmp_path / "run"
+    assert train(data, trained, *settings) == 0
     lines = [x for x in records(trained / "log.jsonl") if "loss" in x]
     assert lines[0]["loss"] > 2 and lines[-1]["loss"] < 0.05 and lines[-1]["token_accuracy"] == 1.0
     out = tmp_path / "out.jsonl"
@@ -89,9 +84,10 @@ def test_seq2seq_learns_and_generates_its_targets(data, trained, tmp_path, capsy
     assert records(tmp_path / "again.jsonl") == expected
 
 
+@pytest.mark.slow
 def test_resume_refuses_other_settings_of_the_written_texts(data, one_layer_seq2seq, tmp_path, capsys):
     settings = ["--gin_file=gin/evaluators/generation.gin", f"--gin.DEV_TARGETS={data}/targets.jsonl"]
-    settings += ["--gin.DEV_METRIC=rougeL", "--gin.EVAL_EVERY=1", "--gin.CHECKPOINT_EVERY=1", "--steps=2"]
+    settings += ["--gin.DEV_METRIC=rougeL", "--gin.EVAL_EVERY=1", "--gin.CHECKPOINT_EVERY=1", "--steps=1"]
     settings += ["--gin.REMAT=False"]
     assert train(data, tmp_path / "run", *settings, "--gin.DEV_NEW_TOKENS=4", model=one_layer_seq2seq) == 0
     capsys.readouterr()
@@ -161,7 +157,7 @@ def damaged(one_layer_seq2seq, tmp_path) -> str:
 def test_logits_that_are_not_finite_are_refused(data, damaged, tmp_path, capsys, flag):
     """They once became a file without outputs."""
     assert generate(data, damaged, tmp_path / "out.jsonl", "--max_new_tokens=4", flag) == 1
-    assert f"error: model {damaged} gives logits that are not finite" in capsys.readouterr().err
+    assert f"error: model {damaged} returns logits that are not finite" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -235,12 +231,8 @@ def test_two_processes_share_the_texts_and_one_finishes_what_they_began(tmp_path
             free.bind(("127.0.0.1", 0))
             run = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free.getsockname()[1]}", "JAX_NUM_PROCESSES": "2"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return [
-            subprocess.Popen(
-                command(texts, output), env=os.environ | run | {"JAX_PROCESS_ID": str(i)}, **pipes
-            )
-            for i in range(2)
-        ]
+        envs = [os.environ | run | {"JAX_PROCESS_ID": str(i)} for i in range(2)]
+        return [subprocess.Popen(command(texts, output), env=env, **pipes) for env in envs]
 
     first, second = start()
     told = [process.communicate(timeout=200) for process in (first, second)]
@@ -261,27 +253,17 @@ def test_two_processes_share_the_texts_and_one_finishes_what_they_began(tmp_path
     assert output.read_bytes() == whole.read_bytes() and not unfinished.exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--num_outputs=3"], "3 outputs per text need sampling"),
-        (["--model=hf:" + str(GOLDEN / "bert")], "model_type 'bert' is not a generator"),
-        (["--input=nowhere.jsonl"], "nowhere.jsonl"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(data, tmp_path, capsys, flags, sentence):
-    given = {"--model": f"hf:{GOLDEN / 'seq2seq_1_1'}", "--input": f"{data}/texts.jsonl"}
-    given |= dict(flag.split("=", 1) for flag in flags)
-    arguments = [f"{name}={value}" for name, value in given.items()]
-    assert expand.main(["generate", *arguments, f"--output={tmp_path}/out.jsonl"]) == 1
-    error = capsys.readouterr().err
-    assert sentence in error and error.startswith("error: ") and error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_file_of_something_else_is_not_replaced(data, tmp_path, capsys):
-    other = tmp_path / "mine.jsonl"
+def test_bad_input_is_refused_in_one_sentence(data, tmp_path, capsys):
+    model, other = f"hf:{GOLDEN / 'seq2seq_1_1'}", tmp_path / "mine.jsonl"
     other.write_text('{"_id": "1", "text": "dear"}\n')
-    assert generate(data, "hf:nowhere", other) == 1
-    assert "is not a file of outputs" in capsys.readouterr().err and "dear" in other.read_text()
+    for given, output, flags, sentence in (
+        (model, tmp_path / "out.jsonl", ["--num_outputs=3"], "num_outputs is 3, but num_beams is 1"),
+        (f"hf:{GOLDEN / 'bert'}", tmp_path / "out.jsonl", [], "model_type 'bert' is not a generator"),
+        (model, tmp_path / "out.jsonl", ["--input=nowhere.jsonl"], "nowhere.jsonl"),
+        ("hf:nowhere", other, [], "is not a file of outputs"),
+    ):
+        assert generate(data, given, output, *flags) == 1
+        error = capsys.readouterr().err
+        assert sentence in error and error.startswith("error: ") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [other] and "dear" in other.read_text()
     assert expand.main([]) == 2

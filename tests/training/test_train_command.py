@@ -1,6 +1,5 @@
 """`python -m jaxir.train`, with shipped gin files and real model and data files."""
 
-import json
 import re
 
 import jax.numpy as jnp
@@ -31,14 +30,8 @@ def flags(folder, one_layer) -> list[str]:
 
 def test_a_run_is_a_model_that_its_config_repeats(tmp_path, flags, one_layer, capfd):
     run = tmp_path / "run"
-    typed = [
-        *flags,
-        "--steps=12",
-        "--eval_every=0.5",
-        "--seed=3",
-        "--log_every=1",
-        "--gin.CHECKPOINT_EVERY=0.5",
-    ]
+    typed = [*flags, "--steps=12", "--eval_every=0.5", "--seed=3", "--log_every=1"]
+    typed.append("--gin.CHECKPOINT_EVERY=0.5")
     assert train(*typed, f"--output={run}") == 0
     captured = capfd.readouterr()
     assert f"{run} is complete: 12 steps; best nDCG@10" in captured.out
@@ -58,7 +51,8 @@ def test_a_run_is_a_model_that_its_config_repeats(tmp_path, flags, one_layer, ca
         assert f"train.train.{line}" in config
     assert [line for line in config if ".steps =" in line] == ["train.train.steps = 12"]
     assert not any("output_dir" in line for line in config)
-    assert train(f"--gin_file={run}/config.gin", f"--output_dir={tmp_path}/again") == 0
+    # 2.4 epochs of 5 steps are 12 steps, too; they replace `steps` and MIN_STEPS.
+    assert train(f"--gin_file={run}/config.gin", f"--output_dir={tmp_path}/again", "--epochs=2.4") == 0
     assert losses(tmp_path / "again") == losses(run) and len(losses(run)) == 12 + 2
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"6", "12", "best.json"}
 
@@ -80,10 +74,7 @@ def test_a_run_is_a_model_that_its_config_repeats(tmp_path, flags, one_layer, ca
 @pytest.mark.parametrize(
     ("flag", "sentence"),
     [
-        (
-            "--gin.Contrastive.chunks=3",
-            "2 examples on each of the 4 devices that share it cannot be",
-        ),
+        ("--gin.Contrastive.chunks=3", "2 examples on each of the 4 devices that share it cannot be"),
         ("--gin.LOG_EVERY=many", "must be a whole number of at least 1, not 'many'"),
         ("--gin.AdamW.learning_rate=1e999", "learning_rate must be a number of at least 0, not inf"),
         ("--gin.TEMPERATURE=0", "TEMPERATURE must be a number above 0, not 0"),
@@ -98,17 +89,7 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys, f
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_epochs_and_shares_of_a_run_are_counted_in_steps(tmp_path, flags, capfd):
-    """An epoch of 40 pairs is 5 steps."""
-    run = tmp_path / "run"
-    flags = [*flags, "--gin.LOG_EVERY=1", f"--output_dir={run}"]
-    assert train(*flags, "--epochs=2") == 0  # replaces MIN_STEPS of the file
-    assert "run is complete: 10 steps; best nDCG@10" in capfd.readouterr().out
-    assert [dev is not None for _, dev in losses(run)].count(True) == 5
-    best = json.loads((run / "checkpoints" / "best.json").read_text())["step"]
-    assert {p.name for p in (run / "checkpoints").iterdir()} == {"best.json", str(best), "10"}
-    assert train(*flags, "--epochs=2") == 0
-    assert "was already complete: 10 steps" in capfd.readouterr().out
-    assert train(*flags, "--epochs=1") == 1
-    assert "steps" in capfd.readouterr().err
+def test_an_unknown_tracker_is_refused(tmp_path, flags, capsys):
+    assert train(*flags, f"--output_dir={tmp_path}/run", "--trackers=wandb,csv") == 2
+    said = "error: --trackers must be a list, each 'wandb' or 'trackio', not ['wandb', 'csv']\n"
+    assert capsys.readouterr().err == said

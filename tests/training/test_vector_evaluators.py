@@ -22,14 +22,8 @@ from tests.training.saved_run import log
 from tests.training.tiny_run import ToOne
 
 WORDS = ["da de di", "ha he hi", "la le li", "ma me mi"]
-RATED = [
-    "5\tda de\tda de di",
-    "3\tha he\tha ha he he",
-    "4\tla\tla le",
-    "1\tma me\tda",
-    "0.5\tra\tla me",
-    "2\tsa\tse",
-]
+RATED = ["5\tda de\tda de di", "3\tha he\tha ha he he", "4\tla\tla le", "1\tma me\tda"]
+RATED += ["0.5\tra\tla me", "2\tsa\tse"]
 WANTED = {"wanted": "R@10 CappedR@1 P@10", "identical_ids": "drop"}
 
 
@@ -59,10 +53,10 @@ def write_collection(folder):
 
 
 def write_tasks(folder):
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(1)
     for file, words in zip(TASKS["CR"].files, (WORDS[:2], WORDS[2:]), strict=True):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        rows = [" ".join(rng.choice(" ".join([*words, *WORDS]).split(), 4)) for _ in range(20)]
+        rows = [" ".join(rng.choice(" ".join([*words, *words, *WORDS]).split(), 8)) for _ in range(100)]
         (folder / file).write_text("\n".join(rows) + "\n")
 
 
@@ -115,9 +109,8 @@ def test_sts_in_the_loop_is_sts_of_the_encoder(judged):
 def test_search_in_the_loop_is_search_of_the_encoder(judged):
     place, encoder, value = judged
     corpus = place / "corpus"
-    dropped = {"metrics": WANTED["wanted"], "identical_ids": "drop"}
-    for name, how in (("", dropped), ("kept/", {"metrics": "R@10 P@10"})):
-        metrics, how = how["metrics"], {k: v for k, v in how.items() if k != "metrics"}
+    dropped = {"identical_ids": "drop"}
+    for name, metrics, how in (("", WANTED["wanted"], dropped), ("kept/", "R@10 P@10", {})):
         values = evaluate_collection(encoder, read_collection(corpus, "dev"), metrics, **how).values
         found = {metric: value(f"{name}{metric}") for metric in values}
         assert found == pytest.approx(values, abs=1e-6) and 0 < values["R@10"] < 1

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.features import Features, Key, Numbers, TokenCounts, Tokens, fields_of
+from jaxir.core.features import Features, Key, Numbers, PromptTokens, TokenCounts, Tokens, fields_of
 from jaxir.data.batches.batch_plan import Batch, Batching, Plan, choose, in_one_order, mark_duplicates
 from jaxir.data.text.truncation import Truncation
 
@@ -28,6 +28,7 @@ class Dataset(abc.ABC):
       order_depends_on_parts: whether the batches depend on the number of processes.
       tokenizer_fingerprint: fingerprint of the tokenizer that made the ids; None if unknown.
       truncation: counts of truncated texts, by the name of `Tokens.table`; empty if unknown.
+      own_prompts: whether texts have other prompts than the model's.
     """
 
     num_examples: int
@@ -36,6 +37,7 @@ class Dataset(abc.ABC):
     order_depends_on_parts: bool = False
     tokenizer_fingerprint: str | None = None
     truncation: Mapping[str, Truncation] = {}
+    own_prompts: bool = False
 
     def batches(
         self,
@@ -165,6 +167,8 @@ class ExampleDataset(Dataset):
                 batch[name] = block.keys(feature.field, items)
             elif isinstance(feature, Numbers):
                 batch[name] = block.values(feature.field, items)
+            elif isinstance(feature, PromptTokens):
+                batch[name] = np.full(len(examples), feature.value, np.int32)
             else:
                 batch[name] = block.ids(feature.field, items, feature.length)
         return mark_duplicates(batch, self.features)

@@ -137,7 +137,7 @@ class RecordDataset(ExampleDataset):
         try:
             block = Block(self._files.__getitems__(examples.tolist()), self._written)
             if (block.numbers != examples).any():
-                raise ValueError("its record files were renamed")
+                raise ValueError("a record file has the name of another")
             return block
         except (ValueError, IndexError, RuntimeError, OSError) as error:  # ArrayRecord raises all of these
             words = " ".join(str(error).split())
@@ -160,10 +160,12 @@ class _Steps:
 def _check_same(directory: Path, name: str, saved: Tokens | Numbers, wanted: Tokens | Numbers) -> None:
     """Raises UserError if a field was stored in another form than `wanted`; only the count may differ."""
     if (saved.count is None) != (wanted.count is None) or type(saved) is not type(wanted):
-        raise UserError(f"{directory} has another type of value in the field {name!r}; {REMAKE}")
+        raise UserError(
+            f"{directory} has other values in the field {name!r} than the objective reads; {REMAKE}"
+        )
     was, now = (dataclasses.asdict(field) for field in (saved, wanted))
     for part in was:
         if part != "count" and was[part] != now[part]:
             raise UserError(
-                f"{directory} was made with {name} {part} {was[part]!r}, not {now[part]!r}; {REMAKE}"
+                f"{directory} was made with {part} {was[part]!r} of {name}, not {now[part]!r}; {REMAKE}"
             )

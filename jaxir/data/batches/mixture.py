@@ -1,4 +1,9 @@
-"""Training on several datasets: each batch comes from one dataset, or holds examples of all datasets."""
+"""Training on several datasets: each batch comes from one dataset, or holds examples of all datasets.
+
+Rates decide how often a dataset is used. They are given, or follow from the datasets' sizes n by a
+temperature T: p_i = n_i^(1/T) / sum_j n_j^(1/T) (Raffel et al. 2020, "Exploring the Limits of Transfer
+Learning with a Unified Text-to-Text Transformer", section 3.5.2; Xue et al. 2021, "mT5", has alpha = 1/T).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,8 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TokenCounts
-from jaxir.data.batches.batch_plan import Batch, Batching, uniforms
+from jaxir.core.values import Positive, check_value
+from jaxir.data.batches.batch_plan import Batch, Batching
 from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_data import TextData
 from jaxir.data.formats.lines import OnBadInput
@@ -18,7 +24,9 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.data.text.truncation import Truncation
 from jaxir.storage import fingerprints
 
-_DRAW_AT_ONCE = 1 << 16
+_STEPS_AT_ONCE = 1 << 16  # number of steps of an epoch that are computed at once
+_SMALLEST_BLOCK = 100  # steps in which rates are met; few, so that short runs meet them, too
+_LARGEST_BLOCK = 1 << 20  # steps whose order is held in memory (4 MB)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,40 +38,60 @@ class Mixture(TextData):
 
     Attributes:
       sources: the sources, such as BeirPairs(...) or MultiReqaPairs(...).
-      rates: relative sampling rate of each source; None: the source's number of pairs.
+      rates: relative number of batches of each source; None: each epoch has all batches of each source.
+      temperature: instead of `rates`, makes a source of n pairs as frequent as n^(1/temperature). 1 is
+        proportional to n; the larger the temperature, the more equal are the sources.
       mix_within_batch: whether every batch holds pairs of all sources instead, in a fixed proportion. Texts
         of two sources with the same id are then treated as one text, so a negative may be lost.
     """
 
     sources: Sequence[TextData]
     rates: Sequence[float] | None = None
+    temperature: Positive | None = None
     mix_within_batch: bool = False
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> MixtureDataset:
         """Builds the dataset of every source.
 
         Raises:
-          UserError: there is no source, or `rates` does not have one positive number per source.
+          UserError: there is no source, `rates` does not have one positive number per source, or
+            `temperature` is not positive or given together with `rates`.
         """
+        check_value("the mixture's temperature", self.temperature, Positive | None)
+        if self.rates is not None and self.temperature is not None:
+            raise UserError("a mixture has rates or a temperature, not both: leave one of them out")
         names = [f"source {number} of the mixture" for number in range(1, len(self.sources) + 1)]
         if not names:
-            raise UserError("a mixture needs at least one source")
+            raise UserError("a mixture needs at least one source: add one to sources")
         if self.rates is not None and len(self.rates) != len(names):
-            raise UserError(f"the mixture's {len(names)} sources have {len(self.rates)} rates: give one each")
+            raise UserError(
+                f"the mixture's {len(names)} sources have {len(self.rates)} rates: give one rate per source"
+            )
         for name, rate in zip(names, self.rates or (), strict=False):
             if not (rate > 0 and np.isfinite(rate)):
                 raise UserError(f"{name}: the rate must be a positive number, got {rate}")
         built = [source.dataset(tokenizer, features, on_bad_input) for source in self.sources]
+        rates = self.rates
+        if self.temperature is not None:
+            rates = rates_at(self.temperature, [dataset.num_examples for dataset in built])
         return MixtureDataset(
-            dict(zip(names, built, strict=True)), rates=self.rates, mix_within_batch=self.mix_within_batch
+            dict(zip(names, built, strict=True)), rates=rates, mix_within_batch=self.mix_within_batch
         )
+
+
+def rates_at(temperature: float, sizes: Sequence[int]) -> list[float]:
+    """Returns the rates n^(1/temperature) of datasets with `sizes` n, divided by their sum."""
+    logarithms = np.log(np.array(sizes, np.float64))
+    powers = np.exp((logarithms - logarithms.max()) / temperature)
+    return (powers / powers.sum()).tolist()
 
 
 class MixtureDataset(Dataset):
     """A dataset whose batches come from several datasets. Created by `Mixture.build`.
 
-    With rates, the dataset of each step is drawn at random. Without rates, each epoch of the mixture has
-    every full batch of every dataset once, in random order.
+    With rates, each block of steps has the datasets' shares of its batches in random order; see `_Rates`.
+    Without rates, each epoch of the mixture has every full batch of every dataset once, in random order. A
+    dataset's batches run through its own shuffled epochs.
     """
 
     def __init__(
@@ -79,10 +107,13 @@ class MixtureDataset(Dataset):
         self._mix_within_batch = mix_within_batch
         self.num_examples = int(self._sizes.sum())
         self.order_depends_on_parts = any(d.order_depends_on_parts for d in self._datasets)
+        self.own_prompts = any(d.own_prompts for d in self._datasets)
         self.features = self._datasets[0].features
 
     def __repr__(self) -> str:
-        parts = (f"{name} {size:,}" for name, size in zip(self._names, self._sizes, strict=True))
+        parts = [f"{name} {size:,}" for name, size in zip(self._names, self._sizes, strict=True)]
+        if self._rates is not None:
+            parts = [f"{part} ({rate:.2%})" for part, rate in zip(parts, self._rates, strict=True)]
         return f"MixtureDataset({self.num_examples:,} pairs: {', '.join(parts)})"
 
     @property
@@ -90,13 +121,15 @@ class MixtureDataset(Dataset):
         """A hash of the datasets' fingerprints, their order and how they are mixed."""
         rates = None if self._rates is None else self._rates.tolist()
         parts = [d.fingerprint for d in self._datasets]
-        found = fingerprints.of_values(parts, rates, self._mix_within_batch)[: fingerprints.DIGITS]
+        how = [] if rates is None or self._mix_within_batch else ["in blocks"]  # formerly drawn step by step
+        found = fingerprints.of_values(parts, rates, self._mix_within_batch, *how)[: fingerprints.DIGITS]
         return f"{self.num_examples} pairs of {len(self._datasets)} data sets, hash {found}"
 
     def batched(self, how: Batching) -> Iterator[Batch]:
         mine, count = how.share, len(self._datasets)
         if self._mix_within_batch and how.batch_size > 1:
-            # Every process assembles the global batch: a dataset's part may not divide by the process count.
+            # Every process assembles the global batch, because the number of processes may not divide a
+            # dataset's part of the batch.
             whole = how._replace(process_index=0, process_count=1)
             sizes = self._quotas(how.batch_size)
             return _packed(self._opened(whole, sizes, [how.start_step] * count), mine)
@@ -134,7 +167,8 @@ class MixtureDataset(Dataset):
 
     def with_lengths(self, lengths: Mapping[str, int]) -> MixtureDataset:
         found = copy.copy(self)
-        # All datasets get equal lengths: one that cannot be shortened has its lengths as `needed_lengths`.
+        # All datasets get equal lengths. A dataset that cannot be shortened reports its own lengths in
+        # `needed_lengths`.
         found._datasets = [dataset.with_lengths(lengths) for dataset in self._datasets]
         found.features = found._datasets[0].features
         return found
@@ -143,10 +177,16 @@ class MixtureDataset(Dataset):
         counts = [dataset.token_counts(field, vocab_size) for dataset in self._datasets]
         return TokenCounts(*map(sum, zip(*counts, strict=True)))
 
-    def _schedule(self, batch_size: int, seed: int) -> _Epochs | _Draws:
+    def _schedule(self, batch_size: int, seed: int) -> _Epochs | _Rates:
         if self._rates is None:
             return _Epochs(np.maximum(self._sizes // batch_size, 1), seed)
-        return _Draws(self._rates, seed)
+        for name, rate in zip(self._names, self._rates, strict=True):
+            if rate * _LARGEST_BLOCK < 2:
+                raise UserError(
+                    f"{name}: its share of the batches is {rate:.2g}, less than one in"
+                    f" {_LARGEST_BLOCK // 2:,}: give a higher rate or temperature, or leave it out"
+                )
+        return _Rates(self._rates, seed)
 
     def _quotas(self, batch_size: int) -> list[int]:
         """Returns each dataset's number of pairs per batch, rounded by the largest remainder method."""
@@ -190,26 +230,38 @@ class _Epochs:
         return counts + (np.bincount(self(steps - rest, rest), minlength=datasets) if rest else 0)
 
 
-class _Draws:
-    """Maps steps to datasets, which are drawn at random by their rates."""
+class _Rates:
+    """Maps steps to datasets by their rates p: after n blocks of b steps, dataset i has had n b p_i batches.
+
+    The numbers are rounded so that they add up to n b; each is off by less than 1, however many blocks there
+    are. Each block has its own random order.
+    """
 
     def __init__(self, rates: np.ndarray, seed: int):
-        self._seed, self._upper = seed, np.cumsum(rates)[:-1]
+        self._seed, self._upper = seed, np.append(np.cumsum(rates)[:-1], 1.0)
+        # With one batch of each dataset in a block, no rounded number shrinks from one block to the next.
+        self._block = max(_SMALLEST_BLOCK, int(np.ceil(1 / rates.min())) + 1)
 
     def __call__(self, first: int, count: int) -> np.ndarray:
-        steps = np.arange(first, first + count, dtype=np.int64)
-        return np.searchsorted(self._upper, uniforms(self._seed, steps), side="right").astype(np.int32)
+        """Returns int [1 to `count`]: the dataset of each step from `first` on, up to the block's end."""
+        block, at = divmod(first, self._block)
+        counts = self._up_to(block + 1) - self._up_to(block)
+        order = np.repeat(np.arange(len(counts)), counts)
+        return np.random.default_rng([self._seed, block]).permutation(order)[at : at + count]
 
     def count(self, steps: int, datasets: int) -> np.ndarray:
-        counts = np.zeros(datasets, np.int64)
-        for first in range(0, steps, _DRAW_AT_ONCE):
-            counts += np.bincount(self(first, min(_DRAW_AT_ONCE, steps - first)), minlength=datasets)
-        return counts
+        block, rest = divmod(steps, self._block)
+        return self._up_to(block) + np.bincount(self(steps - rest, rest), minlength=datasets)
+
+    def _up_to(self, block: int) -> np.ndarray:
+        """Returns int64 [datasets]: the number of batches of each dataset before block `block`."""
+        ends = np.floor(block * self._block * self._upper + 0.5).astype(np.int64)
+        return np.diff(ends, prepend=0)
 
 
-def _alternating(parts: Sequence[Iterator[Batch]], schedule: _Epochs | _Draws, step: int) -> Iterator[Batch]:
+def _alternating(parts: Sequence[Iterator[Batch]], schedule: _Epochs | _Rates, step: int) -> Iterator[Batch]:
     while True:
-        of_steps = schedule(step, _DRAW_AT_ONCE)
+        of_steps = schedule(step, _STEPS_AT_ONCE)
         for dataset in of_steps:
             yield next(parts[dataset])
         step += len(of_steps)

@@ -46,7 +46,7 @@ class RecordReader:
         self._count = 0
 
     def arrays(self, records: Iterable[Record]) -> RecordArrays:
-        """Returns the arrays of `records`; example numbers in errors continue those of earlier calls."""
+        """Returns the arrays of `records`; example numbers in errors go on from earlier calls."""
         columns: dict[str, list[Any]] = {name: [] for name in self._fields}
         offsets = [0]
         for record in records:

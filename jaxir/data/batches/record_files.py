@@ -220,7 +220,7 @@ class Block:
         self._head = self._words[self._at[:, None] + np.arange(_HEAD)]
         self.counts = self._head[:, 4].astype(np.int64)
         if (self._head[:, :2] != np.frombuffer(bytes.fromhex(written.tag), "<i4")).any():
-            raise ValueError("it has a record file of another directory")
+            raise ValueError("it contains a record file of another directory")
 
     @property
     def numbers(self) -> np.ndarray:

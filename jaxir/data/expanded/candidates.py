@@ -207,7 +207,7 @@ def check_corpus(corpus: str | Path | None, *, reads: bool) -> None:
             "this reranker also reads the first passage that each query finds: give --corpus=corpus.jsonl"
         )
     if corpus is not None and not reads:
-        raise UserError("this reranker reads only queries, no passages: leave the corpus out")
+        raise UserError("this reranker reads only queries, no passages: leave --corpus out")
 
 
 def check_unexpanded(queries: str | Path) -> None:
@@ -215,8 +215,8 @@ def check_unexpanded(queries: str | Path) -> None:
     for first in itertools.islice(parsed_lines(queries, lambda line, _: json_object(line), "stop"), 1):
         if "outputs" in first:
             raise UserError(
-                f"{queries} has expanded queries, but a reader needs the original questions: give their file,"
-                " and with --run the run of the expanded queries"
+                f"{queries} has expanded queries, but a reader needs the original questions: give the file of"
+                " questions, and with --run the run of the expanded queries"
             )
 
 

@@ -19,9 +19,10 @@ from jaxir.data.expanded.expanded_dataset import DocumentQueries, ExpandedDatase
 from jaxir.data.expanded.joining import Joiner
 from jaxir.data.expanded.rouge import Words
 from jaxir.data.expanded.selection import Curriculum, First, Gold, Selection
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.formats.expansions import read_expansions
 from jaxir.data.formats.lines import OnBadInput
-from jaxir.data.formats.sources import BeirFolder, folded, key_digest, read_corpus
+from jaxir.data.formats.sources import folded, key_digest, read_corpus
 from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.storage.files import local_path
@@ -117,7 +118,10 @@ class ExpandedPairs(TextData):
                 " therefore have no generated queries: give the corpus of the pairs"
             )
         if not counts.any():
-            raise UserError(f"{self.expansions} has no query for any of the pairs' documents: give theirs")
+            raise UserError(
+                f"{self.expansions} has no query for any of the pairs' documents: give the file generated for"
+                " them"
+            )
         alone = int(np.sum(counts == 0))
         if alone and not isinstance(self.selection, Gold):
             print(
@@ -215,7 +219,7 @@ def _expanded_features(features: Features) -> tuple[list[str], str]:
     queries = [name for name, feature in tokens.items() if feature.table == "queries"]
     if not passages or not queries:
         raise UserError(
-            "ExpandedPairs needs an objective that reads queries and passages, such as in_batch_softmax; this"
-            " objective does not"
+            "ExpandedPairs needs an objective that reads queries and passages, such as in_batch_softmax: use"
+            " such an objective"
         )
     return passages, queries[0]

@@ -116,8 +116,10 @@ def selection_of(
 ) -> Selection:
     """Returns a selection by name: a curriculum of `groups`, or the top or bottom `k`."""
     if groups != Curriculum.groups and name != "curriculum":
-        raise UserError(f"groups={groups} only applies to the selection 'curriculum', not to {name!r}")
+        raise UserError(
+            f"groups={groups} only applies to the selection 'curriculum', not to {name!r}: omit it"
+        )
     if k != Top.k and name not in ("top", "bottom"):
-        raise UserError(f"k={k} only applies to the selections 'top' and 'bottom', not to {name!r}")
+        raise UserError(f"k={k} only applies to the selections 'top' and 'bottom', not to {name!r}: omit it")
     made = {"curriculum": Curriculum(groups), "random": Random(), "top": Top(k), "bottom": Bottom(k)}
     return (made | {"first": First(), "gold": Gold()})[name]

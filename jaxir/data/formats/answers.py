@@ -47,7 +47,7 @@ def read_answers(path: str | Path) -> dict[str, list[str]]:
 def read_written(path: str | Path) -> dict[str, str]:
     """Reads the first output of each query; "" for a query without outputs.
 
-    The lines are those of `jaxir.read` and `jaxir.expand generate`: {"_id": ..., "outputs": [text, ...]}.
+    Lines are as `jaxir.read` and `jaxir.expand generate` write them: {"_id": ..., "outputs": [text, ...]}.
     """
     found: dict[str, str] = {}
 

@@ -38,7 +38,7 @@ def json_array(path: str | Path) -> Iterator[tuple[int, Any]]:
         yield window.item()
     window.expect("]", "the JSON array has no end")
     if window.peek():
-        raise BadInputError(path, window.line, "text after the end of the JSON array")
+        raise BadInputError(path, window.line, "there is text after the end of the JSON array: remove it")
 
 
 class _Window:
@@ -72,7 +72,9 @@ class _Window:
                 line = self.line + self._text.count("\n", self._at, error.pos)
                 if cut and self._more():
                     continue
-                raise BadInputError(self._path, line, f"not valid JSON ({error.msg})") from error
+                raise BadInputError(
+                    self._path, line, f"not valid JSON ({error.msg}): correct the file"
+                ) from error
             line = self.line
             self._advance(end - self._at)
             return line, item

@@ -66,7 +66,7 @@ class OnBadInput:
         self.skipped: collections.Counter[str] = collections.Counter()
         self.noted: collections.Counter[str] = collections.Counter()
         self._first: dict[str, str] = {}
-        # {kind: (PATH:LINE, detail) of odd records}. Sets, because some files are read several times.
+        # Kind -> set of (PATH:LINE, detail) of odd records. A set, because some files are read several times.
         self._odd: dict[str, set[tuple[str, str]]] = {}
 
     def record(self, path: str | Path, line: int | None, kind: str, detail: str = "") -> None:
@@ -184,7 +184,7 @@ def parsed(
                 usable = True
                 yield record
         if not usable:
-            raise BadInputError(path, None, "the file has no usable record")
+            raise BadInputError(path, None, "the file has no usable record; correct it, or give another")
 
 
 def json_object(line: str) -> dict[str, Any]:

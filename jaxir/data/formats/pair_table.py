@@ -75,7 +75,10 @@ class PairTable:
         named = {k: v for k, v in columns._asdict().items() if v is not None}
         self._table = Table(path, numbered=bool(named) and all(name.isdigit() for name in named.values()))
         self.path = self._table.path
-        self.columns = _find_columns(self._table, named, prefix)
+        plain = ""
+        if self._table.kind in ("tsv", "csv"):
+            plain = f' (for a file without a header line: {prefix}query="1" {prefix}passage="2")'
+        self.columns = find_columns(self.path, self._table.columns, named, prefix, plain)
         self._ids = Ids()
         self.unused = [c for c in self._table.columns if c not in self.columns.values()]
 
@@ -112,7 +115,7 @@ class PairTable:
                     seen.update([pair, *(hash((pair, n.contents)) for n in new)])
                     yield Pair(query, passage, new)
         if not seen:
-            raise BadInputError(self.path, None, "the file has no usable record")
+            raise BadInputError(self.path, None, "the file has no usable record; correct it, or give another")
 
     def _parse(self, record: Mapping[str, Any], line: int) -> tuple[Query, list[Document], list[Document]]:
         def field(name: str) -> str:
@@ -209,20 +212,24 @@ def _words(*texts: str) -> int:
     return hash(tuple(map(folded, texts)))
 
 
-def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[str, str]:
-    listed = ", ".join(f"{c:.40}" for c in table.columns[:20]) or "none"
-    plain = ""
-    if table.kind in ("tsv", "csv"):
-        plain = f' (for a file without a header line: {prefix}query="1" {prefix}passage="2")'
-    if len(table.columns) == 1 and ";" in table.columns[0]:
+def find_columns(
+    where: str | Path, columns: Sequence[str], named: Mapping[str, str], prefix: str = "", plain: str = ""
+) -> dict[str, str]:
+    """Returns the column of each field of `PairColumns` that has one, of those `named` and the usual names.
+
+    Raises a UserError if a named column does not exist, or not exactly one column can be the query or the
+    passage; `where` names the data, `prefix` is put before field names, `plain` ends the sentence.
+    """
+    listed = ", ".join(f"{c:.40}" for c in columns[:20]) or "none"
+    if len(columns) == 1 and ";" in columns[0]:
         plain = ". Its separator seems to be a semicolon: a .csv must have commas, a .tsv tabs"
     for name, column in named.items():
-        if column not in table.columns:
+        if column not in columns:
             raise UserError(
-                f"{table.path} has no column {column!r}, which {prefix}{name} names; it has: {listed}"
-                f"{suggest(column, table.columns) or plain}"
+                f"{where} has no column {column!r}, which {prefix}{name} names; it has: {listed}"
+                f"{suggest(column, columns) or plain}"
             )
-    free = {c.casefold(): c for c in table.columns if c not in named.values()}
+    free = {c.casefold(): c for c in columns if c not in named.values()}
     found = dict(named)
     for name in ("query", "passage"):
         usual = [free[u] for u in USUAL[name] if u in free]
@@ -232,12 +239,12 @@ def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[s
             continue
         if len(usual) > 1:
             raise UserError(
-                f"{table.path}: several columns could be the {name}: {', '.join(usual)} (of {listed}); choose"
+                f"{where}: several columns could be the {name}: {', '.join(usual)} (of {listed}); choose"
                 f" one with {prefix}{name}=COLUMN"
             )
         if not usual:
             raise UserError(
-                f"{table.path}: no column has a usual name for the {name}: choose one with"
+                f"{where}: no column has a usual name for the {name}: choose one with"
                 f" {prefix}{name}=COLUMN; the file has: {listed}{plain}"
             )
         found[name] = usual[0]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxir.core.errors import BadInputError, UserError, suggest
+from jaxir.core.errors import BadInputError, UserError
 from jaxir.core.features import Record
 from jaxir.core.progress import progress
 from jaxir.data.formats.lines import (
@@ -20,13 +20,16 @@ from jaxir.data.formats.lines import (
     Policy,
     check_id,
     collecting,
+    decode_line,
     has_text,
     json_object,
+    list_field,
     needed_text,
+    numbered_lines,
     parsed_lines,
     string_field,
 )
-from jaxir.data.formats.qrels import Qrel, qrel_parser, read_qrels
+from jaxir.data.formats.qrels import qrel_parser
 from jaxir.storage.files import local_path
 
 _TABLES = (".csv", ".tsv", ".parquet")
@@ -179,6 +182,24 @@ def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -
     return parsed_lines(path, parse, on_bad_input)
 
 
+def read_excluded(path: str | Path) -> dict[str, tuple[str, ...]]:
+    """Returns the ids of documents that a query's results must not have, by the id of the query.
+
+    They are the field `excluded_ids` of a queries.jsonl[.gz], a list; most files have none. A pipe, which can
+    be read only once, is not read.
+    """
+    found = {}
+    for number, raw in numbered_lines(path) if local_path(path).is_file() else ():
+        if b'"excluded_ids"' in raw:
+            try:
+                record = json_object(decode_line(raw))
+                excluded = tuple(map(str, list_field(record, "excluded_ids")))
+                found[string_field(record, "_id")] = excluded
+            except MalformedRecord as fault:
+                raise BadInputError(path, number, f"{fault.kind} {fault.detail}".strip()) from None
+    return {query_id: excluded for query_id, excluded in found.items() if excluded}
+
+
 def read_lines(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Query]:
     """Yields the lines of a file that are not blank; the line number is the id."""
 
@@ -256,57 +277,10 @@ def find_file(directory: Path, name: str, kind: str) -> Path:
     for path in (directory / name, directory / f"{name}.gz"):
         if path.is_file():
             return path
-    raise UserError(f"{directory} is not {kind}: it has no {name} or {name}.gz")
+    raise UserError(f"{directory} is not {kind}: it has no {name} or {name}.gz; give another")
 
 
 def splits_in(directory: Path, kind: str) -> list[str]:
     """Returns the SPLITs of files `kind`SPLIT.tsv[.gz] in a directory, without backups and hidden files."""
     found = (re.fullmatch(rf"{re.escape(kind)}(\w.*)\.tsv(\.gz)?", p.name) for p in directory.glob("*.tsv*"))
     return sorted({match[1] for match in found if match})
-
-
-class BeirFolder:
-    """A collection in BEIR's format: corpus.jsonl[.gz], queries.jsonl[.gz], qrels/SPLIT.tsv."""
-
-    def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
-        self.directory = local_path(str(directory).removeprefix("beir:"))  # commands accept beir:DIRECTORY
-        self.on_bad_input = on_bad_input
-        if not self.directory.is_dir():
-            how = f"; jaxir.prepare --dataset=pairs:{directory} --output=DIR makes one"
-            how = how if self.directory.is_file() else ""
-            raise UserError(f"{directory} is not a directory: a BEIR folder is needed{how}")
-        self.corpus_path = self._find("corpus.jsonl")
-        self.queries_path = self._find("queries.jsonl")
-
-    @property
-    def splits(self) -> list[str]:
-        return splits_in(self.directory / "qrels", "")
-
-    def qrels_path(self, split: str) -> Path:
-        if split not in self.splits:
-            known = ", ".join(self.splits) or "none"
-            raise UserError(
-                f"{self.directory} has no split {split!r} (has: {known}){suggest(split, self.splits)}"
-            )
-        return self._find(f"qrels/{split}.tsv")
-
-    def corpus(self) -> Iterator[Document]:
-        return read_corpus(self.corpus_path, self.on_bad_input)
-
-    def documents_again(self, what: str) -> Iterator[Document]:
-        """Yields the documents again, with a progress bar named `what`, without checking for repeated ids."""
-        documents = read_corpus(self.corpus_path, OnBadInput("stop"), unique=False)
-        return iter(progress(documents, what=what, unit="documents"))
-
-    def queries(self) -> Iterator[Query]:
-        return read_queries(self.queries_path, self.on_bad_input)
-
-    def qrels(self, split: str, **known_ids: Collection[str] | None) -> Iterator[Qrel]:
-        """Yields the judgements of `split`, checked against `query_ids` and `document_ids`, if given."""
-        return read_qrels(self.qrels_path(split), self.on_bad_input, **known_ids)
-
-    def pairs(self, split: str) -> Iterator[PairExample]:
-        return read_judged_pairs(self.qrels_path(split), self.queries, self.corpus, self.on_bad_input)
-
-    def _find(self, name: str) -> Path:
-        return find_file(self.directory, name, "a BEIR folder")

@@ -206,7 +206,7 @@ class Table:
         try:
             return parquet.ParquetFile(self.path)
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-            raise UserError(f"{self.path}: {error.strerror or error}".lower()) from error
+            raise UserError(f"{self.path} cannot be read: {error.strerror or error}") from error
         except (ArrowException, OSError) as error:
             raise BadInputError(
                 self.path, None, f"not a Parquet file ({' '.join(str(error).split())}); copy it again"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.features import Features, Key, Numbers, Tokens, fields_of
+from jaxir.core.features import Features, Key, Numbers, PromptTokens, Tokens, fields_of
 from jaxir.data.batches.batch_plan import Batch, Batching, choose, mark_duplicates
 from jaxir.data.batches.dataset import Dataset, in_words
 from jaxir.data.batches.mixture import MixtureDataset
@@ -108,7 +108,7 @@ class SeqioDataset(Dataset):
         content = [seqio_tasks.content_of(task, self._split) for task in tasks]
         form = pair_format(self.features)
         if form is not None:  # keeps the fingerprints of older versions, which hashed pairs in this form
-            fields = dataclasses.astuple(form)
+            fields = [x for name, x in dataclasses.asdict(form).items() if name != "prompt_tokens"]
         else:
             fields = list(map(dataclasses.astuple, fields_of(self.features).values()))
         found = fingerprints.of_values(content, rates, self._tokenizer.fingerprint, fields)
@@ -234,7 +234,12 @@ class _Batcher:
             named = [text_id(t) for t in texts] if identifiers is None else _strings(identifiers.ravel())
             ids[name] = pad_batch(tokens, field.length).reshape(*column.shape, field.length)
             keys[name] = stable_keys(named).reshape(*column.shape, 2)
-        kinds = {Tokens: ids, Key: keys, Numbers: values}
+        prompts = {
+            f.field: np.full(len(numbers), f.value, np.int32)
+            for f in self._features.values()
+            if isinstance(f, PromptTokens)
+        }
+        kinds = {Tokens: ids, Key: keys, Numbers: values, PromptTokens: prompts}
         batch = {name: kinds[type(f)][f.field] for name, f in self._features.items()}
         return mark_duplicates(batch, self._features)
 
@@ -242,7 +247,10 @@ class _Batcher:
         filled = _filled(column)
         counts = filled.sum(axis=1)
         if not counts.all():
-            raise UserError(f"a batch needs {count} {name} per example, but an example of the data has none")
+            raise UserError(
+                f"a batch needs {count} {name} per example, but an example of the data has none: reduce the"
+                " number"
+            )
         items_first = np.argsort(~filled, axis=1, kind="stable")  # padding may be anywhere in a list
         chosen = choose(count, counts, numbers, self._seed, in_order=self._in_order)
         return np.take_along_axis(items_first, chosen, axis=1)

@@ -64,7 +64,7 @@ def entries(module: str, path: Path) -> list[Entry]:
     """Returns the entries of a file with the dotted name `module`; [] if Python cannot parse the file."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about invalid escapes in the packages' sources
+            warnings.simplefilter("ignore")  # hides warnings about invalid escapes in sources
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, OSError):
         return []

@@ -20,15 +20,14 @@ import numpy as np
 from jaxir.core.errors import BadInputError, UserError, suggest
 from jaxir.core.values import Count, checked
 from jaxir.data.formats.lines import MalformedRecord, OddRecord, OnBadInput, Policy, has_text, parsed_lines
+from jaxir.data.formats.qrels import Qrel, read_qrels
 from jaxir.data.formats.sources import (
     Document,
     PairExample,
-    Qrel,
     Query,
     find_file,
     new_id,
     read_judged_pairs,
-    read_qrels,
     splits_in,
 )
 from jaxir.data.sets.pair_sources import PairSource

@@ -126,7 +126,7 @@ class _MultiReqa(AnswerSource):
     def judged(self, on_bad_input: OnBadInput) -> Iterator[tuple[Iterable[Document], list[PairExample]]]:
         """Yields for each context its sentences and its new (question, answer sentence) pairs.
 
-        Contexts without their own sentences, which use those of an equal context text, come last.
+        Contexts without their own sentences, which use the sentences of an equal context, come last.
         """
         boundaries = Boundaries(self.candidates, on_bad_input)
         questions = _Questions(on_bad_input)

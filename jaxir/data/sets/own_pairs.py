@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.lines import OnBadInput, Policy, has_text
 from jaxir.data.formats.pair_table import PairColumns, PairTable, Positives
 from jaxir.data.formats.sources import PairExample, text_id
+from jaxir.data.sets.dataset_pairs import DatasetPairs, StreamedPairs, pairs_of_dataset
 from jaxir.data.sets.pair_sources import PairSource
 from jaxir.storage.files import local_path
 
@@ -18,6 +20,7 @@ class Pairs(PairSource):
 
         Pairs(["how do I undo a commit?"], ["git revert makes a new commit that ..."])
         Pairs.read("faq.csv")
+        Pairs.of_dataset(datasets.load_dataset(NAME, split="train"))
 
     Attributes:
       queries: N texts.
@@ -96,6 +99,40 @@ class Pairs(PairSource):
         positives.report(local_path(path))
         queries, passages = zip(*found, strict=True)
         return cls(queries, passages, list(found.values()))
+
+    @staticmethod
+    def of_dataset(
+        data: Any,
+        *,
+        query: str | None = None,
+        passage: str | None = None,
+        negatives: str | None = None,
+        title: str | None = None,
+        query_id: str | None = None,
+        passage_id: str | None = None,
+        examples: int | None = None,
+    ) -> DatasetPairs | StreamedPairs:
+        """Returns training data of a `datasets.Dataset`, or of an `IterableDataset`, which is streamed.
+
+        A `Dataset` is tokenised once, before training; its token ids are in memory, its texts are not. Of a
+        stream only one batch is in memory. A stream keeps its order; `shuffle(buffer_size=N)` of `datasets`
+        changes it. A resumed run reads the rows before its step again and drops them.
+
+        Args:
+          data: one split, with named columns.
+          query: the column of the queries; None: the column with a usual name, such as anchor.
+          passage: the column of the passages; None: the column with a usual name, such as positive.
+          negatives: the column of irrelevant passages, a text or a list; None: a usual name, if any.
+          title: the column of the passages' titles; None: a usual name, if any.
+          query_id: the column of the queries' ids; None: a usual name, else hashes of the texts.
+          passage_id: the column of the passages' ids; None: a usual name, else hashes of the texts.
+          examples: for a stream, the number of rows in an epoch; None: the number in its metadata.
+
+        Raises:
+          UserError: a column does not exist, or the number of rows is unknown.
+        """
+        columns = PairColumns(query, passage, negatives, title, query_id, passage_id)
+        return pairs_of_dataset(data, columns, examples)
 
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
         """Yields the pairs; the ids are hashes of the texts."""

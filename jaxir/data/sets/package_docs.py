@@ -22,9 +22,10 @@ from pathlib import Path
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.progress import progress
-from jaxir.data.formats.sources import PairExample, Qrel
+from jaxir.data.formats.collection_files import write_collection
+from jaxir.data.formats.qrels import Qrel
+from jaxir.data.formats.sources import PairExample
 from jaxir.data.sets import docstrings
-from jaxir.data.sets.collection_files import write_collection
 from jaxir.data.sets.docstrings import SPLITS, Entry, normal
 from jaxir.storage.files import atomic_directory
 
@@ -76,7 +77,9 @@ def write_beir(output: str | Path, entries: list[Entry]) -> None:
     Its subfolders dev/ and test/ are BEIR folders of only the held-out packages.
     """
     if not entries:
-        raise UserError("the installed packages have no documented function, class or module: install more")
+        raise UserError(
+            "the installed packages have no documented function, class or module: install more packages"
+        )
     with atomic_directory(output) as folder:
         _write_folder(folder, entries, SPLITS)
         for split in ("dev", "test"):
@@ -157,7 +160,10 @@ def read_files(files: Sequence[tuple[str, Path]]) -> Iterator[list[Entry]]:
             try:
                 yield pickle.load(worker.stdout)
             except EOFError:
-                raise UserError(f"a docstring reader ended with status {worker.wait()}: run again") from None
+                raise UserError(
+                    f"the process that reads docstrings ended with status {worker.wait()}: run the same"
+                    " command again"
+                ) from None
 
 
 def work() -> None:
@@ -166,7 +172,7 @@ def work() -> None:
     Ends at the next file after the parent process has ended. Only the parent receives a terminal's Ctrl-C.
     """
     files = pickle.load(sys.stdin.buffer)
-    gc.disable()  # syntax trees have no cycles, and the collector takes a fifth of the time
+    gc.disable()  # garbage collection takes a fifth of the time, and syntax trees have no cycles
     try:
         for module, path in files:
             pickle.dump(docstrings.entries(module, path), sys.stdout.buffer)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import array
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxir.core.progress import progress
+from jaxir.data.formats.collection_files import CollectionWriter, Counts
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.pair_table import Pair, PairTable, Positives
-from jaxir.data.formats.sources import Document, Qrel
-from jaxir.data.sets.collection_files import CollectionWriter, Counts
+from jaxir.data.formats.qrels import Qrel
+from jaxir.data.formats.sources import Document
 from jaxir.data.sets.holdout import HeldOut, group_key, hold_out
+from jaxir.storage.json_files import json_line
 
 NEGATIVES = "negatives.jsonl"
 TRAIN = "train"
@@ -114,4 +115,4 @@ def _tevatron_line(pair: Pair) -> str:
         "positive_passages": passages([pair.passage]),
         "negative_passages": passages(pair.negatives),
     }
-    return json.dumps(record, ensure_ascii=False) + "\n"
+    return json_line(record)

@@ -11,13 +11,14 @@ import abc
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.features import Record
 from jaxir.core.values import fits
 from jaxir.data.batches.text_data import RecordSource
+from jaxir.data.formats.beir_folder import BeirFolder
+from jaxir.data.formats.collection_names import folder_of
 from jaxir.data.formats.lines import (
     MalformedRecord,
     OnBadInput,
@@ -31,20 +32,12 @@ from jaxir.data.formats.lines import (
     string_field,
 )
 from jaxir.data.formats.pair_table import Ids, check_no_header
-from jaxir.data.formats.sources import (
-    BeirFolder,
-    Document,
-    PairExample,
-    Qrel,
-    Query,
-    joined,
-    splits_in,
-    text_id,
-)
+from jaxir.data.formats.qrels import Qrel
+from jaxir.data.formats.sources import Document, PairExample, Query, joined, splits_in, text_id
 from jaxir.data.formats.tables import parsed_rows
 from jaxir.data.sets import package_docs
 
-Text = tuple[str, str]  # id, text
+Text = tuple[str, str]  # (id, text)
 
 
 class PairSource(RecordSource):
@@ -114,7 +107,7 @@ def dev_pairs(directory: str, split: str | None) -> BeirPairs | None:
     """Returns the pairs of a BEIR folder to evaluate on while training; None if `split` is None."""
     if split is None:
         return None
-    splits = splits_in(Path(str(directory).removeprefix("beir:")) / "qrels", "")
+    splits = splits_in(folder_of(directory) / "qrels", "")
     if splits and split not in splits:
         others = [name for name in splits if name != "train"]
         take = f"--dev_split={others[0]} evaluates on another split, " if others else ""

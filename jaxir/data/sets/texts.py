@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.core.features import Record
 from jaxir.data.batches.text_data import RecordSource
+from jaxir.data.formats.collection_names import folder_of
 from jaxir.data.formats.lines import (
     MalformedRecord,
     OnBadInput,
@@ -35,7 +36,7 @@ class Texts(RecordSource):
 
     Attributes:
       path: a file with one text per line; a .jsonl[.gz] of documents (`_id`, `text`, optional `title`), like
-        the corpus of a BEIR folder; or a folder with such a corpus.jsonl[.gz].
+        the corpus of a BEIR folder; or a folder with such a corpus.jsonl[.gz]; or hf:NAME, ir_datasets:ID.
       sentences: whether each text is split into sentences (`jaxir.data.text.sentences`). A record then has
         a sentence, `text`, and the sentence after it, `next_text`, which is "" for a text's last sentence.
     """
@@ -48,7 +49,7 @@ class Texts(RecordSource):
         return _sentences(texts) if self.sentences else ({"text": named(text)} for text in texts)
 
     def _texts(self, on_bad_input: OnBadInput) -> Iterator[str]:
-        place = local_path(self.path)
+        place = folder_of(self.path)
         if place.is_dir():
             place = find_file(place, "corpus.jsonl", "a folder with a corpus")
         elif place.name.lower().removesuffix(".gz").endswith(_TABLES):

@@ -15,7 +15,8 @@ from jaxir.data.formats.lines import (
     needed_text,
     string_field,
 )
-from jaxir.data.formats.sources import Document, PairExample, Qrel, Query
+from jaxir.data.formats.qrels import Qrel
+from jaxir.data.formats.sources import Document, PairExample, Query
 from jaxir.data.sets.pair_sources import PairSource
 from jaxir.data.sets.tfds_records import read_tfds
 

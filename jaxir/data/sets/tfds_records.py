@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, bytes):
         return value.decode()
-    if hasattr(value, "to_list"):  # a ragged array
+    if hasattr(value, "to_list"):  # true for ragged arrays
         return _plain(value.to_list())
     if hasattr(value, "tolist"):
         return _plain(value.tolist())

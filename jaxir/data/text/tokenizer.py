@@ -104,7 +104,7 @@ class Tokenizer:
         if plain or models:
             for name in plain:
                 if b"\0" in files[name]:
-                    raise UserError(f"{directory / name} is damaged: it has zero bytes in it; copy it again")
+                    raise UserError(f"{directory / name} is damaged: it contains NUL bytes; copy it again")
             if DEBERTA in files:  # for a damaged file, transformers only reports that tiktoken is missing
                 sentencepiece_processor(files[DEBERTA], directory / DEBERTA)
             files[JSON] = convert(directory)
@@ -116,6 +116,15 @@ class Tokenizer:
         """SHA-256 (hex) of the map from tokens to ids: models with equal hashes can read the same ids."""
         tokens = json.dumps([self._backend.pad_id, *self._backend.tokens()])
         return hashlib.sha256(tokens.encode()).hexdigest()
+
+    @functools.cached_property
+    def effect(self) -> str:
+        """SHA-256 (hex) of what tokenising does: unlike `fingerprint`, without settings that are ignored."""
+        content = self._backend.content
+        if self.model_file is None:
+            without = json.loads(content) | {"padding": None, "truncation": None}
+            content = json.dumps(without, sort_keys=True).encode()
+        return hashlib.sha256(content + b"\0" + str(self._backend.pad_id).encode()).hexdigest()
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size:,} ids)"
@@ -176,6 +185,14 @@ class Tokenizer:
         head = self._cut(text, 8 * max_length + 128)
         cut = self._backend.cut_at(head, max_length)
         return cut if cut is not None or head == text else self._backend.cut_at(text, max_length)
+
+    def prompt_length(self, prompt: str) -> int:
+        """Returns how many tokens at the start of a text its prompt takes, with special tokens before it."""
+        if not prompt:
+            return 0
+        alone, empty = (self.encode_batch([text], max_length=10_000)[0] for text in (prompt, ""))
+        # An empty text has only special tokens; if the last one ends the prompt too, it comes after texts.
+        return len(alone) - int(len(empty) > 0 and len(alone) > 0 and empty[-1] == alone[-1])
 
     def knows(self, token: str) -> bool:
         """Returns whether `token` is in the vocabulary."""

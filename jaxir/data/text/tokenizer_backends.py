@@ -130,7 +130,7 @@ def sentencepiece_processor(content: bytes, path: Path) -> Any:
     try:
         processor.LoadFromSerializedProto(content)
     except RuntimeError as error:
-        raise UserError(f"{path} is not a SentencePiece model: copy it again") from error
+        raise UserError(f"{path} is not a SentencePiece model: replace it by one") from error
     return processor
 
 
@@ -141,7 +141,7 @@ def read_tokenizer_json(
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(files[JSON])
     except Exception as error:  # the library raises bare Exception and ValueError
-        raise UserError(f"{directory / JSON} is not a tokenizer: {error}; copy it again") from error
+        raise UserError(f"{directory / JSON} is not a tokenizer ({error}): replace the file") from error
     special = read_json(directory, files, "special_tokens_map.json")
 
     def id_of(token: str, *more: Any) -> int | None:
@@ -174,7 +174,7 @@ def convert(directory: Path) -> bytes:
     except Exception as error:  # transformers raises many types for a damaged or unknown directory
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            f"{directory}: transformers cannot read this tokenizer: {reason}; copy it again"
+            f"{directory}: transformers cannot read this tokenizer ({reason}): give another directory"
         ) from error
 
 
@@ -182,9 +182,11 @@ def read_json(directory: Path, files: dict[str, bytes], name: str) -> dict[str, 
     try:
         content = json.loads(files.get(name, b"{}"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{directory / name} is not valid JSON: {error}; copy it again") from error
+        raise UserError(
+            f"{directory / name} is not valid JSON ({error}): correct the file, or copy it again"
+        ) from error
     if not isinstance(content, dict):
-        raise UserError(f"{directory / name} does not hold a JSON object: copy it again")
+        raise UserError(f"{directory / name} does not contain a JSON object: replace the file")
     return content
 
 

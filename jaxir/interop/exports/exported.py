@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class ExportedModel(NamedTuple):
     """A model to export, and its name as the user gave it."""
 
     name: str
@@ -34,21 +33,15 @@ class Source:
     fingerprint: str
 
     @classmethod
-    def of(cls, name: str, loaded: LoadedModel) -> Source:
-        """Returns the `Source` of a loaded model; the encoder must accept any number and length of texts."""
+    def of(cls, name: str, loaded: LoadedModel) -> ExportedModel:
+        """Describes a loaded model; the encoder must accept any number and length of texts."""
         if fault := any_length.export_error(loaded.model):
             raise UserError(fault)
-        return cls(
-            name=name,
-            model=loaded.model,
-            tokenizer=loaded.tokenizer,
-            settings=loaded.settings,
-            fingerprint=loaded.fingerprint,
-        )
+        return cls(name, loaded.model, loaded.tokenizer, loaded.settings, loaded.fingerprint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Program:
+class ExportedFunction:
     """A function of a model, from the tokens of one text or of a pair of texts to numbers.
 
     Attributes:
@@ -79,7 +72,7 @@ class Form:
     output_note: str
     limits_note: str
     facts: Mapping[str, Any]
-    programs: tuple[Program, ...]
+    programs: tuple[ExportedFunction, ...]
 
 
 class Signature(NamedTuple):
@@ -109,7 +102,7 @@ class GraphSearch(Protocol):
         """Returns (document ids, string [B, K], scores, float32 [B, K]) of vectors [B, D]."""
 
 
-def form_of(source: Source) -> Form:
+def form_of(source: ExportedModel) -> Form:
     """Returns how a model is exported; refuses kinds of models that cannot be exported."""
     form = _FORMS.get(kinds.name_of(source.model.config))
     if form is None:
@@ -118,7 +111,7 @@ def form_of(source: Source) -> Form:
     return form(source)
 
 
-def _of_towers(source: Source) -> Form:
+def _of_towers(source: ExportedModel) -> Form:
     config, settings = source.model.config, source.settings
 
     def encoder(tower: str) -> Callable[..., jax.Array]:
@@ -127,14 +120,14 @@ def _of_towers(source: Source) -> Form:
     query = encoder("query")
     how = {"output": "vectors", "shape": f"[B, {config.dimension}]"}
     programs = (
-        Program(
+        ExportedFunction(
             name="query",
             compute=query,
             texts={"texts": settings.query_prompt},
             max_length=settings.query_max_length,
             **how,
         ),
-        Program(
+        ExportedFunction(
             name="passage",
             compute=query if config.sharing == "sde" else encoder("passage"),
             texts={"texts": settings.passage_prompt},
@@ -154,7 +147,7 @@ def _of_towers(source: Source) -> Form:
     )
 
 
-def _of_pairs(source: Source) -> Form:
+def _of_pairs(source: ExportedModel) -> Form:
     config, settings = source.model.config, source.settings
     if settings.reads != "pair":
         raise UserError("a reranker of queries cannot be exported as a graph; use it in jaxir.expand rerank")
@@ -163,7 +156,7 @@ def _of_pairs(source: Source) -> Form:
         return model.score(ids, jnp.zeros_like(ids) if token_types is None else token_types)
 
     prompts = {"queries": settings.query_prompt, "passages": settings.passage_prompt}
-    program = Program(
+    program = ExportedFunction(
         name="score",
         compute=score,
         inputs=("ids", "token_types") if config.backbone.num_token_types > 1 else ("ids",),
@@ -194,7 +187,7 @@ def check_backend(what: str) -> None:
         )
 
 
-def describe(source: Source, format: str) -> list[str]:
+def describe(source: ExportedModel, format: str) -> list[str]:
     """Returns the first lines of a README: which model was exported, in which `format`."""
     form = form_of(source)
     return [
@@ -205,7 +198,7 @@ def describe(source: Source, format: str) -> list[str]:
     ]
 
 
-def write(directory: Path, source: Source, readme: Sequence[str], **facts: Any) -> None:
+def write(directory: Path, source: ExportedModel, readme: Sequence[str], **facts: Any) -> None:
     """Writes README.md, and jaxir_export.json with `facts` and the entries of every export."""
     (directory / "README.md").write_text("\n".join(readme) + "\n", encoding="utf-8")
     content = {

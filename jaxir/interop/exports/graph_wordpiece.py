@@ -220,7 +220,7 @@ def _mark_orders(
 
 
 def _stops(normalize: Callable[[str], str], characters: list[str], low: str, high: str) -> Iterator[str]:
-    """Yields those of the dropped `characters` that keep marks from being sorted past them."""
+    """Yields the dropped `characters` past which the normaliser does not sort marks."""
     for block in _blocks(characters):
         if normalize("a".join(high + c + low for c in block)) != "a".join([low + high] * len(block)):
             yield from (c for c in block if normalize(high + c + low) == high + low)

@@ -19,7 +19,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import PADDING_TOKEN
 from jaxir.core.installation import how_to_install
 from jaxir.interop.exports import exported, onnx_readme
-from jaxir.interop.exports.exported import Program, Source
+from jaxir.interop.exports.exported import ExportedFunction, ExportedModel
 from jaxir.interop.exports.onnx_readme import OUTPUTS, inputs_of
 from jaxir.storage.checksums import directory_with_checksums
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import onnx_ir
 
 WEIGHTS = "weights.bin"
-_PAGE = 4096  # bytes; tensors begin at a page, so that they can be memory-mapped
+_PAGE = 4096  # size in bytes; tensors begin at a page, so that they can be memory-mapped
 _TOLERANCE = 1e-4  # largest difference of ONNX Runtime and JAX, relative to the largest number
 
 
-def write(output: str | Path, source: Source) -> None:
+def write(output: str | Path, source: ExportedModel) -> None:
     """Writes query.onnx and passage.onnx, or score.onnx, their weights, the tokenizer and a README.md.
 
     Each graph takes int64 [B, L] `input_ids` and `attention_mask` (and `token_type_ids` if a cross-encoder
@@ -44,7 +44,7 @@ def write(output: str | Path, source: Source) -> None:
     exported.check_backend("ONNX graphs are")
     with _quiet(), directory_with_checksums(output) as temporary:
         ir = _libraries()
-        graphs: dict[Any, onnx_ir.Model] = {}  # by `compute`
+        graphs: dict[Any, onnx_ir.Model] = {}  # keys are the programs' `compute`
         programs = exported.form_of(source).programs
         with (temporary / WEIGHTS).open("wb") as file:
             weights = _Weights(file)
@@ -61,7 +61,7 @@ def write(output: str | Path, source: Source) -> None:
         onnx_readme.write(temporary, source, opset=opset, versions=versions)
 
 
-def _graph(source: Source, program: Program) -> onnx_ir.Model:
+def _graph(source: ExportedModel, program: ExportedFunction) -> onnx_ir.Model:
     from jax2onnx import to_onnx
 
     longest = source.model.config.backbone.max_positions
@@ -92,7 +92,11 @@ def _graph(source: Source, program: Program) -> onnx_ir.Model:
 
 
 def _computed(
-    source: Source, program: Program, input_ids: jax.Array, attention_mask: jax.Array, *token_types: jax.Array
+    source: ExportedModel,
+    program: ExportedFunction,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    *token_types: jax.Array,
 ) -> jax.Array:
     """Returns the program's output, float32 [B, D] or [B, 1], for the model's own ids, int32 [B, L]."""
     pad_swap = source.tokenizer.pad_swap
@@ -142,7 +146,7 @@ class _Weights:
             )
 
 
-def _compare(directory: Path, source: Source, program: Program) -> None:
+def _compare(directory: Path, source: ExportedModel, program: ExportedFunction) -> None:
     """Checks that ONNX Runtime computes what the model does, on rows of several lengths."""
     from onnxruntime import InferenceSession
 
@@ -156,7 +160,7 @@ def _compare(directory: Path, source: Source, program: Program) -> None:
     if not error <= _TOLERANCE * np.abs(expected).max():
         raise UserError(
             f"ONNX Runtime's {program.output} of {program.name}.onnx differ by {error:.1g} from the model's:"
-            " jax2onnx converted it incorrectly, and nothing was written"
+            " jax2onnx converted it incorrectly, so nothing was written; use --format=saved_model"
         )
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxir.interop.exports import exported
-from jaxir.interop.exports.exported import Program, Source
+from jaxir.interop.exports.exported import ExportedFunction, ExportedModel
 
-# The outputs' names in graphs are those of sentence-transformers and transformers.
+# Graphs name their outputs as sentence-transformers and transformers do.
 OUTPUTS = {"vectors": "sentence_embedding", "scores": "logits"}
 _TOKENIZERS = """\
 import numpy as np
@@ -52,12 +52,12 @@ _TEXTS = {"query": "where is the treaty kept?", "passage": "The treaty is kept i
 _OF_PAIRS = dict(zip(("queries", "passages"), _TEXTS.values(), strict=True))
 
 
-def inputs_of(program: Program) -> list[str]:
+def inputs_of(program: ExportedFunction) -> list[str]:
     """Returns the names of the inputs of a program's graph."""
     return ["input_ids", "attention_mask", *(["token_type_ids"] if "token_types" in program.inputs else [])]
 
 
-def _function(program: Program) -> tuple[str, str]:
+def _function(program: ExportedFunction) -> tuple[str, str]:
     """Returns the code of a function of texts, and a line that calls it."""
     names, pairs = list(program.texts), len(program.texts) == 2
     prompted = [f"{prompt!r} + {name[0]}" if prompt else name[0] for name, prompt in program.texts.items()]
@@ -78,8 +78,8 @@ def _function(program: Program) -> tuple[str, str]:
     return code, f"{program.name}_{program.output} = {program.name}({arguments})"
 
 
-def write(directory: Path, source: Source, *, opset: int, versions: Mapping[str, str]) -> None:
-    """Writes README.md; `opset` is the version of ONNX's operators, `versions` those of packages by name."""
+def write(directory: Path, source: ExportedModel, *, opset: int, versions: Mapping[str, str]) -> None:
+    """Writes README.md; `opset` is ONNX's version of operators, `versions` the packages' versions."""
     form = exported.form_of(source)
     names = inputs_of(form.programs[0])
     if source.tokenizer.model_file is None:

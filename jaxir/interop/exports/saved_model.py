@@ -21,7 +21,7 @@ from flax import nnx
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
 from jaxir.interop.exports import exported, saved_model_readme
-from jaxir.interop.exports.exported import GraphSearch, Program, Signature, Source
+from jaxir.interop.exports.exported import ExportedFunction, ExportedModel, GraphSearch, Signature
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer, renumbered
 from jaxir.models import activations, layers
 from jaxir.runtime.lean_tensorflow import import_tensorflow
@@ -38,12 +38,12 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 LENGTHS = tuple(n for i in range(4, 15) for n in (1 << i, 3 << (i - 1)) if n != 24)
 
 
-_DEFAULTS = ("search", "query", "score", "query_ids", "score_ids")  # the first one present is the default
+_DEFAULTS = ("search", "query", "score", "query_ids", "score_ids")  # the first that exists is the default
 
 
 def write(
     output: str | Path,
-    source: Source,
+    source: ExportedModel,
     *,
     signatures: Signatures = "text",
     search: Callable[[], GraphSearch] | None = None,
@@ -114,7 +114,7 @@ def _words_of_system(message: str) -> str | None:
 
 
 def _signatures(
-    module: tf.Module, source: Source, tokenizer: GraphTokenizer | None, index: GraphSearch | None
+    module: tf.Module, source: ExportedModel, tokenizer: GraphTokenizer | None, index: GraphSearch | None
 ) -> dict[str, Signature]:
     """Returns the signatures by name; their state is in `module`."""
     import tensorflow as tf
@@ -135,13 +135,13 @@ def _signatures(
         kind = "string [B]" if spec is texts_spec else "int32 [B, L]"
         return Signature(function, dict.fromkeys(inputs, kind), outputs)
 
-    def of_texts(program: Program, *texts: tf.Tensor) -> tuple[tf.Tensor]:
+    def of_texts(program: ExportedFunction, *texts: tf.Tensor) -> tuple[tf.Tensor]:
         prompts = program.texts.values()
         prompted = [tf.strings.join([p, t]) if p else t for p, t in zip(prompts, texts, strict=True)]
         tokens = tokenizer(prompted, program.max_length)[: len(program.inputs)]
         return computed[program.compute](*(t.to_tensor(0) for t in tokens))
 
-    def of_ids(program: Program, ids: tf.Tensor, *types: tf.Tensor) -> tuple[tf.Tensor]:
+    def of_ids(program: ExportedFunction, ids: tf.Tensor, *types: tf.Tensor) -> tuple[tf.Tensor]:
         # Requests have the tokenizer's ids. Padding is what follows a row's last token that is not padding.
         pad_swap = source.tokenizer.pad_swap
         others = tf.cast(ids != (pad_swap or 0), tf.int32)
@@ -165,7 +165,7 @@ def _signatures(
 
 
 def _converted(
-    module: tf.Module, model: nnx.Module, programs: Iterable[Program]
+    module: tf.Module, model: nnx.Module, programs: Iterable[ExportedFunction]
 ) -> dict[Callable[..., jax.Array], Callable[..., tuple[tf.Tensor]]]:
     """Returns each program in TensorFlow by its `compute`; the parameters become variables of `module`."""
     import tensorflow as tf
@@ -176,7 +176,7 @@ def _converted(
     module.parameters = [tf.Variable(np.asarray(leaf), trainable=False) for leaf in leaves]
     limit = model.config.backbone.max_positions or LENGTHS[-1]
 
-    def convert(program: Program) -> Callable[..., tuple[tf.Tensor]]:
+    def convert(program: ExportedFunction) -> Callable[..., tuple[tf.Tensor]]:
         def compute(parameters: list[jax.Array], *inputs: jax.Array) -> jax.Array:
             with activations.without_erf():
                 return program.compute(nnx.merge(graph, jax.tree.unflatten(tree, parameters)), *inputs)

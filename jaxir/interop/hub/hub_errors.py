@@ -5,7 +5,7 @@ import errno
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxir.core.errors import UserError, suggest
+from jaxir.core.errors import UserError, root_reason, suggest
 from jaxir.models import backbones
 
 # Names that are suggested for a misspelt name.
@@ -78,7 +78,7 @@ def _explained(error: Exception, request: Request) -> UserError:
         status = error.response.status_code
         refusals = {
             401: f"the hub does not accept the token: {log_in} again",
-            403: f"the hub forbids this user to read it: ask for access on {page}",
+            403: f"the hub forbids this user to read it: request access on {page}",
             429: f"too many requests from here: wait, or {log_in}",
         }
         otherwise = f"the hub answers with status {status}: try again later, {locally}"
@@ -90,16 +90,7 @@ def _explained(error: Exception, request: Request) -> UserError:
         )
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return UserError(f"{name}: {cache} cannot be written to: set HF_HOME to another directory")
+    reason = root_reason(error, implicit=True)
     return UnavailableError(
-        f"{name}: the hub ({constants.ENDPOINT}) cannot be reached ({_reason(error)}): try again, {locally}"
+        f"{name}: the hub ({constants.ENDPOINT}) cannot be reached ({reason}): try again, {locally}"
     )
-
-
-def _reason(error: BaseException) -> str:
-    """Returns the system's description of the root of an error, or its first line."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return text if len(text) <= 160 else f"{text[:160]}..."

@@ -8,13 +8,19 @@ from jaxir.data.text import tokenizer
 from jaxir.interop.weights.weights import FILES
 
 CONFIG = "config.json"
+# A folder of PEFT has these in place of config.json and of weights.
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ST_MODULES = "modules.json"
 ST_CONFIG = "config_sentence_transformers.json"
+ST_ROUTER = "router_config.json"
 # Files with the settings of a Transformer module; old folders name the file after the architecture. The first
 # non-empty file is read.
 _ARCHITECTURES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ST_TRANSFORMER = tuple(f"sentence_{name}_config.json" for name in _ARCHITECTURES)
 
+_READ_TEXTS = ("Transformer", "StaticEmbedding")  # modules with a tokenizer
+_HAVE_WEIGHTS = (*_READ_TEXTS, "Dense", "LayerNorm", "WeightedLayerPooling")
 # Suffixes of all files of weights, to list those that jaxir does not read in an error.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx", ".gguf", ".pt", ".pth", ".ckpt")
 
@@ -40,28 +46,33 @@ def wanted(
     other frameworks' weights and second copies are left out. `read` returns the content of a JSON file. With
     `modules`, the weights of a sentence-transformers folder's modules are chosen, too.
     """
-    folders = _folders(names, read, what) if modules else {"": True}
-    root = next(iter(folders))
-    if root + CONFIG not in names:
-        raise UserError(f"{what}: it has no {CONFIG}, so it is not a model of transformers")
+    folders = _folders(names, read, what) if modules else {"": "Transformer"}
+    roots = [folder for folder, kind in folders.items() if kind in _READ_TEXTS] or [next(iter(folders))]
+    for root in roots:
+        described = {root + CONFIG, root + ADAPTER_CONFIG} & {*names}
+        if not described and folders[root] != "StaticEmbedding":
+            raise UserError(
+                f"{what}: it has no {root}{CONFIG}, so it is not a transformers model; give another"
+            )
     # A cross-encoder's modules.json is needed, too, because its prompts are used only with that file.
     listed = modules
     if ST_CONFIG in names and not modules:
         about = read(ST_CONFIG)
         listed = isinstance(about, dict) and about.get("model_type") == "CrossEncoder"
-    small = [*([ST_MODULES] if listed else []), ST_CONFIG, root + CONFIG]
-    small += [root + name for name in ST_TRANSFORMER]
-    in_root = {name: name.removeprefix(root) for name in names if name.startswith(root)}
-    small += sorted(
-        path
-        for path, name in in_root.items()
-        if name in tokenizer.FILES or ("/" not in name and name.endswith(".model"))
-    )
-    small += [f"{folder}{CONFIG}" for folder in list(folders)[1:]]
+    small = [*([ST_MODULES] if listed else []), ST_CONFIG]
+    for root in roots:
+        small += [root + name for name in (CONFIG, ADAPTER_CONFIG, *ST_TRANSFORMER)]
+        in_root = {name: name.removeprefix(root) for name in names if name.startswith(root)}
+        small += sorted(
+            path
+            for path, name in in_root.items()
+            if name in tokenizer.FILES or ("/" not in name and name.endswith(".model"))
+        )
+    small += [f"{folder}{name}" for folder in folders if folder not in roots for name in (CONFIG, ST_ROUTER)]
     chosen = Wanted([name for name in small if name in names], [])
-    for folder, needed in folders.items() if weights else ():
+    for folder, kind in folders.items() if weights else ():
         index, parts = _weights(folder, names, read, what)
-        if needed and not parts:
+        if kind in _HAVE_WEIGHTS and not parts:
             others = sorted(n for n in names if n.startswith(folder) and n.endswith(_OTHER_WEIGHTS))
             found = f"; it has {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}" if others else ""
             known = ", ".join(single for single, _ in FILES)
@@ -71,22 +82,32 @@ def wanted(
     return chosen
 
 
-def _folders(names: Collection[str], read: Callable[[str], Any], what: str) -> dict[str, bool]:
-    """Returns the folder of each module ("" or with a slash at its end), and whether it must have weights."""
+def _folders(names: Collection[str], read: Callable[[str], Any], what: str) -> dict[str, str]:
+    """Returns the folder of each module ("" or with a slash at its end), and the module's kind."""
     if ST_MODULES not in names:
-        raise UserError(f"{what}: not of sentence-transformers (no {ST_MODULES}); for its encoder write hf:")
+        raise UserError(
+            f"{what}: it has no {ST_MODULES}, so it is not a model of sentence-transformers; write hf:"
+            " instead of st: to use its encoder"
+        )
+    file = ST_MODULES
     try:
-        listed = [(m["path"].strip("/"), m["type"].rpartition(".")[2]) for m in read(ST_MODULES)]
+        listed = [(m["path"].strip("./"), m["type"].rpartition(".")[2]) for m in read(file)]
+        for path, kind in list(listed):
+            if kind in ("Router", "Asym"):
+                file = f"{path}/{ST_ROUTER}"
+                routed = read(file if file in names else f"{path}/{CONFIG}")["types"]
+                listed += [(f"{path}/{name}", full.rpartition(".")[2]) for name, full in routed.items()]
     except (TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{what}: its {ST_MODULES} is not a list of modules") from error
-    folders = {f"{path}/" if path else "": kind in ("Transformer", "Dense") for path, kind in listed}
-    return folders or {"": True}
+        raise UserError(f"{what}: its {file} is not a list of modules; give another model") from error
+    return {f"{path}/" if path else "": kind for path, kind in listed} or {"": "Transformer"}
 
 
 def _weights(
     folder: str, names: Collection[str], read: Callable[[str], Any], what: str
 ) -> tuple[list[str], list[str]]:
     """Returns the index of the weights in a folder, if any, and the files of weights."""
+    if folder + ADAPTER_CONFIG in names and folder + CONFIG not in names:
+        return [], [name for name in (folder + ADAPTER_WEIGHTS,) if name in names]
     for single, index in FILES:
         if folder + single in names:
             return [], [folder + single]
@@ -94,7 +115,7 @@ def _weights(
             content = read(folder + index)
             weight_map = content.get("weight_map") if isinstance(content, dict) else None
             if not isinstance(weight_map, dict):
-                raise UserError(f"{what}: its {folder}{index} has no weight_map")
+                raise UserError(f"{what}: its {folder}{index} has no weight_map; give another model")
             parts = sorted({folder + str(name) for name in weight_map.values()})
             missing = [name for name in parts if name not in names]
             if missing:

@@ -5,6 +5,7 @@ read and written again are bit-identical.
 """
 
 import collections
+import functools
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -15,9 +16,10 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, fits
 from jaxir.data.text.tokenizer import Tokenizer
-from jaxir.interop.huggingface import hf_config, tokenizer_files
+from jaxir.interop.huggingface import hf_config, peft, tokenizer_files
 from jaxir.interop.model import stored
-from jaxir.interop.model.stored import StoredModel
+from jaxir.interop.model.stored import Base, StoredModel
+from jaxir.interop.weights.lazy import LazyArray
 from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import (
     SINGLE,
@@ -27,8 +29,9 @@ from jaxir.interop.weights.weights import (
     write_json,
     write_tensors,
 )
+from jaxir.models.adapters import Adapters
 from jaxir.models.backbones import BackboneConfig
-from jaxir.models.codec import Changed, Weights
+from jaxir.models.codec import Changed, HuggingFace, Weights
 
 _DEFAULT_LENGTH = 512  # maximum number of tokens of a model without a limit
 _LEAST_SHARE = 0.8  # least tokenizer ids / model ids without a warning; embedding tables are padded a little
@@ -48,7 +51,8 @@ class _Tensor(NamedTuple):
     def split(self, value: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
         ends = np.cumsum([shapes[name][-1] for name in self.ours])[:-1]
         value = self.read(value)
-        parts = np.split(value, ends, axis=-1) if len(ends) else [value]
+        split = value.split if isinstance(value, LazyArray) else functools.partial(np.split, value, axis=-1)
+        parts = split(ends) if len(ends) else [value]
         return dict(zip(self.ours, parts, strict=True))
 
     def join(self, params: Mapping[str, Any]) -> np.ndarray:
@@ -57,11 +61,16 @@ class _Tensor(NamedTuple):
 
 
 class Encoder(NamedTuple):
-    """An encoder of a folder: configuration, float32 arrays by canonical name, the folder's padding id."""
+    """An encoder of a folder: configuration, float32 arrays by canonical name, the folder's padding id.
+
+    A folder of PEFT adds `adapters`, and the model that they adapt is `base`.
+    """
 
     config: BackboneConfig
     params: dict[str, np.ndarray]
     pad_id: int
+    adapters: Adapters | None = None
+    base: Base | None = None
 
     @property
     def in_model(self) -> dict[str, Any]:
@@ -69,28 +78,47 @@ class Encoder(NamedTuple):
         return {f"encoder.{name}": value for name, value in self.params.items()}
 
 
-def read_architecture(directory: Path) -> Encoder:
-    """Reads only config.json; the returned encoder has no parameters."""
+def read_architecture(directory: Path, pad_id: int | None = None) -> Encoder:
+    """Reads only config.json; the returned encoder has no parameters.
+
+    `pad_id` is the tokenizer's padding id, which is used in place of config.json's: many folders lack the
+    latter or have a wrong one, and it has no effect, except on models that count positions from it.
+    """
     path = directory / "config.json"
-    config, pad_id = hf_config.parse(read_json(path), path)
-    return Encoder(config, {}, pad_id)
+    config, named = hf_config.parse(read_json(path), path)
+    codec = hf_config.codec_of(config)
+    counted = codec.pad_id if codec.ignores_pad_id else named
+    if codec.counts_from_padding and pad_id not in (None, counted):
+        correct = "" if codec.ignores_pad_id else "pad_token_id in config.json or "
+        raise UserError(
+            f"{directory}: the tokenizer pads with id {pad_id}, but this model counts positions from id"
+            f" {counted}: correct {correct}the tokenizer's pad_token"
+        )
+    return Encoder(config, {}, named if pad_id is None else pad_id)
 
 
-def read_encoder(directory: Path) -> Encoder:
-    """Reads a folder with config.json and weights in a format of `weights.read_tensors`."""
-    found = read_architecture(directory)
+def read_encoder(directory: Path, pad_id: int | None = None) -> Encoder:
+    """Reads a folder with config.json and weights in a format of `weights.read_tensors`.
+
+    For `pad_id` see `read_architecture`.
+    """
+    found = read_architecture(directory, pad_id)
     params = _to_params(found.config, read_tensors(directory), found.pad_id, directory)
     return found._replace(params=params)
 
 
-def read_tokenizer(directory: Path, encoder: Encoder, *, lower_case: bool = False) -> Tokenizer:
-    """Reads a folder's tokenizer, optionally with added lower-casing, and checks that it fits the encoder."""
-    tokenizer = tokenizer_files.load(directory)
-    if (tokenizer.pad_swap or 0) != encoder.pad_id:
-        raise UserError(
-            f"{directory}: the tokenizer pads with id {tokenizer.pad_swap or 0}, but config.json says"
-            f" {encoder.pad_id}: copy the folder again, or correct one"
-        )
+def read(directory: Path, *, weights: bool = True) -> tuple[Encoder, Tokenizer]:
+    """Reads a folder's encoder, without parameters if `weights` is False, and its tokenizer."""
+    root = peft.base_directory(directory)
+    read_architecture(root)  # before the tokenizer, whose reader needs a supported model
+    tokenizer = tokenizer_files.load(directory if tokenizer_files.has_one(directory) else root, root)
+    encoder = (read_encoder if weights else read_architecture)(root, tokenizer.pad_swap or 0)
+    if root != directory:
+        left_out = hf_config.codec_of(encoder.config).left_out
+        adapters, params = peft.read(directory, kernels_of(encoder.config, encoder.pad_id), left_out)
+        params = encoder.params | params if weights else {}
+        base = Base(f"hf:{peft.base_name(directory)}")
+        encoder = encoder._replace(params=params, adapters=adapters, base=base)
     if tokenizer.vocab_size > encoder.config.vocab_size:
         raise UserError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} ids,"
@@ -101,18 +129,19 @@ def read_tokenizer(directory: Path, encoder: Encoder, *, lower_case: bool = Fals
             f"warning: {directory}: the tokenizer has {tokenizer.vocab_size:,} ids, the model"
             f" {encoder.config.vocab_size:,}: check that its files are complete"
         )
-    return tokenizer_files.lower_cased(tokenizer, directory) if lower_case else tokenizer
+    return encoder, tokenizer
 
 
 def max_length(directory: Path, encoder: Encoder) -> int:
     """Returns the maximum number of tokens per text in tokenizer_config.json, or a default."""
     path, positions = directory / tokenizer_files.CONFIG, encoder.config.max_positions
+    path = path if path.is_file() else peft.base_directory(directory) / tokenizer_files.CONFIG
     limit = read_optional_json(path).get("model_max_length")
     # transformers writes 1e30 for no limit.
     if limit is None or (isinstance(limit, int | float) and limit > 1_000_000):
         return positions or _DEFAULT_LENGTH
     if not fits(limit, Count):
-        raise UserError(f"{path}: model_max_length is {limit!r:.40}, not a number of tokens")
+        raise UserError(f"{path}: model_max_length is {limit!r:.40}, but must be a number of tokens")
     return min(limit, positions or limit)
 
 
@@ -132,10 +161,30 @@ def tensors_of(
     return {tensor.name: tensor.join(params) for tensor in tensors}
 
 
+def kernels_of(config: BackboneConfig, pad_id: int) -> dict[str, peft.Tensor]:
+    """Returns the kernels of an encoder by their modules' names in transformers."""
+    shapes = stored.encoder_shapes(config)
+    return {
+        t.name.removesuffix(".weight"): peft.Tensor(
+            {name: shapes[name] for name in t.ours}, functools.partial(t.split, shapes=shapes), t.join
+        )
+        for t in _tensors_of_encoder(config, shapes, pad_id)
+        if t.ours[0].endswith(".kernel")
+    }
+
+
 def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:
-    """Writes the encoder of a tower and the tokenizer. An SDE's one tower has both names."""
-    params = encoder_of(model.params, "encoder." if model.config.sharing == "sde" else f"{tower}_encoder.")
-    write_encoder(directory, model.config.backbone, params, pad_id=model.tokenizer.pad_swap or 0)
+    """Writes the encoder of a tower and the tokenizer. For an SDE, `tower` may be either name.
+
+    If the model has adapters, only these are written, as a folder of PEFT.
+    """
+    config, pad_id = model.config, model.tokenizer.pad_swap or 0
+    params = encoder_of(model.params, "encoder." if config.sharing == "sde" else f"{tower}_encoder.")
+    if config.adapters is None:
+        write_encoder(directory, config.backbone, params, pad_id=pad_id)
+    else:
+        kernels = kernels_of(config.backbone, pad_id)
+        peft.write(directory, model.base.spec.partition(":")[2], config.adapters, params, kernels)
     save_tokenizer(directory, model, length_of(model, tower))
 
 
@@ -187,7 +236,8 @@ def _to_params(
     codec, shapes = hf_config.codec_of(config), stored.encoder_shapes(config)
     tensors = _tensors_of_encoder(config, shapes, pad_id)
     expected = _shapes_there(tensors, shapes)
-    found = _strip_prefix({current_name(name): value for name, value in found.items()}, expected)
+    found = _renamed({current_name(name): value for name, value in found.items()}, codec)
+    found = _strip_prefix(found, expected)
     for name, aliases in codec.aliases.items():
         for alias in aliases:  # a file may hold any of a tensor's names
             if alias in found:
@@ -232,6 +282,23 @@ def current_name(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
+def _renamed(tensors: dict[str, np.ndarray], codec: HuggingFace) -> dict[str, np.ndarray]:
+    """Returns tensors by their current names, with those that older folders concatenate split."""
+    for pattern, *names in codec.renamed:
+        found = {}
+        for name, value in tensors.items():
+            if re.search(pattern, name) is None:
+                found[name] = value
+                continue
+            parts = [value]
+            if names[1:]:  # rows here are columns of the transposed tensor
+                size = value.shape[0] // len(names)
+                parts = [x.T for x in value.T.split([size * i for i in range(1, len(names))])]
+            found |= {re.sub(pattern, new, name): part for new, part in zip(names, parts, strict=True)}
+        tensors = found
+    return tensors
+
+
 def _strip_prefix(tensors: dict[str, np.ndarray], expected: Collection[str]) -> dict[str, np.ndarray]:
     """Removes the prefix that a checkpoint with heads puts before the encoder's names ("bert.")."""
     found: collections.Counter[str] = collections.Counter()
@@ -252,7 +319,9 @@ def _tensors_of_encoder(
     if not pad_id:
         return tensors
 
-    def swap(x: np.ndarray) -> np.ndarray:
+    def swap(x: Any) -> Any:
+        if isinstance(x, LazyArray):
+            return x.exchanged(0, pad_id)
         x = np.array(x)
         x[[0, pad_id]] = x[[pad_id, 0]]
         return x
@@ -273,9 +342,15 @@ def _tensors(
         theirs = theirs if isinstance(theirs, Changed) else Changed(theirs, _identity, _identity)
         table |= dict.fromkeys(modules, (modules, theirs))
     for name in shapes:
+        layer = (re.search(r"(?:^|\.)layers\.(\d+)\.", name) or ["", ""])[1]
+        number = str(int(layer) + first_layer) if layer else ""
+        any_layer = name.replace(f"layers.{layer}.", "layers.*.", 1) if layer else name
+        if any_layer in weights:  # a parameter with a name of its own
+            tensor = weights[any_layer].replace("*", number)
+            found[tensor] = _Tensor(tensor, (name,), _identity, _identity)
+            continue
         module, _, leaf = name.rpartition(".")
-        layer = (re.search(r"(?:^|\.)layers\.(\d+)\.", module) or ["", ""])[1]
-        known = module.replace(f"layers.{layer}.", "layers.*.", 1) if layer else module
+        known = module if module in table else any_layer.rpartition(".")[0]
         if known not in table:
             raise UserError(
                 f"the model's Hugging Face table lacks its module {known!r}: add it to `weights`"
@@ -283,7 +358,6 @@ def _tensors(
             )
         modules, theirs = table[known]
         ours = tuple(f"{m.replace('*', layer)}.{leaf}" for m in modules)
-        number = str(int(layer) + first_layer) if layer else ""
         tensor = theirs.name.replace("*", number) + (".bias" if leaf == "bias" else ".weight")
         read, write = theirs.read, theirs.write
         if leaf == "kernel":

@@ -17,14 +17,20 @@ from jaxir.models.codec import Entry, HuggingFace
 def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
     """Returns the configuration that `content`, read from `path`, describes, and its padding id."""
     kind, codec = backbones.of_model_type(require(content, "model_type", path), where=path)
+    if codec.text_entry:
+        content = require(content, codec.text_entry, path)
+    older = {new: content[old] for old, new in codec.renamed_entries.items() if old in content}
+    content = older | content
     pad_id = content.get("pad_token_id")
     if pad_id is None:
         pad_id = codec.pad_id
     for entry, value in codec.fixed.items():
         if (found := content.get(entry)) not in (None, value):
-            raise UserError(f"{path}: {entry} {found!r} is not supported, only {value!r}")
+            raise UserError(f"{path}: {entry} {found!r} is not supported, only {value!r}; give another model")
     if not fits(pad_id, Natural):
-        raise UserError(f"{path}: pad_token_id is {pad_id!r:.40}, not an id; set it to the padding's")
+        raise UserError(
+            f"{path}: pad_token_id is {pad_id!r:.40}, not an id; set it to the id of the padding token"
+        )
     hints, fields = hints_of(kind), {}
     hints |= {name: hint for name, hint in backbones.SIZES.items() if hints.get(name, int) is int}
     for ours, theirs in codec.entries.items():
@@ -35,11 +41,13 @@ def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
     try:
         config = kind(**codec.implied | fields | codec.read_more(content, pad_id))
     except KeyError as error:
-        raise UserError(f"{path}: {error} is missing") from error
+        raise UserError(f"{path}: the entry {error} is missing; copy the file again") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: {error}") from error
     if pad_id >= config.vocab_size:
-        raise UserError(f"{path}: pad_token_id is {pad_id}, but there are only {config.vocab_size} ids")
+        raise UserError(
+            f"{path}: pad_token_id is {pad_id}, but must be below vocab_size, {config.vocab_size}"
+        )
     return config, pad_id
 
 
@@ -52,14 +60,17 @@ def _read(content: Mapping[str, Any], entry: Entry, path: Path) -> Any:
     if entry.values is None:
         return value
     if not isinstance(value, Hashable) or value not in entry.values:
-        raise UserError(f"{path}: {entry.name} {value!r} is not supported, only {', '.join(entry.values)}")
+        raise UserError(
+            f"{path}: {entry.name} {value!r} is not supported, only {', '.join(entry.values)}; give another"
+            " model"
+        )
     return entry.values[value]
 
 
 def codec_of(config: BackboneConfig) -> HuggingFace:
     """Returns the tables of the folder that `config` becomes."""
     if config.model_type is None:
-        raise UserError(f"Hugging Face has no architecture of this kind ({config.summary}); use onnx")
+        raise UserError(f"Hugging Face has no architecture for {config.summary}; use --format=onnx")
     return backbones.of_model_type(config.model_type, where=config.summary)[1]
 
 
@@ -69,7 +80,8 @@ def describe(config: BackboneConfig, pad_id: int) -> dict[str, Any]:
     for ours, value in codec.implied.items():
         if (found := getattr(config, ours)) != value:
             raise UserError(
-                f"Hugging Face's {codec.architecture} has {ours} {value!r}, but this model {found!r}"
+                f"Hugging Face's {codec.architecture} needs {ours}={value!r}, but this model has"
+                f" {ours}={found!r}; use --format=onnx"
             )
     entries = {}
     for ours, theirs in codec.entries.items():

@@ -56,7 +56,9 @@ def is_one(directory: Path) -> bool:
     content = read_json(path, dict[str, Any])
     architectures, labels = content.get("architectures") or [""], content.get("id2label")
     if not fits(architectures, list[str]) or not fits(labels, dict[str, Any] | None):
-        raise UserError(f"{path}: architectures is not a list of names, or id2label not an object of labels")
+        raise UserError(
+            f"{path}: architectures must be a list of names, and id2label an object of labels; correct it"
+        )
     # transformers writes no labels if there are two.
     count = content.get("num_labels", 2) if labels is None else len(labels)
     return architectures[0].endswith("ForSequenceClassification") and count == 1
@@ -64,7 +66,7 @@ def is_one(directory: Path) -> bool:
 
 def read(directory: Path) -> StoredModel:
     """Reads a folder with config.json, weights and a tokenizer: a model with a `ScoreHead` of one label."""
-    encoder = hf.read_encoder(directory)
+    encoder, tokenizer = hf.read(directory)
     content = read_json(directory / "config.json")
     codec = backbones.of_model_type(content["model_type"], where=directory)[1]
     if not codec.begins:
@@ -74,7 +76,10 @@ def read(directory: Path) -> StoredModel:
         )
     head = codec.score_head
     if head is None:
-        raise UserError(f"{directory}: cross-encoders of model_type {codec.model_type!r} are not supported")
+        raise UserError(
+            f"{directory}: cross-encoders of model_type {codec.model_type!r} are not supported; give another"
+            " model"
+        )
     if not _has_token_types(directory, content, codec):
         encoder = _without_token_types(encoder)
     config = CrossEncoderConfig(
@@ -93,7 +98,8 @@ def read(directory: Path) -> StoredModel:
             " has only a Transformer, in the folder itself"
         )
     transformer = st_files.read_transformer(directory, encoder, "cross_encoder")
-    tokenizer = hf.read_tokenizer(directory, encoder, lower_case=transformer.lower_case)
+    if transformer.lower_case:
+        tokenizer = tokenizer_files.lower_cased(tokenizer, directory)
     settings = _settings(directory, content, about, transformer.max_length)
     return StoredModel(config=config, params=params, tokenizer=tokenizer, settings=settings)
 
@@ -110,7 +116,10 @@ def _head_fields(
     for name, values in allowed.items():
         if name in content and content[name] not in values:
             supported = ", ".join(str(value) for value in values if value is not None)
-            raise UserError(f"{directory}: {name} {content[name]!r:.40} is not supported, only {supported}")
+            raise UserError(
+                f"{directory}: {name} {content[name]!r:.40} is not supported, only {supported}; give another"
+                " model"
+            )
     return found
 
 
@@ -120,12 +129,12 @@ def _has_token_types(directory: Path, content: dict[str, Any], codec: HuggingFac
     about = read_optional_json(path)
     names = about.get("model_input_names")
     if not fits(names, list[str] | None):
-        raise UserError(f"{path}: model_input_names is not a list of names")
+        raise UserError(f"{path}: model_input_names must be a list of names; correct it")
     if names is not None:
         return _TYPES in names
     named = about.get("tokenizer_class") or content.get("tokenizer_class")
     if not fits(named, str | None):
-        raise UserError(f"{path}: tokenizer_class is {named!r:.40}, not a name")
+        raise UserError(f"{path}: tokenizer_class is {named!r:.40}, but must be a name")
     return (named or codec.tokenizer_class).removesuffix("Fast") in _TYPED_TOKENIZERS
 
 
@@ -144,7 +153,7 @@ def _settings(
     """Returns the settings; sentence-transformers puts the default prompt before the query."""
     found, reads = EncoderSettings.of_pairs(length), content.get(_READS, "pair")
     if not fits(reads, Reads):
-        raise UserError(f"{directory / 'config.json'}: {_READS} is {reads!r:.40}, not known to this jaxir")
+        raise UserError(f"{directory / 'config.json'}: {_READS} {reads!r:.40} needs a newer jaxir")
     if reads == "expanded_query":
         found = dataclasses.replace(found, query_max_length=length)
     if (directory / hub_files.ST_MODULES).exists():  # sentence-transformers reads prompts only with this file
@@ -166,7 +175,7 @@ def write(directory: Path, model: StoredModel) -> None:
     ):
         raise UserError(
             f"Hugging Face's {config.backbone.model_type} has no head for one score with activation"
-            f" {config.activation!r} and {config.pooling} pooling"
+            f" {config.activation!r} and {config.pooling} pooling; export to onnx or saved_model"
         )
     content = hf_config.describe(config.backbone, pad_id) | head.fixed | head.written
     content |= {theirs: getattr(config, ours) for ours, theirs in head.entries.items()}
@@ -219,7 +228,7 @@ def _read_head(directory: Path, head: ScoreHead, config: CrossEncoderConfig) -> 
     for ours, end in _tensors_of_head(head).items():
         value = hf.read_ending(directory, tensors, end, missing)
         if ours.startswith("classifier") and value.shape[0] != 1:
-            raise UserError(f"{directory}: it has {value.shape[0]} labels, but a cross-encoder has one")
+            raise UserError(f"{directory}: the model has {value.shape[0]} labels; give one with one label")
         params[ours] = value.T
     shapes = {name: shape for name, shape in stored.model_shapes(config).items() if name in params}
     stored.check_params(params, shapes, str(directory))
@@ -230,7 +239,7 @@ def _check_output(directory: Path, content: dict[str, Any], about: dict[str, Any
     """Refuses models whose scores in sentence-transformers are neither logits nor their sigmoids."""
     own = content.get("sentence_transformers") or {}
     if not fits(own, dict[str, Any]):
-        raise UserError(f"{directory / 'config.json'}: sentence_transformers is not a JSON object")
+        raise UserError(f"{directory / 'config.json'}: sentence_transformers must be a JSON object")
     named = (
         about.get("activation_fn"),
         own.get("activation_fn"),
@@ -238,4 +247,7 @@ def _check_output(directory: Path, content: dict[str, Any], about: dict[str, Any
     )
     name = next((name for name in named if name), None)
     if name is not None and str(name).rpartition(".")[2] not in _OUTPUTS:
-        raise UserError(f"{directory}: scores by {name} are not supported, only {' and '.join(_OUTPUTS)}")
+        raise UserError(
+            f"{directory}: the activation {name} of scores is not supported, only {' and '.join(_OUTPUTS)};"
+            " give another model"
+        )

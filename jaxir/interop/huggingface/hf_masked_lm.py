@@ -34,7 +34,7 @@ def outline(config_file: Path) -> MaskedLMConfig:
 def read(directory: Path) -> StoredModel:
     """Reads a folder with config.json, weights and a tokenizer."""
     config = outline(directory / "config.json")
-    encoder = hf.read_encoder(directory)
+    encoder, tokenizer = hf.read(directory)
     params = encoder.in_model | _read_head(directory, config, encoder.pad_id)
     for name, value in params.items():  # the words of a frozen generator would not show the damage
         if not np.isfinite(np.asarray(value)).all():
@@ -43,7 +43,7 @@ def read(directory: Path) -> StoredModel:
     return StoredModel(
         config=config,
         params=params,
-        tokenizer=hf.read_tokenizer(directory, encoder),
+        tokenizer=tokenizer,
         settings=EncoderSettings(query_max_length=length, passage_max_length=length),
     )
 
@@ -68,7 +68,7 @@ def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str
         name = f"{module}.{'bias' if ours.endswith('bias') else 'weight'}"
         value = hf.read_ending(directory, found, name, ": it has no head for masked tokens")
         if ours == "bias":
-            value[[0, pad_id]] = value[[pad_id, 0]]  # swapped as the token vectors are
+            value[[0, pad_id]] = value[[pad_id, 0]]  # these two rows are swapped in the token vectors, too
         params[f"head.{ours}"] = value.T
     shapes = {name: shape for name, shape in stored.model_shapes(config).items() if name in params}
     stored.check_params(params, shapes, str(directory))

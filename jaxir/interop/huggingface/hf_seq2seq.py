@@ -27,13 +27,13 @@ _CROSS_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.w
 
 def read(directory: Path) -> StoredModel:
     """Reads a folder with config.json, weights and a tokenizer."""
-    encoder, path = hf.read_encoder(directory), directory / "config.json"
-    content = read_json(path)
+    path = directory / "config.json"
+    (encoder, tokenizer), content = hf.read(directory), read_json(path)
     _check(directory, content, encoder.config, encoder.pad_id)
     found = read_tensors(directory)
     names = found.keys()
     if not any(name.startswith("decoder.block.") for name in names):
-        raise UserError(f"{directory}: its weights have no decoder, only an encoder")
+        raise UserError(f"{directory}: its weights have no decoder; give a complete T5")
     # Folders may hold the token table under a second name.
     has_head = _HEAD in names and not _are_equal(found[_HEAD], encoder.params["token.embedding"])
     config = _config(path, content, encoder.config, has_head=has_head)
@@ -51,7 +51,7 @@ def read(directory: Path) -> StoredModel:
     return StoredModel(
         config=config,
         params=encoder.in_model | hf.read_part(directory, _weights(config), _shapes(config)),
-        tokenizer=hf.read_tokenizer(directory, encoder),
+        tokenizer=tokenizer,
         settings=EncoderSettings.of_generator(hf.max_length(directory, encoder)),
     )
 
@@ -71,7 +71,7 @@ def _check(directory: Path, content: Mapping[str, Any], backbone: BackboneConfig
     if (pad_id, start) != (0, START):
         raise UserError(
             f"{directory / 'config.json'}: padding id {pad_id} and decoder_start_token_id {start} are not"
-            " supported, only 0 and 0"
+            " supported, only 0 and 0; give another model"
         )
 
 

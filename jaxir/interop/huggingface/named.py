@@ -1,15 +1,37 @@
 """Opens models by `hf:NAME` and `st:NAME`: finds the folder, and the kind of the model in the folder."""
 
+import functools
+import re
 from pathlib import Path
+from typing import Any
 
 from jaxir.interop.hub import hub
-from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_seq2seq, sentence_transformers
+from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_seq2seq, peft, sentence_transformers
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
-from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.interop.weights.weights import read_json
+from jaxir.models.dual_encoder import DualEncoderConfig, Pooling
 
 _DEFAULT_LENGTH = 512  # maximum number of tokens per text
+_HUB_NAME = r"(?P<owner>[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*(@[^\s:]+)?"
+
+
+def prefixed(name: str) -> str | None:
+    """Returns `st:NAME` or `hf:NAME` for a hub name without a prefix; None if `name` is a path.
+
+    A name without an owner belongs to sentence-transformers, as in `SentenceTransformer(name)`. For
+    OWNER/NAME the hub's modules.json decides, unless OWNER is a local directory.
+    """
+    found = re.fullmatch(_HUB_NAME, name)
+    if found is None or Path(name).exists() or (found["owner"] and Path(found["owner"]).is_dir()):
+        return None
+    return f"st:{name}" if not found["owner"] or _has_modules(name) else f"hf:{name}"
+
+
+@functools.cache  # a command opens the same name several times
+def _has_modules(name: str) -> bool:
+    return hub.has_modules(name)
 
 
 def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> StoredModel:
@@ -23,29 +45,47 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
         return _read_sentence_transformers(name, kind)
     owner = "cross-encoder" if (form, kind) == ("st", "cross_encoder") else None
     weights = weights or kind != "dual_encoder"
-    directory = hub.resolve(name, default_owner=owner, weights=weights, check=hf.read_architecture)
+    directory = hub.resolve(
+        name,
+        default_owner=owner,
+        weights=weights,
+        check=lambda directory: hf.read_architecture(peft.base_directory(directory)),
+    )
     if kind == "seq2seq":
         return hf_seq2seq.read(directory)
-    if kind == "cross_encoder" or (kind is None and hf_cross_encoder.is_one(directory)):
+    if kind == "cross_encoder" or (kind is None and hf_cross_encoder.is_one(peft.base_directory(directory))):
         return hf_cross_encoder.read(directory)
-    encoder = hf.read_encoder(directory) if weights else hf.read_architecture(directory)
-    config = DualEncoderConfig(backbone=encoder.config)
+    encoder, tokenizer = hf.read(directory, weights=weights)
+    pooling = _pooling(peft.base_directory(directory))
+    config = DualEncoderConfig(backbone=encoder.config, pooling=pooling, adapters=encoder.adapters)
     length = min(_DEFAULT_LENGTH, encoder.config.max_positions or _DEFAULT_LENGTH)
     return StoredModel(
         config=config,
         params=encoder.in_model if weights else stored.shapes_alone(config),
-        tokenizer=hf.read_tokenizer(directory, encoder),
+        tokenizer=tokenizer,
         settings=EncoderSettings(query_max_length=length, passage_max_length=length),
+        base=encoder.base,
     )
+
+
+def _pooling(directory: Path) -> Pooling:
+    """Returns the pooling of a folder without one, as sentence-transformers chooses it.
+
+    A model that was trained to predict the next token sees all of a text only at its last token.
+    """
+    content = read_json(directory / "config.json", dict[str, Any])
+    names = content.get("architectures") or [""]
+    causal = str(names[0]).endswith("ForCausalLM") and content.get("is_causal", True)
+    return "lasttoken" if causal else "mean"
 
 
 def _read_sentence_transformers(name: str, kind: str | None) -> StoredModel:
     def is_cross_encoder(directory: Path) -> bool:
-        return kind is None and hf_cross_encoder.is_one(directory)
+        return kind is None and hf_cross_encoder.is_one(peft.base_directory(directory))
 
     def check(directory: Path) -> None:
         (hf.read_architecture if is_cross_encoder(directory) else sentence_transformers.check)(directory)
 
-    directory = hub.resolve(name, default_owner="sentence-transformers", modules=True, check=check)
+    directory = hub.resolve(name, default_owner=hub.ST_OWNER, modules=True, check=check)
     found = hf_cross_encoder if is_cross_encoder(directory) else sentence_transformers
     return found.read(directory)

@@ -1,213 +1,322 @@
 """Converts sentence-transformers folders (modules.json and the modules in it) to models and back."""
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.values import Count, fits
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop.hub import hub_files
-from jaxir.interop.huggingface import hf, st_files
+from jaxir.interop.huggingface import hf, peft, st_files, st_modules, static_embeddings, tokenizer_files
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
-from jaxir.interop.model.stored import StoredModel
-from jaxir.interop.weights.weights import (
-    SINGLE,
-    read_json,
-    read_optional_json,
-    read_tensors,
-    require,
-    write_json,
-    write_tensors,
-)
-from jaxir.models.dual_encoder import DualEncoderConfig, Pooling, Projection
+from jaxir.interop.model.stored import Base, StoredModel
+from jaxir.interop.weights.weights import write_json
+from jaxir.models.after_pooling import AfterPooling
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.word_vectors import WordVectorsConfig
 
-_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
-_VECTOR = "sentence_embedding"  # sentence-transformers' name for the vector of a text
-_POOLING_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-_POOLINGS = [name for name in get_args(Pooling) if name in _POOLING_FLAGS.values()]
-_DENSE_ACTIVATIONS = {
-    "identity": "torch.nn.modules.linear.Identity",
-    "tanh": "torch.nn.modules.activation.Tanh",
-}
+_SIDES = ("query", "document")  # sentence-transformers' names of the two towers
+_BEFORE_POOLING = ("Transformer", "WeightedLayerPooling", "Pooling")
+_Modules = list[tuple[str, Path]]
+
+
+class _Tower(NamedTuple):
+    """One tower of a folder, as an SDE without prompts.
+
+    `lengths` are the maximum numbers of tokens of (queries, passages). `pools_prompts` says whether pooling
+    includes the tokens of prompts.
+    """
+
+    config: DualEncoderConfig
+    params: dict[str, np.ndarray]
+    tokenizer: Tokenizer
+    lengths: tuple[int, int]
+    pools_prompts: bool = True
+    base: Base | None = None
 
 
 def check(directory: Path) -> None:
     """Checks, before weights are downloaded, that a dual encoder supports a folder's modules."""
     st_files.read_config(directory, "dual_encoder")
-    modules = _modules(directory)
-    hf.read_architecture(modules["Transformer"])
-    _read_pooling(modules["Pooling"] / "config.json", has_prompts=False)
+    own, shared = _towers(directory)
+    for modules in own:
+        _check_order(directory, modules + shared)
+        found = dict(modules)
+        if "Transformer" in found:
+            hf.read_architecture(peft.base_directory(found["Transformer"]))
+            st_modules.read_pooling(found["Pooling"] / "config.json")
 
 
 def read(directory: Path) -> StoredModel:
-    """Reads a folder with one Transformer, a Pooling, and optionally a Dense and a Normalize.
+    """Reads a folder with a Transformer and a Pooling, or a StaticEmbedding, and modules after them.
 
-    Vectors are normalised if the folder normalises them or compares them by cosine.
+    With a Router for queries and documents the model has two towers. Vectors are normalised if the folder
+    normalises them or compares them by cosine.
     """
     about = st_files.read_config(directory, "dual_encoder")
-    if (dimension := about.get("truncate_dim")) is not None:
-        path = directory / hub_files.ST_CONFIG
-        raise UserError(f"{path}: truncate_dim {dimension!r:.40} is not supported: remove it")
-    modules = _modules(directory)
-    root = modules["Transformer"]
-    encoder = hf.read_encoder(root)
-    transformer = st_files.read_transformer(root, encoder, "dual_encoder")
-    tokenizer = hf.read_tokenizer(root, encoder, lower_case=transformer.lower_case)
-    projection, params = None, encoder.in_model
-    if "Dense" in modules:
-        projection, projection_params = _read_dense(modules["Dense"])
-        params |= projection_params
-    similarity = "cosine"
-    if "Normalize" in modules:
-        path = modules["Normalize"] / "config.json"
-        _check_names(read_optional_json(path), path)
-    else:
-        similarity = about.get("similarity_fn_name") or "cosine"
-        if similarity not in ("cosine", "dot"):
-            raise UserError(f"{directory}: similarity {similarity!r} is not supported, only cosine and dot")
+    own, shared = _towers(directory)
+    towers = [_read_tower(directory, modules + shared, about) for modules in own]
+    config, params = towers[0].config, towers[0].params
+    if len(towers) == 2:
+        _check_alike(directory, towers)
+        sharing = "ade"
+        after = [kind for modules in own for kind, _ in modules if kind in ("Dense", "LayerNorm")]
+        if config.projection is not None and not after and config.layers_from is None:
+            sharing = "ade_spl"
+        config = dataclasses.replace(config, sharing=sharing)
+        params = _params_of_towers(config, [tower.params for tower in towers])
     named, default = about["prompts"], about.get("default_prompt_name")
-    query_prompt, passage_prompt = st_files.prompts_of_sides(named, default)
-    pooling, pools_prompts = _read_pooling(
-        modules["Pooling"] / "config.json", has_prompts=bool(query_prompt or passage_prompt)
-    )
-    config = DualEncoderConfig(
-        backbone=encoder.config,
-        pooling=pooling,
-        projection=projection,
-        similarity=similarity,
-    )
+    prompts = st_files.prompts_of_sides(named, default)
+    if not towers[0].pools_prompts:
+        sides = zip(("query", "passage"), prompts, strict=True)
+        counts = {f"{name}_prompt_tokens": towers[0].tokenizer.prompt_length(p) for name, p in sides}
+        config = dataclasses.replace(config, **counts)
     stored.check_params(params, stored.model_shapes(config), str(directory))
     return StoredModel(
         config=config,
         params=params,
-        tokenizer=tokenizer,
+        tokenizer=towers[0].tokenizer,
         settings=EncoderSettings(
-            query_max_length=transformer.query_max_length,
-            passage_max_length=transformer.passage_max_length,
-            query_prompt=query_prompt,
-            passage_prompt=passage_prompt,
+            query_max_length=towers[0].lengths[0],
+            passage_max_length=towers[-1].lengths[1],
+            query_prompt=prompts[0],
+            passage_prompt=prompts[1],
             named_prompts=named,
             default_prompt_name=default,
-            pools_prompts=pools_prompts,
+            pools_prompts=towers[0].pools_prompts,
         ),
+        base=towers[0].base,
     )
 
 
-def write(directory: Path, model: StoredModel, *, tower: str) -> None:
-    """Writes one tower of `model` as a folder. An SDE's one tower has both names."""
+def write(directory: Path, model: StoredModel) -> None:
+    """Writes a model as a folder; two towers become the routes "query" and "document" of a Router."""
     config, settings = model.config, model.settings
-    if config.pooling not in _POOLINGS:
-        raise UserError(
-            f"sentence-transformers has no {config.pooling} pooling: export to onnx or saved_model"
-        )
-    hf.write_tower(directory, model, tower=tower)
-    length = hf.length_of(model, tower)
-    write_json(directory / hub_files.ST_TRANSFORMER[0], {"max_seq_length": length, "do_lower_case": False})
     named, default = st_files.folder_prompts(settings)
-    write_json(
-        directory / hub_files.ST_CONFIG,
-        {"prompts": named, "default_prompt_name": default, "similarity_fn_name": config.similarity},
-    )
-    modules = ["Transformer", "Pooling"]
-    (directory / "1_Pooling").mkdir()
-    flags = {flag: name == config.pooling for flag, name in _POOLING_FLAGS.items()}
-    pooling = {"word_embedding_dimension": config.backbone.embed_dim, **flags}
-    write_json(directory / "1_Pooling" / "config.json", pooling | {"include_prompt": settings.pools_prompts})
-    if config.projection is not None:
-        name = f"{tower}_projection" if config.sharing == "ade" else "projection"
-        kernel, bias = model.params[f"{name}.kernel"], model.params.get(f"{name}.bias")
-        (directory / "2_Dense").mkdir()
-        dense = {"in_features": kernel.shape[0], "out_features": kernel.shape[1], "bias": bias is not None}
-        dense["activation_function"] = _DENSE_ACTIVATIONS[config.projection.activation]
-        write_json(directory / "2_Dense" / "config.json", dense)
-        tensors = {"linear.weight": np.asarray(kernel).T} | ({} if bias is None else {"linear.bias": bias})
-        write_tensors(directory / "2_Dense" / SINGLE, tensors)
-        modules.append("Dense")
-    if config.similarity == "cosine":
-        modules.append("Normalize")
-        (directory / f"{len(modules) - 1}_Normalize").mkdir()
-    listed = [
-        {
-            "idx": i,
-            "name": str(i),
-            "path": "" if i == 0 else f"{i}_{kind}",
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for i, kind in enumerate(modules)
+    about = {"prompts": named, "default_prompt_name": default, "similarity_fn_name": config.similarity}
+    last = config.after_pooling[-1:]
+    truncates = bool(last) and last[0].kind == "truncate"
+    if truncates:
+        about["truncate_dim"] = last[0].dimension
+    write_json(directory / hub_files.ST_CONFIG, about)
+    # sentence-transformers truncates after all modules, and does not normalise the result.
+    normalize = [("Normalize", {})] if config.similarity == "cosine" and not truncates else []
+    if config.sharing == "sde":
+        listed = _write_modules(directory, [*_parts_of(model, "query"), *normalize], model, "query")
+    else:
+        folder = directory / "0_Router"
+        routes = {}
+        for side, tower in zip(_SIDES, ("query", "passage"), strict=True):
+            own = [part for part in _parts_of(model, tower) if not _is_shared(config, part)]
+            routes[side] = _write_modules(folder, own, model, tower, prefix=f"{side}_")
+        _write_router(folder, routes)
+        parts = [part for part in _parts_of(model, "query") if _is_shared(config, part)]
+        rest = _write_modules(directory, [*parts, *normalize], model, "query", first=1)
+        listed = [("Router", "0_Router"), *rest]
+    entries = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(listed)
     ]
-    write_json(directory / hub_files.ST_MODULES, listed)
+    write_json(directory / hub_files.ST_MODULES, entries)
 
 
-def _modules(directory: Path) -> dict[str, Path]:
-    """Returns the folder of each module, by kind."""
-    found = st_files.modules(directory)
-    kinds = [kind for kind, _ in found]
-    wanted = [kind for kind in _ORDER if kind in kinds]
-    if kinds != wanted or kinds[:2] != ["Transformer", "Pooling"]:
+def _towers(directory: Path) -> tuple[list[_Modules], _Modules]:
+    """Returns the modules of one tower or of two (queries, documents), and those after both."""
+    modules = st_files.modules(directory)
+    if not modules or modules[0][0] not in ("Router", "Asym"):
+        return [modules], []
+    routes = st_files.routes(modules[0][1])
+    path = modules[0][1] / hub_files.ST_ROUTER
+    if sorted(routes) != sorted(_SIDES):
         raise UserError(
-            f"{directory / hub_files.ST_MODULES}: the modules {', '.join(kinds)} are not supported;"
-            f" expected {', '.join(_ORDER)} in this order, of which the last two are optional"
+            f"{path}: the routes {', '.join(map(repr, routes))} are not supported, only 'query' and"
+            " 'document'"
         )
-    return dict(found)
+    own = [routes[side] for side in _SIDES]
+    return ([own[0]] if own[0] == own[1] else own), modules[1:]
 
 
-def _read_pooling(path: Path, *, has_prompts: bool) -> tuple[str, bool]:
-    """Returns (pooling, whether it includes the tokens of prompts)."""
-    content = read_json(path, dict[str, Any])
-    mode = content.get("pooling_mode")
-    if mode is None:
-        mode = [name for flag, name in _POOLING_FLAGS.items() if content.get(flag)] or ["mean"]
-    modes = [mode] if isinstance(mode, str) else mode
-    if not fits(modes, list[str]):
-        raise UserError(f"{path}: pooling_mode {mode!r:.40} is not the name of a pooling")
-    if len(modes) != 1 or modes[0] not in _POOLINGS:
-        known = ", ".join(_POOLINGS)
-        raise UserError(f"{path}: pooling {' + '.join(modes)} is not supported, only {known}")
-    include_prompt = bool(content.get("include_prompt", True))
-    if has_prompts and not include_prompt:
+def _check_order(directory: Path, modules: _Modules) -> None:
+    kinds = [kind for kind, _ in modules]
+    static = kinds[:1] == ["StaticEmbedding"]
+    first = kinds[:1] if static else [kind for kind in _BEFORE_POOLING if kind in kinds]
+    rest = kinds[len(first) :]
+    unknown = [kind for kind in rest if kind not in st_modules.SUPPORTED]
+    if kinds[: len(first)] != first or not (static or {"Transformer", "Pooling"} <= {*first}) or unknown:
         raise UserError(
-            f"{path}: include_prompt false is not supported for a model with prompts: use another model"
+            f"{directory / hub_files.ST_MODULES}: the modules {', '.join(kinds)} are not supported; expected"
+            " Transformer, perhaps WeightedLayerPooling, and Pooling, or StaticEmbedding, then any of"
+            f" {', '.join(st_modules.SUPPORTED)}"
         )
-    return modes[0], include_prompt
 
 
-def _read_dense(directory: Path) -> tuple[Projection, dict[str, np.ndarray]]:
-    path = directory / "config.json"
-    content = read_json(path, dict[str, Any])
-    name = content.get("activation_function", _DENSE_ACTIVATIONS["tanh"])
-    known = {full.rpartition(".")[2]: ours for ours, full in _DENSE_ACTIVATIONS.items()}
-    activation = known.get(str(name).rpartition(".")[2]) if str(name).startswith("torch.") else None
-    if activation is None:
-        raise UserError(f"{path}: activation {name} is not supported, only torch's Identity and Tanh")
-    if content.get("use_residual"):
-        raise UserError(f"{path}: a Dense with a residual is not supported: use another model")
-    _check_names(content, path)
-    tensors = read_tensors(directory)
-    kernel = require(tensors, "linear.weight", directory).T
-    params = {"projection.kernel": kernel}
-    if content.get("bias", True):
-        params["projection.bias"] = require(tensors, "linear.bias", directory)
-    elif "linear.bias" in tensors:
-        raise UserError(f"{path}: bias is false, but its weights have a linear.bias: correct one of them")
-    dimension = require(content, "out_features", path)
-    if not fits(dimension, Count):
-        raise UserError(f"{path}: out_features is {dimension!r:.40}, not a number of dimensions")
-    return Projection(
-        dimension=dimension, use_bias="projection.bias" in params, activation=activation
-    ), params
+def _read_tower(directory: Path, modules: _Modules, about: Mapping[str, Any]) -> _Tower:
+    _check_order(directory, modules)
+    found = dict(modules)
+    after = st_modules.read_after_pooling([m for m in modules if m[0] in st_modules.SUPPORTED])
+    truncated = _truncated(directory, about)
+    similarity = "cosine"
+    if not after.normalized:
+        similarity = about.get("similarity_fn_name") or "cosine"
+        if similarity not in ("cosine", "dot"):
+            raise UserError(f"{directory}: similarity {similarity!r} is not supported, only cosine and dot")
+    elif truncated:  # the vectors are normalised before they are truncated, and compared by cosine after it
+        truncated = (AfterPooling(kind="normalize"), *truncated)
+    fields = {
+        "projection": after.projection,
+        "after_pooling": after.after_pooling + truncated,
+        "similarity": similarity,
+    }
+    if "StaticEmbedding" in found:
+        static = static_embeddings.read(found["StaticEmbedding"])
+        config = DualEncoderConfig(backbone=static.config, **fields)
+        length = static.max_length
+        return _Tower(config, static.params | after.params, static.tokenizer, (length, length))
+    root = found["Transformer"]
+    encoder, tokenizer = hf.read(root)
+    transformer = st_files.read_transformer(root, encoder, "dual_encoder")
+    if transformer.lower_case:
+        tokenizer = tokenizer_files.lower_cased(tokenizer, root)
+    params = encoder.in_model | after.params
+    if "WeightedLayerPooling" in found and transformer.shows_layers:
+        num = encoder.config.num_layers
+        fields["layers_from"], params["layer_weights"] = st_modules.read_layer_weights(
+            found["WeightedLayerPooling"], num
+        )
+    fields["pooling"], pools_prompts = st_modules.read_pooling(found["Pooling"] / "config.json")
+    try:
+        config = DualEncoderConfig(backbone=encoder.config, adapters=encoder.adapters, **fields)
+    except ValueError as error:
+        raise UserError(f"{directory}: {error}") from error
+    lengths = (transformer.query_max_length, transformer.passage_max_length)
+    return _Tower(config, params, tokenizer, lengths, pools_prompts, encoder.base)
 
 
-def _check_names(content: dict[str, Any], path: Path) -> None:
-    """Refuses a module that reads or makes something other than the vectors of texts."""
-    for entry in ("module_input_name", "module_output_name"):
-        if content.get(entry) not in (None, _VECTOR):
-            raise UserError(f"{path}: {entry} {content[entry]!r:.40} is not supported, only {_VECTOR}")
+def _truncated(directory: Path, about: Mapping[str, Any]) -> tuple[AfterPooling, ...]:
+    dimension = about.get("truncate_dim")
+    if dimension is None:
+        return ()
+    try:
+        return (AfterPooling(kind="truncate", dimension=dimension),)
+    except ValueError as error:
+        raise UserError(f"{directory / hub_files.ST_CONFIG}: truncate_dim: {error}") from error
+
+
+def _check_alike(directory: Path, towers: list[_Tower]) -> None:
+    """Checks that two towers differ only in weights and lengths."""
+    for name in ("config", "pools_prompts"):
+        one, other = (getattr(tower, name) for tower in towers)
+        if one != other:
+            raise UserError(
+                f"{directory}: the routes for queries and documents have different architectures ({one},"
+                f" {other}), but jaxir's two towers have one: use each route as a model of its own"
+            )
+    if towers[0].tokenizer.effect != towers[1].tokenizer.effect:
+        raise UserError(
+            f"{directory}: the routes for queries and documents have different tokenizers, but jaxir's two"
+            " towers have one: use each route as a model of its own"
+        )
+
+
+def _params_of_towers(config: DualEncoderConfig, params: list[dict[str, Any]]) -> dict[str, Any]:
+    found = {}
+    for tower, own in zip(("query", "passage"), params, strict=True):
+        for name, value in own.items():
+            shared = config.sharing == "ade_spl" and not name.startswith("encoder.")
+            found[name if shared else f"{tower}_{name}"] = value
+    return found
+
+
+_Part = tuple[str, dict[str, Any]]  # a module's kind, and what its writer needs
+
+
+def _is_shared(config: DualEncoderConfig, part: _Part) -> bool:
+    """Whether both towers use a module: an ADE-SPL's share all that comes after the pooling."""
+    return config.sharing == "ade_spl" and part[0] in ("Dense", "LayerNorm", "Normalize")
+
+
+def _parts_of(model: StoredModel, tower: str) -> list[_Part]:
+    """Returns the modules of a tower, without a last Normalize."""
+    config = model.config
+    prefix = f"{tower}_" if config.sharing == "ade" else ""
+    if isinstance(config.backbone, WordVectorsConfig):
+        parts: list[_Part] = [("StaticEmbedding", {})]
+    else:
+        parts = [("Transformer", {})]
+        if config.layers_from is not None:
+            weights = model.params[f"{prefix}layer_weights"]
+            parts.append(("WeightedLayerPooling", {"weights": np.asarray(weights)}))
+        parts.append(("Pooling", {}))
+    if config.projection is not None:
+        tensors = hf.encoder_of(model.params, f"{prefix}projection.")
+        linear = {f"linear.{name}": value for name, value in tensors.items()}
+        parts.append(("Dense", {"module": config.projection, "tensors": linear}))
+    kinds = {"dense": "Dense", "layer_norm": "LayerNorm", "normalize": "Normalize"}
+    for i, module in enumerate(config.after_pooling):
+        if module.kind == "truncate" and i == len(config.after_pooling) - 1:
+            continue  # the folder's truncate_dim
+        if module.kind == "truncate":
+            raise UserError(
+                "a sentence-transformers folder truncates only the last vector: export to onnx or saved_model"
+            )
+        tensors = hf.encoder_of(model.params, f"{prefix}after_pooling.{i}.")
+        parts.append((kinds[module.kind], {"module": module, "tensors": tensors}))
+    return parts
+
+
+def _write_modules(
+    directory: Path, parts: list[_Part], model: StoredModel, tower: str, *, prefix: str = "", first: int = 0
+) -> list[tuple[str, str]]:
+    """Writes a tower's modules into `directory`; returns the kind and the path of each."""
+    config, listed = model.config, []
+    for i, (kind, about) in enumerate(parts, start=first):
+        # The Transformer of a folder without a Router is in the folder itself.
+        path = "" if i == 0 and not prefix else f"{prefix}{i}_{kind}"
+        folder = directory / path
+        if kind == "Transformer":
+            _write_transformer(folder, model, tower)
+        elif kind == "StaticEmbedding":
+            static_embeddings.write(folder, model, tower=tower)
+        elif kind == "WeightedLayerPooling":
+            width = config.backbone.output_dim
+            st_modules.write_layer_weights(
+                folder, about["weights"], start=config.layers_from, dimension=width
+            )
+        elif kind == "Pooling":
+            st_modules.write_pooling(
+                folder,
+                config.poolings,
+                dimension=config.backbone.output_dim,
+                include_prompt=model.settings.pools_prompts,
+            )
+        elif kind == "Dense":
+            st_modules.write_dense(folder, about["module"], about["tensors"])
+        elif kind == "LayerNorm":
+            st_modules.write_layer_norm(folder, about["tensors"])
+        else:
+            folder.mkdir(parents=True)
+        listed.append((kind, path))
+    return listed
+
+
+def _write_transformer(folder: Path, model: StoredModel, tower: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    hf.write_tower(folder, model, tower=tower)
+    content: dict[str, Any] = {"max_seq_length": hf.length_of(model, tower), "do_lower_case": False}
+    if model.config.layers_from is not None:
+        content["config_args"] = {"output_hidden_states": True}
+    write_json(folder / hub_files.ST_TRANSFORMER[0], content)
+
+
+def _write_router(folder: Path, routes: Mapping[str, list[tuple[str, str]]]) -> None:
+    kinds = {path: kind for route in routes.values() for kind, path in route}
+    content = {
+        "types": {path: f"sentence_transformers.models.{kind}" for path, kind in kinds.items()},
+        "structure": {side: [path for _, path in route] for side, route in routes.items()},
+        "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
+    }
+    write_json(folder / hub_files.ST_ROUTER, content)

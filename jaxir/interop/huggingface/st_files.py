@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, fits
-from jaxir.interop.hub.hub_files import ST_CONFIG, ST_MODULES, ST_TRANSFORMER
-from jaxir.interop.huggingface import hf
+from jaxir.interop.hub.hub_files import ST_CONFIG, ST_MODULES, ST_ROUTER, ST_TRANSFORMER
+from jaxir.interop.huggingface import hf, peft
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.kinds import KINDS
 from jaxir.interop.weights.notes import note
@@ -29,16 +29,26 @@ _IGNORED = {
 _QUERY_PROMPTS = ("query",)
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
 # The only supported values of tokenizer settings.
-_SUPPORTED = {"padding_side": "right", "truncation_side": "right", "truncation": True, "padding": True}
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "padding_side": ("right", "left"),  # padding on either side changes no vector
+    "truncation_side": ("right",),
+    "truncation": (True, "longest_first"),
+    "padding": (True, "longest"),
+    "output_hidden_states": (True, False),
+}
 
 
 class Transformer(NamedTuple):
-    """How a Transformer reads texts: maximum numbers of tokens, and whether texts are lower-cased first."""
+    """How a Transformer reads texts: maximum numbers of tokens, and whether texts are lower-cased first.
+
+    `shows_layers` says whether it outputs all layers, without which WeightedLayerPooling has no effect.
+    """
 
     max_length: int
     query_max_length: int
     passage_max_length: int
     lower_case: bool
+    shows_layers: bool = False
 
 
 def kind_of(directory: Path) -> str | None:
@@ -96,15 +106,36 @@ def modules(directory: Path) -> list[tuple[str, Path]]:
         raise UserError(f"{path}: no such file, so this is not a sentence-transformers folder{hint}")
     content = read_json(path)
     if not isinstance(content, list):
-        raise UserError(f"{path}: not a list of modules")
+        raise UserError(f"{path}: not a list of modules; correct it, or give another model")
     found = []
     for module in content:
         full, place = require(module, "type", path), require(module, "path", path)
-        if not str(full).startswith("sentence_transformers."):
-            raise UserError(f"{path}: the module {full!r:.80} is not one of sentence-transformers' own")
-        folder = directory if place == "" else Path(inside(directory, place, said_by=path))
-        found.append((full.rpartition(".")[2], folder))
+        folder = directory if place in ("", ".") else Path(inside(directory, place, said_by=path))
+        found.append((_kind(full, path), folder))
     return found
+
+
+def routes(directory: Path) -> dict[str, list[tuple[str, Path]]]:
+    """Returns the modules of each route of a Router, by the route's name."""
+    path = directory / ST_ROUTER
+    content = read_json(path if path.is_file() else directory / "config.json", dict[str, Any])
+    types, structure = (require(content, name, path) for name in ("types", "structure"))
+    if not fits(types, dict[str, str]) or not fits(structure, dict[str, list[str]]):
+        raise UserError(f"{path}: types is not an object of classes, or structure not one of lists of names")
+    found: dict[str, list[tuple[str, Path]]] = {}
+    for route, names in structure.items():
+        for name in names:
+            kind = _kind(require(types, name, path), path)
+            found.setdefault(route, []).append((kind, Path(inside(directory, name, said_by=path))))
+    return found
+
+
+def _kind(full: Any, path: Path) -> str:
+    if not str(full).startswith("sentence_transformers."):
+        raise UserError(
+            f"{path}: the module {full!r:.80} is not one of sentence-transformers' own; give another model"
+        )
+    return str(full).rpartition(".")[2]
 
 
 def read_transformer(directory: Path, encoder: hf.Encoder, kind: str) -> Transformer:
@@ -126,19 +157,27 @@ def read_transformer(directory: Path, encoder: hf.Encoder, kind: str) -> Transfo
             " texts are truncated to these"
         )
     lengths = (min(length, limit) for length in (whole, query, passage))
-    return Transformer(*lengths, lower_case=bool(content.get("do_lower_case")))
+    given = [_object(content, group, path) for group in (*_ARGUMENTS, "forward_kwargs")]
+    shown = [group.get("output_hidden_states") for group in (encoder_config(directory), *given)]
+    return Transformer(*lengths, bool(content.get("do_lower_case")), any(shown))
+
+
+def encoder_config(directory: Path) -> dict[str, Any]:
+    return read_json(peft.base_directory(directory) / "config.json", dict[str, Any])
 
 
 def _check_use(content: dict[str, Any], path: Path, kind: str) -> None:
     task = content.get("transformer_task", _TASKS[kind])
     if task != _TASKS[kind]:
-        raise UserError(f"{path}: transformer_task {task!r:.40} is not supported, only {_TASKS[kind]}")
+        raise UserError(
+            f"{path}: transformer_task {task!r:.40} is not supported, only {_TASKS[kind]}; give another model"
+        )
     if content.get("query_expansion"):
-        raise UserError(f"{path}: query_expansion is not supported")
+        raise UserError(f"{path}: query_expansion is not supported; give another model")
     if kind == "dual_encoder" and content.get("module_output_name", "token_embeddings") != "token_embeddings":
         raise UserError(
             f"{path}: module_output_name {content['module_output_name']!r:.40} is not supported, only"
-            " token_embeddings"
+            " token_embeddings; give another model"
         )
 
 
@@ -167,18 +206,18 @@ def _called_length(content: dict[str, Any], path: Path) -> int | None:
 
 
 def _check_supported(group: str, name: str, value: Any, path: Path) -> None:
-    if name not in _SUPPORTED or _SUPPORTED[name] != value:
-        raise UserError(f"{path}: {group} sets {name} to {value!r:.40}, which is not supported")
+    if name not in _SUPPORTED or value not in _SUPPORTED[name]:
+        raise UserError(f"{path}: {group} sets {name} to {value!r:.40}, which is not supported; remove it")
 
 
 def _object(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
     value = content.get(name) or {}
     if not isinstance(value, dict):
-        raise UserError(f"{path}: {name} is not a JSON object")
+        raise UserError(f"{path}: {name} must be a JSON object")
     return value
 
 
 def _length(value: Any, name: str, path: Path) -> int | None:
     if not fits(value, Count | None):
-        raise UserError(f"{path}: {name} is {value!r:.40}, not a number of tokens")
+        raise UserError(f"{path}: {name} is {value!r:.40}, but must be a number of tokens")
     return value

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from jaxir.core.errors import UserError
-from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.data.text.tokenizer import FILES, Tokenizer
+from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import read_json, read_optional_json, write_json
 from jaxir.models import backbones
 from jaxir.storage.temporary_outputs import temporary_directory
@@ -62,8 +63,16 @@ _REPLACED = (
 )
 
 
-def load(directory: Path) -> Tokenizer:
-    """Reads the tokenizer of a folder with config.json as transformers does, or refuses it."""
+def has_one(directory: Path) -> bool:
+    """Returns whether a folder has a tokenizer of its own, which a folder of PEFT may lack."""
+    return any((directory / name).is_file() for name in FILES) or any(directory.glob("*.model"))
+
+
+def load(directory: Path, model: Path | None = None) -> Tokenizer:
+    """Reads the tokenizer of a folder as transformers does, or refuses it.
+
+    `model` is the folder with config.json, if another one has it.
+    """
     tokenizer, config = Tokenizer.load(directory), read_optional_json(directory / CONFIG)
     for name, token in _named(directory, in_json=tokenizer.model_file is None):
         if not (tokenizer.knows(token) or _SENTINEL.fullmatch(token)):
@@ -80,9 +89,11 @@ def load(directory: Path) -> Tokenizer:
             f"{directory}: its tokenizer truncates texts on the {side}, but jaxir only on the right: set"
             " truncation_side to right in tokenizer_config.json"
         )
-    model = read_optional_json(directory / "config.json")
-    named = config.get("tokenizer_class") or model.get("tokenizer_class")
-    codec = backbones.of_model_type(model.get("model_type"), where=directory / "config.json")[1]
+    _note_end(directory, content, config)
+    model = model or directory
+    about = read_optional_json(model / "config.json")
+    named = config.get("tokenizer_class") or about.get("tokenizer_class")
+    codec = backbones.of_model_type(about.get("model_type"), where=model / "config.json")[1]
     if not codec.heeds_tokenizer_class:
         return tokenizer
     by_type = named is None
@@ -105,6 +116,18 @@ def load(directory: Path) -> Tokenizer:
             )
         tokenizer = _changed(tokenizer, replaced.part, lambda part, made=made: part | made, directory)
     return tokenizer
+
+
+def _note_end(directory: Path, content: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Notes that `add_eos_token` has no effect, as in transformers 5.24, unlike in 4."""
+    token = config.get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    if config.get("add_eos_token") and content and token not in str(content.get("post_processor")):
+        note(
+            f"note: {directory}: {CONFIG} sets add_eos_token, but {_JSON} appends no {token!r}, so texts end"
+            " without it, as in transformers 5.24. transformers 4 appended it: if the model was trained so,"
+            " add the token to the post_processor"
+        )
 
 
 def lower_cased(tokenizer: Tokenizer, where: Path) -> Tokenizer:

@@ -75,15 +75,21 @@ class EncoderSettings:
         return self.query_max_length + self.passage_max_length
 
     def text_format(
-        self, num_negatives: int = 0, *, mask_id: int | None = None, vocabulary: str | None = None
+        self,
+        num_negatives: int = 0,
+        *,
+        prompt_tokens: tuple[int, int] = (0, 0),
+        mask_id: int | None = None,
+        vocabulary: str | None = None,
     ) -> TextFormat:
-        """Returns how texts become token arrays, given these attributes of a tokenizer."""
+        """Returns how texts become token arrays, given attributes of a tokenizer and its prompts' tokens."""
         return TextFormat(
             query_length=self.query_max_length,
             passage_length=self.passage_max_length,
             num_negatives=num_negatives,
             query_prompt=self.query_prompt,
             passage_prompt=self.passage_prompt,
+            prompt_tokens=None if self.pools_prompts else prompt_tokens,
             mask_id=mask_id,
             vocabulary=vocabulary,
             reads=self.reads,
@@ -92,4 +98,7 @@ class EncoderSettings:
     def text_format_of(self, tokenizer: Tokenizer | None, num_negatives: int = 0) -> TextFormat:
         """Returns `text_format` with the mask id and vocabulary of `tokenizer`, if it has them."""
         of_tokens = {name: getattr(tokenizer, name, None) for name in ("mask_id", "vocabulary")}
+        if not (self.pools_prompts or tokenizer is None):
+            prompts = self.query_prompt, self.passage_prompt
+            of_tokens["prompt_tokens"] = tuple(map(tokenizer.prompt_length, prompts))
         return self.text_format(num_negatives, **of_tokens)

@@ -48,18 +48,21 @@ KINDS = {
         config=DualEncoderConfig,
         what="a dual encoder, which makes vectors of texts",
         lengths=_of_either,
+        of_tokenizer=("query_prompt_tokens", "passage_prompt_tokens"),
+        since={"after_pooling": (), "layers_from": None, "adapters": None},
     ),
     "cross_encoder": Kind(
         config=CrossEncoderConfig,
         what="a cross-encoder, which scores pairs of texts (jaxir.rerank)",
         lengths=lambda s: {"query_max_length + passage_max_length": s.pair_max_length},
         of_tokenizer=("separator",),
-        since={"pooling": "cls", "normed": False},
+        since={"pooling": "cls", "normed": False, "adapters": None},
     ),
     "seq2seq": Kind(
         config=Seq2SeqConfig,
         what="a generator, which writes texts (jaxir.expand)",
         lengths=_of_either,
+        since={"adapters": None},
     ),
 }
 

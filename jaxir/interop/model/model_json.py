@@ -11,6 +11,8 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import ModelConfig
 from jaxir.interop.weights.weights import require
 from jaxir.models import backbones
+from jaxir.models.adapters import Adapters
+from jaxir.models.after_pooling import AfterPooling
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.storage.json_files import made
 
@@ -39,6 +41,11 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
         fields["backbone"] = _made(family, backbone, path)
         if kind is DualEncoderConfig and fields["projection"] is not None:
             fields["projection"] = _made(Projection, fields["projection"], path)
+        if kind is DualEncoderConfig and "after_pooling" in fields:
+            modules = (_made(AfterPooling, module, path) for module in fields["after_pooling"])
+            fields["after_pooling"] = tuple(modules)
+        if fields.get("adapters") is not None:
+            fields["adapters"] = _made(Adapters, fields["adapters"], path)
         config = _made(kind, fields, path)
         settings = _made(EncoderSettings, require(content, "settings", path), path)
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:

@@ -21,19 +21,43 @@ from flax import nnx
 from jaxir.core.errors import UserError
 from jaxir.core.platforms import memory_of
 from jaxir.data.text.tokenizer import Tokenizer
-from jaxir.interop.model import kinds
+from jaxir.interop.model import kinds, quantizing
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.kinds import ModelConfig
-from jaxir.interop.weights.lazy import LazyArray, place, stack
+from jaxir.interop.weights.lazy import LazyArray, loaded, place, stack
 from jaxir.models import any_length, layers
+from jaxir.models.adapters import is_base
 from jaxir.models.backbones import BackboneConfig, check_padding
+from jaxir.models.quantized import Scheme, is_quantized
+from jaxir.models.stacks import layers_of
 from jaxir.runtime.partitioning import Partitioner
 
-# Fields of a backbone that say how it is computed, excluded from fingerprints.
+# Fields of a backbone that determine only how it is computed; they are excluded from fingerprints.
 EXECUTION = ("dtype", "remat", "scan_layers")
 DROPOUT = "dropout_rate"  # suffix of the names of dropout rates, which are excluded, too
 
 _HASHED_AT_ONCE = 1 << 24  # numbers of a parameter that are read and hashed at a time
+
+
+class Base(NamedTuple):
+    """The model whose weights adapters change, which a run and a folder of PEFT only name.
+
+    Attributes:
+      spec: the model, in a form that `model_dir.load` accepts.
+      tokenizer: the tokenizer that opens a `t5x:` checkpoint; None for other models.
+      digest: `lora.digest_of` its parameters; None: unknown.
+      weights: how its encoders were quantised while the adapters were trained; None: not at all.
+    """
+
+    spec: str
+    tokenizer: str | None = None
+    digest: str | None = None
+    weights: Scheme | None = None
+
+    def holds(self, name: str) -> bool:
+        """Returns whether the base has this parameter of the adapted model; an `hf:` folder is an encoder."""
+        after_encoder = name.split(".")[0].endswith(("after_pooling", "layer_weights"))
+        return is_base(name) and not (after_encoder and self.spec.startswith("hf:"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +70,8 @@ class StoredModel:
       tokenizer: its tokenizer.
       settings: lengths and prompts.
       checkpoint: the checkpoint of a run, which a trainer may remove during reading; None for other models.
+      base: the model that its adapters change, if its files only name that model.
+      weights: how `build` quantises the encoders (see `quantized`); None: not at all.
     """
 
     config: ModelConfig
@@ -53,6 +79,8 @@ class StoredModel:
     tokenizer: Tokenizer
     settings: EncoderSettings
     checkpoint: Path | None = None
+    base: Base | None = None
+    weights: Scheme | None = None
 
 
 class LoadedModel(NamedTuple):
@@ -64,6 +92,7 @@ class LoadedModel(NamedTuple):
       settings: lengths and prompts.
       fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
       step: the step of the run's checkpoint that was loaded; None for other models.
+      base: the model that its adapters change, if they are trained and stored alone.
     """
 
     model: Any
@@ -71,6 +100,7 @@ class LoadedModel(NamedTuple):
     settings: EncoderSettings
     fingerprint: str
     step: int | None = None
+    base: Base | None = None
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.model!r}, {self.settings}, {self.fingerprint[:12]})"
@@ -85,7 +115,9 @@ def canonical(params: Mapping[str, Any]) -> dict[str, Any]:
         head, layers_, tail = name.partition("layers.")
         if layers_ and not tail.split(".")[0].isdigit():
             parts = [value.layer(i) for i in range(value.shape[0])] if at_rest else value
-            found |= {f"{head}layers.{i}.{tail}": part for i, part in enumerate(parts)}
+            kind, _, rest = tail.partition(".")
+            numbers, tail = (range(len(parts)), tail) if layers_of(kind) is None else (layers_of(kind), rest)
+            found |= {f"{head}layers.{i}.{tail}": part for i, part in zip(numbers, parts, strict=True)}
         else:
             found[name] = value
     return found
@@ -98,18 +130,26 @@ def flatten(tree: Mapping[Any, Any]) -> dict[str, np.ndarray]:
 
 
 def params_of(model: nnx.Module) -> dict[str, np.ndarray]:
-    """Returns the parameters of `model` on the host, by canonical name."""
+    """Returns the parameters of `model` on the host, by canonical name.
+
+    Raises:
+      UserError: some are quantised.
+    """
+    if any(is_quantized(x) for x in jax.tree.leaves(nnx.state(model, nnx.Param))):
+        raise UserError(
+            "the weights are quantised, so the model can neither be trained nor saved: leave out weights="
+        )
     return flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
 
 def encoder_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter of an encoder by canonical name."""
-    return _shapes(dataclasses.replace(config, scan_layers=False))
+    return _shapes(dataclasses.replace(config, scan_layers=True))
 
 
 def model_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter of a model by canonical name."""
-    return _shapes(replace_backbone(config, scan_layers=False))
+    return _shapes(replace_backbone(config, scan_layers=True))
 
 
 def shapes_alone(config: ModelConfig) -> dict[str, np.ndarray]:
@@ -125,9 +165,11 @@ def _outline(config: BackboneConfig | ModelConfig) -> tuple[nnx.GraphDef, nnx.St
 
 
 def _shapes(config: BackboneConfig | ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns shapes by canonical name; with scanned layers, for which an outline takes less time."""
     parameters = nnx.to_pure_dict(nnx.filter_state(_outline(config)[1], nnx.Param))
-    leaves = jax.tree_util.tree_leaves_with_path(parameters)
-    return {".".join(str(key.key) for key in path): leaf.shape for path, leaf in leaves}
+    zero = np.zeros((), np.float32)
+    shapes = flatten(jax.tree.map(lambda leaf: np.broadcast_to(zero, leaf.shape), parameters))
+    return {name: value.shape for name, value in shapes.items()}
 
 
 def check_params(params: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
@@ -141,7 +183,10 @@ def check_params(params: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[in
         )
     for name, shape in shapes.items():
         if params[name].shape != shape:
-            raise UserError(f"{where}: {name} has shape {params[name].shape}, its configuration says {shape}")
+            raise UserError(
+                f"{where}: {name} has shape {params[name].shape}, but its configuration requires {shape}; use"
+                " weights and configuration of one model"
+            )
 
 
 def _some(names: list[str]) -> str:
@@ -154,7 +199,7 @@ def check_lengths(settings: EncoderSettings, config: ModelConfig, where: str) ->
     for name, length in kinds.of(config).lengths(settings).items():
         if limit is not None and length > limit:
             raise UserError(
-                f"{where}: {name} is {length}, but the model has only {limit} positions; set less"
+                f"{where}: {name} is {length}, but the model has only {limit} positions; reduce it"
             )
 
 
@@ -163,20 +208,36 @@ def replace_backbone(config: ModelConfig, **changes: Any) -> ModelConfig:
     return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, **changes))
 
 
-def build(stored: StoredModel, partitioner: Partitioner | None = None) -> nnx.Module:
+def build(stored: StoredModel, partitioner: Partitioner | None = None, *, halved: bool = False) -> nnx.Module:
     """Makes the model that `stored` describes.
 
+    With `halved`, kernels and tables whose products are computed in bfloat16 are also kept in bfloat16. The
+    model then takes half of the memory and computes the same numbers, but only its adapters can be trained,
+    which stay in float32.
+
     With a partitioner, each device gets only its own part of each parameter, and none gets a complete one.
-    Without a partitioner, all parameters go to the default device.
+    Without a partitioner, all parameters go to the default device. With `stored.weights`, kernels and
+    tables are quantised while they are read.
     """
     graphdef, state = _outline(stored.config)
-    scan = stored.config.backbone.scan_layers
+    scan, low = stored.config.backbone.scan_layers, _in_bfloat16(graphdef, state) if halved else set()
+    parts: dict[tuple[str, ...], Any] = {}  # of quantised parameters
+    if stored.weights is not None:
+        graphdef, state, hows = quantizing.outline(graphdef, state, stored.weights)
+        for path, how in hows.items():
+            numbers, scales = quantizing.quantized(_stacked(stored.params, list(path), scan), how)
+            parts |= {path: numbers, (*path[:-1], "scales"): scales}
 
     def put(path: tuple[Any, ...], leaf: nnx.Variable, sharding: Any = None) -> nnx.Variable:
-        value = _stacked(stored.params, [str(key.key) for key in path], scan)
+        names = tuple(str(key.key) for key in path)
+        if names in parts:
+            value, dtype = parts.pop(names), leaf.get_value().dtype
+        else:
+            value = _stacked(stored.params, list(names), scan)
+            dtype = jnp.bfloat16 if names in low else np.float32
         if partitioner is None:
-            return leaf.replace(jnp.asarray(np.asarray(value, np.float32)))
-        return leaf.replace(place(value, sharding.get_value()))
+            return leaf.replace(jax.device_put(loaded(value, dtype)))
+        return leaf.replace(place(value, sharding.get_value(), dtype))
 
     shardings = [] if partitioner is None else [layers.param_shardings(state, partitioner)]
     is_leaf = layers.is_variable
@@ -186,14 +247,52 @@ def build(stored: StoredModel, partitioner: Partitioner | None = None) -> nnx.Mo
     return model
 
 
+def rounded(config: ModelConfig, params: Mapping[str, Any], weights: Scheme | None) -> dict[str, Any]:
+    """Returns a model's parameters, those that `weights` quantises rounded to what the numbers stand for."""
+    if weights is None:
+        return dict(params)
+    graphdef, state = _outline(replace_backbone(config, scan_layers=False))
+    hows = quantizing.outline(graphdef, state, weights)[2]
+    changed = {".".join(path): how for path, how in hows.items()}
+    return {**params, **{name: quantizing.rounded(params[name], how) for name, how in changed.items()}}
+
+
+def halved_outline(model: nnx.Module) -> nnx.Module:
+    """Returns a model of shapes with the types of parameters that `build(halved=True)` gives it."""
+    graphdef, state = nnx.split(model)
+    low = _in_bfloat16(graphdef, state)
+
+    def typed(path: tuple[Any, ...], leaf: nnx.Variable) -> nnx.Variable:
+        shape, halved = leaf.get_value(), tuple(str(key.key) for key in path) in low
+        return leaf.replace(jax.ShapeDtypeStruct(shape.shape, jnp.bfloat16)) if halved else leaf
+
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(typed, state, is_leaf=layers.is_variable))
+
+
+def _in_bfloat16(graphdef: nnx.GraphDef, state: nnx.State) -> set[tuple[str, ...]]:
+    return only_in_bfloat16(nnx.merge(graphdef, state))
+
+
+def only_in_bfloat16(model: nnx.Module) -> set[tuple[str, ...]]:
+    """Returns the paths of parameters that are only used in bfloat16."""
+    found = set()
+    for path, module in nnx.iter_modules(model):
+        for kind, name in ((layers.Linear, "kernel"), (layers.Embedding, "embedding")):
+            if isinstance(module, kind) and module.dtype == "bfloat16":
+                found.add((*map(str, path), name))
+    return found
+
+
 def _stacked(params: Mapping[str, Any], names: list[str], scan: bool) -> Any:
     """Returns a stored parameter. For scanned layers, stacks the layers, which are stored one by one."""
     if not (scan and "layers" in names):
         return params[".".join(names)]
     at = names.index("layers") + 1
-    head, tail = ".".join(names[:at]), ".".join(names[at:])
-    count = len({name.split(".")[at] for name in params if name.startswith(f"{head}.")})
-    return stack([params[f"{head}.{i}.{tail}"] for i in range(count)])
+    head, numbers = ".".join(names[:at]), layers_of(names[at])
+    tail = ".".join(names[at if numbers is None else at + 1 :])
+    if numbers is None:
+        numbers = range(len({name.split(".")[at] for name in params if name.startswith(f"{head}.")}))
+    return stack([params[f"{head}.{i}.{tail}"] for i in numbers])
 
 
 def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | None = None) -> nnx.Module:
@@ -250,6 +349,11 @@ def fingerprint(stored: StoredModel) -> str:
     return digest.hexdigest()
 
 
+def quantized_fingerprint(fingerprint: str, weights: Scheme | None) -> str:
+    """Returns the fingerprint of a model whose weights are quantised, from that of its float32 weights."""
+    return fingerprint if weights is None else hashlib.sha256(f"{fingerprint} {weights}".encode()).hexdigest()
+
+
 def initial_fingerprint(
     config: ModelConfig, tokenizer: Tokenizer, seed: int, *, source: str = "initialised"
 ) -> str:
@@ -265,7 +369,9 @@ def _identity(config: ModelConfig, tokenizer: Tokenizer) -> Any:
     for name in (*kind.of_tokenizer, *before):
         del architecture[name]
     for field in list(architecture["backbone"]):
-        if field in (*EXECUTION, "module") or field.endswith(DROPOUT):
+        unsaved = config.backbone.added
+        before = field in unsaved and architecture["backbone"][field] == unsaved[field]
+        if field in (*EXECUTION, "module") or field.endswith(DROPOUT) or before:
             del architecture["backbone"][field]
     digest = hashlib.sha256(json.dumps(architecture, sort_keys=True).encode())
     digest.update(tokenizer.fingerprint.encode())

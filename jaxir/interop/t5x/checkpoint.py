@@ -38,7 +38,7 @@ def start_from(*, default: str, model: str | None = None, initial_checkpoint_pat
     Args:
       default: the model to use if neither of the other arguments is given.
       model: a model of any kind.
-      initial_checkpoint_path: a T5X checkpoint; the name is that of T5X's gin macro.
+      initial_checkpoint_path: a T5X checkpoint; named like T5X's gin macro.
     """
     if model is not None and initial_checkpoint_path is not None:
         raise UserError(
@@ -64,11 +64,12 @@ def read(directory: str, *, tokenizer: str | None = None, generator: bool = Fals
     vocab_size = model.config.backbone.vocab_size
     if loaded.pad_swap is not None:
         raise UserError(
-            f"{where}: this tokenizer pads with id {loaded.pad_swap}, but T5X with 0: give another"
+            f"{where}: this tokenizer pads with id {loaded.pad_swap}, but T5X with 0: give another tokenizer"
         )
     if loaded.vocab_size > vocab_size:
         raise UserError(
             f"{where}: this tokenizer has {loaded.vocab_size} ids, the model only {vocab_size}: give another"
+            " tokenizer"
         )
     if 2 * loaded.vocab_size < vocab_size:
         note(
@@ -148,15 +149,21 @@ def _check(model: StoredModel) -> None:
     lost = ["prompts"] if any(prompts) else []
     if isinstance(config, Seq2SeqConfig):
         if config.tied != config.scaled:
-            raise UserError("T5X scales outputs before the token table, but this model does not: use hf")
+            raise UserError(
+                "T5X scales outputs before the token table, but this model does not: use --format=hf"
+            )
         if config.eos_id != 1:
-            raise UserError(f"T5's texts end with token 1, but this model's with {config.eos_id}: use hf")
+            raise UserError(
+                f"T5's texts end with token 1, but this model's with {config.eos_id}: use --format=hf"
+            )
     else:
         if config.pooling != "mean":
-            raise UserError(f"T5X Retrieval pools by the mean, but this model by {config.pooling!r}: use st")
+            raise UserError(
+                f"T5X Retrieval pools by the mean, but this model by {config.pooling!r}: use --format=st"
+            )
         if config.projection is not None and config.projection.activation != "identity":
             raise UserError(
-                f"T5X Retrieval has no {config.projection.activation} after projections: use format st"
+                f"T5X Retrieval has no {config.projection.activation} after projections: use --format=st"
             )
         if config.similarity == "dot":
             lost.insert(0, "similarity dot (in T5X, bind l2_norm_factory to None)")

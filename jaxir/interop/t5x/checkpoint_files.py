@@ -25,7 +25,7 @@ from jaxir.storage.files import atomic_file, check_bucket, inside, is_bucket, pa
 
 VERSION = 3
 INDEX = "checkpoint"
-_PLACEHOLDER = "PLACEHOLDER://"  # begins the text that stands for an array beside the index
+_PLACEHOLDER = "PLACEHOLDER://"  # prefix of the text that replaces, in the index, an array of its own file
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 _CHUNK_BYTES = 64 * 1024 * 1024  # maximum size of a chunk of a zarr array
 _SLOTS = ("m", "v", "v_col", "v_row")
@@ -68,8 +68,10 @@ def find(directory: str) -> Checkpoint:
         if (found := _read(where)) is not None:
             return found
     if is_bucket(place) or place.is_dir():
-        raise UserError(f"{place}: no T5X checkpoint in it (no {INDEX}, no checkpoint_STEP)")
-    raise UserError(f"{place}: no such directory")
+        raise UserError(
+            f"{place}: no T5X checkpoint in it (no {INDEX}, no checkpoint_STEP); give another directory"
+        )
+    raise UserError(f"{place}: no such directory; correct the path")
 
 
 def local_or_bucket(place: str | Path) -> Path:
@@ -109,7 +111,8 @@ def _read_native(where: Path, content: bytes) -> Checkpoint:
     version = tree.get("version")
     if version not in (2, VERSION) or not isinstance(tree.get("optimizer"), dict):
         raise UserError(
-            f"{where}/{INDEX}: not a T5X index of version 2 or {VERSION} (its version is {version})"
+            f"{where}/{INDEX}: not a T5X index of version 2 or {VERSION} (its version is {version}); restore"
+            " and save it with a newer T5X"
         )
     target = tree["optimizer"].get("target")
     if not isinstance(target, dict):

@@ -68,7 +68,9 @@ def paths_of(config: DualEncoderConfig | Seq2SeqConfig) -> dict[str, str]:
 
 def check_kind(config: DualEncoderConfig | Seq2SeqConfig) -> None:
     if config.backbone.kind != T5Config.kind:
-        raise UserError(f"T5X holds only T5 encoders; this model has {config.backbone.summary}: use hf")
+        raise UserError(
+            f"T5X holds only T5 encoders; this model has {config.backbone.summary}: use --format=hf"
+        )
 
 
 def copies_of(config: DualEncoderConfig | Seq2SeqConfig) -> dict[str, str]:
@@ -91,22 +93,27 @@ def oriented(name: str, value: Any) -> Any:
 
 
 def wanted(paths: Collection[str], where: str, *, generator: bool = False) -> tuple[list[str], list[str]]:
-    """Splits a checkpoint's paths into those that a model reads and those of a decoder to leave out."""
+    """Returns the paths of a checkpoint that a model reads, and the paths of a decoder to leave out."""
     tops = {path.partition("/")[0] for path in paths}
     sides = {f"{side}_encoder" for side in _SIDES.values()} & tops
     if len(sides) == 1:
-        raise UserError(f"{where}: it has {sides.pop()}, but not the encoder of the other tower")
+        raise UserError(f"{where}: it has only {sides.pop()}; give a checkpoint with both towers' encoders")
     if not sides and "encoder" not in tops:
-        raise UserError(f"{where}: it has no encoder, only {', '.join(sorted(tops)) or 'nothing'}")
+        raise UserError(
+            f"{where}: it has no encoder, only {', '.join(sorted(tops)) or 'nothing'}; give another"
+            " checkpoint"
+        )
     scanned = [path for path in paths if re.match(r"(\w+_)?encoder/(encoder|layers)/", path)]
     if scanned:
         raise UserError(
             f"{where}: its layers are stacked ({scanned[0]}), as in scalable_t5, whose layers have separate"
-            " relative position biases; this is not supported"
+            " relative position biases; this is not supported; give another checkpoint"
         )
     if generator:
         if sides or "decoder" not in tops:
-            raise UserError(f"{where}: not a generator: it has no decoder, only {', '.join(sorted(tops))}")
+            raise UserError(
+                f"{where}: not a generator: it has no decoder, only {', '.join(sorted(tops))}; give another"
+            )
         return sorted(paths), []
     left_out = [path for path in paths if path.startswith(_OF_DECODER)]
     shared = bool(sides) and any(path.startswith("projection_layer/") for path in paths)
@@ -204,8 +211,8 @@ def _backbone(arrays: Mapping[str, Any], prefix: str, where: str) -> T5Config:
     joined = _shape(arrays, f"{first}/attention/query/kernel", 2, where)[1]
     if joined % num_heads:
         raise UserError(
-            f"{where}: {first}/attention/query/kernel has {joined} columns, which {num_heads} heads"
-            f" ({prefix}/relpos_bias/rel_embedding) do not divide; copy it again"
+            f"{where}: {first}/attention/query/kernel has {joined} columns, not a multiple of {num_heads}"
+            f" heads (the columns of {prefix}/relpos_bias/rel_embedding); copy the checkpoint again"
         )
     gated = f"{first}/mlp/wi_0/kernel" in arrays
     mlp_dim = _shape(arrays, f"{first}/mlp/{'wi_0' if gated else 'wi'}/kernel", 2, where)[1]
@@ -234,5 +241,5 @@ def _shape(arrays: Mapping[str, Any], path: str, rank: int, where: str) -> tuple
         raise UserError(f"{where}: it lacks {path}; give a complete T5 checkpoint")
     shape = tuple(arrays[path].shape)
     if len(shape) != rank:
-        raise UserError(f"{where}: {path} has shape {shape}, not {rank} dimensions")
+        raise UserError(f"{where}: {path} has shape {shape}, but must have {rank} dimensions")
     return shape

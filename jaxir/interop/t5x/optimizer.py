@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.interop.model import stored
-from jaxir.interop.model.run_dir import sums_of
+from jaxir.interop.model.stored_run import sums_of
 from jaxir.interop.weights import stores
 
 # T5X factors second moments if the two largest dimensions are at least this long.
@@ -37,7 +37,7 @@ def read(checkpoint: Path, params: Mapping[str, Any]) -> dict[str, dict[str, np.
     for slot in _SLOTS:
         found = {".".join(k[i + 1 :]): opened[".".join(k)] for k, i in places.items() if k[i] == slot}
         for name, value in stored.canonical({name: np.asarray(x) for name, x in found.items()}).items():
-            if value.shape != (1,):  # an unused slot has one number
+            if value.shape != (1,):  # an unused slot is an array of one number
                 slots.setdefault(name, {})[slot] = value
     for name, value in params.items():
         _check(str(checkpoint), name, tuple(value.shape), {s: v.shape for s, v in slots[name].items()})

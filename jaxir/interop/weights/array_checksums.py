@@ -105,6 +105,6 @@ class Reading:
             self._begin()
         if found != self._expected:
             raise UserError(
-                f"{self._where} is damaged: its numbers are not those that were written; copy the"
-                " directory again, or make it again"
+                f"{self._where} is damaged: its numbers changed after they were written; copy the directory"
+                " again, or make it again"
             )

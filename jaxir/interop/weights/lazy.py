@@ -1,5 +1,7 @@
 """Arrays on disk that are read part by part, so that a model may exceed a host's memory."""
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 
 Index = tuple[slice, ...]
+_AT_ONCE = 1 << 26  # bytes of an array as float32 that are read at a time
 
 
 class LazyArray:
@@ -32,10 +35,14 @@ class LazyArray:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def __getitem__(self, index: Any) -> np.ndarray:
+        return self.part(index, np.float32)
+
+    def part(self, index: Any, dtype: Any) -> np.ndarray:
+        """Returns the part at slices `index` in another type than float32."""
         given = index if isinstance(index, tuple) else () if index is ... else (index,)
         whole = (*given, *[slice(None)] * (self.ndim - len(given)))
         bounds = tuple(slice(*s.indices(n)[:2]) for s, n in zip(whole, self.shape, strict=True))
-        return np.asarray(self._read(bounds), np.float32)
+        return np.asarray(self._read(bounds), dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self[...].astype(dtype or self.dtype, copy=False)
@@ -48,6 +55,31 @@ class LazyArray:
         return LazyArray(self.shape[::-1], lambda index: self._read(index[::-1]).T)
 
     T = property(transpose)
+
+    def exchanged(self, one: int, other: int) -> "LazyArray":
+        """Returns the lazy array [N, ...] with two rows exchanged."""
+
+        def read(index: Index) -> np.ndarray:
+            rows, rest = index[0], index[1:]
+            found, begin = np.array(self._read(index)), rows.start
+            for here, there in ((one, other), (other, one)):
+                if begin <= here < rows.stop:
+                    found[here - begin] = self._read((slice(there, there + 1), *rest))[0]
+            return found
+
+        return LazyArray(self.shape, read)
+
+    def split(self, ends: Sequence[int]) -> list["LazyArray"]:
+        """Returns the parts of the last dimension that `ends` separate, as `numpy.split` does."""
+
+        def between(start: int, stop: int) -> LazyArray:
+            def read(index: Index) -> np.ndarray:
+                last = slice(index[-1].start + start, index[-1].stop + start)
+                return self._read((*index[:-1], last))
+
+            return LazyArray((*self.shape[:-1], stop - start), read)
+
+        return [between(*ends) for ends in itertools.pairwise([0, *ends, self.shape[-1]])]
 
     def layer(self, i: int) -> "LazyArray":
         """Returns element `i` of the first dimension as a lazy array."""
@@ -101,8 +133,31 @@ def stack(parts: Sequence[Any]) -> LazyArray:
     )
 
 
-def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Returns `value`, which may be lazy, on the devices of `sharding`.
+def loaded(value: Any, dtype: Any = np.float32, index: Index = ()) -> np.ndarray:
+    """Returns the part `index` of an array, which may be lazy, as `dtype`; reads a large one in pieces."""
+    if not isinstance(value, LazyArray):
+        return np.asarray(value[index], dtype)
+    shape = np.broadcast_to(np.False_, value.shape)[index].shape
+    if 4 * math.prod(shape) <= _AT_ONCE:
+        return value.part(index, dtype)
+    first = index[0].indices(value.shape[0])[0] if index else 0
+    found, rows = aligned(shape, dtype), max(1, _AT_ONCE // (4 * math.prod(shape[1:])))
+    for start in range(0, shape[0], rows):
+        stop = min(start + rows, shape[0])
+        found[start:stop] = value.part((slice(first + start, first + stop), *index[1:]), dtype)
+    return found
+
+
+def aligned(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """Returns an empty array at a multiple of 64 bytes, which JAX uses on a CPU without a copy."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def place(value: Any, sharding: jax.sharding.Sharding, dtype: Any = np.float32) -> jax.Array:
+    """Returns `value`, which may be lazy, on the devices of `sharding`, as `dtype`.
 
     A process reads only the parts of its own devices, and each part once.
     """
@@ -111,7 +166,7 @@ def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     def part(index: Index) -> np.ndarray:
         key = tuple((s.start or 0, s.stop) for s in index)
         if key not in read:
-            read[key] = np.asarray(value[index], np.float32)
+            read[key] = loaded(value, dtype, index)
         return read[key]
 
     return jax.make_array_from_callback(value.shape, sharding, part)

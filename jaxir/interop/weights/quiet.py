@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxir.core.errors import causes
+
 
 @contextlib.contextmanager
 def quiet_orbax() -> Iterator[None]:
@@ -58,13 +60,10 @@ def quiet_orbax() -> Iterator[None]:
             logging.getLogger(name).removeFilter(filter)
 
 
-def _clear_frames(error: BaseException | None) -> None:
+def _clear_frames(error: BaseException) -> None:
     """Clears the local variables of the frames of an error and its causes."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    for cause in causes(error, implicit=True):
+        traceback.clear_frames(cause.__traceback__)
 
 
 class _WithoutLateReads:

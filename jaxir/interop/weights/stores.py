@@ -85,7 +85,7 @@ def open_arrays(
     """
     if sums is not None and (differing := sorted({*sums} ^ {*specs})):
         raise UserError(
-            f"{where} is damaged: it was written with other arrays ({', '.join(differing[:3])}); copy it"
+            f"{where} is damaged: arrays are missing or were added ({', '.join(differing[:3])}); copy it"
             " again, or make it again"
         )
     context = tensorstore.Context(_CONTEXT)

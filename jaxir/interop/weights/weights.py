@@ -41,7 +41,9 @@ def read_tensors(directory: Path) -> dict[str, LazyArray]:
             return form.to_torch(_open(form, directory / form.single))
         if (directory / form.index).is_file():
             return form.to_torch(_open_several(form, directory))
-    raise UserError(f"{directory}: no weights in it (expected {', '.join(single for single, _ in FILES)})")
+    raise UserError(
+        f"{directory}: no weights in it (expected {', '.join(single for single, _ in FILES)}); give another"
+    )
 
 
 def _open_several(form: _Format, directory: Path) -> dict[str, LazyArray]:
@@ -72,7 +74,9 @@ def _open(form: _Format, path: Path) -> dict[str, LazyArray]:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _open_safetensors(path: Path) -> dict[str, LazyArray]:
+def open_safetensors(path: Path) -> dict[str, LazyArray]:
+    """Opens a safetensors file; a tensor is read when it is used."""
+
     def lazy(name: str, shape: Sequence[int]) -> LazyArray:
         def read(index: Index) -> np.ndarray:
             with _opened(path) as file:
@@ -102,7 +106,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 _FORMATS = (
-    _Format(SINGLE, f"{SINGLE}.index.json", _open_safetensors),
+    _Format(SINGLE, f"{SINGLE}.index.json", open_safetensors),
     _Format("pytorch_model.bin", "pytorch_model.bin.index.json", torch_zip.open_file),
     _Format(
         "flax_model.msgpack", "flax_model.msgpack.index.json", flax_msgpack.open_file, flax_msgpack.to_torch
@@ -130,7 +134,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
             for name in sorted(tensors):
                 file.write(np.ascontiguousarray(tensors[name], "<f4").data)
     except OSError as error:
-        raise UserError(f"{path.name} could not be written: {error.strerror or error}") from error
+        raise UserError(
+            f"{path.name} could not be written: {error.strerror or error}; remove the cause"
+        ) from error
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:

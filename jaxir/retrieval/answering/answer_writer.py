@@ -19,7 +19,7 @@ from jaxir.retrieval.encoding.outputs_file import made_by
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
 from jaxir.storage.files import local_path
 
-_MULTIPLE = 8  # tokens; passages are padded to a multiple of this number, so that few programs are compiled
+_MULTIPLE = 8  # passages are padded to a multiple of this number of tokens, so that few programs are compiled
 WINDOW = 128  # questions batched together; an interruption loses at most one window
 
 

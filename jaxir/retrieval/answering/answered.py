@@ -15,8 +15,8 @@ from jaxir.data.batches.dataset import Dataset
 from jaxir.data.batches.text_data import TextData
 from jaxir.data.batches.text_table import TableBuilder, TextTable
 from jaxir.data.formats.answers import read_answers
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.formats.lines import OnBadInput
-from jaxir.data.formats.sources import BeirFolder
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.retrieval.answering.questions import Questions, read_questions
 from jaxir.storage import fingerprints

@@ -1,7 +1,7 @@
 """Questions with the passages that a run found for them, as tokens.
 
-A reader's input for a passage is that of Fusion-in-Decoder's authors, truncated at the end, without `title:`
-if the document has no title:
+A reader's input for a passage has the format of Fusion-in-Decoder's authors, truncated at the end, without
+`title:` if the document has no title:
 
     question: QUESTION title: TITLE context: TEXT
 
@@ -61,7 +61,7 @@ class Questions:
     def sources(self, examples: np.ndarray) -> np.ndarray:
         """Returns the token ids of questions [B] joined with their passages, int32 [B, P, length]."""
         sources = np.empty((len(examples), self.passages, self.length), np.int32)
-        for source, example in zip(sources, examples, strict=True):  # a loop, to keep index arrays small
+        for source, example in zip(sources, examples, strict=True):  # one by one, to keep index arrays small
             source[:] = self._source(example)
         return sources
 

@@ -24,7 +24,7 @@ WINDOW = 16_384  # rows tokenised, sorted and batched together: enough to fill b
 # Number of threads that each run a batch. One fills a batch or fetches results while the other computes.
 # On a CPU, single-core parts of two programs overlap.
 RUNNERS = 2
-BATCH_TOKENS = {"cpu": 1024}  # tokens of a batch on one device; the fastest of those measured
+BATCH_TOKENS = {"cpu": 1024}  # tokens of a batch on one device; the fastest measured value
 ACCELERATOR_BATCH_TOKENS = 32_768
 # Number of batches that one more compiled shape must save. On a CPU, compiling takes as long as 3 batches of
 # MiniLM. The value is lower, because `jaxir.runtime.compile_cache` keeps compiled programs for later runs.
@@ -55,11 +55,12 @@ class Runner:
         graph, state = nnx.split(model)
         leaves, tree = jax.tree.flatten(state)
         shardings = jax.tree.leaves(param_shardings(state, partitioner))
-        self._structure = (graph, tree, tuple(shardings), partitioner)
+        types = tuple(str(x.dtype) for x in leaves)
+        self._structure = (graph, tree, types, tuple(shardings), partitioner)
         self.parameters = jax.device_put(leaves, shardings)
 
-    def program(self, function: Function) -> Program:
-        """Returns the `Program` of a function; models of one architecture share compiled programs."""
+    def program(self, function: Function) -> CompiledShapes:
+        """Returns the `CompiledShapes` of a function; models of one architecture share compiled programs."""
         with _program_lock:  # otherwise two threads could make the same program and compile it twice
             return _program(*self._structure, function)
 
@@ -76,6 +77,7 @@ class Runner:
         row_shape: tuple[int, ...] = (),
         dtype: type[np.number] = np.float32,
         num_windows: int = 1,
+        max_rows: int | None = None,
         report: EncodingReport | None = None,
         on_batch: Callable[[int], Any] | None = None,
     ) -> np.ndarray:
@@ -86,6 +88,7 @@ class Runner:
           row_shape: the shape of the result for a row.
           num_windows: the approximate number of calls of `run` that share compiled shapes; more calls justify
             more shapes.
+          max_rows: maximum number of rows per batch on one device; None: as many as the token budget allows.
           on_batch: called with the number of rows of each finished batch.
 
         Returns:
@@ -113,6 +116,7 @@ class Runner:
             batch_tokens=self.batch_tokens,
             shape_cost=self._shape_cost // num_windows,
             row_multiple=self.partitioner.mesh.size,
+            max_rows=max_rows,
         )
         with (
             program.compiling(self.parameters, [batch.shape for batch in plan], len(columns)),
@@ -129,7 +133,7 @@ class Runner:
         return results
 
 
-class Program:
+class CompiledShapes:
     """Maps (parameters, arrays [B, L]) to [B, ...]; has a compiled executable for each shape (B, L)."""
 
     def __init__(self, jitted: Any):
@@ -167,8 +171,15 @@ class Program:
 
 @functools.lru_cache(maxsize=16)
 def _program(
-    graph: Any, tree: Any, shardings: tuple[Any, ...], partitioner: Partitioner, function: Function
-) -> Program:
+    graph: Any,
+    tree: Any,
+    types: tuple[str, ...],
+    shardings: tuple[Any, ...],
+    partitioner: Partitioner,
+    function: Function,
+) -> CompiledShapes:
+    """Compiled programs are only for parameters of `types`: int8 and nf4 have the same tree."""
+
     def run(parameters: list[jax.Array], arrays: tuple[jax.Array, ...]) -> jax.Array:
         with partitioner():
             return function(nnx.merge(graph, jax.tree.unflatten(tree, parameters)), *arrays)
@@ -176,4 +187,6 @@ def _program(
     batch, row = partitioner.sharding(("batch", "length")), partitioner.sharding(("batch",))
     options = COMPILER_OPTIONS.get(jax.default_backend())
     shardings_in = (list(shardings), batch)
-    return Program(jax.jit(run, in_shardings=shardings_in, out_shardings=row, compiler_options=options))
+    return CompiledShapes(
+        jax.jit(run, in_shardings=shardings_in, out_shardings=row, compiler_options=options)
+    )

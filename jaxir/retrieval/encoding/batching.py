@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxir.data.text.tokenizer import pad_batch
 
-LENGTH_STEP = 8  # tokens; lengths of batches are multiples of this
+LENGTH_STEP = 8  # lengths of batches are multiples of this, in tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,12 @@ class Batch:
 
 
 def plan_batches(
-    token_counts: Sequence[int] | np.ndarray, *, batch_tokens: int, shape_cost: int = 0, row_multiple: int = 1
+    token_counts: Sequence[int] | np.ndarray,
+    *,
+    batch_tokens: int,
+    shape_cost: int = 0,
+    row_multiple: int = 1,
+    max_rows: int | None = None,
 ) -> list[Batch]:
     """Returns batches that hold each text once, longest first; deterministic.
 
@@ -48,6 +53,7 @@ def plan_batches(
         row.
       shape_cost: number of padding tokens that one more length must save; 0 allows every multiple of 8.
       row_multiple: number of devices that share a batch; `rows` is a multiple of it.
+      max_rows: maximum number of texts per batch on one device; None: as many as `batch_tokens` allows.
     """
     counts = np.asarray(token_counts, np.int64)
     order = np.argsort(-counts, kind="stable")
@@ -56,7 +62,8 @@ def plan_batches(
     start = 0
     while start < len(order):
         length = int(lengths[np.searchsorted(lengths, counts[order[start]])])
-        full = row_multiple * max(1, batch_tokens // length)
+        rows = max(1, batch_tokens // length)
+        full = row_multiple * (rows if max_rows is None else min(rows, max_rows))
         texts = order[start : start + full]
         batches.append(Batch(texts, _partial_rows(len(texts), full, row_multiple), length))
         start += full

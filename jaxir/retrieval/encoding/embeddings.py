@@ -50,10 +50,11 @@ from jaxir.storage.locks import Lock, locked
 from jaxir.storage.open_files import sha256_of
 from jaxir.storage.outputs import check_work_directory
 
-SHARD_SIZE = 16_384  # texts
+SHARD_SIZE = 16_384  # number of texts per file
 # Fields of `EmbeddingsInfo` that must be equal when a run resumes, and their names in error messages.
 _SAME = {
     "input_sha256": "input",
+    "weights": "--weights",
     "fingerprint": "model",
     "tower": "--tower",
     "shard_size": "--shard_size",
@@ -111,7 +112,7 @@ def encode_corpus(
         joiner_of(encoder)  # raises, before anything is written, if the model has no room for queries
     input, output = local_path(input), local_path(output, "written to")
     check_work_directory(output, "embeddings directory")
-    source = _Source(input, tower, expansion)
+    source = _Texts(input, tower, expansion)
     info = _describe(encoder, source, shard_size, on_bad_input)
     report, first = EncodingReport(), jax.process_index() == 0
     with _writing(output, info) if first else contextlib.nullcontext() as lock:
@@ -140,7 +141,7 @@ def encode_corpus(
     return report
 
 
-class _Source(NamedTuple):
+class _Texts(NamedTuple):
     input: Path
     tower: Tower
     expansion: Expansion | None
@@ -170,7 +171,7 @@ class _Source(NamedTuple):
 
 
 def _progress(info: EmbeddingsInfo, own: Sequence[int], missing: Sequence[int]) -> Any:
-    """Returns the progress bar of a process; `missing` are those of its `own` shards not yet encoded."""
+    """Returns the progress bar of a process; `missing` are its `own` shards that are not encoded."""
     each = info.views if info.expansion == "typical" else 1
     all_, left = (
         sum(each * min(info.shard_size, info.count - number * info.shard_size) for number in numbers)
@@ -181,7 +182,7 @@ def _progress(info: EmbeddingsInfo, own: Sequence[int], missing: Sequence[int]) 
     return progress(total=all_, initial=all_ - left, what=what, unit="texts")
 
 
-def _describe(encoder: DualEncoder, source: _Source, shard_size: int, on_bad_input: Policy) -> EmbeddingsInfo:
+def _describe(encoder: DualEncoder, source: _Texts, shard_size: int, on_bad_input: Policy) -> EmbeddingsInfo:
     """Describes the run. Reads all of the input, so that malformed lines are reported before any work."""
     input, tower, expansion = source
     queries_hash = fingerprints.ValuesHash()
@@ -204,8 +205,9 @@ def _describe(encoder: DualEncoder, source: _Source, shard_size: int, on_bad_inp
         model=encoder.spec,
         step=encoder.step,
         dimension=encoder.dimension,
-        similarity=encoder.similarity,
+        similarity=encoder.similarity_fn_name,
         dtype=encoder.model.config.backbone.dtype,
+        weights=encoder.weights,
         max_length=max_length,
         prompt=prompt,
         text="(title + ' ' + text).strip()" if tower == "passage" and not has_lines(input) else "text",

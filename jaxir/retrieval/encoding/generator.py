@@ -1,4 +1,4 @@
-"""`Generator`: a sequence-to-sequence model that writes texts for texts."""
+"""`Generator`: a sequence-to-sequence model that generates texts from texts."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def _generate_function(how: Decoding) -> Callable[[Seq2SeqModel, jax.Array], jax
 
 
 class Generator:
-    """Writes texts for texts, such as queries for documents or contexts for questions.
+    """Generates texts from texts, such as queries from documents or contexts from questions.
 
     Texts are sorted by their number of tokens and batched to a token budget. Batches are split over all
     devices of this process.
@@ -142,7 +142,9 @@ class Generator:
 def check_tokens(tokens: np.ndarray, model: str) -> None:
     """Raises a UserError if decoding met logits that are not finite."""
     if (tokens == FAULT).any():
-        raise UserError(f"{model} gives logits that are not finite: did its training diverge?")
+        raise UserError(
+            f"{model} returns logits that are not finite: use a checkpoint from before its training diverged"
+        )
 
 
 def text_of(ids: np.ndarray, tokenizer: Tokenizer) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 
 from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.formats.sources import Document, read_corpus
+from jaxir.interop import model_dir
 from jaxir.models.decoding import Decoding
 from jaxir.retrieval.encoding.cluster import Cluster, start_worker
 from jaxir.retrieval.encoding.generator import Generator
-from jaxir.retrieval.encoding.text_encoder import absolute_spec
 from jaxir.retrieval.encoding.windowed_file import WINDOW, OutputsReport, lines_of, write_windows
 from jaxir.storage.files import local_path
 from jaxir.storage.open_files import sha256_of
@@ -40,7 +40,7 @@ def write_outputs(
         start = functools.partial(
             start_worker,
             load=Generator.load,
-            spec=absolute_spec(generator.spec),
+            spec=model_dir.absolute(generator.spec),
             fingerprint=generator.fingerprint,
             options={"dtype": made["dtype"], "batch_tokens": cluster.batch_tokens},
             work=write_window,

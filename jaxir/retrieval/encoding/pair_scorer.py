@@ -15,6 +15,7 @@ from jaxir.data.text.pair_tokenizer import PairTokenizer, TokenPair
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.cross_encoder import CrossEncoderModel
+from jaxir.models.quantized import Scheme
 from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
 from jaxir.runtime.partitioning import MeshConfig
 
@@ -69,19 +70,25 @@ class CrossEncoder:
 
     @classmethod
     def load(
-        cls, spec: str, *, batch_tokens: int | None = None, devices: Sequence[jax.Device] | None = None
+        cls,
+        spec: str,
+        *,
+        weights: Scheme | None = None,
+        batch_tokens: int | None = None,
+        devices: Sequence[jax.Device] | None = None,
     ) -> "CrossEncoder":
         """Loads a cross-encoder. It computes in float32, whatever type it was trained in.
 
         Args:
           spec: a jaxir model directory or run; `hf:` or `st:` and a local directory or hub name.
+          weights: keep the backbone's weights in "int8" or "nf4", as `DualEncoder.load` does.
           batch_tokens: maximum number of tokens per batch on one device; None uses the platform's default.
           devices: devices that share each batch; None: all devices of this process.
 
         Raises:
           UserError: the model does not exist, is damaged, or is not a cross-encoder.
         """
-        loaded = model_dir.load(spec, kind="cross_encoder", dtype="float32")
+        loaded = model_dir.load(spec, kind="cross_encoder", dtype="float32", weights=weights)
         return cls(loaded, spec=spec, batch_tokens=batch_tokens, devices=devices)
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " N"]:
@@ -108,7 +115,10 @@ class CrossEncoder:
     def checked(self, scores: np.ndarray) -> np.ndarray:
         """Returns scores; raises a UserError if one is not finite."""
         if not np.isfinite(scores).all():
-            raise UserError(f"model {self.spec} gives scores that are not finite: did its training diverge?")
+            raise UserError(
+                f"model {self.spec} returns scores that are not finite: use a checkpoint from before its"
+                " training diverged"
+            )
         return scores
 
     def tokens(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:

@@ -94,6 +94,7 @@ def encode_by_cluster(
         fingerprint=encoder.fingerprint,
         options={
             "dtype": encoder.model.config.backbone.dtype,
+            "weights": encoder.weights,
             "batch_tokens": cluster.batch_tokens,
             "query_max_length": encoder.settings.query_max_length,
             "passage_max_length": encoder.settings.passage_max_length,

@@ -11,6 +11,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, Natural, checked
 from jaxir.data.text.truncation import Truncation
+from jaxir.models.quantized import Scheme
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.shards import shard_files
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
@@ -34,6 +35,7 @@ class EmbeddingsInfo:
       model: the name by which the model was loaded.
       dtype: type of the model's matrix products; vectors are float32.
       step: the checkpoint's step, if the model is a training run; None: unknown.
+      weights: how the model's weights were quantised; None: not at all.
       max_length: maximum number of tokens per text.
       cut: number of truncated texts; None: unknown.
       text: how a record of the input becomes a text.
@@ -64,10 +66,11 @@ class EmbeddingsInfo:
     expansions_hash: str = ""
     cut: Natural | None = None
     step: Natural | None = None
+    weights: Scheme | None = None
 
     @property
     def made_by(self) -> MadeBy:
-        return MadeBy(self.model, self.step)
+        return MadeBy(self.model, self.step, self.weights)
 
     @property
     def truncation(self) -> Truncation | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxir.core.errors import UserError, changed
 from jaxir.storage.files import atomic_file, remove_tree
-from jaxir.storage.json_files import read_json
+from jaxir.storage.json_files import json_line, read_json
 
 MADE = "made.json"  # all inputs and settings that the parts depend on
 
@@ -21,7 +20,7 @@ def unfinished_of(output: Path) -> Path:
 def start_or_resume(
     output: Path, made: Mapping[str, Any], parts: str, *, called: Mapping[str, str] | None = None
 ) -> None:
-    """Makes the directory, or checks that the parts in it (a glob pattern) were made with the same `made`."""
+    """Makes the directory, or checks that its parts (a glob pattern) were made with the settings `made`."""
     unfinished = unfinished_of(output)
     if (unfinished / MADE).exists():
         before = read_json(unfinished / MADE, dict[str, Any])
@@ -36,4 +35,4 @@ def start_or_resume(
     for left in unfinished.glob(parts):  # left by a run that was killed while it removed the directory
         remove_tree(left) if left.is_dir() else left.unlink()
     with atomic_file(unfinished / MADE) as file:
-        file.write(json.dumps(made, ensure_ascii=False) + "\n")
+        file.write(json_line(made))

@@ -96,7 +96,7 @@ def encode_views(
             yield vectors
             continue
         means = np.add.reduceat(vectors, np.cumsum(counts) - counts) / counts[:, None].astype(np.float32)
-        if encoder.similarity == "cosine":
+        if encoder.similarity_fn_name == "cosine":
             means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
         yield means
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxir.core.errors import UserError
-from jaxir.interop.model import stored
+from jaxir.interop.model import lora, stored
 from jaxir.interop.model.stored import StoredModel
 from jaxir.models.dual_encoder import Projection
 from jaxir.retrieval.encoding.batch_runner import WINDOW
@@ -37,14 +37,20 @@ def whiten(found: StoredModel, texts: Iterable[str], *, dimensions: int | None, 
     """Fits a whitening map to a model's passage vectors of texts, and merges it into its projection."""
     config = found.config
     if config.sharing != "sde":
-        raise UserError(f"{where}: whitening needs one tower, and this model has two ({config.sharing})")
+        raise UserError(
+            f"{where}: whitening needs a model with one tower, but this one has two ({config.sharing}): give"
+            " another model"
+        )
     if config.projection is not None and config.projection.activation != "identity":
         activation = config.projection.activation
-        raise UserError(f"{where}: whitening needs a linear projection, and this model's has a {activation}")
+        raise UserError(
+            f"{where}: whitening needs a linear projection, but this model's has a {activation}: give another"
+            " model"
+        )
     # "dot" omits the scaling to length 1, which comes after the map. A model is used in float32, whatever
     # type it was trained in.
     config = stored.replace_backbone(dataclasses.replace(config, similarity="dot"), dtype="float32")
-    raw = dataclasses.replace(found, config=config)
+    raw = lora.merged(dataclasses.replace(found, config=config))
     encoder = DualEncoder(stored.build(raw), found.tokenizer, found.settings, "unnamed", spec=where)
     count, mean, covariance = _moments(encoder, texts)
     matrix, kept = whitening(mean, covariance, dimensions, count=count)

@@ -30,11 +30,11 @@ from jaxir.core.progress import progress
 from jaxir.retrieval.encoding.unfinished import start_or_resume, unfinished_of
 from jaxir.runtime.distributed import as_first, wait_for_all
 from jaxir.storage.files import atomic_file, remove_tree
-from jaxir.storage.json_files import read_json
+from jaxir.storage.json_files import json_line, read_json
 from jaxir.storage.open_files import open_to_read, sha256_of
 from jaxir.storage.outputs import alone
 
-WINDOW = 1024  # texts; an interruption loses at most one window of each process
+WINDOW = 1024  # number of texts; an interruption loses at most one window of each process
 WINDOWS = "outputs-*.jsonl"
 
 R = TypeVar("R")  # a record with an `id`
@@ -129,7 +129,7 @@ def write_windows(
             for number, lines in made_here() if remote is None else remote(missing):
                 with atomic_file(windows[number]) as file:
                     for line in lines:
-                        file.write(_line(line))
+                        file.write(json_line(line))
                 if remote is not None:
                     bar.update(len(lines))
         wait_for_all("outputs are made")
@@ -165,10 +165,6 @@ def _finish(windows: list[Path], made: Mapping[str, Any], output: Path) -> Outpu
                     digest.update(line)
                     file.write(line)
     with contextlib.suppress(OSError, UserError), atomic_file(_note_of(output)) as file:
-        file.write(_line({"made": made, "sha256": digest.hexdigest()}))
+        file.write(json_line({"made": made, "sha256": digest.hexdigest()}))
     remove_tree(windows[0].parent)
     return report
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False) + "\n"

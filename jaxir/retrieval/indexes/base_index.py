@@ -31,13 +31,16 @@ if TYPE_CHECKING:
 
 # What a query is: a row of a matrix [Q, D], a text, or a dict of a learned sparse model's token weights.
 QueryKind = Literal["vectors", "texts", "weights"]
-# A matrix [N, D] or its shards, for example those of an EMB_DIR.
+# A matrix [N, D] or its shards, for example the shards of an EMB_DIR.
 Embeddings = np.ndarray | Sequence[np.ndarray]
 
 ENGINES = {
     "exact": "jaxir.retrieval.indexes.exact:ExactIndex",
     "scann": "jaxir.retrieval.indexes.scann_index:ScannIndex",
     "milvus": "jaxir.retrieval.indexes.milvus_index:MilvusIndex",
+    "bm25s": "jaxir.retrieval.indexes.bm25_index:Bm25Index",
+    "qdrant": "jaxir.retrieval.indexes.qdrant_index:QdrantIndex",
+    "pgvector": "jaxir.retrieval.indexes.pgvector_index:PgvectorIndex",
     "lucene": "jaxir.retrieval.indexes.lucene_index:LuceneIndex",
     "lucene_impact": "jaxir.retrieval.indexes.lucene_index:LuceneImpactIndex",
     "entries": "jaxir.retrieval.indexes.entries_index:EntriesIndex",
@@ -99,11 +102,20 @@ class Index(abc.ABC):
     ) -> "Index":
         """Reads what `_save_engine` wrote."""
 
-    def require_model(self, fingerprint: str, name: str | None = None, step: int | None = None) -> None:
-        """Raises a UserError, with `name` and `step`, if the index's model has another fingerprint."""
+    def require_model(
+        self,
+        fingerprint: str,
+        name: str | None = None,
+        step: int | None = None,
+        weights: str | None = None,
+    ) -> None:
+        """Raises a UserError, with the fields of `MadeBy`, if the index's model has another fingerprint."""
         if self.info.fingerprint is not None and fingerprint != self.info.fingerprint:
-            why = self.info.made_by.difference_from(MadeBy(name, step)).replace("they were", "it was")
+            made_by = MadeBy(name, step, weights)
+            why = self.info.made_by.difference_from(made_by).replace("they were", "it was")
             other = "" if name == self.info.model else "give the model it was made with, or "
+            if name == self.info.model and weights != self.info.weights:
+                other = "give the same weights, or "
             raise UserError(
                 f"the index cannot be searched with this model: {why}; {other}encode and index the corpus"
                 " again"
@@ -135,7 +147,7 @@ class Index(abc.ABC):
 class VectorIndex(Index):
     """N vectors [N, D], searched by inner product or cosine.
 
-    Build one with `ExactIndex.build`, `ScannIndex.build` or `MilvusIndex.build`.
+    Build one with `build` of `ExactIndex`, `ScannIndex`, `MilvusIndex`, `PgvectorIndex` or `QdrantIndex`.
     """
 
     query_kind = "vectors"
@@ -168,7 +180,7 @@ class VectorIndex(Index):
         check_k(k)
         # Checked by hand: jaxtyping would take as long as ScaNN takes for one query.
         dtype = getattr(queries, "dtype", None)
-        if dtype is None or queries.ndim != 2 or dtype.kind not in "fV":  # V: bfloat16
+        if dtype is None or queries.ndim != 2 or dtype.kind not in "fV":  # numpy reports bfloat16 as kind V
             found = f"a {type(queries).__name__}" if dtype is None else f"{dtype} {list(queries.shape)}"
             raise TypeError(f"queries must be an array of floating-point numbers [Q, D], not {found}")
         if queries.shape[1] != self.info.dimension:
@@ -187,7 +199,7 @@ class VectorIndex(Index):
     def add(self, embeddings: Embeddings, ids: Sequence[str]) -> None:
         """Adds vectors [M, D] (an array or its shards) with new ids.
 
-        Files only change at `save`, but a Milvus outside the index directory changes at once. Stored titles
+        Files only change at `save`, but a database outside the index directory changes at once. Stored titles
         and texts are dropped; `updating.update_index` keeps them.
 
         Raises:
@@ -205,7 +217,7 @@ class VectorIndex(Index):
         self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Removes documents. Files only change at `save`, but a Milvus outside the directory changes at once.
+        """Removes documents. Files only change at `save`, but a database outside of them changes at once.
 
         Raises:
           UserError: an id is unknown, or no document would be left.
@@ -241,12 +253,15 @@ def load_index(directory: str | Path) -> Index:
     """
     directory = local_path(directory)
     if not (path := directory / "index.json").is_file():
-        raise UserError(f"{directory} is not an index directory: it has no index.json")
+        raise UserError(f"{directory} is not an index directory: it has no index.json; give another")
     try:
         content = read_json(path, dict[str, Any])
         if content.pop("format", FORMAT) != FORMAT or content.get("engine") not in list(ENGINES):
             known = f"format {FORMAT} and the engines {', '.join(ENGINES)}"
-            raise UserError(f"index.json was written by another version of jaxir; this version reads {known}")
+            raise UserError(
+                f"index.json was written by another version of jaxir; this version reads {known}; build the"
+                " index again"
+            )
         info = made(IndexInfo, content, path)
         index_class = engine(info.engine)
         check(directory, without=(*index_class.changing, *index_class.growing))
@@ -274,6 +289,7 @@ def build_index(
         model=model or stored.info.model,
         **options,
     )
+    index.info = dataclasses.replace(index.info, weights=stored.info.weights)
     if stored.info.expansion != "corpus":
         read = {name: getattr(stored.info, name) for name in ("read_with", "tower", "max_length", "cut")}
         # The step is unknown if `model` is another name for the same weights.

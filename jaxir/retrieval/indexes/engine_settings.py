@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from jaxir.core.errors import UserError
-from jaxir.core.values import Count, Share, checked
+from jaxir.core.values import Count, NotNegative, Share, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,19 +15,19 @@ class NearestSettings:
     """Settings of the engines scann and exact.
 
     Attributes:
-      embeddings: for scann, exact and milvus, the output of jaxir.encode; with --update, passages to add.
+      embeddings: for scann, exact and databases, the output of jaxir.encode; with --update, passages to add.
       corpus: the corpus, a .jsonl[.gz], or a .txt[.gz] with a text on each line and the line number as id.
         With --embeddings, the corpus that was encoded, so that jaxir.search shows its titles and texts. For
-        lucene, the corpus to index.
-      model: for scann, exact and milvus, the model that jaxir.search loads for queries (default: the model
+        bm25s and lucene, the corpus to index.
+      model: for scann, exact and databases, the model that jaxir.search loads for queries (default: the model
         that encoded the passages).
       storage: for scann and exact, the type of the stored vectors, which decide the order of results
         (default: float32); a smaller type costs recall, which is measured and printed.
       target_recall: for scann, search only as far as this recall@10 needs, tuned and measured against exact
         search; without it, an eighth of the leaves is searched and 200 candidates are compared. For exact,
         the recall of approximate top-k on TPUs; on other devices an exact index is always exact.
-      queries: queries.jsonl[.gz] for --target_recall and --storage; half are tuned on, half are measured
-        (default: passages are used as queries).
+      queries: queries.jsonl[.gz] for --target_recall and --storage; half tune the index, half measure its
+        recall (default: passages are used as queries).
       parts: for scann and exact, split the passages into this many indexes, which are searched together
         (docs/big_corpora.md). After an interruption, the same command builds the missing parts. Several
         machines with a common file system, started as for training, share the parts.
@@ -48,15 +48,18 @@ class NearestSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class MilvusSettings:
-    """Settings of the engine milvus.
+class DatabaseSettings:
+    """Settings of the engines milvus, qdrant and pgvector.
 
     Attributes:
       uri: for milvus, a server (https://host:19530, with its token in the variable MILVUS_TOKEN) or the path
-        of an embedded Milvus (default: one in the index directory). Commands that open the index later need
-        the same value in the variable MILVUS_URI.
-      collection: for milvus, the name of the collection to make.
-      index_type: for milvus, how it searches: FLAT is exact, HNSW and AUTOINDEX (Milvus's choice) are not.
+        of an embedded Milvus (default: one in the index directory). For qdrant, a server
+        (https://host:6333, with its key in QDRANT_API_KEY) or the path of a local Qdrant. For pgvector,
+        postgresql://user@host/database (with the password in PGPASSWORD). Commands that open the index later
+        need the same value in the variable MILVUS_URI, QDRANT_URI or PGVECTOR_URI.
+      collection: for milvus, qdrant and pgvector, the name of the collection or table to make.
+      index_type: for milvus, qdrant and pgvector, how they search: FLAT is exact, HNSW and AUTOINDEX
+        (Milvus's choice) are not.
     """
 
     embeddings: str
@@ -69,13 +72,29 @@ class MilvusSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
+class Bm25Settings:
+    """Settings of the engine bm25s.
+
+    Attributes:
+      k1: for bm25s, BM25's k1: how much repeated words raise a score (default: 0.9).
+      b: for bm25s, BM25's b: how much a document's length lowers its score, 0 to 1 (default: 0.4).
+    """
+
+    corpus: str
+    k1: NotNegative = 0.9
+    b: Share = 0.4
+    on_bad_input: Literal["stop", "skip"] = "stop"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class LuceneSettings:
     """Settings of the engine lucene.
 
     Attributes:
       fields: for lucene, index title and text as one field (flat) or as two equal fields (multifield).
-      on_bad_input: for lucene, stop at the first malformed line of --corpus, or skip and count malformed
-        lines; for lucene_impact, the same for --vectors.
+      on_bad_input: for bm25s and lucene, stop at the first malformed line of --corpus, or skip and count
+        malformed lines; for lucene_impact, the same for --vectors.
     """
 
     corpus: str
@@ -116,13 +135,16 @@ class UpdateSettings:
         if self.embeddings is self.corpus is self.delete is None:
             raise UserError("--update needs --embeddings, --corpus or --delete")
         if self.on_bad_input != "stop" and (self.embeddings is not None or self.corpus is None):
-            raise UserError("--on_bad_input only applies to the --corpus of a lucene index: leave it out")
+            raise UserError("--on_bad_input only applies to the --corpus of a BM25 index: leave it out")
 
 
 SETTINGS = {
     "--backend=scann": NearestSettings,
     "--backend=exact": NearestSettings,
-    "--backend=milvus": MilvusSettings,
+    "--backend=milvus": DatabaseSettings,
+    "--backend=qdrant": DatabaseSettings,
+    "--backend=pgvector": DatabaseSettings,
+    "--backend=bm25s": Bm25Settings,
     "--backend=lucene": LuceneSettings,
     "--backend=lucene_impact": ImpactSettings,
     "--update": UpdateSettings,

@@ -10,13 +10,13 @@ from jaxir.core.errors import UserError
 def check_new(new: Sequence[str], known: Sequence[str]) -> None:
     if twice := set(new).intersection(known):
         verb = "is" if len(twice) == 1 else "are"
-        raise UserError(f"{_documents(twice)} {verb} already in the index: delete first")
+        raise UserError(f"{_documents(twice)} {verb} already in the index: delete old versions first")
 
 
 def check_known(ids: Sequence[str], known: Sequence[str]) -> None:
     if unknown := set(ids).difference(known):
         verb = "is" if len(unknown) == 1 else "are"
-        raise UserError(f"there {verb} no {_documents(unknown)} to delete")
+        raise UserError(f"there {verb} no {_documents(unknown)} in the index to delete")
 
 
 def _documents(ids: set[str]) -> str:

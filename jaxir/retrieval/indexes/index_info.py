@@ -27,6 +27,7 @@ class IndexInfo:
       read_with: the flags that added generated queries to documents; None: no queries were added.
       tower: which tower of the model encoded the documents; None: unknown, or an index of entries.
       step: the checkpoint's step, if the model is a training run; None: unknown.
+      weights: how the model's weights were quantised; None: not at all.
       max_length: maximum number of tokens per document; None: unknown.
       cut: number of truncated documents; None: unknown.
       settings: the settings of the engine.
@@ -43,11 +44,12 @@ class IndexInfo:
     max_length: Count | None = None
     cut: Natural | None = None
     step: Natural | None = None
+    weights: Literal["int8", "nf4"] | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def made_by(self) -> MadeBy:
-        return MadeBy(self.model, self.step)
+        return MadeBy(self.model, self.step, self.weights)
 
 
 def describe(directory: Path, info: IndexInfo, ids: Sequence[str]) -> None:

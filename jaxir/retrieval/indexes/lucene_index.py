@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,12 +13,11 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
 from jaxir.data.formats.lines import MalformedRecord, OnBadInput, Policy
-from jaxir.data.formats.sources import Document, read_documents
 from jaxir.data.formats.sparse_vectors import SparseVector, read_sparse_vectors, weights_of
 from jaxir.retrieval.indexes.base_index import Index, check_k
 from jaxir.retrieval.indexes.documents import Documents
-from jaxir.retrieval.indexes.ids import check_new
 from jaxir.retrieval.indexes.index_info import IndexInfo, describe
+from jaxir.retrieval.indexes.keyword_index import BLANK, Corpus, KeywordIndex, bm25_info, build_of_corpus
 from jaxir.sidecar.client import Hits, Sidecar
 from jaxir.sidecar.environment import shared
 from jaxir.sidecar.lucene_settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
@@ -28,9 +27,6 @@ from jaxir.storage.checksums import directory_with_checksums
 Fields = Literal["flat", "multifield"]
 FILES = "lucene"
 FEW = 100  # up to this many queries are searched without a progress bar, as in a server
-BLANK = "".join(
-    map(chr, range(33))
-)  # the characters that Java's String.trim removes; Anserini skips documents that have no others
 # The contents of a document that only has a title: Anserini skips documents with empty contents. It is a stop
 # word, so Lucene does not index it.
 NOTHING = "the"
@@ -61,7 +57,7 @@ class _LuceneIndex(Index):
         return cls(info, ids, documents, directory / FILES)
 
 
-class LuceneIndex(_LuceneIndex):
+class LuceneIndex(_LuceneIndex, KeywordIndex):
     """BM25 over a corpus, like in Pyserini: Porter stemming, Lucene's 33 English stop words.
 
     "flat" indexes title and text as one field, "multifield" as two fields whose scores are added: the two
@@ -71,7 +67,6 @@ class LuceneIndex(_LuceneIndex):
     """
 
     engine = "lucene"
-    query_kind = "texts"
     _bm25: Bm25 = PYSERINI_BM25
     _feedback: Rm3 | Rocchio | None = None
 
@@ -85,6 +80,9 @@ class LuceneIndex(_LuceneIndex):
         other._bm25, other._feedback = bm25, feedback
         other._opened = self._opened
         return other
+
+    def _index_again(self, directory: Path, documents: Corpus) -> tuple[IndexInfo, list[str]]:
+        return _index(directory, documents, self.info.settings["fields"], self.sidecar)
 
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, list[list[str]]]:
         """Like `Index.search`, but for texts. Only finds documents that share a word with the query."""
@@ -146,50 +144,17 @@ def build_lucene_index(
       on_bad_input: stop at the first malformed line, or skip and count malformed lines.
       sidecar: the process that runs Lucene; None uses the sidecar of this process.
     """
-    collector = OnBadInput(on_bad_input)
     sidecar = sidecar or shared()
-    with directory_with_checksums(output) as temporary:
-        info, ids = _index(temporary, lambda: read_documents(corpus, collector), fields, sidecar)
-        collector.report(noted="left out")
-        Documents.write(temporary, corpus, ids)
-        describe(temporary, info, ids)
-    return LuceneIndex(info, ids, Documents.open(Path(output), ids), Path(output) / FILES, sidecar)
 
+    def write(directory: Path, documents: Corpus) -> tuple[IndexInfo, list[str]]:
+        return _index(directory, documents, fields, sidecar)
 
-def update_lucene_index(
-    index: LuceneIndex,
-    directory: Path,
-    *,
-    delete: Collection[str] = (),
-    corpus: str | Path | None = None,
-    on_bad_input: Policy = "stop",
-) -> int:
-    """Deletes and adds documents by building the index again, for correct counts; returns their number."""
-    stored, collector = index.documents, OnBadInput(on_bad_input)
-    if stored is None:
-        raise UserError(f"{directory} is damaged: it has no documents; build it again with jaxir.index")
-    gone = set(delete)
-    kept = [doc_id for doc_id in index.ids if doc_id not in gone]
-    fields = index.info.settings["fields"]
-    new = [] if corpus is None else [d.id for d in read_documents(corpus, collector)]
-    collector.report(noted="left out")
-    check_new(new, kept)
-
-    def documents() -> Iterator[Document]:
-        for doc_id, _ in stored.lines(kept):
-            yield stored[doc_id]
-        if corpus is not None:
-            yield from read_documents(corpus, OnBadInput("skip"))
-
-    with directory_with_checksums(directory, overwrite=True) as temporary:
-        info, ids = _index(temporary, documents, fields, index.sidecar)
-        Documents.write(temporary, corpus, ids, kept=stored, new=set(new).intersection(ids))
-        describe(temporary, info, ids)
-    return info.count
+    info, ids, documents = build_of_corpus(corpus, output, write, on_bad_input)
+    return LuceneIndex(info, ids, documents, Path(output) / FILES, sidecar)
 
 
 def _index(
-    directory: Path, documents: Callable[[], Iterator[Document]], fields: Fields, sidecar: Sidecar
+    directory: Path, documents: Corpus, fields: Fields, sidecar: Sidecar
 ) -> tuple[IndexInfo, list[str]]:
     """Writes Lucene's files into an index directory; returns the index's description and ids."""
     ids: list[str] = []
@@ -197,8 +162,6 @@ def _index(
     def records() -> Iterator[LuceneDocument]:
         ids.clear()
         for document in documents():
-            if not document.contents.strip(BLANK):
-                continue
             ids.append(document.id)
             if fields == "flat":
                 yield LuceneDocument(document.id, document.contents)
@@ -211,7 +174,7 @@ def _index(
         sidecar.index(
             directory / FILES, records, fields=extra, on_progress=lambda count: bar.update(count - bar.n)
         )
-    return _info(LuceneIndex, "bm25", ids, {"fields": fields}), ids
+    return bm25_info(LuceneIndex.engine, ids, {"fields": fields}), ids
 
 
 def build_impact_index(
@@ -250,24 +213,13 @@ def build_impact_index(
                 temporary / FILES, records, on_progress=lambda count: bar.update(count - bar.n)
             )
         collector.report()
-        info = _info(LuceneImpactIndex, "impact", ids, {})
+        if not ids:
+            raise UserError("there are no documents to index: give vectors with weights")
+        info = IndexInfo(engine="lucene_impact", similarity="impact", dimension=0, count=len(ids))
         if corpus is not None:
             Documents.write(temporary, corpus, ids)
         describe(temporary, info, ids)
     return LuceneImpactIndex(info, ids, Documents.open(Path(output), ids), Path(output) / FILES, sidecar)
-
-
-def _info(
-    engine: type[_LuceneIndex],
-    similarity: Literal["bm25", "impact"],
-    ids: list[str],
-    settings: dict[str, str],
-) -> IndexInfo:
-    if not ids:
-        raise UserError("there are no documents to index: all are empty, or the input is")
-    return IndexInfo(
-        engine=engine.engine, similarity=similarity, dimension=0, count=len(ids), settings=settings
-    )
 
 
 def _checked(name: str, vector: Mapping[str, int]) -> dict[str, int]:

@@ -15,7 +15,6 @@ import functools
 import ipaddress
 import logging.config
 import os
-import re
 import threading
 import urllib.parse
 import weakref
@@ -23,17 +22,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
 from jaxir.core.progress import progress
+from jaxir.retrieval.indexes.database_index import IndexType, check_name, rows_to_send
 from jaxir.storage.npy import pieces
 from jaxir.storage.temporary_outputs import temporary_directory
 
-IndexType = Literal["FLAT", "HNSW", "AUTOINDEX"]
 TOKEN = "MILVUS_TOKEN"  # environment variable with "user:password" or an API key
 PLACE = "MILVUS_URI"  # environment variable with the server (or embedded Milvus) that jaxir may open
 CLEARTEXT = "MILVUS_CLEARTEXT"  # environment variable; 1 allows sending the token unencrypted
@@ -57,8 +56,7 @@ class MilvusCollection:
 
     def __init__(self, where: str | Path, name: str, *, new: bool = False):
         pymilvus = _pymilvus()
-        if not re.fullmatch(r"[A-Za-z_]\w{0,254}", name, re.ASCII):
-            raise UserError(f"--collection must have only letters, digits and _, not {name!r}")
+        check_name(name, 255)
         self.name, self._where = name, where
         if isinstance(where, Path) and not new and not where.is_dir():
             raise UserError(f"the embedded Milvus {where} does not exist: build the index again")
@@ -137,10 +135,7 @@ class MilvusCollection:
         row = first_row
         with progress(total=sum(map(len, vectors)), what="inserting", unit="passages") as bar:
             for piece in pieces(vectors, step):
-                part = np.asarray(piece, np.float32)
-                if cosine:
-                    norms = np.linalg.norm(part, axis=1, keepdims=True)
-                    part = part / np.where(norms == 0, np.float32(1), norms)
+                part = rows_to_send(piece, cosine=cosine)
                 rows = [{ROW: row + i, VECTOR: vector} for i, vector in enumerate(part)]
                 with self._errors():
                     self._client.insert(self.name, rows, timeout=ANSWER_SECONDS)
@@ -212,16 +207,6 @@ class MilvusCollection:
         except (MilvusException, RpcError) as error:
             text = error.message if isinstance(error, MilvusException) else error.details()
             raise UserError(f"Milvus at {self._where} {what}: {' '.join(str(text).split())[:300]}") from error
-
-
-def is_named(place: str) -> bool | None:
-    """Returns whether `MILVUS_URI` names this server or path; None if the variable is not set."""
-    named = os.environ.get(PLACE, "").strip()
-    return _normalised(named) == _normalised(place) if named else None
-
-
-def _normalised(place: str) -> str:
-    return place.rstrip("/") if "://" in place else str(Path(place).absolute())
 
 
 def _token(uri: str) -> str:
@@ -320,7 +305,7 @@ def _pymilvus() -> ModuleType:
         logging.config.dictConfig = configure
         os.environ.pop("PYTHON_DOTENV_DISABLED")
         os.environ.update(environment)
-    for name in ("pymilvus", "milvus_lite"):  # they log what their errors also say
+    for name in ("pymilvus", "milvus_lite"):  # hides logs that repeat the errors
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return pymilvus
 

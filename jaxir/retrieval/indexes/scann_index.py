@@ -4,14 +4,12 @@ Guo et al., "Accelerating large-scale inference with anisotropic vector quantiza
 Sun et al., "SOAR: improved indexing for approximate nearest neighbor search", 2023.
 """
 
-import contextlib
 import copy
 import dataclasses
 import importlib.util
 import os
 import shutil
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +18,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
+from jaxir.core.progress import silenced
 from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, describe_vectors
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import descending_ranks
@@ -32,8 +31,8 @@ from jaxir.storage.temporary_outputs import temporary_directory
 
 BRUTE_FORCE_UP_TO = 20_000  # number of vectors up to which comparing all is as fast as a tree, and exact
 TRAINING_SAMPLE = 250_000  # maximum number of vectors that the tree is trained on
-# SOAR (Sun et al. 2023): a vector is also in a second leaf, whose residual is far from parallel to that of
-# the first leaf, so fewer leaves need to be searched.
+# SOAR (Sun et al. 2023): a vector is also in a second leaf. Its residuals in the two leaves are far from
+# parallel, so fewer leaves need to be searched.
 SOAR_LAMBDA, SOAR_OVERRETRIEVE = 1.5, 2.0
 # 4-bit codes are computed from the PCA directions with the share ENERGY of the variance, at least half of all
 # directions. If these are more than the share NEARLY_ALL, codes are computed from the dimensions instead.
@@ -150,7 +149,7 @@ class ScannIndex(VectorIndex):
         with temporary_directory(near) as place:
             self._save_engine(place)
             with stored_vectors(place, self.info.settings["storage"], self.outliers) as vectors:
-                return [vectors]  # a mapping outlives its file
+                return [vectors]  # a memory map outlives its file
 
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
         # Copy what the caller may still change; read-only memory-mapped shards stay on disk.
@@ -269,7 +268,7 @@ class ScannIndex(VectorIndex):
             )
         check_assets(directory / ASSETS)
         try:
-            with _quiet():
+            with silenced():
                 searcher = scann.load_searcher(str((directory / ASSETS).resolve()))
         except (ValueError, RuntimeError, OSError) as error:
             raise UserError(f"{directory} is damaged: {error}; build it again with jaxir.index") from None
@@ -285,7 +284,7 @@ def _build(
 ) -> Any:
     """Returns a ScaNN searcher for vectors [N, D], with zeros instead of the outliers."""
     scann, reorder = _scann(), _reorder_type(settings["storage"])
-    with _quiet(), contiguous(shards, similarity, zeros=outliers.rows) as vectors:
+    with silenced(), contiguous(shards, similarity, zeros=outliers.rows) as vectors:
         builder = scann.builder(vectors, 10, "dot_product")
         if "leaves" not in settings:
             return builder.score_brute_force(reorder).build()
@@ -312,24 +311,10 @@ def _reorder_type(storage: Storage) -> Any:
     return ReorderType[storage.upper()]
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hides what C++ libraries print to standard error, because ScaNN's log has no level to set."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nothing:  # noqa: PTH123  (a device, not a file)
-        os.dup2(nothing.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 def _scann() -> ModuleType:
     """Imports ScaNN, which imports TensorFlow (some seconds)."""
     try:
-        with _quiet():
+        with silenced():
             if importlib.util.find_spec("scann"):
                 import_tensorflow()
             from scann.scann_ops.py import scann_ops_pybind

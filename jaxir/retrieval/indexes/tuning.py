@@ -156,8 +156,8 @@ def build_tuned(
 ) -> tuple[VectorIndex, Recall | None]:
     """Builds an index of jaxir.encode's vectors and measures its recall against exact search in float32.
 
-    With --expansion=corpus, the recall is that of vectors, not documents. An index of a single passage
-    without queries is not measured.
+    With --expansion=corpus, the recall counts vectors, not documents. The recall is None if the index has
+    a single passage and there are neither `queries` nor a target.
 
     Args:
       target: the recall that ScaNN is tuned for, and that an exact index has on TPUs; None only measures.
@@ -179,7 +179,7 @@ def build_tuned(
         if model is None:
             raise UserError("the embeddings do not name the model that made them: give --model")
         texts = [query.text for query in read_queries(queries)]
-        encoder = DualEncoder.load(model)
+        encoder = DualEncoder.load(model, weights=info.weights)
         stored.require_model(encoder)  # its name is not enough: it may have been trained further
         vectors = encoder.encode_queries(texts)
     options = {"storage": storage}

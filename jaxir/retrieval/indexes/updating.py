@@ -15,7 +15,7 @@ from jaxir.retrieval.indexes.base_index import Index, VectorIndex, checked, load
 from jaxir.retrieval.indexes.documents import Documents, check_corpus
 from jaxir.retrieval.indexes.ids import check_known, check_new
 from jaxir.retrieval.indexes.index_info import IndexInfo
-from jaxir.retrieval.indexes.lucene_index import LuceneIndex, update_lucene_index
+from jaxir.retrieval.indexes.keyword_index import KeywordIndex, update_keyword_index
 from jaxir.retrieval.indexes.scann_files import stored_vectors
 from jaxir.retrieval.indexes.scann_index import ScannIndex
 from jaxir.storage.checksums import directory_with_checksums
@@ -52,7 +52,7 @@ def update_index(
 ) -> Change:
     """Deletes and adds documents; the new index replaces the old index when it is complete.
 
-    Documents are deleted first, so a document that is both deleted and added is replaced. A Milvus outside
+    Documents are deleted first, so a document that is both deleted and added is replaced. A database outside
     the directory is changed in place; after an interruption the same call completes the update.
 
     Args:
@@ -71,7 +71,7 @@ def update_index(
     """
     directory = local_path(directory)
     if not directory.is_dir():
-        raise UserError(f"{directory} is not an index directory: it has no index.json")
+        raise UserError(f"{directory} is not an index directory: it has no index.json; give another")
     busy = f"{directory} is being changed by another process"
     with locked(directory, busy), contextlib.closing(load_index(directory)) as index:
         before, deleted = index.info.count, len(set(delete))
@@ -145,14 +145,14 @@ def _checked(
         )
     if info.read_with != index.info.read_with:
         raise UserError(
-            f"the new documents were encoded {_reading(info.read_with)}, but those of the index"
-            f" {_reading(index.info.read_with)}: encode the new documents like those of the index"
+            f"the new documents were encoded {_reading(info.read_with)}, but the index's documents"
+            f" {_reading(index.info.read_with)}: encode the new documents in the same way"
         )
     checked(embeddings.shards, embeddings.ids, info.similarity)
     check_new(embeddings.ids, set(index.ids).difference(delete))
     if (corpus is None) != (index.documents is None):
         raise UserError(
-            f"{directory} stores titles and texts: give those of the new documents with --corpus"
+            f"{directory} stores titles and texts: give the new documents' titles and texts with --corpus"
             if corpus is None
             else f"{directory} stores no titles and texts: leave out --corpus"
         )
@@ -183,9 +183,9 @@ def _update_words(
     corpus: str | Path | None,
     on_bad_input: Policy,
 ) -> int:
-    if not isinstance(index, LuceneIndex):
+    if not isinstance(index, KeywordIndex):
         raise not_changed(index)
     if embeddings is not None:
         raise UserError(f"{directory} is a BM25 index: give --corpus, not --embeddings")
     check_known(delete, index.ids)
-    return update_lucene_index(index, directory, delete=delete, corpus=corpus, on_bad_input=on_bad_input)
+    return update_keyword_index(index, directory, delete=delete, corpus=corpus, on_bad_input=on_bad_input)

@@ -8,21 +8,22 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.formats.lines import OnBadInput
-from jaxir.data.formats.sources import BeirFolder, read_wanted
+from jaxir.data.formats.sources import read_wanted
 from jaxir.retrieval.mining.judging import Drawn, RelevanceFilter
 from jaxir.retrieval.mining.known_positives import KnownPositives
 from jaxir.retrieval.mining.mining_settings import MiningSettings, RelevanceSettings
 from jaxir.retrieval.ranking.run_reranking import texts_of_queries
 from jaxir.retrieval.ranking.runs import rank, read_run_by_query
 from jaxir.storage.files import atomic_directory, check_new_directory
+from jaxir.storage.json_files import json_line
 from jaxir.storage.open_files import sha256_of
 
 if TYPE_CHECKING:
@@ -33,24 +34,24 @@ PAIRS, SETTINGS = "train.jsonl", "mining.json"
 MISSED, UNANSWERED, FEW, RELEVANT = "missed", "unanswered", "few", "relevant"
 LEFT_OUT = {
     UNANSWERED: "not in the run",
-    MISSED: "without a positive in the run, which --margin needs",
+    MISSED: "without a positive in the run, which a margin needs",
     FEW: "without a candidate",
     RELEVANT: "whose candidates the cross-encoder all dropped",
 }
 # Reasons why a document in the range of ranks is not a candidate, and how a report words them after a number.
-POSITIVE, DUPLICATE, QUERY_TEXT, EMPTY, NEAR = "positive", "duplicate", "query", "empty", "margin"
+POSITIVE, DUPLICATE, QUERY_TEXT, EMPTY, NEAR = "positive", "duplicate", "query", "empty", "score"
 DROPPED = {
     POSITIVE: "known positives",
     DUPLICATE: "duplicates of known positives",
     QUERY_TEXT: "with the query's text",
     EMPTY: "without text",
-    NEAR: "within the margin",
+    NEAR: "scored too high",
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MiningReport:
-    """Numbers that mining reports, and that mining.json has.
+    """The counts that mining prints and writes to mining.json.
 
     Attributes:
       queries: number of queries with negatives.
@@ -60,7 +61,7 @@ class MiningReport:
       left_out: queries without negatives, by reason: `unanswered` (not in the run), `missed` (no positive in
         the run, which a margin needs), `few` (no candidate), `relevant` (the cross-encoder dropped all).
       dropped: documents in the range of ranks that are not candidates, by reason: known `positive`,
-        `duplicate` of a positive, text of the `query`, `empty`, within the `margin`.
+        `duplicate` of a positive, text of the `query`, `empty`, a `score` above the margins or max_score.
       judged: number of candidates that the cross-encoder scored. They are drawn until a query has enough.
       false_negatives: candidates that the cross-encoder dropped, by `max_relevance` or `relevance_margin`.
     """
@@ -209,12 +210,11 @@ def _candidates(
             continue
         left_out[UNANSWERED] -= 1
         positives = known.all_positives[query_id]
-        ranked, ceiling = positives & answers.keys(), math.inf
-        if settings.margin is not None:
-            if not ranked:
-                left_out[MISSED] += 1
-                continue
-            ceiling = min(answers[doc_id] for doc_id in ranked) - settings.margin
+        ranked = [answers[doc_id] for doc_id in positives & answers.keys()]
+        if settings.needs_positive and not ranked:
+            left_out[MISSED] += 1
+            continue
+        ceiling = settings.ceiling(ranked)
         duplicates = set().union(*(known.duplicates.get(doc_id, ()) for doc_id in positives))
         own, found = known.query_copies.get(query_id, ()), []
         for doc_id in rank(answers)[settings.first - 1 : settings.last]:
@@ -264,4 +264,4 @@ def _write_pairs(
                 "positive_passages": passages(query_id, positives[query_id]),
                 "negative_passages": passages(query_id, doc_ids),
             }
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(json_line(record))

@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from jaxir.data.formats.sources import BeirFolder, read_wanted
+from jaxir.data.formats.beir_folder import BeirFolder
+from jaxir.data.formats.sources import read_wanted
 from jaxir.retrieval.mining.mining_settings import RelevanceSettings
 from jaxir.retrieval.ranking.run_reranking import texts_of_queries
 
@@ -45,7 +46,7 @@ class RelevanceFilter:
         return named | dataclasses.asdict(self._settings)
 
     def keep(self, drawn: Mapping[str, Drawn]) -> dict[str, Drawn]:
-        """Returns the candidates that are not dropped. Reads their texts, and those of new positives."""
+        """Returns the candidates that are not dropped. Reads the texts of candidates and of new positives."""
         margin, ceiling = self._settings.relevance_margin, self._settings.max_relevance
         new = [q for q in drawn if q not in self._ceilings] if margin is not None else []
         positives = [(query_id, doc_id) for query_id in new for doc_id in self._positives[query_id]]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxir.core.errors import UserError
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.formats.lines import has_text
-from jaxir.data.formats.sources import BeirFolder
 
 
 class KnownPositives(NamedTuple):
@@ -42,8 +42,8 @@ class KnownPositives(NamedTuple):
         }
         if not usable:
             raise UserError(
-                f"{folder.qrels_path(split)}: the collection lacks the query, document or text of every"
-                " relevant judgement; give judgements of this collection"
+                f"{folder.qrels_path(split)}: every relevant judgement names a query or a text that the"
+                " collection lacks; give judgements of this collection"
             )
         lacking = sum(map(len, split_positives.values())) - sum(map(len, usable.values()))
         queries = {query_id: queries[query_id] for query_id in usable}
@@ -60,7 +60,7 @@ def _read_positives(
         if qrel.score > 0:
             split_positives.setdefault(qrel.query_id, []).append(qrel.document_id)
     if not split_positives:
-        raise UserError(f"split {split!r} of {folder.directory} has no relevant judgement; give another")
+        raise UserError(f"split {split!r} of {folder.directory} has no relevant judgement; use another")
     all_positives = {query_id: set(doc_ids) for query_id, doc_ids in split_positives.items()}
     for other in folder.splits:
         for qrel in folder.qrels(other) if other != split else ():

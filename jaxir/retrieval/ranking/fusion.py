@@ -133,7 +133,10 @@ def _check_queries(runs: Mapping[str, Run]) -> None:
     for name, run in runs.items():
         others = [other for called, other in runs.items() if called != name]
         if others and all(run.keys().isdisjoint(other) for other in others):
-            raise UserError(f"{name} has no query in common with the other run{'s' * (len(others) > 1)}")
+            plural = "s" * (len(others) > 1)
+            raise UserError(
+                f"{name} shares no query with the other run{plural}: give runs of the same queries"
+            )
 
 
 def _per_query(runs: Sequence[Run], fuse: Callable[[Sequence[Answers]], dict[str, float]], depth: int) -> Run:

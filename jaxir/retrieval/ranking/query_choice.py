@@ -18,7 +18,7 @@ from jaxir.storage.files import local_path
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.query_reranker import QueryReranker
 
-WINDOW = 256  # questions, of about 50 queries each, that are scored together
+WINDOW = 256  # number of questions, of about 50 queries each, scored together
 By = Literal["place", "concat", "oracle"]
 
 

@@ -37,7 +37,10 @@ def score_candidates(
     info = embeddings.info
     embeddings.require_model(encoder)
     if lacking := [query_id for query_id in candidates if query_id not in queries]:
-        raise UserError(f"--queries lacks query {lacking[0]!r} of the run ({len(lacking)} are missing)")
+        raise UserError(
+            f"--queries lacks query {lacking[0]!r} of the run ({len(lacking)} are missing): give the file"
+            " that was searched with"
+        )
     wanted = {query_id: rank(answers)[:depth] for query_id, answers in candidates.items()}
     rows: dict[str, list[int]] = {doc_id: [] for doc_ids in wanted.values() for doc_id in doc_ids}
     for row, doc_id in enumerate(embeddings.ids):
@@ -45,7 +48,10 @@ def score_candidates(
             rows[doc_id].append(row)
     for query_id, doc_ids in wanted.items():
         if unknown := [doc_id for doc_id in doc_ids if not rows[doc_id]]:
-            raise UserError(f"--embeddings lacks document {unknown[0]!r}, found for query {query_id!r}")
+            raise UserError(
+                f"--embeddings lacks document {unknown[0]!r}, found for query {query_id!r}: give the"
+                " embeddings of the corpus that was searched"
+            )
     names, scored = list(wanted), {}
     with progress(total=len(names), what="rescoring", unit="queries") as bar:
         for start in range(0, len(names), QUERY_BLOCK):

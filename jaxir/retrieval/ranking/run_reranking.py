@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxir.core.errors import UserError
-from jaxir.data.formats.sources import BeirFolder, read_wanted
+from jaxir.data.formats.beir_folder import BeirFolder
+from jaxir.data.formats.sources import read_wanted
 from jaxir.retrieval.ranking.runs import Run, rank
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ def write_run(
             _check_field("query id", query_id)
             pairs = list(answers.items() if isinstance(answers, Mapping) else answers)
             if len({doc_id for doc_id, _ in pairs}) != len(pairs):
-                raise UserError(f"query {query_id!r} has the same document twice")
+                raise UserError(f"query {query_id!r} has the same document twice: remove one")
             pairs.sort(key=lambda pair: pair[0], reverse=True)
             pairs.sort(key=lambda pair: -pair[1])
             for rank, (doc_id, score) in enumerate(pairs, start=1):
@@ -118,7 +118,7 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
         query_id, _, doc_id, _, text, _ = fields
         score = as_number(text)
         if score is None:
-            raise BadInputError(path, number, f"the score {text!r} is not a finite number")
+            raise BadInputError(path, number, f"the score {text!r} must be a finite number")
         if abs(score) > GREATEST:
             raise BadInputError(path, number, f"the score {text!r} is {_TOO_GREAT}")
         empty = False
@@ -129,7 +129,7 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
 
 def _add(answers: dict[str, float], doc_id: str, score: float, path: str | Path, number: int) -> None:
     if doc_id in answers:
-        raise BadInputError(path, number, f"document {doc_id!r} occurs twice for its query")
+        raise BadInputError(path, number, f"document {doc_id!r} occurs twice for its query: remove one")
     answers[doc_id] = score
 
 

@@ -44,7 +44,7 @@ def start(directory: Path) -> dict[str, str]:
 
 
 def java_class(name: str, **options: Any) -> Any:
-    """Returns a Java class by its full name; `options` are those of pyjnius' autoclass."""
+    """Returns a Java class by its full name; `options` are passed to pyjnius' autoclass."""
     return importlib.import_module("jnius").autoclass(name, **options)
 
 

@@ -67,13 +67,28 @@ class Search(Evaluator):
         """Returns a function that maps a state to the metrics on a collection."""
         of_queries = bench.vectors(bench.tokens(collection.queries, "query"), "query")
         of_documents = bench.vectors(bench.tokens(collection.documents, "passage"), "passage")
-        depth = self.depth + (self.identical_ids == "drop")
+        how = {"depth": self.depth, "identical_ids": self.identical_ids}
 
         def measure(state: State) -> Mapping[str, float]:
-            # For models with cosine similarity the vectors are normalised, so "dot" is right for all models.
-            found = of_queries(state), of_documents(state)
-            run = search_vectors(*found, collection, similarity="dot", depth=depth)
-            how = {"identical_ids": self.identical_ids, "depth": self.depth}
-            return evaluate_run(run, collection.qrels, list(self.metrics), **how).values
+            vectors = of_queries(state), of_documents(state)
+            return score_vectors(*vectors, collection, list(self.metrics), **how)
 
         return measure
+
+
+def score_vectors(
+    queries: np.ndarray,
+    documents: np.ndarray,
+    collection: Collection,
+    metrics: list[str],
+    *,
+    depth: int,
+    identical_ids: IdenticalIds = "keep",
+) -> Mapping[str, float]:
+    """Returns the metrics of a search with vectors of a collection's queries [Q, D] and documents [N, D].
+
+    Vectors of models with cosine similarity are normalised, so inner products are right for all models.
+    """
+    deeper = depth + (identical_ids == "drop")
+    run = search_vectors(queries, documents, collection, similarity="dot", depth=deeper)
+    return evaluate_run(run, collection.qrels, metrics, identical_ids=identical_ids, depth=depth).values

@@ -59,7 +59,7 @@ class Examples:
         return _rows_of(self.arrays)
 
 
-class Program:
+class BatchedFunction:
     """A function of (model, auxiliary, batch) that is compiled once and run on the mesh, batch after batch.
 
     Args:
@@ -87,7 +87,7 @@ class Program:
         self.size = min(batch_size, -(-self.count // divisor) * divisor)
 
     def compile(self, plan: Any, chunks: int = 1) -> None:
-        """Compiles the function for the model of a `train_state.Plan`; `chunks` is that of the objective."""
+        """Compiles the function for the model of a `train_state.Plan`; `chunks` is the objective's."""
         if self._chunked:
             divisor = self._partitioner.batch_divisor()
             self.size = -(-self.size // (chunks * divisor)) * divisor
@@ -140,7 +140,7 @@ class Bench:
 
     Args:
       tokenizer: the model's tokenizer.
-      form: maximum lengths and prompts of the model's texts; its `num_negatives` is that of training.
+      form: maximum lengths and prompts of the model's texts; its `num_negatives` is the number in training.
       objective: the training objective.
       training_data: the dataset to train on.
       batch_size: the batch size of training, over all devices together.
@@ -162,7 +162,7 @@ class Bench:
         self.tokenizer, self.form, self.objective = tokenizer, form, objective
         self.training_data, self.batch_size = training_data, batch_size
         self.partitioner, self.on_bad_input = partitioner, on_bad_input
-        self._programs: list[Program] = []
+        self._programs: list[BatchedFunction] = []
         self._read: list[tuple[Any, Features, Examples]] = []
 
     def examples(self, data: Any, features: Features, *, drawn: bool = False) -> Examples:
@@ -200,14 +200,14 @@ class Bench:
             prompt, length = form.query_prompt, form.query_length
         return pad_rows(self.tokenizer.encode_batch([prompt + t for t in texts], max_length=length), length)
 
-    def program(self, function: Callable[..., Any], rows: Rows, *, chunked: bool = False) -> Program:
-        """Returns a `Program` that runs `function` on `rows`; it is compiled before the first step.
+    def program(self, function: Callable[..., Any], rows: Rows, *, chunked: bool = False) -> BatchedFunction:
+        """Returns a `BatchedFunction` that runs `function` on `rows`; it is compiled before the first step.
 
         The function, such as `lambda model, _, batch: ...`, is traced once and may use outer variables as
         constants. With `chunked`, a batch is divided by the objective's number of chunks, to save memory.
         """
         how = {"batch_size": self.batch_size, "partitioner": self.partitioner, "chunked": chunked}
-        self._programs.append(Program(function, rows, **how))
+        self._programs.append(BatchedFunction(function, rows, **how))
         return self._programs[-1]
 
     def vectors(self, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:

@@ -41,7 +41,7 @@ class Generation(Evaluator):
     def prepare(self, bench: Bench) -> Prepared:
         if not isinstance(bench.objective, Seq2Seq):
             kind = type(bench.objective).__name__
-            raise UserError(f"Generation only evaluates models trained by Seq2Seq, not {kind}")
+            raise UserError(f"Generation only evaluates models trained by Seq2Seq, not {kind}: remove it")
         require("rouge", "rouge_score")
         from rouge_score.rouge_scorer import RougeScorer
 

@@ -36,7 +36,9 @@ class Reading(Evaluator):
     def prepare(self, bench: Bench) -> Prepared:
         if not isinstance(bench.objective, FusionInDecoder):
             kind = type(bench.objective).__name__
-            raise UserError(f"Reading only evaluates readers, trained by FusionInDecoder, not {kind}")
+            raise UserError(
+                f"Reading only evaluates readers, trained by FusionInDecoder, not {kind}: remove it"
+            )
         if self.data is None:
             raise UserError("the evaluator has no data: set DEV_RUN, or the setting that names its data")
         features = bench.objective.features(bench.form)

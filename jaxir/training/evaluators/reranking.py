@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Within, checked
-from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.evaluation.judgements import read_judgements
 from jaxir.evaluation.retrieval_metrics import cut_at, evaluate_run
 from jaxir.objectives.reranking import score_lists

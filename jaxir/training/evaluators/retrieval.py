@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -58,21 +58,21 @@ class Retrieval(Evaluator):
             raise UserError(
                 "distractors are training passages, but the training data have none: set dev_distractors to 0"
             )
-        queries, query_ids = _distinct(rows, [], "query")
-        passages, passage_ids = _distinct(rows, extra, "passage")
+        queries, distinct_queries = _distinct(rows, [], "query")
+        passages, distinct_passages = _distinct(rows, extra, "passage")
         judgements: dict[str, dict[str, int]] = {}
         for query, passage in zip(queries, passages, strict=False):
             judgements.setdefault(query, {})[passage] = 1
-        of_queries = self._vectors(bench, stack(list(query_ids.values())), "query")
-        of_passages = self._vectors(bench, stack(list(passage_ids.values())), "passage")
+        of_queries = self._vectors(bench, list(distinct_queries.values()), "query")
+        of_passages = self._vectors(bench, list(distinct_passages.values()), "passage")
 
         def search(queries: np.ndarray, passages: np.ndarray) -> Mapping[str, float]:
             # For models with cosine similarity the vectors are normalised, so "dot" is right for all models.
-            index = ExactIndex.build([passages], list(passage_ids), similarity="dot")
-            scores, ids = index.search(queries, min(DEPTH, len(passage_ids)))
+            index = ExactIndex.build([passages], list(distinct_passages), similarity="dot")
+            scores, ids = index.search(queries, min(DEPTH, len(distinct_passages)))
             run = {
                 query: dict(zip(found, map(float, row), strict=True))
-                for query, found, row in zip(query_ids, ids, scores, strict=True)
+                for query, found, row in zip(distinct_queries, ids, scores, strict=True)
             }
             return evaluate_run(run, judgements, METRICS).values
 
@@ -86,16 +86,28 @@ class Retrieval(Evaluator):
 
         return Prepared(measure, f"{examples.fingerprint}, {self.distractors} distractors")
 
-    def _vectors(self, bench: Bench, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
-        """Like `Bench.vectors`, but raises a UserError if the vectors have too few dimensions."""
+    def _vectors(
+        self, bench: Bench, texts: Sequence[Mapping[str, np.ndarray]], tower: Literal["query", "passage"]
+    ) -> Callable[[State], np.ndarray]:
+        """Returns a function that maps a state to the vectors of texts; checks their number of dimensions.
+
+        If the model's pooling leaves out prompts, it leaves out as many tokens as each text's prompt has.
+        """
+        rows = {"ids": stack([text[f"{tower}_ids"] for text in texts])}
+        if bench.form.prompt_tokens is not None:
+            usual = dict(zip(("query", "passage"), bench.form.prompt_tokens, strict=True))[tower]
+            found = [text.get(f"{tower}_prompt_tokens", usual) for text in texts]
+            rows["left_out"] = np.array(found, np.int32)
 
         def encode(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
-            vectors = model.encode(batch["ids"], tower=tower)
+            vectors = model.encode(tower=tower, **batch)
             if (most := max(self.dimensions, default=0)) > vectors.shape[1]:
-                raise UserError(f"{self}: vectors have {vectors.shape[1]} dimensions, fewer than {most}")
+                raise UserError(
+                    f"{self}: dimensions has {most}, but the vectors have only {vectors.shape[1]}"
+                )
             return vectors
 
-        return bench.program(encode, {"ids": ids}).of_rows
+        return bench.program(encode, rows).of_rows
 
 
 def _first(vectors: np.ndarray, dimension: int | None) -> np.ndarray:
@@ -108,11 +120,11 @@ def _first(vectors: np.ndarray, dimension: int | None) -> np.ndarray:
 
 def _distinct(
     rows: Sequence[Mapping[str, np.ndarray]], extra: Sequence[Mapping[str, np.ndarray]], tower: str
-) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Returns a name for each text of a tower, the same for equal tokens, and {name: token ids}."""
-    tokens = [row[f"{tower}_ids"] for row in (*rows, *extra)]
-    names = [x[x != 0].tobytes().hex() for x in tokens]
-    distinct = dict(zip(names, tokens, strict=True))
+) -> tuple[list[str], dict[str, Mapping[str, np.ndarray]]]:
+    """Returns a name for each text of a tower, the same for equal tokens, and {name: its row}."""
+    texts = [*rows, *extra]
+    names = [ids[ids != 0].tobytes().hex() for ids in (text[f"{tower}_ids"] for text in texts)]
+    distinct = dict(zip(names, texts, strict=True))
     ids = {row[f"{tower}_key"].tobytes() for row in rows if f"{tower}_key" in row}
     if len(distinct) == 1 < len(ids):
         raise UserError(

@@ -21,7 +21,7 @@ class SentEval(Evaluator):
     """`transfer`, the mean accuracy in % on the dev sets of the transfer tasks (Chuang 2024, appendix A.1).
 
     The accuracy is the one by which SentEval chooses a classifier; test rows are not used. As in the papers,
-    vectors are not normalised, even if the model uses cosine similarity; they are those of the query tower.
+    vectors are not normalised, even if the model uses cosine similarity; they are from the query tower.
     Each task's accuracy is logged as `transfer/TASK`. Each evaluation fits hundreds of classifiers on CPU.
 
     Attributes:

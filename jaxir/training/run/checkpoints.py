@@ -1,7 +1,7 @@
 """Checkpoints of a run, written by Orbax in the background: the newest few, and the best by a dev metric.
 
-RUN/checkpoints/STEP holds `params`, `opt_state`, the record `run` (step, settings, dev metric, name,
-checksums) and, if the objective has auxiliary parameters, `auxiliary` and `statistics`.
+RUN/checkpoints/STEP holds `params`, `opt_state`, the record `run` (step, settings, dev metric, evaluations
+since the best, name, checksums) and, if the objective has auxiliary parameters, `auxiliary` and `statistics`.
 RUN/checkpoints/best.json names the best step.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxir.core.errors import UserError
-from jaxir.interop.model.run_dir import COMMITTED, Damaged, checkpoint_steps, read_record, sealed
+from jaxir.interop.model.stored_run import COMMITTED, Damaged, checkpoint_steps, read_record, sealed
 from jaxir.interop.weights.quiet import quiet_orbax
 from jaxir.interop.weights.stores import ORBAX_INDEX
 from jaxir.runtime.distributed import all_agree, wait_for_all
@@ -72,6 +72,7 @@ class Checkpoints:
         self._inspect: Callable[[TrainState], tuple[jax.Array, jax.Array]]
         self._saving: int | None = None  # step of the checkpoint that is being written
         self._values: dict[int, float] = {}  # dev metric by step
+        self.evaluations_since_best = 0  # number of evaluations in a row without a better dev metric
         self.run = ""  # the run's name, set by `open`
         self._manager: ocp.CheckpointManager | None = None
         self._new = False
@@ -145,6 +146,13 @@ class Checkpoints:
         """Returns whether a dev metric (None: not measured) is better than those of all kept checkpoints."""
         return value is not None and all(self._sign * value > self._sign * v for v in self._values.values())
 
+    def count(self, value: float | None) -> bool:
+        """Updates `evaluations_since_best` by a new dev metric; returns what `is_best` returns."""
+        best = self.is_best(value)
+        if value is not None:
+            self.evaluations_since_best = 0 if best else self.evaluations_since_best + 1
+        return best
+
     def best(self) -> tuple[int, float] | None:
         """Returns the best checkpoint's step and dev metric, or None if nothing was evaluated."""
         if not self._values:
@@ -168,6 +176,7 @@ class Checkpoints:
             "step": step,
             "dev_metric": self._metric,
             "dev_value": dev_value,
+            "evaluations_since_best": self.evaluations_since_best,
             "run": self.run,
             "checksums": _whole_numbers(sums),
             "settings": self.settings,
@@ -261,6 +270,8 @@ class Checkpoints:
         # Earlier versions of jaxir recorded one checksum under another name, which is not compared.
         if not finite or record.get("checksums", sums) != _whole_numbers(sums):
             raise Damaged("its checksums do not match its content")
+        # Earlier versions did not record this number.
+        self.evaluations_since_best = record.get("evaluations_since_best", 0)
         return Resumed(state, step, record.get("run"))
 
     def _check_held(self) -> None:
@@ -330,7 +341,7 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
     arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_PART)
     ocp.type_handlers.register_type_handler(jax.Array, arrays, override=True)
     # With `active_processes`, Orbax's threads wait for each other through JAX's coordination service.
-    # Otherwise the threads would run collectives on the devices, between those of a training step.
+    # Otherwise the threads would run collectives on the devices, between a training step's collectives.
     processes = set(range(jax.process_count())) if jax.process_count() > 1 else None
     return ocp.CheckpointManager(
         directory if is_bucket(directory) else directory.resolve(),

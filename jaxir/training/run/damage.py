@@ -2,10 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterator
 
-from jaxir.core.errors import UserError
-from jaxir.interop.model.run_dir import Damaged
+from jaxir.core.errors import UserError, causes, root_reason
+from jaxir.interop.model.stored_run import Damaged
 from jaxir.interop.weights import stores
 
 _DAMAGE = (
@@ -21,7 +20,7 @@ def is_damage(error: BaseException) -> bool:
     """Returns whether an error, raised by reading a checkpoint, proves that the checkpoint is damaged."""
     return any(
         isinstance(e, _DAMAGE) or (type(e) is ValueError and _STATUS.match(str(e)) is not None)
-        for e in _causes(error)
+        for e in causes(error)
     )
 
 
@@ -29,16 +28,5 @@ def reason(error: BaseException) -> str:
     """Returns the operating system's message for an error, or the beginning of its root cause's message."""
     if isinstance(error, UserError):
         return str(error)
-    *_, root = _causes(error)
-    if words := stores.words_of_system(root):
-        return words
-    if isinstance(root, OSError) and root.strerror:
-        return root.strerror.lower()
-    text = " ".join(str(root).split()) or type(root).__name__
-    return text if len(text) <= 160 else f"{text[:160]}..."
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
+    *_, root = causes(error)
+    return stores.words_of_system(root) or root_reason(root)

@@ -85,7 +85,7 @@ def code_of(function: types.FunctionType, text: Callable[[Any], str]) -> str:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yields a code object and those of the functions defined in it."""
+    """Yields a code object and the code objects of functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

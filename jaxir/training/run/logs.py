@@ -1,4 +1,4 @@
-"""RUN/log.jsonl, TensorBoard, and progress on standard error.
+"""RUN/log.jsonl, TensorBoard, trackers, and progress on standard error.
 
 Objects in a bucket cannot be appended to. There, logs are written to a temporary directory and copied at each
 checkpoint and at the end.
@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from jaxir.storage.files import atomic_file, is_bucket, path_of
 from jaxir.storage.leases import Lease
 from jaxir.storage.locks import Lock
 from jaxir.storage.temporary_outputs import temporary_directory
+from jaxir.training.run.trackers import Trackers
 
 LOG, BOARD = "log.jsonl", "tensorboard"
 MOST_SHOWN = 5  # maximum number of the objective's metrics per printed line; log.jsonl has all
@@ -44,6 +45,8 @@ class RunLog:
       start_step: the step that the run resumes from; lines about later steps are dropped.
       run: the run's name, written with the first line after each start of the run.
       hold: the lock or lease on the directory.
+      trackers: names of trackers, which also get the metrics.
+      settings: the run's settings, for the trackers.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class RunLog:
         start_step: int,
         run: str,
         hold: Lock | Lease | None = None,
+        trackers: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
     ):
         self._file, self._board, self._hold = None, None, hold
         self._name = {"run": run}
@@ -74,15 +79,18 @@ class RunLog:
         self._board = SummaryWriter(
             str(self._place / BOARD), purge_step=start_step + 1, filename_suffix=f".{start_step}"
         )
+        self._trackers = Trackers(trackers, run_dir=self._run_dir, run=run, settings=settings or {})
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes one line {"step", values..., "time"} and one TensorBoard scalar for each value."""
+        """Writes one line {"step", values..., "time"}, and each value to TensorBoard and the trackers."""
         if self._file is None:
             return
         line = {"step": step, **{k: float(v) for k, v in values.items()}, "time": round(time.time(), 3)}
         self._write_line(line)
-        for name, value in values.items():
-            self._board.add_scalar(name if "/" in name else f"train/{name}", float(value), step)
+        named = {name if "/" in name else f"train/{name}": float(value) for name, value in values.items()}
+        for name, value in named.items():
+            self._board.add_scalar(name, value, step)
+        self._trackers.write(step, named)
 
     def checkpoint(self, step: int | None) -> None:
         """Writes a line that says that the checkpoint of `step` is complete; None writes nothing."""
@@ -91,12 +99,13 @@ class RunLog:
             self.bring()
 
     def bring(self) -> None:
-        """Copies the logs to the run's directory, if it is in a bucket.
+        """Sends metrics to the trackers, and copies the logs to the run's directory, if it is in a bucket.
 
         Called before a checkpoint is saved, since a run that resumes from it only has the logs in the bucket.
         """
         if self._file is not None:
             self._board.flush()
+            self._trackers.send()
             self._copy()
 
     def close(self) -> None:
@@ -104,6 +113,7 @@ class RunLog:
             self._file.close()
             self._board.close()
             self._copy()
+            self._trackers.close()
             self._closing.close()
 
     def _copy(self) -> None:

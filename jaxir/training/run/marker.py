@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxir.core.errors import UserError
-from jaxir.interop.model.run_dir import Damaged, check_seal, checkpoint_steps, read_record, sealed
+from jaxir.interop.model.stored_run import Damaged, check_seal, checkpoint_steps, read_record, sealed
 from jaxir.storage.files import atomic_file, check_bucket, path_of
 from jaxir.storage.json_files import read_json
 from jaxir.storage.leases import LEASE

@@ -32,7 +32,8 @@ class Recipe:
       optimizer: AdamW(...) or Adafactor(...) of jaxir.training.step.optimizers; AdamW() by default.
       mesh: MeshConfig(...) of jaxir.runtime.partitioning; by default the batch is split over all devices.
       num_negatives: number of hard negatives per pair; the data must have them.
-      frozen: patterns of names of parameters that are not trained, such as "encoder.embedding.*".
+      frozen: patterns of names of parameters that are not trained, such as "encoder.embedding.*". Computed
+        in bfloat16, they stay in bfloat16 if they were stored in it.
       auxiliary_from: a run from whose auxiliary parameters (heads, decoders, temperatures) this run starts;
         MODEL=RUN does the same for the model.
       seed: determines the values of new parameters, the order of the data and dropout.
@@ -42,9 +43,11 @@ class Recipe:
       checkpoint_every: number of steps between checkpoints; a value below 1 is a share of all steps.
       keep_last: number of newest checkpoints to keep; the best checkpoint is kept, too.
       dev_metric: the metric of an evaluator that chooses the best checkpoint.
+      early_stopping: number of evaluations in a row without a better dev_metric after which training stops.
       dev_distractors: number of training passages to add to the dev passages that are searched.
       on_bad_input: "stop" at the first malformed record, or "skip" and count malformed records.
       profile_steps: the first and the last step to trace, such as 10:13 (docs/training.md).
+      trackers: where metrics go beside log.jsonl and TensorBoard: wandb (Weights & Biases) or trackio.
     """
 
     model: Object
@@ -67,9 +70,11 @@ class Recipe:
     checkpoint_every: Interval = 500
     keep_last: Count = 2
     dev_metric: str = "nDCG@10"
+    early_stopping: Count | None = None
     dev_distractors: Natural = 0
     on_bad_input: Literal["stop", "skip"] = "stop"
     profile_steps: str | None = None
+    trackers: list[Literal["wandb", "trackio"]] | None = None
 
     def __post_init__(self):
         from jaxir.objectives.objective import Objective  # imports JAX

@@ -5,13 +5,13 @@ RUN/checkpoints/    the newest checkpoints and the best (see `checkpoints`)
 RUN/log.jsonl       metrics, also for TensorBoard in RUN/tensorboard/
 RUN/jaxir.json      with RUN/tokenizer/, describes the run as a model
 RUN/config.gin      all settings, to repeat the run; RUN/recipe.py for a recipe in Python
-RUN/COMPLETE        written after the last step
+RUN/COMPLETE        written after the last step, or after early stopping
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +69,28 @@ class RunDirectory:
         if jax.process_index() != 0:
             return
         if loaded.tokenizer is not None:
-            model_dir.write_description(self.path, loaded.model.config, loaded.tokenizer, loaded.settings)
+            model_dir.write_description(
+                self.path, loaded.model.config, loaded.tokenizer, loaded.settings, base=loaded.base
+            )
         on_start(self.path)
 
-    def log(self, start_step: int) -> RunLog:
-        """Opens the logs of a run that starts after `start_step`; the end of the context closes the logs."""
-        log = RunLog(self.path, start_step=start_step, run=self.checkpoints.run, hold=self._hold)
+    def log(self, start_step: int, trackers: Sequence[str], settings: Mapping[str, Any]) -> RunLog:
+        """Opens the logs of a run that starts after `start_step`; the end of the context closes the logs.
+
+        `settings` are for the trackers.
+        """
+        run = {"run": self.checkpoints.run, "trackers": trackers, "settings": settings}
+        log = RunLog(self.path, start_step=start_step, hold=self._hold, **run)
         self._closing.callback(log.close)
         return log
 
-    def mark_complete(self, steps: int) -> None:
-        """Writes RUN/COMPLETE, unless the file exists."""
+    def mark_complete(self, how: str | None) -> None:
+        """Writes `how` the run ended to RUN/COMPLETE, unless the file has it; None removes the file."""
         path = self.path / COMPLETE
-        if jax.process_index() == 0 and not path.exists():
+        if jax.process_index() != 0:
+            return
+        if how is None:
+            path.unlink(missing_ok=True)
+        elif not path.exists() or path.read_text() != f"{how}\n":
             with atomic_file(path) as file:
-                file.write(f"{steps} steps\n")
+                file.write(f"{how}\n")

@@ -45,7 +45,7 @@ def describe(
 
     Args:
       value: a settings object, a function, or a plain value; they may be nested.
-      bindings: maps a function to those of its arguments that gin or other code binds.
+      bindings: maps a function to its arguments that gin or other code binds.
       class_attributes: whether to include the plain attributes of user-defined classes.
     """
     describer = _Describer(bindings, class_attributes)
@@ -84,7 +84,7 @@ class _Describer:
             return self._call(value, {})
         if dataclasses.is_dataclass(value):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-            # Earlier versions only recorded fields. List other settings as defaults, which may be added.
+            # Earlier versions only recorded fields. Other settings count as defaults, which may be added.
             later = beyond_fields(value, class_attributes=self._class_attributes)
             return self._listed(type(value).__qualname__, later | fields, later | _defaults(value))
         if isinstance(value, Mapping):

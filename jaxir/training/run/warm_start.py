@@ -1,4 +1,4 @@
-"""Starts a run from the auxiliary parameters of an earlier run, those of its objective."""
+"""Starts a run from the auxiliary parameters that an earlier run's objective trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from jaxir.core.errors import UserError
-from jaxir.interop.model.run_dir import checkpoint_of, read_record
+from jaxir.interop.model.stored_run import checkpoint_of, read_record
 from jaxir.interop.weights import array_checksums
 from jaxir.interop.weights.quiet import quiet_orbax
 from jaxir.storage.files import is_bucket

@@ -58,7 +58,7 @@ def scheduled_seconds(compiled: Any, partitioner: Partitioner) -> float | None:
     return overlap.read(hlo.parse(compiled.as_text()), target, partitioner.mesh, devices).seconds
 
 
-def fit(
+def fit_memory(
     remat: Remat,
     objective: Any,
     compile_step: Callable[[Remat, Any], Any],

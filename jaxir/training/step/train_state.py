@@ -8,16 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
+from flax import nnx, traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxir.core.errors import UserError
+from jaxir.interop.model import stored
 from jaxir.interop.weights import array_checksums
+from jaxir.models.adapters import is_base
 from jaxir.models.layers import Remat, param_shardings, unexpected_array
 from jaxir.objectives.objective import Objective, loss_and_metrics
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.training.step.optimizers import BuiltOptimizer
-from jaxir.training.step.parameter_partition import apart, frozen_names, joined, select, united
+from jaxir.training.step.parameter_partition import apart, frozen_names, joined, name_of, select, united
 
 Batch = Mapping[str, Any]
 Metrics = dict[str, jax.Array]
@@ -50,6 +52,8 @@ class Plan(NamedTuple):
       abstract: a TrainState of sharded shapes and types, with which a checkpoint is restored.
       auxiliary: the graphdef of the objective's auxiliary module, or None.
       frozen: names of parameters that are not trained.
+      unsaved: names of those of them that checkpoints leave out, because the run's base model has them.
+      halved: names of the model's parameters that are kept in bfloat16 (`halve_frozen`).
     """
 
     graphdef: Any
@@ -57,6 +61,25 @@ class Plan(NamedTuple):
     abstract: TrainState
     auxiliary: Any = None
     frozen: frozenset[str] = frozenset()
+    unsaved: frozenset[str] = frozenset()
+    halved: frozenset[str] = frozenset()
+
+    def saved(self, state: TrainState) -> TrainState:
+        """Returns what a checkpoint holds of a state, or of the layout of one."""
+        if self.unsaved:
+            state = state._replace(params=select(state.params, lambda name: name not in self.unsaved))
+        return state._replace(params=self.whole(state.params))
+
+    def whole(self, params: Any) -> Any:
+        """Returns the model's parameters in float32, also those of `halved`."""
+        return _cast(params, self.halved, jnp.float32)
+
+    def restored(self, state: TrainState, model: nnx.Module) -> TrainState:
+        """Returns the whole state, given what a checkpoint held of it, and the model before training."""
+        if not self.unsaved:
+            return state
+        params = jax.device_put(nnx.to_pure_dict(nnx.state(model, nnx.Param)), self.shardings.params)
+        return state._replace(params=united(select(params, self.unsaved.__contains__), state.params))
 
     def trained(self, params: Any, auxiliary: Any) -> Any:
         """Returns the tree of trained parameters."""
@@ -91,6 +114,7 @@ def plan_state(
     *,
     auxiliary: nnx.Module | None = None,
     frozen: Sequence[str] = (),
+    elsewhere: Callable[[str], bool] | None = None,
 ) -> Plan:
     """Chooses the shardings of the parameters of `model` and of the optimizer state; allocates nothing.
 
@@ -103,7 +127,10 @@ def plan_state(
       transform: the optimizer.
       partitioner: the mesh.
       auxiliary: the objective's auxiliary module.
-      frozen: patterns of names of parameters that are not trained, so they have no gradients and moments.
+      frozen: patterns of names of parameters that are not trained, so they have no gradients and moments. If
+        the model has adapters, all of its base is frozen, too.
+      elsewhere: which parameters of the base are stored elsewhere, so that no checkpoint holds them; None:
+        none.
     """
     graphdef, variables, _ = nnx.split(model, nnx.Param, ...)
     if found := unexpected_array(model, nnx.Param):
@@ -115,8 +142,11 @@ def plan_state(
         aux_graphdef, variables, rest = nnx.split(auxiliary, nnx.Param, ...)
         aux_params, aux_layout = _laid_out(variables, partitioner)
         statistics = jax.tree.map(_abstract, nnx.to_pure_dict(rest))
-    names = frozen_names(joined(params, aux_params), frozen)
-    plan = Plan(graphdef, None, None, aux_graphdef, names)
+    names, unsaved = frozen_names(joined(params, aux_params), frozen), frozenset()
+    if getattr(getattr(model, "config", None), "adapters", None):
+        base = {name for name in map(name_of, traverse_util.flatten_dict(params)) if is_base(name)}
+        names, unsaved = names | base, frozenset(filter(elsewhere, base) if elsewhere else ())
+    plan = Plan(graphdef, None, None, aux_graphdef, names, unsaved)
     trained, trained_layout = plan.trained(params, aux_params), plan.trained(layout, aux_layout)
     for path, x in jax.tree_util.tree_leaves_with_path(trained):
         if x.dtype != jnp.float32:
@@ -202,6 +232,48 @@ def initial_state(
         opt_state=init(plan.trained(params, aux_params)),
         auxiliary=aux_params,
         statistics=statistics,
+    )
+
+
+def halve_frozen(model: nnx.Module, plan: Plan, state: TrainState) -> tuple[Plan, TrainState]:
+    """Keeps frozen kernels and tables in bfloat16 if their products and their values are in bfloat16.
+
+    That holds for models stored in bfloat16. The step computes the same numbers, in half of the memory for
+    these parameters, and checkpoints hold float32 as ever (`Plan.saved`). `model` gets the same arrays.
+    """
+    leaves = traverse_util.flatten_dict(state.params)
+    low = {name_of(path) for path in stored.only_in_bfloat16(model)} & plan.frozen
+    found = {
+        name_of(path): x for path, x in leaves.items() if name_of(path) in low and x.dtype == jnp.float32
+    }
+    if not found:
+        return plan, state
+    exact = jax.device_get(jax.jit(lambda arrays: jax.tree.map(_is_bfloat16, arrays))(found))
+    plan = plan._replace(halved=frozenset(name for name, fits in exact.items() if fits))
+    abstract = plan.abstract._replace(params=_cast(plan.abstract.params, plan.halved, jnp.bfloat16))
+    state = state._replace(params=_cast(state.params, plan.halved, jnp.bfloat16))
+    put_into(model, state.params)
+    return plan._replace(abstract=abstract), state
+
+
+def _is_bfloat16(x: jax.Array) -> jax.Array:
+    """Returns whether all numbers of a float32 array are bfloat16 numbers: their low 16 bits are 0."""
+    return jnp.all(jax.lax.bitcast_convert_type(x, jnp.uint32) & 0xFFFF == 0)
+
+
+def _cast(params: Any, names: frozenset[str], dtype: Any) -> Any:
+    """Returns a tree of arrays or of their shapes, with those of `names` in another type."""
+    if not names:
+        return params
+
+    def cast(x: Any) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
+        return jax.jit(lambda y: y.astype(dtype), out_shardings=x.sharding)(x)
+
+    flat = traverse_util.flatten_dict(params)
+    return traverse_util.unflatten_dict(
+        {path: cast(x) if name_of(path) in names else x for path, x in flat.items()}
     )
 
 

@@ -1,0 +1,125 @@
+"""LoRA: trained low-rank additions to the frozen dense layers of an encoder (Hu et al. 2021,
+arXiv:2106.09685)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxir.core.errors import UserError, suggest
+from jaxir.core.values import Count, Positive, checked
+from jaxir.models import layers
+
+ALL = "all"  # the target that means every dense layer of the blocks
+NAME = "adapter"  # attribute of a `layers.Linear`, and so a part of the names of parameters
+_ENCODERS = ("encoder", "query_encoder", "passage_encoder", "decoder")
+# Parts of a model outside its encoders, which are trained with the adapters.
+_HEADS = ("projection", "query_projection", "passage_projection", "pooler", "classifier", "norm")
+_LAYER = re.compile(r"(^|\.)layers\.(?:\d+\.|of_[\d_]+\.)?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Adapters:
+    """Which dense layers have an adapter, and its size: y = x W + b + (alpha / rank) x A B.
+
+    Attributes:
+      rank: r, the number of columns of A [I, r] and of rows of B [r, O].
+      alpha: the numerator of the factor of the addition.
+      targets: names of dense layers, such as "query" or "attention.query"; "all": every one of the encoder.
+    """
+
+    rank: Count
+    alpha: Positive
+    targets: tuple[str, ...] = (ALL,)
+
+    def __post_init__(self):
+        object.__setattr__(self, "targets", tuple(self.targets))  # jaxir.json has a list
+
+    @property
+    def factor(self) -> float:
+        return self.alpha / self.rank
+
+    def apply_to(self, module: str) -> bool:
+        """Returns whether the dense layer with this dotted name has an adapter."""
+        return any(target == ALL or f".{module}".endswith(f".{target}") for target in self.targets)
+
+
+class Adapter(nnx.Module):
+    """The addition (alpha / rank) x A B to a dense layer; `down` is A [I, r], `up` is B [r, O], from zero."""
+
+    def __init__(self, linear: layers.Linear, adapters: Adapters, *, rngs: nnx.Rngs):
+        *stack, inputs, outputs = linear.kernel.shape
+        *stacked, of_inputs, of_outputs = linear.kernel.get_metadata()["logical_axes"]
+        down = initial_down(rngs.params(), (*stack, inputs, adapters.rank))
+        self.down = layers.param(down, *stacked, of_inputs, None)
+        self.up = layers.param(jnp.zeros((*stack, adapters.rank, outputs)), *stacked, None, of_outputs)
+        self.factor, self.dtype = adapters.factor, linear.dtype
+
+    def __call__(self, x: Float[Array, "N I"]) -> Float[Array, "N O"]:
+        inside = layers.affine(x, layers.weight(self.down, self.dtype), None)
+        return layers.affine(inside * self.factor, layers.weight(self.up, self.dtype), None)
+
+
+def initial_down(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns A [..., I, r] from U(-1/sqrt(I), 1/sqrt(I)), as PEFT draws it."""
+    bound = shape[-2] ** -0.5
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+
+def attach(model: nnx.Module, adapters: Adapters | None, *, rngs: nnx.Rngs) -> None:
+    """Gives the dense layers that `adapters` names an adapter each.
+
+    Raises:
+      UserError: a target names no dense layer of the encoders.
+    """
+    if adapters is None:
+        return
+    found: dict[str, list[layers.Linear]] = {}
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, layers.Linear) and path[0] in _ENCODERS:
+            found.setdefault(any_layer(".".join(map(str, path))), []).append(module)
+    for target in adapters.targets:
+        alone = dataclasses.replace(adapters, targets=(target,))
+        if not any(map(alone.apply_to, found)):
+            known = sorted({within_encoder(name) for name in found})
+            raise UserError(
+                f"lora_targets: no dense layer of the encoder is called {target!r}{suggest(target, known)};"
+                f" there are {', '.join(known)}; {ALL!r} means all of them"
+            )
+    for module in itertools.chain(*(of for name, of in found.items() if adapters.apply_to(name))):
+        module.adapter = Adapter(module, adapters, rngs=rngs)
+
+
+def any_layer(name: str) -> str:
+    """Returns a parameter's or module's name without the number of its layer, scanned or not."""
+    return _LAYER.sub(r"\1layers.", name)
+
+
+def within_encoder(name: str) -> str:
+    """Returns a dense layer's name without its encoder and layer: "attention.query"."""
+    *_, last = any_layer(name).rpartition("layers.")
+    first, _, rest = last.partition(".")
+    return rest if first in _ENCODERS else last
+
+
+def is_adapter(name: str) -> bool:
+    """Returns whether a parameter of this dotted name belongs to an adapter."""
+    return name.split(".")[-2:-1] == [NAME]
+
+
+def is_base(name: str) -> bool:
+    """Returns whether a parameter of a model with adapters is frozen: neither of an adapter nor of a head."""
+    return not is_adapter(name) and name.split(".")[0] not in _HEADS
+
+
+def adapted(names: Iterable[str]) -> list[str]:
+    """Returns the names of the dense layers whose adapters' parameters are among `names`."""
+    return sorted({name.rpartition(f".{NAME}.")[0] for name in names if is_adapter(name)})

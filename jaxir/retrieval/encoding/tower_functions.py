@@ -1,0 +1,33 @@
+"""The functions of a dual encoder that `Runner` compiles: token ids [B, L] -> vectors [B, D] of a tower."""
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxir.models.dual_encoder import DualEncoderModel
+
+Tower = Literal["query", "passage"]
+
+
+def _embed_query(model: DualEncoderModel, ids: jax.Array) -> jax.Array:
+    return model.encode(ids, tower="query")
+
+
+def _embed_passage(model: DualEncoderModel, ids: jax.Array) -> jax.Array:
+    return model.encode(ids, tower="passage")
+
+
+EMBED = {"query": _embed_query, "passage": _embed_passage}
+
+
+@functools.cache  # one function object for each program (see `batch_runner.Function`)
+def embed_after(prompt_tokens: int, tower: Tower) -> Callable[[DualEncoderModel, jax.Array], jax.Array]:
+    """Returns a function like those of `EMBED` that leaves the tokens of a prompt out of the pooling."""
+
+    def embed(model: DualEncoderModel, ids: jax.Array) -> jax.Array:
+        return model.encode(ids, tower=tower, left_out=jnp.full(len(ids), prompt_tokens))
+
+    return embed

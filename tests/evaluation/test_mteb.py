@@ -1,0 +1,92 @@
+"""`jaxir.mteb`: real MTEB, in the environment of `make mteb`, evaluates models on tasks with local data."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxir
+from jaxir import cli
+from jaxir.core.errors import UserError
+from jaxir.evaluate import evaluate
+from jaxir.evaluation.judgements import read_judgements
+from jaxir.evaluation.retrieval_metrics import evaluate_run
+from tests.beir_folder import write_folder
+from tests.interop.folders import change, module_folder
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PYTHON = ROOT / ".mteb" / "bin" / "python"
+
+
+PROMPTS = {"query": "q: ", "document": "d: ", "STS": "alike: ", "LocalRetrieval-query": "find: "}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("mteb")
+
+
+@pytest.fixture(scope="module")
+def found(place, minilm_folder) -> dict:
+    """What one process of `local_mteb` finds."""
+    if not PYTHON.exists():
+        pytest.skip("MTEB is not installed: run `make mteb`")
+    beir = write_folder(place / "beir", held_out=12)
+    prompted = module_folder("router", place)
+    change(prompted / "config_sentence_transformers.json", prompts=PROMPTS, default_prompt_name=None)
+    command = [PYTHON, "-m", "tests.evaluation.local_mteb", beir, place / "out", minilm_folder]
+    done = subprocess.run(
+        [*map(str, command), f"st:{prompted}"], cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_without_mteb_the_error_says_how_to_install_it(tmp_path, capsys):
+    with pytest.raises(UserError, match=r"the package mteb is not installed; run: .*\[mteb\]"):
+        jaxir.mteb.load("all-MiniLM-L6-v2")
+    flags = ["--model=all-MiniLM-L6-v2", f"--output={tmp_path / 'out'}"]
+    assert cli.main("jaxir.mteb:mteb", flags) == 1
+    assert "give either --tasks" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_scores_equal_jaxirs_and_sentence_transformers(found, place):
+    """The scores of all tasks equal those of sentence-transformers; nDCG@10 that of `jaxir.evaluate`."""
+    ours, theirs = found["scores"]
+    folder = place / "beir"
+    assert ours == pytest.approx(theirs, abs=1e-4) and len(ours) == 4
+    report = evaluate(model="all-MiniLM-L6-v2", dataset=f"beir:{folder}")
+    (file,) = (place / "out" / "0").rglob("LocalRetrieval_predictions.json")
+    ranked = json.loads(file.read_text())["default"]["test"]
+    judged = read_judgements(folder / "qrels" / "test.tsv")
+    values = evaluate_run(ranked, judged, "nDCG@10").per_query["nDCG@10"]
+    expected = report["per_query"]["nDCG@10"]
+    np.testing.assert_allclose([values[q] for q in expected], list(expected.values()), atol=1e-6)
+    # MTEB rounds to 5 decimals.
+    assert ours["LocalRetrieval"] == pytest.approx(report["metrics"]["nDCG@10"], abs=6e-6)
+
+
+@pytest.mark.slow
+def test_prompts_follow_mtebs_rules(found):
+    plain, instructed = found["prompts"]
+    # Each of a search and of an STS task: a query, a document, and a text that is neither.
+    assert plain == [
+        *(["query", "find: ", 3], ["passage", "d: ", 3], [None, None, 3]),
+        *(["query", "alike: ", 3], ["passage", "alike: ", 3], [None, "alike: ", 3]),
+    ]
+    of_search, of_sts = (
+        f"Do: {instruction}: "
+        for instruction in ("Retrieve text based on user query.", "Retrieve semantically similar text.")
+    )
+    assert instructed[:2] == [["query", of_search, 3], ["passage", "d: ", 3]]
+    assert instructed[3:] == [["query", of_sts, 3], ["passage", "alike: ", 3], [None, of_sts, 3]]
+
+
+@pytest.mark.slow
+def test_vectors_equal_sentence_transformers_for_all_arguments(found):
+    apart = found["differences"]
+    assert len(apart) == 14 and max(apart.values()) < 1e-5, apart
+    assert all(apart[precision] == 0 for precision in ("int8", "uint8", "binary", "ubinary"))
