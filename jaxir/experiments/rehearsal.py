@@ -65,9 +65,8 @@ def training(*, output_dir: str, **settings: Any) -> None:
       output_dir: directory of the experiment. Models to start from that earlier runs will write there are not
         opened, because they do not exist yet.
     """
-    from flax import nnx
-
     from jaxir.interop.build import outline_of
+    from jaxir.interop.model.stored import abstract_model
     from jaxir.runtime.partitioning import MeshConfig
     from jaxir.training.suite import evaluators_of
 
@@ -85,7 +84,7 @@ def training(*, output_dir: str, **settings: Any) -> None:
         )
     if not made_here:
         config, _, _ = outline_of(recipe.model)
-        recipe.objective.check_model(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+        recipe.objective.check_model(abstract_model(config))
 
 
 @Rules(one_of=("steps", "epochs"), bound_as="jaxir.train:train")

@@ -58,9 +58,9 @@ class Adapter(nnx.Module):
     def __init__(self, linear: layers.Linear, adapters: Adapters, *, rngs: nnx.Rngs):
         *stack, inputs, outputs = linear.kernel.shape
         *stacked, of_inputs, of_outputs = linear.kernel.get_metadata()["logical_axes"]
-        down = initial_down(rngs.params(), (*stack, inputs, adapters.rank))
+        down = layers.drawn(initial_down, rngs, (*stack, inputs, adapters.rank))
         self.down = layers.param(down, *stacked, of_inputs, None)
-        self.up = layers.param(jnp.zeros((*stack, adapters.rank, outputs)), *stacked, None, of_outputs)
+        self.up = layers.param(layers.filled(0, (*stack, adapters.rank, outputs)), *stacked, None, of_outputs)
         self.factor, self.dtype = adapters.factor, linear.dtype
 
     def __call__(self, x: Float[Array, "N I"]) -> Float[Array, "N O"]:

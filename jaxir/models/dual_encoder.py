@@ -140,7 +140,7 @@ class DualEncoderModel(layers.Summarised):
             if config.after_pooling:
                 setattr(self, f"{prefix}after_pooling", _make_after_pooling(config, rngs=rngs))
             if config.layers_from is not None:
-                ones = jnp.ones((config.backbone.num_layers + 1 - config.layers_from,), jnp.float32)
+                ones = layers.filled(1, (config.backbone.num_layers + 1 - config.layers_from,))
                 setattr(self, f"{prefix}layer_weights", layers.param(ones, None))
         attach(self, config.adapters, rngs=rngs)
 

@@ -254,7 +254,7 @@ class _Block(PreNormBlock):
         self.gate_input, self.gate = (dense(width, config.gate_dim, "embed", "mlp") for _ in range(2))
         self.gate_out = dense(config.gate_dim, width, "mlp", "embed")
         self.gate_norm = norms[4]
-        self.scale = layers.param(jnp.ones((1,), jnp.float32), None)
+        self.scale = layers.param(layers.filled(1, (1,)), None)
         self.activation, self.epsilon = config.activation, config.layer_norm_epsilon
         self.window, self.base = (None, config.rope_base) if is_global else (window, config.local_rope_base)
 

@@ -47,7 +47,7 @@ class MaskedLMHead(nnx.Module):
         self.activation = config.activation
         self.dense = layers.Linear(width, width, axes=("embed", None), dtype=dtype, rngs=rngs)
         self.norm = layers.LayerNorm(width, epsilon=config.norm_epsilon, dtype=dtype)
-        self.bias = layers.param(jnp.zeros((backbone.vocab_size,), jnp.float32), "vocab")
+        self.bias = layers.param(layers.filled(0, (backbone.vocab_size,)), "vocab")
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:

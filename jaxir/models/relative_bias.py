@@ -29,7 +29,7 @@ class RelativeBias(nnx.Module):
         stddev: float,
         rngs: nnx.Rngs,
     ):
-        table = layers.normal(stddev)(rngs.params(), (num_heads, num_buckets))
+        table = layers.drawn(layers.normal(stddev), rngs, (num_heads, num_buckets))
         self.embedding = layers.param(table, "heads", "relpos_buckets")
         self.max_distance, self.bidirectional = max_distance, bidirectional
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxir.models.layers import POLICIES, Remat, gather_once, is_variable
+from jaxir.models.layers import POLICIES, Remat, gather_once, is_variable, outline, outlining
 
 # Runs one block: (graph, state, batches, dropout keys, own values) -> batches.
 _Apply = Callable[[nnx.GraphDef, Any, tuple, tuple, tuple], tuple]
@@ -30,26 +30,36 @@ def make_stack(
     "layers". If blocks differ in kind, it is a dict with such a block for each kind, by its layers' numbers:
     "of_0_1_3". All forms have the same initial values for the same `rngs`.
     """
-    keys = jax.random.split(rngs.params(), num)
+    keys = None if outlining() else jax.random.split(rngs.params(), num)
+
+    def own_rngs(layer: int) -> nnx.Rngs:
+        return rngs if keys is None else nnx.Rngs(keys[layer])
 
     def of_kind(kind: Hashable) -> Callable[[nnx.Rngs], nnx.Module]:
         return make_block if kinds is None else lambda rngs: make_block(kind, rngs)
 
     kinds_of = [None] * num if kinds is None else list(kinds)
     if not scan:
-        return nnx.List([of_kind(kind)(nnx.Rngs(key)) for kind, key in zip(kinds_of, keys, strict=True)])
+        return nnx.List([of_kind(kind)(own_rngs(layer)) for layer, kind in enumerate(kinds_of)])
     groups = {}
     for kind in dict.fromkeys(kinds_of):
-        layers = [i for i, other in enumerate(kinds_of) if other == kind]
-        groups["_".join(["of", *map(str, layers)])] = _stacked(of_kind(kind), keys[jnp.array(layers)])
+        own = [i for i, other in enumerate(kinds_of) if other == kind]
+        groups["_".join(["of", *map(str, own)])] = _stacked(of_kind(kind), own, keys)
     return nnx.Dict(groups) if kinds_of[1:] != kinds_of[:-1] else next(iter(groups.values()))
 
 
-def _stacked(make_block: Callable[[nnx.Rngs], nnx.Module], keys: jax.Array) -> nnx.Module:
-    stacked = jax.vmap(lambda key: nnx.state(make_block(nnx.Rngs(key)), nnx.Param))(keys)
+def _stacked(
+    make_block: Callable[[nnx.Rngs], nnx.Module], numbers: Sequence[int], keys: jax.Array | None
+) -> nnx.Module:
+    """Makes the layers `numbers` as one block with stacked parameters; without `keys`, its outline."""
+    graphdef, one = nnx.split(outline(make_block))
+    if keys is None:
+        stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(numbers), *x.shape), x.dtype), one)
+    else:
+        own = keys[jnp.array(numbers)]
+        stacked = jax.vmap(lambda key: nnx.state(make_block(nnx.Rngs(key)), nnx.Param))(own)
     for p in jax.tree.leaves(stacked, is_leaf=is_variable):
         p.set_metadata(logical_axes=("layers", *p.get_metadata()["logical_axes"]))
-    graphdef, _ = nnx.split(nnx.eval_shape(lambda: make_block(nnx.Rngs(0))))
     return nnx.merge(graphdef, stacked)
 
 

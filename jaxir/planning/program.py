@@ -20,7 +20,7 @@ from jaxir.costs.targets import Target
 from jaxir.costs.work import differentiated, largest, size_of
 from jaxir.interop.model import quantizing
 from jaxir.interop.model.encoder_settings import EncoderSettings
-from jaxir.interop.model.stored import halved_outline
+from jaxir.interop.model.stored import abstract_model, halved_outline
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat, param_shardings
 from jaxir.models.quantized import Scheme
@@ -142,7 +142,7 @@ def make_step(planned: Planned) -> Step:
     """Makes the step that `jaxir.training.loop.Run` runs, from shapes, without any weights."""
     recipe, partitioner = planned.recipe, planned.partitioner
     objective, seed = recipe.objective, recipe.seed
-    model = nnx.eval_shape(lambda: planned.config.make(rngs=nnx.Rngs(seed)))
+    model = abstract_model(planned.config)
     if planned.config.adapters is not None:
         model = halved_outline(model)
         if (weights := getattr(recipe.model, "weights", None)) is not None:
@@ -185,7 +185,7 @@ def model_step(
 
     `weights` is how the model is quantised; None: not at all.
     """
-    graph, state = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+    graph, state = nnx.split(abstract_model(config))
     if weights is not None:
         graph, state, _ = quantizing.outline(graph, state, weights)
     state = jax.tree.map(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -56,7 +57,7 @@ def keep_compiled_programs() -> None:
     cannot run the same programs. A JAX_COMPILATION_CACHE_DIR that the user has set (empty: no cache) is
     kept. Without a usable cache a command takes longer, but does not fail.
     """
-    directory = cache_directory() / f"programs-{_processor()}"
+    directory = _own_directory()
     # A child process inherits the variable with this value.
     if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(directory)) != str(directory):
         return
@@ -64,6 +65,16 @@ def keep_compiled_programs() -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
     _remove_half_written(directory)
+
+
+def program_directory() -> Path | None:
+    """Returns the directory of `program_store`, beside JAX's cache; None if programs are not kept."""
+    import jax
+
+    place = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(_own_directory()))
+    if not place or "://" in place or not jax.config.jax_enable_compilation_cache:
+        return None
+    return Path(f"{place}-loadable")
 
 
 def keep_no_more_programs() -> None:
@@ -138,6 +149,11 @@ def _remove_half_written(directory: Path) -> None:
                 path.unlink()
 
 
+def _own_directory() -> Path:
+    return cache_directory() / f"programs-{_processor()}"
+
+
+@functools.cache
 def _processor() -> str:
     """Returns a hash of this processor's kind and instruction sets."""
     facts = {platform.machine(), platform.processor()}

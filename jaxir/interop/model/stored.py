@@ -149,7 +149,7 @@ def encoder_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
 
 def model_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter of a model by canonical name."""
-    return _shapes(replace_backbone(config, scan_layers=True))
+    return _shapes(config)
 
 
 def shapes_alone(config: ModelConfig) -> dict[str, np.ndarray]:
@@ -158,14 +158,19 @@ def shapes_alone(config: ModelConfig) -> dict[str, np.ndarray]:
     return {name: np.broadcast_to(zero, shape) for name, shape in model_shapes(config).items()}
 
 
+def abstract_model(config: BackboneConfig | ModelConfig) -> nnx.Module:
+    """Returns a model or an encoder with shapes in place of its parameters' values."""
+    return layers.outline(lambda rngs: config.make(rngs=rngs))
+
+
 @functools.lru_cache(maxsize=32)
 def _outline(config: BackboneConfig | ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """Returns an abstract model. Cached: for small models, making it takes longer than reading weights."""
-    return nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+    """Returns an abstract model; cached, because a start needs it several times."""
+    return nnx.split(abstract_model(config))
 
 
 def _shapes(config: BackboneConfig | ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns shapes by canonical name; with scanned layers, for which an outline takes less time."""
+    """Returns shapes by canonical name."""
     parameters = nnx.to_pure_dict(nnx.filter_state(_outline(config)[1], nnx.Param))
     zero = np.zeros((), np.float32)
     shapes = flatten(jax.tree.map(lambda leaf: np.broadcast_to(zero, leaf.shape), parameters))
@@ -304,7 +309,7 @@ def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | Non
     def make() -> nnx.State:
         return nnx.split(config.make(rngs=nnx.Rngs(seed)))[1]
 
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(seed))))
+    graphdef, abstract = nnx.split(abstract_model(config))
     _check_memory(config, abstract, 1 if partitioner is None else partitioner.mesh.size)
     shardings = None if partitioner is None else layers.param_shardings(abstract, partitioner)
     model = nnx.merge(graphdef, jax.jit(make, out_shardings=shardings)())

@@ -19,6 +19,7 @@ from jaxir.core.errors import UserError
 from jaxir.models.layers import param_shardings
 from jaxir.retrieval.encoding.batching import Batch, EncodingReport, fill, plan_batches
 from jaxir.runtime.partitioning import Partitioner
+from jaxir.runtime.program_store import ProgramStore
 
 WINDOW = 16_384  # rows tokenised, sorted and batched together: enough to fill batches, few enough for memory
 # Number of threads that each run a batch. One fills a batch or fetches results while the other computes.
@@ -134,10 +135,13 @@ class Runner:
 
 
 class CompiledShapes:
-    """Maps (parameters, arrays [B, L]) to [B, ...]; has a compiled executable for each shape (B, L)."""
+    """Maps (parameters, arrays [B, L]) to [B, ...]; has a compiled executable for each shape (B, L).
 
-    def __init__(self, jitted: Any):
-        self.jitted = jitted
+    Executables are kept on disk, where the runtime's `ProgramStore` finds them again.
+    """
+
+    def __init__(self, jitted: Any, store: ProgramStore):
+        self.jitted, self._store = jitted, store
         self.executables: dict[tuple[int, ...], Future[Any]] = {}
 
     @contextlib.contextmanager
@@ -165,8 +169,13 @@ class CompiledShapes:
         return self.executables[arrays[0].shape].result()(parameters, arrays)
 
     def _compile(self, parameters: list[jax.Array], shape: tuple[int, ...], num_arrays: int) -> Any:
+        stored = self._store.load(len(parameters), shape, num_arrays)
+        if stored is not None:
+            return stored
         arrays = (jax.ShapeDtypeStruct(shape, np.int32),) * num_arrays
-        return self.jitted.lower(parameters, arrays).compile()
+        compiled = self.jitted.lower(parameters, arrays).compile()
+        self._store.save(compiled, shape, num_arrays)
+        return compiled
 
 
 @functools.lru_cache(maxsize=16)
@@ -187,6 +196,11 @@ def _program(
     batch, row = partitioner.sharding(("batch", "length")), partitioner.sharding(("batch",))
     options = COMPILER_OPTIONS.get(jax.default_backend())
     shardings_in = (list(shardings), batch)
-    return CompiledShapes(
-        jax.jit(run, in_shardings=shardings_in, out_shardings=row, compiler_options=options)
+    jitted = jax.jit(run, in_shardings=shardings_in, out_shardings=row, compiler_options=options)
+    store = ProgramStore(
+        function,
+        *(graph, tree, types, shardings, partitioner, options),
+        modules={node.type.__module__ for node in graph.nodes if hasattr(node, "type")},
+        devices=list(partitioner.mesh.devices.flat),
     )
+    return CompiledShapes(jitted, store)

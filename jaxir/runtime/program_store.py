@@ -1,0 +1,130 @@
+"""Compiled programs on disk that a later process runs without tracing the model.
+
+JAX's own cache (`compile_cache`) finds a program by its traced code, and tracing takes a fifth of the time of
+compiling. Here a program is found by what it depends on: the model's structure, the function, the shapes, the
+versions and jaxir's own code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxir.runtime.compile_cache import program_directory
+from jaxir.storage.files import atomic_file
+
+MAX_BYTES = 1 << 30  # of all stored programs; the least recently used are removed
+_ROOM = Path(__file__).resolve().parent
+# The code that models are made of. A program is compiled again after any of these files changes.
+_SOURCES = (_ROOM, _ROOM.parent / "models", _ROOM.parent / "retrieval/encoding")
+_ADDRESS = " at 0x"  # in the repr of an object that says nothing about its content
+
+
+class ProgramStore:
+    """The stored programs of one function of one kind of model; its arguments are (parameters, arrays).
+
+    Nothing is stored, and nothing found, if the user turned JAX's cache off, for a mesh of several devices,
+    and for models or functions whose code or settings are not known by their repr.
+
+    Args:
+      function: what was compiled, and all values that it closes over.
+      *facts: objects whose repr says all else that the program depends on, such as a model's structure.
+      modules: names of the Python modules that define the model's classes.
+      devices: the devices that the program runs on.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *facts: Any, modules: Iterable[str], devices: Sequence[jax.Device]
+    ):
+        self._directory = None
+        directory = program_directory()
+        known = all(module.partition(".")[0] in ("jaxir", "flax") for module in modules)
+        if directory is None or len(devices) != 1 or jax.process_count() != 1 or not known:
+            return
+        device = devices[0]
+        described = [
+            *map(repr, (*facts, device.device_kind, device.client.platform_version, jax.__version__)),
+            *_described(function),
+            _settings(),
+            _sources(),
+        ]
+        if not any(_ADDRESS in text for text in described):
+            self._directory = directory
+            self._name = hashlib.sha256("\n".join(described).encode()).hexdigest()[:32]
+
+    def load(self, num_parameters: int, shape: tuple[int, ...], num_arrays: int) -> Any:
+        """Returns the program for arrays of `shape`, or None if it is not stored or cannot be loaded."""
+        path = self._path(shape, num_arrays)
+        if path is None or not path.is_file():
+            return None
+        from jax.experimental import serialize_executable
+
+        arguments = ([0] * num_parameters, (0,) * num_arrays)
+        trees = jax.tree.structure((arguments, {})), jax.tree.structure(0)
+        try:
+            program = serialize_executable.deserialize_and_load(path.read_bytes(), *trees)
+        except Exception:  # of a damaged file, or of a compiler that reports the same version
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used now, see `_remove_oldest`
+        return program
+
+    def save(self, program: jax.stages.Compiled, shape: tuple[int, ...], num_arrays: int) -> None:
+        """Stores a program for arrays of `shape`; if that fails, only the next start takes longer."""
+        path = self._path(shape, num_arrays)
+        if path is None:
+            return
+        from jax.experimental import serialize_executable
+
+        with contextlib.suppress(Exception):
+            content, _, _ = serialize_executable.serialize(program)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with atomic_file(path, "wb") as file:
+                file.write(content)
+            _remove_oldest(path.parent)
+
+    def _path(self, shape: tuple[int, ...], num_arrays: int) -> Path | None:
+        if self._directory is None:
+            return None
+        return self._directory / f"{self._name}-{num_arrays}x{'x'.join(map(str, shape))}"
+
+
+def _described(function: Callable[..., Any]) -> list[str]:
+    """Returns a function's name, the values it closes over, and the state of its file."""
+    values = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
+    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    return [f"{function.__module__}.{function.__qualname__}", *values, _states([Path(file)] if file else [])]
+
+
+def _settings() -> str:
+    """Returns JAX's and XLA's settings, except where programs are kept."""
+    values = {name: value for name, value in jax.config.values.items() if "cache" not in name}
+    return f"{sorted(values.items(), key=lambda item: item[0])} {os.environ.get('XLA_FLAGS', '')}"
+
+
+@functools.cache
+def _sources() -> str:
+    return _states(sorted(path for room in _SOURCES for path in room.glob("*.py")))
+
+
+def _states(files: Iterable[Path]) -> str:
+    return " ".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
+
+
+def _remove_oldest(directory: Path) -> None:
+    """Removes the programs that were not used for longest, until the others take `MAX_BYTES`."""
+    states = [(entry, entry.stat()) for entry in os.scandir(directory)]
+    size = sum(state.st_size for _, state in states)
+    for entry, state in sorted(states, key=lambda item: item[1].st_mtime):
+        if size <= MAX_BYTES:
+            return
+        Path(entry).unlink()
+        size -= state.st_size

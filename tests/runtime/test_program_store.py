@@ -1,0 +1,90 @@
+"""Stored programs: a later process loads them without tracing, and never those of another model."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CODE = """
+import json, sys
+from jaxir import DualEncoder
+from jaxir.retrieval.encoding import batch_runner, tower_functions
+from jaxir.retrieval.encoding.batch_runner import CompiledShapes
+
+calls = []
+def counted(model, ids):
+    calls.append(ids.shape)  # while it is traced
+    return model.encode(ids, tower="passage")
+
+encoder = DualEncoder.load(sys.argv[1])
+if sys.argv[2] == "counted":
+    counted.__module__ = counted.__qualname__ = "counted"
+    function = counted
+else:
+    function = tower_functions.EMBED["passage"]
+import numpy as np
+ids = np.array([[5, 6, 7, 8, 9, 0, 0, 0]], np.int32)
+print(json.dumps([encoder.runner.call(function, ids).tolist(), len(calls)]))
+"""
+
+
+def encoded(home: Path, folder: Path, which: str = "counted", **environment: str) -> tuple[list, int]:
+    """The vectors of a new process, and how often it traced the function."""
+    one_device = {"XLA_FLAGS": os.environ["JAXIR_QUICK_XLA_FLAGS"]}
+    env = os.environ | {"XDG_CACHE_HOME": str(home)} | one_device | environment
+    if "JAX_COMPILATION_CACHE_DIR" not in environment:
+        del env["JAX_COMPILATION_CACHE_DIR"]
+    command = [sys.executable, "-c", CODE, f"hf:{folder}", which]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    vectors, traces = json.loads(done.stdout.splitlines()[-1])
+    return vectors, traces
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A home whose store has one program, and the vectors of that program."""
+    home = tmp_path_factory.mktemp("home")
+    vectors, traces = encoded(home, GOLDEN / "bert")
+    assert traces == 1
+    return home, vectors
+
+
+def programs(home: Path) -> list[Path]:
+    return sorted(home.glob("jaxir/programs-*-loadable/*"))
+
+
+def test_later_process_runs_a_stored_program_without_tracing(filled):
+    home, vectors = filled
+    assert encoded(home, GOLDEN / "bert") == (vectors, 0)
+    assert len(programs(home)) == 1
+
+
+def test_other_settings_of_the_same_shape_have_another_program(filled, tmp_path):
+    home, vectors = filled
+    folder = tmp_path / "other"
+    shutil.copytree(GOLDEN / "bert", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 0.5}))
+    found, traces = encoded(home, folder)
+    assert traces == 1 and found != vectors
+    for path in programs(home)[1:]:
+        path.unlink()
+
+
+def test_damaged_program_is_compiled_again(filled):
+    home, vectors = filled
+    for path in programs(home):
+        path.write_bytes(b"damaged")
+    assert encoded(home, GOLDEN / "bert") == (vectors, 1)
+    assert encoded(home, GOLDEN / "bert") == (vectors, 0)
+
+
+def test_nothing_is_stored_without_a_cache(filled, tmp_path):
+    assert encoded(tmp_path, GOLDEN / "bert", JAX_COMPILATION_CACHE_DIR="") == (filled[1], 1)
+    assert not programs(tmp_path)
