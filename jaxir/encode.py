@@ -20,7 +20,7 @@ def encode(
     prompt_name: str | None = None,
     batch_tokens: Count | None = None,
     shard_size: Count = 16_384,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Literal["auto", "float32", "bfloat16"] = "float32",
     weights: Literal["int8", "nf4"] | None = None,
     expansions: str | None = None,
     expansion: Literal["typical", "corpus", "document"] | None = None,
@@ -44,7 +44,8 @@ def encode(
         tower's).
       batch_tokens: tokens per batch on one device; lower it if memory is short (default: by platform).
       shard_size: texts per output file; an interruption loses the work on at most one file.
-      dtype: type of the matrix products; the vectors are float32 in any case.
+      dtype: type of the matrix products; the vectors are float32 in any case. auto: bfloat16 on a CPU that
+        multiplies it natively (AVX512-BF16 or AMX), else float32.
       weights: keep the model's weights in int8, or in 4 bits (nf4), for less memory (docs/big_corpora.md).
       expansions: queries generated for each document, which the passage tower encodes with it: a file or a
         folder, as docs/generation.md lists them.
@@ -74,6 +75,8 @@ def encode(
         changes = {} if max_length is None else {f"{tower}_max_length": max_length}
         changes |= {"batch_tokens": batch_tokens, "prompt_name": prompt_name}
         encoder = DualEncoder.load(model, dtype=dtype, weights=weights, **changes)
+        if dtype == "auto":
+            distributed.say(f"products in {encoder.model.config.backbone.dtype} (--dtype=auto)")
         report = encode_corpus(
             encoder,
             input,

@@ -24,7 +24,7 @@ def search(
     queries: str | None = None,
     output: str | None = None,
     k: Count | None = None,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Literal["auto", "float32", "bfloat16"] = "float32",
     weights: Literal["int8", "nf4"] | None = None,
     on_bad_input: Literal["stop", "skip"] = "stop",
     k1: NotNegative | None = None,
@@ -48,7 +48,7 @@ def search(
         Documents in a query's excluded_ids (a list, optional) are left out of its results.
       output: the run file to write for --queries.
       k: documents retrieved per query (default: 100 with --queries, else 5).
-      dtype: type of the model's matrix products.
+      dtype: type of the model's matrix products; auto: bfloat16 on a CPU that multiplies it natively.
       weights: keep the model's weights in int8 or nf4 (default: as for the index's documents).
       on_bad_input: stop at the first malformed line of --queries, or skip and count them.
       k1: for a lucene index, BM25's k1: how much repeated words raise a score (default: 0.9).

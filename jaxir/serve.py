@@ -28,7 +28,7 @@ def serve(
     allowed_hosts: list[str] | None = None,
     api_key: list[str] | None = None,
     model: str | None = None,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Literal["auto", "float32", "bfloat16"] = "float32",
     weights: Literal["int8", "nf4"] | None = None,
     limits: Limits | None = None,
     reranker: str | None = None,
@@ -52,7 +52,7 @@ def serve(
       api_key: keys of which a request needs one, as "Authorization: Bearer KEY". Better set JAXIR_API_KEY,
         because other users of this machine can read flags. Repeat the flag or separate keys by commas.
       model: the model that embeds texts and encodes queries (default: the one recorded in each index).
-      dtype: type of the model's matrix products.
+      dtype: type of the model's matrix products; auto: bfloat16 on a CPU that multiplies it natively.
       weights: keep the model's weights in int8 or nf4 (default: as for each index's documents).
       limits: limits on requests (`jaxir.serving.limits.Limits`).
       reranker: a cross-encoder (a jaxir run or model directory, hf: or st:) for /rerank. It also reranks the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from jaxir.core.errors import UserError
 from jaxir.data.formats.lines import MalformedRecord, has_text
 from jaxir.data.formats.sparse_vectors import parse_weights
 from jaxir.retrieval.indexes.base_index import Index, load_index
+from jaxir.runtime.cpu import Dtype
 
 if TYPE_CHECKING:
     from jaxir.models.quantized import Scheme
@@ -40,7 +41,7 @@ class Searcher:
         index: str | Path | Index,
         *,
         model: str | None = None,
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        dtype: Dtype = "float32",
         weights: Scheme | None = None,
     ) -> Searcher:
         """Opens an index (a directory or a loaded index) and `model`, or the index's own model if None.

@@ -15,7 +15,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+# The type of an encoder's matrix products; "auto" is the quicker one of those that rank alike here.
+Dtype = Literal["auto", "float32", "bfloat16"]
 
 _CPU_INFO = Path("/proc/cpuinfo")
 TUNABLES = "GLIBC_TUNABLES"
@@ -74,6 +77,19 @@ def has_quick_bfloat16() -> bool:
         return " avx512_bf16" in _CPU_INFO.read_text()
     except OSError:
         return False
+
+
+def settled_dtype(dtype: Dtype) -> Literal["float32", "bfloat16"]:
+    """Returns what "auto" means on this machine: bfloat16 on a CPU that multiplies it natively.
+
+    Elsewhere, also on accelerators, "auto" is float32. The rankings of both types are compared in
+    docs/results/performance.md.
+    """
+    import jax
+
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if jax.default_backend() == "cpu" and has_quick_bfloat16() else "float32"
 
 
 @functools.cache

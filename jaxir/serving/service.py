@@ -22,6 +22,7 @@ from jaxir.models.quantized import Scheme
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.indexes.base_index import Index, load_index
 from jaxir.retrieval.searcher import Searcher
+from jaxir.runtime.cpu import Dtype
 from jaxir.serving.batcher import Batcher
 from jaxir.serving.embedder import Embedder, served_name
 from jaxir.serving.engines import Answer, DenseEngine, Question, SparseEngine
@@ -98,7 +99,7 @@ class Service:
         indexes: Sequence[str],
         *,
         model: str | None = None,
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        dtype: Dtype = "float32",
         weights: Scheme | None = None,
         limits: Limits | None = None,
         reranker: str | None = None,
@@ -345,7 +346,7 @@ def _searcher(
     directory: str,
     opened: Sequence[Opened],
     model: str | None,
-    dtype: Literal["float32", "bfloat16"],
+    dtype: Dtype,
     weights: Scheme | None,
 ) -> Searcher:
     """Opens an index. If an index that is already open has the same model, reuses the model."""

@@ -16,6 +16,7 @@ from jaxir.interop import model_dir
 from jaxir.retrieval.encoding import text_encoder
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.text_encoder import EMBED, DualEncoder
+from jaxir.runtime import cpu
 from jaxir.runtime.cpu import has_quick_bfloat16
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "bert"
@@ -69,6 +70,13 @@ def test_bfloat16_products_are_accumulated_in_float32(small_model):
     text = program.jitted.lower(encoder.runner.parameters, (ids,)).as_text()
     products = re.findall(r"dot_general.*: \(tensor<\S*x(\w+)>, tensor<\S*x\w+>\) -> tensor<\S*x(\w+)>", text)
     assert products.count(("bf16", "f32")) >= 6 and ("bf16", "bf16") not in products, products
+
+
+@pytest.mark.parametrize(("quick", "chosen"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_is_bfloat16_on_cpus_that_multiply_it_natively(small_model, monkeypatch, quick, chosen):
+    monkeypatch.setattr(cpu, "has_quick_bfloat16", lambda: quick)
+    encoder = DualEncoder.load(small_model, dtype="auto")
+    assert encoder.model.config.backbone.dtype == chosen
 
 
 def count_compilations(function) -> int:

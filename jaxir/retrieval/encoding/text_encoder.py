@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jaxir.core.errors import UserError
-from jaxir.core.platforms import local_devices
+from jaxir.core.platforms import check_devices, local_devices
 from jaxir.core.progress import progress
 from jaxir.data.text.truncation import Truncation
 from jaxir.interop import model_dir
@@ -30,6 +30,7 @@ from jaxir.retrieval.encoding.tower_functions import EMBED as EMBED
 from jaxir.retrieval.encoding.tower_functions import Tower as Tower
 from jaxir.retrieval.encoding.tower_functions import embed_after
 from jaxir.retrieval.encoding.vector_forms import Precision, check_form, formed, similarities
+from jaxir.runtime.cpu import Dtype, settled_dtype
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
 from jaxir.storage.temporary_outputs import temporary_directory
 
@@ -83,7 +84,7 @@ class DualEncoder:
         cls,
         spec: str,
         *,
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        dtype: Dtype = "float32",
         weights: Scheme | None = None,
         batch_tokens: int | None = None,
         query_max_length: int | None = None,
@@ -96,7 +97,7 @@ class DualEncoder:
           spec: a jaxir model or run directory; `st:` or `hf:` and a local directory or hub name; or only a
             hub name, such as "all-MiniLM-L6-v2" or "BAAI/bge-small-en-v1.5".
           dtype: type of the matrix products; vectors are always float32. With bfloat16 the weights take half
-            of the memory.
+            of the memory. "auto": bfloat16 on a CPU that multiplies it natively, else float32.
           weights: keep the backbone's kernels and table of tokens in "int8", or the kernels in 4 bits
             ("nf4"); `jaxir.models.quantized` describes both. Vectors differ from those of None.
           batch_tokens: maximum number of tokens per batch on one device; None uses the platform's default.
@@ -109,7 +110,8 @@ class DualEncoder:
           UserError: the model does not exist, cannot be read, has fewer positions than a maximum length, or
             no prompt of this name; or qwix, which quantises, is not installed.
         """
-        loaded = model_dir.load(spec, dtype=dtype, weights=weights, halved=True)
+        check_devices()
+        loaded = model_dir.load(spec, dtype=settled_dtype(dtype), weights=weights, halved=True)
         lengths = {"query_max_length": query_max_length, "passage_max_length": passage_max_length}
         settings = dataclasses.replace(
             loaded.settings, **{name: length for name, length in lengths.items() if length is not None}
