@@ -72,7 +72,9 @@ class Guard:
             async with asyncio.timeout(self._limits.answer_seconds):
                 self._check(scope, client)
                 body = await self._body(receive)
-                await self._app(scope, _replaying(body, receive), send_with_headers)
+                # uvicorn drops the body of an answer to HEAD, so the application needs to know only GET.
+                method = "GET" if scope["method"] == "HEAD" else scope["method"]
+                await self._app({**scope, "method": method}, _replaying(body, receive), send_with_headers)
         except _Refused as refused:
             await refuse(refused.status, refused.detail, **refused.headers)
         except TimeoutError:
