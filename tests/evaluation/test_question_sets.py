@@ -12,7 +12,7 @@ from tests.evaluation.published_files import IR, RELEASE, posts, write
 MODEL = f"hf:{Path(__file__).parents[1] / 'golden' / 'bert'}"
 
 
-# Keys of the JSON file of `evaluate --output` for CQADupStack, without the model's settings, and of each forum.
+# Keys of the JSON file of `evaluate --output` for CQADupStack, without the model's settings, and of a forum.
 REPORT = {"model", "fingerprint", "dataset", "split", "missing", "depth", "metrics", "forums"}
 FORUM = {"documents", "queries", "identical_ids", "identical_ids_found", "metrics", "per_query"}
 
