@@ -113,8 +113,9 @@ def _one_line(error: BaseException) -> str:
 def _kept(error: BaseException) -> str:
     """Writes a traceback to the user's cache, else to the temporary directory; returns where it is."""
     text = "".join(traceback.format_exception(error))
-    for directory in (cache_directory() / "tracebacks", Path(tempfile.gettempdir())):
-        with contextlib.suppress(OSError):
+    for place in (lambda: cache_directory() / "tracebacks", lambda: Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):  # `gettempdir` raises one if no directory is writable
+            directory = place()
             directory.mkdir(parents=True, exist_ok=True)
             moment = time.strftime("%Y%m%d-%H%M%S")
             descriptor, name = tempfile.mkstemp(".txt", f"jaxir-{moment}-", directory)

@@ -12,7 +12,7 @@ from jaxir.data.formats.answers import read_answers, read_written
 from jaxir.data.formats.collection_names import made_kind
 from jaxir.evaluation.answer_match import AnswersIn, judge_by_answers
 from jaxir.evaluation.exact_match import score_answers
-from jaxir.evaluation.judgements import read_judgements
+from jaxir.evaluation.judgements import read_excluded_beside, read_judgements
 from jaxir.evaluation.retrieval_metrics import (
     IdenticalIds,
     RetrievalScores,
@@ -23,6 +23,7 @@ from jaxir.evaluation.retrieval_metrics import (
 from jaxir.evaluation.significance import check_comparable
 from jaxir.evaluation.systems import Pair, System, compare_systems
 from jaxir.evaluation.text_tables import Style, caption, format_table
+from jaxir.retrieval.ranking.exclusions import without_excluded
 from jaxir.retrieval.ranking.runs import read_run
 
 if TYPE_CHECKING:
@@ -82,7 +83,12 @@ def score_runs(
     named, against = _name_systems("--run", runs, baseline)
     if qrels is not None:
         judgements, note = read_judgements(qrels, strict=strict), f"judgements: {qrels}"
-    read = {name: [read_run(file) for file in files] for name, files in named.items()}
+    excluded = {} if qrels is None else read_excluded_beside(qrels)
+    if excluded:
+        note += f", without the excluded_ids of {len(excluded):,} queries"
+    read = {
+        name: [without_excluded(read_run(file), excluded) for file in files] for name, files in named.items()
+    }
     if answers is not None:
         every = [run for of_system in read.values() for run in of_system]
         depth = max(len(found) for run in every for found in [(), *run.values()])

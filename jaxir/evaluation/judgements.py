@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jaxir.data.formats.lines import MalformedRecord, OnBadInput, numbered_lines, parsed_lines
 from jaxir.data.formats.qrels import Qrel, check_grade, parse_grade, read_qrels
+from jaxir.data.formats.sources import read_excluded
 
 
 def read_judgements(path: str | Path, *, strict: bool = False) -> dict[str, dict[str, int]]:
@@ -20,6 +21,19 @@ def read_judgements(path: str | Path, *, strict: bool = False) -> dict[str, dict
     found = by_query(read_qrels(path, collector) if is_beir else _read_trec(path, collector))
     collector.report()
     return found
+
+
+def read_excluded_beside(qrels: str | Path) -> dict[str, tuple[str, ...]]:
+    """Returns ids of documents that results must not have, by the id of the query.
+
+    They are in the queries of the BEIR folder (DIR/queries.jsonl[.gz]) that has the judgements as
+    DIR/qrels/SPLIT.tsv. {} if the judgements are not in such a folder.
+    """
+    folder = Path(qrels).parent
+    files = [folder.parent / name for name in ("queries.jsonl", "queries.jsonl.gz")]
+    if folder.name != "qrels":
+        return {}
+    return next((read_excluded(file) for file in files if file.is_file()), {})
 
 
 def by_query(qrels: Iterator[Qrel]) -> dict[str, dict[str, int]]:

@@ -105,10 +105,14 @@ class _Judged:
             found = self._tasks[part.task].dataset[part.subset][part.split]["relevant_docs"]
         except ImportError:
             return "no judgements: install MTEB or give --qrels"
-        except Exception as error:  # MTEB knows no such task, or its data cannot be downloaded
+        except KeyError:
+            return "MTEB knows no task, subset or split of this name: give --qrels"
+        except Exception as error:  # its data cannot be downloaded
             return f"no judgements from MTEB ({type(error).__name__}): give --qrels"
+        # Sorted, because MTEB's order differs from process to process, and random sign flips depend on it.
         return {
-            str(query): {str(d): int(r) for d, r in of_query.items()} for query, of_query in found.items()
+            str(query): {str(d): int(r) for d, r in of_query.items()}
+            for query, of_query in sorted(found.items())
         }
 
 
@@ -191,7 +195,7 @@ def _note(ours: Evaluated, theirs: Evaluated, rows: Sequence[Row]) -> str:
     lines.append(
         f"p-values are of tests over a task's queries, corrected for the {tested} tested here (Holm)"
         if tested
-        else "no task is tested by itself: that needs the ranking of each query (`prediction_folder`)"
+        else "no task is tested by itself: that needs rankings (`prediction_folder`) and judgements"
     )
     for reason in dict.fromkeys(row.reason for row in rows if row.comparison is None):
         parts = ", ".join(str(row.part) for row in rows if row.reason == reason)

@@ -7,6 +7,7 @@ import importlib.resources
 import re
 import sys
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -128,9 +129,16 @@ def _status_of_unfit(request: Request) -> int:
 
 
 async def _http_problem(request: Request, error: HTTPException) -> JSONResponse:
-    instead = ABSENT.get(request.url.path) if error.status_code == 404 else None
-    sentence = error.detail if instead is None else f"{request.url.path} is not served: {instead}"
-    return _problem(request, error.status_code, sentence, **(error.headers or {}))
+    path, headers = request.url.path, error.headers or {}
+    if error.status_code == 405:
+        sentence = f"{path:.80} does not take {request.method}; send {headers.get('Allow', 'another method')}"
+    elif error.detail != HTTPStatus.NOT_FOUND.phrase:  # a router of jaxir wrote the sentence
+        sentence = error.detail
+    elif path in ABSENT:
+        sentence = f"{path} is not served: {ABSENT[path]}"
+    else:
+        sentence = f"there is no path {path:.80}; GET /docs lists the paths"
+    return _problem(request, error.status_code, sentence, **headers)
 
 
 async def _busy(request: Request, error: Busy) -> JSONResponse:

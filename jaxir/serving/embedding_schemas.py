@@ -188,6 +188,13 @@ def tei_rerank_request_model(limits: Limits) -> type[BaseModel]:
         return_text: bool = False
         truncate: bool | None = Field(True, description="only true: longer pairs are truncated")
 
+        @model_validator(mode="before")
+        @classmethod
+        def _check_texts(cls, body: Any) -> Any:
+            if isinstance(body, dict) and "documents" in body and "texts" not in body:
+                raise PydanticCustomError("documents", "/rerank takes texts; POST /v1/rerank takes documents")
+            return body
+
     return TeiRerankRequest
 
 

@@ -17,8 +17,9 @@ from jaxir.core.errors import UserError
 from jaxir.serving.limits import Limits
 from jaxir.serving.problems import problem_body
 
+PROBE = "/health"  # answered also if there are too many requests: a busy server must not be restarted
 # Paths that can be read without an API key: the probe, and pages without data. The page asks for a key.
-OPEN_PATHS = ("/health", "/", "/docs")
+OPEN_PATHS = (PROBE, "/", "/docs")
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -72,7 +73,9 @@ class Guard:
             async with asyncio.timeout(self._limits.answer_seconds):
                 self._check(scope, client)
                 body = await self._body(receive)
-                await self._app(scope, _replaying(body, receive), send_with_headers)
+                # uvicorn drops the body of an answer to HEAD, so the application needs to know only GET.
+                method = "GET" if scope["method"] == "HEAD" else scope["method"]
+                await self._app({**scope, "method": method}, _replaying(body, receive), send_with_headers)
         except _Refused as refused:
             await refuse(refused.status, refused.detail, **refused.headers)
         except TimeoutError:
@@ -101,8 +104,8 @@ class Guard:
         return matches.index(True) if True in matches else -1
 
     def _check(self, scope: Any, client: tuple[str, int]) -> None:
-        limits = self._limits
-        if self._under_way.total() > limits.requests:
+        limits, is_probe = self._limits, scope["path"] == PROBE
+        if self._under_way.total() > limits.requests and not is_probe:
             raise _Refused(503, f"busy: {limits.requests:,} requests are already in progress")
         header = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
         if (refusal := self._hosts.refusal(header)) is not None:
@@ -111,8 +114,9 @@ class Guard:
         if self._keys and client[1] < 0 and not is_open:
             sentence = "this service needs an API key: send the header Authorization: Bearer KEY"
             raise _Refused(401, sentence, **{"www-authenticate": "Bearer"})
-        if limits.client_requests is not None and self._under_way[client] > limits.client_requests:
-            raise _Refused(429, f"this client already has {limits.client_requests:,} requests in progress")
+        most = limits.client_requests
+        if most is not None and self._under_way[client] > most and not is_probe:
+            raise _Refused(429, f"this client already has {most:,} requests in progress")
 
     async def _body(self, receive: Any) -> bytes:
         """Returns the complete body. A body that is too large is also read to its end, because a client

@@ -13,6 +13,7 @@ TEI_PATHS = (
     "/embed_all",
     "/embed_sparse",
     "/predict",
+    "/tokenize",
 )
 COHERE_PATHS = ("/v1/rerank", "/v2/rerank")
 _EMBED = "this server embeds and ranks texts, and generates none; POST /v1/embeddings embeds"

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxir.core.errors import UserError
 from jaxir.storage.locks import open_locked
 
 # Seconds after which the temporary outputs of other hosts are removed. Other hosts' locks may be invisible
@@ -49,8 +50,18 @@ def temporary_output(path: Path, *, directory: bool, mode: int = 0o777) -> Itera
 
 @contextlib.contextmanager
 def temporary_directory(near: Path | None = None) -> Iterator[Path]:
-    """Yields an empty directory that only this user can read, in `near` (None: in $TMPDIR or /tmp)."""
-    place = Path(tempfile.gettempdir()) if near is None else near
+    """Yields an empty directory that only this user can read, in `near` (None: in $TMPDIR or /tmp).
+
+    Raises:
+      UserError: `near` is None, and no directory for temporary files is writable.
+    """
+    try:
+        place = Path(tempfile.gettempdir()) if near is None else near
+    except FileNotFoundError as error:
+        raise UserError(
+            "no directory for temporary files is writable: set TMPDIR to one, or make /tmp writable (in a"
+            " container with a read-only root, mount a volume there)"
+        ) from error
     with temporary_output(place / "jaxir", directory=True, mode=0o700) as (temporary, _):
         try:
             yield temporary

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from jaxir.core import error_report
+from jaxir.core.errors import UserError
+from jaxir.storage.temporary_outputs import temporary_directory
 
 
 def test_error_is_blamed_on_the_innermost_line_of_user_code():
@@ -45,6 +47,17 @@ def test_traceback_is_printed_if_no_file_can_be_written(monkeypatch):
     sentence, status = error_report.explain(RuntimeError("a bug"))
     assert status == 70 and "could not be written" in sentence
     assert sentence.endswith("RuntimeError: a bug\n")
+
+
+def test_an_error_is_reported_though_no_directory_is_writable(monkeypatch):
+    """As in a container with a read-only root, without volumes: `tempfile.gettempdir` fails, too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/proc/nowhere"])
+    sentence, status = error_report.explain(RuntimeError("a bug"))
+    assert status == 70 and "could not be written" in sentence
+    with pytest.raises(UserError, match="set TMPDIR to one, or make /tmp writable"):
+        temporary_directory().__enter__()
 
 
 def test_only_the_newest_tracebacks_are_kept(monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """Collections named hf:NAME and ir_datasets:ID, and where their names are understood."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -198,3 +199,17 @@ def test_excluded_documents_are_left_out_of_runs_and_scores(tmp_path, capsys):
     assert found[0] == ["q1", "d1"]
     assert cli.main("jaxir.search:search", [*asked, "--k=3"]) == 0
     assert "q1 Q0 d2" not in (tmp_path / "run.trec").read_text()
+
+
+def test_excluded_documents_are_left_out_of_runs_from_elsewhere(tmp_path, capsys):
+    """Without that, d2 and d3 would be before the relevant d1."""
+    folder = shutil.copytree(folder_of(hub_folders.bright(tmp_path / "set")), tmp_path / "folder")
+    run = tmp_path / "run.trec"
+    run.write_text("".join(f"q1 Q0 {d} {n} {9 - n} theirs\n" for n, d in enumerate(("d2", "d3", "d1"), 1)))
+    asked = [f"--run={run}", "--metrics=RR@10"]
+    for place, value in ((folder / "qrels", "1.0000"), (tmp_path, "0.3333")):
+        qrels = place / "test.tsv"
+        qrels.write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+        assert cli.main("jaxir.evaluate:evaluate", [*asked, f"--qrels={qrels}"]) == 0
+        printed = capsys.readouterr().out
+        assert value in printed and ("without the excluded_ids of 1 queries" in printed) == (value[0] == "1")

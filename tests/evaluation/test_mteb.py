@@ -1,6 +1,8 @@
 """`jaxir.mteb`: real MTEB, in the environment of `make mteb`, evaluates models on tasks with local data."""
 
 import json
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -90,3 +92,57 @@ def test_vectors_equal_sentence_transformers_for_all_arguments(found):
     apart = found["differences"]
     assert len(apart) == 14 and max(apart.values()) < 1e-5, apart
     assert all(apart[precision] == 0 for precision in ("int8", "uint8", "binary", "ubinary"))
+
+
+@pytest.mark.slow
+def test_judgements_are_those_of_mtebs_task(tmp_path):
+    """MTEB's task reads a folder with the name of its data set, in the layout of the hub, before the hub."""
+    if not PYTHON.exists():
+        pytest.skip("MTEB is not installed: run `make mteb`")
+    golden = ROOT / "tests" / "golden" / "mteb"
+    places = {name: shutil.copytree(golden / name, tmp_path / name) for name in ("minilm", "bert")}
+    for file in [file for place in places.values() for file in place.rglob("LocalRetrieval*.json")]:
+        content = json.loads(file.read_text())
+        content |= {"task_name": "NFCorpus"} if "task_name" in content else {}
+        file.with_name(file.name.replace("LocalRetrieval", "NFCorpus")).write_text(json.dumps(content))
+    judged = [line.split("\t") for line in (golden / "qrels/LocalRetrieval.tsv").read_text().splitlines()[1:]]
+    rows = {
+        "qrels": [{"query-id": q, "corpus-id": d, "score": int(score)} for q, d, score in judged],
+        "queries": [{"_id": query, "text": query} for query, _, _ in judged],
+        "corpus": [{"_id": document, "title": "", "text": document} for _, document, _ in judged],
+    }
+    data = tmp_path / "mteb" / "nfcorpus"
+    data.mkdir(parents=True)
+    configs = [
+        ("default", "qrels", "test"),
+        ("queries", "queries", "queries"),
+        ("corpus", "corpus", "corpus"),
+    ]
+    metadata = ["---", "configs:"]
+    for name, file, split in configs:
+        (data / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[file]))
+        metadata += [f"- config_name: {name}", f"  data_files: [{{split: {split}, path: {file}.jsonl}}]"]
+    (data / "README.md").write_text("\n".join([*metadata, "---", ""]))
+    command = [PYTHON, "-m", "jaxir.evaluate", f"--mteb={places['minilm']}", f"--baseline={places['bert']}"]
+    done = subprocess.run(
+        [*map(str, command), "--output=report.json"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "report.json").read_text())["comparisons"]
+    by_task = {row["part"]["task"]: row for row in rows}
+    expected = evaluate(
+        mteb=str(golden / "minilm"), baseline=str(golden / "bert"), qrels=str(golden / "qrels")
+    )["comparisons"]
+    (judged_here,) = (row for row in expected if row["part"]["task"] == "LocalRetrieval")
+    found = by_task["NFCorpus"]
+    assert found["metric"] == judged_here["metric"] and found["per_query"] == [*judged_here["per_query"]]
+    assert [*found["per_query"][0]] == sorted(found["per_query"][0]), "MTEB's own order is random"
+    for key in ("t_test", "randomisation"):
+        assert found[key] == pytest.approx(judged_here[key]), key
+    assert by_task["LocalRetrieval"]["comparison"] is None
+    assert "MTEB knows no task, subset or split of this name: give --qrels" in done.stdout

@@ -3,12 +3,18 @@ from pathlib import Path
 
 import pytest
 
+from jaxir import DualEncoder
 from jaxir.core.errors import UserError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.question_sets import FORUMS, read_cqadupstack, read_quora
 from tests.evaluation.published_files import IR, RELEASE, posts, write
 
 MODEL = f"hf:{Path(__file__).parents[1] / 'golden' / 'bert'}"
+
+
+# Keys of the JSON file of `evaluate --output` for CQADupStack, without the model's settings, and of a forum.
+REPORT = {"model", "fingerprint", "dataset", "split", "missing", "depth", "metrics", "forums"}
+FORUM = {"documents", "queries", "identical_ids", "identical_ids_found", "metrics", "per_query"}
 
 
 def beir(documents, queries, qrels, split="test"):
@@ -89,7 +95,17 @@ def test_twelve_forums_are_averaged(tmp_path, capsys):
         if number % 2:
             judged = [("q", "b")]
         write(tmp_path / forum, beir(texts, queries, judged))
-    values = evaluate(model=MODEL, dataset=f"cqadupstack:{tmp_path}", metrics="P@1 R@100")
+    file = tmp_path / "report.json"
+    how = {"dataset": f"cqadupstack:{tmp_path}", "metrics": "P@1 R@100"}
+    values = evaluate(model=MODEL, output=str(file), **how)
+    assert json.loads(file.read_text()) == values
+    assert values.keys() - DualEncoder.load(MODEL).settings.describe().keys() == REPORT
+    assert all(found.keys() == FORUM for found in values["forums"].values())
+    assert values["forums"].keys() == set(FORUMS)
+    assert values["forums"]["android"]["per_query"] == {
+        "P@1": {"q": 1.0, "r": 1.0},
+        "R@100": {"q": 1.0, "r": 1.0},
+    }
     assert values["metrics"] == {"P@1": 0.5, "R@100": 1.0} and values["missing"] == []
     assert [found["metrics"]["P@1"] for found in values["forums"].values()] == [1.0, 0.0] * 6
     assert values["forums"]["android"]["queries"] == 2

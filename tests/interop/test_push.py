@@ -1,5 +1,6 @@
 """Model cards of exports; and uploads by huggingface_hub to a local server with the protocol of the hub."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ MODEL = 'st:BAAI/bge-small-en-v1.5'
 
 build.Pretrained.source = %MODEL
 pair_sources.BeirPairs.directory = '/home/someone/private/nfcorpus'
+other/pair_sources.BeirPairs.directory = 'hf:BeIR/nfcorpus'
 """
 PUSH = """
 import sys
@@ -54,6 +56,7 @@ def test_card_has_the_data_recipe_and_figures_of_a_run(run, tmp_path):
     data = card.data
     assert (data.library_name, data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
     assert data.base_model == "BAAI/bge-small-en-v1.5" and "jaxir" in data.tags
+    assert data.datasets == ["BeIR/nfcorpus"] and data.license is None
     figures = {result.metric_type: result.metric_value for result in data.eval_results}
     assert figures.keys() == {"ndcg_at_10", "rr_at_10"} and 0 < figures["ndcg_at_10"] <= 1
     assert f"| nDCG@10 | {figures['ndcg_at_10']:.4f} |" in card.content
@@ -71,11 +74,32 @@ def test_card_of_a_model_that_is_no_run(tmp_path):
     card = ModelCard.load(tmp_path / "st" / "README.md")
     assert card.data.base_model == "sentence-transformers/all-MiniLM-L6-v2"
     assert card.data.eval_results is None and "## Training" not in card.content
+    assert (card.data.license, card.data.language, card.data.datasets) == ("apache-2.0", "en", None)
     assert 'SentenceTransformer("me/mine")' in card.content and 'DualEncoder.load("me/mine")' in card.content
     formats.convert(f"hf:{GOLDEN / 'cross_bert'}", tmp_path / "hf", "hf", kind="cross_encoder")
     card = ModelCard.load(tmp_path / "hf" / "README.md")
     assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-ranking")
     assert card.data.base_model is None and 'CrossEncoder("hf")' in card.content
+    assert card.data.license is None and card.data.language is None
+
+
+@pytest.mark.parametrize(
+    ("metadata", "known"),
+    [
+        (
+            "license: other\nlicense_name: ours\nlanguage:\n- de\n- en\ndatasets:\n- a/b",
+            ("other", "ours", ["de", "en"]),
+        ),
+        ("license: [", (None, None, None)),
+    ],
+)
+def test_card_has_the_licence_and_languages_of_the_base_folder(metadata, known, one_layer, tmp_path):
+    base = shutil.copytree(one_layer, tmp_path / "base")
+    (base / "README.md").write_text(f"---\n{metadata}\n---\n")
+    formats.convert(f"st:{base}", tmp_path / "st", "st")
+    data = ModelCard.load(tmp_path / "st" / "README.md").data
+    assert (data.license, data.get("license_name"), data.language) == known
+    assert data.datasets is None and data.base_model is None
 
 
 @pytest.mark.slow

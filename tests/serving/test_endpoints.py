@@ -194,7 +194,18 @@ def test_absent_paths_say_what_replaces_them(service):
         status, answer = ask(service, path, {"input": "a"})
         sentence = json.dumps(answer, ensure_ascii=False)
         assert status == 404 and instead in sentence and path in sentence, path
-    assert ask(service, "/nothing") == (404, {"detail": "Not Found"})
+    absent = {"detail": "there is no path /nothing; GET /docs lists the paths"}
+    assert ask(service, "/nothing") == (404, absent)
+    assert ask(service, "/embed") == (
+        405,
+        {"error": "/embed does not take GET; send POST", "error_type": "validation"},
+    )
+
+
+def test_rerank_of_other_servers_says_which_path_takes_documents(service):
+    """Clients of vLLM and Infinity post documents to /rerank."""
+    status, answer = ask(service, "/rerank", {"query": "a", "documents": ["b"]})
+    assert (status, answer["error"]) == (422, "/rerank takes texts; POST /v1/rerank takes documents")
 
 
 def test_what_is_not_served_says_how_to_start_it(world):

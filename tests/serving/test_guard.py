@@ -39,6 +39,39 @@ def test_slow_clients_and_slow_answers_time_out():
     assert answered(never, limits) == (503, "there was no answer within 0.2 s: the service is busy")
 
 
+def test_a_busy_server_answers_probes():
+    """Kubernetes restarts a pod whose liveness probe fails, with all its requests."""
+    answered: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] != "/health":
+            await never()
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        answered.append(message.get("status"))
+
+    async def ask(guard: Guard) -> None:
+        def request(path: str) -> Awaitable[None]:
+            scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+            return guard(scope, receive, send)
+
+        first = asyncio.create_task(request("/"))
+        await asyncio.sleep(0)
+        await request("/health")
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+    for limits in (Limits(requests=1), Limits(client_requests=1)):
+        answered.clear()
+        asyncio.run(ask(Guard(app, limits=limits)))
+        assert answered[0] == 200, limits
+
+
 def test_too_many_concurrent_requests_are_refused():
     refused: list[Any] = []
 

@@ -125,6 +125,19 @@ def local_minilm() -> Path | None:
     return copy if copy is not None and _files_of_copy(request, copy) is not None else None
 
 
+def local_copy(name: str, *, default_owner: str | None = None) -> Path | None:
+    """Returns the directory of a model on this machine, which may lack files; None if there is none.
+
+    `name` and `default_owner` are those of `resolve`.
+    """
+    if (found := _local(name)) is not None:
+        return found
+    request = _parse(name, default_owner, modules=False, weights=False)
+    if (request.name, request.revision) == (MINILM, _MAIN) and (packaged := _packaged_minilm()) is not None:
+        return packaged
+    return _copy_of(request)
+
+
 def has_modules(name: str) -> bool:
     """Returns whether a model on the hub, OWNER/NAME[@REVISION], is one of sentence-transformers.
 

@@ -6,12 +6,14 @@ settings, its recipe and the last figures of its evaluators before the exported 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from jaxir.core.errors import UserError
 from jaxir.interop.hub import hub
 from jaxir.interop.model import kinds
 from jaxir.interop.model.stored import StoredModel
@@ -25,7 +27,14 @@ _RECIPES = {"config.gin": "gin", "recipe.py": "python"}
 # Settings of run.json in the order of the card; the others are hashes.
 _SETTINGS = ("data", "dev", "objective", "optimizer", "steps", "batch_size", "seed")
 _ABSOLUTE = re.compile(r"""(?<=["'])(?:/|~/)[^"']*/(?=[^"'/]+["'])""")  # directories before a file's name
-_SOURCE = re.compile(r"""^(?:MODEL|[\w./]*\.source)\s*=\s*["'](?:st|hf):([\w.-]+(?:/[\w.-]+)?)""", re.M)
+_SOURCE = re.compile(r"""^(?:MODEL|[\w./]*\.source)\s*=\s*["']((?:st|hf):[^"']+)""", re.M)
+_DATA = re.compile(r"""(?:^DATA|\bdirectory)\s*=\s*["']hf:([\w.-]+/[\w.-]+)""", re.M)  # data sets of the hub
+_INHERITED = (
+    "license",
+    "license_name",
+    "license_link",
+    "language",
+)  # metadata taken from the base's README.md
 
 ST_USE = """\
 ```python
@@ -62,6 +71,8 @@ class _Run(NamedTuple):
     step: int | None = None
     recipe: str = ""
     language: str = ""
+    base: str = ""  # the st: or hf: name of the model from which the run started
+    datasets: Sequence[str] = ()  # names on the hub
 
 
 def write(
@@ -85,6 +96,8 @@ def write(
     from huggingface_hub import ModelCardData
 
     run = _read_run(source, model)
+    spec = model.base.spec if model.base is not None else source
+    spec = spec if spec.startswith(("st:", "hf:")) else run.base
     kind = kinds.name_of(model.config)
     name = repo or folder
     tags = ["jaxir", *([_LIBRARIES[to], "feature-extraction"] if kind == "dual_encoder" else [])]
@@ -93,8 +106,10 @@ def write(
         library_name=_LIBRARIES[to],
         pipeline_tag=_PIPELINES.get(kind),
         tags=sorted({*tags, *filter(None, [_PIPELINES.get(kind)])}),
-        base_model=_base(model, source, run),
+        base_model=_base(spec),
+        datasets=list(run.datasets) or None,
         eval_results=_results(run) or None,
+        **_inherited(spec),
     )
     parts = [f"---\n{data.to_yaml()}\n---", f"# {name}", *_described(model, kind)]
     parts += ["## Use", *_use(kind, to, name, repo)]
@@ -115,26 +130,40 @@ def _read_run(source: str, model: StoredModel) -> _Run:
             values = {k.removeprefix("dev/"): v for k, v in row.items() if k.startswith("dev/")}
             metrics |= {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
     recipe = next((name for name in _RECIPES if (directory / name).is_file()), None)
+    text = read_text(directory / recipe).strip() if recipe else ""
+    base = _SOURCE.search(text)
     return _Run(
         settings=read_json(directory / "run.json", dict[str, Any]).get("settings", {}),
         metrics=metrics,
         step=step,
         # Directories of this machine mean nothing to others.
-        recipe=_ABSOLUTE.sub("", read_text(directory / recipe)).strip() if recipe else "",
+        recipe=_ABSOLUTE.sub("", text),
         language=_RECIPES.get(recipe, ""),
+        base=base[1] if base else "",
+        datasets=[name for name in dict.fromkeys(_DATA.findall(text)) if not Path(name).exists()],
     )
 
 
-def _base(model: StoredModel, source: str, run: _Run) -> str | None:
-    """Returns the name on the hub of the model that this one was made of."""
-    form, colon, name = (model.base.spec if model.base is not None else source).partition(":")
-    if not colon or form not in ("st", "hf"):
-        found = _SOURCE.search(run.recipe)
-        name = found[1] if found else ""
-    name = name.partition("@")[0]
+def _base(spec: str) -> str | None:
+    """Returns the name on the hub of the model `spec`; None if it is a folder."""
+    name = spec.partition(":")[2].partition("@")[0]
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or Path(name).exists():
         return None
     return name if "/" in name else f"{hub.ST_OWNER}/{name}"
+
+
+def _inherited(spec: str) -> dict[str, Any]:
+    """Returns the licence and the languages in the README.md of the model `spec`, if this machine has it."""
+    import yaml
+    from huggingface_hub import repocard
+
+    form, _, name = spec.partition(":")
+    # A README.md without readable metadata, or a model that is gone, only means that nothing is known.
+    with contextlib.suppress(UserError, OSError, ValueError, yaml.YAMLError):
+        place = hub.local_copy(name, default_owner=hub.ST_OWNER if form == "st" else None)
+        found = repocard.metadata_load(place / NAME) if place is not None else None
+        return {key: found[key] for key in _INHERITED if found and found.get(key)}
+    return {}
 
 
 def _results(run: _Run) -> list[Any]:

@@ -14,9 +14,9 @@ def most_excluded(excluded: Excluded) -> int:
 
 
 def without_excluded(
-    run: Mapping[str, Mapping[str, float]], excluded: Excluded, depth: int
+    run: Mapping[str, Mapping[str, float]], excluded: Excluded, depth: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """Returns the first `depth` documents of each query that the query does not exclude, in their order."""
+    """Returns the documents that each query does not exclude, in their order: the first `depth`, or all."""
     if not excluded:
         return {query: dict(found) for query, found in run.items()}
     kept: dict[str, dict[str, float]] = {}
