@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from beartype import beartype
-from jaxtyping import Float, jaxtyped
+from jaxtyping import Float
 
 from jaxir.core.errors import UserError
+from jaxir.core.shapes import checked_shapes
 
 FOLDS = 5  # of the cross-validation of the towers' linear classifier
 NEIGHBOURS = 10  # nearest neighbours per embedding
@@ -49,7 +49,7 @@ class Spread:
         return self.quantiles["0.75"] - self.quantiles["0.25"]
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def separability(
     query: Float[np.ndarray, "N D"], passage: Float[np.ndarray, "N D"], *, seed: int = 0
 ) -> Separability:
@@ -90,7 +90,7 @@ def separability(
     )
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def similarity_ratios(
     query: Float[np.ndarray, "N D"],
     passage: Float[np.ndarray, "N D"],
@@ -113,7 +113,7 @@ def similarity_ratios(
     return rows[0].astype(np.float64), rows[1].astype(np.float64)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def spread(values: Float[np.ndarray, " S"]) -> Spread:
     return Spread(
         count=len(values),
@@ -123,7 +123,7 @@ def spread(values: Float[np.ndarray, " S"]) -> Spread:
     )
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def project(vectors: Float[np.ndarray, "N D"], *, seed: int = 0) -> Float[np.ndarray, "N 2"]:
     """Projects embeddings [N, D] to 2 dimensions by t-SNE (van der Maaten and Hinton 2008), with cosines."""
     from sklearn.manifold import TSNE

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from beartype import beartype
-from jaxtyping import Float, Int, jaxtyped
+from jaxtyping import Float, Int
+
+from jaxir.core.shapes import checked_shapes
 
 POSITIVE = 4.0  # pairs with a score above 4 are positive pairs (Gao et al. 2021, SimCSE)
 SAME = 5.0  # the score of pairs of sentences with the same meaning
@@ -30,7 +31,7 @@ class PairSpace:
         return {"alignment": self.alignment, "uniformity": self.uniformity, **recall}
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def measure(
     vectors: Float[np.ndarray, "V D"], rows: Int[np.ndarray, "N 2"], scores: Float[np.ndarray, " N"]
 ) -> PairSpace:
@@ -53,7 +54,7 @@ def measure(
     )
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def uniformity(vectors: Float[np.ndarray, "N D"]) -> float:
     """Returns log E exp(-2 |x - y|^2) over every two of N vectors of length 1 (Wang and Isola 2020, eq. 3).
 
@@ -68,7 +69,7 @@ def uniformity(vectors: Float[np.ndarray, "N D"]) -> float:
     return float(np.log(total / (len(vectors) * (len(vectors) - 1) / 2)))
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def recall(
     vectors: Float[np.ndarray, "V D"], corpus: Int[np.ndarray, " C"], pairs: Int[np.ndarray, "N 2"]
 ) -> dict[int, float]:

@@ -4,16 +4,15 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import jaxtyped
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import PositiveNumber
 from jaxir.losses import _rows
 from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
 from jaxir.losses.guide import Guide
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def bce(
     query: Vectors,
     passage: Vectors,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import Array, Float32, jaxtyped
+from jaxtyping import Array, Float32
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import PositiveNumber
 from jaxir.losses._types import Metrics, Negatives, Scalar, Vectors
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def margin_mse(
     query: Vectors,
     passage: Vectors,
@@ -44,7 +44,7 @@ def margin_mse(
     return loss, {"margin": margin.mean(), "teacher_margin": wanted.mean(), "agreement": agreement}
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def kl_distillation(
     query: Vectors,
     passage: Vectors,

@@ -3,9 +3,8 @@
 from typing import Literal
 
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import jaxtyped
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
@@ -13,7 +12,7 @@ from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, 
 from jaxir.losses.guide import Guide
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def gist(
     query: Vectors,
     passage: Vectors,

@@ -3,9 +3,9 @@
 from typing import Literal
 
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import Array, Float32, jaxtyped
+from jaxtyping import Array, Float32
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import PositiveNumber
 from jaxir.losses import _rows
 from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
@@ -14,7 +14,7 @@ from jaxir.losses.guide import Guide
 Choice = Literal["hardest", "mean"]
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def margin(
     query: Vectors,
     passage: Vectors,
@@ -54,7 +54,7 @@ def margin(
     return near + far, row.metrics()
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def triplet(
     query: Vectors,
     passage: Vectors,

@@ -1,8 +1,6 @@
 """The in-batch softmax loss: every other passage of the batch is a negative."""
 
-from beartype import beartype
-from jaxtyping import jaxtyped
-
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
@@ -10,7 +8,7 @@ from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, 
 from jaxir.losses.guide import Guide
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def in_batch_softmax(
     query: Vectors,
     passage: Vectors,

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import Array, Float32, jaxtyped
+from jaxtyping import Array, Float32
 
 from jaxir.core.errors import UserError
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, NotNegativeNumber
 from jaxir.losses._types import Metrics, Negatives, Scalar, Vectors
 from jaxir.losses.in_batch import in_batch_softmax
@@ -16,7 +16,7 @@ from jaxir.losses.in_batch import in_batch_softmax
 SMALLEST = 8  # the fewest dimensions in the paper
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def matryoshka(
     query: Vectors,
     passage: Vectors,

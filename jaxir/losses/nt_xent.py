@@ -1,8 +1,6 @@
 """NT-Xent: every other text of the batch, on either side, is a negative."""
 
-from beartype import beartype
-from jaxtyping import jaxtyped
-
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses._tiles import GradientPrecision
 from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
@@ -10,7 +8,7 @@ from jaxir.losses.guide import Guide
 from jaxir.losses.samtone import samtone
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def nt_xent(
     query: Vectors,
     passage: Vectors,

@@ -6,14 +6,14 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import Array, Bool, Float32, jaxtyped
+from jaxtyping import Array, Bool, Float32
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import NotNegativeNumber, PositiveNumber
 from jaxir.losses._types import Metrics, Scalar
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def binary_cross_entropy(
     positive: Float32[Array, " B"],
     negatives: Float32[Array, "B N"],
@@ -35,7 +35,7 @@ def binary_cross_entropy(
     return (of_positives + of_negatives) / count, _metrics(positive, negatives, kept)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def list_softmax(
     positive: Float32[Array, " B"],
     negatives: Float32[Array, "B N"],
@@ -60,7 +60,7 @@ def list_softmax(
     return -jax.nn.log_softmax(scores)[:, 0].mean(), _metrics(positive, negatives, kept)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def margin_ranking(
     positive: Float32[Array, " B"],
     negatives: Float32[Array, "B N"],
@@ -79,7 +79,7 @@ def margin_ranking(
     return jnp.where(kept, short, 0.0).sum() / _count(kept), _metrics(positive, negatives, kept)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def rank_margin(
     scores: Float32[Array, "B N"],
     ranks: Float32[Array, "B N"],

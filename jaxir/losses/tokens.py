@@ -6,14 +6,14 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import Array, Bool, Float, Float32, Int32, jaxtyped
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jaxir.core.features import PADDING_TOKEN
+from jaxir.core.shapes import checked_shapes
 from jaxir.losses._types import Metrics, Scalar
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def token_cross_entropy(
     hidden: Float[Array, "B T E"],
     table: Float[Array, "V E"],
@@ -38,7 +38,7 @@ def token_cross_entropy(
     return over_tokens(losses, hits, kept, mean_over=mean_over)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def over_tokens(
     losses: Float32[Array, "B T"],
     hits: Bool[Array, "B T"],
@@ -53,7 +53,7 @@ def over_tokens(
     return jnp.where(kept, losses, 0.0).sum() / over, {"token_accuracy": accuracy}
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def token_losses(
     hidden: Float[Array, "B T E"],
     table: Float[Array, "V E"],

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import Array, Bool, Float32, jaxtyped
+from jaxtyping import Array, Bool, Float32
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import PositiveNumber
 from jaxir.losses import _rows
 from jaxir.losses._types import Keys, Metrics, Scalar
 from jaxir.runtime.partitioning import batch_shards, constrain
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def bag_of_words(
     logits: Float32[Array, "B V"],
     present: Bool[Array, "B V"],
@@ -36,13 +36,13 @@ def bag_of_words(
     return terms.sum(1).mean(), {"word_recall": recall}
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def log_normalised_sigmoid(logits: Float32[Array, "B V"]) -> Float32[Array, "B V"]:
     """Returns log( sigmoid(z_j) / sum_k sigmoid(z_k) ) of logits z [B, V]; finite for any finite z."""
     return jax.nn.log_softmax(jax.nn.log_sigmoid(logits), axis=1)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def js_softmax(
     first: Float32[Array, "B V"],
     second: Float32[Array, "B V"],
@@ -78,7 +78,7 @@ def js_softmax(
     }
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def js_divergences(rows: Float32[Array, "B V"], columns: Float32[Array, "C V"]) -> Float32[Array, "B C"]:
     """Returns the Jensen-Shannon divergence of every row log p [B, V] and column log q [C, V], in nats:
 

@@ -7,10 +7,10 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Float, jaxtyped
+from jaxtyping import Array, Float
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Size, checked
 from jaxir.models import layers
 from jaxir.models.activations import ACTIVATIONS
@@ -94,7 +94,7 @@ def width_after(modules: tuple[AfterPooling, ...], width: int) -> int:
     return width
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def l2_normalize(x: Float[Array, "B D"]) -> Float[Array, "B D"]:
     """Divides each row of x [B, D] by its length; a zero row stays zero and has a finite gradient."""
     return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-24))

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.models import fused_attention, layers
 from jaxir.runtime.partitioning import constrain, in_force
 
@@ -142,7 +142,7 @@ class Attention(nnx.Module):
         nothing = constrain(jnp.zeros(shape, self.key.dtype), axes)
         return Cache(nothing, nothing, jnp.int32(0))
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def extend(
         self,
         x: Float[Array, "B T E"],
@@ -179,12 +179,12 @@ class Attention(nnx.Module):
         )
         return self.out(y.reshape(*x.shape[:2], -1)), cache
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def remember(self, memory: Float[Array, "B S M"]) -> Cache:
         key, value = self._heads(self.key(memory)), self._heads(self.value(memory))
         return Cache(key, value, jnp.int32(memory.shape[1]))
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def recall(
         self, x: Float[Array, "B T E"], cache: Cache, mask: Bool[Array, "B S"]
     ) -> Float[Array, "B T E"]:
@@ -194,7 +194,7 @@ class Attention(nnx.Module):
         return self.out(y.reshape(*x.shape[:2], -1))
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def attention(
     query: Float[Array, "B T H K"],
     key: Float[Array, "B S G K"],
@@ -336,7 +336,7 @@ def rope_frequencies(head_dim: int, base: float) -> np.ndarray:
     return (1.0 / base ** (np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def rotate(
     x: Float[Array, "B L H K"],
     frequencies: Float[Array, " F"] | Float[np.ndarray, " F"],

@@ -15,11 +15,11 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Float, Int, Key
 
 from jaxir.core.errors import UserError
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Size, Within, check_value
 from jaxir.models import layers, stacks
 from jaxir.models.codec import HuggingFace
@@ -111,7 +111,7 @@ class Encoder(layers.Summarised):
         """Returns which tokens of texts [B, L] pooling reads, bool [B, L]: all except padding."""
         return ids != 0
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(
         self,
         ids: Int[Array, "B L"],

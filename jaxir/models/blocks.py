@@ -7,10 +7,10 @@ import functools
 from typing import Any
 
 import jax
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key, jaxtyped
+from jaxtyping import Array, Bool, Float, Key
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.models import layers
 from jaxir.models.activations import ACTIVATIONS
 from jaxir.models.attention import Attention
@@ -79,7 +79,7 @@ class PreNormBlock(nnx.Module):
         self.attention_output_norm, self.mlp_output_norm = output_norms
         self.dropout_rates, self.same_along = dropout_rates, same_along
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(
         self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *args: Any, key: Key[Array, ""] | None
     ) -> Float[Array, "B L E"]:
@@ -120,7 +120,7 @@ class PostNormBlock(nnx.Module):
         self.attention_norm, self.mlp_norm = norm(), norm()
         self.activation, self.dropout_rate = config.activation, config.dropout_rate
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(
         self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *args: Any, key: Key[Array, ""] | None
     ) -> Float[Array, "B L E"]:

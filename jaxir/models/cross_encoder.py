@@ -5,10 +5,10 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Float, Int, Key
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Natural, checked
 from jaxir.models import layers
 from jaxir.models.activations import gelu
@@ -71,7 +71,7 @@ class CrossEncoderModel(layers.Summarised):
         self.classifier = layers.Linear(width, 1, axes=("embed", None), **how)
         attach(self, config.adapters, rngs=rngs)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def score(
         self, ids: Int[Array, "B L"], token_types: Int[Array, "B L"], *, key: Key[Array, ""] | None = None
     ) -> Float[Array, " B"]:
@@ -91,7 +91,7 @@ class CrossEncoderModel(layers.Summarised):
         pooled = layers.dropout(activated, rate, after)
         return constrain(self.classifier(pooled)[:, 0], ("batch",))
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def score_texts(
         self,
         query_ids: Int[Array, "B Lq"],
@@ -112,7 +112,7 @@ class CrossEncoderModel(layers.Summarised):
         return self.score(ids, types, key=key)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def join(
     query_ids: Int[Array, "B Lq"],
     passage_ids: Int[Array, "B Lp"],

@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, Layers, Positive, Rate, Size, Within, checked
 from jaxir.models import backbones, layers, stacks
 from jaxir.models.attention import Attention, attention
@@ -236,7 +236,7 @@ class Deberta(StackEncoder):
         return jnp.clip(distances + span, 0, 2 * span - 1)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def log_buckets(distance: Int[Array, "N M"], *, num_buckets: int, max_distance: int) -> Int[Array, "N M"]:
     """Returns the bucket of each distance (query position - key position), with its sign.
 
@@ -287,7 +287,7 @@ class DisentangledAttention(Attention):
         self.position_key = of_distances(config.content_to_position)
         self.position_query = of_distances(config.position_to_content)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(
         self,
         x: Float[Array, "B L E"],

@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key, jaxtyped
+from jaxtyping import Array, Bool, Float, Key
 
 from jaxir.core.errors import UserError
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, Layers, Rate, Size, checked
 from jaxir.models import activations, layers, stacks
 from jaxir.models.attention import Attention, rope_frequencies
@@ -68,7 +68,7 @@ class VectorDecoder(nnx.Module):
         )
         self.norm = _norm(config)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(
         self,
         x: Float[Array, "B T E"],
@@ -152,7 +152,7 @@ class WordDecoder(nnx.Module):
         self.norm = layers.LayerNorm(vector_dim, epsilon=1e-12, dtype="float32")
         self.out = layers.Linear(vector_dim, vocab_size, axes=("embed", "vocab"), **how)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(self, vector: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Returns logits [B, V] in float32 of vectors [B, D]."""
         hidden = self.norm(activations.gelu(self.dense(vector))[:, None])[:, 0]

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, jaxtyped
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key
 
 from jaxir.core.decoding_settings import Decoding
+from jaxir.core.shapes import checked_shapes
 
 State = Any
 NextLogits = Callable[[jax.Array, State], tuple[jax.Array, State]]
@@ -86,7 +86,7 @@ def sampler(keys: Key[Array, " N"], how: Decoding) -> Choose:
     return choose
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def likely(
     logits: Float32[Array, "N V"], *, top_k: int | None, top_p: float | None
 ) -> tuple[Float32[Array, "N K"], Int32[Array, "N K"] | None]:

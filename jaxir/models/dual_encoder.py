@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Natural, Size, checked
 from jaxir.models import layers
 from jaxir.models.adapters import Adapters, attach
@@ -144,7 +144,7 @@ class DualEncoderModel(layers.Summarised):
                 setattr(self, f"{prefix}layer_weights", layers.param(ones, None))
         attach(self, config.adapters, rngs=rngs)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def encode(
         self,
         ids: Int[Array, "B L"],
@@ -271,7 +271,7 @@ def _make_after_pooling(config: DualEncoderConfig, *, rngs: nnx.Rngs) -> nnx.Lis
     return nnx.List(made)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def pool(
     hidden: Float[Array, "B L E"],
     mask: Bool[Array, "B L"],

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key, jaxtyped
+from jaxtyping import Array, Bool, Float, Key
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Layers, Natural, Positive, Rate, Size, checked
 from jaxir.models import backbones, layers
 from jaxir.models.activations import ACTIVATIONS as FUNCTIONS
@@ -258,7 +258,7 @@ class _Block(PreNormBlock):
         self.activation, self.epsilon = config.activation, config.layer_norm_epsilon
         self.window, self.base = (None, config.rope_base) if is_global else (window, config.local_rope_base)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(
         self,
         x: Float[Array, "B L E"],

@@ -6,10 +6,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Float, Int, Key
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.models import activations, layers
 from jaxir.models.backbones import BackboneConfig, make_encoder
 
@@ -49,7 +49,7 @@ class MaskedLMHead(nnx.Module):
         self.norm = layers.LayerNorm(width, epsilon=config.norm_epsilon, dtype=dtype)
         self.bias = layers.param(layers.filled(0, (backbone.vocab_size,)), "vocab")
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:
         """Returns the vectors [B, L, E] to multiply with the token vectors."""
         return self.norm(activations.ACTIVATIONS[self.activation](self.dense(x)))
@@ -61,7 +61,7 @@ class MaskedLanguageModel(nnx.Module):
         self.encoder = make_encoder(config.backbone, rngs=rngs)
         self.head = config.make_head(rngs=rngs)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(
         self,
         ids: Int[Array, "B L"],

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Float32, jaxtyped
+from jaxtyping import Array, Float32
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.models import layers
 
 
@@ -26,7 +26,7 @@ class BatchNormProjector(nnx.Module):
         self.inner_norm = nnx.BatchNorm(2 * width, **of_batch)
         self.outer_norm = nnx.BatchNorm(width, use_bias=False, use_scale=False, **of_batch)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(self, x: Float32[Array, "*rows D"], *, training: bool) -> Float32[Array, "*rows D"]:
         how = {"use_running_average": not training}
         hidden = jax.nn.relu(self.inner_norm(self.inner(x), **how))
@@ -39,6 +39,6 @@ class TanhProjector(nnx.Module):
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.dense = layers.Linear(width, width, axes=("embed", None), dtype="float32", rngs=rngs)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(self, x: Float32[Array, "*rows D"], *, training: bool) -> Float32[Array, "*rows D"]:
         return jnp.tanh(self.dense(x))

@@ -4,10 +4,10 @@ import math
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Int, jaxtyped
+from jaxtyping import Array, Int
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.models import layers
 from jaxir.runtime.partitioning import constrain
 
@@ -55,7 +55,7 @@ class RelativeBias(nnx.Module):
         return constrain(bias[None], (None, "heads", "length", "length"))
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def relative_buckets(
     distance: Int[Array, "T S"], *, num_buckets: int, max_distance: int, bidirectional: bool = True
 ) -> Int[Array, "T S"]:

@@ -11,10 +11,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Float, Int, Key
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Layers, Natural, checked
 from jaxir.models import layers
 from jaxir.models.adapters import Adapters, attach
@@ -87,7 +87,7 @@ class Seq2SeqModel(layers.Summarised):
         table = self.encoder.token if self.head is None else self.head
         return table.whole(self.config.backbone.dtype)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def predict(
         self,
         source_ids: Int[Array, "B *P S"],
@@ -105,7 +105,7 @@ class Seq2SeqModel(layers.Summarised):
         x = self.encoder.token(jnp.pad(target_ids[:, :-1], ((0, 0), (1, 0)), constant_values=START))
         return self._scaled(self.decoder(x, memory, mask, key=decoding))
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def __call__(
         self,
         source_ids: Int[Array, "B *P S"],

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Int32, Key, jaxtyped
+from jaxtyping import Array, Int32, Key
 
 from jaxir.core.features import TextFormat
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Rate, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
@@ -80,7 +80,7 @@ def next_token_losses(
     return token_losses(hidden, table.whole(hidden.dtype), ids[:, 1:])
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def delete_tokens(
     ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int
 ) -> Int32[Array, "B L"]:

@@ -9,10 +9,10 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import Array, Bool, Float, Int32, Key, jaxtyped
+from jaxtyping import Array, Bool, Float, Int32, Key
 
 from jaxir.core.errors import UserError
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Rate, checked
 from jaxir.losses.nt_xent import nt_xent
 from jaxir.objectives.objective import Metrics
@@ -79,7 +79,7 @@ class ConSERT(TwoViews):
         return View(ids, edit=edit if edits else None)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def shuffle_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""]) -> Int32[Array, "B L"]:
     """Shuffles the words of each text; the special first and last token and the padding (0) stay.
 
@@ -94,7 +94,7 @@ def shuffle_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""]) -> Int32[Array
     return jnp.take_along_axis(ids, jnp.argsort(draws, axis=1), axis=1)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def cut_tokens(
     x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], share: float | int
 ) -> Float[Array, "B L E"]:
@@ -105,7 +105,7 @@ def cut_tokens(
     return jnp.where((rank < count[:, None])[..., None], 0.0, x).astype(x.dtype)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def cut_features(
     x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], share: float | int
 ) -> Float[Array, "B L E"]:
@@ -115,7 +115,7 @@ def cut_features(
     return jnp.where((rank < round(share * x.shape[2]))[:, None], 0.0, x).astype(x.dtype)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def drop_numbers(
     x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], rate: float | int
 ) -> Float[Array, "B L E"]:

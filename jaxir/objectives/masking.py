@@ -6,11 +6,12 @@ import math
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import Array, Bool, Int32, Key, jaxtyped
+from jaxtyping import Array, Bool, Int32, Key
+
+from jaxir.core.shapes import checked_shapes
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def is_word(ids: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
     """Returns which tokens of the texts are words: not padding (0), nor the special first or last token."""
     places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
@@ -22,7 +23,7 @@ def most_chosen(length: int, share: float) -> int:
     return max(1, min(length - 2, math.floor(share * (length - 2)) + 1))
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def choose_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int) -> Bool[Array, "B L"]:
     """Chooses words of each text, each with probability `share`, and at least one.
 
@@ -42,7 +43,7 @@ def places_of(chosen: jax.Array, most: int) -> jax.Array:
     return jnp.argsort(~chosen, axis=1)[:, :most].astype(jnp.int32)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def mask_as_bert(
     ids: Int32[Array, "B L"],
     chosen: Bool[Array, "B L"],
@@ -62,7 +63,7 @@ def mask_as_bert(
     return jnp.where(chosen, replaced, ids)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def close_gaps(x: Int32[Array, "B L"], kept: Bool[Array, "B L"]) -> Int32[Array, "B L"]:
     """Moves the kept items of each row of `x` to the front, in their order; the rest is filled with 0."""
     places = jnp.arange(x.shape[1], dtype=jnp.int32)[None]

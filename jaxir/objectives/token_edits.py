@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import Array, Int32, Key, jaxtyped
+from jaxtyping import Array, Int32, Key
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.objectives.masking import choose_tokens, close_gaps, most_chosen
 
 Kind = Literal["replace", "insert", "delete"]
@@ -52,7 +52,7 @@ def most_inserted(length: int, share: float) -> int:
     return max(1, round(share * (length - 2)))
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def insert_masks(
     ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int, mask_id: int
 ) -> Change:
@@ -80,7 +80,7 @@ def insert_masks(
     return Change(changed, masked, slots, jnp.where(masked, jnp.int32(NEW), changed))
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def delete_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int) -> Change:
     """Deletes the tokens that `choose_tokens` chooses, and moves the rest left; nothing is masked."""
     kept = (ids != 0) & ~choose_tokens(ids, key, share=share)
