@@ -1,6 +1,6 @@
 """What quantised weights cost and save: bytes, nDCG@10 and encoding speed on a CPU, of one model.
 
-    python benchmarks/quantized.py --data=beir/cacm --data=beir/med [--model=MODEL] [--texts=600]
+    python benchmarks/quantized.py --data=beir/cacm --data=beir/med [--model=MODEL] [--way=int8 ...]
 
 Every way of keeping the weights encodes the same texts, in turns, so the ratios of speed hold on a machine
 with other work. The first pass, which compiles, is not timed.
@@ -37,8 +37,10 @@ def main() -> int:
     parser.add_argument("--data", action="append", required=True, help="a BEIR folder with a test split")
     parser.add_argument("--texts", type=int, default=200, help="passages of the last folder that are timed")
     parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--way", action="append", choices=WAYS, help="beside float32 (default: all)")
     flags = parser.parse_args()
-    encoders = {name: DualEncoder.load(flags.model, **how) for name, how in WAYS.items()}
+    ways = ["float32", *(flags.way or list(WAYS)[1:])]
+    encoders = {name: DualEncoder.load(flags.model, **WAYS[name]) for name in ways}
     collections = {Path(path).name: read_collection(path) for path in flags.data}
     print(f"| {flags.model} | MB | cosine | {' | '.join(collections)} | speed |")
     print("|---" * (4 + len(collections)) + "|")

@@ -27,8 +27,7 @@ def described(module: nnx.Module) -> dict:
     }
 
 
-@pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("name", DUAL)
+@pytest.mark.parametrize(("name", "scan"), [("bert", False), *((name, True) for name in DUAL)])
 def test_outline_has_the_parameters_of_a_traced_model(name, scan, monkeypatch):
     backbone = dataclasses.replace(hf.read_architecture(GOLDEN / name).config, scan_layers=scan)
     config = DualEncoderConfig(backbone=backbone, adapters=Adapters(rank=2, alpha=4.0))

@@ -65,6 +65,7 @@ def test_later_process_runs_a_stored_program_without_tracing(filled):
     assert len(programs(home)) == 1
 
 
+@pytest.mark.slow
 def test_other_settings_of_the_same_shape_have_another_program(filled, tmp_path):
     home, vectors = filled
     folder = tmp_path / "other"
@@ -77,6 +78,7 @@ def test_other_settings_of_the_same_shape_have_another_program(filled, tmp_path)
         path.unlink()
 
 
+@pytest.mark.slow
 def test_damaged_program_is_compiled_again(filled):
     home, vectors = filled
     for path in programs(home):
@@ -85,6 +87,7 @@ def test_damaged_program_is_compiled_again(filled):
     assert encoded(home, GOLDEN / "bert") == (vectors, 0)
 
 
+@pytest.mark.slow
 def test_nothing_is_stored_without_a_cache(filled, tmp_path):
     assert encoded(tmp_path, GOLDEN / "bert", JAX_COMPILATION_CACHE_DIR="") == (filled[1], 1)
     assert not programs(tmp_path)
