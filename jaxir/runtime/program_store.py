@@ -12,11 +12,13 @@ import functools
 import hashlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.monitoring
 
 from jaxir.runtime.compile_cache import program_directory
 from jaxir.storage.files import atomic_file
@@ -60,41 +62,66 @@ class ProgramStore:
             self._directory = directory
             self._name = hashlib.sha256("\n".join(described).encode()).hexdigest()[:32]
 
-    def load(self, num_parameters: int, shape: tuple[int, ...], num_arrays: int) -> Any:
-        """Returns the program for arrays of `shape`, or None if it is not stored or cannot be loaded."""
-        path = self._path(shape, num_arrays)
-        if path is None or not path.is_file():
-            return None
-        from jax.experimental import serialize_executable
-
-        arguments = ([0] * num_parameters, (0,) * num_arrays)
-        trees = jax.tree.structure((arguments, {})), jax.tree.structure(0)
-        try:
-            program = serialize_executable.deserialize_and_load(path.read_bytes(), *trees)
-        except Exception:  # of a damaged file, or of a compiler that reports the same version
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # used now, see `_remove_oldest`
-        return program
-
-    def save(self, program: jax.stages.Compiled, shape: tuple[int, ...], num_arrays: int) -> None:
-        """Stores a program for arrays of `shape`; if that fails, only the next start takes longer."""
-        path = self._path(shape, num_arrays)
-        if path is None:
-            return
-        from jax.experimental import serialize_executable
-
-        with contextlib.suppress(Exception):
-            content, _, _ = serialize_executable.serialize(program)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with atomic_file(path, "wb") as file:
-                file.write(content)
-            _remove_oldest(path.parent)
-
-    def _path(self, shape: tuple[int, ...], num_arrays: int) -> Path | None:
+    def program(
+        self,
+        num_parameters: int,
+        shape: tuple[int, ...],
+        num_arrays: int,
+        compile: Callable[[], jax.stages.Compiled],
+    ) -> Any:
+        """Returns the stored program for arrays of `shape`, or calls `compile` and stores what it returns."""
         if self._directory is None:
-            return None
-        return self._directory / f"{self._name}-{num_arrays}x{'x'.join(map(str, shape))}"
+            return compile()
+        path = self._directory / f"{self._name}-{num_arrays}x{'x'.join(map(str, shape))}"
+        found = _loaded(path, num_parameters, num_arrays)
+        if found is None:
+            _this_thread.found_in_cache = False
+            found = compile()
+            # JAX serialises what it has found in its own cache without the functions, so that it cannot run
+            # (0.10.2 and 0.12.0.1 on CPUs; findings/jax_serializes_cached_programs_without_code.sh).
+            if not _this_thread.found_in_cache:
+                _save(found, path)
+        return found
+
+
+_this_thread = threading.local()
+
+
+def _note(event: str, **_: Any) -> None:
+    if event == "/jax/compilation_cache/cache_hits":
+        _this_thread.found_in_cache = True
+
+
+jax.monitoring.register_event_listener(_note)
+
+
+def _loaded(path: Path, num_parameters: int, num_arrays: int) -> Any:
+    """Returns a stored program, or None if it is not stored or cannot be loaded."""
+    if not path.is_file():
+        return None
+    from jax.experimental import serialize_executable
+
+    arguments = ([0] * num_parameters, (0,) * num_arrays)
+    trees = jax.tree.structure((arguments, {})), jax.tree.structure(0)
+    try:
+        program = serialize_executable.deserialize_and_load(path.read_bytes(), *trees)
+    except Exception:  # of a damaged file, or of a compiler that reports the same version
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # used now, see `_remove_oldest`
+    return program
+
+
+def _save(program: jax.stages.Compiled, path: Path) -> None:
+    """Stores a program; if that fails, only the next start takes longer."""
+    from jax.experimental import serialize_executable
+
+    with contextlib.suppress(Exception):
+        content, _, _ = serialize_executable.serialize(program)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with atomic_file(path, "wb") as file:
+            file.write(content)
+        _remove_oldest(path.parent)
 
 
 def _described(function: Callable[..., Any]) -> list[str]:

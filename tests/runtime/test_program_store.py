@@ -91,3 +91,14 @@ def test_damaged_program_is_compiled_again(filled):
 def test_nothing_is_stored_without_a_cache(filled, tmp_path):
     assert encoded(tmp_path, GOLDEN / "bert", JAX_COMPILATION_CACHE_DIR="") == (filled[1], 1)
     assert not programs(tmp_path)
+
+
+@pytest.mark.slow
+def test_program_that_jax_found_in_its_cache_is_not_stored(filled, tmp_path):
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
+    stored = tmp_path / "programs-loadable"
+    assert encoded(tmp_path, GOLDEN / "bert", **cache) == (filled[1], 1)
+    shutil.rmtree(stored)
+    for _ in range(2):  # JAX would store a program that the next process loads, but cannot run
+        assert encoded(tmp_path, GOLDEN / "bert", **cache) == (filled[1], 1)
+    assert not stored.exists()

@@ -169,13 +169,10 @@ class CompiledShapes:
         return self.executables[arrays[0].shape].result()(parameters, arrays)
 
     def _compile(self, parameters: list[jax.Array], shape: tuple[int, ...], num_arrays: int) -> Any:
-        stored = self._store.load(len(parameters), shape, num_arrays)
-        if stored is not None:
-            return stored
         arrays = (jax.ShapeDtypeStruct(shape, np.int32),) * num_arrays
-        compiled = self.jitted.lower(parameters, arrays).compile()
-        self._store.save(compiled, shape, num_arrays)
-        return compiled
+        return self._store.program(
+            len(parameters), shape, num_arrays, lambda: self.jitted.lower(parameters, arrays).compile()
+        )
 
 
 @functools.lru_cache(maxsize=16)
