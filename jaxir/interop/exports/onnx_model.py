@@ -21,6 +21,7 @@ from jaxir.core.installation import how_to_install
 from jaxir.interop.exports import exported, onnx_readme
 from jaxir.interop.exports.exported import ExportedFunction, ExportedModel
 from jaxir.interop.exports.onnx_readme import OUTPUTS, inputs_of
+from jaxir.models import operators
 from jaxir.storage.checksums import directory_with_checksums
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def write(output: str | Path, source: ExportedModel) -> None:
 def _graph(source: ExportedModel, program: ExportedFunction) -> onnx_ir.Model:
     from jax2onnx import to_onnx
 
+    from jaxir.interop.exports import onnx_operators  # registers its operators
+
     longest = source.model.config.backbone.max_positions
     constraints = [] if longest is None else [f"L <= {longest}"]
     shape = jax.export.symbolic_shape("B, L", constraints=constraints)
@@ -71,7 +74,8 @@ def _graph(source: ExportedModel, program: ExportedFunction) -> onnx_ir.Model:
     # jax2onnx traces with replacements of jax.numpy, which break shape checks and some of our shapes. A
     # traced program has only primitives.
     try:
-        traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _computed(source, program, *inputs))(*given))
+        with operators.named():
+            traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _computed(source, program, *inputs))(*given))
         model = to_onnx(
             lambda *inputs: traced(*inputs)[0],
             given,
@@ -87,6 +91,10 @@ def _graph(source: ExportedModel, program: ExportedFunction) -> onnx_ir.Model:
             f"jax2onnx cannot convert the backbone {kind!r} with texts of any number and length"
             f" ({type(error).__name__}: {reason:.200}); --format=saved_model can"
         ) from error
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = value.meta.get(onnx_operators.SHAPE)  # jax2onnx guesses others, some wrongly
     _take_int64(model.graph)
     return model
 
