@@ -6,15 +6,30 @@ and broadcasts of the mask to [B, H, L, L]. Importing this module registers the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from jax2onnx.plugins.plugin_system import PLUGIN_REGISTRY, PrimitiveLeafPlugin, import_all_plugins
 
+_UNEVEN = 5  # ratio of the largest column to the median one above which int8 loses two bits of the others
 SHAPE = "jaxir.shape"  # key of a value's true shape in its `meta`; jax2onnx changes some shapes later
-_MASKED = np.float32(-0.7 * np.finfo(np.float32).max)  # the logit of a masked key, as in `attention`
+ONNX_RUNTIME = "com.microsoft"  # the domain of ONNX Runtime's own operators
+_MASKED = np.float32(0.7 * np.finfo(np.float32).max)  # less the logit of a masked key, as in `attention`
+_for_onnx_runtime = contextvars.ContextVar("_for_onnx_runtime", default=False)
+
+
+@contextlib.contextmanager
+def own_operators(allowed: bool) -> Iterator[None]:
+    """Lets graphs have ONNX Runtime's own operators, if `allowed`."""
+    token = _for_onnx_runtime.set(allowed)
+    try:
+        yield
+    finally:
+        _for_onnx_runtime.reset(token)
 
 
 class _Graph:
@@ -22,6 +37,7 @@ class _Graph:
 
     def __init__(self, context: Any):
         self._context = context
+        self.for_onnx_runtime = _for_onnx_runtime.get()
 
     def __call__(self, operator: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         """Adds a node, and returns its only output."""
@@ -39,8 +55,26 @@ class _Graph:
         self._context.bind_value_for_var(variable, value)
 
 
+def _evened(graph: _Graph, matrix: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """Returns a matrix [I, O] and the scales [O] of its columns, or the same matrix and None.
+
+    Quantisers by default give a matrix one scale, which a column of large numbers would spoil for the others.
+    Powers of two as scales change no bit of a float32 product.
+    """
+    if matrix.const_value is None:  # a layer of a scanned stack
+        return matrix, None
+    numbers = matrix.const_value.numpy()
+    largest = np.abs(numbers).max(0)
+    if not largest.max() > _UNEVEN * np.median(largest):
+        return matrix, None
+    scales = np.ldexp(np.float32(1), np.frexp(largest)[1])
+    return graph.constant(numbers / scales, np.float32), graph.constant(scales, np.float32)
+
+
 def _linear(graph: _Graph, x: ir.Value, kernel: ir.Value, bias: ir.Value | None) -> ir.Value:
+    kernel, scales = _evened(graph, kernel)
     y = graph("MatMul", x, kernel)
+    y = y if scales is None else graph("Mul", y, scales)
     return y if bias is None else graph("Add", y, bias)
 
 
@@ -68,7 +102,9 @@ def _rows_of(graph: _Graph, table: ir.Value, ids: ir.Value, *, axes: Any, dtype:
     rows = int(table.shape[0])
     first, last = graph.constant(0, np.int32), graph.constant(rows - 1, np.int32)
     nearest = graph("Clip", ids, first, last)
+    table, scales = _evened(graph, table)
     found = graph("Gather", table, nearest, axis=0)
+    found = found if scales is None else graph("Mul", found, scales)
     known = graph("Unsqueeze", graph("Equal", ids, nearest), graph.constant([-1], np.int64))
     return graph("Where", known, found, graph.constant(np.nan, np.float32))
 
@@ -85,19 +121,56 @@ def _unfused(
     scale: float,
 ) -> ir.Value:
     """Attention of [B, T, H, K]; the mask is added to the logits as [B, 1, 1, S], or with `near` [B, 1, T, S]."""
-    seen = graph("Unsqueeze", mask, graph.constant([1, 2], np.int64))
-    if near is not None:
-        seen = graph("And", seen, near)
-    added = graph("Where", seen, graph.constant(0.0, np.float32), graph.constant(_MASKED, np.float32))
-    heads_first = graph("Transpose", query, perm=[0, 2, 1, 3])
-    logits = graph("MatMul", heads_first, graph("Transpose", key, perm=[0, 2, 3, 1]))
-    if scale != 1.0:
-        logits = graph("Mul", logits, graph.constant(scale, np.float32))
-    if bias is not None:
-        logits = graph("Add", logits, bias)
-    weights = graph("Softmax", graph("Add", logits, added), axis=-1)
+    heads, groups = query.shape[2], key.shape[2]
+    if graph.for_onnx_runtime and heads == groups and near is None and bias is None:
+        return _multi_head_attention(graph, query, key, value, mask, scale=scale)
+    if heads != groups:
+        return _grouped(graph, query, key, value, mask, near, bias, scale=scale)
+    query = graph("Transpose", query, perm=[0, 2, 1, 3])
+    logits = graph("MatMul", query, graph("Transpose", key, perm=[0, 2, 3, 1]))
+    weights = _softmax(graph, logits, _added(graph, mask, near, axes=[1, 2]), bias, scale)
     mixed = graph("MatMul", weights, graph("Transpose", value, perm=[0, 2, 1, 3]))
     return graph("Transpose", mixed, perm=[0, 2, 1, 3])
+
+
+def _grouped(graph, query, key, value, mask, near, bias, *, scale: float) -> ir.Value:
+    """`_unfused` where R = H / G query heads share a key: products broadcast over R of [B, G, R, T, K]."""
+    if bias is not None:
+        raise NotImplementedError("a bias of attention with grouped heads")
+    (heads, width), groups = query.shape[2:], key.shape[2]
+    query = graph("Reshape", query, graph.constant([0, 0, groups, heads // groups, width], np.int64))
+    query = graph("Transpose", query, perm=[0, 2, 3, 1, 4])
+    axis = graph.constant([2], np.int64)
+    key = graph("Unsqueeze", graph("Transpose", key, perm=[0, 2, 3, 1]), axis)
+    value = graph("Unsqueeze", graph("Transpose", value, perm=[0, 2, 1, 3]), axis)
+    added = _added(graph, mask, near, axes=[1, 2, 3])
+    weights = _softmax(graph, graph("MatMul", query, key), added, None, scale)
+    mixed = graph("Transpose", graph("MatMul", weights, value), perm=[0, 3, 1, 2, 4])
+    return graph("Reshape", mixed, graph.constant([0, 0, heads, width], np.int64))
+
+
+def _added(graph: _Graph, mask: ir.Value, near: ir.Value | None, *, axes: list[int]) -> ir.Value:
+    """Returns what masks the logits: 0, or -`_MASKED`, which no logit changes in float32."""
+    seen = graph("Unsqueeze", mask, graph.constant(axes, np.int64))
+    seen = seen if near is None else graph("And", seen, near)
+    return graph("Where", seen, graph.constant(0.0, np.float32), graph.constant(-_MASKED, np.float32))
+
+
+def _softmax(
+    graph: _Graph, logits: ir.Value, added: ir.Value, bias: ir.Value | None, scale: float
+) -> ir.Value:
+    if scale != 1.0:
+        logits = graph("Mul", logits, graph.constant(scale, np.float32))
+    logits = logits if bias is None else graph("Add", logits, bias)
+    return graph("Softmax", graph("Add", logits, added), axis=-1)
+
+
+def _multi_head_attention(graph, query, key, value, mask, *, scale: float) -> ir.Value:
+    # The standard operator Attention is as fast, but quantize_dynamic takes it for com.microsoft's of that name.
+    given = [graph("Reshape", x, graph.constant([0, 0, -1], np.int64)) for x in (query, key, value)]
+    how = {"num_heads": query.shape[2], "scale": scale, "_domain": ONNX_RUNTIME}
+    mixed = graph("MultiHeadAttention", *given, None, graph("Cast", mask, to=ir.DataType.INT32), **how)
+    return graph("Reshape", mixed, graph.constant([0, 0, *query.shape[2:]], np.int64))
 
 
 _OPERATORS: dict[str, Callable[..., ir.Value]] = {
