@@ -56,7 +56,14 @@ def export(model: str, operators: str, output: Path) -> None:
     """Exports a model and adds OUTPUT/int8.onnx, its quantised passage encoder."""
     from onnxruntime.quantization import quantize_dynamic
 
-    command = [sys.executable, "-m", "jaxir.export", f"--model={model}", "--format=onnx", f"--output={output}"]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxir.export",
+        f"--model={model}",
+        "--format=onnx",
+        f"--output={output}",
+    ]
     subprocess.run([*command, f"--operators={operators}"], check=True, stdout=subprocess.DEVNULL)
     quantize_dynamic(output / "passage.onnx", output / "int8.onnx")
 
@@ -129,7 +136,9 @@ def work(model: str, directory: str, *, repeats: int, cores: int) -> int:
         numbers = f"{np.median(base / kept):.2f} | {cosines.mean():.4f} | {cosines.min():.4f}"
         print(f"| {name} | {np.median(kept):.2f} | {numbers} |", flush=True)
     for name in ("float32", "int8"):
-        print(f"{name}: {profile(graphs[name], batches[len(batches) // 2], cores, Path(directory))}", flush=True)
+        print(
+            f"{name}: {profile(graphs[name], batches[len(batches) // 2], cores, Path(directory))}", flush=True
+        )
     return 0
 
 

@@ -63,7 +63,11 @@ def export(
     if push_to_hub is not None:
         push.check_name(push_to_hub)
     if format in ("saved_model", "onnx"):
-        kept = {"signatures": signatures or "text", "dtype": dtype or "float32", "operators": operators or "onnx"}
+        kept = {
+            "signatures": signatures or "text",
+            "dtype": dtype or "float32",
+            "operators": operators or "onnx",
+        }
         _graph(model, output, format, index=index, k=10 if k is None else k, **kept)
     else:
         from jaxir.interop import formats

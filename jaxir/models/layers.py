@@ -345,7 +345,9 @@ class RMSNorm(nnx.Module):
 
 
 @operator
-def rows_of(table: jax.Array, ids: jax.Array, *, axes: tuple[str | None, str | None], dtype: Any) -> jax.Array:
+def rows_of(
+    table: jax.Array, ids: jax.Array, *, axes: tuple[str | None, str | None], dtype: Any
+) -> jax.Array:
     """Returns rows of a table [N, E] as `partitioning.look_up` does."""
     return look_up(table, ids, axes, dtype)
 
