@@ -1,10 +1,10 @@
-"""ONNX exports in ONNX Runtime, float32 and int8, against torch: speed, cosine, nDCG@10, and where the time goes.
+"""ONNX exports in ONNX Runtime, float32 and int8, against torch: speed, cosine, nDCG@10 and a profile.
 
     python benchmarks/onnx_export.py --peer_python=PYTHON [--texts=64] [--data=beir/med] [--data=xquad_en]
 
-The model is exported with standard operators and with ONNX Runtime's own, and each graph is also quantised by
-`quantize_dynamic` with its defaults. All systems encode the same batches of 32 texts, sorted by tokens, in one
-process of the peer's environment (sentence-transformers, onnxruntime), in turns. Ratios are of CPU time.
+The model is exported with standard operators and with ONNX Runtime's own. `quantize_dynamic` quantises each
+graph with its defaults. All systems encode the same batches of 32 texts, sorted by tokens, in one process of
+the peer's environment (sentence-transformers, onnxruntime), in turns. Ratios are of CPU time.
 nDCG@10 of the folders of --data is that of the standard graph and of its int8, with texts of --max_length.
 """
 

@@ -42,8 +42,8 @@ def export(
       dtype: for saved_model, the type of matrix products and of their weights (default: float32).
       index: for saved_model, an index of the scann engine for it to search.
       k: for --index, documents that a search returns per query (default: 10).
-      operators: for onnx: onnx uses only standard operators, onnxruntime also attention as ONNX Runtime's own,
-        which is faster there and unknown elsewhere (default: onnx).
+      operators: for onnx: onnx uses only standard operators, onnxruntime also ONNX Runtime's attention, which
+        is faster there and unknown elsewhere (default: onnx).
       push_to_hub: OWNER/NAME of a repository on the Hugging Face hub, which gets the files, too; it is
         created if there is none. The token is that of `hf auth login`, or HF_TOKEN.
       private: for --push_to_hub, whether a new repository is private.

