@@ -120,7 +120,7 @@ def _unfused(
     *,
     scale: float,
 ) -> ir.Value:
-    """Attention of [B, T, H, K]; the mask is added to the logits as [B, 1, 1, S], with `near` [B, 1, T, S]."""
+    """Attention of [B, T, H, K]; the mask is added to logits as [B, 1, 1, S], with `near` as [B, 1, T, S]."""
     heads, groups = query.shape[2], key.shape[2]
     if graph.for_onnx_runtime and heads == groups and near is None and bias is None:
         return _multi_head_attention(graph, query, key, value, mask, scale=scale)
