@@ -18,7 +18,7 @@ from jax.extend.core import jaxpr_as_fun
 from jaxir.core.errors import UserError
 from jaxir.core.features import PADDING_TOKEN
 from jaxir.core.installation import how_to_install
-from jaxir.interop.exports import exported, onnx_readme
+from jaxir.interop.exports import exported, onnx_operators, onnx_readme
 from jaxir.interop.exports.exported import ExportedFunction, ExportedModel
 from jaxir.interop.exports.onnx_readme import OUTPUTS, inputs_of
 from jaxir.models.operators import named
@@ -67,8 +67,6 @@ def write(output: str | Path, source: ExportedModel, *, operators: Operators = "
 def _graph(source: ExportedModel, program: ExportedFunction, allowed: Operators) -> onnx_ir.Model:
     from jax2onnx import to_onnx
 
-    from jaxir.interop.exports import onnx_operators  # registers its operators
-
     longest = source.model.config.backbone.max_positions
     constraints = [] if longest is None else [f"L <= {longest}"]
     shape = jax.export.symbolic_shape("B, L", constraints=constraints)
@@ -78,6 +76,7 @@ def _graph(source: ExportedModel, program: ExportedFunction, allowed: Operators)
     try:
         with named():
             traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _computed(source, program, *inputs))(*given))
+        onnx_operators.register()
         with onnx_operators.own_operators(allowed == "onnxruntime"):
             model = to_onnx(
                 lambda *inputs: traced(*inputs)[0],

@@ -1,7 +1,7 @@
 """ONNX operators for `models.operators`, in the forms that ONNX Runtime fuses and quantises.
 
 jax2onnx by itself would write a Gemm with an unused third input for a dense layer, ten nodes for a layer
-norm, and broadcasts of the mask to [B, H, L, L]. Importing this module registers the operators with jax2onnx.
+norm, and broadcasts of the mask to [B, H, L, L]. `register` adds the operators to jax2onnx.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx_ir as ir
-from jax2onnx.plugins.plugin_system import PLUGIN_REGISTRY, PrimitiveLeafPlugin, import_all_plugins
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 _UNEVEN = 5  # ratio of the largest column to the median one above which int8 loses two bits of the others
+_INT32 = 6  # ONNX's number of the type
 SHAPE = "jaxir.shape"  # key of a value's true shape in its `meta`; jax2onnx changes some shapes later
 ONNX_RUNTIME = "com.microsoft"  # the domain of ONNX Runtime's own operators
 _MASKED = np.float32(0.7 * np.finfo(np.float32).max)  # less the logit of a masked key, as in `attention`
@@ -49,6 +51,8 @@ class _Graph:
 
     def bind(self, variable: Any, value: ir.Value) -> None:
         """Makes a node's output the value of an equation's output."""
+        import onnx_ir as ir
+
         value.type = ir.TensorType(ir.DataType.from_numpy(variable.aval.dtype))
         value.meta[SHAPE] = ir.Shape([d if isinstance(d, int) else str(d) for d in variable.aval.shape])
         value.shape = value.meta[SHAPE]
@@ -169,7 +173,7 @@ def _multi_head_attention(graph, query, key, value, mask, *, scale: float) -> ir
     # The standard operator Attention is as fast, but quantize_dynamic takes it for com.microsoft.Attention.
     given = [graph("Reshape", x, graph.constant([0, 0, -1], np.int64)) for x in (query, key, value)]
     how = {"num_heads": query.shape[2], "scale": scale, "_domain": ONNX_RUNTIME}
-    mixed = graph("MultiHeadAttention", *given, None, graph("Cast", mask, to=ir.DataType.INT32), **how)
+    mixed = graph("MultiHeadAttention", *given, None, graph("Cast", mask, to=_INT32), **how)
     return graph("Reshape", mixed, graph.constant([0, 0, *query.shape[2:]], np.int64))
 
 
@@ -184,7 +188,7 @@ _OPERATORS: dict[str, Callable[..., ir.Value]] = {
 }
 
 
-class _Operator(PrimitiveLeafPlugin):
+class _Operator:
     def __init__(self, write: Callable[..., ir.Value]):
         self._write = write
 
@@ -195,10 +199,10 @@ class _Operator(PrimitiveLeafPlugin):
         graph.bind(eqn.outvars[0], self._write(graph, *inputs, **settings))
 
 
-class _Reshape(PrimitiveLeafPlugin):
+class _Reshape:
     """Reshapes to a constant shape if possible: 0 keeps a dimension, -1 is the only other unknown one."""
 
-    def __init__(self, usual: PrimitiveLeafPlugin):
+    def __init__(self, usual: Any):
         self._usual = usual
 
     def lower(self, ctx: Any, eqn: Any) -> None:
@@ -214,10 +218,10 @@ class _Reshape(PrimitiveLeafPlugin):
         graph.bind(eqn.outvars[0], y)
 
 
-class _Broadcast(PrimitiveLeafPlugin):
+class _Broadcast:
     """Inserts dimensions of size 1 without copying."""
 
-    def __init__(self, usual: PrimitiveLeafPlugin):
+    def __init__(self, usual: Any):
         self._usual = usual
 
     def lower(self, ctx: Any, eqn: Any) -> None:
@@ -232,8 +236,17 @@ class _Broadcast(PrimitiveLeafPlugin):
         graph.bind(eqn.outvars[0], y)
 
 
-import_all_plugins()  # before its operators are replaced
-for _name, _write in _OPERATORS.items():
-    PLUGIN_REGISTRY[f"jaxir.{_name}"] = _Operator(_write)
-for _name, _better in {"reshape": _Reshape, "broadcast_in_dim": _Broadcast}.items():
-    PLUGIN_REGISTRY[_name] = _better(PLUGIN_REGISTRY[_name])
+def register() -> None:
+    """Registers the operators with jax2onnx, in this process."""
+    from jax2onnx.plugins.plugin_system import PLUGIN_REGISTRY, PrimitiveLeafPlugin, import_all_plugins
+
+    def plugin(kind: type, of: Any) -> Any:
+        return type(kind.__name__, (kind, PrimitiveLeafPlugin), {})(of)
+
+    if "jaxir.linear" in PLUGIN_REGISTRY:
+        return
+    import_all_plugins()  # before its operators are replaced
+    for name, write in _OPERATORS.items():
+        PLUGIN_REGISTRY[f"jaxir.{name}"] = plugin(_Operator, write)
+    for name, better in {"reshape": _Reshape, "broadcast_in_dim": _Broadcast}.items():
+        PLUGIN_REGISTRY[name] = plugin(better, PLUGIN_REGISTRY[name])
