@@ -19,6 +19,7 @@ def export(
     dtype: Literal["float32", "bfloat16"] | None = None,
     index: str | None = None,
     k: Count | None = None,
+    operators: Literal["onnx", "onnxruntime"] | None = None,
     push_to_hub: str | None = None,
     private: bool = False,
 ) -> None:
@@ -41,6 +42,8 @@ def export(
       dtype: for saved_model, the type of matrix products and of their weights (default: float32).
       index: for saved_model, an index of the scann engine for it to search.
       k: for --index, documents that a search returns per query (default: 10).
+      operators: for onnx: onnx uses only standard operators, onnxruntime also ONNX Runtime's attention, which
+        is faster there and unknown elsewhere (default: onnx).
       push_to_hub: OWNER/NAME of a repository on the Hugging Face hub, which gets the files, too; it is
         created if there is none. The token is that of `hf auth login`, or HF_TOKEN.
       private: for --push_to_hub, whether a new repository is private.
@@ -51,6 +54,8 @@ def export(
         raise UserError(
             "--signatures, --dtype, --index and --k only apply to --format=saved_model: leave them out"
         )
+    if format != "onnx" and operators is not None:
+        raise UserError("--operators only applies to --format=onnx: leave it out")
     if k is not None and index is None:
         raise UserError("--k only applies to --index, the index that a SavedModel searches: leave it out")
     if private and push_to_hub is None:
@@ -58,7 +63,12 @@ def export(
     if push_to_hub is not None:
         push.check_name(push_to_hub)
     if format in ("saved_model", "onnx"):
-        _graph(model, output, format, signatures or "text", dtype or "float32", index, 10 if k is None else k)
+        kept = {
+            "signatures": signatures or "text",
+            "dtype": dtype or "float32",
+            "operators": operators or "onnx",
+        }
+        _graph(model, output, format, index=index, k=10 if k is None else k, **kept)
     else:
         from jaxir.interop import formats
 
@@ -72,8 +82,10 @@ def _graph(
     model: str,
     output: str,
     format: Literal["saved_model", "onnx"],
+    *,
     signatures: Literal["ids", "text"],
     dtype: Literal["float32", "bfloat16"],
+    operators: Literal["onnx", "onnxruntime"],
     index: str | None,
     k: Count,
 ) -> None:
@@ -89,7 +101,7 @@ def _graph(
     formats.note_unused_prompts(loaded.settings, format)
     source = ExportedModel.of(model, loaded)
     if format == "onnx":
-        onnx_model.write(output, source)
+        onnx_model.write(output, source, operators=operators)
         return
     search = None
     if index is not None:

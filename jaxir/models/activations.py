@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 
+from jaxir.models.operators import operator
+
 _without_erf = contextvars.ContextVar("_without_erf", default=False)
 
 
@@ -68,11 +70,13 @@ def _nearly_normal(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return 0.5 * (1.0 + t), 0.5 * (1.0 - t * t) * inner * (1.0 + 3 * 0.044715 * x * x)
 
 
+@operator
 def gelu(x: jax.Array) -> jax.Array:
     """Returns x Phi(x) with the normal distribution function Phi (Hendrycks and Gimpel 2016)."""
     return _times(_normal)(x)
 
 
+@operator
 def gelu_tanh(x: jax.Array) -> jax.Array:
     """Returns GELU with the tanh approximation of Phi (Hendrycks and Gimpel 2016, eq. 2)."""
     return _times(_nearly_normal)(x)

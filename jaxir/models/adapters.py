@@ -63,9 +63,9 @@ class Adapter(nnx.Module):
         self.up = layers.param(layers.filled(0, (*stack, adapters.rank, outputs)), *stacked, None, of_outputs)
         self.factor, self.dtype = adapters.factor, linear.dtype
 
-    def __call__(self, x: Float[Array, "N I"]) -> Float[Array, "N O"]:
-        inside = layers.affine(x, layers.weight(self.down, self.dtype), None)
-        return layers.affine(inside * self.factor, layers.weight(self.up, self.dtype), None)
+    def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
+        inside = layers.linear(x, layers.weight(self.down, self.dtype), None)
+        return layers.linear(inside * self.factor, layers.weight(self.up, self.dtype), None)
 
 
 def initial_down(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxir.core.shapes import checked_shapes
 from jaxir.models import fused_attention, layers
+from jaxir.models.operators import operator
 from jaxir.runtime.partitioning import constrain, in_force
 
 # A window that covers any text, so that layers with and without a window can share a scanned block.
@@ -254,7 +255,9 @@ def attention(
         return jax.nn.dot_product_attention(
             query, key, value, bias=bias, mask=_visible(mask, near), scale=scale, implementation="xla"
         )
-    return _unfused(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key)
+    if dropped:
+        return _unfused(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key)
+    return unfused(query, key, value, mask, near, bias, scale=scale)
 
 
 def _distance_mask(
@@ -303,6 +306,21 @@ def _cudnn(query, key, value, mask, bias, scale):
         key_value_seq_lengths=lengths,
         implementation="cudnn",
     )
+
+
+@operator
+def unfused(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    near: jax.Array | None,
+    bias: jax.Array | None,
+    *,
+    scale: float,
+) -> jax.Array:
+    """Returns `attention` [B, T, H, K] without dropout; `near` is that of `_distance_mask`, bool [T, S]."""
+    return _unfused(query, key, value, mask, near, bias, scale, 0.0, None)
 
 
 def _unfused(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key):

@@ -26,6 +26,15 @@ pytest.importorskip("jax2onnx")
 onnx = pytest.importorskip("onnx")
 WORKER = Path(__file__).with_name("onnx_worker.py")
 TEXTS = [*AWKWARD_TEXTS, "it's \\ 'a'"]
+QUANTIZE = (
+    "import sys; from onnxruntime.quantization import quantize_dynamic; quantize_dynamic(*sys.argv[1:])"
+)
+SENTENCES = [
+    "The treaty is kept in the archive of the ministry.",
+    "A protein binds to the receptor and the cell divides.",
+    "How long does it take to boil an egg?",
+    "The goalkeeper saved the penalty in the last minute.",
+]
 BERT = BertConfig(vocab_size=100, embed_dim=32, num_layers=1, num_heads=2, mlp_dim=64, max_positions=40)
 
 
@@ -37,8 +46,8 @@ def python(*arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def export(model: str, output: Path) -> str:
-    return python("-m", "jaxir.export", "--format=onnx", f"--model={model}", f"--output={output}")
+def export(model: str, output: Path, *flags: str) -> str:
+    return python("-m", "jaxir.export", "--format=onnx", f"--model={model}", f"--output={output}", *flags)
 
 
 def answers_of(folder: Path) -> dict[str, np.ndarray]:
@@ -130,6 +139,36 @@ def test_pairs_have_the_scores_of_the_cross_encoder(tmp_path, save_cross_encoder
     expected = model.score(*(jax.numpy.asarray(x, "int32") for x in given))
     np.testing.assert_allclose(answers["bert.rows"][:, 0], expected, atol=1e-5)
     assert np.isnan(answers["bert.rows"][:, 0]).tolist() == [False, False, True]
+
+
+@pytest.mark.slow
+def test_default_dynamic_quantization_keeps_vectors(tmp_path, minilm_folder):
+    """Of a real model, one column of whose kernels is 40 times the others; with both sets of operators."""
+    encoder = DualEncoder.load(f"st:{minilm_folder}")
+    tokens = encoder.tokenizer.encode_batch(TEXTS + SENTENCES, max_length=40)
+    ids = np.array([np.pad(row, (0, 40 - len(row))) for row in tokens], np.int64)
+    given = {"input_ids": ids, "attention_mask": (ids != 0).astype(np.int64)}
+    expected = encoder.model.encode(jax.numpy.asarray(ids, "int32"), tower="query")
+    for operators in ("onnx", "onnxruntime"):
+        out = tmp_path / operators
+        export(f"st:{minilm_folder}", out, f"--operators={operators}")
+        python("-c", QUANTIZE, str(out / "query.onnx"), str(out / "int8.onnx"))
+        graph = onnx.load(out / "query.onnx", load_external_data=False).graph
+        kinds = [node.op_type for node in graph.node]
+        assert "Gemm" not in kinds and kinds.count("LayerNormalization") == 13
+        assert kinds.count("Softmax") == (6 if operators == "onnx" else 0)
+        assert (out / "int8.onnx").stat().st_size < 0.26 * (out / "weights.bin").stat().st_size
+        float32, int8 = (session_of(out / name).run(None, given)[0] for name in ("query.onnx", "int8.onnx"))
+        np.testing.assert_allclose(float32, expected, atol=1e-5)
+        cosines = (int8 * float32).sum(1)
+        assert cosines[-len(SENTENCES) :].min() > 0.99
+        assert cosines.min() > 0.96  # the empty text's is the least
+
+
+def session_of(graph: Path):
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(str(graph))
 
 
 def to_onnx(*args, **kwargs):

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,26 +18,29 @@ from jax.extend.core import jaxpr_as_fun
 from jaxir.core.errors import UserError
 from jaxir.core.features import PADDING_TOKEN
 from jaxir.core.installation import how_to_install
-from jaxir.interop.exports import exported, onnx_readme
+from jaxir.interop.exports import exported, onnx_operators, onnx_readme
 from jaxir.interop.exports.exported import ExportedFunction, ExportedModel
 from jaxir.interop.exports.onnx_readme import OUTPUTS, inputs_of
+from jaxir.models.operators import named
 from jaxir.storage.checksums import directory_with_checksums
 
 if TYPE_CHECKING:
     import onnx_ir
 
+Operators = Literal["onnx", "onnxruntime"]
 WEIGHTS = "weights.bin"
 _PAGE = 4096  # size in bytes; tensors begin at a page, so that they can be memory-mapped
 _TOLERANCE = 1e-4  # largest difference of ONNX Runtime and JAX, relative to the largest number
 
 
-def write(output: str | Path, source: ExportedModel) -> None:
+def write(output: str | Path, source: ExportedModel, *, operators: Operators = "onnx") -> None:
     """Writes query.onnx and passage.onnx, or score.onnx, their weights, the tokenizer and a README.md.
 
     Each graph takes int64 [B, L] `input_ids` and `attention_mask` (and `token_type_ids` if a cross-encoder
     reads them) with any B and L, as tokenizers give them (padding is where the mask is 0, on the right), and
     returns `sentence_embedding`, float32 [B, D], or `logits`, float32 [B, 1]. ONNX Runtime's numbers are
-    compared with the model's before the directory appears.
+    compared with the model's before the directory appears. Operators "onnxruntime" are ONNX's and those that
+    only ONNX Runtime knows.
     """
     if source.model.config.backbone.dtype != "float32":
         raise UserError("ONNX graphs can only be written in float32; for bfloat16 use --format=saved_model")
@@ -50,7 +53,7 @@ def write(output: str | Path, source: ExportedModel) -> None:
             weights = _Weights(file)
             for program in programs:
                 if program.compute not in graphs:
-                    graphs[program.compute] = graph = _graph(source, program)
+                    graphs[program.compute] = graph = _graph(source, program, operators)
                     weights.take(graph)
                 ir.save(graphs[program.compute], temporary / f"{program.name}.onnx")
         for program in programs:
@@ -61,7 +64,7 @@ def write(output: str | Path, source: ExportedModel) -> None:
         onnx_readme.write(temporary, source, opset=opset, versions=versions)
 
 
-def _graph(source: ExportedModel, program: ExportedFunction) -> onnx_ir.Model:
+def _graph(source: ExportedModel, program: ExportedFunction, allowed: Operators) -> onnx_ir.Model:
     from jax2onnx import to_onnx
 
     longest = source.model.config.backbone.max_positions
@@ -71,15 +74,18 @@ def _graph(source: ExportedModel, program: ExportedFunction) -> onnx_ir.Model:
     # jax2onnx traces with replacements of jax.numpy, which break shape checks and some of our shapes. A
     # traced program has only primitives.
     try:
-        traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _computed(source, program, *inputs))(*given))
-        model = to_onnx(
-            lambda *inputs: traced(*inputs)[0],
-            given,
-            model_name=program.name,
-            return_mode="ir",
-            input_names=inputs_of(program),
-            output_names=[OUTPUTS[program.output]],
-        )
+        with named():
+            traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _computed(source, program, *inputs))(*given))
+        onnx_operators.register()
+        with onnx_operators.own_operators(allowed == "onnxruntime"):
+            model = to_onnx(
+                lambda *inputs: traced(*inputs)[0],
+                given,
+                model_name=program.name,
+                return_mode="ir",
+                input_names=inputs_of(program),
+                output_names=[OUTPUTS[program.output]],
+            )
     except Exception as error:  # jax2onnx raises any type for what it cannot convert
         kind = source.model.config.backbone.kind
         reason = " ".join(str(error).split())
@@ -87,6 +93,12 @@ def _graph(source: ExportedModel, program: ExportedFunction) -> onnx_ir.Model:
             f"jax2onnx cannot convert the backbone {kind!r} with texts of any number and length"
             f" ({type(error).__name__}: {reason:.200}); --format=saved_model can"
         ) from error
+    if allowed == "onnxruntime":
+        model.opset_imports[onnx_operators.ONNX_RUNTIME] = 1
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = value.meta.get(onnx_operators.SHAPE)  # jax2onnx guesses others, some wrongly
     _take_int64(model.graph)
     return model
 
