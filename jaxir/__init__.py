@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jaxir.retrieval.encoding.embeddings import encode_corpus as encode_corpus
     from jaxir.retrieval.encoding.generator import Generator as Generator
     from jaxir.retrieval.encoding.pair_scorer import CrossEncoder as CrossEncoder
+    from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder as SparseEncoder
     from jaxir.retrieval.encoding.text_encoder import DualEncoder as DualEncoder
     from jaxir.retrieval.encoding.vector_forms import quantize_embeddings as quantize_embeddings
     from jaxir.retrieval.indexes.base_index import Index as Index
@@ -55,6 +56,7 @@ _NAMES = {
     "retrieval.encoding.embeddings": "encode_corpus",
     "retrieval.encoding.generator": "Generator",
     "retrieval.encoding.pair_scorer": "CrossEncoder",
+    "retrieval.encoding.sparse_text_encoder": "SparseEncoder",
     "retrieval.encoding.text_encoder": "DualEncoder",
     "retrieval.encoding.vector_forms": "quantize_embeddings",
     "retrieval.indexes.base_index": "Index load_index",

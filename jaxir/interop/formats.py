@@ -7,7 +7,14 @@ from typing import Literal, get_args
 from jaxir.core.errors import UserError, suggest
 from jaxir.interop import model_dir, t5x
 from jaxir.interop.hub import hub
-from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_seq2seq, model_card, sentence_transformers
+from jaxir.interop.huggingface import (
+    hf,
+    hf_cross_encoder,
+    hf_seq2seq,
+    hf_sparse_encoder,
+    model_card,
+    sentence_transformers,
+)
 from jaxir.interop.model import kinds, lora
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import Overrides
@@ -21,6 +28,18 @@ from jaxir.storage.files import atomic_directory, check_new_directory, is_bucket
 Format = Literal[
     "jaxir", "hf", "st", "t5x", "sentence_transformers", "peft"
 ]  # the last name is an alias of st
+# Kinds whose folders are written as a whole, and formats that cannot hold a kind -> the format that can.
+_WHOLE = {
+    "cross_encoder": hf_cross_encoder.write,
+    "seq2seq": hf_seq2seq.write,
+    "sparse_encoder": hf_sparse_encoder.write,
+}
+_UNFIT = {
+    ("cross_encoder", "t5x"): "hf",
+    ("seq2seq", "st"): "hf",
+    ("sparse_encoder", "hf"): "st",
+    ("sparse_encoder", "t5x"): "st",
+}
 
 
 def convert(
@@ -97,13 +116,15 @@ def _write(
     if to == "peft":
         _write_adapters(model, source, output, repo)
         return
-    model = lora.merged(model)
+    model, kind = lora.merged(model), kinds.name_of(model.config)
+    if (kind, to) in _UNFIT:
+        raise UserError(
+            f"{source} is {kinds.KINDS[kind].what}; format {to} cannot hold it: use {_UNFIT[kind, to]}"
+        )
     if to == "jaxir":
         model_dir.write(output, model)
         return
     if to == "t5x":
-        if kinds.name_of(model.config) == "cross_encoder":
-            raise UserError(f"{source} is {kinds.of(model.config).what}; format t5x cannot hold it: use hf")
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
             raise UserError(
@@ -112,15 +133,12 @@ def _write(
         state = t5x_optimizer.read(checkpoint, model.params) if slots else None
         t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=state)
         return
-    kind = kinds.name_of(model.config)
-    if kind == "seq2seq" and to == "st":
-        raise UserError(f"{source} is {kinds.KINDS[kind].what}; format st cannot hold it: use hf")
-    if to == "hf" or kind != "dual_encoder":
+    if to == "hf" or kind == "cross_encoder":
         _note_lost_prompts(model.settings, to)
     with atomic_directory(output) as temporary:
-        if whole := {"cross_encoder": hf_cross_encoder.write, "seq2seq": hf_seq2seq.write}.get(kind):
-            whole(temporary, model)
-            if to == "st":
+        if kind in _WHOLE:
+            _WHOLE[kind](temporary, model)
+            if (kind, to) == ("cross_encoder", "st"):
                 hf_cross_encoder.write_prompts(temporary, model.settings)
             write_all(temporary)
         else:

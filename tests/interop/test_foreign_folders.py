@@ -46,7 +46,10 @@ def test_kind_of_a_saved_cross_encoder_is_checked(pairs_folder):
     with pytest.raises(UserError, match=r"config_sentence_transformers\.json: the folder holds a cross-enc"):
         model_dir.read(f"st:{pairs_folder}", kind="dual_encoder")
     change(pairs_folder / "config_sentence_transformers.json", model_type="SparseEncoder")
-    with pytest.raises(UserError, match=r"holds a SparseEncoder; expected a dual encoder"):
+    with pytest.raises(UserError, match=r"holds a sparse encoder, .*; expected a dual encoder"):
+        model_dir.read(f"st:{pairs_folder}", kind="dual_encoder")
+    change(pairs_folder / "config_sentence_transformers.json", model_type="Unknown")
+    with pytest.raises(UserError, match=r"holds a Unknown; expected a dual encoder"):
         model_dir.read(f"st:{pairs_folder}", kind=None)
     change(pairs_folder / "config_sentence_transformers.json", model_type="CrossEncoder")
     listed = json.loads((pairs_folder / "modules.json").read_text())

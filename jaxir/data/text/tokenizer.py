@@ -180,6 +180,10 @@ class Tokenizer:
         row[padding_token] = PADDING_TOKEN
         return row
 
+    def own_tokens(self) -> list[str | None]:
+        """Returns the tokens by the ids of the tokenizer's file; None for an id without a token."""
+        return self._backend.tokens()
+
     def cut_at(self, text: str, *, max_length: int) -> int | None:
         """Returns how many characters `encode_batch` keeps of a text; None if all."""
         head = self._cut(text, 8 * max_length + 128)

@@ -19,7 +19,8 @@ ST_ROUTER = "router_config.json"
 _ARCHITECTURES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ST_TRANSFORMER = tuple(f"sentence_{name}_config.json" for name in _ARCHITECTURES)
 
-_READ_TEXTS = ("Transformer", "StaticEmbedding")  # modules with a tokenizer
+_STATIC = ("StaticEmbedding", "SparseStaticEmbedding")  # modules with a tokenizer and no transformers model
+_READ_TEXTS = ("Transformer", "MLMTransformer", *_STATIC)  # modules with a tokenizer
 _HAVE_WEIGHTS = (*_READ_TEXTS, "Dense", "LayerNorm", "WeightedLayerPooling")
 # Suffixes of all files of weights, to list those that jaxir does not read in an error.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx", ".gguf", ".pt", ".pth", ".ckpt")
@@ -50,7 +51,7 @@ def wanted(
     roots = [folder for folder, kind in folders.items() if kind in _READ_TEXTS] or [next(iter(folders))]
     for root in roots:
         described = {root + CONFIG, root + ADAPTER_CONFIG} & {*names}
-        if not described and folders[root] != "StaticEmbedding":
+        if not described and folders[root] not in _STATIC:
             raise UserError(
                 f"{what}: it has no {root}{CONFIG}, so it is not a transformers model; give another"
             )

@@ -1,4 +1,4 @@
-"""Reads masked language models in Hugging Face folders: BERT, DistilBERT and RoBERTa, with their heads."""
+"""Masked language models in Hugging Face folders, in and out: BERT, DistilBERT, RoBERTa and MPNet."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +11,12 @@ from jaxir.interop.huggingface import hf, hf_config
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
-from jaxir.interop.weights.weights import read_json, read_tensors
+from jaxir.interop.weights.weights import SINGLE, read_json, read_tensors, write_json, write_tensors
 from jaxir.models import backbones
+from jaxir.models.codec import HuggingFace
 from jaxir.models.masked_lm import MaskedLMConfig
+
+_HEAD = ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "bias")  # parameters of the head
 
 
 def outline(config_file: Path) -> MaskedLMConfig:
@@ -48,6 +51,21 @@ def read(directory: Path) -> StoredModel:
     )
 
 
+def write(directory: Path, model: StoredModel) -> None:
+    """Writes config.json and weights of a model with the parameters of a masked language model."""
+    config, pad_id = model.config, model.tokenizer.pad_swap or 0
+    codec = hf_config.codec_of(config.backbone)
+    content = hf_config.describe(config.backbone, pad_id) | {"tie_word_embeddings": True}
+    content["architectures"] = [codec.architecture.replace("Model", "ForMaskedLM")]
+    tensors = hf.tensors_of(config.backbone, hf.encoder_of(model.params), pad_id=pad_id)
+    tensors = {f"{codec.score_head.prefix}{name}": value for name, value in tensors.items()}
+    for ours in _HEAD:
+        value = np.array(model.params[f"head.{ours}"])
+        tensors[_name_of(codec, ours)] = _exchanged(value, pad_id) if ours == "bias" else value.T
+    write_json(directory / "config.json", content)
+    write_tensors(directory / SINGLE, tensors)
+
+
 def read_pooler(directory: Path) -> dict[str, np.ndarray]:
     """Reads the pooler of a BERT's folder: `kernel` [D, D] and `bias` [D], float32."""
     tensors, end = read_tensors(directory), "pooler.dense"
@@ -63,16 +81,23 @@ def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str
     found = {hf.current_name(name): value for name, value in read_tensors(directory).items()}
     _check_tied(directory, found, codec.masked_lm["bias"])
     params = {}
-    for ours in ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "bias"):
-        module = codec.masked_lm[ours.partition(".")[0]]
-        name = f"{module}.{'bias' if ours.endswith('bias') else 'weight'}"
-        value = hf.read_ending(directory, found, name, ": it has no head for masked tokens")
-        if ours == "bias":
-            value[[0, pad_id]] = value[[pad_id, 0]]  # these two rows are swapped in the token vectors, too
-        params[f"head.{ours}"] = value.T
+    for ours in _HEAD:
+        value = hf.read_ending(directory, found, _name_of(codec, ours), ": it has no head for masked tokens")
+        params[f"head.{ours}"] = _exchanged(value, pad_id) if ours == "bias" else value.T
     shapes = {name: shape for name, shape in stored.model_shapes(config).items() if name in params}
     stored.check_params(params, shapes, str(directory))
     return params
+
+
+def _name_of(codec: HuggingFace, ours: str) -> str:
+    """Returns the name in a folder of a parameter of the head."""
+    return f"{codec.masked_lm[ours.partition('.')[0]]}.{'bias' if ours.endswith('bias') else 'weight'}"
+
+
+def _exchanged(bias: np.ndarray, pad_id: int) -> np.ndarray:
+    """Exchanges two entries, as the rows of the token vectors are."""
+    bias[[0, pad_id]] = bias[[pad_id, 0]]
+    return bias
 
 
 def _check_tied(directory: Path, tensors: Mapping[str, Any], module: str) -> None:

@@ -22,7 +22,11 @@ from jaxir.storage.open_files import read_text
 
 NAME = "README.md"
 _LIBRARIES = {"st": "sentence-transformers", "hf": "transformers", "peft": "peft"}
-_PIPELINES = {"dual_encoder": "sentence-similarity", "cross_encoder": "text-ranking"}
+_PIPELINES = {
+    "dual_encoder": "sentence-similarity",
+    "cross_encoder": "text-ranking",
+    "sparse_encoder": "feature-extraction",
+}
 _RECIPES = {"config.gin": "gin", "recipe.py": "python"}
 # Settings of run.json in the order of the card; the others are hashes.
 _SETTINGS = ("data", "dev", "objective", "optimizer", "steps", "batch_size", "seed")
@@ -52,6 +56,15 @@ from jaxir import DualEncoder
 model = DualEncoder.load("{spec}")
 queries = model.encode_queries(["where is the treaty kept?"])
 passages = model.encode_passages(["The treaty is kept in the archive.", "Cats sleep for most of the day."])
+print(model.similarity(queries, passages))
+```"""
+SPARSE_ENCODER_USE = """\
+```python
+from sentence_transformers import SparseEncoder
+
+model = SparseEncoder("{name}")
+queries = model.encode_query(["where is the treaty kept?"])
+passages = model.encode_document(["The treaty is kept in the archive.", "Cats sleep for most of the day."])
 print(model.similarity(queries, passages))
 ```"""
 CROSS_ENCODER_USE = """\
@@ -187,7 +200,7 @@ def _results(run: _Run) -> list[Any]:
 def _described(model: StoredModel, kind: str) -> list[str]:
     settings = model.settings
     lines = [f"{kinds.KINDS[kind].what[:1].upper()}{kinds.KINDS[kind].what[1:]}: {model.config.summary}."]
-    if kind == "dual_encoder":
+    if kind in ("dual_encoder", "sparse_encoder"):
         lines.append(
             f"Queries have at most {settings.query_max_length} tokens, passages at most"
             f" {settings.passage_max_length}; longer texts are truncated."
@@ -203,6 +216,8 @@ def _use(kind: str, to: str, name: str, repo: str | None) -> list[str]:
         return ["The model opens with `transformers.AutoModelForSeq2SeqLM`, or `jaxir.Generator`."]
     if kind == "cross_encoder":
         return [CROSS_ENCODER_USE.format(name=name)]
+    if kind == "sparse_encoder":
+        return [SPARSE_ENCODER_USE.format(name=name)]
     if to == "hf":
         return [
             "The folder holds only the encoder, without pooling; its token vectors open with `transformers`."

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxir.interop.hub import hub
-from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_seq2seq, peft, sentence_transformers
+from jaxir.interop.huggingface import (
+    hf,
+    hf_cross_encoder,
+    hf_seq2seq,
+    hf_sparse_encoder,
+    peft,
+    sentence_transformers,
+    st_files,
+)
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
@@ -41,7 +49,7 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
     dual encoder: folders of T5 hold both a dual encoder and a generator. Without `weights`, a dual encoder of
     "hf" gets `stored.shapes_alone`.
     """
-    if form == "st" and kind in (None, "dual_encoder"):
+    if form == "st" and kind in (None, "dual_encoder", "sparse_encoder"):
         return _read_sentence_transformers(name, kind)
     owner = "cross-encoder" if (form, kind) == ("st", "cross_encoder") else None
     weights = weights or kind != "dual_encoder"
@@ -53,6 +61,8 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
     )
     if kind == "seq2seq":
         return hf_seq2seq.read(directory)
+    if kind == "sparse_encoder":
+        return hf_sparse_encoder.from_language_model(directory)
     if kind == "cross_encoder" or (kind is None and hf_cross_encoder.is_one(peft.base_directory(directory))):
         return hf_cross_encoder.read(directory)
     encoder, tokenizer = hf.read(directory, weights=weights)
@@ -80,12 +90,16 @@ def _pooling(directory: Path) -> Pooling:
 
 
 def _read_sentence_transformers(name: str, kind: str | None) -> StoredModel:
-    def is_cross_encoder(directory: Path) -> bool:
-        return kind is None and hf_cross_encoder.is_one(peft.base_directory(directory))
+    def reader(directory: Path) -> Any:
+        if kind == "sparse_encoder" or (kind is None and st_files.kind_of(directory) == "sparse_encoder"):
+            return hf_sparse_encoder
+        if kind is None and hf_cross_encoder.is_one(peft.base_directory(directory)):
+            return hf_cross_encoder
+        return sentence_transformers
 
     def check(directory: Path) -> None:
-        (hf.read_architecture if is_cross_encoder(directory) else sentence_transformers.check)(directory)
+        found = reader(directory)
+        (hf.read_architecture if found is hf_cross_encoder else found.check)(directory)
 
     directory = hub.resolve(name, default_owner=hub.ST_OWNER, modules=True, check=check)
-    found = hf_cross_encoder if is_cross_encoder(directory) else sentence_transformers
-    return found.read(directory)
+    return reader(directory).read(directory)

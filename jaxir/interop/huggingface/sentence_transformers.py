@@ -42,7 +42,7 @@ class _Tower(NamedTuple):
 def check(directory: Path) -> None:
     """Checks, before weights are downloaded, that a dual encoder supports a folder's modules."""
     st_files.read_config(directory, "dual_encoder")
-    own, shared = _towers(directory)
+    own, shared = modules_of_towers(directory)
     for modules in own:
         _check_order(directory, modules + shared)
         found = dict(modules)
@@ -58,7 +58,7 @@ def read(directory: Path) -> StoredModel:
     normalises them or compares them by cosine.
     """
     about = st_files.read_config(directory, "dual_encoder")
-    own, shared = _towers(directory)
+    own, shared = modules_of_towers(directory)
     towers = [_read_tower(directory, modules + shared, about) for modules in own]
     config, params = towers[0].config, towers[0].params
     if len(towers) == 2:
@@ -124,7 +124,7 @@ def write(directory: Path, model: StoredModel) -> None:
     write_json(directory / hub_files.ST_MODULES, entries)
 
 
-def _towers(directory: Path) -> tuple[list[_Modules], _Modules]:
+def modules_of_towers(directory: Path) -> tuple[list[_Modules], _Modules]:
     """Returns the modules of one tower or of two (queries, documents), and those after both."""
     modules = st_files.modules(directory)
     if not modules or modules[0][0] not in ("Router", "Asym"):

@@ -14,8 +14,16 @@ from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import read_json, read_optional_json, require
 from jaxir.storage.files import inside
 
-_CLASSES = {"SentenceTransformer": "dual_encoder", "CrossEncoder": "cross_encoder"}
-_TASKS = {"dual_encoder": "feature-extraction", "cross_encoder": "sequence-classification"}
+_CLASSES = {
+    "SentenceTransformer": "dual_encoder",
+    "CrossEncoder": "cross_encoder",
+    "SparseEncoder": "sparse_encoder",
+}
+_TASKS = {
+    "dual_encoder": "feature-extraction",
+    "cross_encoder": "sequence-classification",
+    "sparse_encoder": "fill-mask",
+}
 # Arguments of from_pretrained that a folder may set.
 _TOKENIZER_ARGUMENTS = ("tokenizer_args", "processor_kwargs")
 _ARGUMENTS = (*_TOKENIZER_ARGUMENTS, "model_args", "model_kwargs", "config_args", "config_kwargs")

@@ -142,6 +142,11 @@ def lower_cased(tokenizer: Tokenizer, where: Path) -> Tokenizer:
     return _changed(tokenizer, "normalizer", lower, where)
 
 
+def without_special_tokens(tokenizer: Tokenizer, where: Path | str) -> Tokenizer:
+    """Returns the tokenizer of a folder, which now puts no special tokens around a text."""
+    return _changed(tokenizer, "post_processor", lambda part: None, where)
+
+
 def save(tokenizer: Tokenizer, directory: Path, *, max_length: int, token_types: bool) -> None:
     """Writes a tokenizer, and settings with which transformers gives the same tokens."""
     tokenizer.save(directory)
@@ -200,7 +205,10 @@ def _effect(part: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _changed(
-    tokenizer: Tokenizer, part: str, change: Callable[[dict[str, Any] | None], dict[str, Any]], where: Path
+    tokenizer: Tokenizer,
+    part: str,
+    change: Callable[[dict[str, Any] | None], dict[str, Any] | None],
+    where: Path | str,
 ) -> Tokenizer:
     """Returns the tokenizer of a folder with a part of its tokenizer.json changed."""
     with temporary_directory() as directory:

@@ -11,9 +11,10 @@ from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLMConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
+from jaxir.models.sparse_encoder import SparseEncoderConfig
 
 # MaskedLMConfig is not a storable kind: only objectives load it.
-ModelConfig = DualEncoderConfig | CrossEncoderConfig | Seq2SeqConfig | MaskedLMConfig
+ModelConfig = DualEncoderConfig | CrossEncoderConfig | Seq2SeqConfig | SparseEncoderConfig | MaskedLMConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,11 @@ KINDS = {
         what="a generator, which writes texts (jaxir.expand)",
         lengths=_of_either,
         since={"adapters": None},
+    ),
+    "sparse_encoder": Kind(
+        config=SparseEncoderConfig,
+        what="a sparse encoder, which makes token weights of texts (jaxir.SparseEncoder)",
+        lengths=_of_either,
     ),
 }
 

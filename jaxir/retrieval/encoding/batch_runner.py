@@ -77,26 +77,44 @@ class Runner:
         *columns: Sequence[np.ndarray],
         row_shape: tuple[int, ...] = (),
         dtype: type[np.number] = np.float32,
-        num_windows: int = 1,
-        max_rows: int | None = None,
-        report: EncodingReport | None = None,
-        on_batch: Callable[[int], Any] | None = None,
+        **how: Any,
     ) -> np.ndarray:
         """Runs N rows of any lengths in batches of few shapes (see `batching`).
 
         Args:
           *columns: the function's arguments, each N rows of token ids; row i has the same length in all.
           row_shape: the shape of the result for a row.
-          num_windows: the approximate number of calls of `run` that share compiled shapes; more calls justify
-            more shapes.
-          max_rows: maximum number of rows per batch on one device; None: as many as the token budget allows.
-          on_batch: called with the number of rows of each finished batch.
+          dtype: the type of the result.
+          **how: further arguments of `batches`.
 
         Returns:
           the results [N, *row_shape], in the order of the rows.
         """
+        results = np.empty([len(columns[0]), *row_shape], dtype)
+        for rows, part in self.batches(function, *columns, **how):
+            results[rows] = part
+        return results
+
+    def batches(
+        self,
+        function: Function,
+        *columns: Sequence[np.ndarray],
+        num_windows: int = 1,
+        max_rows: int | None = None,
+        report: EncodingReport | None = None,
+        on_batch: Callable[[int], Any] | None = None,
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Like `run`, but yields (numbers of rows [n], their results [n, ...]) of each batch as it ends.
+
+        Args:
+          *columns: as in `run`.
+          num_windows: the approximate number of calls that share compiled shapes; more calls justify more
+            shapes.
+          max_rows: maximum number of rows per batch on one device; None: as many as the token budget allows.
+          report: the counts of this call are added to it.
+          on_batch: called with the number of rows of each finished batch.
+        """
         counts = np.array([len(row) for row in columns[0]], np.int64)
-        results = np.empty([len(counts), *row_shape], dtype)
         program = self.program(function)
         in_flight: collections.deque[tuple[Batch, Future[np.ndarray]]] = collections.deque()
 
@@ -106,11 +124,12 @@ class Runner:
                 output = program(self.parameters, *arrays)
             return np.asarray(output)
 
-        def fetch() -> None:
+        def fetch() -> tuple[np.ndarray, np.ndarray]:
             batch, output = in_flight.popleft()
-            results[batch.texts] = output.result()[: len(batch.texts)]
+            found = output.result()[: len(batch.texts)]
             if on_batch is not None:
                 on_batch(len(batch.texts))
+            return batch.texts, found
 
         plan = plan_batches(
             counts,
@@ -128,10 +147,9 @@ class Runner:
                 if report is not None:
                     report.add(batch, counts)
                 if len(in_flight) > RUNNERS:
-                    fetch()
+                    yield fetch()
             while in_flight:
-                fetch()
-        return results
+                yield fetch()
 
 
 class CompiledShapes:

@@ -119,7 +119,7 @@ class DualEncoder:
         stored.check_lengths(settings, loaded.model.config, spec)
         model = loaded.model
         if prompt_name is not None:
-            prompt = _named_prompt(settings, prompt_name, spec)
+            prompt = named_prompt(settings, prompt_name, spec)
             settings = dataclasses.replace(settings, query_prompt=prompt, passage_prompt=prompt)
             count = 0 if settings.pools_prompts else loaded.tokenizer.prompt_length(prompt)
             counts = {"query_prompt_tokens": count, "passage_prompt_tokens": count}
@@ -268,7 +268,7 @@ class DualEncoder:
         """Returns the prompt of a call of `encode`; None: the tower's own."""
         settings = self.settings
         if prompt is None and name is not None:
-            prompt = _named_prompt(settings, name, self.spec or "the model")
+            prompt = named_prompt(settings, name, self.spec or "the model")
         if prompt is None and tower is None:
             prompt = settings.named_prompts.get(settings.default_prompt_name, "")
         return prompt
@@ -388,7 +388,8 @@ class DualEncoder:
         return vectors
 
 
-def _named_prompt(settings: EncoderSettings, name: str, spec: str) -> str:
+def named_prompt(settings: EncoderSettings, name: str, spec: str) -> str:
+    """Returns a prompt of a folder by its name; raises a UserError, which begins with `spec`, for others."""
     # As in sentence-transformers, each model has a prompt for queries and one for documents, even if empty.
     prompts = {"query": settings.query_prompt, "document": settings.passage_prompt, **settings.named_prompts}
     if name not in prompts:

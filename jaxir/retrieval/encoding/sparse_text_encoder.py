@@ -1,0 +1,287 @@
+"""`SparseEncoder`: encodes queries and passages as weights of tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from scipy import sparse
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import PADDING_TOKEN
+from jaxir.core.platforms import check_devices, local_devices
+from jaxir.core.progress import progress
+from jaxir.interop import model_dir
+from jaxir.interop.huggingface import tokenizer_files
+from jaxir.interop.model import stored
+from jaxir.models.layers import size_of
+from jaxir.models.sparse_encoder import SparseEncoderModel
+from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
+from jaxir.retrieval.encoding.batching import EncodingReport
+from jaxir.retrieval.encoding.read_ahead import one_ahead
+from jaxir.retrieval.encoding.text_encoder import named_prompt
+from jaxir.retrieval.encoding.tower_functions import Tower
+from jaxir.runtime.cpu import Dtype, settled_dtype
+from jaxir.runtime.partitioning import MeshConfig
+
+
+def _weigh(model: SparseEncoderModel, ids: jax.Array) -> jax.Array:
+    return model.encode(ids)
+
+
+@functools.cache  # one function object for each program (see `batch_runner.Function`)
+def _weigh_top(limit: int) -> Callable[[SparseEncoderModel, jax.Array], jax.Array]:
+    """Returns a function to the `limit` largest weights of texts and their tokens, float32 [B, 2, limit].
+
+    float32 holds ids exactly up to 2^24, which no vocabulary reaches.
+    """
+
+    def weigh(model: SparseEncoderModel, ids: jax.Array) -> jax.Array:
+        values, tokens = jax.lax.top_k(model.encode(ids), limit)
+        return jnp.stack([values, tokens.astype(jnp.float32)], axis=1)
+
+    return weigh
+
+
+class SparseEncoder:
+    """Encodes queries and passages as weights of tokens, of which most are 0: learned sparse retrieval.
+
+    Texts are batched as `DualEncoder` does. Each batch becomes sparse as it is finished, so no dense matrix
+    of all texts is made. The score of a query and a passage is the product of their weights.
+
+    Attributes:
+      model: the `SparseEncoderModel`.
+      tokenizer: the model's tokenizer.
+      settings: maximum lengths and prompts of queries and passages.
+      fingerprint: identifies the weights and the tokenizer.
+      spec: the name by which the model was loaded; None for a model that was never saved.
+      dimension: V, the number of tokens of the vocabulary.
+      max_active_dims: the number of weights of a text that are kept, the largest; None: all.
+    """
+
+    def __init__(
+        self,
+        model: SparseEncoderModel,
+        tokenizer: Any,
+        settings: Any,
+        fingerprint: str | None = None,
+        *,
+        spec: str | None = None,
+        batch_tokens: int | None = None,
+    ):
+        self.model, self.tokenizer, self.settings, self.spec = model, tokenizer, settings, spec
+        self.fingerprint: str = fingerprint or model_dir.fingerprint_of(model, tokenizer, settings)
+        self.dimension: int = model.config.dimension
+        self.max_active_dims: int | None = model.config.max_active_dims
+        self.runner = Runner(model, MeshConfig().build(local_devices()), batch_tokens=batch_tokens)
+        self._tokenizers = {"query": tokenizer, "passage": tokenizer}
+        if model.config.static_queries:
+            where = spec or "the model"
+            self._tokenizers["query"] = tokenizer_files.without_special_tokens(tokenizer, where)
+            self._query_weights = np.asarray(model.query_weights[...], np.float32)
+
+    @classmethod
+    def load(
+        cls,
+        spec: str,
+        *,
+        dtype: Dtype = "float32",
+        batch_tokens: int | None = None,
+        query_max_length: int | None = None,
+        passage_max_length: int | None = None,
+    ) -> SparseEncoder:
+        """Loads a sparse encoder.
+
+        Args:
+          spec: `st:` and a local directory or hub name of sentence-transformers' SparseEncoder; `hf:` and a
+            masked language model, from which a sparse encoder with max pooling begins; or a jaxir directory.
+          dtype: type of the matrix products, as in `DualEncoder.load`; weights of tokens are float32.
+          batch_tokens: maximum number of tokens per batch on one device; None uses the platform's default.
+          query_max_length: maximum number of tokens per query; None: the model's setting.
+          passage_max_length: maximum number of tokens per passage; None: the model's setting.
+
+        Raises:
+          UserError: the model does not exist, cannot be read, is of another kind, or has fewer positions than
+            a maximum length.
+        """
+        check_devices()
+        loaded = model_dir.load(spec, kind="sparse_encoder", dtype=settled_dtype(dtype), halved=True)
+        lengths = {"query_max_length": query_max_length, "passage_max_length": passage_max_length}
+        given = {name: length for name, length in lengths.items() if length is not None}
+        settings = dataclasses.replace(loaded.settings, **given)
+        stored.check_lengths(settings, loaded.model.config, spec)
+        spec = model_dir.absolute(spec)
+        return cls(
+            loaded.model,
+            loaded.tokenizer,
+            settings,
+            loaded.fingerprint,
+            spec=spec,
+            batch_tokens=batch_tokens,
+        )
+
+    def save(self, directory: str | Path) -> None:
+        """Writes a model directory, which `load` takes; it appears only when complete.
+
+        `python -m jaxir.convert --format=st` makes a folder of sentence-transformers of it.
+
+        Raises:
+          UserError: `directory` exists and is not empty, or the encoder was loaded in bfloat16.
+        """
+        if any(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(nnx.state(self.model, nnx.Param))):
+            raise UserError("the weights were rounded to bfloat16: load the model in float32 to save it")
+        model_dir.save(directory, self.model, self.tokenizer, self.settings)
+
+    def __repr__(self) -> str:
+        name = f"{self.spec!r}: " if self.spec else ""
+        return f"SparseEncoder({name}{self.model.config.summary}, {size_of(self.model)})"
+
+    def encode_queries(self, texts: str | Iterable[str], **how: Any) -> sparse.csr_matrix:
+        """Returns the weights [N, V] of queries; `encode` describes the arguments."""
+        return self.encode(texts, tower="query", **how)
+
+    def encode_passages(self, texts: str | Iterable[str], **how: Any) -> sparse.csr_matrix:
+        """Returns the weights [N, V] of passages; `encode` describes the arguments."""
+        return self.encode(texts, tower="passage", **how)
+
+    def encode(
+        self,
+        texts: str | Iterable[str],
+        *,
+        tower: Tower,
+        batch_size: int | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        max_active_dims: int | None = None,
+        show_progress: bool = True,
+        report: EncodingReport | None = None,
+    ) -> sparse.csr_matrix:
+        """Encodes texts.
+
+        Args:
+          texts: N texts, which may be empty, or one string; each is truncated at the maximum length.
+          tower: "query" or "passage".
+          batch_size: maximum number of texts per batch on one device. None: only the number of tokens of a
+            batch is limited (`batch_tokens`), which is faster.
+          prompt: text put before each text, instead of the side's prompt. `prompt_name` is then ignored.
+          prompt_name: name of a prompt of the model's sentence-transformers folder, "query" or "document".
+          max_active_dims: the number of weights of a text to keep, the largest; None: the model's setting.
+          show_progress: whether to show a progress bar (on a terminal only).
+          report: the counts of this call are added to it; stored query weights need no batches.
+
+        Returns:
+          float32 weights [N, V] in the order of the texts, or [1, V] of one string. Column i belongs to the
+          token with id i in the tokenizer's file, as in sentence-transformers; `token_weights` names them.
+
+        Raises:
+          TypeError: `texts` holds something that is not a string.
+          ValueError: `batch_size` or `max_active_dims` is below 1.
+          UserError: the model gives weights that are not finite, or has no prompt of this name.
+        """
+        given = [texts] if isinstance(texts, str) else list(texts)
+        if not all(isinstance(text, str) for text in given):
+            raise TypeError("texts must be a string or a list of strings")
+        limit = self.max_active_dims if max_active_dims is None else max_active_dims
+        for name, value in (("batch_size", batch_size), ("max_active_dims", limit)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if prompt is None and prompt_name is not None:
+            prompt = named_prompt(self.settings, prompt_name, self.spec or "the model")
+        starts = range(0, len(given), WINDOW)
+        windows = (self.tokens(given[start : start + WINDOW], tower, prompt=prompt) for start in starts)
+        static = tower == "query" and self.model.config.static_queries
+        found = [sparse.csr_matrix((0, self.dimension), dtype=np.float32)]
+        what = f"encoding {'queries' if tower == 'query' else 'passages'}"
+        with progress(total=len(given), what=what, unit="texts", hidden=not show_progress) as bar:
+            how = {"max_rows": batch_size, "num_windows": max(1, len(starts)), "report": report}
+            for tokens in one_ahead(windows):
+                if static:
+                    found.append(self._stored_weights(tokens, limit))
+                    bar.update(len(tokens))
+                else:
+                    found.append(self._model_weights(tokens, limit, on_batch=bar.update, **how))
+        return self._checked(self._in_own_order(sparse.vstack(found, format="csr")), given)
+
+    def tokens(self, texts: Sequence[str], tower: Tower, *, prompt: str | None = None) -> list[np.ndarray]:
+        """Returns the token ids of texts with a prompt, truncated at the side's maximum length."""
+        settings, query = self.settings, tower == "query"
+        own = settings.query_prompt if query else settings.passage_prompt
+        length = settings.query_max_length if query else settings.passage_max_length
+        prompted = [(own if prompt is None else prompt) + text for text in texts]
+        return self._tokenizers[tower].encode_batch(prompted, max_length=length)
+
+    def token_weights(self, matrix: sparse.csr_matrix) -> list[dict[str, float]]:
+        """Returns the weights [N, V] of N texts by their tokens, the largest first, without those of 0.
+
+        An id i without a token in the tokenizer is named "[i]".
+        """
+        names = self._names
+        found = []
+        for row in sparse.csr_matrix(matrix):
+            order = np.argsort(-row.data, kind="stable")
+            found.append({names[row.indices[i]]: float(row.data[i]) for i in order if row.data[i]})
+        return found
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        names = self.tokenizer.own_tokens()
+        names += [None] * (self.dimension - len(names))
+        return [f"[{i}]" if name is None else name for i, name in enumerate(names)]
+
+    def _model_weights(self, tokens: list[np.ndarray], limit: int | None, **how: Any) -> sparse.csr_matrix:
+        """Returns the weights [n, V] of tokens by the language model, in jaxir's order of tokens."""
+        limit = None if limit is None else min(limit, self.dimension)
+        function = _weigh if limit is None else _weigh_top(limit)
+        order, found = [], []
+        for rows, part in self.runner.batches(function, tokens, **how):
+            order.append(rows)
+            if limit is None:
+                found.append(sparse.csr_matrix(part))
+                continue
+            starts = np.arange(0, len(part) * limit + 1, limit)
+            values, ids = part[:, 0].ravel(), part[:, 1].ravel().astype(np.int32)
+            found.append(sparse.csr_matrix((values, ids, starts), shape=(len(part), self.dimension)))
+            found[-1].eliminate_zeros()
+        return sparse.vstack(found, format="csr")[np.argsort(np.concatenate(order))]
+
+    def _stored_weights(self, tokens: list[np.ndarray], limit: int | None) -> sparse.csr_matrix:
+        """Returns the stored weights [n, V] of tokens, each once, in jaxir's order of tokens."""
+        texts = np.repeat(np.arange(len(tokens)), [len(ids) for ids in tokens])
+        ids = np.concatenate(tokens)
+        ids = np.where(ids == PADDING_TOKEN, 0, ids)
+        shape = (len(tokens), self.dimension)
+        found = sparse.csr_matrix((np.ones(len(ids), np.float32), (texts, ids)), shape=shape)
+        found.data = self._query_weights[found.indices]
+        for start, end in zip(found.indptr, found.indptr[1:], strict=False) if limit is not None else ():
+            data = found.data[start:end]
+            data[np.argsort(-np.abs(data), kind="stable")[limit:]] = 0.0
+        found.eliminate_zeros()
+        return found
+
+    def _in_own_order(self, matrix: sparse.csr_matrix) -> sparse.csr_matrix:
+        """Exchanges the columns of id 0 and of the padding token, which `Tokenizer` exchanges."""
+        if (pad_id := self.tokenizer.pad_swap) is not None:
+            order = np.arange(self.dimension, dtype=matrix.indices.dtype)
+            order[[0, pad_id]] = order[[pad_id, 0]]
+            matrix.indices = order[matrix.indices]
+            matrix.has_sorted_indices = False
+        matrix.sort_indices()
+        return matrix
+
+    def _checked(self, matrix: sparse.csr_matrix, texts: list[str]) -> sparse.csr_matrix:
+        """Returns a matrix; raises a UserError if a weight is not finite."""
+        bad = np.flatnonzero(~np.isfinite(matrix.data))
+        if len(bad):
+            row = int(np.searchsorted(matrix.indptr, bad[0], side="right")) - 1
+            raise UserError(
+                f"{self.spec or 'the model'} gives a weight that is not finite: text {row + 1},"
+                f" {texts[row]!r:.40}"
+            )
+        return matrix
