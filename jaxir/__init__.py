@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder as SparseEncoder
     from jaxir.retrieval.encoding.text_encoder import DualEncoder as DualEncoder
     from jaxir.retrieval.encoding.vector_forms import quantize_embeddings as quantize_embeddings
+    from jaxir.retrieval.encoding.weights_file import encode_weights as encode_weights
     from jaxir.retrieval.indexes.base_index import Index as Index
     from jaxir.retrieval.indexes.base_index import load_index as load_index
     from jaxir.retrieval.indexes.exact import ExactIndex as ExactIndex
@@ -59,6 +60,7 @@ _NAMES = {
     "retrieval.encoding.sparse_text_encoder": "SparseEncoder",
     "retrieval.encoding.text_encoder": "DualEncoder",
     "retrieval.encoding.vector_forms": "quantize_embeddings",
+    "retrieval.encoding.weights_file": "encode_weights",
     "retrieval.indexes.base_index": "Index load_index",
     "retrieval.indexes.exact": "ExactIndex",
     "retrieval.indexes.milvus_index": "MilvusIndex",

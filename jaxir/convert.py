@@ -21,7 +21,7 @@ def convert(
     tokenizer: str | None = None,
     pooling: _Pooling | None = None,
     similarity: Literal["cosine", "dot"] | None = None,
-    kind: Literal["dual_encoder", "cross_encoder", "seq2seq"] | None = None,
+    kind: Literal["dual_encoder", "cross_encoder", "seq2seq", "sparse_encoder"] | None = None,
 ) -> None:
     """Converts a model from one format to another.
 
@@ -46,7 +46,8 @@ def convert(
       similarity: how a dual encoder's vectors are compared: by cosine, which scales them to length 1, or by
         dot product (default: the model's own similarity).
       kind: the kind of model to read (default: what the folder says; a T5 folder holds a generator, seq2seq,
-        and the encoder of a dual encoder, which is the default).
+        and the encoder of a dual encoder, which is the default; a masked language model begins a
+        sparse_encoder).
     """
     from jaxir.interop import formats
 

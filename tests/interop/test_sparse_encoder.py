@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxir import DualEncoder, SparseEncoder
+from jaxir import DualEncoder, SparseEncoder, encode_weights
 from jaxir.core.errors import UserError
+from jaxir.data.formats.sparse_vectors import read_sparse_vectors
 from jaxir.interop import formats
 from jaxir.models.sparse_encoder import pooled_logits
 from tests.interop.folders import GOLDEN, change, change_tensors, tensors_of
@@ -113,6 +114,31 @@ def test_token_weights_name_the_tokens_of_a_query(tmp_path):
     expected = {token: stored[ids[token]] for token in ("<pad>", "<s>", "a")}
     assert found == pytest.approx({token: weight for token, weight in expected.items() if weight})
     assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_written_weights_are_those_that_an_impact_index_reads(tmp_path):
+    encoder = SparseEncoder.load(f"st:{sparse_folder('router_top', tmp_path)}")
+    texts = {"a": "the cat sat", "b": "Dogs chase cats; cats chase mice"}
+    lines = {
+        "passage": [
+            {"_id": "a", "title": "the", "text": "cat sat"},
+            {"_id": "b", "title": "", "text": texts["b"]},
+        ],
+        "query": [{"_id": name, "text": text} for name, text in texts.items()],
+    }
+    for tower, records in lines.items():
+        source, output = tmp_path / f"{tower}.jsonl", tmp_path / f"{tower}_vectors.jsonl"
+        source.write_text("".join(json.dumps(record) + "\n" for record in records))
+        report = encode_weights(encoder, source, output, tower=tower, scale=50)
+        expected = encoder.token_weights(encoder.encode(texts.values(), tower=tower))
+        rounded = [{t: round(50 * w) for t, w in found.items() if round(50 * w)} for found in expected]
+        assert list(read_sparse_vectors(output)) == list(zip(texts, rounded, strict=True))
+        assert (report.texts, report.outputs) == (2, sum(map(len, rounded)))
+        assert encode_weights(encoder, source, output, tower=tower, scale=50).was_complete
+    with pytest.raises(
+        UserError, match=r"text 'a': the weight of '.*' is .*, but an index holds whole numbers"
+    ):
+        encode_weights(encoder, tmp_path / "query.jsonl", tmp_path / "large.jsonl", tower="query", scale=1e6)
 
 
 def test_a_masked_language_model_becomes_a_sparse_encoder(tmp_path):

@@ -211,11 +211,16 @@ class SparseEncoder:
 
     def tokens(self, texts: Sequence[str], tower: Tower, *, prompt: str | None = None) -> list[np.ndarray]:
         """Returns the token ids of texts with a prompt, truncated at the side's maximum length."""
-        settings, query = self.settings, tower == "query"
-        own = settings.query_prompt if query else settings.passage_prompt
-        length = settings.query_max_length if query else settings.passage_max_length
+        own, length = self.text_settings(tower)
         prompted = [(own if prompt is None else prompt) + text for text in texts]
         return self._tokenizers[tower].encode_batch(prompted, max_length=length)
+
+    def text_settings(self, tower: Tower) -> tuple[str, int]:
+        """Returns (prompt, maximum length in tokens) of queries or passages."""
+        settings = self.settings
+        if tower == "query":
+            return settings.query_prompt, settings.query_max_length
+        return settings.passage_prompt, settings.passage_max_length
 
     def token_weights(self, matrix: sparse.csr_matrix) -> list[dict[str, float]]:
         """Returns the weights [N, V] of N texts by their tokens, the largest first, without those of 0.

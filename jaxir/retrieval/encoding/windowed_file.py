@@ -18,7 +18,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,7 +51,7 @@ class OutputsReport:
     without: int = 0
     was_complete: bool = False
 
-    def add(self, outputs: Sequence[Any]) -> None:
+    def add(self, outputs: Collection[Any]) -> None:
         self.texts += 1
         self.outputs += len(outputs)
         self.without += not outputs
@@ -77,9 +77,10 @@ def write_windows(
     count: int,
     what: str,
     window: int = WINDOW,
+    field: str = "outputs",
     remote: Remote[R] | None = None,
 ) -> OutputsReport | None:
-    """Writes a line {"_id", "outputs", ...} for each record, in order; the file appears only when complete.
+    """Writes a line {"_id", `field`, ...} for each record, in order; the file appears only when complete.
 
     After an interruption the same call resumes, with the same result. A complete output of the same settings
     is not changed. The processes of one run share the windows and need a common file system; the first
@@ -87,8 +88,9 @@ def write_windows(
 
     Args:
       made: all inputs and settings that the lines depend on; they must be equal when a run resumes.
-      make: maps a window of records to the fields of its lines, including `outputs` (a list). It calls its
-        second argument with the number of finished records.
+      make: maps a window of records to the fields of its lines, including `field`. It calls its second
+        argument with the number of finished records.
+      field: the field whose items are counted, a list or an object.
       remote: makes the lines in other processes instead of `make`, in any order; it may read `records` more
         than once.
 
@@ -133,7 +135,7 @@ def write_windows(
                 if remote is not None:
                     bar.update(len(lines))
         wait_for_all("outputs are made")
-        return _finish(windows, made, output) if part == 0 else None
+        return _finish(windows, made, output, field) if part == 0 else None
 
 
 def lines_of(records: Sequence[Any], found: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -154,14 +156,14 @@ def _note_of(output: Path) -> Path:
     return cache_directory() / "outputs" / f"{place}.json"
 
 
-def _finish(windows: list[Path], made: Mapping[str, Any], output: Path) -> OutputsReport:
+def _finish(windows: list[Path], made: Mapping[str, Any], output: Path, field: str) -> OutputsReport:
     """Joins the windows, and notes in the user's cache that the output is complete."""
     report, digest = OutputsReport(), hashlib.sha256()
     with atomic_file(output, "wb") as file:
         for window in windows:
             with open_to_read(window) as lines:
                 for line in lines:
-                    report.add(json.loads(line)["outputs"])
+                    report.add(json.loads(line)[field])
                     digest.update(line)
                     file.write(line)
     with contextlib.suppress(OSError, UserError), atomic_file(_note_of(output)) as file:
