@@ -251,7 +251,7 @@ class SparseEncoder:
                 found.append(sparse.csr_matrix(part))
                 continue
             starts = np.arange(0, len(part) * limit + 1, limit)
-            values, ids = part[:, 0].ravel(), part[:, 1].ravel().astype(np.int32)
+            values, ids = part[:, 0].flatten(), part[:, 1].flatten().astype(np.int32)
             found.append(sparse.csr_matrix((values, ids, starts), shape=(len(part), self.dimension)))
             found[-1].eliminate_zeros()
         return sparse.vstack(found, format="csr")[np.argsort(np.concatenate(order))]
