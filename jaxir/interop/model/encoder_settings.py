@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jaxir.core.errors import UserError
 from jaxir.core.features import Reads, TextFormat
 from jaxir.core.values import Count, checked
 from jaxir.data.text.tokenizer import Tokenizer
@@ -60,6 +61,19 @@ class EncoderSettings:
         fields = dataclasses.asdict(self)
         of_folder = {"named_prompts": {}, "default_prompt_name": None, "pools_prompts": True}
         return {n: v for n, v in fields.items() if n not in of_folder or v != of_folder[n]}
+
+    def prompt_named(self, name: str, spec: str) -> str:
+        """Returns a prompt of the folder by its name; for others raises a UserError that begins with `spec`.
+
+        As in sentence-transformers, each model has a prompt for queries and one for documents, even if empty.
+        """
+        prompts = {"query": self.query_prompt, "document": self.passage_prompt, **self.named_prompts}
+        if name not in prompts:
+            known = ", ".join(map(repr, prompts))
+            raise UserError(
+                f"{spec} has no prompt named {name!r}; it has {known}: choose one of them, or leave it out"
+            )
+        return prompts[name]
 
     @property
     def unused_prompts(self) -> dict[str, str]:

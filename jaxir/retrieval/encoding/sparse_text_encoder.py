@@ -26,7 +26,6 @@ from jaxir.models.sparse_encoder import SparseEncoderModel
 from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.read_ahead import one_ahead
-from jaxir.retrieval.encoding.text_encoder import named_prompt
 from jaxir.retrieval.encoding.tower_functions import Tower
 from jaxir.runtime.cpu import Dtype, settled_dtype
 from jaxir.runtime.partitioning import MeshConfig
@@ -193,7 +192,7 @@ class SparseEncoder:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if prompt is None and prompt_name is not None:
-            prompt = named_prompt(self.settings, prompt_name, self.spec or "the model")
+            prompt = self.settings.prompt_named(prompt_name, self.spec or "the model")
         starts = range(0, len(given), WINDOW)
         windows = (self.tokens(given[start : start + WINDOW], tower, prompt=prompt) for start in starts)
         static = tower == "query" and self.model.config.static_queries

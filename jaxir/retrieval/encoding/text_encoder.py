@@ -18,7 +18,6 @@ from jaxir.data.text.truncation import Truncation
 from jaxir.interop import model_dir
 from jaxir.interop.hub import push
 from jaxir.interop.model import stored
-from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.layers import size_of
 from jaxir.models.quantized import Scheme
 from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
@@ -119,7 +118,7 @@ class DualEncoder:
         stored.check_lengths(settings, loaded.model.config, spec)
         model = loaded.model
         if prompt_name is not None:
-            prompt = named_prompt(settings, prompt_name, spec)
+            prompt = settings.prompt_named(prompt_name, spec)
             settings = dataclasses.replace(settings, query_prompt=prompt, passage_prompt=prompt)
             count = 0 if settings.pools_prompts else loaded.tokenizer.prompt_length(prompt)
             counts = {"query_prompt_tokens": count, "passage_prompt_tokens": count}
@@ -268,7 +267,7 @@ class DualEncoder:
         """Returns the prompt of a call of `encode`; None: the tower's own."""
         settings = self.settings
         if prompt is None and name is not None:
-            prompt = named_prompt(settings, name, self.spec or "the model")
+            prompt = settings.prompt_named(name, self.spec or "the model")
         if prompt is None and tower is None:
             prompt = settings.named_prompts.get(settings.default_prompt_name, "")
         return prompt
@@ -386,15 +385,3 @@ class DualEncoder:
         if (found := first_unusable(vectors)) is not None:
             raise UnusableVectorError(f"{self.made_by} gives a vector that", *found)
         return vectors
-
-
-def named_prompt(settings: EncoderSettings, name: str, spec: str) -> str:
-    """Returns a prompt of a folder by its name; raises a UserError, which begins with `spec`, for others."""
-    # As in sentence-transformers, each model has a prompt for queries and one for documents, even if empty.
-    prompts = {"query": settings.query_prompt, "document": settings.passage_prompt, **settings.named_prompts}
-    if name not in prompts:
-        known = ", ".join(map(repr, prompts))
-        raise UserError(
-            f"{spec} has no prompt named {name!r}; it has {known}: choose one of them, or leave it out"
-        )
-    return prompts[name]
