@@ -13,6 +13,9 @@ from jaxir import DualEncoder, SparseEncoder, encode_weights
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sparse_vectors import read_sparse_vectors
 from jaxir.interop import formats
+from jaxir.interop.hub import hub_files
+from jaxir.interop.huggingface import hf_sparse_encoder
+from jaxir.interop.model import stored
 from jaxir.models.sparse_encoder import pooled_logits
 from tests.interop.folders import GOLDEN, change, change_tensors, tensors_of
 
@@ -105,13 +108,13 @@ def test_max_active_dims_and_prompts_of_a_call(tmp_path):
 def test_token_weights_name_the_tokens_of_a_query(tmp_path):
     folder = sparse_folder("router_top", tmp_path)  # RoBERTa, whose padding token has id 1
     encoder = SparseEncoder.load(f"st:{folder}")
-    stored = tensors_of(folder / "query_0_SparseStaticEmbedding")["weight"]
+    weights = tensors_of(folder / "query_0_SparseStaticEmbedding")["weight"]
     vocabulary = json.loads((folder / "query_0_SparseStaticEmbedding" / "tokenizer.json").read_text())[
         "model"
     ]
     found = encoder.token_weights(encoder.encode_queries("<pad><s>a", prompt="", max_active_dims=100))[0]
     ids = vocabulary["vocab"]
-    expected = {token: stored[ids[token]] for token in ("<pad>", "<s>", "a")}
+    expected = {token: weights[ids[token]] for token in ("<pad>", "<s>", "a")}
     assert found == pytest.approx({token: weight for token, weight in expected.items() if weight})
     assert list(found.values()) == sorted(found.values(), reverse=True)
 
@@ -145,6 +148,19 @@ def test_a_masked_language_model_becomes_a_sparse_encoder(tmp_path):
     folder = sparse_folder("max", tmp_path)
     found = SparseEncoder.load(f"hf:{GOLDEN / 'mlm_bert'}", query_max_length=24, passage_max_length=24)
     assert found.fingerprint == SparseEncoder.load(f"st:{folder}").fingerprint
+
+
+@pytest.mark.parametrize("name", ["router", "sum"])
+def test_files_that_are_downloaded_from_the_hub_suffice(name, tmp_path):
+    source, place = sparse_folder(name, tmp_path), tmp_path / "downloaded"
+    names = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
+    wanted = hub_files.wanted(names, lambda file: json.loads((source / file).read_text()), name, modules=True)
+    for files, use in ((wanted.small, hf_sparse_encoder.check), (wanted.weights, hf_sparse_encoder.read)):
+        for file in files:
+            (place / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / file, place / file)
+        found = use(place)
+    assert stored.fingerprint(found) == stored.fingerprint(hf_sparse_encoder.read(source))
 
 
 def test_refused_folders_say_why(folder, tmp_path):

@@ -95,9 +95,10 @@ def _folders(names: Collection[str], read: Callable[[str], Any], what: str) -> d
         listed = [(m["path"].strip("./"), m["type"].rpartition(".")[2]) for m in read(file)]
         for path, kind in list(listed):
             if kind in ("Router", "Asym"):
-                file = f"{path}/{ST_ROUTER}"
-                routed = read(file if file in names else f"{path}/{CONFIG}")["types"]
-                listed += [(f"{path}/{name}", full.rpartition(".")[2]) for name, full in routed.items()]
+                within = f"{path}/" if path else ""
+                file = within + ST_ROUTER
+                routed = read(file if file in names else within + CONFIG)["types"]
+                listed += [(within + name, full.rpartition(".")[2]) for name, full in routed.items()]
     except (TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{what}: its {file} is not a list of modules; give another model") from error
     return {f"{path}/" if path else "": kind for path, kind in listed} or {"": "Transformer"}
