@@ -24,9 +24,9 @@ from jaxir.runtime.partitioning import GATHERED, Partitioner, constrain, gather_
 
 M = TypeVar("M", bound=nnx.Module)
 # The part of a block that the backward pass recomputes: nothing (False), all except matrix products and
-# gathered weights, all except matrix products, or all (True). With "auto" training chooses, and nothing is
-# recomputed until then.
-Remat = bool | Literal["weights", "products", "auto"]
+# gathered weights, all except matrix products, all except what the kernels of TPUs read for their backward
+# passes, or all (True). With "auto" training chooses, and nothing is recomputed until then.
+Remat = bool | Literal["weights", "products", "kernels", "auto"]
 # Name of fused attention's results for `jax.checkpoint`, which keeps them as it keeps matrix products. So
 # fused attention runs only once per step.
 FUSED = "fused_attention"
@@ -44,6 +44,7 @@ def _products_and(*names: str) -> Callable[..., bool]:
 POLICIES: dict[Remat, Callable[..., bool]] = {
     "weights": _products_and(FUSED, GATHERED),
     "products": _products_and(FUSED),
+    "kernels": jax.checkpoint_policies.save_only_these_names(FUSED),
     True: jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -334,14 +335,19 @@ class RMSNorm(nnx.Module):
         scaled: bool = True,
     ):
         self.scale = param(filled(0 if from_zero else 1, (features,)), axis) if scaled else None
-        self.epsilon, self.dtype, self.from_zero = epsilon, dtype, from_zero
+        self.features, self.epsilon, self.dtype, self.from_zero = features, epsilon, dtype, from_zero
 
     @checked_shapes
     def __call__(self, x: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:
         if self.scale is None:
             return over_rms(x, self.epsilon).astype(self.dtype)
-        scale = weight(self.scale) + 1.0 if self.from_zero else weight(self.scale)
-        return rms_norm(x, scale, epsilon=self.epsilon).astype(self.dtype)
+        return rms_norm(x, self.multiplier(), epsilon=self.epsilon).astype(self.dtype)
+
+    def multiplier(self) -> Float[Array, " E"]:
+        """Returns the factor of each feature, in float32."""
+        if self.scale is None:
+            return jnp.ones((self.features,), jnp.float32)
+        return weight(self.scale) + 1.0 if self.from_zero else weight(self.scale)
 
 
 @operator
