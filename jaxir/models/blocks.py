@@ -11,10 +11,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from jaxir.core.shapes import checked_shapes
-from jaxir.models import layers
+from jaxir.models import fused_mlp, layers
 from jaxir.models.activations import ACTIVATIONS
 from jaxir.models.attention import Attention
-from jaxir.runtime.partitioning import constrain
+from jaxir.runtime.partitioning import constrain, in_force
 
 
 class FeedForward(nnx.Module):
@@ -88,6 +88,11 @@ class PreNormBlock(nnx.Module):
         y = self.attend(y, mask, *args, key=weights_key)
         y = y if self.attention_output_norm is None else self.attention_output_norm(y)
         x = self._added(x, y, self.dropout_rates[0], attention_key)
+        drops = key is not None and max(self.mlp.dropout_rate, self.dropout_rates[1]) > 0
+        if not drops and fused_mlp.takes(self.mlp, self.mlp_norm, x, in_force()):
+            added = self.mlp_output_norm is None
+            y = fused_mlp.run(self.mlp, self.mlp_norm, x, added=added, partitioner=in_force())
+            return layers.constrain_activation(y if added else x + self.mlp_output_norm(y))
         y = self.mlp(self.mlp_norm(x), key=units_key)
         y = y if self.mlp_output_norm is None else self.mlp_output_norm(y)
         return self._added(x, y, self.dropout_rates[1], mlp_key)
