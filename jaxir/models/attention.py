@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxir.core.shapes import checked_shapes
-from jaxir.models import fused_attention, layers
+from jaxir.models import fused_attention, fused_dense, layers
 from jaxir.models.operators import operator
 from jaxir.runtime.partitioning import constrain, in_force
 
@@ -96,18 +97,19 @@ class Attention(nnx.Module):
         causal: bool = False,
         window: int | Int[Array, ""] | None = None,
         frequencies: Float[Array, " F"] | None = None,
+        norm: nnx.Module | None = None,
+        added: bool = False,
         key: Key[Array, ""] | None,
     ) -> Float[Array, "B T E"]:
         """Attends from x to itself, or to `memory` if given; `mask` is true at real tokens of the keys' text.
 
         `frequencies` are RoPE's (see `rotate`) and cannot be combined with a memory. `bias`, `causal` and
-        `window` are those of `attention`. A dropout key of None turns dropout off.
+        `window` are those of `attention`. `norm` normalises x first, and with `added` x itself is added to
+        the result. A dropout key of None turns dropout off.
         """
-        seen = x if memory is None else memory
+        parts, residual = self._projected(x, memory, norm, added)
         y = attention(
-            self._heads(self.query(x)),
-            self._heads(self.key(seen)),
-            self._heads(self.value(seen)),
+            *map(self._heads, parts),
             mask=mask,
             bias=bias,
             scale=self.scale,
@@ -120,7 +122,23 @@ class Attention(nnx.Module):
             norms=(self.query_norm, self.key_norm, self.value_norm),
             frequencies=frequencies,
         )
-        return self.out(y.reshape(*x.shape[:2], -1))
+        y = y.reshape(*x.shape[:2], -1)
+        if fused_dense.projects([self.out], None, y, in_force()):
+            how = {"added": residual if added else None, "partitioner": in_force()}
+            return fused_dense.project([self.out], None, y, **how)[0]
+        return residual + self.out(y) if added else self.out(y)
+
+    def _projected(
+        self, x: jax.Array, memory: jax.Array | None, norm: nnx.Module | None, added: bool
+    ) -> tuple[Sequence[jax.Array], jax.Array]:
+        """Returns queries, keys and values [B, L, H K], and x, which is the residual if `added`."""
+        dense = self.query, self.key, self.value
+        if memory is None and fused_dense.projects(dense, norm, x, in_force()):
+            found = fused_dense.project(dense, norm, x, passed=added, partitioner=in_force())
+            return [checkpoint_name(part, layers.PROJECTED) for part in found[:3]], found[-1]
+        y = x if norm is None else norm(x)
+        seen = y if memory is None else memory
+        return (self.query(y), self.key(seen), self.value(seen)), x
 
     def _heads(self, y: jax.Array) -> jax.Array:
         # Constrain [B, L, H K], before the reshape: between two reshapes this would force two layouts.
@@ -205,7 +223,7 @@ def attention(
     drop_for_all: bool = False,
     dropout_key: Key[Array, ""] | None = None,
     norms: Sequence[layers.RMSNorm | None] = (None, None, None),
-    frequencies: Float[Array, " F"] | None = None,
+    frequencies: Float[Array, " F"] | Float[np.ndarray, " F"] | None = None,
 ) -> Float[Array, "B T H K"]:
     """Attends from every position to the visible ones: softmax(scale q k^T + bias) v, softmax in float32.
 

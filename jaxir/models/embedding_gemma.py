@@ -277,6 +277,6 @@ class _Block(PreNormBlock):
         scale = jax.lax.stop_gradient(layers.weight(self.scale))
         return layers.constrain_activation((x + y) * scale[None, None].astype(x.dtype))
 
-    def attend(self, x: jax.Array, mask: jax.Array, *, key: jax.Array | None) -> jax.Array:
+    def attend(self, x: jax.Array, mask: jax.Array, *, key: jax.Array | None, **how: Any) -> jax.Array:
         frequencies = jnp.asarray(rope_frequencies(self.attention.head_dim, self.base))
-        return self.attention(x, mask, window=self.window, frequencies=frequencies, key=key)
+        return self.attention(x, mask, window=self.window, frequencies=frequencies, key=key, **how)

@@ -30,6 +30,8 @@ Remat = bool | Literal["weights", "products", "kernels", "auto"]
 # Name of fused attention's results for `jax.checkpoint`, which keeps them as it keeps matrix products. So
 # fused attention runs only once per step.
 FUSED = "fused_attention"
+# Name of queries, keys and values that a kernel projects, which are matrix products, too.
+PROJECTED = "projected"
 
 
 def _products_and(*names: str) -> Callable[..., bool]:
@@ -42,8 +44,8 @@ def _products_and(*names: str) -> Callable[..., bool]:
 # Intermediate values that `jax.checkpoint` keeps of a block. Products of two activations (in attention) grow
 # with the square of the length, and are not kept.
 POLICIES: dict[Remat, Callable[..., bool]] = {
-    "weights": _products_and(FUSED, GATHERED),
-    "products": _products_and(FUSED),
+    "weights": _products_and(FUSED, PROJECTED, GATHERED),
+    "products": _products_and(FUSED, PROJECTED),
     "kernels": jax.checkpoint_policies.save_only_these_names(FUSED),
     True: jax.checkpoint_policies.nothing_saveable,
 }

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from jaxir.costs import work
-from jaxir.models import fused_mlp, layers
+from jaxir.models import fused_dense, layers
 from jaxir.models.adapters import Adapter, Adapters
 from jaxir.models.blocks import FeedForward
 from jaxir.models.llama import LlamaConfig
@@ -30,23 +30,34 @@ class Layer(nnx.Module):
             WIDTH, UNITS, activation=activation, stddevs=(0.1, 0.1), dtype="float32", rngs=rngs
         )
         if adapted:
-            for dense in (self.mlp.wi_0, self.mlp.wi_1, self.mlp.wo):
-                dense.adapter = Adapter(dense, Adapters(rank=4, alpha=8.0), rngs=rngs)
-                dense.adapter.up[...] = jnp.asarray(RNG.normal(size=dense.adapter.up.shape) * 0.1)
+            adapt((self.mlp.wi_0, self.mlp.wi_1, self.mlp.wo), rngs)
 
 
-@pytest.mark.parametrize(
-    ("activation", "adapted", "added", "mesh"),
-    [("silu", False, True, SPLIT), ("silu", True, True, SPLIT), ("gelu_tanh", True, False, {})],
-)
-def test_values_and_gradients_equal_the_layer(activation, adapted, added, mesh):
-    layer = Layer(activation, adapted=adapted)
-    x, cotangent = (jnp.asarray(RNG.normal(size=(ROWS, LENGTH, WIDTH)), jnp.float32) for _ in range(2))
-    partitioner = MeshConfig(**mesh).build(jax.devices()[: 2 if mesh else 1])
+class Projections(nnx.Module):
+    """A norm, two layers that read its result, and one that reads x."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.norm = layers.RMSNorm(WIDTH, epsilon=1e-6, dtype="float32")
+        how = {"axes": ("embed", "mlp"), "use_bias": False, "init": layers.normal(0.1), "dtype": "float32"}
+        self.dense = nnx.List([layers.Linear(WIDTH, n, rngs=rngs, **how) for n in (UNITS, WIDTH, WIDTH)])
+        adapt(self.dense, rngs)
+
+
+def adapt(dense, rngs):
+    for layer in dense:
+        layer.adapter = Adapter(layer, Adapters(rank=4, alpha=8.0), rngs=rngs)
+        layer.adapter.up[...] = jnp.asarray(RNG.normal(size=layer.adapter.up.shape) * 0.1)
+
+
+def compare(layer, definition, kernels, partitioner, num_trained):
+    """Compares a layer's results and gradients of x and of trained parameters; returns the jaxpr."""
+    x, *cotangents = (jnp.asarray(RNG.normal(size=(ROWS, LENGTH, WIDTH)), jnp.float32) for _ in range(2))
     graphdef, state = nnx.split(layer)
     named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
+    adapted = any("adapter" in name for name in named)
     trained = {n: x for n, x in named.items() if not adapted or "adapter" in n}
-    assert len(trained) == (6 if adapted else 4)
+    assert len(trained) == num_trained
 
     def with_gradients(function):
         def loss(trained, x):
@@ -57,26 +68,56 @@ def test_values_and_gradients_equal_the_layer(activation, adapted, added, mesh):
         def run(trained, x):
             with partitioner():
                 y, back = jax.vjp(loss, trained, x)
-                return y, back(cotangent)
+                return y, back(cotangents[0])
 
         return jax.jit(run)
+
+    wanted, run = with_gradients(definition)(trained, x), with_gradients(kernels)
+    for (path, a), b in zip(jax.tree.leaves_with_path(run(trained, x)), jax.tree.leaves(wanted), strict=True):
+        size = np.abs(b).max()
+        assert size > 0.1, path
+        np.testing.assert_allclose(a / size, b / size, atol=1e-5, err_msg=str(path))
+    return jax.make_jaxpr(run)(trained, x).jaxpr
+
+
+@pytest.mark.parametrize(
+    ("activation", "adapted", "added", "mesh"),
+    [("silu", False, True, SPLIT), ("silu", True, True, SPLIT), ("gelu_tanh", True, False, {})],
+)
+def test_a_feed_forward_layer_has_values_and_gradients_of_its_definition(activation, adapted, added, mesh):
+    layer = Layer(activation, adapted=adapted)
+    partitioner = MeshConfig(**mesh).build(jax.devices()[: 2 if mesh else 1])
 
     def definition(of, x):
         y = of.mlp(of.norm(x), key=None)
         return x + y if added else y
 
     def kernels(of, x):
-        return fused_mlp.run(of.mlp, of.norm, x, added=added, partitioner=partitioner)
+        return fused_dense.feed(of.mlp, of.norm, x, added=added, partitioner=partitioner)
 
-    wanted, run = with_gradients(definition)(trained, x), with_gradients(kernels)
-    found = run(trained, x)
-    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
-        size = np.abs(b).max()
-        assert size > 0.1, path
-        np.testing.assert_allclose(a / size, b / size, atol=1e-5, err_msg=str(path))
-    _, backward = kernels_in(jax.make_jaxpr(run)(trained, x).jaxpr)
+    program = compare(layer, definition, kernels, partitioner, 6 if adapted else 4)
+    _, backward = kernels_in(program)
     # The gradient of a frozen kernel is not computed.
     assert [v.aval.size for v in backward.outvars[1:]].count(WIDTH * UNITS) == (0 if adapted else 3)
+
+
+@pytest.mark.parametrize("mesh", [{}, SPLIT])
+@pytest.mark.parametrize("passed", [False, True])
+def test_projections_have_values_and_gradients_of_their_definition(mesh, passed):
+    partitioner = MeshConfig(**mesh).build(jax.devices()[: 2 if mesh else 1])
+
+    def definition(of, x):
+        first, second = (layer(of.norm(x)) for layer in of.dense[:2])
+        return second * first[..., :WIDTH] + (x if passed else second) + of.dense[2](second)
+
+    def kernels(of, x):
+        how = {"passed": passed, "partitioner": partitioner}
+        first, second, *rest = fused_dense.project(of.dense[:2], of.norm, x, **how)
+        residual = second * first[..., :WIDTH] + (rest[0] if passed else second)
+        out = fused_dense.project(of.dense[2:], None, second, added=residual, partitioner=partitioner)
+        return out[0]
+
+    compare(Projections(), definition, kernels, partitioner, 6)
 
 
 def kernels_in(jaxpr):
