@@ -123,10 +123,7 @@ class Attention(nnx.Module):
             frequencies=frequencies,
         )
         y = y.reshape(*x.shape[:2], -1)
-        if fused_dense.projects([self.out], None, y, in_force()):
-            how = {"added": residual if added else None, "partitioner": in_force()}
-            return fused_dense.project([self.out], None, y, **how)[0]
-        return residual + self.out(y) if added else self.out(y)
+        return fused_dense.apply(self.out, y, residual if added else None)
 
     def _projected(
         self, x: jax.Array, memory: jax.Array | None, norm: nnx.Module | None, added: bool

@@ -15,7 +15,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec
 
 from jaxir.models import layers
-from jaxir.runtime.partitioning import Partitioner
+from jaxir.runtime.partitioning import Partitioner, in_force
 
 # `Device.device_kind` of TPUs whose chips have 128 MiB of memory of their own.
 _CHIPS = ("TPU v5 lite", "TPU v5e", "TPU v6 lite", "TPU v6e", "cpu")
@@ -65,6 +65,13 @@ def project(
     rows = [x] if added is None else [x, added]
     how = {"activation": None, "added": added is not None, "passed": passed, "partitioner": partitioner}
     return _apply(rows, norm, dense, **how)
+
+
+def apply(layer: layers.Linear, x: jax.Array, added: jax.Array | None = None) -> jax.Array:
+    """Returns layer(x) for x [B, L, I], plus `added` if given, by a kernel if one is of use."""
+    if projects([layer], None, x, partitioner := in_force()):
+        return project([layer], None, x, added=added, partitioner=partitioner)[0]
+    return layer(x) if added is None else added + layer(x)
 
 
 def _takes(dense: Sequence[layers.Linear], x: jax.Array, partitioner: Partitioner | None) -> bool:
