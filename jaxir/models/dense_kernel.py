@@ -21,6 +21,8 @@ from jaxir.models.activations import ACTIVATIONS
 
 # Rows of tokens that are read together: enough to fill a matrix unit.
 ROWS = 256
+# Elementwise operations for each unit of a gated layer, as `jaxir.costs` counts them: forward and backward.
+UNIT = {"silu": (4, 12), "gelu_tanh": (11, 24)}
 # Bytes of the chip's memory that the kernels may use, of 128 MiB in a v5e or a v6e.
 MEMORY = 100 << 20
 
@@ -139,17 +141,19 @@ def _work(shape: tuple[int, int], dense: Sequence[Dense], kind: Kind, *, backwar
     """Returns the operations of a kernel's products, and its elementwise operations."""
     count, width = shape
     gated = kind.activation is not None
-    products, operations = 0, width * ((24 if backward else 9) if kind.epsilon is not None else 2)
+    products, operations = 0, width * ((21 if backward else 7) if kind.epsilon is not None else 2)
     for i, layer in enumerate(dense):
         inputs, outputs = layer.kernel.shape
         recomputed = gated and i < 2
         products += inputs * outputs * ((1 + recomputed + kind.trained) if backward else 1)
-        operations += outputs * (2 if backward else 1)
+        operations += outputs * (not gated and not backward)
+        operations += inputs * outputs // ROWS * (backward and kind.trained)  # sums of gradients
         if layer.down is not None:
             into, out = (n * layer.down.shape[1] for n in (inputs, outputs))
-            products += (3 * into + (2 + recomputed) * out) if backward else into + out
+            products += ((3 + recomputed) * into + (2 + recomputed) * out) if backward else into + out
+            operations += inputs + recomputed * outputs if backward else outputs
     if gated:
-        operations += dense[0].kernel.shape[1] * (20 if backward else 7)
+        operations += dense[0].kernel.shape[1] * UNIT[kind.activation][backward]
     return 2 * count * products, count * operations
 
 

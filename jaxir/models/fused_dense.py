@@ -19,14 +19,13 @@ from jaxir.runtime.partitioning import Partitioner, in_force
 
 # `Device.device_kind` of TPUs whose chips have 128 MiB of memory of their own.
 _CHIPS = ("TPU v5 lite", "TPU v5e", "TPU v6 lite", "TPU v6e", "cpu")
-_ACTIVATIONS = ("gelu_tanh", "silu")
 
 
 def feeds(mlp: Any, norm: Any, x: jax.Array, partitioner: Partitioner | None) -> bool:
     """Returns whether a kernel supports a `blocks.FeedForward` of the normalised x [B, L, E]."""
-    if mlp.wi_1 is None or mlp.activation not in _ACTIVATIONS or not isinstance(norm, layers.RMSNorm):
+    if mlp.wi_1 is None or not isinstance(norm, layers.RMSNorm):
         return False
-    return _takes((mlp.wi_0, mlp.wi_1, mlp.wo), x, partitioner)
+    return _takes((mlp.wi_0, mlp.wi_1, mlp.wo), x, partitioner, mlp.activation)
 
 
 def feed(mlp: Any, norm: layers.RMSNorm, x: jax.Array, *, added: bool, partitioner: Partitioner) -> jax.Array:
@@ -74,7 +73,12 @@ def apply(layer: layers.Linear, x: jax.Array, added: jax.Array | None = None) ->
     return layer(x) if added is None else added + layer(x)
 
 
-def _takes(dense: Sequence[layers.Linear], x: jax.Array, partitioner: Partitioner | None) -> bool:
+def _takes(
+    dense: Sequence[layers.Linear],
+    x: jax.Array,
+    partitioner: Partitioner | None,
+    activation: str | None = None,
+) -> bool:
     if partitioner is None or not partitioner.fused_attention or not partitioner.on_tpu:
         return False
     from jaxir.models import dense_kernel
@@ -84,6 +88,7 @@ def _takes(dense: Sequence[layers.Linear], x: jax.Array, partitioner: Partitione
     split = partitioner.batch_divisor()
     return (
         x.dtype == jnp.bfloat16
+        and (activation is None or activation in dense_kernel.UNIT)
         and partitioner.mesh.devices.flat[0].device_kind in _CHIPS
         and partitioner.mesh.shape["tensor"] == 1
         and x.shape[0] % split == 0

@@ -9,9 +9,10 @@ import pytest
 from flax import nnx
 
 from jaxir.costs import work
-from jaxir.models import fused_dense, layers
+from jaxir.models import dense_kernel, fused_dense, layers
 from jaxir.models.adapters import Adapter, Adapters
 from jaxir.models.blocks import FeedForward
+from jaxir.models.dense_kernel import Dense, Kind
 from jaxir.models.llama import LlamaConfig
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
@@ -127,6 +128,53 @@ def kernels_in(jaxpr):
         else:
             for inner in work._subprograms(equation.params):
                 yield from kernels_in(inner)
+
+
+ELEMENTWISE = {
+    "add", "add_any", "sub", "mul", "div", "neg", "exp", "logistic", "tanh", "rsqrt", "convert_element_type",
+    "integer_pow", "square", "select_n", "gt",
+}  # fmt: skip
+
+
+def elementwise(jaxpr):
+    """Counts elementwise operations and inputs of reductions as `jaxir.costs.work` does."""
+    total = 0
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in ELEMENTWISE:
+            total += sum(v.aval.size for v in equation.outvars if v.aval.shape)
+        elif name.startswith("reduce_"):
+            total += equation.invars[0].aval.size
+        elif name != "cond":
+            total += sum(map(elementwise, work._subprograms(equation.params)))
+    return total
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", None])
+@pytest.mark.parametrize("rank", [0, 16])
+def test_kernels_report_their_cost(activation, rank):
+    """Plans use it."""
+    rows, (width, units) = 512, (1024, 3072)
+    x = jax.ShapeDtypeStruct((rows, width), jnp.bfloat16)
+
+    def dense(*shape):
+        adapter = ((shape[0], rank), (rank, shape[1])) if rank else ()
+        return Dense(*(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in (shape, *adapter)))
+
+    shapes = [(width, units), (width, units), *([(units, width)] if activation else [])]
+    layers_ = [dense(*shape) for shape in shapes]
+    results = shapes[2:] or shapes
+    gradients = [jax.ShapeDtypeStruct((rows, n), jnp.bfloat16) for _, n in results]
+    kind = Kind(activation, 1e-6, False, (2.0 if rank else None,) * len(shapes), trained=not rank)
+    scale = jax.ShapeDtypeStruct((1, width), jnp.float32)
+    forward = jax.make_jaxpr(lambda *a: dense_kernel.forward([a[0]], *a[1:], kind))(x, scale, layers_)
+    backward = jax.make_jaxpr(lambda *a: dense_kernel.backward(*a, kind))(x, scale, layers_, gradients)
+    for program in (forward, backward):
+        (kernel,) = kernels_in(program.jaxpr)
+        blocks, body = rows // dense_kernel.ROWS, kernel.params["jaxpr"]
+        assert kernel.params["cost_estimate"].flops == blocks * work._trace(body).flops
+        reported = int(kernel.params["metadata"]["elementwise"])
+        assert reported == pytest.approx(blocks * elementwise(body), rel=0.2)
 
 
 def test_an_encoder_trains_with_kernels_as_without(monkeypatch):
