@@ -32,7 +32,9 @@ def feed(mlp: Any, norm: layers.RMSNorm, x: jax.Array, *, added: bool, partition
     """Returns mlp(norm(x)) for x [B, L, E], plus x if `added`, if `feeds` is True."""
     x = checkpoint_name(x, layers.FUSED)
     how = {"activation": mlp.activation, "added": added, "partitioner": partitioner}
-    return _apply([x], norm, (mlp.wi_0, mlp.wi_1, mlp.wo), **how)[0]
+    (y,) = _apply([x], norm, (mlp.wi_0, mlp.wi_1, mlp.wo), **how)
+    # Another norm reads a result without x, so its backward pass does.
+    return y if added else checkpoint_name(y, layers.FUSED)
 
 
 def projects(
@@ -69,7 +71,8 @@ def project(
 def apply(layer: layers.Linear, x: jax.Array, added: jax.Array | None = None) -> jax.Array:
     """Returns layer(x) for x [B, L, I], plus `added` if given, by a kernel if one is of use."""
     if projects([layer], None, x, partitioner := in_force()):
-        return project([layer], None, x, added=added, partitioner=partitioner)[0]
+        (y,) = project([layer], None, x, added=added, partitioner=partitioner)
+        return y if added is not None else checkpoint_name(y, layers.FUSED)
     return layer(x) if added is None else added + layer(x)
 
 

@@ -24,8 +24,8 @@ from jaxir.runtime.partitioning import GATHERED, Partitioner, constrain, gather_
 
 M = TypeVar("M", bound=nnx.Module)
 # The part of a block that the backward pass recomputes: nothing (False), all except matrix products and
-# gathered weights, all except matrix products, all except what the kernels of TPUs read for their backward
-# passes, or all (True). With "auto" training chooses, and nothing is recomputed until then.
+# gathered weights, all except matrix products, all except what backward passes read from or with the kernels
+# of TPUs, or all (True). With "auto" training chooses, and nothing is recomputed until then.
 Remat = bool | Literal["weights", "products", "kernels", "auto"]
 # Name of fused attention's results for `jax.checkpoint`, which keeps them as it keeps matrix products. So
 # fused attention runs only once per step.
