@@ -27,8 +27,8 @@ M = TypeVar("M", bound=nnx.Module)
 # gathered weights, all except matrix products, all except what backward passes read from or with the kernels
 # of TPUs, or all (True). With "auto" training chooses, and nothing is recomputed until then.
 Remat = bool | Literal["weights", "products", "kernels", "auto"]
-# Name of the kernels' inputs and results for `jax.checkpoint`, which keeps them as it keeps matrix products. So
-# fused attention runs only once per step.
+# Name of the kernels' inputs and results for `jax.checkpoint`, which keeps them as it keeps matrix products.
+# So fused attention runs only once per step.
 FUSED = "fused_attention"
 # Name of queries, keys and values that a kernel projects, which are matrix products, too.
 PROJECTED = "projected"
