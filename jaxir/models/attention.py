@@ -4,16 +4,18 @@
 causality and windows instead of one mask, so that each kernel gets them in the form that it supports.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxir.core.shapes import checked_shapes
-from jaxir.models import fused_attention, layers
+from jaxir.models import fused_attention, fused_dense, layers
 from jaxir.models.operators import operator
 from jaxir.runtime.partitioning import constrain, in_force
 
@@ -57,7 +59,7 @@ class Attention(nnx.Module):
         memory_width: int | None = None,
         use_bias: bool = False,
         out_bias: bool | None = None,
-        head_norms: tuple[nnx.Module | None, nnx.Module | None, nnx.Module | None] = (None, None, None),
+        head_norms: Sequence[layers.RMSNorm | None] = (None, None, None),
         scale: float | None = None,
         stddevs: tuple[float, float, float, float],
         dropout_rate: float = 0.0,
@@ -95,28 +97,19 @@ class Attention(nnx.Module):
         causal: bool = False,
         window: int | Int[Array, ""] | None = None,
         frequencies: Float[Array, " F"] | None = None,
+        norm: nnx.Module | None = None,
+        added: bool = False,
         key: Key[Array, ""] | None,
     ) -> Float[Array, "B T E"]:
         """Attends from x to itself, or to `memory` if given; `mask` is true at real tokens of the keys' text.
 
         `frequencies` are RoPE's (see `rotate`) and cannot be combined with a memory. `bias`, `causal` and
-        `window` are those of `attention`. A dropout key of None turns dropout off.
+        `window` are those of `attention`. `norm` normalises x first, and with `added` x itself is added to
+        the result. A dropout key of None turns dropout off.
         """
-        seen = x if memory is None else memory
-        query, keys, value = (
-            self._heads(project(of), norm)
-            for project, of, norm in (
-                (self.query, x, self.query_norm),
-                (self.key, seen, self.key_norm),
-                (self.value, seen, self.value_norm),
-            )
-        )
-        if frequencies is not None:
-            query, keys = rotate(query, frequencies), rotate(keys, frequencies)
+        parts, residual = self._projected(x, memory, norm, added)
         y = attention(
-            query,
-            keys,
-            value,
+            *map(self._heads, parts),
             mask=mask,
             bias=bias,
             scale=self.scale,
@@ -126,15 +119,29 @@ class Attention(nnx.Module):
             dropout_rate=self.dropout_rate,
             drop_for_all=self.drop_for_all,
             dropout_key=key,
+            norms=(self.query_norm, self.key_norm, self.value_norm),
+            frequencies=frequencies,
         )
-        return self.out(y.reshape(*x.shape[:2], -1))
+        y = y.reshape(*x.shape[:2], -1)
+        return fused_dense.apply(self.out, y, residual if added else None)
 
-    def _heads(self, y: jax.Array, norm: nnx.Module | None = None) -> jax.Array:
+    def _projected(
+        self, x: jax.Array, memory: jax.Array | None, norm: nnx.Module | None, added: bool
+    ) -> tuple[Sequence[jax.Array], jax.Array]:
+        """Returns queries, keys and values [B, L, H K], and x, which is the residual if `added`."""
+        dense = self.query, self.key, self.value
+        if memory is None and fused_dense.projects(dense, norm, x, in_force()):
+            found = fused_dense.project(dense, norm, x, passed=added, partitioner=in_force())
+            return [checkpoint_name(part, layers.PROJECTED) for part in found[:3]], found[-1]
+        y = x if norm is None else norm(x)
+        seen = y if memory is None else memory
+        return (self.query(y), self.key(seen), self.value(seen)), x
+
+    def _heads(self, y: jax.Array) -> jax.Array:
         # Constrain [B, L, H K], before the reshape: between two reshapes this would force two layouts.
         heads = y.shape[2] // self.head_dim
         y = constrain(y, ("batch", "length", "heads"), (*y.shape[:2], heads))
-        y = y.reshape(*y.shape[:2], heads, self.head_dim)
-        return y if norm is None else norm(y)
+        return y.reshape(*y.shape[:2], heads, self.head_dim)
 
     def empty_cache(self, rows: int, length: int) -> Cache:
         """Returns an empty cache [`rows`, `length`, G, K] of self-attention."""
@@ -212,6 +219,8 @@ def attention(
     dropout_rate: float = 0.0,
     drop_for_all: bool = False,
     dropout_key: Key[Array, ""] | None = None,
+    norms: Sequence[layers.RMSNorm | None] = (None, None, None),
+    frequencies: Float[Array, " F"] | Float[np.ndarray, " F"] | None = None,
 ) -> Float[Array, "B T H K"]:
     """Attends from every position to the visible ones: softmax(scale q k^T + bias) v, softmax in float32.
 
@@ -233,6 +242,8 @@ def attention(
       dropout_rate: probability of dropping an attention weight.
       drop_for_all: drop a weight for all queries of a text or for none.
       dropout_key: random key of the dropout; None turns dropout off.
+      norms: what normalises the heads of queries, keys and values before attention.
+      frequencies: RoPE's (see `rotate`), which then rotates queries and keys; None: no RoPE.
     """
     dropped = dropout_key is not None and dropout_rate > 0.0
     near = _distance_mask(query, key, causal=causal, window=window, start=start)
@@ -240,9 +251,14 @@ def attention(
         raise ValueError(f"bias has {bias.shape[0]} texts, not 1: set bias_of_text=True")
     # cuDNN computes no gradient for a bias that differs between texts.
     plain = not crossed and not bias_of_text and start is None
-    if plain and fused_attention.takes(query, key, in_force()):
+    fused = plain and fused_attention.takes(query, key, in_force())
+    mapped = fused and fused_attention.maps_heads(query)
+    if not mapped:
+        query, key, value = _mapped(query, key, value, norms, frequencies)
+    if fused:
         key_of = {"dropout_key": dropout_key if dropped else None, "partitioner": in_force()}
         how = {"causal": causal, "window": window, "dropout_rate": dropout_rate, "drop_for_all": drop_for_all}
+        how |= {"norms": norms, "frequencies": frequencies} if mapped else {}
         return fused_attention.attend(query, key, value, mask=mask, bias=bias, scale=scale, **how, **key_of)
     if drop_for_all:
         # Dropping a weight for all queries equals dropping its value. This needs only random numbers
@@ -258,6 +274,15 @@ def attention(
     if dropped:
         return _unfused(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key)
     return unfused(query, key, value, mask, near, bias, scale=scale)
+
+
+def _mapped(query, key, value, norms, frequencies):
+    query, key, value = (
+        x if norm is None else norm(x) for x, norm in zip((query, key, value), norms, strict=True)
+    )
+    if frequencies is None:
+        return query, key, value
+    return rotate(query, frequencies), rotate(key, frequencies), value
 
 
 def _distance_mask(

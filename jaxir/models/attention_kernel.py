@@ -12,7 +12,7 @@ of the other heads are 0, which costs nothing, because a matrix unit is no narro
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxir.models.counter_random import kept, places, values_kept
+from jaxir.models.head_kernel import KEY, QUERY, VALUE, HeadMap, Mapping
 
 LANES = 128
 # The logit of invisible positions; the sum of two such logits is still finite.
@@ -29,10 +30,16 @@ _UNSEEN = -1e30
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """The static settings of a call; `interpret` runs a kernel on any machine, slowly, for tests."""
+    """The static settings of a call; `interpret` runs a kernel on any machine, slowly, for tests.
+
+    `shared` query heads read each head of keys and values, together. Only heads of whole registers (128
+    dimensions) may share, and be mapped.
+    """
 
     head_dim: int
     scale: float
+    shared: int = 1
+    mapping: Mapping = dataclasses.field(default_factory=Mapping)
     causal: bool = False
     windowed: bool = False
     dropout_rate: float = 0.0
@@ -54,8 +61,13 @@ class Kind:
 
     @property
     def group(self) -> int:
-        """Number of heads that are read together."""
+        """Number of heads that share a register."""
         return max(1, LANES // self.head_dim)
+
+    @property
+    def together(self) -> int:
+        """Number of query heads that are read together."""
+        return self.group * self.shared
 
     @property
     def folded(self) -> float:
@@ -76,26 +88,29 @@ def forward(
     lengths: jax.Array,
     numbers: jax.Array,
     kind: Kind,
+    maps: Sequence[jax.Array] = (),
 ) -> tuple[jax.Array, jax.Array]:
-    """Attends on one device from query to key and value [B, L, H K], in a type that the matrix unit supports.
+    """Attends on one device from query [B, L, H K] to key and value [B, L, H / shared K].
 
-    `bias` is float32 [H, S, T] or None, `lengths` int32 [B] the number of visible positions of each text, at
-    least 1. `numbers`, int32 [5], are both words of the dropout key, the global indices of the first text and
-    head, and the window. Returns [B, L, H K], and the log-sum-exp of each row, float32 [B, H / group, group,
-    L].
+    Their type is one that the matrix unit supports. `bias` is float32 [H, S, T] or None, `lengths` int32 [B]
+    the number of visible positions of each text, at least 1. `numbers`, int32 [5], are both words of the
+    dropout key, the global indices of the first text and head, and the window. `maps` are the arrays of a
+    `head_kernel.HeadMap`. Returns [B, L, H K], and the log-sum-exp of each row, float32 [B, H / together,
+    together, L].
     """
     shape = _Grid(query, kind)
-    sums = jax.ShapeDtypeStruct((shape.batch, shape.groups, kind.group, shape.length), jnp.float32)
+    sums = jax.ShapeDtypeStruct((shape.batch, shape.groups, kind.together, shape.length), jnp.float32)
     return shape.call(
         _forward,
         "attention_forward",
         [
             (numbers, _SMEM),
             (lengths, _SMEM),
-            *((x, shape.rows()) for x in (query, key, value)),
+            *((x, shape.rows(x)) for x in (query, key, value)),
+            *shape.whole(maps),
             *shape.bias(bias),
         ],
-        [(query, shape.rows()), (sums, shape.sums())],
+        [(query, shape.rows(query)), (sums, shape.sums())],
         products=2,
         operations=(
             6 + (bias is not None) + 9 * kind.drops_each,
@@ -114,18 +129,21 @@ def backward(
     sums: jax.Array,
     gradient: jax.Array,
     kind: Kind,
+    maps: Sequence[jax.Array] = (),
 ) -> tuple[jax.Array, ...]:
-    """Returns the gradients of query, key, value and, if there is one, the bias [H, S, T].
+    """Returns the gradients of query, key, value, if heads are normed of the scales, and of a bias [H, S, T].
 
-    `sums` is the second result of `forward`, and `gradient` [B, L, H K] the gradient of its first.
+    `sums` is the second result of `forward`, and `gradient` [B, L, H K] the gradient of its first. The
+    gradient of the scales is float32 [H / together, 3, K], for each group of heads.
     """
     shape = _Grid(query, kind)
-    rows = [(x, shape.rows()) for x in (query, key, value, gradient)]
+    rows = [(x, shape.rows(x)) for x in (query, key, value, gradient)]
+    before = [(numbers, _SMEM), (lengths, _SMEM), *rows, (sums, shape.sums())]
     return shape.call(
         _backward,
         "attention_backward",
-        [(numbers, _SMEM), (lengths, _SMEM), *rows, (sums, shape.sums()), *shape.bias(bias)],
-        [*rows[:3], *shape.bias(bias, buffers=2)],
+        [*before, *shape.whole(maps), *shape.bias(bias)],
+        [*rows[:3], *shape.scales(), *shape.bias(bias, buffers=2)],
         products=5,
         operations=(
             9 + 2 * (bias is not None) + 10 * kind.drops_each,
@@ -143,21 +161,29 @@ class _Grid:
     def __init__(self, query: jax.Array, kind: Kind):
         self.batch, self.length, width = query.shape
         self.kind, self.heads = kind, width // kind.head_dim
-        self.groups = self.heads // kind.group
+        self.groups = self.heads // kind.together
         # Large blocks transfer fast; two blocks of each array must fit into a v4's on-chip memory of 16 MiB.
-        most = max(1, (2048 if self.length <= 256 else 512) // self.length)
+        registers = kind.together * kind.head_dim // LANES
+        most = max(1, (2048 if self.length <= 256 else 512) // (self.length * registers))
         self.texts = max(n for n in range(1, min(most, self.batch) + 1) if self.batch % n == 0)
 
-    def rows(self) -> pl.BlockSpec:
-        width = self.kind.group * self.kind.head_dim
-        return pl.BlockSpec((self.texts, self.length, width), lambda g, b: (b, 0, g))
+    def rows(self, x: jax.Array) -> pl.BlockSpec:
+        return pl.BlockSpec((self.texts, self.length, x.shape[2] // self.groups), lambda g, b: (b, 0, g))
 
     def sums(self) -> pl.BlockSpec:
-        return pl.BlockSpec((self.texts, None, self.kind.group, self.length), lambda g, b: (b, g, 0, 0))
+        return pl.BlockSpec((self.texts, None, self.kind.together, self.length), lambda g, b: (b, g, 0, 0))
+
+    def whole(self, arrays: Sequence[jax.Array]) -> list[tuple[jax.Array, pl.BlockSpec]]:
+        return [(x, pl.BlockSpec(x.shape, lambda g, b, n=x.ndim: (0,) * n)) for x in arrays]
+
+    def scales(self) -> list[tuple[Any, pl.BlockSpec]]:
+        shape = (self.groups, 3, self.kind.head_dim)
+        spec = pl.BlockSpec((None, *shape[1:]), lambda g, b: (g, 0, 0))
+        return [(jax.ShapeDtypeStruct(shape, jnp.float32), spec)] if any(self.kind.mapping.normed) else []
 
     def bias(self, bias: jax.Array | None, buffers: int = 1) -> list[tuple[jax.Array, pl.BlockSpec]]:
         # All texts share the bias, so a second buffer would hide only one read per group of heads.
-        block = (self.kind.group, self.length, self.length)
+        block = (self.kind.together, self.length, self.length)
         spec = pl.BlockSpec(block, lambda g, b: (g, 0, 0), pipeline_mode=pl.Buffered(buffers))
         return [] if bias is None else [(bias, spec)]
 
@@ -181,6 +207,7 @@ class _Grid:
         logits = numbers // kind.head_dim * length
         for_each_logit, for_each_number = operations
         for_each_logit += kind.near + (kind.rest != 1.0)
+        for_each_number += kind.mapping.operations(kind.shared, body is _backward)
         moved = sum(math.prod(x.shape) * x.dtype.itemsize for x, _ in (*arguments, *results))
         return pl.pallas_call(
             functools.partial(body, kind, len(arguments)),
@@ -196,29 +223,29 @@ class _Grid:
             cost_estimate=pl.CostEstimate(
                 flops=2 * products * logits * kind.head_dim, transcendentals=logits, bytes_accessed=moved
             ),
-            metadata={"elementwise": str(logits * for_each_logit + numbers * for_each_number)},
+            metadata={"elementwise": str(logits * for_each_logit + round(numbers * for_each_number))},
         )(*(array for array, _ in arguments))
 
 
 def _forward(kind: Kind, inputs: int, *refs) -> None:
-    numbers, lengths, query, key, value, bias = (*refs[:inputs], None)[:6]
+    numbers, lengths, query, key, value, *more = refs[:inputs]
     out, sums, *near = refs[inputs:]
-    program = _Program(kind, numbers, lengths, query, bias, near)
+    program = _Program(kind, numbers, lengths, query, more, near)
 
     def text(i: Any) -> None:
-        q, k, turned = query[i], key[i], value[i].T
+        q, k, turned = query[i], program.heads.forward(key[i], KEY), program.heads.forward(value[i], VALUE).T
         if kind.drops_values:
             turned *= program.values_kept(i).astype(turned.dtype)
         seen, mixed = program.seen(i), []
-        for h in range(kind.group):
-            logits = program.logits(k, program.own(q, h, kind.folded), h, seen)
+        for h in range(kind.together):
+            logits = program.logits(k, program.query(q, h), h, seen)
             most = logits.max(axis=0, keepdims=True)
             weights = jnp.exp(logits - most)
             total = weights.sum(axis=0, keepdims=True)
             sums[i, h : h + 1] = most + jnp.log(total)
             if kind.drops_each:
                 weights = jnp.where(program.kept(i, h), weights, 0.0)
-            of_head = turned[h * kind.head_dim : (h + 1) * kind.head_dim]
+            of_head = turned[program.dimensions(h)]
             mixed.append(_dot(of_head, weights.astype(of_head.dtype)) / total)
         mixed = jnp.concatenate(mixed, axis=0).T
         out[i] = (mixed * program.spared if kind.dropout_rate else mixed).astype(out.dtype)
@@ -227,25 +254,34 @@ def _forward(kind: Kind, inputs: int, *refs) -> None:
 
 
 def _backward(kind: Kind, inputs: int, *refs) -> None:
-    numbers, lengths, query, key, value, gradient, sums, bias = (*refs[:inputs], None)[:8]
+    numbers, lengths, query, key, value, gradient, sums, *more = refs[:inputs]
     of_query, of_key, of_value, *refs = refs[inputs:]
-    of_bias, *near = (None, *refs) if bias is None else refs
-    program = _Program(kind, numbers, lengths, query, bias, near)
-    if of_bias is not None:
+    of_scales = refs.pop(0) if any(kind.mapping.normed) else None
+    of_bias = refs.pop(0) if len(more) > kind.mapping.inputs else None
+    program = _Program(kind, numbers, lengths, query, more, refs)
+    for summed in (of_scales, of_bias):
+        if summed is not None:
 
-        @pl.when(program.first)
-        def _():
-            of_bias[...] = jnp.zeros_like(of_bias)
+            @pl.when(program.first)
+            def _(summed=summed):
+                summed[...] = jnp.zeros_like(summed)
+
+    def mapped_back(x: jax.Array, part: int, gradient: jax.Array) -> jax.Array:
+        gradient, of_scale = program.heads.backward(x, part, gradient)
+        if of_scale is not None:
+            of_scales[part : part + 1] += of_scale
+        return gradient.astype(x.dtype)
 
     def text(i: Any) -> None:
-        q, k, v, g = query[i], key[i], value[i], gradient[i]
+        q, g = query[i], gradient[i]
+        k, v = program.heads.forward(key[i], KEY), program.heads.forward(value[i], VALUE)
         seen, turned = program.seen(i), k.T
         if kind.drops_values:
             values_kept = program.values_kept(i).T
             v *= values_kept.astype(v.dtype)
         d_query, d_key, d_value = [], 0.0, 0.0
-        for h in range(kind.group):
-            own, own_g = program.own(q, h, kind.folded), program.own(g, h)
+        for h in range(kind.together):
+            own, own_g = program.query(q, h), program.own(g, h)
             weights = jnp.exp(program.logits(k, own, h, seen) - sums[i, h : h + 1])
             d_weights, used = _dot(v, own_g, turned=True), weights
             if kind.drops_each:
@@ -257,11 +293,18 @@ def _backward(kind: Kind, inputs: int, *refs) -> None:
                 of_bias[h] += d_logits
             d_logits = d_logits.astype(q.dtype)
             d_key += _dot(d_logits, own)
-            d_query.append(_dot(turned[h * kind.head_dim : (h + 1) * kind.head_dim], d_logits))
-        of_query[i] = (jnp.concatenate(d_query, axis=0).T * (program.spared * kind.scale)).astype(q.dtype)
-        of_key[i] = (d_key * (program.spared * kind.rest)).astype(k.dtype)
+            d_query.append(_dot(turned[program.dimensions(h)], d_logits))
+        if kind.group == 1:
+            for h, of_head in enumerate(d_query):
+                lanes = slice(h * kind.head_dim, (h + 1) * kind.head_dim)
+                d_own = of_head.T * (program.spared * kind.scale)
+                of_query[i, :, lanes] = mapped_back(q[:, lanes], QUERY, d_own)
+        else:
+            of_query[i] = (jnp.concatenate(d_query, axis=0).T * (program.spared * kind.scale)).astype(q.dtype)
+        of_key[i] = mapped_back(key[i], KEY, d_key * (program.spared * kind.rest))
         d_value *= program.spared
-        of_value[i] = (d_value * values_kept if kind.drops_values else d_value).astype(v.dtype)
+        d_value = d_value * values_kept if kind.drops_values else d_value
+        of_value[i] = mapped_back(value[i], VALUE, d_value)
 
     program.each(text)
 
@@ -269,10 +312,12 @@ def _backward(kind: Kind, inputs: int, *refs) -> None:
 class _Program:
     """The texts and heads of one program, for the forward and the backward kernel."""
 
-    def __init__(self, kind: Kind, numbers, lengths, query, bias, near):
-        self.kind, self.numbers, self.lengths, self.bias, self.near = kind, numbers, lengths, bias, near
+    def __init__(self, kind: Kind, numbers, lengths, query, more, near):
+        self.kind, self.numbers, self.lengths, self.near = kind, numbers, lengths, near
+        maps = kind.mapping.inputs
+        self.heads, self.bias = HeadMap(kind.mapping, more[:maps]), more[maps] if len(more) > maps else None
         self.texts, self.length, self.width = query.shape
-        self.first_head, self.first_text = pl.program_id(0) * kind.group, pl.program_id(1) * self.texts
+        self.first_head, self.first_text = pl.program_id(0) * kind.together, pl.program_id(1) * self.texts
         self.first = pl.program_id(1) == 0
         self.spared = 1.0 / (1.0 - kind.dropout_rate)
         if kind.near:
@@ -288,10 +333,22 @@ class _Program:
 
         jax.lax.fori_loop(0, self.texts // at_once, turn, None)
 
+    def dimensions(self, head: int) -> slice:
+        """Returns the rows of keys or values [group K, S] that belong to a query head."""
+        first = head % self.kind.group * self.kind.head_dim
+        return slice(first, first + self.kind.head_dim)
+
+    def query(self, x: jax.Array, head: int) -> jax.Array:
+        """Returns the mapped query of a head, times `folded`."""
+        if self.kind.group > 1:
+            return self.own(x, head, self.kind.folded)
+        x = self.heads.forward(self.own(x, head), QUERY)
+        return x if self.kind.folded == 1.0 else x * jnp.asarray(self.kind.folded, x.dtype)
+
     def own(self, x: jax.Array, head: int, factor: float = 1.0) -> jax.Array:
-        """Returns x [L, group K] times `factor`, with zeros for all heads except `head`."""
+        """Returns x [L, together K] of one head: its part, or with zeros for the others of its register."""
         if self.kind.group == 1:
-            return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
+            return x[:, head * self.kind.head_dim : (head + 1) * self.kind.head_dim]
         lane = places((1, self.width), 1)
         first = head * self.kind.head_dim
         inside = (lane >= first) & (lane < first + self.kind.head_dim)

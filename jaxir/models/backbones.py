@@ -52,8 +52,9 @@ class BackboneConfig:
         takes `token_types` [B, L].
       dtype: the type of matrix products and activations; parameters are float32.
       remat: what the backward pass recomputes of a block: nothing (False), all except matrix products
-        ("products"), all except these and gathered weights ("weights"), or all (True); with "auto" training
-        chooses the fastest setting that fits into memory.
+        ("products"), all except these and gathered weights ("weights"), all except what the kernels of TPUs
+        read again ("kernels"), or all (True); with "auto" training chooses the fastest setting that fits into
+        memory.
       scan_layers: stack the parameters of the blocks and scan over them, so that compile time does not grow
         with depth.
       shows_layers: whether the encoder implements `layer_and_last`.

@@ -11,10 +11,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from jaxir.core.shapes import checked_shapes
-from jaxir.models import layers
+from jaxir.models import fused_dense, layers
 from jaxir.models.activations import ACTIVATIONS
 from jaxir.models.attention import Attention
-from jaxir.runtime.partitioning import constrain
+from jaxir.runtime.partitioning import constrain, in_force
 
 
 class FeedForward(nnx.Module):
@@ -84,17 +84,27 @@ class PreNormBlock(nnx.Module):
         self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *args: Any, key: Key[Array, ""] | None
     ) -> Float[Array, "B L E"]:
         weights_key, attention_key, units_key, mlp_key = layers.split_key(key, 4)
-        y = x if self.attention_norm is None else self.attention_norm(x)
-        y = self.attend(y, mask, *args, key=weights_key)
+        added = self.attention_output_norm is None and (key is None or self.dropout_rates[0] == 0)
+        y = self.attend(x, mask, *args, key=weights_key, norm=self.attention_norm, added=added)
         y = y if self.attention_output_norm is None else self.attention_output_norm(y)
-        x = self._added(x, y, self.dropout_rates[0], attention_key)
+        if added:
+            x = layers.constrain_activation(y)
+        else:
+            x = self._added(x, y, self.dropout_rates[0], attention_key)
+        drops = key is not None and max(self.mlp.dropout_rate, self.dropout_rates[1]) > 0
+        if not drops and fused_dense.feeds(self.mlp, self.mlp_norm, x, in_force()):
+            added = self.mlp_output_norm is None
+            y = fused_dense.feed(self.mlp, self.mlp_norm, x, added=added, partitioner=in_force())
+            return layers.constrain_activation(y if added else x + self.mlp_output_norm(y))
         y = self.mlp(self.mlp_norm(x), key=units_key)
         y = y if self.mlp_output_norm is None else self.mlp_output_norm(y)
         return self._added(x, y, self.dropout_rates[1], mlp_key)
 
-    def attend(self, x: jax.Array, mask: jax.Array, *args: Any, key: jax.Array | None) -> jax.Array:
-        """Attends from x to itself at real tokens, true in `mask`."""
-        return self.attention(x, mask, *args, key=key)
+    def attend(
+        self, x: jax.Array, mask: jax.Array, *args: Any, key: jax.Array | None, **how: Any
+    ) -> jax.Array:
+        """Attends from x to itself at real tokens, true in `mask`; `how` is for `Attention`."""
+        return self.attention(x, mask, *args, key=key, **how)
 
     def _added(self, x: jax.Array, y: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
         return layers.constrain_activation(x + layers.dropout(y, rate, key, same_along=self.same_along))

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Key
 
 from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Layers, Natural, Positive, Rate, Size, checked
-from jaxir.models import backbones, layers
+from jaxir.models import backbones, fused_dense, layers
 from jaxir.models.activations import ACTIVATIONS as FUNCTIONS
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, register
@@ -269,14 +269,14 @@ class _Block(PreNormBlock):
         key: Key[Array, ""] | None,
     ) -> Float[Array, "B L E"]:
         x = super().__call__(x, mask, key=key)
-        signal = over_rms(self.gate_input(first) * first.shape[-1] ** -0.5, self.epsilon)
-        gate = FUNCTIONS[self.activation](self.gate(x))
+        signal = over_rms(fused_dense.apply(self.gate_input, first) * first.shape[-1] ** -0.5, self.epsilon)
+        gate = FUNCTIONS[self.activation](fused_dense.apply(self.gate, x))
         gate *= (signal * input_scale[None, None]).astype(gate.dtype)
-        y = self.gate_norm(self.gate_out(constrain(gate, ("batch", "length", "mlp"))))
+        y = self.gate_norm(fused_dense.apply(self.gate_out, constrain(gate, ("batch", "length", "mlp"))))
         # transformers does not train the scale, which is a buffer there.
         scale = jax.lax.stop_gradient(layers.weight(self.scale))
         return layers.constrain_activation((x + y) * scale[None, None].astype(x.dtype))
 
-    def attend(self, x: jax.Array, mask: jax.Array, *, key: jax.Array | None) -> jax.Array:
+    def attend(self, x: jax.Array, mask: jax.Array, *, key: jax.Array | None, **how: Any) -> jax.Array:
         frequencies = jnp.asarray(rope_frequencies(self.attention.head_dim, self.base))
-        return self.attention(x, mask, window=self.window, frequencies=frequencies, key=key)
+        return self.attention(x, mask, window=self.window, frequencies=frequencies, key=key, **how)

@@ -24,12 +24,14 @@ from jaxir.runtime.partitioning import GATHERED, Partitioner, constrain, gather_
 
 M = TypeVar("M", bound=nnx.Module)
 # The part of a block that the backward pass recomputes: nothing (False), all except matrix products and
-# gathered weights, all except matrix products, or all (True). With "auto" training chooses, and nothing is
-# recomputed until then.
-Remat = bool | Literal["weights", "products", "auto"]
-# Name of fused attention's results for `jax.checkpoint`, which keeps them as it keeps matrix products. So
-# fused attention runs only once per step.
+# gathered weights, all except matrix products, all except what backward passes read from or with the kernels
+# of TPUs, or all (True). With "auto" training chooses, and nothing is recomputed until then.
+Remat = bool | Literal["weights", "products", "kernels", "auto"]
+# Name of the kernels' inputs and results for `jax.checkpoint`, which keeps them as it keeps matrix products.
+# So fused attention runs only once per step.
 FUSED = "fused_attention"
+# Name of queries, keys and values that a kernel projects, which are matrix products, too.
+PROJECTED = "projected"
 
 
 def _products_and(*names: str) -> Callable[..., bool]:
@@ -42,8 +44,9 @@ def _products_and(*names: str) -> Callable[..., bool]:
 # Intermediate values that `jax.checkpoint` keeps of a block. Products of two activations (in attention) grow
 # with the square of the length, and are not kept.
 POLICIES: dict[Remat, Callable[..., bool]] = {
-    "weights": _products_and(FUSED, GATHERED),
-    "products": _products_and(FUSED),
+    "weights": _products_and(FUSED, PROJECTED, GATHERED),
+    "products": _products_and(FUSED, PROJECTED),
+    "kernels": jax.checkpoint_policies.save_only_these_names(FUSED),
     True: jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -334,14 +337,19 @@ class RMSNorm(nnx.Module):
         scaled: bool = True,
     ):
         self.scale = param(filled(0 if from_zero else 1, (features,)), axis) if scaled else None
-        self.epsilon, self.dtype, self.from_zero = epsilon, dtype, from_zero
+        self.features, self.epsilon, self.dtype, self.from_zero = features, epsilon, dtype, from_zero
 
     @checked_shapes
     def __call__(self, x: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:
         if self.scale is None:
             return over_rms(x, self.epsilon).astype(self.dtype)
-        scale = weight(self.scale) + 1.0 if self.from_zero else weight(self.scale)
-        return rms_norm(x, scale, epsilon=self.epsilon).astype(self.dtype)
+        return rms_norm(x, self.multiplier(), epsilon=self.epsilon).astype(self.dtype)
+
+    def multiplier(self) -> Float[Array, " E"]:
+        """Returns the factor of each feature, in float32."""
+        if self.scale is None:
+            return jnp.ones((self.features,), jnp.float32)
+        return weight(self.scale) + 1.0 if self.from_zero else weight(self.scale)
 
 
 @operator

@@ -266,8 +266,9 @@ class _Block(PreNormBlock):
         frequencies: Float[Array, " F"],
         *,
         key: jax.Array | None,
+        **how: Any,
     ) -> jax.Array:
-        return self.attention(x, mask, window=window, frequencies=frequencies, key=key)
+        return self.attention(x, mask, window=window, frequencies=frequencies, key=key, **how)
 
 
 def _block(config: ModernBertConfig, *, first: bool, rngs: nnx.Rngs) -> _Block:

@@ -168,6 +168,7 @@ class RotaryBlock(PreNormBlock):
         frequencies: Float[Array, " F"],
         *,
         key: jax.Array | None,
+        **how: Any,
     ) -> jax.Array:
-        window = window if self.has_windows else None
-        return self.attention(x, mask, causal=self.causal, window=window, frequencies=frequencies, key=key)
+        how |= {"causal": self.causal, "window": window if self.has_windows else None}
+        return self.attention(x, mask, frequencies=frequencies, key=key, **how)

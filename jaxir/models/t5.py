@@ -281,9 +281,15 @@ def attention_of(config: T5Config, *, rngs: nnx.Rngs) -> Attention:
 
 class _Block(PreNormBlock):
     def attend(
-        self, x: jax.Array, mask: jax.Array, bias: Float[Array, "1 H L L"], *, key: jax.Array | None
+        self,
+        x: jax.Array,
+        mask: jax.Array,
+        bias: Float[Array, "1 H L L"],
+        *,
+        key: jax.Array | None,
+        **how: Any,
     ) -> jax.Array:
-        return self.attention(x, mask, bias=bias, key=key)
+        return self.attention(x, mask, bias=bias, key=key, **how)
 
 
 def _block(config: T5Config, *, rngs: nnx.Rngs) -> _Block:

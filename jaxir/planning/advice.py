@@ -32,9 +32,9 @@ class Setting(NamedTuple):
     batch_size: int  # pairs per step
 
     def recomputing_more(self) -> list[Remat]:
-        """Returns the remat policies that keep less in memory than this one; never "weights"."""
+        """Returns the remat policies that keep less in memory than this one; only those of any device."""
         policies = [False, *POLICIES]
-        return [p for p in policies[policies.index(self.remat) + 1 :] if p != "weights"]
+        return [p for p in policies[policies.index(self.remat) + 1 :] if p not in ("weights", "kernels")]
 
     def changes(self, other: Setting) -> dict[str, Any]:
         """Returns the values of `self` that differ from the values of `other`, by name."""

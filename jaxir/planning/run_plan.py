@@ -99,6 +99,7 @@ def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Pla
             rows=planned.recipe.batch_size // partitioner.batch_divisor(),
             limit=int(target.chip.memory),
             gathers=partitioner.mesh.shape["fsdp"] > 1,
+            kernels=partitioner.on_tpu,
             scanned=planned.config.backbone.scan_layers,
             size_of=lambda tried: tried.compiled.size,
             seconds_of=lambda tried: (
@@ -288,6 +289,7 @@ def _describe(planned: Planned, step: Step) -> str:
         False: "no remat",
         "weights": "remat except products and gathered weights",
         "products": "remat except products",
+        "kernels": "remat except what kernels read",
         True: "remat",
     }
     how = [backbone.dtype, remats[backbone.remat]]

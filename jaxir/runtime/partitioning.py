@@ -65,7 +65,8 @@ class MeshConfig:
       fsdp: devices that split the batch and the parameters (fully sharded data parallelism).
       tensor: devices that split heads and feed-forward units.
       rules: (logical axis, mesh axes) pairs that precede `DEFAULT_RULES`.
-      fused_attention: whether TPUs compute attention in one kernel if possible (docs/planning.md).
+      fused_attention: whether TPUs compute attention and dense layers in kernels if possible
+        (docs/planning.md).
       sparse_cores: whether the SparseCores of TPUs that have them (v5p, v6e) run collectives while the
         rest of the chip computes (docs/planning.md).
     """

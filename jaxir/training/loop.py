@@ -199,6 +199,7 @@ class Run:
                     rows=self.recipe.batch_size // partitioner.batch_divisor(),
                     limit=device_memory(),
                     gathers=partitioner.mesh.shape["fsdp"] > 1,
+                    kernels=partitioner.on_tpu,
                     scanned=getattr(backbone, "scan_layers", False),
                     seconds_of=functools.partial(scheduled_seconds, partitioner=partitioner),
                 )

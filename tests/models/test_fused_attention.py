@@ -12,8 +12,9 @@ from flax import nnx
 
 from jaxir.costs import work
 from jaxir.models import attention_kernel, fused_attention
-from jaxir.models.attention import attention
+from jaxir.models.attention import attention, rope_frequencies
 from jaxir.models.attention_kernel import Kind
+from jaxir.models.layers import RMSNorm
 from jaxir.models.t5 import T5Config
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
@@ -28,9 +29,20 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
 
 
-def definition(query, key, value, bias=None, *, scale, causal=False, window=None, kept=None, rate=0.0):
+def definition(
+    query, key, value, bias=None, *scales, scale, causal=False, window=None, kept=None, rate=0.0, base=None
+):
     """[B, L, H, K], with float32 weights; `kept` [B, H, T, S] are those that dropout keeps."""
     query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
+    if scales:
+        query, key, value = (
+            x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (1 if s is None else s[None, None, None])
+            for x, s in zip((query, key, value), (*scales, None), strict=True)
+        )
+    if base:
+        angles = np.arange(LENGTH)[:, None] * base ** -(np.arange(0, 1, 2 / query.shape[3]))
+        turn = np.exp(1j * angles)[None, :, None].astype(np.complex64)
+        query, key = (jnp.concatenate(parts, axis=-1) for parts in (turned(x, turn) for x in (query, key)))
     key, value = (jnp.repeat(x, HEADS // x.shape[2], axis=2) for x in (key, value))
     logits = scale * jnp.einsum("bthk,bshk->bhts", query, key)
     logits = logits if bias is None else logits + bias
@@ -40,6 +52,11 @@ def definition(query, key, value, bias=None, *, scale, causal=False, window=None
     weights = jax.nn.softmax(jnp.where(MASK[:, None, None] & near[None, None], logits, -1e9), axis=-1)
     weights = weights if kept is None else jnp.where(kept, weights / (1.0 - rate), 0.0)
     return jnp.einsum("bhts,bshk->bthk", weights, value)
+
+
+def turned(x, turn):
+    pairs = jax.lax.complex(*jnp.split(x, 2, axis=-1)) * turn
+    return pairs.real, pairs.imag
 
 
 @functools.cache
@@ -71,7 +88,12 @@ CASES = {
     "bert, sharded": ({"scale": 0.125, "rate": 0.3}, BOTH),
     "minilm": ({"scale": 32**-0.5, "dim": 32}, BATCH),
     "modernbert": ({"scale": 0.125, "window": 3}, BATCH),
-    "qwen3": ({"scale": 128**-0.5, "dim": 128, "causal": True, "kv_heads": 2}, BOTH),
+    "qwen3": ({"scale": 128**-0.5, "dim": 128, "causal": True, "kv_heads": 2, "base": 1e4}, BOTH),
+    "embedding gemma": (
+        {"scale": 0.0625, "dim": 256, "kv_heads": 2, "window": 5, "normed": True, "base": 100.0},
+        BOTH,
+    ),
+    "one head of keys": ({"scale": 0.04, "dim": 512, "kv_heads": 1, "normed": True, "base": 100.0}, BATCH),
     "wide": ({"scale": 0.3, "has_bias": True, "dim": 128, "rate": 0.3, "causal": True, "window": 5}, BOTH),
 }
 
@@ -86,23 +108,35 @@ def test_values_and_gradients_equal_the_definition(case):
     arrays += [jnp.asarray(normal(1, HEADS, LENGTH, LENGTH))] if has_bias else []
     cotangent = jnp.asarray(normal(*arrays[0].shape))
     for_all = how.get("for_all", False)
-    more = {k: v for k, v in how.items() if k not in ("has_bias", "dim", "for_all", "kv_heads")}
+    more = {k: v for k, v in how.items() if k not in ("has_bias", "dim", "for_all", "kv_heads", "normed")}
+    is_normed, base = how.get("normed", False), how.get("base")
+    if is_normed:
+        arrays += [None, *(jnp.asarray(1 + 0.1 * normal(dim)) for _ in range(2))]
     expected = functools.partial(definition, kept=what_is_kept(rate, for_all) if rate else None, **more)
     given = {"mask": jnp.asarray(MASK), "scale": how["scale"], "causal": how.get("causal", False)}
     given |= {"dropout_rate": rate, "drop_for_all": for_all, "dropout_key": KEY if rate else None}
     given["window"] = jnp.int32(how["window"]) if "window" in how else None
     partitioner = MeshConfig(**mesh).build(jax.devices()[: 4 if mesh else 1])
 
-    def found(query, key, value, bias=None):
-        return fused_attention.attend(query, key, value, bias=bias, partitioner=partitioner, **given)
+    def found(query, key, value, bias=None, *scales):
+        norms = [RMSNorm(dim, epsilon=1e-6, dtype="float32", scaled=i < 2) for i in range(3)]
+        for norm, scale in zip(norms, scales, strict=False):
+            norm.scale[...] = scale
+        mapped = {"norms": norms if scales else (None,) * 3}
+        mapped |= {"frequencies": jnp.asarray(rope_frequencies(dim, base)) if base else None}
+        return fused_attention.attend(
+            query, key, value, bias=bias, partitioner=partitioner, **given, **mapped
+        )
 
     wanted = with_gradients(expected, arrays, cotangent)
     got = with_gradients(found, arrays, cotangent)
     # Sums of at most 16 x 128 float32 numbers of size 1.
-    for name, a, b in zip(("out", "query", "key", "value", "bias"), got, wanted, strict=False):
+    names = ("out", "query", "key", "value", *["bias"] * has_bias, "query scale", "key scale")
+    got, wanted = ([x for x in of if x is not None] for of in (got, wanted))
+    for name, a, b in zip(names, got, wanted, strict=False):
         assert np.abs(b).max() > 0.1, name
         np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5, err_msg=name)
-    assert len(got) == len(wanted) == 4 + has_bias
+    assert len(got) == len(wanted) == 4 + has_bias + 2 * is_normed
     if rate:
         without = jax.jit(functools.partial(definition, **more))(*arrays)
         assert np.abs(np.where(MASK[:, :, None, None], without - got[0], 0)).max() > 0.1
@@ -214,7 +248,9 @@ def test_fused_dropout_masks_have_the_rate_and_are_uncorrelated():
         ((4, 40, 4, 64), {}, False),
         ((4, 64, 4, 80), {}, False),
         ((4, 64, 2, 64), {}, False),  # one head a device: half of a register
-        ((4, 64, 4, 256), {}, False),  # wide heads
+        ((4, 64, 4, 256), {}, True),
+        ((4, 256, 4, 512), {"kv_heads": 1}, True),
+        ((4, 512, 8, 512), {"kv_heads": 2}, False),  # too large for a chip's memory
     ],
 )
 def test_kernels_are_used_for_supported_shapes_only(as_on_tpus, shape, more, taken):

@@ -29,8 +29,9 @@ class CommonOverrides:
       weights: keep the encoders' kernels and tables of tokens in 8 or 4 bits ("int8" or "nf4", see
         `jaxir.models.quantized`). Such a model cannot be trained.
       remat: what the backward pass recomputes in blocks: nothing (False or "none"), all except matrix
-        products ("products"), all except products and gathered weights ("weights") or all (True or "all").
-        "auto" is the fastest of these with which a step fits into memory.
+        products ("products"), all except products and gathered weights ("weights"), all except what the
+        kernels of TPUs read again ("kernels") or all (True or "all"). "auto" is the fastest of these with
+        which a step fits into memory.
       scan_layers: whether to compute the blocks in a scan, which compiles one block, instead of one by one.
       dropout_rate: rate of every dropout.
       query_max_length: maximum number of tokens per query. None: the model's own maximum, but at most

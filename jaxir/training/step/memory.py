@@ -66,6 +66,7 @@ def fit_memory(
     rows: int,
     limit: int,
     gathers: bool = False,
+    kernels: bool = False,
     scanned: bool = False,
     size_of: Callable[[Any], int] = memory_of,
     seconds_of: Callable[[Any], float | None] = lambda compiled: None,
@@ -83,6 +84,7 @@ def fit_memory(
       rows: number of examples of the batch per device; the number of chunks must divide it.
       limit: memory in bytes per device.
       gathers: whether devices gather weights from each other; gathered weights could be kept.
+      kernels: whether the step may use the kernels of TPUs, whose inputs could be kept.
       scanned: whether the blocks are scanned (`scan_layers`).
       size_of: maps a compiled step to the memory that it needs, in bytes per device.
       seconds_of: maps a compiled step to its seconds, or to None if they are unknown.
@@ -94,7 +96,8 @@ def fit_memory(
     allowed = int(limit * HEADROOM)
     needed: dict[Remat, int] = {}
     by_time = (*POLICIES, False) if scanned else (False, *POLICIES)
-    policies = [p for p in by_time if gathers or p != "weights"] if by_policy else [remat]
+    idle = [name for name, of in (("weights", gathers), ("kernels", kernels)) if not of]
+    policies = [p for p in by_time if p not in idle] if by_policy else [remat]
     for chunks in [n for n in range(1, rows + 1) if rows % n == 0] if in_chunks else [1]:
         chosen = dataclasses.replace(objective, chunks=chunks) if in_chunks else objective
         fitting: list[tuple[float, Remat, Any, int]] = []
