@@ -143,7 +143,7 @@ def test_pairs_have_the_scores_of_the_cross_encoder(tmp_path, save_cross_encoder
 
 @pytest.mark.slow
 def test_default_dynamic_quantization_keeps_vectors(tmp_path, minilm_folder):
-    """Of a real model, one column of whose kernels is 40 times the others; with both sets of operators."""
+    """A real model, one column of whose kernels is 40 times the others; with both sets of operators."""
     encoder = DualEncoder.load(f"st:{minilm_folder}")
     tokens = encoder.tokenizer.encode_batch(TEXTS + SENTENCES, max_length=40)
     ids = np.array([np.pad(row, (0, 40 - len(row))) for row in tokens], np.int64)
