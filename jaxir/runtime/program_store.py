@@ -126,6 +126,8 @@ def _save(program: jax.stages.Compiled, path: Path) -> None:
 
 def _described(function: Callable[..., Any]) -> list[str]:
     """Returns a function's name, the values it closes over, and the state of its file."""
+    if isinstance(function, functools.partial):
+        return [repr(function.args), repr(function.keywords), *_described(function.func)]
     values = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
     file = getattr(sys.modules.get(function.__module__), "__file__", None)
     return [f"{function.__module__}.{function.__qualname__}", *values, _states([Path(file)] if file else [])]

@@ -1,0 +1,77 @@
+"""CPU seconds from the start of a process to its first result: a vector, and the answer to one question.
+
+    python benchmarks/starts.py [--peer_python=PYTHON] [--repeats=3]
+
+Each process runs alone, in turns with `import jax` and with sentence-transformers, which loads the same
+folder. jaxir's programs are compiled before the first round, in a cache of this script. Nothing is
+downloaded. CPU time counts all threads; wall time is printed too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+VECTOR = 'from jaxir import DualEncoder; DualEncoder.load("st:all-MiniLM-L6-v2").encode("a text")'
+PEER = (
+    "import sys; from sentence_transformers import SentenceTransformer;"
+    ' SentenceTransformer(sys.argv[1], device="cpu").encode("a text")'
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--peer_python", help="an interpreter with sentence-transformers")
+    parser.add_argument("--repeats", type=int, default=3)
+    flags = parser.parse_args()
+    from jaxir.interop.hub.hub import local_minilm
+
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ |= {"XDG_CACHE_HOME": directory, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "passive"}
+        own = [sys.executable, "-m"]
+        corpus, vectors, index = (str(Path(directory, name)) for name in ("corpus.jsonl", "vectors", "index"))
+        texts = [{"_id": str(n), "title": "", "text": f"text number {n}"} for n in range(100)]
+        Path(corpus).write_text("\n".join(map(json.dumps, texts)))
+        model = "--model=st:all-MiniLM-L6-v2"
+        run([*own, "jaxir.encode", model, f"--input={corpus}", f"--output={vectors}"])
+        run([*own, "jaxir.index", f"--embeddings={vectors}", f"--output={index}", "--backend=exact"])
+        systems = {
+            "import jax": [sys.executable, "-c", "import jax"],
+            "jaxir, a vector": [sys.executable, "-c", VECTOR],
+            "jaxir.search, a question": [*own, "jaxir.search", f"--index={index}", "--query=a text"],
+        }
+        if flags.peer_python:
+            systems["sentence-transformers, a vector"] = [flags.peer_python, "-c", PEER, str(local_minilm())]
+        for command in systems.values():  # the first start compiles, and fills caches of files
+            run(command)
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
+        for _ in range(flags.repeats):
+            for name, command in systems.items():
+                found[name].append(run(command))
+    first = statistics.median(cpu for cpu, _ in found["import jax"])
+    print("| process | CPU s | wall s | of `import jax` |\n|---|---:|---:|---:|")
+    for name, pairs in found.items():
+        cpu, wall = (statistics.median(column) for column in zip(*pairs, strict=True))
+        print(f"| {name} | {cpu:.2f} | {wall:.2f} | {cpu / first:.2f} |")
+
+
+def run(command: list[str]) -> tuple[float, float]:
+    """Runs a command; returns its CPU seconds and wall seconds."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - started
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
+
+
+if __name__ == "__main__":
+    main()
