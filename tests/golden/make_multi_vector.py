@@ -42,7 +42,10 @@ CLASSIC = {"strategy": "fixed", "length": 12, "attend": False}
 # Windows must be longer than queries: what a token without any other in its window gets is not defined.
 CHANGED = {"pad_token_id": 0, "local_attention": 64, "sliding_window": 64}
 # Encoders that read tokens to which others do not attend; the tokenizer is bert's.
-FAMILIES = ("roberta", "distilbert", "modernbert", "gte", "nomic_bert", "eurobert", "qwen3", "gemma3")
+FAMILIES = (
+    *("roberta", "distilbert", "modernbert", "gte", "nomic_bert", "eurobert", "llama", "qwen3"),
+    *("gemma3", "t5_1_1"),
+)
 
 
 def randomized(module: torch.nn.Module) -> torch.nn.Module:
