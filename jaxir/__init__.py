@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxir.objectives.seq2seq import Seq2Seq as Seq2Seq
     from jaxir.retrieval.encoding.embeddings import encode_corpus as encode_corpus
     from jaxir.retrieval.encoding.generator import Generator as Generator
+    from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder as MultiVectorEncoder
     from jaxir.retrieval.encoding.pair_scorer import CrossEncoder as CrossEncoder
     from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder as SparseEncoder
     from jaxir.retrieval.encoding.text_encoder import DualEncoder as DualEncoder
@@ -56,6 +57,7 @@ _NAMES = {
     "objectives.seq2seq": "Seq2Seq",
     "retrieval.encoding.embeddings": "encode_corpus",
     "retrieval.encoding.generator": "Generator",
+    "retrieval.encoding.multi_vector_encoder": "MultiVectorEncoder",
     "retrieval.encoding.pair_scorer": "CrossEncoder",
     "retrieval.encoding.sparse_text_encoder": "SparseEncoder",
     "retrieval.encoding.text_encoder": "DualEncoder",

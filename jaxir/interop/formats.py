@@ -39,6 +39,7 @@ _UNFIT = {
     ("seq2seq", "st"): "hf",
     ("sparse_encoder", "hf"): "st",
     ("sparse_encoder", "t5x"): "st",
+    **{("multi_vector_encoder", to): "jaxir" for to in ("hf", "st", "t5x")},
 }
 
 

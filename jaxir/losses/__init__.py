@@ -14,6 +14,7 @@ from jaxir.losses.hinges import margin as margin
 from jaxir.losses.hinges import triplet as triplet
 from jaxir.losses.in_batch import in_batch_softmax as in_batch_softmax
 from jaxir.losses.matryoshka import matryoshka as matryoshka
+from jaxir.losses.maxsim import maxsim as maxsim
 from jaxir.losses.nt_xent import nt_xent as nt_xent
 from jaxir.losses.pair import pair as pair
 from jaxir.losses.ranking import binary_cross_entropy as binary_cross_entropy
@@ -37,6 +38,7 @@ __all__ = [
     "margin_mse",
     "margin_ranking",
     "matryoshka",
+    "maxsim",
     "nt_xent",
     "pair",
     "rank_margin",

@@ -58,6 +58,8 @@ class BackboneConfig:
       scan_layers: stack the parameters of the blocks and scan over them, so that compile time does not grow
         with depth.
       shows_layers: whether the encoder implements `layer_and_last`.
+      embeds_unattended: whether the encoder has `embed` (see `StackEncoder`) and gives vectors of tokens that
+        other tokens do not attend to, as multi-vector encoders add to queries.
       added: fields that were added later -> the value of models that were saved without them.
     """
 
@@ -65,6 +67,7 @@ class BackboneConfig:
     title: ClassVar[str] = ""
     token_table: ClassVar[str]
     shows_layers: ClassVar[bool] = False
+    embeds_unattended: ClassVar[bool] = False
     added: ClassVar[Mapping[str, Any]] = {}
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = ()
     vocab_size: int
@@ -85,6 +88,11 @@ class BackboneConfig:
     def output_dim(self) -> int:
         """The width of the encoder's output, which is that of its blocks unless a subclass says otherwise."""
         return self.embed_dim
+
+    @property
+    def reach(self) -> int | None:
+        """The largest distance at which a token sees another in every layer; None: any distance."""
+        return min(getattr(self, "windows", ()), default=None)
 
     @property
     def model_type(self) -> str | None:

@@ -207,6 +207,7 @@ class BertConfig(BackboneConfig):
     added: ClassVar[Mapping[str, Any]] = {"family": None}
     title: ClassVar[str] = "BERT"
     shows_layers: ClassVar[bool] = True
+    embeds_unattended: ClassVar[bool] = True
     token_table: ClassVar[str] = "embeddings.token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = _FOLDERS
     vocab_size: Size = 30522

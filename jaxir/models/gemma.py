@@ -139,6 +139,7 @@ class GemmaConfig(BackboneConfig):
     """
 
     kind: ClassVar[str] = "gemma"
+    embeds_unattended: ClassVar[bool] = True
     title: ClassVar[str] = "Gemma 3"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_FOLDER,)

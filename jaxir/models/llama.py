@@ -268,6 +268,7 @@ class LlamaConfig(BackboneConfig):
     """
 
     kind: ClassVar[str] = "llama"
+    embeds_unattended: ClassVar[bool] = True
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = _FOLDERS
     model_type: Literal["llama", "mistral", "qwen2", "qwen3", "eurobert", "ultrabert"] = "qwen3"

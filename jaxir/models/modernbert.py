@@ -142,6 +142,7 @@ class ModernBertConfig(BackboneConfig):
     """
 
     kind: ClassVar[str] = "modernbert"
+    embeds_unattended: ClassVar[bool] = True
     title: ClassVar[str] = "ModernBERT"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_FOLDER,)
@@ -177,6 +178,10 @@ class ModernBertConfig(BackboneConfig):
     def head_dim(self) -> int:
         return self.embed_dim // self.num_heads
 
+    @property
+    def reach(self) -> int:
+        return self.local_attention // 2
+
     def make(self, *, rngs: nnx.Rngs) -> "ModernBert":
         return ModernBert(self, rngs=rngs)
 
@@ -211,6 +216,16 @@ class ModernBert(Encoder):
             rngs=rngs,
         )
 
+    def embed(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+        """Returns the token vectors [B, L, E] that the first block reads."""
+        longest, rate = max(batch.shape[1] for batch in ids), self.config.embedding_dropout_rate
+        if longest > (limit := self.config.max_positions):
+            raise ValueError(f"{longest} tokens exceed the model's {limit} positions: truncate the text")
+        return [
+            layers.constrain_activation(layers.dropout(self.token_norm(x), rate, key))
+            for x, key in zip(self.token.together(ids), keys, strict=True)
+        ]
+
     def together(
         self,
         ids: Sequence[jax.Array],
@@ -218,19 +233,8 @@ class ModernBert(Encoder):
         edits: Sequence[Edit | None] | None = None,
     ) -> list[jax.Array]:
         config = self.config
-        longest = max(batch.shape[1] for batch in ids)
-        if longest > config.max_positions:
-            raise ValueError(
-                f"{longest} tokens exceed the model's {config.max_positions} positions: truncate the text"
-            )
         split = [layers.split_key(key, 3) for key in keys]
-        xs = [
-            layers.constrain_activation(
-                layers.dropout(self.token_norm(x), config.embedding_dropout_rate, key)
-            )
-            for x, (key, _, _) in zip(self.token.together(ids), split, strict=True)
-        ]
-        xs = edited(xs, edits)
+        xs = edited(self.embed(ids, [first for first, _, _ in split]), edits)
         everywhere = np.arange(config.num_layers) % config.global_every == 0
         windows = np.where(everywhere, NO_WINDOW, config.local_attention // 2).astype(np.int32)
         bases = [

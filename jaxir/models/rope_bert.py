@@ -247,6 +247,7 @@ class RopeBertConfig(BackboneConfig):
     kind: ClassVar[str] = "rope_bert"
     token_table: ClassVar[str] = "token"
     shows_layers: ClassVar[bool] = True
+    embeds_unattended: ClassVar[bool] = True
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_NOMIC, _GTE, _NEW, _JINA)
     model_type: Literal["nomic_bert", "gte", "jina_embeddings_v3"] = "nomic_bert"
     vocab_size: Size = 30528

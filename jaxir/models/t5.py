@@ -115,6 +115,7 @@ class T5Config(BackboneConfig):
     """
 
     kind: ClassVar[str] = "t5"
+    embeds_unattended: ClassVar[bool] = True
     title: ClassVar[str] = "T5 encoder"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_T5, dataclasses.replace(_T5, model_type="mt5"))

@@ -200,7 +200,12 @@ class Tokenizer:
 
     def knows(self, token: str) -> bool:
         """Returns whether `token` is in the vocabulary."""
-        return self._backend.knows(token)
+        return self._backend.id_of(token) is not None
+
+    def id_of(self, token: str) -> int | None:
+        """Returns the id of a token, as `encode_batch` gives it; None if it is not in the vocabulary."""
+        found = self._backend.id_of(token)
+        return None if found is None else int(self.own_ids([found])[0])
 
     def save(self, directory: str | Path) -> None:
         """Writes the loaded files (and a converted tokenizer.json, if any) into `directory`."""

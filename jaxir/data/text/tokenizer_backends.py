@@ -73,8 +73,8 @@ class HuggingFaceBackend:
     def tokens(self) -> list[str | None]:
         return [self._tokenizer.id_to_token(i) for i in range(self.vocab_size)]
 
-    def knows(self, token: str) -> bool:
-        return self._tokenizer.token_to_id(token) is not None
+    def id_of(self, token: str) -> int | None:
+        return self._tokenizer.token_to_id(token)
 
 
 class SentencePieceBackend:
@@ -116,8 +116,9 @@ class SentencePieceBackend:
     def tokens(self) -> list[str | None]:
         return [self._processor.id_to_piece(i) for i in range(self.vocab_size)]
 
-    def knows(self, token: str) -> bool:
-        return self._processor.id_to_piece(self._processor.piece_to_id(token)) == token
+    def id_of(self, token: str) -> int | None:
+        found = self._processor.piece_to_id(token)
+        return found if self._processor.id_to_piece(found) == token else None
 
 
 Backend = HuggingFaceBackend | SentencePieceBackend

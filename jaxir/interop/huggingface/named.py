@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from jaxir.core.errors import UserError
 from jaxir.interop.hub import hub
 from jaxir.interop.huggingface import (
     hf,
@@ -14,6 +15,7 @@ from jaxir.interop.huggingface import (
     peft,
     sentence_transformers,
     st_files,
+    st_multi_vector,
 )
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
@@ -49,7 +51,9 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
     dual encoder: folders of T5 hold both a dual encoder and a generator. Without `weights`, a dual encoder of
     "hf" gets `stored.shapes_alone`.
     """
-    if form == "st" and kind in (None, "dual_encoder", "sparse_encoder"):
+    if kind == "multi_vector_encoder" and form == "hf":
+        raise UserError(f"hf:{name} has no vectors of tokens to compare: give st: and a multi-vector encoder")
+    if form == "st" and kind in (None, "dual_encoder", "sparse_encoder", "multi_vector_encoder"):
         return _read_sentence_transformers(name, kind)
     owner = "cross-encoder" if (form, kind) == ("st", "cross_encoder") else None
     weights = weights or kind != "dual_encoder"
@@ -91,11 +95,10 @@ def _pooling(directory: Path) -> Pooling:
 
 def _read_sentence_transformers(name: str, kind: str | None) -> StoredModel:
     def reader(directory: Path) -> Any:
-        if kind == "sparse_encoder" or (kind is None and st_files.kind_of(directory) == "sparse_encoder"):
-            return hf_sparse_encoder
         if kind is None and hf_cross_encoder.is_one(peft.base_directory(directory)):
             return hf_cross_encoder
-        return sentence_transformers
+        others = {"sparse_encoder": hf_sparse_encoder, "multi_vector_encoder": st_multi_vector}
+        return others.get(st_files.kind_of(directory) if kind is None else kind, sentence_transformers)
 
     def check(directory: Path) -> None:
         found = reader(directory)

@@ -18,12 +18,16 @@ _CLASSES = {
     "SentenceTransformer": "dual_encoder",
     "CrossEncoder": "cross_encoder",
     "SparseEncoder": "sparse_encoder",
+    "MultiVectorEncoder": "multi_vector_encoder",
+    "ColBERT": "multi_vector_encoder",  # PyLate's name
 }
 _TASKS = {
     "dual_encoder": "feature-extraction",
     "cross_encoder": "sequence-classification",
     "sparse_encoder": "fill-mask",
+    "multi_vector_encoder": "feature-extraction",
 }
+_PYLATE_DENSE = "pylate.models.Dense.Dense"
 # Arguments of from_pretrained that a folder may set.
 _TOKENIZER_ARGUMENTS = ("tokenizer_args", "processor_kwargs")
 _ARGUMENTS = (*_TOKENIZER_ARGUMENTS, "model_args", "model_kwargs", "config_args", "config_kwargs")
@@ -139,17 +143,28 @@ def routes(directory: Path) -> dict[str, list[tuple[str, Path]]]:
 
 
 def _kind(full: Any, path: Path) -> str:
-    if not str(full).startswith("sentence_transformers."):
+    if full != _PYLATE_DENSE and not str(full).startswith("sentence_transformers."):
         raise UserError(
             f"{path}: the module {full!r:.80} is not one of sentence-transformers' own; give another model"
         )
     return str(full).rpartition(".")[2]
 
 
-def read_transformer(directory: Path, encoder: hf.Encoder, kind: str) -> Transformer:
-    """Returns how the Transformer in `directory`, which holds `encoder`, reads texts."""
+def transformer_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
+    """Returns the file with the settings of the Transformer in `directory`, and its content."""
     files = ((directory / name, read_optional_json(directory / name)) for name in ST_TRANSFORMER)
-    path, content = next((found for found in files if found[1]), (directory / ST_TRANSFORMER[0], {}))
+    return next((found for found in files if found[1]), (directory / ST_TRANSFORMER[0], {}))
+
+
+def read_transformer(
+    directory: Path, encoder: hf.Encoder, kind: str, defaults: Mapping[str, Any] | None = None
+) -> Transformer:
+    """Returns how the Transformer in `directory`, which holds `encoder`, reads texts.
+
+    `defaults` are entries that its file of settings may leave out.
+    """
+    path, content = transformer_settings(directory)
+    content = {**(defaults or {}), **content}
     _check_use(content, path, kind)
     given, called = _created_length(content, path), _called_length(content, path)
 
@@ -180,9 +195,12 @@ def _check_use(content: dict[str, Any], path: Path, kind: str) -> None:
         raise UserError(
             f"{path}: transformer_task {task!r:.40} is not supported, only {_TASKS[kind]}; give another model"
         )
-    if content.get("query_expansion"):
+    if kind != "multi_vector_encoder" and content.get("query_expansion"):
         raise UserError(f"{path}: query_expansion is not supported; give another model")
-    if kind == "dual_encoder" and content.get("module_output_name", "token_embeddings") != "token_embeddings":
+    if (
+        kind != "cross_encoder"
+        and content.get("module_output_name", "token_embeddings") != "token_embeddings"
+    ):
         raise UserError(
             f"{path}: module_output_name {content['module_output_name']!r:.40} is not supported, only"
             " token_embeddings; give another model"

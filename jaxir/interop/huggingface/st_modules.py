@@ -21,7 +21,12 @@ from jaxir.interop.weights.weights import (
 from jaxir.models.after_pooling import AfterPooling
 from jaxir.models.dual_encoder import Pooling, Projection
 
-_VECTOR = "sentence_embedding"  # sentence-transformers' name for the vector of a text
+# sentence-transformers' names for the vector of a text and for the vectors of its tokens.
+_VECTOR, _TOKENS = "sentence_embedding", "token_embeddings"
+_MAPPED = {
+    _VECTOR: "the vectors of tokens belong to models with many vectors",
+    _TOKENS: "the vectors of texts belong to models with one vector",
+}
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -126,6 +131,31 @@ def read_after_pooling(modules: Sequence[tuple[str, Path]]) -> PooledVector:
     return PooledVector(projection, tuple(found), normalized, params)
 
 
+def read_token_modules(
+    modules: Sequence[tuple[str, Path]],
+) -> tuple[tuple[AfterPooling, ...], dict[str, np.ndarray]]:
+    """Reads the Dense and Normalize modules that map the vectors of tokens, in order.
+
+    Returns:
+      The modules, and their parameters by their names in a multi-vector encoder.
+    """
+    found: list[AfterPooling] = []
+    params: dict[str, np.ndarray] = {}
+    for kind, folder in modules:
+        path = folder / "config.json"
+        if kind == "Normalize":
+            content = read_optional_json(path)
+            if content.get("module_input_name") in (None, _VECTOR):
+                continue  # it normalises a vector of the text, which such a model does not have
+            _check_names(content, path, _TOKENS)
+            found.append(AfterPooling(kind="normalize"))
+        else:
+            module, tensors = _read_dense(folder, _TOKENS)
+            params |= {f"token_modules.{len(found)}.{name}": x for name, x in tensors.items()}
+            found.append(module)
+    return tuple(found), params
+
+
 def write_pooling(directory: Path, pooling: Sequence[str], *, dimension: int, include_prompt: bool) -> None:
     """Writes the folder of a Pooling of token vectors with `dimension` dimensions."""
     if unknown := [name for name in pooling if name not in POOLINGS]:
@@ -180,7 +210,7 @@ def write_layer_norm(directory: Path, tensors: Mapping[str, Any]) -> None:
     write_tensors(directory / SINGLE, {"norm.weight": scale, "norm.bias": np.asarray(tensors["norm.bias"])})
 
 
-def _read_dense(directory: Path) -> tuple[AfterPooling, dict[str, np.ndarray]]:
+def _read_dense(directory: Path, reads: str = _VECTOR) -> tuple[AfterPooling, dict[str, np.ndarray]]:
     path = directory / "config.json"
     content = read_json(path, dict[str, Any])
     name = str(content.get("activation_function", "torch.nn.modules.activation.Tanh"))
@@ -189,7 +219,7 @@ def _read_dense(directory: Path) -> tuple[AfterPooling, dict[str, np.ndarray]]:
         raise UserError(
             f"{path}: activation {name:.80} is not supported, only {', '.join(_ACTIVATIONS)} of torch.nn"
         )
-    _check_names(content, path)
+    _check_names(content, path, reads)
     tensors = read_tensors(directory)
     params = {"linear.kernel": require(tensors, "linear.weight", directory).T}
     if content.get("bias", True):
@@ -211,11 +241,11 @@ def _read_dense(directory: Path) -> tuple[AfterPooling, dict[str, np.ndarray]]:
     return module, params
 
 
-def _check_names(content: dict[str, Any], path: Path) -> None:
-    """Refuses a module that reads or makes something other than the vectors of texts."""
+def _check_names(content: dict[str, Any], path: Path, reads: str = _VECTOR) -> None:
+    """Refuses a module that reads or makes anything but `reads`, the vectors of texts or of tokens."""
     for entry in ("module_input_name", "module_output_name"):
-        if content.get(entry) not in (None, _VECTOR):
+        if content.get(entry) not in (None, reads):
             raise UserError(
-                f"{path}: {entry} {content[entry]!r:.40} is not supported, only {_VECTOR}: modules that map"
-                " the vectors of tokens belong to models with many vectors a text"
+                f"{path}: {entry} {content[entry]!r:.40} is not supported, only {reads}: modules that map"
+                f" {_MAPPED[reads]} a text"
             )

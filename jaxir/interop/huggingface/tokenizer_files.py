@@ -6,7 +6,7 @@ tokenizer_config.json names no class, the model's type decides the class.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,6 +147,27 @@ def without_special_tokens(tokenizer: Tokenizer, where: Path | str) -> Tokenizer
     return _changed(tokenizer, "post_processor", lambda part: None, where)
 
 
+def with_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str], where: Path) -> Tokenizer:
+    """Returns the tokenizer of a folder, which now finds `tokens` of its vocabulary in texts as they are."""
+
+    def split(token: str) -> bool:
+        (alone,), (empty,) = (tokenizer.encode_batch([text], max_length=1000) for text in (token, ""))
+        return len(alone) != len(empty) + 1 or tokenizer.id_of(token) not in alone
+
+    added = [token for token in tokens if split(token)]
+    if not added:
+        return tokenizer
+    ids = {token: int(tokenizer.own_ids([tokenizer.id_of(token)])[0]) for token in added}
+
+    def change(entries: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+        kept = [entry for entry in entries or [] if entry["content"] not in ids]
+        sides = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        new = [{"id": i, "content": token, **sides, "special": True} for token, i in ids.items()]
+        return sorted([*kept, *new], key=lambda entry: entry["id"])
+
+    return _changed(tokenizer, "added_tokens", change, where)
+
+
 def save(tokenizer: Tokenizer, directory: Path, *, max_length: int, token_types: bool) -> None:
     """Writes a tokenizer, and settings with which transformers gives the same tokens."""
     tokenizer.save(directory)
@@ -204,12 +225,7 @@ def _effect(part: Mapping[str, Any]) -> tuple[Any, ...]:
     return lower, accents, part.get("handle_chinese_chars"), part.get("add_prefix_space")
 
 
-def _changed(
-    tokenizer: Tokenizer,
-    part: str,
-    change: Callable[[dict[str, Any] | None], dict[str, Any] | None],
-    where: Path | str,
-) -> Tokenizer:
+def _changed(tokenizer: Tokenizer, part: str, change: Callable[[Any], Any], where: Path | str) -> Tokenizer:
     """Returns the tokenizer of a folder with a part of its tokenizer.json changed."""
     with temporary_directory() as directory:
         tokenizer.save(directory)

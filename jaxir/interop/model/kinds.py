@@ -10,11 +10,19 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLMConfig
+from jaxir.models.multi_vector import MultiVectorConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.models.sparse_encoder import SparseEncoderConfig
 
 # MaskedLMConfig is not a storable kind: only objectives load it.
-ModelConfig = DualEncoderConfig | CrossEncoderConfig | Seq2SeqConfig | SparseEncoderConfig | MaskedLMConfig
+ModelConfig = (
+    DualEncoderConfig
+    | CrossEncoderConfig
+    | Seq2SeqConfig
+    | SparseEncoderConfig
+    | MultiVectorConfig
+    | MaskedLMConfig
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +76,11 @@ KINDS = {
     "sparse_encoder": Kind(
         config=SparseEncoderConfig,
         what="a sparse encoder, which makes token weights of texts (jaxir.SparseEncoder)",
+        lengths=_of_either,
+    ),
+    "multi_vector_encoder": Kind(
+        config=MultiVectorConfig,
+        what="a multi-vector encoder, which makes a vector of each token (jaxir.MultiVectorEncoder)",
         lengths=_of_either,
     ),
 }

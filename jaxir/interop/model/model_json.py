@@ -14,6 +14,7 @@ from jaxir.models import backbones
 from jaxir.models.adapters import Adapters
 from jaxir.models.after_pooling import AfterPooling
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
+from jaxir.models.multi_vector import Expansion, MultiVectorConfig
 from jaxir.storage.json_files import made
 
 _DEFAULT_KIND = "dual_encoder"  # the kind of model in a file that does not name a kind
@@ -44,6 +45,12 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
         if kind is DualEncoderConfig and "after_pooling" in fields:
             modules = (_made(AfterPooling, module, path) for module in fields["after_pooling"])
             fields["after_pooling"] = tuple(modules)
+        if kind is MultiVectorConfig:
+            modules = (_made(AfterPooling, module, path) for module in fields["token_modules"])
+            fields["token_modules"] = tuple(modules)
+            fields |= {name: tuple(fields[name]) for name in ("skipped", "skipped_in", "kept")}
+            if fields["expansion"] is not None:
+                fields["expansion"] = _made(Expansion, fields["expansion"], path)
         if fields.get("adapters") is not None:
             fields["adapters"] = _made(Adapters, fields["adapters"], path)
         config = _made(kind, fields, path)

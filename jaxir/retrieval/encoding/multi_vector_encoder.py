@@ -1,0 +1,200 @@
+"""`MultiVectorEncoder`: encodes queries and passages as a vector for each token (late interaction)."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.platforms import local_devices
+from jaxir.core.progress import progress
+from jaxir.interop import model_dir
+from jaxir.interop.model_dir import LoadedModel
+from jaxir.losses.maxsim import maxsim
+from jaxir.models.dual_encoder import Tower
+from jaxir.models.layers import size_of
+from jaxir.models.multi_vector import EXPANSION_TOKEN, MultiVectorModel
+from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
+from jaxir.retrieval.encoding.batching import plan_batches
+from jaxir.runtime.partitioning import MeshConfig
+
+# Texts are compared in batches of at most this many tokens, with few lengths: a new length is a new program.
+_QUERY_TOKENS, _PASSAGE_TOKENS = 4096, 16_384
+
+Vectors = Sequence[np.ndarray] | np.ndarray
+
+
+def embed_tokens(model: MultiVectorModel, ids: jax.Array) -> jax.Array:
+    return model.encode(ids)
+
+
+class MultiVectorEncoder:
+    """Encodes each token of queries and passages, and scores pairs by MaxSim, in float32.
+
+    Texts are sorted by their number of tokens and batched to a token budget. Batches are split over all
+    devices of this process.
+
+    Attributes:
+      model: the `MultiVectorModel`.
+      tokenizer: the model's tokenizer.
+      settings: maximum lengths and prompts of the two towers.
+      fingerprint: identifies weights and tokenizer; vectors of two fingerprints must not be compared.
+      spec: the name by which the model was loaded.
+      dimension: D, the number of components of a token's vector.
+      similarity_fn_name: "maxsim", or "meanmaxsim", which divides by the number of query tokens.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, spec: str, batch_tokens: int | None = None):
+        self.model, self.tokenizer, self.settings = loaded.model, loaded.tokenizer, loaded.settings
+        self.fingerprint, self.spec = loaded.fingerprint, spec
+        self.dimension: int = loaded.model.config.dimension
+        self.similarity_fn_name: str = loaded.model.config.similarity
+        self.runner = Runner(loaded.model, MeshConfig().build(local_devices()), batch_tokens=batch_tokens)
+
+    @classmethod
+    def load(cls, spec: str, *, batch_tokens: int | None = None) -> "MultiVectorEncoder":
+        """Loads a model.
+
+        Args:
+          spec: a jaxir model directory, or `st:` and a local directory or hub name of a model of
+            sentence-transformers' MultiVectorEncoder or of PyLate.
+          batch_tokens: maximum number of tokens per batch on one device; None uses the platform's default.
+
+        Raises:
+          UserError: the model does not exist, is damaged, or is not a supported multi-vector encoder.
+        """
+        loaded = model_dir.load(spec, kind="multi_vector_encoder", dtype="float32")
+        return cls(loaded, spec=model_dir.absolute(spec), batch_tokens=batch_tokens)
+
+    def save(self, directory: str | Path) -> None:
+        """Writes a model directory, which `load` takes; it appears only when complete.
+
+        Raises:
+          UserError: `directory` exists and is not empty.
+        """
+        model_dir.save(directory, self.model, self.tokenizer, self.settings)
+
+    def __repr__(self) -> str:
+        settings = self.settings
+        return (
+            f"MultiVectorEncoder({self.spec!r}: {self.model.config.summary}, {size_of(self.model)}, queries"
+            f" of {settings.query_max_length} tokens, passages of {settings.passage_max_length})"
+        )
+
+    def encode_queries(
+        self, texts: str | Iterable[str], *, batch_size: int | None = None, show_progress: bool = True
+    ) -> Any:
+        """Returns a list of vectors [tokens, D] of queries; `encode` describes the arguments."""
+        return self.encode(texts, tower="query", batch_size=batch_size, show_progress=show_progress)
+
+    def encode_passages(
+        self, texts: str | Iterable[str], *, batch_size: int | None = None, show_progress: bool = True
+    ) -> Any:
+        """Returns a list of vectors [tokens, D] of passages; `encode` describes the arguments."""
+        return self.encode(texts, tower="passage", batch_size=batch_size, show_progress=show_progress)
+
+    def encode(
+        self,
+        texts: str | Iterable[str],
+        *,
+        tower: Tower,
+        batch_size: int | None = None,
+        show_progress: bool = True,
+    ) -> Any:
+        """Encodes the tokens of texts.
+
+        Args:
+          texts: N texts, which may be empty, or one string; each gets the tower's prompt and is truncated at
+            the tower's maximum length.
+          tower: "query" or "passage".
+          batch_size: maximum number of texts per batch on one device; None: only tokens are limited.
+          show_progress: whether to show a progress bar (on a terminal only).
+
+        Returns:
+          a list of N float32 arrays [tokens, D], in the order of the texts, or one array for one string. A
+          text has a vector for each token that is scored, which may be none.
+
+        Raises:
+          TypeError: `texts` holds something that is not a string.
+          UserError: the model gives vectors that are not finite.
+        """
+        given = [texts] if isinstance(texts, str) else list(texts)
+        if not all(isinstance(text, str) for text in given):
+            raise TypeError("texts must be a string or a list of strings")
+        config, found = self.model.config, [np.empty(0, np.float32)] * len(given)
+        what = f"encoding {'queries' if tower == 'query' else 'passages'}"
+        with progress(total=len(given), what=what, unit="texts", hidden=not show_progress) as bar:
+            for start in range(0, len(given), WINDOW):
+                tokens = self.tokens(given[start : start + WINDOW], tower)
+                batches = self.runner.batches(embed_tokens, tokens, max_rows=batch_size, on_batch=bar.update)
+                for rows, vectors in batches:
+                    for i, row in zip(rows, vectors, strict=True):
+                        found[start + i] = row[: len(tokens[i])][config.scored(tokens[i], tower)]
+        if not all(np.isfinite(row).all() for row in found):
+            raise UserError(
+                f"model {self.spec} gives vectors that are not finite: use a checkpoint from before its"
+                " training diverged"
+            )
+        return found[0] if isinstance(texts, str) else found
+
+    def tokens(self, texts: Sequence[str], tower: Tower) -> list[np.ndarray]:
+        """Returns the token ids of texts after the tower's prompt; queries are expanded."""
+        settings, expansion = self.settings, self.model.config.expansion
+        query = tower == "query"
+        prompt = settings.query_prompt if query else settings.passage_prompt
+        length = settings.query_max_length if query else settings.passage_max_length
+        rows = self.tokenizer.encode_batch([prompt + text for text in texts], max_length=length)
+        if not query or expansion is None:
+            return rows
+        added = (max(0, expansion.length - len(row)) for row in rows)
+        return [
+            np.pad(row, (0, count), constant_values=EXPANSION_TOKEN)
+            for row, count in zip(rows, added, strict=True)
+        ]
+
+    def similarity(self, queries: Vectors, passages: Vectors) -> np.ndarray:
+        """Compares each query with each passage by `similarity_fn_name`.
+
+        Args:
+          queries: Q arrays [tokens, D], or the one array of one query.
+          passages: P arrays [tokens, D], or one array.
+
+        Returns:
+          float32 [Q, P]; passages without tokens score -1e9, below all others.
+        """
+        a, b = (_listed(side) for side in (queries, passages))
+        scores = np.zeros([len(a), len(b)], np.float32)
+        plans = [
+            plan_batches([len(x) for x in side], batch_tokens=size, shape_cost=size)
+            for side, size in ((a, _QUERY_TOKENS), (b, _PASSAGE_TOKENS))
+        ]
+        for of_passages in plans[1]:
+            padded = _padded(b, of_passages)
+            for of_queries in plans[0]:
+                found = _compared(*_padded(a, of_queries), *padded)
+                found = np.asarray(found)[: len(of_queries.texts), : len(of_passages.texts)]
+                scores[np.ix_(of_queries.texts, of_passages.texts)] = found
+        if self.similarity_fn_name == "meanmaxsim" and a:
+            scores /= np.array([max(1, len(x)) for x in a], np.float32)[:, None]
+        return scores
+
+
+_compared = jax.jit(maxsim)
+
+
+def _listed(side: Vectors) -> list[np.ndarray]:
+    single = isinstance(side, np.ndarray) and side.ndim == 2
+    return [np.asarray(x, np.float32) for x in ([side] if single else side)]
+
+
+def _padded(side: list[np.ndarray], batch: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns the vectors [rows, length, D] of a batch and which of them are tokens."""
+    vectors = np.zeros([batch.rows, batch.length, side[0].shape[1]], np.float32)
+    mask = np.zeros([batch.rows, batch.length], bool)
+    for row, i in enumerate(batch.texts):
+        vectors[row, : len(side[i])] = side[i]
+        mask[row, : len(side[i])] = True
+    return jnp.asarray(vectors), jnp.asarray(mask)
