@@ -74,8 +74,8 @@ class Guard:
                 self._check(scope, client)
                 body = await self._body(receive)
                 # uvicorn drops the body of an answer to HEAD, so the application needs to know only GET.
-                method = "GET" if scope["method"] == "HEAD" else scope["method"]
-                await self._app({**scope, "method": method}, _replaying(body, receive), send_with_headers)
+                shown = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+                await self._app(shown, _replaying(body, receive), send_with_headers)
         except _Refused as refused:
             await refuse(refused.status, refused.detail, **refused.headers)
         except TimeoutError:
