@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
-from jaxtyping import Array, Bool, Float32, jaxtyped
+from jaxtyping import Array, Bool, Float32
 
 from jaxir.core.errors import UserError
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count
 
 EMPTY_PASSAGE = -1e9  # score of a passage without tokens, below all others, as in sentence-transformers
@@ -22,7 +22,7 @@ _BLOCK_SIMILARITIES = 1 << 22  # similarities of a block, by default: 16 MiB in 
 _Passages = tuple[jax.Array, jax.Array]  # vectors [P, Lp, D] and mask [P, Lp]
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def maxsim(
     queries: Float32[Array, "Q Lq D"],
     query_mask: Bool[Array, "Q Lq"],

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Float, Int, Key
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Size, checked
 from jaxir.models import layers
 from jaxir.models.adapters import Adapters, attach
@@ -120,7 +120,7 @@ class MultiVectorModel(layers.Summarised):
         self.token_modules = nnx.List(made)
         attach(self, config.adapters, rngs=rngs)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def encode(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B L D"]:
         """Embeds each token of texts: returns float32 [B, L, D].
 

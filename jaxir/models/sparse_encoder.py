@@ -12,10 +12,10 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, checked
 from jaxir.models import layers
 from jaxir.models.adapters import Adapters, attach
@@ -69,7 +69,7 @@ class SparseEncoderModel(layers.Summarised, MaskedLanguageModel):
             self.query_weights = layers.param(layers.filled(1, (config.dimension,)), "vocab")
         attach(self, config.adapters, rngs=rngs)
 
-    @jaxtyped(typechecker=beartype)
+    @checked_shapes
     def encode(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B V"]:
         """Returns the weights, float32, of all tokens by the language model; 0 in `ids` is padding.
 
@@ -81,7 +81,7 @@ class SparseEncoderModel(layers.Summarised, MaskedLanguageModel):
         return pooled_logits(hidden, ids != 0, table, layers.weight(self.head.bias), **how)
 
 
-@jaxtyped(typechecker=beartype)
+@checked_shapes
 def pooled_logits(
     hidden: Float[Array, "B L E"],
     mask: Bool[Array, "B L"],
