@@ -150,11 +150,11 @@ def _remove_half_written(directory: Path) -> None:
 
 
 def _own_directory() -> Path:
-    return cache_directory() / f"programs-{_processor()}"
+    return cache_directory() / f"programs-{processor()}"
 
 
 @functools.cache
-def _processor() -> str:
+def processor() -> str:
     """Returns a hash of this processor's kind and instruction sets."""
     facts = {platform.machine(), platform.processor()}
     cpuinfo = Path("/proc/cpuinfo")

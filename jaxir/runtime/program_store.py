@@ -19,8 +19,9 @@ from typing import Any
 
 import jax
 import jax.monitoring
+import jaxlib
 
-from jaxir.runtime.compile_cache import program_directory
+from jaxir.runtime.compile_cache import processor, program_directory
 from jaxir.storage.files import atomic_file
 
 MAX_BYTES = 1 << 30  # of all stored programs; the least recently used are removed
@@ -53,7 +54,8 @@ class ProgramStore:
             return
         device = devices[0]
         described = [
-            *map(repr, (*facts, device.device_kind, device.client.platform_version, jax.__version__)),
+            *map(repr, (*facts, device.device_kind, device.client.platform_version)),
+            *(jax.__version__, jaxlib.__version__, processor()),
             *_described(function),
             _settings(),
             _sources(),
