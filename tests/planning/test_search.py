@@ -190,12 +190,13 @@ def test_killed_search_continues_from_cached_figures(tpu_compiler, in_process, s
     kept, *others = done.stderr.splitlines()
     assert kept.partition(" (")[0] == first.partition(" (")[0] and "(cached)" in kept
     assert [line.partition(":")[2].partition(" chunks")[0] for line in others] == [
+        "1x1 fsdp=1 tensor=1 remat=kernels",
         "1x1 fsdp=1 tensor=1 remat=products",
         "1x1 fsdp=1 tensor=1 remat=none",
     ]
     verdict, settings, slices, table = done.stdout.split("\n\n")[:4]
     assert verdict.startswith("v5e:1x1: ") and verdict.endswith("below a gin file's includes:")
-    assert [line.split()[3] for line in table.splitlines()[2:5]].count("all") == 1
+    assert [line.split()[3] for line in table.splitlines()[2:6]].count("all") == 1
     assert "fastest" in table.splitlines()[2]
     assert "batch_size must be a multiple of the 256 devices" in slices and "cheapest" in slices
     assert "SLICES = 1\nMESH_DATA = -1\nFSDP = 1\nTENSOR = 1\nREMAT = " in settings
