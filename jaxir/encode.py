@@ -44,8 +44,7 @@ def encode(
         tower's).
       batch_tokens: tokens per batch on one device; lower it if memory is short (default: by platform).
       shard_size: texts per output file; an interruption loses the work on at most one file.
-      dtype: type of the matrix products; the vectors are float32 in any case. auto: bfloat16 on a CPU that
-        multiplies it natively (AVX512-BF16 or AMX), else float32.
+      dtype: type of the products; vectors are float32. auto: bfloat16 on a CPU that multiplies it natively.
       weights: keep the model's weights in int8, or in 4 bits (nf4), for less memory (docs/big_corpora.md).
       expansions: queries generated for each document, which the passage tower encodes with it: a file or a
         folder, as docs/generation.md lists them.
@@ -90,9 +89,8 @@ def encode(
         distributed.say(f"{output}: {report}" if report.texts else f"{output} is complete, nothing to do")
         if (truncation := read_info(local_path(output)).truncation) is not None:
             texts = "queries" if tower == "query" else "passages"
-            distributed.say(
-                truncation_note({texts: truncation}, "--max_length sets the length, with another --output")
-            )
+            advice = "--max_length sets the length, with another --output"
+            distributed.say(truncation_note({texts: truncation}, advice))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.values import Count, Positive, checked
-from jaxir.models import layers
+from jaxir.models import layers, outlines
 
 ALL = "all"  # the target that means every dense layer of the blocks
 NAME = "adapter"  # attribute of a `layers.Linear`, and so a part of the names of parameters
@@ -58,9 +58,11 @@ class Adapter(nnx.Module):
     def __init__(self, linear: layers.Linear, adapters: Adapters, *, rngs: nnx.Rngs):
         *stack, inputs, outputs = linear.kernel.shape
         *stacked, of_inputs, of_outputs = linear.kernel.get_metadata()["logical_axes"]
-        down = layers.drawn(initial_down, rngs, (*stack, inputs, adapters.rank))
+        down = outlines.drawn(initial_down, rngs, (*stack, inputs, adapters.rank))
         self.down = layers.param(down, *stacked, of_inputs, None)
-        self.up = layers.param(layers.filled(0, (*stack, adapters.rank, outputs)), *stacked, None, of_outputs)
+        self.up = layers.param(
+            outlines.filled(0, (*stack, adapters.rank, outputs)), *stacked, None, of_outputs
+        )
         self.factor, self.dtype = adapters.factor, linear.dtype
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Natural, Size, checked
-from jaxir.models import layers
+from jaxir.models import layers, outlines
 from jaxir.models.adapters import Adapters, attach
 from jaxir.models.after_pooling import AfterPooling, l2_normalize, width_after
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, check_editable, make_encoder
@@ -140,7 +140,7 @@ class DualEncoderModel(layers.Summarised):
             if config.after_pooling:
                 setattr(self, f"{prefix}after_pooling", _make_after_pooling(config, rngs=rngs))
             if config.layers_from is not None:
-                ones = layers.filled(1, (config.backbone.num_layers + 1 - config.layers_from,))
+                ones = outlines.filled(1, (config.backbone.num_layers + 1 - config.layers_from,))
                 setattr(self, f"{prefix}layer_weights", layers.param(ones, None))
         attach(self, config.adapters, rngs=rngs)
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Key
 
 from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Layers, Natural, Positive, Rate, Size, checked
-from jaxir.models import backbones, fused_dense, layers
+from jaxir.models import backbones, fused_dense, layers, outlines
 from jaxir.models.activations import ACTIVATIONS as FUNCTIONS
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, register
@@ -254,7 +254,7 @@ class _Block(PreNormBlock):
         self.gate_input, self.gate = (dense(width, config.gate_dim, "embed", "mlp") for _ in range(2))
         self.gate_out = dense(config.gate_dim, width, "mlp", "embed")
         self.gate_norm = norms[4]
-        self.scale = layers.param(layers.filled(1, (1,)), None)
+        self.scale = layers.param(outlines.filled(1, (1,)), None)
         self.activation, self.epsilon = config.activation, config.layer_norm_epsilon
         self.window, self.base = (None, config.rope_base) if is_global else (window, config.local_rope_base)
 

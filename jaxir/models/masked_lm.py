@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from jaxir.core.shapes import checked_shapes
-from jaxir.models import activations, layers
+from jaxir.models import activations, layers, outlines
 from jaxir.models.backbones import BackboneConfig, make_encoder
 
 
@@ -47,7 +47,7 @@ class MaskedLMHead(nnx.Module):
         self.activation = config.activation
         self.dense = layers.Linear(width, width, axes=("embed", None), dtype=dtype, rngs=rngs)
         self.norm = layers.LayerNorm(width, epsilon=config.norm_epsilon, dtype=dtype)
-        self.bias = layers.param(layers.filled(0, (backbone.vocab_size,)), "vocab")
+        self.bias = layers.param(outlines.filled(0, (backbone.vocab_size,)), "vocab")
 
     @checked_shapes
     def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Int
 
 from jaxir.core.shapes import checked_shapes
-from jaxir.models import layers
+from jaxir.models import layers, outlines
 from jaxir.runtime.partitioning import constrain
 
 
@@ -29,7 +29,7 @@ class RelativeBias(nnx.Module):
         stddev: float,
         rngs: nnx.Rngs,
     ):
-        table = layers.drawn(layers.normal(stddev), rngs, (num_heads, num_buckets))
+        table = outlines.drawn(layers.normal(stddev), rngs, (num_heads, num_buckets))
         self.embedding = layers.param(table, "heads", "relpos_buckets")
         self.max_distance, self.bidirectional = max_distance, bidirectional
 

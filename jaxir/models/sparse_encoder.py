@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, checked
-from jaxir.models import layers
+from jaxir.models import layers, outlines
 from jaxir.models.adapters import Adapters, attach
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
 
@@ -66,7 +66,7 @@ class SparseEncoderModel(layers.Summarised, MaskedLanguageModel):
     def __init__(self, config: SparseEncoderConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         if config.static_queries:
-            self.query_weights = layers.param(layers.filled(1, (config.dimension,)), "vocab")
+            self.query_weights = layers.param(outlines.filled(1, (config.dimension,)), "vocab")
         attach(self, config.adapters, rngs=rngs)
 
     @checked_shapes

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxir.models.layers import POLICIES, Remat, gather_once, is_variable, outline, outlining
+from jaxir.models.layers import POLICIES, Remat, gather_once, is_variable
+from jaxir.models.outlines import outline, outlining
 
 # Runs one block: (graph, state, batches, dropout keys, own values) -> batches.
 _Apply = Callable[[nnx.GraphDef, Any, tuple, tuple, tuple], tuple]

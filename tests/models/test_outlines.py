@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxir.interop.huggingface import hf
 from jaxir.interop.model.stored import abstract_model
-from jaxir.models import layers
+from jaxir.models import layers, outlines
 from jaxir.models.adapters import Adapters
 from jaxir.models.dual_encoder import DualEncoderConfig
 
@@ -44,8 +44,8 @@ def test_outline_of_a_module_of_flax_is_traced():
             self.norm = layers.LayerNorm(3, epsilon=1e-6, dtype="float32")
             self.dense = nnx.Linear(3, 5, rngs=rngs)
 
-    outline = layers.outline(lambda rngs: Mixed(rngs=rngs))
+    outline = outlines.outline(lambda rngs: Mixed(rngs=rngs))
     leaves = jax.tree.leaves(nnx.state(outline))
     assert {x.shape for x in leaves} == {(3,), (5,), (3, 5)}
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
-    assert not layers.outlining()
+    assert not outlines.outlining()

@@ -25,7 +25,7 @@ from jaxir.interop.model import kinds, quantizing
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.kinds import ModelConfig
 from jaxir.interop.weights.lazy import LazyArray, loaded, place, stack
-from jaxir.models import any_length, layers
+from jaxir.models import any_length, layers, outlines
 from jaxir.models.adapters import is_base
 from jaxir.models.backbones import BackboneConfig, check_padding
 from jaxir.models.quantized import Scheme, is_quantized
@@ -160,7 +160,7 @@ def shapes_alone(config: ModelConfig) -> dict[str, np.ndarray]:
 
 def abstract_model(config: BackboneConfig | ModelConfig) -> nnx.Module:
     """Returns a model or an encoder with shapes in place of its parameters' values."""
-    return layers.outline(lambda rngs: config.make(rngs=rngs))
+    return outlines.outline(lambda rngs: config.make(rngs=rngs))
 
 
 @functools.lru_cache(maxsize=32)
