@@ -48,13 +48,14 @@ class ProgramStore:
         self, function: Callable[..., Any], *facts: Any, modules: Iterable[str], devices: Sequence[jax.Device]
     ):
         self._directory = None
+        self._devices = devices
         directory = program_directory()
         known = all(module.partition(".")[0] in ("jaxir", "flax") for module in modules)
         if directory is None or len(devices) != 1 or jax.process_count() != 1 or not known:
             return
         device = devices[0]
         described = [
-            *map(repr, (*facts, device.device_kind, device.client.platform_version)),
+            *map(repr, (*facts, device.id, device.device_kind, device.client.platform_version)),
             *(jax.__version__, jaxlib.__version__, processor()),
             *_described(function),
             _settings(),
@@ -75,7 +76,7 @@ class ProgramStore:
         if self._directory is None:
             return compile()
         path = self._directory / f"{self._name}-{num_arrays}x{'x'.join(map(str, shape))}"
-        found = _loaded(path, num_parameters, num_arrays)
+        found = _loaded(path, num_parameters, num_arrays, self._devices)
         if found is None:
             _this_thread.found_in_cache = False
             found = compile()
@@ -97,7 +98,7 @@ def _note(event: str, **_: Any) -> None:
 jax.monitoring.register_event_listener(_note)
 
 
-def _loaded(path: Path, num_parameters: int, num_arrays: int) -> Any:
+def _loaded(path: Path, num_parameters: int, num_arrays: int, devices: Sequence[jax.Device]) -> Any:
     """Returns a stored program, or None if it is not stored or cannot be loaded."""
     if not path.is_file():
         return None
@@ -106,7 +107,9 @@ def _loaded(path: Path, num_parameters: int, num_arrays: int) -> Any:
     arguments = ([0] * num_parameters, (0,) * num_arrays)
     trees = jax.tree.structure((arguments, {})), jax.tree.structure(0)
     try:
-        program = serialize_executable.deserialize_and_load(path.read_bytes(), *trees)
+        program = serialize_executable.deserialize_and_load(
+            path.read_bytes(), *trees, backend=devices[0].client, execution_devices=devices
+        )
     except Exception:  # of a damaged file, or of a compiler that reports the same version
         return None
     with contextlib.suppress(OSError):

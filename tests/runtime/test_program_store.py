@@ -12,6 +12,7 @@ import pytest
 GOLDEN = Path(__file__).parents[1] / "golden"
 CODE = """
 import json, sys
+import jax
 from jaxir import DualEncoder
 from jaxir.retrieval.encoding import batch_runner, tower_functions
 from jaxir.retrieval.encoding.batch_runner import CompiledShapes
@@ -21,7 +22,11 @@ def counted(model, ids):
     calls.append(ids.shape)  # while it is traced
     return model.encode(ids, tower="passage")
 
+from jaxir.retrieval.encoding.batch_runner import Runner
+from jaxir.runtime.partitioning import MeshConfig
+
 encoder = DualEncoder.load(sys.argv[1])
+runner = Runner(encoder.model, MeshConfig().build([jax.devices()[int(sys.argv[3])]]))
 if sys.argv[2] == "counted":
     counted.__module__ = counted.__qualname__ = "counted"
     function = counted
@@ -29,17 +34,19 @@ else:
     function = tower_functions.EMBED["passage"]
 import numpy as np
 ids = np.array([[5, 6, 7, 8, 9, 0, 0, 0]], np.int32)
-print(json.dumps([encoder.runner.call(function, ids).tolist(), len(calls)]))
+print(json.dumps([runner.call(function, ids).tolist(), len(calls)]))
 """
 
 
-def encoded(home: Path, folder: Path, which: str = "counted", **environment: str) -> tuple[list, int]:
-    """The vectors of a new process, and how often it traced the function."""
-    one_device = {"XLA_FLAGS": os.environ["JAXIR_QUICK_XLA_FLAGS"]}
-    env = os.environ | {"XDG_CACHE_HOME": str(home)} | one_device | environment
+def encoded(
+    home: Path, folder: Path, which: str = "counted", device: int = 0, **environment: str
+) -> tuple[list, int]:
+    """The vectors of a new process on one of its two devices, and how often it traced the function."""
+    flags = os.environ["JAXIR_QUICK_XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"
+    env = os.environ | {"XDG_CACHE_HOME": str(home), "XLA_FLAGS": flags} | environment
     if "JAX_COMPILATION_CACHE_DIR" not in environment:
         del env["JAX_COMPILATION_CACHE_DIR"]
-    command = [sys.executable, "-c", CODE, f"hf:{folder}", which]
+    command = [sys.executable, "-c", CODE, f"hf:{folder}", which, str(device)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     vectors, traces = json.loads(done.stdout.splitlines()[-1])
@@ -63,6 +70,15 @@ def test_later_process_runs_a_stored_program_without_tracing(filled):
     home, vectors = filled
     assert encoded(home, GOLDEN / "bert") == (vectors, 0)
     assert len(programs(home)) == 1
+
+
+@pytest.mark.slow
+def test_each_device_has_its_own_program(filled):
+    home, vectors = filled
+    assert encoded(home, GOLDEN / "bert", device=1) == (vectors, 1)
+    assert encoded(home, GOLDEN / "bert", device=1) == (vectors, 0)
+    for path in programs(home)[1:]:
+        path.unlink()
 
 
 @pytest.mark.slow
