@@ -42,6 +42,9 @@ def checkpoint_of(spec: str | Path) -> Path | None:
     for left in reversed(range(ATTEMPTS)):
         steps = checkpoint_steps(checkpoints)
         if not steps:
+            if left:  # a listing may miss a checkpoint that is replaced meanwhile
+                time.sleep(0.02)
+                continue
             raise UserError(f"{checkpoints}: no checkpoint in it yet; wait for the run, or resume it")
         if not (best.exists() or os.path.lexists(best)):
             *older, newest = (checkpoints / str(step) for step in steps)
