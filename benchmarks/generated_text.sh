@@ -1,7 +1,7 @@
 # The commands of docs/results/generated_text.md.
 #
 # These are the lines to run, not a script: names in capitals are directories and files of yours,
-# which docs/results/generated_text_appendix.md describes.
+# which docs/results/generated_text.md describes.
 
 # Questions about documentation: the generator
 python -m jaxir.train --gin_file=gin/generator.gin --gin_file=gin/experiments/targets.gin --targets=MIX.jsonl --dev_targets=dev_title.jsonl \

@@ -1,4 +1,4 @@
-"""A small T5 drawn at random, with a vocabulary of its own, for docs/results/generated_text_appendix.md.
+"""A small T5 drawn at random, with a vocabulary of its own, for docs/results/generated_text.md.
 
 3 + 3 layers of T5 1.1 (or LAYERS), 256 wide (or WIDTH), 8,000 SentencePiece pieces (or PIECES) learnt on
 passages and queries of a BEIR folder. Needs torch, transformers and sentencepiece, in an environment of their

@@ -1,7 +1,7 @@
 # The commands of docs/results/unsupervised.md.
 #
 # These are the lines to run, not a script: names in capitals are directories and files of yours,
-# which docs/results/unsupervised_appendix.md describes.
+# which docs/results/unsupervised.md describes.
 
 # Objectives from MiniLM and from random parameters
 python -m jaxir.sample --dataset=beir:debpkgs --train=1000 --output=a

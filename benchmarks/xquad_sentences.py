@@ -1,4 +1,4 @@
-"""XQuAD's English part as sentences to search, for the chain of docs/results/generated_text_appendix.md.
+"""XQuAD's English part as sentences to search, for the chain of docs/results/generated_text.md.
 
 Writes corpus.jsonl (a sentence a passage), answers.jsonl, queries.jsonl, a file of questions for each split
 (train.jsonl, dev.jsonl, test.jsonl), and targets.jsonl, from which a generator learns to write sentences:

@@ -37,7 +37,7 @@ def search(
     queries are token weights: {"token": 12, ...} instead of a question, "vector" instead of "text" in
     --queries. Several machines can search an exact index, or an index in parts, together: start the same
     command with --queries once on each. TPU pods are detected; other machines need JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID. Process 0 writes the run (docs/exact_search.md).
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID. Process 0 writes the run (docs/indexes.md).
 
     Args:
       index: the index directory.

@@ -18,6 +18,60 @@ NUMBER = re.compile(r"-?\d+\.\d+")
 PYTHON_BLOCK = re.compile(
     r"^<!-- needs a server -->\n```python\n(.*?)^```\n\n```text\n(.*?)^```$", re.M | re.S
 )
+MORE_BLOCKS = [  # clients that the page only names, and what they print
+    (
+        """
+import asyncio
+
+from openai import AsyncOpenAI
+
+
+async def embed(texts):
+    client = AsyncOpenAI(base_url="http://localhost:8080/v1", api_key="none")
+    requests = (client.embeddings.create(model="all-MiniLM-L6-v2", input=text) for text in texts)
+    return [len(answer.data[0].embedding) for answer in await asyncio.gather(*requests)]
+
+
+print(asyncio.run(embed(["one text", "another", "a third"])))
+""",
+        "[384, 384, 384]\n",
+    ),
+    (
+        """
+from langchain_openai import OpenAIEmbeddings
+
+queries = OpenAIEmbeddings(
+    base_url="http://localhost:8080/v1",
+    api_key="none",
+    model="all-MiniLM-L6-v2",
+    check_embedding_ctx_length=False,
+    model_kwargs={"extra_body": {"input_type": "query"}},
+)
+print(len(queries.embed_query("How do I sort a list?")))
+""",
+        "384\n",
+    ),
+    (
+        """
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+tei = TextEmbeddingsInference(model_name="all-MiniLM-L6-v2", base_url="http://localhost:8080", timeout=60)
+print([len(vector) for vector in tei.get_text_embedding_batch(["Sort a list.", "Join two arrays."])])
+""",
+        "[384, 384]\n",
+    ),
+    (
+        """
+from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPITextEmbedder
+
+tei = HuggingFaceAPITextEmbedder(
+    api_type="text_embeddings_inference", api_params={"url": "http://localhost:8080"}, normalize=True
+)
+print(len(tei.run("How do I sort a list?")["embedding"]))
+""",
+        "384\n",
+    ),
+]
 SHELL_BLOCK = re.compile(r"^```sh\n(curl.*?)^```\n\n```text\n(.*?)^```$", re.M | re.S)
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON.exists(), reason="needs `make clients`")]
@@ -57,7 +111,8 @@ def assert_same(printed: str, expected: str) -> None:
 
 def test_clients_of_the_page_print_what_it_says(server):
     blocks = PYTHON_BLOCK.findall(PAGE.read_text())
-    assert len(blocks) == 8
+    assert len(blocks) == 6
+    blocks += MORE_BLOCKS
     codes = [code.replace("http://localhost:8080", server.url) for code, _ in blocks]
     for printed, (code, expected) in zip(outputs(codes), blocks, strict=True):
         assert "Traceback" not in printed, f"{code}\n{printed}"

@@ -48,8 +48,7 @@ def test_probes_call_the_open_path_on_the_right_port():
     probe = command_of("CMD")[-1]
     ast.parse(probe)
     assert f"127.0.0.1:{port}/health" in probe and "/health" in OPEN_PATHS
-    page = (ROOT / "docs" / "serve.md").read_text()
-    deployment, service = yaml.safe_load_all(re.search(r"```yaml\n(apiVersion.*?)```", page, re.S)[1])
+    deployment, service = yaml.safe_load_all((ROOT / "kubernetes.yaml").read_text())
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[name]["httpGet"] == {"path": "/health", "port": int(port)}
