@@ -6,7 +6,7 @@ from jaxir import cli
 from jaxir.core.choices import Rules
 from jaxir.storage.outputs import writes
 
-# As `models.dual_encoder.Pooling`, which would import JAX.
+# The same as `models.dual_encoder.Pooling`, which is not imported because it would import JAX.
 _Pooling = Literal[
     "mean", "cls", "lasttoken", "max", "weightedmean", "mean_sqrt_len_tokens", "first_last", "embeddings_last"
 ]

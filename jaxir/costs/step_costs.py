@@ -21,7 +21,7 @@ class StepCosts(NamedTuple):
     work: Work  # work of each chip
     collectives: list[Collective]  # largest traffic first
     roofline: Roofline  # seconds of each kind of work
-    # Time in the order of the program; None for GPUs, whose programs are not schedules.
+    # Time of a step as the compiler scheduled it; None for GPUs, whose programs have no schedule.
     overlap: Overlap | None
 
 

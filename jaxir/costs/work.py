@@ -45,8 +45,8 @@ class Work(NamedTuple):
 
     flops: float  # operations of matrix products; a multiply-add counts as two
     precise_flops: float  # the part in float32 products of highest precision
-    # Elementwise operations, random numbers and inputs of reductions, one for each element; a
-    # transcendental function is counted as one operation.
+    # Elementwise operations: one for each element, random number and input of a reduction. A transcendental
+    # function counts as one operation.
     vector: float
     bytes: float  # bytes read from and written to HBM
     high_flops: float = 0.0  # the part of `flops` in float32 products of JAX's "high" precision; TPUs only

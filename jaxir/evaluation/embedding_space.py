@@ -13,7 +13,7 @@ from jaxtyping import Float
 from jaxir.core.errors import UserError
 from jaxir.core.shapes import checked_shapes
 
-FOLDS = 5  # of the cross-validation of the towers' linear classifier
+FOLDS = 5  # folds of the cross-validation of the towers' linear classifier
 NEIGHBOURS = 10  # nearest neighbours per embedding
 MIN_PAIRS = 4 * NEIGHBOURS  # minimum number of pairs of a query and a passage
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

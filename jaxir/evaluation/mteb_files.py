@@ -103,7 +103,7 @@ def _scores(file: Path, content: Mapping[str, Any]) -> dict[Part, Mapping[str, f
             for scores in subsets:
                 part = Part(str(content["task_name"]), split, scores["hf_subset"])
                 found[part] = {k: float(v) for k, v in scores.items() if isinstance(v, int | float)}
-                found[part]["main_score"]  # a KeyError without it
+                found[part]["main_score"]  # raises KeyError if the file has no main score
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(f"{file} is not a result of MTEB 2: evaluate the task again with it") from error
     return found

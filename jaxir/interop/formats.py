@@ -28,7 +28,8 @@ from jaxir.storage.files import atomic_directory, check_new_directory, is_bucket
 Format = Literal[
     "jaxir", "hf", "st", "t5x", "sentence_transformers", "peft"
 ]  # the last name is an alias of st
-# Kinds whose folders are written as a whole, and formats that cannot hold a kind -> the format that can.
+# _WHOLE: kind -> the function that writes its complete folder. _UNFIT: (kind, format that cannot hold it) ->
+# the format that can.
 _WHOLE = {
     "cross_encoder": hf_cross_encoder.write,
     "seq2seq": hf_seq2seq.write,
@@ -144,7 +145,7 @@ def _write(
             write_all(temporary)
         else:
             _write_towers(temporary, model, source, to)
-        # Written last: SHA256SUMS leaves the card out, which its owner edits.
+        # The card is written last, so that SHA256SUMS leaves it out: its owner may edit it.
         model_card.write(temporary, model, to, source, Path(output).name, repo)
 
 

@@ -43,7 +43,7 @@ def finite(top: jax.Array) -> jax.Array:
     return jnp.where(top == -jnp.inf, 0.0, top)
 
 
-# The totals that a sweep folds, the value of each when empty, and how two parts of a total join.
+# The totals that a sweep accumulates, the initial value of each, and how two parts of a total are merged.
 Totals = dict[str, Any]
 ROW_TOTALS = {
     "pairs": ("sum", "hardest", "positive"),

@@ -90,6 +90,6 @@ def _over_negatives(
 ) -> Float32[Array, " B"]:
     """Returns the cost of each row's negatives: 0 for a row without negatives."""
     slack = jnp.where(row.kept, slack, 0.0)
-    if choice == "hardest":  # the slack grows with the similarity
+    if choice == "hardest":  # the most similar negative has the largest slack
         return slack.max(1)
     return slack.sum(1) / jnp.maximum(row.kept.sum(1, dtype=jnp.float32), 1.0)

@@ -163,7 +163,9 @@ class Encoder(layers.Summarised):
         layer: int,
     ) -> list[tuple[jax.Array, jax.Array]]:
         """Like `together`, but also returns an earlier layer's output; 0 means the first block's input."""
-        raise NotImplementedError(f"{type(self).__name__} does not return outputs of earlier layers")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not return outputs of earlier layers: use another pooling"
+        )
 
 
 class StackEncoder(Encoder):

@@ -89,7 +89,7 @@ class DualEncoderConfig:
             raise ValueError(f"layers_from {self.layers_from} exceeds the {self.backbone.num_layers} blocks")
         early = [pooling for pooling in self.poolings if pooling in EARLY_LAYERS]
         if early and self.poolings != (early[0],):
-            raise ValueError(f"pooling {early[0]!r} cannot be concatenated with another")
+            raise ValueError(f"pooling {early[0]!r} cannot be concatenated with another: give it alone")
         if (early or self.layers_from is not None) and not self.backbone.shows_layers:
             raise ValueError(
                 f"pooling={self.pooling!r} reads two layers, which {self.backbone.kind} does not return; use"

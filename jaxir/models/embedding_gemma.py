@@ -57,7 +57,7 @@ def _weights(config: "EmbeddingGemmaConfig") -> Weights:
 def _read(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
     num, every = content["num_hidden_layers"], content.get("sliding_window_pattern", 6)
     kinds = list(content.get("layer_types") or [SLIDING if (i + 1) % every else FULL for i in range(num)])
-    kinds[-1:] = [FULL]  # as transformers does
+    kinds[-1:] = [FULL]  # the last layer is global, as in transformers
     default = {
         "head_dim": content.get("global_head_dim", 512),
         "num_key_value_heads": content.get("num_global_key_value_heads", 1),

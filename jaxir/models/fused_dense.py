@@ -33,7 +33,7 @@ def feed(mlp: Any, norm: layers.RMSNorm, x: jax.Array, *, added: bool, partition
     x = checkpoint_name(x, layers.FUSED)
     how = {"activation": mlp.activation, "added": added, "partitioner": partitioner}
     (y,) = _apply([x], norm, (mlp.wi_0, mlp.wi_1, mlp.wo), **how)
-    # Another norm reads a result without x, so its backward pass does.
+    # Without x, the result is the input of another norm, whose backward pass reads it again: keep the result.
     return y if added else checkpoint_name(y, layers.FUSED)
 
 
@@ -129,7 +129,7 @@ def _run(kind, partitioner, rows, scale, dense):
 
 def _forward(kind, partitioner, rows, scale, dense):
     given = jax.tree.map(lambda x: x.value, (rows, scale, dense), is_leaf=lambda x: hasattr(x, "perturbed"))
-    # An empty tuple says that kernels are trained: residuals can hold no static values.
+    # An empty tuple means that kernels are trained, None that they are not: residuals cannot hold a bool.
     trained = () if any(layer.kernel.perturbed for layer in dense) else None
     rows, scale, dense = given
     return _run(kind, partitioner, rows, scale, dense), (rows[0], scale, dense, trained)

@@ -24,9 +24,9 @@ from jaxir.runtime import cpu
 from jaxir.runtime.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
 
 M = TypeVar("M", bound=nnx.Module)
-# The part of a block that the backward pass recomputes: nothing (False), all except matrix products and
-# gathered weights, all except matrix products, all except what backward passes read from or with the kernels
-# of TPUs, or all (True). With "auto" training chooses, and nothing is recomputed until then.
+# What the backward pass recomputes of a block. False: nothing. "weights": all except matrix products and
+# gathered weights. "products": all except matrix products. "kernels": all except what backward passes read
+# from or with the kernels of TPUs. True: all. "auto": training chooses, and nothing is recomputed until then.
 Remat = bool | Literal["weights", "products", "kernels", "auto"]
 # Name of the kernels' inputs and results for `jax.checkpoint`, which keeps them as it keeps matrix products.
 # So fused attention runs only once per step.

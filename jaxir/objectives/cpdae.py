@@ -107,7 +107,8 @@ class CPDAE(MaskedTextObjective):
             compared = tuple(map(model.compared, vectors))
             contrastive, more = self._contrast(compared, logits, batch.get("text_key"))
             loss += self.weight * contrastive
-            # If no row has negatives, the training loop stops; but this objective has other losses, too.
+            # Remove this metric: the training loop stops if no row has negatives, but this objective has
+            # other losses, too.
             more.pop("rows_without_negatives")
             metrics |= more | {"contrastive_loss": contrastive}
         return loss, metrics

@@ -205,7 +205,8 @@ class DiffCSE(Objective):
         metrics = metrics | {"contrastive_loss": contrast}
         if self._discriminates:
             difference, more = self._difference(batch, vectors, auxiliary, changing, reading)
-            # If no row has negatives, the training loop stops; but this objective has another loss, too.
+            # Remove this metric: the training loop stops if no row has negatives, but this objective has
+            # another loss, too.
             metrics.pop("rows_without_negatives", None)
             loss, metrics = loss + self.weight * difference, metrics | more
         return loss, metrics

@@ -56,7 +56,7 @@ class Guided(Contrastive):
         return Guide(query, passage, negatives, positive - unit * self.margin)
 
     def loss_of(self, embeddings: Embeddings, batch: Batch) -> tuple[jax.Array, Metrics]:
-        raise UserError("another objective's contrastive part has no guide: give it Contrastive, not Guided")
+        raise UserError("Guided cannot be the contrastive part of another objective: use Contrastive there")
 
     def __call__(
         self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None

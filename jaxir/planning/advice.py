@@ -49,8 +49,8 @@ class Costs(NamedTuple):
     activations: Mapping[Remat, float]  # bytes kept for the backward pass, by remat policy
     rest: float  # work space, proportional to the rows per chunk
     fixed: float  # unaffected by any change here
-    # Maps a setting to bytes without state and `fixed`, by tracing. Slower but more exact than `of`, because
-    # the loss does not scale with rows. None: use `of`.
+    # Returns the bytes of a setting, without state and `fixed`, by tracing the step. Slower but more exact
+    # than `of`, because the loss does not scale with the rows. None: use `of`.
     traced: Callable[[Setting], float] | None = None
 
     def of(self, new: Setting, old: Setting, chips: float = 1.0) -> float:

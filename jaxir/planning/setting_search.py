@@ -199,7 +199,8 @@ class _Search:
                 continue
             if (other.scan, other.sparse_cores) != (choice.scan, choice.sparse_cores):
                 continue
-            # Each chip has at least as many rows, and keeps at least as much of a block.
+            # Compare only with choices with which a chip has at most as many rows, and keeps at most as much
+            # of a block.
             as_much = policies.index(choice.remat) <= policies.index(other.remat)
             if choice.tensor != other.tensor or not as_much:
                 continue

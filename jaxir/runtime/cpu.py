@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-# The type of an encoder's matrix products; "auto" is the quicker one of those that rank alike here.
+# The type of an encoder's matrix products; "auto" takes the quicker type on this machine.
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 _CPU_INFO = Path("/proc/cpuinfo")

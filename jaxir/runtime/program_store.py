@@ -110,7 +110,7 @@ def _loaded(path: Path, num_parameters: int, num_arrays: int, devices: Sequence[
         program = serialize_executable.deserialize_and_load(
             path.read_bytes(), *trees, backend=devices[0].client, execution_devices=devices
         )
-    except Exception:  # of a damaged file, or of a compiler that reports the same version
+    except Exception:  # the file is damaged, or from another compiler of the same version
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # used now, see `_remove_oldest`

@@ -81,7 +81,7 @@ class DenseEngine:
             tower: EMBED["query" if alike else tower] for tower in TOWERS
         }
         self._variants: dict[int, FewShapes] = {}  # by number of prompt tokens that are not pooled
-        self._lock = threading.Lock()  # of `_variants`; each tower has a thread
+        self._lock = threading.Lock()  # protects `_variants`; each tower has a thread
         self.texts_cut: dict[Tower, int] = dict.fromkeys(TOWERS, 0)  # number of truncated texts
 
     def prepare(self, max_batch: int) -> None:

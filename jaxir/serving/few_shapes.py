@@ -40,7 +40,7 @@ class FewShapes:
 
     def __init__(self, model: nnx.Module):
         self.compiled: frozenset[tuple[Function, int, int]] = frozenset()
-        self._lock = threading.Lock()  # of `compiled`
+        self._lock = threading.Lock()  # protects `compiled`
         self._runner = Runner(model, MeshConfig().build(local_devices()[:1]))
         self._threads = ThreadPoolExecutor(RUNNERS, thread_name_prefix="runner")
         self._batch_tokens = self._runner.batch_tokens

@@ -45,7 +45,7 @@ class Guard:
         self._app, self._limits, self._hosts = app, limits, hosts or Hosts()
         self._keys = [_digest(key.encode()) for key in keys]
         self._under_way: collections.Counter[tuple[str, int]] = collections.Counter()  # requests by client
-        self._held_bytes = 0  # of the bodies of all requests under way
+        self._held_bytes = 0  # bytes of the bodies of all requests under way
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":

@@ -25,7 +25,7 @@ from jaxir.data.text.truncation import Truncation
 from jaxir.storage import fingerprints
 
 _STEPS_AT_ONCE = 1 << 16  # number of steps of an epoch that are computed at once
-_SMALLEST_BLOCK = 100  # steps in which rates are met; few, so that short runs meet them, too
+_SMALLEST_BLOCK = 100  # steps after which the rates are met; few, so that short runs meet them, too
 _LARGEST_BLOCK = 1 << 20  # steps whose order is held in memory (4 MB)
 
 
@@ -121,7 +121,8 @@ class MixtureDataset(Dataset):
         """A hash of the datasets' fingerprints, their order and how they are mixed."""
         rates = None if self._rates is None else self._rates.tolist()
         parts = [d.fingerprint for d in self._datasets]
-        how = [] if rates is None or self._mix_within_batch else ["in blocks"]  # formerly drawn step by step
+        # Older versions drew each step alone, so their hashes must differ.
+        how = [] if rates is None or self._mix_within_batch else ["in blocks"]
         found = fingerprints.of_values(parts, rates, self._mix_within_batch, *how)[: fingerprints.DIGITS]
         return f"{self.num_examples} pairs of {len(self._datasets)} data sets, hash {found}"
 
@@ -239,7 +240,8 @@ class _Rates:
 
     def __init__(self, rates: np.ndarray, seed: int):
         self._seed, self._upper = seed, np.append(np.cumsum(rates)[:-1], 1.0)
-        # With one batch of each dataset in a block, no rounded number shrinks from one block to the next.
+        # A block has at least one batch of each dataset. Otherwise rounding could reduce the number of its
+        # batches from one block to the next.
         self._block = max(_SMALLEST_BLOCK, int(np.ceil(1 / rates.min())) + 1)
 
     def __call__(self, first: int, count: int) -> np.ndarray:

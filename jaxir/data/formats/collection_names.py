@@ -16,7 +16,7 @@ from jaxir.data.formats.lines import OnBadInput
 from jaxir.storage import fingerprints
 from jaxir.storage.files import atomic_directory, local_path
 
-FORMAT = 1  # of the BEIR folders in the cache
+FORMAT = 1  # version of the BEIR folders in the cache
 # Kinds of names whose collections are written as BEIR folders, and the functions that open them.
 MADE: dict[str, Callable[[str, OnBadInput], StoredCollection]] = {
     "hf": open_hub_collection,

@@ -133,7 +133,8 @@ def _downloaded(repository: str, revision: str, part: str | None, needed: Needed
         place = fetch(revision=about.sha, allow_patterns=[README])
         wanted = needed(repository, hub_layout.configurations(files, _metadata(place)), part)
         print(f"hf:{repository}: reading {len(wanted)} files of the hub", file=sys.stderr)
-        # By the revision's name, because huggingface_hub then records it for use without a network.
+        # Request the revision by its name, because huggingface_hub then records the name for use without a
+        # network.
         place = fetch(revision=revision, allow_patterns=[glob.escape(file) for file in wanted])
         return place, place.name
     except UserError:

@@ -195,7 +195,8 @@ class Tokenizer:
         if not prompt:
             return 0
         alone, empty = (self.encode_batch([text], max_length=10_000)[0] for text in (prompt, ""))
-        # An empty text has only special tokens; if the last one ends the prompt too, it comes after texts.
+        # An empty text has only special tokens. If the last of them also ends the prompt, it follows every
+        # text, so it is not part of the prompt.
         return len(alone) - int(len(empty) > 0 and len(alone) > 0 and empty[-1] == alone[-1])
 
     def knows(self, token: str) -> bool:

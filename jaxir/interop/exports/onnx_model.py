@@ -98,7 +98,7 @@ def _graph(source: ExportedModel, program: ExportedFunction, allowed: Operators)
     for node in model.graph:
         for value in node.outputs:
             if not value.is_graph_output():
-                value.shape = value.meta.get(onnx_operators.SHAPE)  # jax2onnx guesses others, some wrongly
+                value.shape = value.meta.get(onnx_operators.SHAPE)  # jax2onnx's own guess is sometimes wrong
     _take_int64(model.graph)
     return model
 

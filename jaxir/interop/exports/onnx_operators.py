@@ -20,7 +20,8 @@ _UNEVEN = 5  # ratio of the largest column to the median one above which int8 lo
 _INT32 = 6  # ONNX's number of the type
 SHAPE = "jaxir.shape"  # key of a value's true shape in its `meta`; jax2onnx changes some shapes later
 ONNX_RUNTIME = "com.microsoft"  # the domain of ONNX Runtime's own operators
-_MASKED = np.float32(0.7 * np.finfo(np.float32).max)  # less the logit of a masked key, as in `attention`
+# The logit of a masked key is minus this number, as in `attention`.
+_MASKED = np.float32(0.7 * np.finfo(np.float32).max)
 _for_onnx_runtime = contextvars.ContextVar("_for_onnx_runtime", default=False)
 
 
@@ -140,7 +141,7 @@ def _unfused(
 def _grouped(graph, query, key, value, mask, near, bias, *, scale: float) -> ir.Value:
     """`_unfused` where R = H / G query heads share a key: products broadcast over R of [B, G, R, T, K]."""
     if bias is not None:
-        raise NotImplementedError("a bias of attention with grouped heads")
+        raise NotImplementedError("grouped heads cannot have a bias of attention")
     (heads, width), groups = query.shape[2:], key.shape[2]
     query = graph("Reshape", query, graph.constant([0, 0, groups, heads // groups, width], np.int64))
     query = graph("Transpose", query, perm=[0, 2, 3, 1, 4])

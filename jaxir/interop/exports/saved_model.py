@@ -142,7 +142,8 @@ def _signatures(
         return computed[program.compute](*(t.to_tensor(0) for t in tokens))
 
     def of_ids(program: ExportedFunction, ids: tf.Tensor, *types: tf.Tensor) -> tuple[tf.Tensor]:
-        # Requests have the tokenizer's ids. Padding is what follows a row's last token that is not padding.
+        # Requests have the tokenizer's ids. The ids after a row's last token other than the padding token are
+        # padding.
         pad_swap = source.tokenizer.pad_swap
         others = tf.cast(ids != (pad_swap or 0), tf.int32)
         in_text = tf.cumsum(others, axis=1, reverse=True) > 0

@@ -34,7 +34,7 @@ from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Changed, HuggingFace, Weights
 
 _DEFAULT_LENGTH = 512  # maximum number of tokens of a model without a limit
-_LEAST_SHARE = 0.8  # least tokenizer ids / model ids without a warning; embedding tables are padded a little
+_LEAST_SHARE = 0.8  # warn if the tokenizer has fewer ids than this share of the table's rows
 # The names of tensors of T5's encoder in Fusion-in-Decoder's checkpoints.
 _WRAPPED = re.compile(r"^encoder\.encoder\.(?:(block\.\d+\.)module\.|(embed_tokens\.|final_layer_norm\.))")
 _Change = Callable[[np.ndarray], np.ndarray]
@@ -110,7 +110,7 @@ def read_encoder(directory: Path, pad_id: int | None = None) -> Encoder:
 def read(directory: Path, *, weights: bool = True) -> tuple[Encoder, Tokenizer]:
     """Reads a folder's encoder, without parameters if `weights` is False, and its tokenizer."""
     root = peft.base_directory(directory)
-    read_architecture(root)  # before the tokenizer, whose reader needs a supported model
+    read_architecture(root)  # checked first, because reading the tokenizer needs a supported model
     tokenizer = tokenizer_files.load(directory if tokenizer_files.has_one(directory) else root, root)
     encoder = (read_encoder if weights else read_architecture)(root, tokenizer.pad_swap or 0)
     if root != directory:
@@ -345,7 +345,7 @@ def _tensors(
         layer = (re.search(r"(?:^|\.)layers\.(\d+)\.", name) or ["", ""])[1]
         number = str(int(layer) + first_layer) if layer else ""
         any_layer = name.replace(f"layers.{layer}.", "layers.*.", 1) if layer else name
-        if any_layer in weights:  # a parameter with a name of its own
+        if any_layer in weights:  # the table names this parameter itself, not its module
             tensor = weights[any_layer].replace("*", number)
             found[tensor] = _Tensor(tensor, (name,), _identity, _identity)
             continue

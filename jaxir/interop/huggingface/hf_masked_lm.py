@@ -39,7 +39,7 @@ def read(directory: Path) -> StoredModel:
     config = outline(directory / "config.json")
     encoder, tokenizer = hf.read(directory)
     params = encoder.in_model | _read_head(directory, config, encoder.pad_id)
-    for name, value in params.items():  # the words of a frozen generator would not show the damage
+    for name, value in params.items():  # damage would not show in the words that a frozen generator fills in
         if not np.isfinite(np.asarray(value)).all():
             raise UserError(f"{directory} is damaged: {name} has a number that is not finite; copy it again")
     length = config.backbone.max_positions

@@ -171,7 +171,7 @@ def _inherited(spec: str) -> dict[str, Any]:
     from huggingface_hub import repocard
 
     form, _, name = spec.partition(":")
-    # A README.md without readable metadata, or a model that is gone, only means that nothing is known.
+    # Without the model or readable metadata in its README.md, its licence and languages are unknown.
     with contextlib.suppress(UserError, OSError, ValueError, yaml.YAMLError):
         place = hub.local_copy(name, default_owner=hub.ST_OWNER if form == "st" else None)
         found = repocard.metadata_load(place / NAME) if place is not None else None

@@ -116,7 +116,7 @@ def _by_module(
     for name, value in open_safetensors(path).items():
         part = next((part for part in _PARTS if name.endswith(part)), None)
         module = name.removesuffix(part or "")
-        while module and module not in tensors:  # without "base_model.model." and the like
+        while module and module not in tensors:  # removes prefixes such as "base_model.model."
             module = module.partition(".")[2]
         if not module and any(f".{start}" in name for start in left_out):
             continue

@@ -164,7 +164,7 @@ def write_pooling(directory: Path, pooling: Sequence[str], *, dimension: int, in
     flags = {flag: name in pooling for flag, name in _POOLING_FLAGS.items()}
     content = {"word_embedding_dimension": dimension, **flags, "include_prompt": include_prompt}
     ordered = [name for name in _POOLING_FLAGS.values() if name in pooling]
-    if ordered != list(pooling):  # the flags have an order of their own
+    if ordered != list(pooling):  # the flags cannot express this order
         content["pooling_mode"] = list(pooling)
     write_json(directory / "config.json", content)
 

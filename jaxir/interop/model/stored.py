@@ -226,7 +226,7 @@ def build(stored: StoredModel, partitioner: Partitioner | None = None, *, halved
     """
     graphdef, state = _outline(stored.config)
     scan, low = stored.config.backbone.scan_layers, _in_bfloat16(graphdef, state) if halved else set()
-    parts: dict[tuple[str, ...], Any] = {}  # of quantised parameters
+    parts: dict[tuple[str, ...], Any] = {}  # numbers and scales of quantised parameters, by path
     if stored.weights is not None:
         graphdef, state, hows = quantizing.outline(graphdef, state, stored.weights)
         for path, how in hows.items():

@@ -109,7 +109,7 @@ def encode_corpus(
     if expansion is not None and tower != "passage":
         raise UserError("--expansions only applies to documents: give --tower=passage or leave it out")
     if expansion is not None:
-        joiner_of(encoder)  # raises, before anything is written, if the model has no room for queries
+        joiner_of(encoder)  # raises, before anything is written, if documents leave no room for queries
     input, output = local_path(input), local_path(output, "written to")
     check_work_directory(output, "embeddings directory")
     source = _Texts(input, tower, expansion)

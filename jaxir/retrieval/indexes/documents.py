@@ -100,7 +100,7 @@ def check_corpus(corpus: str | Path, stored: StoredEmbeddings) -> None:
     check_readable(path)
     if stat.S_ISFIFO(path.stat().st_mode) or sha256_of(path) == stored.info.input_sha256:
         return
-    if has_lines(path):  # ids are line numbers, so ids cannot show that it is another file
+    if has_lines(path):  # the ids are line numbers, which are the same in any file
         raise UserError(
             f"{corpus} is not the file that was encoded ({stored.info.input_name}), whose line numbers are"
             " the ids: give that file"

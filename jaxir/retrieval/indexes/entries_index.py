@@ -16,7 +16,7 @@ from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, load_ind
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.index_info import IndexInfo
 
-INNER = "entries"  # directory, within the index directory, of the index of the entries
+INNER = "entries"  # subdirectory with the index of all entries (several vectors of a document)
 
 
 class EntriesIndex(VectorIndex):

@@ -48,7 +48,7 @@ FEW = 256  # up to this many queries are searched without a progress bar, as in 
 THREADS = 4  # number of threads of an embedded Milvus
 BUILD_PARAMETERS = {"HNSW": {"M": 16, "efConstruction": 200}}
 ROW, VECTOR = "row", "vector"  # names of the collection's fields
-MARK = "jaxir.mark"  # property with the random mark that identifies the index of a collection
+MARK = "jaxir.mark"  # collection property with a random mark, by which an index recognises its collection
 
 
 class MilvusCollection:

@@ -33,7 +33,7 @@ FEW = 256  # up to this many queries are searched without a progress bar, as in 
 LONGEST_HNSW = 2000  # maximum number of dimensions of pgvector's HNSW indexes of float32 vectors
 BUILD_PARAMETERS = "m = 16, ef_construction = 200"
 EF_SEARCH = 200  # least number of candidates of an HNSW search; pgvector's maximum is 1000
-MARK = "jaxir.mark "  # prefix of the table's comment, with the random mark that identifies an index
+MARK = "jaxir.mark "  # prefix of the table's comment: a random mark, by which an index recognises it
 SAFE_MODES = ("require", "verify-ca", "verify-full")  # values of libpq's sslmode that encrypt always
 INSTALLED = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
 COLUMNS = """

@@ -41,7 +41,7 @@ QUERIES_AT_ONCE = 64  # maximum number of queries of a request
 ROWS_AT_ONCE = 10_000  # maximum number of rows that a request deletes or lists
 FEW = 256  # up to this many queries are searched without a progress bar, as in a server
 EF = 200  # least number of candidates of an HNSW search
-MARK = "jaxir_mark"  # key of the collection's metadata with the random mark that identifies an index
+MARK = "jaxir_mark"  # metadata key of a random mark, by which an index recognises its collection
 
 
 class QdrantCollection:

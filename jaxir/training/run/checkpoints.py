@@ -30,7 +30,7 @@ from jaxir.training.run.marker import MARKER, mark
 from jaxir.training.run.run_settings import disagreement
 from jaxir.training.step.train_state import TrainState, inspect
 
-# In bytes. Smaller replicated arrays are written by only one device, because splitting them is slow.
+# Size in bytes. Smaller replicated arrays are written by only one device, because splitting them is slow.
 _LEAST_PART = 1 << 20
 REMOVED = ".removed"
 

@@ -108,7 +108,7 @@ def _start_wandb(shown: str, run: str, settings: Mapping[str, Any]) -> Tracker:
         name=shown,
         resume="allow",
         config=dict(settings),
-        # "create_new" leaves a run that the caller of `fit` has open alone.
+        # With "create_new", wandb does not touch a run that the caller of `fit` has open.
         settings=wandb.Settings(console="off", finish_timeout=UPLOAD_SECONDS, reinit="create_new"),
     )
 
