@@ -152,7 +152,8 @@ def warn(found: Sequence[Collective], batch_size: int, settings: EncoderSettings
     lengths = {settings.query_max_length, settings.passage_max_length}
     lines = []
     for c in found:
-        # All other collectives belong to the optimizer, whose arrays may have the same sizes.
+        # Skip collectives outside of the forward and backward pass: they belong to the optimizer, whose
+        # arrays may have the same sizes.
         if c.source.startswith("jit(") and "jvp(" not in c.source:
             continue
         for array in c.arrays:

@@ -109,7 +109,9 @@ def _lines_of_two(sources: Path, on_bad_input: OnBadInput) -> Iterator[Record]:
     for number, pair in enumerate(both, 1):
         if None in pair:
             short, long = (sources, targets) if pair[0] is None else (targets, sources)
-            raise BadInputError(short, None, f"the file has {number - 1:,} lines, fewer than {long.name}")
+            raise BadInputError(
+                short, None, f"the file has {number - 1:,} lines, but {long.name} has more: make them equal"
+            )
         record = {}
         for name, path, (_, raw) in zip(("source", "target"), (sources, targets), pair, strict=True):
             try:

@@ -133,7 +133,9 @@ def routes(directory: Path) -> dict[str, list[tuple[str, Path]]]:
     content = read_json(path if path.is_file() else directory / "config.json", dict[str, Any])
     types, structure = (require(content, name, path) for name in ("types", "structure"))
     if not fits(types, dict[str, str]) or not fits(structure, dict[str, list[str]]):
-        raise UserError(f"{path}: types is not an object of classes, or structure not one of lists of names")
+        raise UserError(
+            f"{path}: types must map names to classes, and structure routes to lists of names; copy it again"
+        )
     found: dict[str, list[tuple[str, Path]]] = {}
     for route, names in structure.items():
         for name in names:

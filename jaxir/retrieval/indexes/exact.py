@@ -155,7 +155,8 @@ class ExactIndex(VectorIndex):
         """Returns the K best (scores [Q, K], ranks [Q, K]). With `columns`, compares in bfloat16."""
         mesh = self._partitioner.mesh
         recall = self.info.settings.get("target_recall")
-        # Exact programs get 0 as the total, so that indexes of any size share them.
+        # Only approximate selection depends on the number of vectors. For exact search pass 0, so that
+        # indexes of any size share compiled programs.
         total = self.info.count if recall is not None else 0
         take = block_program(mesh, recall, total, columns=columns)
         size, step = self._block_sizes(mesh, k)

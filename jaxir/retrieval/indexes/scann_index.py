@@ -102,7 +102,7 @@ class ScannIndex(VectorIndex):
             settings["soar"] = SOAR_LAMBDA
             main = main_directions(shards, similarity, energy=ENERGY, zeros=outliers.rows)
             directions = max(main, dimension // 2)
-            directions += directions % 2  # a code has two directions
+            directions += directions % 2  # made even, because a 4-bit code is of two directions
             if directions <= NEARLY_ALL * dimension:
                 settings["directions"] = directions
         settings["storage"] = storage
