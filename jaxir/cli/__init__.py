@@ -173,7 +173,7 @@ def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, settings
         return f"{argument!r:.80} follows no flag; write flags as --NAME=VALUE (see {prog} --help)"
     known = [option for option in parser._option_string_actions if option.startswith("--")]
     meant = (
-        suggest(flag, [*known, *settings], likeness=1.0)  # of another spelling or another tool
+        suggest(flag, [*known, *settings], likeness=1.0)  # finds misspellings and other tools' names
         or suggest(flag, known)
         or suggest(flag, settings, likeness=0.8)
     )

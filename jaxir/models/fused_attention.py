@@ -18,7 +18,8 @@ from jaxir.runtime.partitioning import Partitioner
 
 # Maximum number of tokens per text: a chip's memory must hold several float32 copies of a head's logits.
 _LONGEST = 512
-# Maximum numbers [L, K] of the query heads of a text that are read together, for the same reason.
+# Maximum numbers [L, K] of the query heads of a text that are read together, which must fit into a chip's
+# memory, too.
 _LARGEST = 2**19
 
 

@@ -29,8 +29,8 @@ def test_two_files_of_lines_equal_one_of_records(end, pack, tmp_path):
 @pytest.mark.parametrize(
     ("sources", "targets", "sentence"),
     [
-        (b"a\nb\n", b"c\n", r"val\.target: the file has 1 lines, fewer than val\.source"),
-        (b"a\n", b"c\nd\ne\n", r"val\.source: the file has 1 lines, fewer than val\.target"),
+        (b"a\nb\n", b"c\n", r"val\.target: the file has 1 lines, but val\.source has more"),
+        (b"a\n", b"c\nd\ne\n", r"val\.source: the file has 1 lines, but val\.target has more"),
         (b"a\nb\n", b"c\n \n", r"val\.target:2: field 'target' is empty"),
     ],
 )

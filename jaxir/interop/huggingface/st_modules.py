@@ -98,7 +98,8 @@ def read_layer_weights(directory: Path, num_layers: int) -> tuple[int, np.ndarra
     weights = np.asarray(require(read_tensors(directory), "layer_weights", directory), np.float32)
     if not fits(start, int) or weights.shape != (num_layers + 1 - start,):
         raise UserError(
-            f"{path}: layer_start {start!r:.20} and {len(weights)} weights do not fit {num_layers} layers"
+            f"{path}: layer_start {start!r:.20} and {len(weights)} weights do not fit {num_layers} layers;"
+            " copy it again"
         )
     return start, weights
 

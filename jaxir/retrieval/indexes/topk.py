@@ -136,7 +136,8 @@ def _take(
         rooms = rooms[-1:]
     grouped = products.reshape(count, width, groups)
     of_groups = multipliers.reshape(width, groups), ranks.reshape(width, groups)
-    # One member of all groups at a time: XLA does not fuse the sum in `_scores` with a maximum over an axis.
+    # Loop over the members of a group, because XLA does not fuse the sum in `_scores` with a maximum over an
+    # axis.
     members = (_scores(grouped[:, i], *(x[None, i] for x in of_groups)) for i in range(width))
     maxima = functools.reduce(jnp.maximum, members)
 
