@@ -1,4 +1,4 @@
-"""Prints the pairs of docs/tutorial.md: synopsis and description of a package of every seventh source package.
+"""Prints the pairs of docs/tutorial.md: synopsis and description of a package of every seventh source.
 
 Needs a machine with apt and its lists: python benchmarks/debian_packages.py > packages.jsonl
 """
