@@ -347,7 +347,7 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
 def _read_base(base: Base, config: ModelConfig, directory: Path) -> Mapping[str, Any]:
     """Returns the parameters of the model that a run's adapters change."""
     kind = kinds.name_of(config)
-    # A cross-encoder may have been trained from a dual encoder, so accept any kind of base.
+    # A cross-encoder may come from a dual encoder.
     kind = None if kind == "cross_encoder" else kind
     try:
         found, _ = read(base.spec, tokenizer=base.tokenizer, kind=kind)
