@@ -5,6 +5,7 @@ names below replace the modules as attributes of this package, whichever module 
 `from jaxir.losses import samtone` still imports the module, whose function is `@samtone.samtone`.
 """
 
+from jaxir.losses._types import TokenVectors as TokenVectors
 from jaxir.losses.bce import bce as bce
 from jaxir.losses.distillation import kl_distillation as kl_distillation
 from jaxir.losses.distillation import margin_mse as margin_mse
@@ -15,6 +16,7 @@ from jaxir.losses.hinges import triplet as triplet
 from jaxir.losses.in_batch import in_batch_softmax as in_batch_softmax
 from jaxir.losses.matryoshka import matryoshka as matryoshka
 from jaxir.losses.maxsim import maxsim as maxsim
+from jaxir.losses.maxsim import maxsim_of_lists as maxsim_of_lists
 from jaxir.losses.nt_xent import nt_xent as nt_xent
 from jaxir.losses.pair import pair as pair
 from jaxir.losses.ranking import binary_cross_entropy as binary_cross_entropy
@@ -27,6 +29,7 @@ from jaxir.losses.word_distributions import js_softmax as js_softmax
 
 __all__ = [
     "Guide",
+    "TokenVectors",
     "bce",
     "binary_cross_entropy",
     "gist",
@@ -39,6 +42,7 @@ __all__ = [
     "margin_ranking",
     "matryoshka",
     "maxsim",
+    "maxsim_of_lists",
     "nt_xent",
     "pair",
     "rank_margin",

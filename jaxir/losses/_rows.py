@@ -14,14 +14,18 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from jaxir.losses._types import (
     AllKeys,
+    Embedded,
+    EmbeddedNegatives,
     Keys,
     Metrics,
     NegativeKeys,
     Negatives,
     Scalar,
+    TokenVectors,
     Vectors,
 )
 from jaxir.losses.guide import Guide
+from jaxir.losses.maxsim import maxsim
 
 
 class Keep(NamedTuple):
@@ -55,7 +59,7 @@ class Terms(NamedTuple):
 
 def keep_columns(
     batch: int,
-    negatives: Negatives | None,
+    negatives: EmbeddedNegatives | None,
     query_key: Keys | None,
     passage_key: Keys | None,
     negative_key: NegativeKeys | None,
@@ -73,7 +77,7 @@ def keep_columns(
     if negatives is None:
         hard = None
     elif passage_key is None or negative_key is None:
-        hard = jnp.ones((batch, batch * negatives.shape[1]), bool)
+        hard = jnp.ones((batch, rows_of(flat(negatives))), bool)
     else:
         hard = ~equal(passage_key, negative_key.reshape(-1, 2))
     of_pairs, of_tower = own | ~duplicate, ~own & ~duplicate
@@ -92,10 +96,25 @@ def keep_columns(
     )
 
 
-def logits(rows: Vectors, columns: Float32[Array, "C D"], temperature: float) -> Float32[Array, "B C"]:
+def logits(rows: Embedded, columns: Embedded, temperature: float) -> Float32[Array, "B C"]:
+    if isinstance(rows, TokenVectors):
+        scores = maxsim(*rows[:2], *columns[:2]) / temperature
+        return scores if rows.weight is None else scores * rows.weight[:, None]
     # By default accelerators multiply float32 in bfloat16 or TF32: at temperature 0.01 that changes a logit
     # by up to 0.4.
     return jnp.matmul(rows, columns.T, precision=jax.lax.Precision.HIGHEST) / temperature
+
+
+def rows_of(x: Embedded) -> int:
+    """Returns B, the number of texts."""
+    return len(x.mask if isinstance(x, TokenVectors) else x)
+
+
+def flat(negatives: EmbeddedNegatives) -> Embedded:
+    """Returns the hard negatives of all rows as columns."""
+    if isinstance(negatives, TokenVectors):
+        return negatives.flat
+    return negatives.reshape(-1, negatives.shape[-1])
 
 
 def log_sum_exp(x: Float32[Array, "B C"], keep: Bool[Array, "B C"], *, axis: int = 1) -> Float32[Array, " R"]:

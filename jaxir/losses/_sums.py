@@ -7,17 +7,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from jaxir.core.errors import UserError
-from jaxir.losses import _blocks, _rows, _tiles
-from jaxir.losses._types import AllKeys, Negatives, Scalar, Vectors
+from jaxir.losses import _blocks, _ring, _rows, _tiles
+from jaxir.losses._types import AllKeys, Embedded, EmbeddedNegatives, Scalar, TokenVectors
 from jaxir.losses.guide import Guide
 
 Tower = Literal["query", "passage"]
 
 
 def of_batch(
-    query: Vectors,
-    passage: Vectors,
-    negatives: Negatives | None,
+    query: Embedded,
+    passage: Embedded,
+    negatives: EmbeddedNegatives | None,
     keys: AllKeys,
     guide: Guide | None,
     temperature: float,
@@ -33,17 +33,19 @@ def of_batch(
                 f'gradient_precision="{gradient_precision}" needs a block_size: without one the precision is'
                 " always the highest"
             )
-        keep = _rows.keep_columns(len(query), negatives, *keys, guide)
+        keep = _rows.keep_columns(_rows.rows_of(query), negatives, *keys, guide)
         return DenseSums(query, passage, negatives, keep, temperature)
+    if isinstance(query, TokenVectors):
+        raise UserError("MaxSim chooses its blocks itself: leave out block_size")
     if block_size < 1:
         raise UserError(f"block_size must be at least 1, not {block_size}")
     return BlockwiseSums(query, passage, negatives, keys, guide, temperature, block_size, gradient_precision)
 
 
 class DenseSums(NamedTuple):
-    query: jax.Array
-    passage: jax.Array
-    negatives: jax.Array | None
+    query: Embedded
+    passage: Embedded
+    negatives: EmbeddedNegatives | None
     keep: _rows.Keep
     temperature: float
 
@@ -54,8 +56,7 @@ class DenseSums(NamedTuple):
         forward = _rows.log_sum_exp(x, keep.passages)
         hardest = jnp.max(jnp.where(keep.passages & ~own, x, -jnp.inf), axis=1)
         if self.negatives is not None:
-            negatives = self.negatives.reshape(-1, self.negatives.shape[-1])
-            hard = _rows.logits(self.query, negatives, self.temperature)
+            hard = _rows.logits(self.query, _rows.flat(self.negatives), self.temperature)
             forward = jnp.logaddexp(forward, _rows.log_sum_exp(hard, keep.negatives))
             hardest = jnp.maximum(hardest, jnp.max(jnp.where(keep.negatives, hard, -jnp.inf), axis=1))
         return _rows.Terms(
@@ -131,6 +132,6 @@ class BlockwiseSums(NamedTuple):
             temperature=self.temperature,
             block_size=self.block_size,
             both=both,
-            ring=_tiles.ring_for(len(self.query)),
+            ring=_ring.ring_for(len(self.query)),
             gradient_precision=self.gradient_precision,
         )

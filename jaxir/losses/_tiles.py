@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jaxir.losses import _rows
-from jaxir.runtime import partitioning
+from jaxir.losses._ring import Ring
 
 
 class Sum(NamedTuple):
@@ -55,19 +55,6 @@ _JOIN = {"sum": Sum.join, "hardest": jnp.maximum, "positive": jnp.add, "gradient
 
 # JAX's names of precisions: TPUs compute a float32 product as six, three or one bfloat16 products.
 GradientPrecision = Literal["highest", "high", "default"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Ring:
-    """The devices that split the batch, in the order of its shards."""
-
-    mesh: Mesh
-    axes: str | tuple[str, ...]
-
-    @property
-    def size(self) -> int:
-        names = (self.axes,) if isinstance(self.axes, str) else self.axes
-        return math.prod(self.mesh.shape[n] for n in names)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,18 +115,6 @@ class Masks(NamedTuple):
 Tile = Callable[[Side, Side, Masks], tuple[Totals, Totals]]
 
 
-def ring_for(rows: int) -> Ring | None:
-    """Returns the ring of the partitioner in force; None if it does not split `rows`."""
-    partitioner = partitioning.in_force()
-    if partitioner is None:
-        return None
-    axes = partitioner.spec(("batch",), (rows,))[0]
-    if axes is None:
-        return None
-    ring = Ring(partitioner.mesh, axes)
-    return ring if ring.size > 1 else None
-
-
 def fold(
     sweep: Sweep,
     rows: Side,
@@ -180,18 +155,15 @@ def _ring_sweep(
     # Two shards of one tower need to meet only once, so half of the ring is enough.
     steps = ring.size // 2 + 1 if sweep.kind == "tower" else ring.size
 
-    def pass_on(x: Any, distance: int) -> Any:
-        return jax.lax.ppermute(x, ring.axes, [(d, (d + distance) % ring.size) for d in range(ring.size)])
-
     def step(k: jax.Array, carry: tuple[Side, Totals, Totals]) -> tuple[Side, Totals, Totals]:
         shard, row_totals, column_totals = carry
-        following = pass_on(shard, -1)
-        column_totals = pass_on(column_totals, -1)
+        following = ring.pass_on(shard, -1)
+        column_totals = ring.pass_on(column_totals, -1)
         row_totals, part = _fold_shard(sweep, k, me, rows, shard, row_totals, empty, tile)
         return following, row_totals, _join(column_totals, part)
 
     _, row_totals, column_totals = jax.lax.fori_loop(0, steps, step, (columns, row_totals, empty))
-    return row_totals, pass_on(column_totals, steps - 1)
+    return row_totals, ring.pass_on(column_totals, steps - 1)
 
 
 def _fold_shard(

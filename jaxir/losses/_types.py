@@ -1,6 +1,11 @@
-"""Types that several losses share. B rows, D dimensions, N hard negatives of each row."""
+"""Types that several losses share. B rows, L tokens, D dimensions, N hard negatives of each row."""
 
-from jaxtyping import Array, Float32, Int32
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Bool, Float32, Int32
+
+from jaxir.runtime.partitioning import constrain
 
 Vectors = Float32[Array, "B D"]
 Negatives = Float32[Array, "B N D"]
@@ -10,3 +15,35 @@ NegativeKeys = Int32[Array, "B N 2"]
 AllKeys = tuple[Keys | None, Keys | None, NegativeKeys | None]  # keys of queries, passages, hard negatives
 Scalar = Float32[Array, ""]
 Metrics = dict[str, Scalar]
+
+
+class TokenVectors(NamedTuple):
+    """Texts with a vector for each token, which MaxSim compares (`losses.maxsim`).
+
+    Attributes:
+      vectors: [B, L, D]; of hard negatives [B, N, L, D].
+      mask: [B, L] or [B, N, L], true at the tokens to score.
+      weight: [B], a factor of all scores of a query; None: 1.
+    """
+
+    vectors: Float32[Array, "*B L D"]
+    mask: Bool[Array, "*B L"]
+    weight: Float32[Array, " B"] | None = None
+
+    @property
+    def flat(self) -> "TokenVectors":
+        """The texts of all lists one after the other: [B N, L, D]."""
+        return TokenVectors(*(x.reshape(-1, *x.shape[2:]) for x in self[:2]))
+
+    def in_lists(self, count: int) -> "TokenVectors":
+        """The texts [B N, L, D] of all lists as [B, N, L, D], each list on the devices of its row."""
+
+        def split(x: jax.Array) -> jax.Array:
+            x = x.reshape(-1, count, *x.shape[1:])
+            return constrain(x, ("batch", *[None] * (x.ndim - 1)))
+
+        return TokenVectors(*map(split, self[:2]))
+
+
+Embedded = Vectors | TokenVectors
+EmbeddedNegatives = Negatives | TokenVectors

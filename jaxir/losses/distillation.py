@@ -8,14 +8,15 @@ from jaxtyping import Array, Float32
 
 from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import PositiveNumber
-from jaxir.losses._types import Metrics, Negatives, Scalar, Vectors
+from jaxir.losses._types import Embedded, EmbeddedNegatives, Metrics, Scalar, TokenVectors
+from jaxir.losses.maxsim import maxsim_of_lists
 
 
 @checked_shapes
 def margin_mse(
-    query: Vectors,
-    passage: Vectors,
-    negatives: Negatives,
+    query: Embedded,
+    passage: Embedded,
+    negatives: EmbeddedNegatives,
     *,
     passage_score: Float32[Array, " B"],
     negative_scores: Float32[Array, "B N"],
@@ -27,7 +28,8 @@ def margin_mse(
 
         ((s(q_i, p_i) - s(q_i, n_ih)) - (t(q_i, p_i) - t(q_i, n_ih)))^2,  s(a, b) = a . b / temperature
 
-    for embeddings [B, D] and [B, N, D], with the teacher's scores t, [B] and [B, N]. The paper scores by
+    for embeddings [B, D] and [B, N, D], with the teacher's scores t, [B] and [B, N]. With `TokenVectors` s is
+    MaxSim / temperature. The paper scores by
     inner products of vectors of any length. Vectors of length 1 reach margins of at most 2 / temperature.
 
     Args:
@@ -46,9 +48,9 @@ def margin_mse(
 
 @checked_shapes
 def kl_distillation(
-    query: Vectors,
-    passage: Vectors,
-    negatives: Negatives,
+    query: Embedded,
+    passage: Embedded,
+    negatives: EmbeddedNegatives,
     *,
     passage_score: Float32[Array, " B"],
     negative_scores: Float32[Array, "B N"],
@@ -80,6 +82,11 @@ def kl_distillation(
     return loss, {"teacher_entropy": -(share * theirs).sum(1).mean(), "agreement": agreement}
 
 
-def _scores(query: Vectors, passage: Vectors, negatives: Negatives, scale: float):
+def _scores(query: Embedded, passage: Embedded, negatives: EmbeddedNegatives, scale: float):
+    if isinstance(query, TokenVectors):
+        pairs = zip(passage[:2], negatives[:2], strict=True)
+        lists = TokenVectors(*(jnp.concatenate([one[:, None], more], axis=1) for one, more in pairs))
+        scores = scale * maxsim_of_lists(query, lists)
+        return scores[:, 0], scores[:, 1:]
     positive = jnp.einsum("bd,bd->b", query, passage, precision="highest")
     return scale * positive, scale * jnp.einsum("bd,bnd->bn", query, negatives, precision="highest")

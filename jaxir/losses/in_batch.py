@@ -4,15 +4,15 @@ from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
-from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
+from jaxir.losses._types import Embedded, EmbeddedNegatives, Keys, Metrics, NegativeKeys, Scalar
 from jaxir.losses.guide import Guide
 
 
 @checked_shapes
 def in_batch_softmax(
-    query: Vectors,
-    passage: Vectors,
-    negatives: Negatives | None = None,
+    query: Embedded,
+    passage: Embedded,
+    negatives: EmbeddedNegatives | None = None,
     *,
     query_key: Keys | None = None,
     passage_key: Keys | None = None,
@@ -34,7 +34,8 @@ def in_batch_softmax(
     with all q_j and has no hard negatives.
 
     Args:
-      query: [B, D], float32; row i pairs with row i of `passage`.
+      query: [B, D], float32; row i pairs with row i of `passage`. With `TokenVectors` of [B, L, D] for all
+        texts, MaxSim takes the place of the dot product (Khattab and Zaharia 2020).
       passage: [B, D].
       negatives: [B, N, D] hard negatives; each is a negative of every query.
       query_key: [B, 2] halves of a 64-bit hash of the query's id. A row j != i whose query key or passage key
@@ -59,7 +60,7 @@ def in_batch_softmax(
       `loss_passage_to_query` if bidirectional.
 
     Raises:
-      UserError: the temperature or block_size is not positive.
+      UserError: the temperature or block_size is not positive, or `TokenVectors` are given a block_size.
     """
     keys = (query_key, passage_key, negative_key)
     sums = _sums.of_batch(query, passage, negatives, keys, guide, temperature, block_size, gradient_precision)

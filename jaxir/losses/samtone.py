@@ -9,15 +9,23 @@ from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
-from jaxir.losses._types import Keys, Metrics, NegativeKeys, Negatives, Scalar, Vectors
+from jaxir.losses._types import (
+    Embedded,
+    EmbeddedNegatives,
+    Keys,
+    Metrics,
+    NegativeKeys,
+    Scalar,
+    TokenVectors,
+)
 from jaxir.losses.guide import Guide
 
 
 @checked_shapes
 def samtone(
-    query: Vectors,
-    passage: Vectors,
-    negatives: Negatives | None = None,
+    query: Embedded,
+    passage: Embedded,
+    negatives: EmbeddedNegatives | None = None,
     *,
     query_key: Keys | None = None,
     passage_key: Keys | None = None,
@@ -49,8 +57,13 @@ def samtone(
 
     Raises:
       UserError: the temperature or block_size is not positive, or same_tower includes passages without
-        `bidirectional`.
+        `bidirectional` or with `TokenVectors`.
     """
+    if same_tower != "query" and isinstance(query, TokenVectors):
+        raise UserError(
+            f'same_tower="{same_tower}" compares passages with each other, but MaxSim then sums over as many'
+            ' tokens as each passage has: set same_tower to "query"'
+        )
     if same_tower != "query" and not bidirectional:
         raise UserError(
             f'same_tower="{same_tower}" needs bidirectional=True: passages are negatives of each other in the'

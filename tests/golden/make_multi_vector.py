@@ -9,7 +9,8 @@ pip install pylate==1.6.0
 python tests/golden/make_multi_vector.py pylate
 
 The files of the encoder, which is that of bert/ or of another folder here, are removed: tests put them back.
-`families/` has the vectors of one folder over several encoders.
+`families/` has the vectors of one folder over several encoders. `losses.npz` and `pylate_losses.npz` have the
+losses of given vectors of tokens, with their gradients.
 """
 
 import json
@@ -140,6 +141,70 @@ def of_sentence_transformers() -> None:
     (PLACE / "texts.json").write_text(json.dumps({"queries": QUERIES, "passages": PASSAGES}))
 
 
+class Given(torch.nn.Module):
+    """A model whose vectors of tokens are given."""
+
+    skiplist, do_query_expansion = (), False
+
+    def forward(self, features: dict, task: str | None = None) -> dict:
+        return features
+
+
+def columns_of_tokens() -> tuple[list[dict], torch.Tensor]:
+    """Returns 5 queries, 5 passages and two negatives of each query, and a teacher's scores [5, 3]."""
+    generator, columns = torch.Generator().manual_seed(7), []
+    for length in (6, 9, 9, 9):
+        # Positive components, because PyLate takes 0 for the similarity of a token that is not scored.
+        x = torch.nn.functional.normalize(torch.rand(5, length, 8, generator=generator) ** 3, dim=-1)
+        mask = torch.rand(5, length, generator=generator) < 0.7
+        mask[:, 0] = True
+        ids = torch.ones(5, length, dtype=torch.int64)
+        columns.append({"token_embeddings": x.requires_grad_(), "attention_mask": mask, "input_ids": ids})
+    return columns, torch.randn(5, 3, generator=generator) * 2
+
+
+def save_losses(path: Path, losses: dict, *, factors: dict) -> None:
+    """Saves vectors, masks, teacher's scores, and each loss with its gradient by the vectors."""
+    columns, scores = columns_of_tokens()
+    arrays = {f"mask_{i}": column["attention_mask"].numpy() for i, column in enumerate(columns)}
+    arrays |= {f"vectors_{i}": c["token_embeddings"].detach().numpy() for i, c in enumerate(columns)}
+    arrays["scores"] = scores.numpy()
+    for name, loss in losses.items():
+        columns, _ = columns_of_tokens()
+        value = loss(columns, scores) * factors.get(name, 1.0)
+        value.backward()
+        arrays[name] = np.float32(value.item())
+        arrays |= {f"{name}_gradient_{i}": c["token_embeddings"].grad.numpy() for i, c in enumerate(columns)}
+    np.savez_compressed(path, **arrays)
+
+
+def losses_of_sentence_transformers() -> None:
+    from sentence_transformers.multi_vector_encoder import losses
+
+    save_losses(
+        PLACE / "losses.npz",
+        {
+            "softmax": losses.MultiVectorMultipleNegativesRankingLoss(Given()),
+            "sharper": losses.MultiVectorMultipleNegativesRankingLoss(Given(), scale=4.0),
+            "kl": losses.MultiVectorDistillKLDivLoss(
+                Given(), student_temperature=0.5, teacher_temperature=2.0
+            ),
+            "margin_mse": losses.MultiVectorMarginMSELoss(Given()),
+        },
+        factors={"kl": 4.0},  # it multiplies by the temperature squared
+    )
+
+
+def losses_of_pylate() -> None:
+    from pylate import losses
+
+    losses = {
+        "softmax": losses.Contrastive(Given()),
+        "sharper": losses.Contrastive(Given(), temperature=0.25),
+    }
+    save_losses(PLACE / "pylate_losses.npz", losses, factors={})
+
+
 def of_pylate() -> None:
     from pylate import models, scores
 
@@ -169,7 +234,9 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     if sys.argv[1:] == ["pylate"]:
         of_pylate()
+        losses_of_pylate()
     else:
         for folder in PLACE.glob("[!p]*"):
             shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
         of_sentence_transformers()
+        losses_of_sentence_transformers()
