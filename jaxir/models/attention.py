@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxir.core.shapes import checked_shapes
-from jaxir.models import fused_attention, fused_dense, layers
+from jaxir.models import cudnn_attention, fused_attention, fused_dense, layers
 from jaxir.models.operators import operator
 from jaxir.runtime.partitioning import constrain, in_force
 
@@ -46,7 +46,8 @@ class Attention(nnx.Module):
     None means the same. `head_norms` normalise the heads [B, L, H, K] of queries, keys and values before
     RoPE. `scale` multiplies the logits; None means head_dim^-1/2. `stddevs` are the standard deviations of
     the initial query, key, value and output kernels. `dropout_rate` applies to attention weights; with
-    `drop_for_all` a weight is dropped for all queries of a text or for none, as in T5X.
+    `drop_for_all` a weight is dropped for all queries of a text or for none, as in T5X. A caller sets
+    `reads_at_padding` if it reads the results at positions that the mask hides, which kernels may skip.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Attention(nnx.Module):
         self.query_norm, self.key_norm, self.value_norm = head_norms
         self.head_dim, self.scale = head_dim, head_dim**-0.5 if scale is None else scale
         self.dropout_rate, self.drop_for_all = dropout_rate, drop_for_all
+        self.reads_at_padding = False
 
     def __call__(
         self,
@@ -121,6 +123,7 @@ class Attention(nnx.Module):
             dropout_key=key,
             norms=(self.query_norm, self.key_norm, self.value_norm),
             frequencies=frequencies,
+            reads_at_padding=self.reads_at_padding,
         )
         y = y.reshape(*x.shape[:2], -1)
         return fused_dense.apply(self.out, y, residual if added else None)
@@ -221,6 +224,7 @@ def attention(
     dropout_key: Key[Array, ""] | None = None,
     norms: Sequence[layers.RMSNorm | None] = (None, None, None),
     frequencies: Float[Array, " F"] | Float[np.ndarray, " F"] | None = None,
+    reads_at_padding: bool = False,
 ) -> Float[Array, "B T H K"]:
     """Attends from every position to the visible ones: softmax(scale q k^T + bias) v, softmax in float32.
 
@@ -244,6 +248,8 @@ def attention(
       dropout_key: random key of the dropout; None turns dropout off.
       norms: what normalises the heads of queries, keys and values before attention.
       frequencies: RoPE's (see `rotate`), which then rotates queries and keys; None: no RoPE.
+      reads_at_padding: whether the results at positions that `mask` hides are needed. cuDNN's kernels
+        otherwise skip these positions.
     """
     dropped = dropout_key is not None and dropout_rate > 0.0
     near = _distance_mask(query, key, causal=causal, window=window, start=start)
@@ -265,8 +271,8 @@ def attention(
         # [B, S, G, 1], and no support of dropout in cuDNN.
         value = layers.dropout(value, dropout_rate, dropout_key, same_along=-1)
         dropped, dropout_key = False, None
-    if plain and not dropped and near is None and _cudnn_allows(query, key, bias):
-        return _cudnn(query, key, value, mask, bias, scale)
+    if plain and not dropped and near is None and cudnn_attention.allows(query, key, bias):
+        return cudnn_attention.attend(query, key, value, mask, bias, scale, reads_at_padding)
     if not dropped and query.dtype == jnp.float32 and jax.default_backend() != "cpu":
         return jax.nn.dot_product_attention(
             query, key, value, bias=bias, mask=_visible(mask, near), scale=scale, implementation="xla"
@@ -303,34 +309,6 @@ def _distance_mask(
 def _visible(mask: jax.Array, near: jax.Array | None) -> jax.Array:
     mask = mask[:, None, None, :]  # [B, 1, 1 or T, S]
     return mask if near is None else mask & near[None, None]
-
-
-def _cudnn_allows(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> bool:
-    """Returns whether cuDNN's flash attention supports these inputs, both passes, on every supported GPU."""
-    _, length, _, head_dim = query.shape
-    return (
-        jax.default_backend() == "gpu"
-        and query.dtype in (jnp.bfloat16, jnp.float16)
-        and key.shape == query.shape
-        and head_dim % 8 == 0
-        and head_dim <= 128
-        and (bias is None or length % 2 == 0)
-    )
-
-
-def _cudnn(query, key, value, mask, bias, scale):
-    # A text without tokens attends to its first position, because a softmax over nothing would give NaN.
-    lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
-    return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        bias=None if bias is None else bias.astype(query.dtype),
-        scale=scale,
-        query_seq_lengths=lengths,
-        key_value_seq_lengths=lengths,
-        implementation="cudnn",
-    )
 
 
 @operator

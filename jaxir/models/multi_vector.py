@@ -4,6 +4,8 @@ A query may be expanded: to a minimum length it is filled with mask tokens, whos
 """
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -14,11 +16,15 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Size, checked
+from jaxir.losses._types import TokenVectors
+from jaxir.losses.maxsim import maxsim_of_lists
 from jaxir.models import layers
 from jaxir.models.adapters import Adapters, attach
 from jaxir.models.after_pooling import AfterPooling, width_after
+from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, make_encoder
 from jaxir.models.dual_encoder import Tower
+from jaxir.runtime.partitioning import constrain
 
 # The id of a token that expands a query; differs from all token ids, `features.PADDING_TOKEN` (-1), and
 # `token_edits.NEW` (-2).
@@ -106,6 +112,15 @@ class MultiVectorConfig:
                 found = found & (ids != EXPANSION_TOKEN)
         return found & _among(ids, self.kept) if tower == "passage" and self.kept else found
 
+    def expanded(self, ids: jax.Array) -> jax.Array:
+        """Returns token ids [B, L] of queries, filled with `EXPANSION_TOKEN` to the length of `expansion`."""
+        if self.expansion is None:
+            return ids
+        length = self.expansion.length
+        ids = jnp.pad(ids, [(0, 0), (0, max(0, length - ids.shape[1]))])
+        filled = jnp.arange(ids.shape[1])[None] < length
+        return jnp.where((ids == 0) & filled, EXPANSION_TOKEN, ids)
+
 
 class MultiVectorModel(layers.Summarised):
     """The module of a multi-vector encoder."""
@@ -119,30 +134,71 @@ class MultiVectorModel(layers.Summarised):
             width = width_after((module,), width)
         self.token_modules = nnx.List(made)
         attach(self, config.adapters, rngs=rngs)
+        if config.expansion is not None and not config.expansion.attend:
+            for _, module in nnx.iter_modules(self.encoder):
+                if isinstance(module, Attention):
+                    module.reads_at_padding = True
 
     @checked_shapes
     def encode(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B L D"]:
         """Embeds each token of texts: returns float32 [B, L, D].
 
         0 is padding, on the right; vectors at padding and at tokens that are not `scored` have no meaning.
-        Tokens `EXPANSION_TOKEN` are those of `config.expansion`. If these are not attended, compute in
-        float32: fused kernels for bfloat16 skip positions that are not attended.
+        Tokens `EXPANSION_TOKEN` are those of `config.expansion`. A `key` of None turns dropout off.
         """
-        expansion = self.config.expansion
-        added = ids == EXPANSION_TOKEN
-        full = ids if expansion is None else jnp.where(added, expansion.token, ids)
-        if expansion is None or expansion.attend:
-            hidden = self.encoder(full, key=key)
-        else:
-            # As padding, an added token is not attended, but its own vector goes through the blocks.
-            def edit(x: jax.Array) -> jax.Array:
-                return jnp.where(added[..., None], self.encoder.embed([full], [None])[0], x)
+        return self._encode([ids], [key], [True])[0]
 
-            hidden = self.encoder.together([jnp.where(added, 0, ids)], [key], [edit])[0]
+    def token_vectors(self, texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]]) -> list[TokenVectors]:
+        """Embeds several batches for `losses.maxsim` (token ids [B, L], tower, dropout key).
+
+        Queries are expanded first. With FSDP the encoder's weights are gathered once for all batches.
+        """
+        config = self.config
+        ids = [config.expanded(batch) if tower == "query" else batch for batch, tower, _ in texts]
+        found = []
+        vectors = self._encode(ids, [key for _, _, key in texts], [tower == "query" for _, tower, _ in texts])
+        for x, tokens, (_, tower, _) in zip(vectors, ids, texts, strict=True):
+            mask, weight = config.scored(tokens, tower), None
+            if config.similarity == "meanmaxsim":
+                weight = 1.0 / jnp.maximum(mask.sum(1, dtype=jnp.float32), 1.0)
+            found.append(TokenVectors(x, mask, weight))
+        return found
+
+    def score_lists(
+        self, query_ids: Int[Array, "B Lq"], passage_ids: Int[Array, "B C Lp"]
+    ) -> Float[Array, "B C"]:
+        """Returns the similarities [B, C] of each query with the C passages of its own list."""
+        flat = constrain(passage_ids.reshape(-1, passage_ids.shape[-1]), ("batch", None))
+        queries, passages = self.token_vectors([(query_ids, "query", None), (flat, "passage", None)])
+        return maxsim_of_lists(queries, passages.in_lists(passage_ids.shape[1]))
+
+    def _encode(
+        self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None], expands: Sequence[bool]
+    ) -> list[jax.Array]:
+        """Returns the vectors [B, L, D] of batches; `expands` says which have tokens `EXPANSION_TOKEN`."""
+        expansion, seen, edits = self.config.expansion, list(ids), [None] * len(ids)
+        for i, (batch, key) in enumerate(zip(ids, keys, strict=True)):
+            if expansion is None or not expands[i]:
+                continue
+            added = batch == EXPANSION_TOKEN
+            full = jnp.where(added, expansion.token, batch)
+            # As padding, an added token is not attended, but its own vector goes through the blocks.
+            seen[i] = full if expansion.attend else jnp.where(added, 0, batch)
+            if not expansion.attend:
+                edits[i] = functools.partial(self._put, added, full, key)
+        edited = [edits] if any(edits) else []
+        return [self._mapped(x) for x in self.encoder.together(seen, keys, *edited)]
+
+    def _put(self, added: jax.Array, ids: jax.Array, key: jax.Array | None, x: jax.Array) -> jax.Array:
+        """Returns the blocks' input x [B, L, E] with the vectors of added tokens."""
+        dropout, *_ = layers.split_key(key, 3)  # as `StackEncoder` does
+        return jnp.where(added[..., None], self.encoder.embed([ids], [dropout])[0], x)
+
+    def _mapped(self, hidden: jax.Array) -> jax.Array:
         x = hidden.astype(jnp.float32).reshape(-1, hidden.shape[-1])
         for module in self.token_modules:
             x = module(x)
-        return x.reshape(*hidden.shape[:2], -1)
+        return constrain(x.reshape(*hidden.shape[:2], -1), ("batch", "length", "affinity"))
 
 
 def _among(ids: Any, chosen: tuple[int, ...]) -> Any:
