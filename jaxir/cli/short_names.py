@@ -46,6 +46,7 @@ pooler_of: source=pooler
 Pretrained PretrainedCrossEncoder PretrainedSeq2Seq UnderIdentityProjection: source=model
 PretrainedGuide: dtype=guide_dtype source=guide
 PretrainedMaskedLM: dtype=head_dtype
+PretrainedMultiVector: source=model
 PROP: head=mlm_head masking=mlm_masking mu=smoothing
 rank_margin: reduction=rank_reduction
 Reading: every=reading_every max_new_tokens=dev_new_tokens num_beams=dev_beams

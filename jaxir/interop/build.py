@@ -16,7 +16,7 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.hub import hub
 from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_masked_lm
-from jaxir.interop.model import kinds, lora, stored
+from jaxir.interop.model import kinds, lora, multi_vector_start, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
 from jaxir.interop.model.stored import Base, ModelConfig, StoredModel
@@ -154,6 +154,35 @@ class PretrainedSeq2Seq(CommonOverrides, _Opened):
     _kind: ClassVar[str | None] = "seq2seq"
 
     source: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PretrainedMultiVector(CommonOverrides, _Opened):
+    """A multi-vector encoder to load, or an encoder that becomes one; `build(seed=0)` loads it.
+
+    Attributes:
+      source: a multi-vector encoder, or a dual encoder with one encoder, in a form that `model_dir.load`
+        accepts. A dual encoder's queries get at most 32 tokens and its passages 180 unless lengths are given,
+        and each query is filled with mask tokens to its maximum length, as in PyLate. Punctuation in passages
+        is not scored.
+      projection: dimension of a token's vector of a new multi-vector encoder; None: 128. Another one keeps
+        its own.
+    """
+
+    _kind: ClassVar[str | None] = None
+
+    source: str
+    projection: Count | None = None
+
+    def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
+        given = {"query": self.query_max_length, "passage": self.passage_max_length}
+        if kinds.name_of(model.config) == "multi_vector_encoder":
+            model = multi_vector_start.with_lengths(model, given["query"], self.projection, where=where)
+        else:
+            how = {"lengths": given, "dimension": self.projection, "seed": seed, "where": where}
+            model = multi_vector_start.of_dual_encoder(model, **how)
+        return super().apply(model, seed=seed, where=where)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,17 @@ from jaxir.models.cross_encoder import CrossEncoderModel
 from jaxir.models.decoder import VectorDecoder, decoder_for
 from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.models.layers import unexpected_array
+from jaxir.models.multi_vector import MultiVectorModel
 from jaxir.models.seq2seq import Seq2SeqModel
 
 # Each kind of model: its name in error messages, and the value of the setting `model` that makes one.
 _KINDS = {
     DualEncoderModel: ("a dual encoder", "Pretrained(...) (gin/models/minilm.gin)"),
     CrossEncoderModel: ("a cross-encoder", "PretrainedCrossEncoder(...) (gin/models/cross_encoder.gin)"),
+    MultiVectorModel: (
+        "a multi-vector encoder",
+        "PretrainedMultiVector(...) (gin/models/multi_vector.gin)",
+    ),
     Seq2SeqModel: ("a generator", "PretrainedSeq2Seq(...) (gin/models/seq2seq.gin)"),
 }
 _TRAINER_METRICS = ("loss", "grad_norm", "learning_rate")

@@ -11,7 +11,13 @@ from jaxir.cli.gin_files import Reader
 from jaxir.cli.short_names import short_name
 from jaxir.core.errors import UserError
 from jaxir.data.expanded.selection import Bottom, Curriculum, First, Gold, Random, Top
-from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq, outline_of
+from jaxir.interop.build import (
+    Pretrained,
+    PretrainedCrossEncoder,
+    PretrainedMultiVector,
+    PretrainedSeq2Seq,
+    outline_of,
+)
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.train import train
 from jaxir.training.step.length import check_length
@@ -20,6 +26,7 @@ from tests.cli.recipe_files import (
     CROSS,
     FILES,
     MODELS,
+    MULTI_VECTOR,
     OF_TEXTS,
     PIECES,
     ROOT,
@@ -31,7 +38,8 @@ RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.
 PAPER = [r for r in RECIPES if "samtone" in r]
 LORA = [f"gin/{name}_lora.gin" for name in ("qwen3_embedding", "embedding_gemma2")]
 PAIRS = [f"gin/{name}.gin" for name in ("pairs", "reranker", "generator", "curriculum", "reader")]
-OPEN = [*PAPER, *PAIRS, *LORA]
+LATE = "gin/late_interaction.gin"
+OPEN = [*PAPER, *PAIRS, LATE, *LORA]
 # Short names that every shipped piece of a kind has.
 COMMON = {
     "models": "MODEL TOKENIZER SHARING QUERY_LENGTH PASSAGE_LENGTH DROPOUT DTYPE SCAN REMAT",
@@ -42,7 +50,7 @@ COMMON = {
 }
 NO_TEMPERATURE = ("triplet", "margin", "seed", "prop", "query_reranking")
 LACKING = {
-    **{kind["models"]: {"TOKENIZER", "SHARING"} for kind in (CROSS, SEQ2SEQ)},
+    **{piece: {"TOKENIZER", "SHARING"} for piece in (CROSS["models"], SEQ2SEQ["models"], MULTI_VECTOR)},
     SEQ2SEQ["objectives"]: {"TEMPERATURE", "CHUNKS"},
     **{
         o: {"TEMPERATURE"}
@@ -89,6 +97,7 @@ def test_recipe_binds_all_that_training_requires(recipe):
     bound = resolve(recipe)
     kinds = dict.fromkeys(["gin/reranker.gin", "gin/ear_ri.gin", "gin/ear_rd.gin"], PretrainedCrossEncoder)
     kinds |= dict.fromkeys(["gin/generator.gin", "gin/reader.gin"], PretrainedSeq2Seq)
+    kinds[LATE] = PretrainedMultiVector
     assert isinstance(bound["model"], kinds.get(recipe, Pretrained))
     assert callable(bound["objective"])
     assert callable(bound["data"].build)

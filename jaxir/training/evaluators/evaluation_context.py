@@ -212,8 +212,16 @@ class Bench:
 
     def vectors(self, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
         """Returns a function that maps a state to vectors float32 [N, D] of token ids [N, L] by a tower."""
-        encode = self.program(lambda model, _, batch: model.encode(batch["ids"], tower=tower), {"ids": ids})
-        return encode.of_rows
+
+        def encode(model: Any, _: Any, batch: Rows) -> jax.Array:
+            if hasattr(model, "token_vectors"):
+                raise UserError(
+                    "this evaluator compares one vector of each text, but the model makes a vector of each"
+                    " token: use Retrieval, Reranking or Loss"
+                )
+            return model.encode(batch["ids"], tower=tower)
+
+        return self.program(encode, {"ids": ids}).of_rows
 
     def texts(self, ids: np.ndarray, how: Decoding) -> Callable[[State], list[str]]:
         """Returns a function that maps a state to the text generated for each source: ids [N, (P,) L]."""

@@ -1,4 +1,4 @@
-"""The evaluator `Reranking`: how well a cross-encoder orders the documents that a retriever found."""
+"""The evaluator `Reranking`: how well a reranker orders the documents that a retriever found."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ WANTED = 10  # minimum number of documents per query, needed by nDCG@10 and RR@1
 @checked
 class Reranking(Evaluator):
     """nDCG@10 and RR@10 of a run file's best documents, ordered by the model's scores.
+
+    The model is a cross-encoder, or a multi-vector encoder, which scores by MaxSim.
 
     Relevant documents that the run lacks lower the metrics. Queries and documents are truncated separately,
     as in training; `jaxir.rerank` truncates the longer text of a pair.
@@ -67,8 +69,12 @@ class Reranking(Evaluator):
         rows = {"query_ids": bench.tokens(queries, "query"), "passage_ids": lists}
 
         def scores_of(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
+            if hasattr(model, "token_vectors"):
+                return model.score_lists(batch["query_ids"], batch["passage_ids"])
             if not hasattr(model, "score_texts"):
-                raise UserError("Reranking only evaluates cross-encoders, not this model: use Search")
+                raise UserError(
+                    "Reranking evaluates cross-encoders and multi-vector encoders, not this model: use Search"
+                )
             return score_lists(model, batch["query_ids"], batch["passage_ids"])
 
         program = bench.program(scores_of, rows)

@@ -11,8 +11,10 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, Natural, Object, checked
 from jaxir.evaluation.retrieval_metrics import evaluate_run
+from jaxir.losses import TokenVectors
 from jaxir.objectives.pair_batch import pair_features
 from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.ranking.token_search import best_passages
 from jaxir.training.evaluators.evaluation_context import Bench, State, read_rows, stack
 from jaxir.training.evaluators.evaluator import Direction, Evaluator, Prepared
 
@@ -26,7 +28,8 @@ class Retrieval(Evaluator):
     """Mean nDCG@10 and RR@10 of dev queries, searched among the dev passages.
 
     Each distinct query is searched among the distinct passages of the dev pairs and the distractors. Texts
-    with the same token ids are not distinct.
+    with the same token ids are not distinct. Vectors of tokens, of a multi-vector encoder, are compared by
+    MaxSim, and stay in the memory of the host.
 
     Attributes:
       data: the dev pairs, a `data.batches.text_data.TextData`.
@@ -66,10 +69,14 @@ class Retrieval(Evaluator):
         of_queries = self._vectors(bench, list(distinct_queries.values()), "query")
         of_passages = self._vectors(bench, list(distinct_passages.values()), "passage")
 
-        def search(queries: np.ndarray, passages: np.ndarray) -> Mapping[str, float]:
-            # For models with cosine similarity the vectors are normalised, so "dot" is right for all models.
-            index = ExactIndex.build([passages], list(distinct_passages), similarity="dot")
-            scores, ids = index.search(queries, min(DEPTH, len(distinct_passages)))
+        def search(queries: Any, passages: Any) -> Mapping[str, float]:
+            names, depth = list(distinct_passages), min(DEPTH, len(distinct_passages))
+            if isinstance(queries, TokenVectors):
+                scores, rows = best_passages(queries, passages, depth)
+                ids = [[names[row] for row in some] for some in rows]
+            else:  # vectors of models with cosine similarity are normalised, so "dot" is right for all models
+                index = ExactIndex.build([passages], names, similarity="dot")
+                scores, ids = index.search(queries, depth)
             run = {
                 query: dict(zip(found, map(float, row), strict=True))
                 for query, found, row in zip(distinct_queries, ids, scores, strict=True)
@@ -88,8 +95,10 @@ class Retrieval(Evaluator):
 
     def _vectors(
         self, bench: Bench, texts: Sequence[Mapping[str, np.ndarray]], tower: Literal["query", "passage"]
-    ) -> Callable[[State], np.ndarray]:
+    ) -> Callable[[State], Any]:
         """Returns a function that maps a state to the vectors of texts; checks their number of dimensions.
+
+        A multi-vector encoder gives `TokenVectors`.
 
         If the model's pooling leaves out prompts, it leaves out as many tokens as each text's prompt has.
         """
@@ -100,6 +109,10 @@ class Retrieval(Evaluator):
             rows["left_out"] = np.array(found, np.int32)
 
         def encode(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
+            if hasattr(model, "token_vectors"):
+                if self.dimensions:
+                    raise UserError(f"{self}: the model makes a vector of each token: leave dimensions out")
+                return model.token_vectors([(batch["ids"], tower, None)])[0]
             vectors = model.encode(tower=tower, **batch)
             if (most := max(self.dimensions, default=0)) > vectors.shape[1]:
                 raise UserError(
@@ -110,7 +123,7 @@ class Retrieval(Evaluator):
         return bench.program(encode, rows).of_rows
 
 
-def _first(vectors: np.ndarray, dimension: int | None) -> np.ndarray:
+def _first(vectors: Any, dimension: int | None) -> Any:
     """Returns the first `dimension` dimensions of vectors [N, D], normalised; if None, the same vectors."""
     if dimension is None:
         return vectors

@@ -1,0 +1,68 @@
+"""Training of multi-vector encoders (late interaction, ColBERT): losses of MaxSim, not of dot products."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxir.core.values import checked
+from jaxir.losses.distillation import kl_distillation
+from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.objectives.contrastive import Contrastive, Embeddings
+from jaxir.objectives.distillation import SCORES, Distillation
+from jaxir.objectives.objective import Batch, Metrics, RandomKey
+from jaxir.runtime.partitioning import constrain
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+@checked
+class LateInteraction(Contrastive):
+    """In-batch contrastive training of a multi-vector encoder (Khattab and Zaharia 2020, arXiv:2004.12832).
+
+    Attributes:
+      loss: `in_batch_softmax` or `samtone` of `jaxir.losses` with its settings bound, or another function
+        that takes `losses.TokenVectors` in their place.
+    """
+
+    loss: Callable[..., tuple[jax.Array, Metrics]] = in_batch_softmax
+    reads_with = "token_vectors"
+
+    def embed(self, model: Any, batch: Batch, key: RandomKey = None) -> Embeddings:
+        """Embeds as `Contrastive.embed` does, but returns `losses.TokenVectors` of all texts.
+
+        Raises:
+          UserError: `chunks` does not divide B.
+        """
+        return super().embed(model, batch, key)
+
+    def _embed_at_once(self, model: Any, batch: Batch, key: RandomKey) -> Embeddings:
+        keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
+        texts = [(batch["query_ids"], "query", keys[0]), (batch["passage_ids"], "passage", keys[1])]
+        negatives = batch.get("negative_ids")
+        if negatives is None:
+            return Embeddings(*model.token_vectors(texts))
+        flat = constrain(negatives.reshape(-1, negatives.shape[-1]), ("batch", None))
+        query, passage, found = model.token_vectors([*texts, (flat, "passage", keys[2])])
+        return Embeddings(query, passage, found.in_lists(negatives.shape[1]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+@checked
+class LateDistillation(Distillation):
+    """`Distillation` of a multi-vector encoder: MaxSim is fitted to a teacher's scores.
+
+    Attributes:
+      loss: `kl_distillation` or `margin_mse` of `jaxir.losses` with its settings bound.
+    """
+
+    loss: Callable[..., tuple[jax.Array, Metrics]] = kl_distillation
+    reads_with = "token_vectors"
+
+    def __call__(
+        self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None
+    ) -> tuple[jax.Array, Metrics]:
+        embeddings = LateInteraction(chunks=self.chunks).embed(model, batch, key)
+        return self.loss(*embeddings, **{name: batch[name] for name in SCORES})
