@@ -1,4 +1,4 @@
-"""Command: reranks a run with a cross-encoder."""
+"""Command: reranks a run with a cross-encoder or a multi-vector encoder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.core.choices import Rules
+from jaxir.core.errors import UserError
 from jaxir.core.values import Count
 from jaxir.storage.outputs import writes
 
@@ -22,13 +23,13 @@ def rerank(
     keep_rest: bool = False,
     weights: Literal["int8", "nf4"] | None = None,
 ) -> None:
-    """Reranks the best documents of each query of a run with a cross-encoder.
+    """Reranks the best documents of each query of a run with a cross-encoder or a multi-vector encoder.
 
-    Writes a run with the cross-encoder's scores (logits). Documents below rank --depth are left out, or
-    follow in the run's order with --keep_rest.
+    Writes a run with the cross-encoder's scores (logits), or the multi-vector encoder's (MaxSim). Documents
+    below rank --depth are left out, or follow in the run's order with --keep_rest.
 
     Args:
-      model: the cross-encoder: a jaxir run or model directory, or hf: or st: and a directory or hub name.
+      model: the reranker: a jaxir run or model directory, or hf: or st: and a directory or hub name.
       run: TREC run file, of any retriever.
       dataset: beir:DIR, with queries and documents.
       output: the run file to write.
@@ -38,18 +39,33 @@ def rerank(
     """
     from jaxir.data.formats.beir_folder import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
+    from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
     from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
-    from jaxir.retrieval.ranking import run_reranking
+    from jaxir.retrieval.ranking import run_reranking, token_reranking
     from jaxir.retrieval.ranking.runs import read_run, write_run
 
     _, directory = parse_dataset(dataset, "beir")
     found = read_run(run)
     candidates = run_reranking.read_candidates(found, BeirFolder(directory), depth=depth)
-    scored = run_reranking.rerank(candidates, CrossEncoder.load(model, weights=weights))
+    if _has_token_vectors(model):
+        if weights is not None:
+            raise UserError("--weights only applies to a cross-encoder: leave it out")
+        scored = token_reranking.rerank(candidates, MultiVectorEncoder.load(model))
+    else:
+        scored = run_reranking.rerank(candidates, CrossEncoder.load(model, weights=weights))
     if keep_rest:
         scored = run_reranking.with_rest(scored, found)
     write_run(output, scored)
     print(f"{output}: {len(scored):,} queries, {sum(map(len, scored.values())):,} answers, by {model}")
+
+
+def _has_token_vectors(model: str) -> bool:
+    from jaxir.interop import model_dir
+
+    try:
+        return model_dir.kind_of(model) == "multi_vector_encoder"
+    except UserError:  # `CrossEncoder.load` has the message, and looks for other names on the hub
+        return False
 
 
 if __name__ == "__main__":

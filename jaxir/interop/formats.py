@@ -14,6 +14,7 @@ from jaxir.interop.huggingface import (
     hf_sparse_encoder,
     model_card,
     sentence_transformers,
+    st_multi_vector_folder,
 )
 from jaxir.interop.model import kinds, lora
 from jaxir.interop.model.encoder_settings import EncoderSettings
@@ -34,13 +35,15 @@ _WHOLE = {
     "cross_encoder": hf_cross_encoder.write,
     "seq2seq": hf_seq2seq.write,
     "sparse_encoder": hf_sparse_encoder.write,
+    "multi_vector_encoder": st_multi_vector_folder.write,
 }
 _UNFIT = {
     ("cross_encoder", "t5x"): "hf",
     ("seq2seq", "st"): "hf",
     ("sparse_encoder", "hf"): "st",
     ("sparse_encoder", "t5x"): "st",
-    **{("multi_vector_encoder", to): "jaxir" for to in ("hf", "st", "t5x")},
+    ("multi_vector_encoder", "hf"): "st",
+    ("multi_vector_encoder", "t5x"): "st",
 }
 
 

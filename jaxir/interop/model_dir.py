@@ -174,6 +174,11 @@ def read(
     return found, fingerprint
 
 
+def kind_of(spec: str) -> str:
+    """Returns the kind of a model, one of `kinds.KINDS`, as `read` finds it if no kind is required."""
+    return kinds.name_of(read(spec, kind=None, weights=False)[0].config)
+
+
 def _read(
     spec: str, tokenizer: str | None, kind: str | None, weights: bool
 ) -> tuple[StoredModel, str | None]:
@@ -347,8 +352,8 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
 def _read_base(base: Base, config: ModelConfig, directory: Path) -> Mapping[str, Any]:
     """Returns the parameters of the model that a run's adapters change."""
     kind = kinds.name_of(config)
-    # A cross-encoder may come from a dual encoder.
-    kind = None if kind == "cross_encoder" else kind
+    # These may come from a dual encoder.
+    kind = None if kind in ("cross_encoder", "multi_vector_encoder") else kind
     try:
         found, _ = read(base.spec, tokenizer=base.tokenizer, kind=kind)
     except UserError as error:

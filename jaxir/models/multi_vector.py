@@ -202,4 +202,5 @@ class MultiVectorModel(layers.Summarised):
 
 
 def _among(ids: Any, chosen: tuple[int, ...]) -> Any:
-    return (ids[..., None] == np.array(chosen, np.int32)).any(-1)
+    tokens = np.array(chosen, np.int32).reshape(*[1] * ids.ndim, -1)
+    return (ids[..., None] == tokens).any(-1)

@@ -20,17 +20,25 @@ from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.sets.own_pairs import Pairs
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
-from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
+from jaxir.interop.build import (
+    FromScratch,
+    Pretrained,
+    PretrainedCrossEncoder,
+    PretrainedMultiVector,
+    PretrainedSeq2Seq,
+)
 from jaxir.interop.model import stored
 from jaxir.interop.model.overrides import Overrides
 from jaxir.interop.model.stored import StoredModel
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.late_interaction import LateInteraction
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.query_reranking import QueryReranking
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.seq2seq import Seq2Seq
 from jaxir.retrieval.encoding.generator import Generator
+from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.encoding.query_reranker import QueryReranker
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
@@ -44,13 +52,20 @@ from jaxir.training.step.optimizers import AdamW, Optimizer
 # `fit` has the defaults of gin/pairs.gin and gin/generator.gin; tests compare them.
 WRITING = Seq2Seq(source="passage", target="query")
 OBJECTIVE = Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.05))
+LATE = LateInteraction(loss=functools.partial(in_batch_softmax, temperature=1.0, bidirectional=False))
 OPTIMIZER = AdamW(learning_rate=3e-5, warmup_steps=0.05)
 MIN_STEPS, DROPOUT = 100, 0.0
 _CALLED = {"data": "pairs", "mesh": "partitioner"}  # {field of `Recipe`: the argument of `fit` that sets it}
 
 
 def fit(
-    model: str | DualEncoder | Pretrained | PretrainedCrossEncoder | PretrainedSeq2Seq | FromScratch,
+    model: str
+    | DualEncoder
+    | Pretrained
+    | PretrainedCrossEncoder
+    | PretrainedMultiVector
+    | PretrainedSeq2Seq
+    | FromScratch,
     pairs: TextData,
     *,
     steps: Steps | None = None,
@@ -65,12 +80,13 @@ def fit(
     partitioner: Partitioner | None = None,
     seed: Seed = 0,
     **settings: Any,
-) -> DualEncoder | CrossEncoder | Generator:
+) -> DualEncoder | CrossEncoder | MultiVectorEncoder | Generator:
     """Trains a dual encoder on pairs of texts.
 
     With a `PretrainedCrossEncoder` as model, `fit` trains a cross-encoder, by default to rank the passage of
     a query above its hard negatives. With a `PretrainedSeq2Seq`, it trains a generator, by default to write
-    the query of a passage; evaluations then measure the loss on `dev`.
+    the query of a passage; evaluations then measure the loss on `dev`. With a `PretrainedMultiVector`, it
+    trains a multi-vector encoder (late interaction), by default with the in-batch softmax of MaxSim.
 
     The given `model` is not changed. Defaults are those of gin/pairs.gin. Ctrl-C or SIGTERM ends training
     after the current step. With `output_dir`, `fit` then saves a checkpoint and prints a warning with the
@@ -87,8 +103,8 @@ def fit(
       steps: number of optimizer steps; give either steps or epochs.
       epochs: number of times to go through the pairs; by default once, and at least 100 steps.
       batch_size: number of pairs per step, over all devices together.
-      objective: the training method; by default the in-batch softmax at temperature 0.05, Reranking() or
-        Seq2Seq(...).
+      objective: the training method; by default the in-batch softmax at temperature 0.05, Reranking(),
+        LateInteraction(...) or Seq2Seq(...).
       optimizer: AdamW(...) or Adafactor(...); by default AdamW with learning rate 3e-5 and a warm-up.
       dev: pairs to evaluate on while training; the result is then the best checkpoint on `dev`, not the last.
       eval_every: number of steps between evaluations on `dev`; a value below 1 is a share of all steps.
@@ -162,6 +178,8 @@ def _kind_of(model: Any, objective: Objective | None) -> tuple[type[Any], Object
         return (QueryReranker if isinstance(objective, QueryReranking) else CrossEncoder), Reranking()
     if isinstance(model, PretrainedSeq2Seq):
         return Generator, WRITING
+    if isinstance(model, PretrainedMultiVector):
+        return MultiVectorEncoder, LATE
     return DualEncoder, OBJECTIVE
 
 

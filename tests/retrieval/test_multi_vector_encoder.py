@@ -106,6 +106,26 @@ def test_saved_model_is_the_same(name, tmp_path):
             np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_written_folder_is_the_same_model(name, tmp_path):
+    folder, written = folder_of(name, tmp_path), tmp_path / "written"
+    formats.convert(f"st:{folder}", written, to="st")
+    one, other = (MultiVectorEncoder.load(f"st:{place}") for place in (folder, written))
+    assert other.fingerprint == one.fingerprint
+    assert (other.model.config, other.settings) == (one.model.config, one.settings)
+    for file, entry in (
+        ("sentence_bert_config", "query_expansion"),
+        ("config_sentence_transformers", "prompts"),
+    ):
+        before, after = (json.loads((place / f"{file}.json").read_text()) for place in (folder, written))
+        # Models without prompts are written in PyLate's form.
+        assert (
+            name in ("attended", "unmasked")
+            or name.startswith("pylate")
+            or after.get(entry) == before.get(entry)
+        )
+
+
 @pytest.mark.parametrize(
     ("name", "file", "entries", "message"),
     [
@@ -179,8 +199,8 @@ def test_other_kinds_of_models_are_refused(tmp_path):
         MultiVectorEncoder.load(f"st:{GOLDEN / 'bert'}")
     with pytest.raises(UserError, match="no vectors of tokens"):
         MultiVectorEncoder.load(f"hf:{GOLDEN / 'bert'}")
-    with pytest.raises(UserError, match="format st cannot hold it: use jaxir"):
-        formats.convert(f"st:{folder}", tmp_path / "out", to="st")
+    with pytest.raises(UserError, match="format hf cannot hold it: use st"):
+        formats.convert(f"st:{folder}", tmp_path / "out", to="hf")
     formats.convert(f"st:{folder}", tmp_path / "model", to="jaxir")
     with pytest.raises(UserError, match="expected a dual encoder"):
         DualEncoder.load(str(tmp_path / "model"))

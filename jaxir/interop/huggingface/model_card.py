@@ -26,6 +26,7 @@ _PIPELINES = {
     "dual_encoder": "sentence-similarity",
     "cross_encoder": "text-ranking",
     "sparse_encoder": "feature-extraction",
+    "multi_vector_encoder": "feature-extraction",
 }
 _RECIPES = {"config.gin": "gin", "recipe.py": "python"}
 # Settings of run.json in the order of the card; the others are hashes.
@@ -63,6 +64,15 @@ SPARSE_ENCODER_USE = """\
 from sentence_transformers import SparseEncoder
 
 model = SparseEncoder("{name}")
+queries = model.encode_query(["where is the treaty kept?"])
+passages = model.encode_document(["The treaty is kept in the archive.", "Cats sleep for most of the day."])
+print(model.similarity(queries, passages))
+```"""
+MULTI_VECTOR_USE = """\
+```python
+from sentence_transformers import MultiVectorEncoder
+
+model = MultiVectorEncoder("{name}")
 queries = model.encode_query(["where is the treaty kept?"])
 passages = model.encode_document(["The treaty is kept in the archive.", "Cats sleep for most of the day."])
 print(model.similarity(queries, passages))
@@ -200,7 +210,7 @@ def _results(run: _Run) -> list[Any]:
 def _described(model: StoredModel, kind: str) -> list[str]:
     settings = model.settings
     lines = [f"{kinds.KINDS[kind].what[:1].upper()}{kinds.KINDS[kind].what[1:]}: {model.config.summary}."]
-    if kind in ("dual_encoder", "sparse_encoder"):
+    if kind in ("dual_encoder", "sparse_encoder", "multi_vector_encoder"):
         lines.append(
             f"Queries have at most {settings.query_max_length} tokens, passages at most"
             f" {settings.passage_max_length}; longer texts are truncated."
@@ -218,6 +228,8 @@ def _use(kind: str, to: str, name: str, repo: str | None) -> list[str]:
         return [CROSS_ENCODER_USE.format(name=name)]
     if kind == "sparse_encoder":
         return [SPARSE_ENCODER_USE.format(name=name)]
+    if kind == "multi_vector_encoder":
+        return [MULTI_VECTOR_USE.format(name=name)]
     if to == "hf":
         return [
             "The folder holds only the encoder, without pooling; its token vectors open with `transformers`."

@@ -181,8 +181,13 @@ def write_layer_weights(directory: Path, weights: np.ndarray, *, start: int, dim
     write_tensors(directory / SINGLE, {"layer_weights": np.asarray(weights)})
 
 
-def write_dense(directory: Path, module: AfterPooling | Projection, tensors: Mapping[str, Any]) -> None:
-    """Writes the folder of a Dense; `tensors` has "linear.kernel" and perhaps bias and residual."""
+def write_dense(
+    directory: Path, module: AfterPooling | Projection, tensors: Mapping[str, Any], **names: str
+) -> None:
+    """Writes the folder of a Dense; `tensors` has "linear.kernel" and perhaps bias and residual.
+
+    `names` are further entries of its configuration, such as module_input_name.
+    """
     directory.mkdir(parents=True)
     theirs = {ours: name for name, ours in _ACTIVATIONS.items()}[module.activation]
     place = "linear" if theirs == "Identity" else "activation"
@@ -194,7 +199,7 @@ def write_dense(directory: Path, module: AfterPooling | Projection, tensors: Map
         "bias": module.use_bias,
         "activation_function": f"torch.nn.modules.{place}.{theirs}",
     }
-    write_json(directory / "config.json", content | ({"use_residual": True} if residual else {}))
+    write_json(directory / "config.json", content | names | ({"use_residual": True} if residual else {}))
     written = {"linear.weight": kernel.T}
     if module.use_bias:
         written["linear.bias"] = np.asarray(tensors["linear.bias"])

@@ -45,7 +45,10 @@ class MultiVectorEncoder:
       spec: the name by which the model was loaded.
       dimension: D, the number of components of a token's vector.
       similarity_fn_name: "maxsim", or "meanmaxsim", which divides by the number of query tokens.
+      training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
     """
+
+    training: Any = None
 
     def __init__(self, loaded: LoadedModel, *, spec: str, batch_tokens: int | None = None):
         self.model, self.tokenizer, self.settings = loaded.model, loaded.tokenizer, loaded.settings
