@@ -76,9 +76,9 @@ class Worker:
 
     def __init__(self, system: str, flags: argparse.Namespace, directory: str):
         python = sys.executable if system == "jaxir" else flags.peer_python
-        command = [python, str(Path(__file__).resolve()), "--worker", system, directory]
+        command = [python, str(Path(sys.argv[0]).resolve()), "--worker", system, directory]
         command += [f"--{k}={v}" for k, v in vars(flags).items() if k not in ("worker", "scan")]
-        command += ["--scan"] if flags.scan else []
+        command += ["--scan"] if getattr(flags, "scan", False) else []
         # torch's threads must not spin while they wait, or the CPU time would count it as work.
         environment = {"OMP_WAIT_POLICY": "passive", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         environment |= {"HF_HUB_OFFLINE": "1"} | os.environ

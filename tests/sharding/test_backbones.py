@@ -1,4 +1,4 @@
-"""Backbones and readers on eight devices have the outputs and gradients of one device."""
+"""Backbones, readers and multi-vector encoders compute on eight devices what they compute on one."""
 
 import json
 import shutil
@@ -90,3 +90,17 @@ def test_reader_is_the_same_on_eight_devices(tmp_path, launch, finish):
         assert eight == pytest.approx(one, rel=1e-5), name
         assert report["difference"] < 1e-5 < 1e-4 < report["least"], name
         assert report["same"], name
+
+
+@pytest.mark.timeout(600)
+def test_late_interaction_is_the_same_on_eight_devices(tmp_path, launch, finish):
+    worker = Path(__file__).with_name("late_worker.py")
+    ended = finish(launch(str(worker), str(tmp_path / "report.json"), devices=8))
+    assert [status for status, _ in ended] == [0], ended
+    reports = json.loads((tmp_path / "report.json").read_text())
+    assert len(reports) == 4
+    for name, report in reports.items():
+        one, eight = report["losses"]
+        assert eight == pytest.approx(one, rel=1e-5), name
+        assert report["difference"] < 1e-5 * max(1, report["largest"]), name
+        assert report["array"] <= 16 * 48 * 8 * 12 / 4, name  # a part of the similarities of all tokens
