@@ -21,7 +21,8 @@ ALL = "all"  # the target that means every dense layer of the blocks
 NAME = "adapter"  # attribute of a `layers.Linear`, and so a part of the names of parameters
 _ENCODERS = ("encoder", "query_encoder", "passage_encoder", "decoder")
 # Parts of a model outside its encoders, which are trained with the adapters.
-_HEADS = ("projection", "query_projection", "passage_projection", "pooler", "classifier", "norm")
+_PROJECTIONS = ("projection", "query_projection", "passage_projection", "token_modules")
+_HEADS = (*_PROJECTIONS, "pooler", "classifier", "norm")
 _LAYER = re.compile(r"(^|\.)layers\.(?:\d+\.|of_[\d_]+\.)?")
 
 
