@@ -22,6 +22,7 @@ from jaxir.training.evaluators.evaluation_context import Bench
 from tests.beir_folder import write_folder
 from tests.interop.folders import GOLDEN
 from tests.training.saved_run import arrays, log, losses
+from tests.training.test_distillation import write as write_scored
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +217,16 @@ def test_it_learns_with_other_settings(folder, one_layer, flags, tmp_path):
     formats.convert(str(run), tmp_path / "st", to="st")
     again = MultiVectorEncoder.load(f"st:{tmp_path / 'st'}")
     np.testing.assert_allclose(again.encode_queries("a cat"), encoder.encode_queries("a cat"), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["kl_distillation", "margin_mse"])
+def test_a_teachers_ranking_is_learned(folder, one_layer, loss, tmp_path):
+    write_scored(tmp_path / "mined.jsonl")
+    flags = [f"--gin_file=gin/{name}.gin" for name in ("experiments/mined", "objectives/late_distillation")]
+    flags += [f"--mined={tmp_path / 'mined.jsonl'}", "--negatives=3", f"--loss=@losses.{loss}", "--chunks=2"]
+    flags += ["--steps=60", "--log_every=1", "--dev_split=None"]
+    assert train(folder, tmp_path / "run", *flags, model=f"hf:{one_layer}", rate=1e-2) == 0
+    found = [line["agreement"] for line in log(tmp_path / "run") if "agreement" in line]
+    values = list(losses(tmp_path / "run").values())
+    assert np.mean(values[-5:]) < 0.6 * np.mean(values[:5]) and np.mean(found[-5:]) > np.mean(found[:5])
