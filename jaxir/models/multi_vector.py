@@ -24,6 +24,7 @@ from jaxir.models.after_pooling import AfterPooling, width_after
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, make_encoder
 from jaxir.models.dual_encoder import Tower
+from jaxir.models.token_pooling import TokenPooling, pool_tokens
 from jaxir.runtime.partitioning import constrain
 
 # The id of a token that expands a query; differs from all token ids, `features.PADDING_TOKEN` (-1), and
@@ -63,6 +64,7 @@ class MultiVectorConfig:
       skipped_in: the towers whose texts leave out `skipped`.
       kept: if not empty, only tokens with these ids are scored in passages.
       adapters: LoRA in the encoder; None: none.
+      pooling: how the vectors of an encoded text are pooled, which training does not do; None: not at all.
     """
 
     backbone: BackboneConfig
@@ -73,6 +75,7 @@ class MultiVectorConfig:
     skipped_in: tuple[Tower, ...] = ("passage",)
     kept: tuple[int, ...] = ()
     adapters: Adapters | None = None
+    pooling: TokenPooling | None = None
 
     def __post_init__(self):
         if self.expansion is None:
@@ -111,6 +114,16 @@ class MultiVectorConfig:
             if self.expansion is not None and self.expansion.token in self.skipped:
                 found = found & (ids != EXPANSION_TOKEN)
         return found & _among(ids, self.kept) if tower == "passage" and self.kept else found
+
+    def chosen(self, vectors: np.ndarray, ids: np.ndarray, tower: Tower) -> np.ndarray:
+        """Returns the vectors [M, D] that a text is compared by, of those of its tokens `ids` [L].
+
+        They are those of the scored tokens, pooled if there is a `pooling`; `vectors` may end with padding.
+        """
+        found = vectors[: len(ids)][self.scored(ids, tower)]
+        if self.pooling is None or (tower == "query" and not self.pooling.queries):
+            return found
+        return pool_tokens(found, self.pooling)
 
     def expanded(self, ids: jax.Array) -> jax.Array:
         """Returns token ids [B, L] of queries, filled with `EXPANSION_TOKEN` to the length of `expansion`."""

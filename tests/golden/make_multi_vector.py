@@ -121,9 +121,9 @@ def of_sentence_transformers() -> None:
     ]
     save(PLACE / "several", several)
     save(PLACE / "unmasked", modules(query_expansion=CLASSIC))
-    pooled = modules({})
-    save(PLACE / "pooled", [*pooled, HierarchicalTokenPooling()])
-    (PLACE / "pooled" / "vectors.npz").unlink()
+    save(PLACE / "pooled", [*modules({}), HierarchicalTokenPooling(2.0)])
+    often = {"num_protected_tokens": 0, "normalize_embeddings": False, "tasks": ["query", "document"]}
+    save(PLACE / "pooled_twice", [*modules({}), HierarchicalTokenPooling(3.0, **often)])
     shared = modules({}, query_expansion=CLASSIC)[1:]
     for family in FAMILIES:
         with tempfile.TemporaryDirectory() as folder:

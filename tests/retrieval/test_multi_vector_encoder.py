@@ -129,7 +129,7 @@ def test_written_folder_is_the_same_model(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "file", "entries", "message"),
     [
-        ("pooled", None, {}, "HierarchicalTokenPooling is not supported: remove it"),
+        ("pooled", "4_HierarchicalTokenPooling/config.json", {"pool_factor": 0.5}, "at least 1, not 0.5"),
         (
             "fixed",
             "1_Dense/config.json",

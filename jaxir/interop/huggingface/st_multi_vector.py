@@ -18,8 +18,10 @@ from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import read_json, read_optional_json
 from jaxir.models.after_pooling import AfterPooling
 from jaxir.models.multi_vector import Expansion, MultiVectorConfig
+from jaxir.models.token_pooling import TokenPooling
 
 _MASK = "MultiVectorMask"
+_POOLING = "HierarchicalTokenPooling"
 _SUPPORTED = ("Dense", "Normalize", _MASK)  # modules after the Transformer, in any order
 _TOWERS = {"query": "query", "document": "passage"}
 _PREFIXES = {"query": "query_prefix", "document": "document_prefix"}
@@ -52,7 +54,9 @@ def read(directory: Path) -> StoredModel:
     if transformer.lower_case:
         tokenizer = tokenizer_files.lower_cased(tokenizer, root)
     mask = _read_mask(modules, about, tokenizer)
-    token_modules, params = st_modules.read_token_modules([m for m in modules if m[0] != _MASK])
+    token_modules, params = st_modules.read_token_modules(
+        [m for m in modules if m[0] not in (_MASK, _POOLING)]
+    )
     if about.get("model_type") == "ColBERT":
         token_modules = (*token_modules, AfterPooling(kind="normalize"))
     path, content = st_files.transformer_settings(root)
@@ -68,6 +72,7 @@ def read(directory: Path) -> StoredModel:
             similarity=_similarity(about, directory),
             expansion=expansion,
             adapters=encoder.adapters,
+            pooling=_pooling(modules),
             **(mask or {}),
         )
     except ValueError as error:
@@ -95,12 +100,17 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
     modules = st_files.modules(directory)
     first, *rest = [kind for kind, _ in modules] or [""]
     path = directory / hub_files.ST_MODULES
+    if rest[-1:] == [_POOLING]:
+        rest.pop()
     if pooled := [kind for kind in rest if kind.endswith("TokenPooling")]:
-        raise UserError(f"{path}: {pooled[0]} is not supported: remove it to keep the vectors of all tokens")
+        raise UserError(
+            f"{path}: {pooled[0]} is not supported, only a {_POOLING} at the end: remove it to keep the"
+            " vectors of all tokens"
+        )
     if first != "Transformer" or set(rest) - {*_SUPPORTED} or rest.count(_MASK) > 1:
         raise UserError(
             f"{path}: the modules {', '.join((first, *rest))} are not supported; expected Transformer, then"
-            f" any of {', '.join(_SUPPORTED)}, the last at most once"
+            f" any of {', '.join(_SUPPORTED)}, the last at most once, and perhaps {_POOLING}"
         )
     return modules
 
@@ -190,6 +200,27 @@ def _read_mask(
         "skipped_in": tuple(_TOWERS[task] for task in _TOWERS if task in tasks),
         "kept": tuple(int(i) for i in tokenizer.own_ids(kept)),
     }
+
+
+def _pooling(modules: list[tuple[str, Path]]) -> TokenPooling | None:
+    folder = dict(modules).get(_POOLING)
+    if folder is None:
+        return None
+    path = folder / "config.json"
+    content = read_json(path, dict[str, Any])
+    tasks = content.get("tasks") or ["document"]
+    tasks = [tasks] if isinstance(tasks, str) else tasks
+    try:
+        if "document" not in tasks:
+            raise ValueError(f"tasks {tasks!r:.40} leaves out passages")
+        return TokenPooling(
+            factor=float(content.get("pool_factor", 1.0)),
+            protected=content.get("num_protected_tokens", 1),
+            normalize=bool(content.get("normalize_embeddings", False)),
+            queries="query" in tasks,
+        )
+    except (TypeError, ValueError, UserError) as error:
+        raise UserError(f"{path}: {error}; correct it, or remove the module") from error
 
 
 def _similarity(about: Mapping[str, Any], directory: Path) -> str:

@@ -18,11 +18,13 @@ from jaxir.models.multi_vector import MultiVectorConfig
 
 _TRANSFORMER = "sentence_transformers.models.Transformer"
 _DENSE_OF_PYLATE = "pylate.models.Dense.Dense"
+_POOLING = "HierarchicalTokenPooling"
 _CLASSES = {
     "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
     "Dense": "sentence_transformers.base.modules.dense.Dense",
     "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
     "MultiVectorMask": "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask",
+    _POOLING: f"sentence_transformers.multi_vector_encoder.modules.token_pooling.{_POOLING}",
 }
 
 
@@ -50,6 +52,7 @@ def fits_pylate(model: StoredModel) -> bool:
         and config.similarity == "maxsim"
         and (config.skipped_in == ("passage",) or not config.skipped)
         and not config.kept
+        and config.pooling is None
         and always
         and not any((settings.query_prompt, settings.passage_prompt, *settings.named_prompts.values()))
     )
@@ -119,7 +122,19 @@ def _write_modules(directory: Path, model: StoredModel, about: dict[str, Any]) -
         "keep_only_token_ids": [_id_in_file(model.tokenizer, i) for i in config.kept] or None,
     }
     write_json(directory / name / "config.json", mask)
-    _write_list(directory, [*listed, (name, _CLASSES["MultiVectorMask"])])
+    listed.append((name, _CLASSES["MultiVectorMask"]))
+    if config.pooling is not None:
+        name = f"{len(listed)}_{_POOLING}"
+        (directory / name).mkdir(parents=True)
+        pooling = {
+            "pool_factor": config.pooling.factor,
+            "num_protected_tokens": config.pooling.protected,
+            "normalize_embeddings": config.pooling.normalize,
+            "tasks": ["query", "document"] if config.pooling.queries else ["document"],
+        }
+        write_json(directory / name / "config.json", pooling)
+        listed.append((name, _CLASSES[_POOLING]))
+    _write_list(directory, listed)
 
 
 def _write_list(directory: Path, listed: list[tuple[str, str]]) -> None:

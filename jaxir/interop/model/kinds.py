@@ -82,6 +82,7 @@ KINDS = {
         config=MultiVectorConfig,
         what="a multi-vector encoder, which makes a vector of each token (jaxir.MultiVectorEncoder)",
         lengths=_of_either,
+        since={"pooling": None},
     ),
 }
 

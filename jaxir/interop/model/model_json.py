@@ -15,6 +15,7 @@ from jaxir.models.adapters import Adapters
 from jaxir.models.after_pooling import AfterPooling
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.multi_vector import Expansion, MultiVectorConfig
+from jaxir.models.token_pooling import TokenPooling
 from jaxir.storage.json_files import made
 
 _DEFAULT_KIND = "dual_encoder"  # the kind of model in a file that does not name a kind
@@ -51,6 +52,8 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
             fields |= {name: tuple(fields[name]) for name in ("skipped", "skipped_in", "kept")}
             if fields["expansion"] is not None:
                 fields["expansion"] = _made(Expansion, fields["expansion"], path)
+            if fields.get("pooling") is not None:
+                fields["pooling"] = _made(TokenPooling, fields["pooling"], path)
         if fields.get("adapters") is not None:
             fields["adapters"] = _made(Adapters, fields["adapters"], path)
         config = _made(kind, fields, path)

@@ -135,7 +135,7 @@ class MultiVectorEncoder:
                 batches = self.runner.batches(embed_tokens, tokens, max_rows=batch_size, on_batch=bar.update)
                 for rows, vectors in batches:
                     for i, row in zip(rows, vectors, strict=True):
-                        found[start + i] = row[: len(tokens[i])][config.scored(tokens[i], tower)]
+                        found[start + i] = config.chosen(row, tokens[i], tower)
         if not all(np.isfinite(row).all() for row in found):
             raise UserError(
                 f"model {self.spec} gives vectors that are not finite: use a checkpoint from before its"
