@@ -16,30 +16,44 @@ from jaxir.planning import program
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.train import train
 from jaxir.training.run.recipe import Recipe
-from tests.cli.recipe_files import CROSS, MASKED_LM, MODELS, OF_TEXTS, PIECES, ROOT, SEQ2SEQ
+from tests.cli.recipe_files import (
+    CROSS,
+    MASKED_LM,
+    MODELS,
+    MULTI_VECTOR,
+    OF_TEXTS,
+    PIECES,
+    ROOT,
+    SEQ2SEQ,
+)
 from tests.cli.recipe_files import recorded_settings as settings
 from tests.shallow import first_layers
 
 TRACED = "gin/models/minilm.gin"  # with each objective; the other models with one
 GOLDEN = {True: ROOT / "tests/golden/t5_1_1", False: ROOT / "tests/golden/bert"}
 DPR_DIFFCSE = "gin/objectives/dpr_diffcse.gin"
+LATE = {
+    "gin/objectives/late_interaction.gin": "in_batch_softmax",
+    "gin/objectives/late_distillation.gin": "kl_distillation",
+}
 NOT_OF_PAIRS = (*OF_TEXTS, DPR_DIFFCSE, SEQ2SEQ["objectives"], "gin/objectives/query_reranking.gin")
 
 
 def small(model: str, folder: Path) -> list[str]:
     """Returns bindings that give a model piece the weights of a small golden model."""
     sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32"]
-    sizes += [] if model == CROSS["models"] else ["SHARING=sde"]
+    sizes += [] if model in (CROSS["models"], MULTI_VECTOR) else ["SHARING=sde"]
     return [*sizes, f"MODEL=hf:{GOLDEN['t5' in model]}", f"DATA={folder}", "STEPS=20"]
 
 
 @pytest.mark.parametrize("model", [model for model in MODELS if model != SEQ2SEQ["models"]])
 def test_pieces_compose_in_any_order(model, folder):
-    cross = model == CROSS["models"]
-    objectives = [o for o in PIECES["objectives"] if (o == CROSS["objectives"]) == cross]
-    objectives = [o for o in objectives if o not in NOT_OF_PAIRS]
+    special = {CROSS["models"]: [CROSS["objectives"]], MULTI_VECTOR: list(LATE)}
+    others = [o for some in special.values() for o in some]
+    usual = [o for o in PIECES["objectives"] if o not in (*NOT_OF_PAIRS, *others)]
+    objectives = special.get(model, usual)
     for number, (objective, run) in enumerate(zip(objectives, itertools.cycle(PIECES["runs"]))):
-        loss = "list_softmax" if cross else Path(objective).stem
+        loss = {CROSS["objectives"]: "list_softmax", **LATE}.get(objective, Path(objective).stem)
         bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=products", "CHUNKS=2"]
         bindings += [] if loss in ("triplet", "margin") else ["TEMPERATURE=0.07"]
         bindings += [f"GUIDE=hf:{GOLDEN[False]}"] if loss == "gist" else []
