@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,27 +17,26 @@ from jaxir.objectives.distillation import SCORES, Distillation
 from jaxir.objectives.objective import Batch, Metrics, RandomKey
 from jaxir.runtime.partitioning import constrain
 
+# MaxSim is a sum over a query's tokens, so that temperature 1 makes differences as large as small ones do for
+# cosines. PyLate 1.6 and sentence-transformers 6.2 have the same defaults.
+_SOFTMAX = functools.partial(in_batch_softmax, temperature=1.0, bidirectional=False)
+_DIVERGENCE = functools.partial(kl_distillation, temperature=1.0)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 @checked
 class LateInteraction(Contrastive):
     """In-batch contrastive training of a multi-vector encoder (Khattab and Zaharia 2020, arXiv:2004.12832).
 
+    `embed` returns `losses.TokenVectors` of all texts: [B, L, D], and [B, N, L, D] of hard negatives.
+
     Attributes:
       loss: `in_batch_softmax` or `samtone` of `jaxir.losses` with its settings bound, or another function
-        that takes `losses.TokenVectors` in their place.
+        that takes `losses.TokenVectors`; by default the former at temperature 1, from queries to passages.
     """
 
-    loss: Callable[..., tuple[jax.Array, Metrics]] = in_batch_softmax
+    loss: Callable[..., tuple[jax.Array, Metrics]] = _SOFTMAX
     reads_with = "token_vectors"
-
-    def embed(self, model: Any, batch: Batch, key: RandomKey = None) -> Embeddings:
-        """Embeds as `Contrastive.embed` does, but returns `losses.TokenVectors` of all texts.
-
-        Raises:
-          UserError: `chunks` does not divide B.
-        """
-        return super().embed(model, batch, key)
 
     def _embed_at_once(self, model: Any, batch: Batch, key: RandomKey) -> Embeddings:
         keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
@@ -55,10 +55,11 @@ class LateDistillation(Distillation):
     """`Distillation` of a multi-vector encoder: MaxSim is fitted to a teacher's scores.
 
     Attributes:
-      loss: `kl_distillation` or `margin_mse` of `jaxir.losses` with its settings bound.
+      loss: `kl_distillation` or `margin_mse` of `jaxir.losses` with its settings bound; by default the former
+        at temperature 1.
     """
 
-    loss: Callable[..., tuple[jax.Array, Metrics]] = kl_distillation
+    loss: Callable[..., tuple[jax.Array, Metrics]] = _DIVERGENCE
     reads_with = "token_vectors"
 
     def __call__(

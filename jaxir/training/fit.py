@@ -52,7 +52,6 @@ from jaxir.training.step.optimizers import AdamW, Optimizer
 # `fit` has the defaults of gin/pairs.gin and gin/generator.gin; tests compare them.
 WRITING = Seq2Seq(source="passage", target="query")
 OBJECTIVE = Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.05))
-LATE = LateInteraction(loss=functools.partial(in_batch_softmax, temperature=1.0, bidirectional=False))
 OPTIMIZER = AdamW(learning_rate=3e-5, warmup_steps=0.05)
 MIN_STEPS, DROPOUT = 100, 0.0
 _CALLED = {"data": "pairs", "mesh": "partitioner"}  # {field of `Recipe`: the argument of `fit` that sets it}
@@ -179,7 +178,7 @@ def _kind_of(model: Any, objective: Objective | None) -> tuple[type[Any], Object
     if isinstance(model, PretrainedSeq2Seq):
         return Generator, WRITING
     if isinstance(model, PretrainedMultiVector):
-        return MultiVectorEncoder, LATE
+        return MultiVectorEncoder, LateInteraction()
     return DualEncoder, OBJECTIVE
 
 

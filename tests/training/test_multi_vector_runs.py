@@ -230,3 +230,12 @@ def test_a_teachers_ranking_is_learned(folder, one_layer, loss, tmp_path):
     found = [line["agreement"] for line in log(tmp_path / "run") if "agreement" in line]
     values = list(losses(tmp_path / "run").values())
     assert np.mean(values[-5:]) < 0.6 * np.mean(values[:5]) and np.mean(found[-5:]) > np.mean(found[:5])
+
+
+@pytest.mark.slow
+def test_fit_returns_a_multi_vector_encoder(one_layer):
+    pairs = Pairs(["a cat", "a dog", "mat", "mice"], ["the cat", "the dog", "a mat", "two mice"])
+    start = PretrainedMultiVector(source=f"hf:{one_layer}", projection=8, query_max_length=6)
+    encoder = fit(start, pairs, steps=2, batch_size=4, dev=pairs)
+    assert isinstance(encoder, MultiVectorEncoder) and encoder.training.step == 2
+    assert encoder.encode_queries("a cat").shape == (6, 8)
