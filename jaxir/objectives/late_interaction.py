@@ -17,8 +17,8 @@ from jaxir.objectives.distillation import SCORES, Distillation
 from jaxir.objectives.objective import Batch, Metrics, RandomKey
 from jaxir.runtime.partitioning import constrain
 
-# MaxSim is a sum over a query's tokens, so that temperature 1 makes differences as large as small ones do for
-# cosines. PyLate 1.6 and sentence-transformers 6.2 have the same defaults.
+# MaxSim sums over a query's tokens, so its differences need no small temperature. PyLate 1.6 and
+# sentence-transformers 6.2 have the same defaults.
 _SOFTMAX = functools.partial(in_batch_softmax, temperature=1.0, bidirectional=False)
 _DIVERGENCE = functools.partial(kl_distillation, temperature=1.0)
 
