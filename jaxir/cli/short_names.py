@@ -48,6 +48,7 @@ PretrainedGuide: dtype=guide_dtype source=guide
 PretrainedMaskedLM: dtype=head_dtype
 PretrainedMultiVector: source=model
 PROP: head=mlm_head masking=mlm_masking mu=smoothing
+PretrainedSparse: source=model
 rank_margin: reduction=rank_reduction
 Reading: every=reading_every max_new_tokens=dev_new_tokens num_beams=dev_beams
 Reranking: depth=dev_run_depth directory=data loss=ranking_loss run=dev_run split=dev_run_split

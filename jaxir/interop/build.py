@@ -15,7 +15,7 @@ from jaxir.data.text.pair_tokenizer import PairTokenizer
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.hub import hub
-from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_masked_lm
+from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_masked_lm, hf_sparse_encoder
 from jaxir.interop.model import kinds, lora, multi_vector_start, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
@@ -182,6 +182,32 @@ class PretrainedMultiVector(CommonOverrides, _Opened):
         else:
             how = {"lengths": given, "dimension": self.projection, "seed": seed, "where": where}
             model = multi_vector_start.of_dual_encoder(model, **how)
+        return super().apply(model, seed=seed, where=where)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PretrainedSparse(CommonOverrides, _Opened):
+    """A sparse encoder to load, or an encoder that becomes one; `build(seed=0)` loads it.
+
+    Attributes:
+      source: a sparse encoder, a masked language model (`hf:`), or a dual encoder with one encoder, in a form
+        that `model_dir.load` accepts. A dual encoder gets a new head (`hf_sparse_encoder.with_new_head`).
+    """
+
+    source: str
+
+    @property
+    def _kind(self) -> str | None:  # type: ignore[override]
+        form, _, name = self.source.partition(":")
+        has_head = form == "hf" and hf_masked_lm.is_one(hub.configuration(name))
+        return "sparse_encoder" if has_head else None
+
+    def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
+        if kinds.name_of(model.config) != "sparse_encoder":
+            model = hf_sparse_encoder.with_new_head(model, seed=seed, where=where)
+        elif model.config.static_queries:
+            raise UserError(f"{where}: training of stored query weights is not supported; give another model")
         return super().apply(model, seed=seed, where=where)
 
 

@@ -8,7 +8,9 @@ inference-free: each token of a query has a stored weight (Geng et al. 2024, arX
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,9 @@ from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, checked
 from jaxir.models import layers, outlines
 from jaxir.models.adapters import Adapters, attach
+from jaxir.models.dual_encoder import Tower
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
+from jaxir.runtime.partitioning import constrain
 
 SparsePooling = Literal["max", "sum"]
 Saturation = Literal["relu", "log1p_relu"]
@@ -70,15 +74,30 @@ class SparseEncoderModel(layers.Summarised, MaskedLanguageModel):
         attach(self, config.adapters, rngs=rngs)
 
     @checked_shapes
-    def encode(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B V"]:
+    def encode(
+        self, ids: Int[Array, "B L"], *, tower: Tower = "passage", key: Key[Array, ""] | None = None
+    ) -> Float[Array, "B V"]:
         """Returns the weights, float32, of all tokens by the language model; 0 in `ids` is padding.
 
-        The logits [B, L, V] are never in memory at once: they are pooled for `CHUNK` tokens at a time.
+        Both towers are the language model: `SparseEncoder` reads stored query weights itself. The logits
+        [B, L, V] are never in memory at once (`pooled_logits`).
         """
-        hidden = self.head(self.encoder(ids, key=key))
-        table = self.encoder.token_table.whole(hidden.dtype)
+        return self.token_weights([(ids, tower, key)])[0]
+
+    def token_weights(self, texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]]) -> list[jax.Array]:
+        """Returns the weights [B, V] of several batches (token ids [B, L], tower, dropout key).
+
+        All run together: with FSDP the encoder's weights are gathered once.
+        """
+        ids, _, keys = zip(*texts, strict=True)
+        found = [self.head(hidden) for hidden in self.encoder.together(ids, keys)]
+        table = self.encoder.token_table.whole(found[0].dtype)
+        bias = layers.weight(self.head.bias)
         how = {"pooling": self.config.pooling, "saturation": self.config.saturation}
-        return pooled_logits(hidden, ids != 0, table, layers.weight(self.head.bias), **how)
+        return [
+            constrain(pooled_logits(hidden, rows != 0, table, bias, **how), ("batch", None))
+            for hidden, rows in zip(found, ids, strict=True)
+        ]
 
 
 @checked_shapes
@@ -94,6 +113,10 @@ def pooled_logits(
 ) -> Float[Array, "B V"]:
     """Pools saturated logits over positions: float32 [B, V]; a text without tokens gets zeros.
 
+    The logits of only `chunk` tokens of the vocabulary are in memory at once, in the backward pass, too.
+    There, a maximum needs the position where it was, int32 [B, V], and a sum needs the logits again. The
+    gradient of a maximum goes to the first of equal logits, as in PyTorch.
+
     Args:
       hidden: token vectors.
       mask: true at the tokens of the text.
@@ -103,24 +126,106 @@ def pooled_logits(
       saturation: see `SparseEncoderConfig`.
       chunk: tokens of the vocabulary whose logits are computed at once.
     """
-    num, size = len(table), min(chunk, len(table))
+    return _pooled(_How(pooling, saturation, min(chunk, len(table))), hidden, mask, table, bias)
 
-    def pool(start: jax.Array, pooled: jax.Array) -> jax.Array:
-        start = jnp.minimum(start * size, num - size)  # the last chunk overlaps the one before it
-        rows, more = (jax.lax.dynamic_slice_in_dim(x, start, size) for x in (table, bias))
-        logits = (
-            jnp.einsum("BLE,VE->BLV", hidden, rows, preferred_element_type=jnp.float32) + more[None, None]
-        )
-        positive = jnp.maximum(jnp.where(mask[..., None], logits, 0.0), 0.0)
-        if pooling == "max":  # saturation is monotonic, so the maximum may come first
-            found = _saturated(positive.max(1), saturation)
+
+class _How(NamedTuple):
+    pooling: SparsePooling
+    saturation: Saturation
+    chunk: int
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _pooled(how: _How, hidden: jax.Array, mask: jax.Array, table: jax.Array, bias: jax.Array) -> jax.Array:
+    return _pooled_and_kept(how, hidden, mask, table, bias)[0]
+
+
+def _pooled_and_kept(
+    how: _How, hidden: jax.Array, mask: jax.Array, table: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, Any]:
+    """Returns the weights [B, V], and what the backward pass reads."""
+
+    def pool(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, Any]:
+        positive = _positive_logits(hidden, mask, *part)
+        if how.pooling == "sum":
+            return None, (_saturated(positive, how.saturation).sum(1), None)
+        # Saturation is monotonic, so the maximum may come first.
+        found = positive.argmax(1).astype(jnp.int32)
+        return None, (_saturated(positive.max(1), how.saturation), found)
+
+    _, parts = jax.lax.scan(pool, None, _in_chunks(how, table, bias))
+    pooled = _joined(parts[0], len(table))
+    return pooled, (hidden, mask, table, bias, pooled, parts[1])
+
+
+def _gradients(how: _How, kept: Any, slopes: jax.Array) -> tuple[jax.Array, None, jax.Array, jax.Array]:
+    """Returns the gradients of `hidden`, `table` and `bias`; `slopes` [B, V] are those of the weights."""
+    hidden, mask, table, bias, pooled, places = kept
+    if how.pooling == "max":
+        slopes = slopes * _slope(pooled, how.saturation)
+    slopes = _split(slopes, how.chunk)
+
+    def pull(total: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        rows, more, given, place = part
+        if how.pooling == "max":
+            here = place[:, None] == jnp.arange(hidden.shape[1], dtype=jnp.int32)[None, :, None]
+            of_logits = jnp.where(here, given[:, None], 0.0)
         else:
-            found = _saturated(positive, saturation).sum(1)
-        return jax.lax.dynamic_update_slice_in_dim(pooled, found, start, axis=1)
+            positive = _positive_logits(hidden, mask, rows, more)
+            of_logits = given[:, None] * _slope(_saturated(positive, how.saturation), how.saturation)
+        of_bias, of_logits = of_logits.sum((0, 1)), of_logits.astype(hidden.dtype)
+        total += jnp.einsum("BLV,VE->BLE", of_logits, rows, preferred_element_type=jnp.float32)
+        of_rows = jnp.einsum("BLV,BLE->VE", of_logits, hidden, preferred_element_type=jnp.float32)
+        return total, (of_rows.astype(table.dtype), of_bias)
 
-    return jax.lax.fori_loop(0, -(-num // size), pool, jnp.zeros((len(hidden), num), jnp.float32))
+    parts = (*_in_chunks(how, table, bias), slopes, places)
+    of_hidden, (of_table, of_bias) = jax.lax.scan(pull, jnp.zeros(hidden.shape, jnp.float32), parts)
+    num, width = table.shape
+    return (
+        of_hidden.astype(hidden.dtype),
+        None,
+        of_table.reshape(-1, width)[:num],
+        of_bias.reshape(-1)[:num].astype(bias.dtype),
+    )
+
+
+_pooled.defvjp(_pooled_and_kept, _gradients)
+
+
+def _positive_logits(hidden: jax.Array, mask: jax.Array, rows: jax.Array, bias: jax.Array) -> jax.Array:
+    """Returns float32 [B, L, C]: the logits, at least 0, and 0 at padding."""
+    logits = jnp.einsum("BLE,VE->BLV", hidden, rows, preferred_element_type=jnp.float32)
+    return jnp.maximum(jnp.where(mask[..., None], logits + bias[None, None].astype(jnp.float32), 0.0), 0.0)
+
+
+def _in_chunks(how: _How, table: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the table as [V / C, C, E] and the bias as [V / C, C], filled up with zeros."""
+    filled = [(0, -len(table) % how.chunk)]
+    return (
+        jnp.pad(table, [*filled, (0, 0)]).reshape(-1, how.chunk, table.shape[1]),
+        jnp.pad(bias, filled).reshape(-1, how.chunk),
+    )
+
+
+def _split(x: jax.Array, size: int) -> jax.Array:
+    """Returns [V / C, B, C] of [B, V], filled up with zeros."""
+    return jnp.pad(x, [(0, 0), (0, -x.shape[1] % size)]).reshape(len(x), -1, size).swapaxes(0, 1)
+
+
+def _joined(parts: jax.Array, num: int) -> jax.Array:
+    """Returns [B, V] of [V / C, B, C]."""
+    return parts.swapaxes(0, 1).reshape(parts.shape[1], -1)[:, :num]
 
 
 def _saturated(x: jax.Array, saturation: Saturation) -> jax.Array:
     x = jnp.log1p(x)
     return jnp.log1p(x) if saturation == "log1p_relu" else x
+
+
+def _slope(saturated: jax.Array, saturation: Saturation) -> jax.Array:
+    """Returns the derivative of `_saturated` at the logit whose saturated value is given; 0 at 0."""
+    # With y = log(1 + x), dy/dx = exp(-y). With y = log(1 + log(1 + x)), dy/dx = exp(-y) * exp(1 - exp(y)).
+    slope = jnp.exp(-saturated)
+    if saturation == "log1p_relu":
+        slope *= jnp.exp(-jnp.expm1(saturated))
+    return jnp.where(saturated > 0, slope, 0.0)

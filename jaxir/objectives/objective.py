@@ -23,6 +23,7 @@ from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.models.layers import unexpected_array
 from jaxir.models.multi_vector import MultiVectorModel
 from jaxir.models.seq2seq import Seq2SeqModel
+from jaxir.models.sparse_encoder import SparseEncoderModel
 
 # Each kind of model: its name in error messages, and the value of the setting `model` that makes one.
 _KINDS = {
@@ -33,11 +34,13 @@ _KINDS = {
         "PretrainedMultiVector(...) (gin/models/multi_vector.gin)",
     ),
     Seq2SeqModel: ("a generator", "PretrainedSeq2Seq(...) (gin/models/seq2seq.gin)"),
+    SparseEncoderModel: ("a sparse encoder", "PretrainedSparse(...) (gin/models/sparse_encoder.gin)"),
 }
 _TRAINER_METRICS = ("loss", "grad_norm", "learning_rate")
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
 RandomKey = jax.Array | None  # None: no dropout and no random choices, as in evaluation
+InSteps = Callable[[str, float], int]  # maps a setting's name and value, perhaps a share, to steps of the run
 
 
 class Corpus(Protocol):
@@ -68,6 +71,10 @@ class Objective(abc.ABC):
         """Raises a UserError if `model` is not of the kind that the objective trains."""
         if self.reads_with is not None and not hasattr(model, self.reads_with):
             raise UserError(_wrong_model(self, model, self.reads_with))
+
+    def settled(self, in_steps: InSteps) -> Any:
+        """Returns the objective for a run of known length: settings that are shares of it become steps."""
+        return self
 
     @abc.abstractmethod
     def features(self, form: TextFormat) -> Features:

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import numbers
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxir.core.values import Count, Natural, NotNegative, checked
 from jaxir.objectives.objective import (
     Batch,
     Corpus,
+    InSteps,
     Metrics,
     Objective,
     RandomKey,
@@ -112,6 +113,9 @@ class WeightedSum(Objective):
     def check_model(self, model: Any) -> None:
         for part in self.parts.values():
             part.check_model(model)
+
+    def settled(self, in_steps: InSteps) -> Self:
+        return dataclasses.replace(self, parts={n: part.settled(in_steps) for n, part in self.parts.items()})
 
     def features(self, form: TextFormat) -> Features:
         """Returns the features of all objectives of the sum.

@@ -16,6 +16,7 @@ from jaxir.interop.build import (
     PretrainedCrossEncoder,
     PretrainedMultiVector,
     PretrainedSeq2Seq,
+    PretrainedSparse,
     outline_of,
 )
 from jaxir.interop.model.encoder_settings import EncoderSettings
@@ -31,6 +32,7 @@ from tests.cli.recipe_files import (
     PIECES,
     ROOT,
     SEQ2SEQ,
+    SPARSE,
 )
 from tests.documentation import make_reference
 
@@ -38,8 +40,8 @@ RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.
 PAPER = [r for r in RECIPES if "samtone" in r]
 LORA = [f"gin/{name}_lora.gin" for name in ("qwen3_embedding", "embedding_gemma2")]
 PAIRS = [f"gin/{name}.gin" for name in ("pairs", "reranker", "generator", "curriculum", "reader")]
-LATE = "gin/late_interaction.gin"
-OPEN = [*PAPER, *PAIRS, LATE, *LORA]
+LATE, SPLADE = "gin/late_interaction.gin", "gin/splade.gin"
+OPEN = [*PAPER, *PAIRS, LATE, SPLADE, *LORA]
 # Short names that every shipped piece of a kind has.
 COMMON = {
     "models": "MODEL TOKENIZER SHARING QUERY_LENGTH PASSAGE_LENGTH DROPOUT DTYPE SCAN REMAT",
@@ -50,7 +52,10 @@ COMMON = {
 }
 NO_TEMPERATURE = ("triplet", "margin", "seed", "prop", "query_reranking")
 LACKING = {
-    **{piece: {"TOKENIZER", "SHARING"} for piece in (CROSS["models"], SEQ2SEQ["models"], MULTI_VECTOR)},
+    **{
+        piece: {"TOKENIZER", "SHARING"}
+        for piece in (CROSS["models"], SEQ2SEQ["models"], MULTI_VECTOR, SPARSE)
+    },
     SEQ2SEQ["objectives"]: {"TEMPERATURE", "CHUNKS"},
     **{
         o: {"TEMPERATURE"}
@@ -98,6 +103,7 @@ def test_recipe_binds_all_that_training_requires(recipe):
     kinds = dict.fromkeys(["gin/reranker.gin", "gin/ear_ri.gin", "gin/ear_rd.gin"], PretrainedCrossEncoder)
     kinds |= dict.fromkeys(["gin/generator.gin", "gin/reader.gin"], PretrainedSeq2Seq)
     kinds[LATE] = PretrainedMultiVector
+    kinds[SPLADE] = PretrainedSparse
     assert isinstance(bound["model"], kinds.get(recipe, Pretrained))
     assert callable(bound["objective"])
     assert callable(bound["data"].build)

@@ -34,6 +34,12 @@ def outline(config_file: Path) -> MaskedLMConfig:
     return MaskedLMConfig(backbone=backbone, activation=activation, norm_epsilon=backbone.layer_norm_epsilon)
 
 
+def is_one(config_file: Path) -> bool:
+    """Whether a folder's config.json says that its weights have the head of a masked language model."""
+    names = read_json(config_file, dict[str, Any]).get("architectures") or [""]
+    return str(names[0]).endswith("ForMaskedLM")
+
+
 def read(directory: Path) -> StoredModel:
     """Reads a folder with config.json, weights and a tokenizer."""
     config = outline(directory / "config.json")

@@ -8,12 +8,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any, get_args
 
+import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.interop.hub import hub_files
 from jaxir.interop.huggingface import (
     hf,
+    hf_config,
     hf_masked_lm,
     sentence_transformers,
     st_files,
@@ -31,12 +33,15 @@ from jaxir.interop.weights.weights import (
     write_json,
     write_tensors,
 )
+from jaxir.models import layers
+from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.sparse_encoder import Saturation, SparseEncoderConfig, SparsePooling
 
 _KIND = "sparse_encoder"
 _LANGUAGE_MODELS = ("Transformer", "MLMTransformer")
 _STATIC = "SparseStaticEmbedding"
 _QUERY_WEIGHTS = "query_weights"
+_START = -3.0  # bias of a new head
 # Modules of every version since 5.0, in which these classes appeared.
 _WRITTEN = "sentence_transformers.sparse_encoder.models"
 
@@ -96,6 +101,47 @@ def from_language_model(
     except ValueError as error:
         raise UserError(f"{directory}: {error}") from error
     return dataclasses.replace(model, config=config)
+
+
+def with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
+    """Returns the sparse encoder that a dual encoder's encoder begins, with a new head of a language model.
+
+    Logits are products with the encoder's token vectors. The dense layer is drawn from N(0, 0.02^2) with
+    `seed`, as BERT's. The bias starts at `_START`, so that few weights are above 0.
+
+    Raises:
+      UserError: the model has two encoders or is no dual encoder, or its backbone has no such head.
+    """
+    config = found.config
+    if not isinstance(config, DualEncoderConfig) or config.sharing != "sde":
+        raise UserError(
+            f"{where}: a sparse encoder starts from a masked language model or one encoder, not from"
+            f" {config.summary}; give hf: and a masked language model"
+        )
+    backbone = config.backbone
+    codec = hf_config.codec_of(backbone)
+    if not codec.masked_lm:
+        raise UserError(
+            f"{where}: no masked language model has model_type {backbone.model_type!r}, so the encoder cannot"
+            " become a sparse encoder; give a BERT, DistilBERT, RoBERTa or MPNet"
+        )
+    made = SparseEncoderConfig(
+        backbone=backbone,
+        activation=codec.masked_lm_activation or backbone.activation,
+        norm_epsilon=backbone.layer_norm_epsilon,
+        adapters=config.adapters,
+    )
+    width = backbone.embed_dim
+    params = {name: value for name, value in found.params.items() if name.startswith("encoder.")}
+    params |= {
+        "head.dense.kernel": np.asarray(layers.normal(0.02)(jax.random.key(seed), (width, width))),
+        "head.dense.bias": np.zeros(width, np.float32),
+        "head.norm.scale": np.ones(width, np.float32),
+        "head.norm.bias": np.zeros(width, np.float32),
+        "head.bias": np.full(made.dimension, _START, np.float32),
+    }
+    settings = dataclasses.replace(found.settings, pools_prompts=True)
+    return dataclasses.replace(found, config=made, params=params, settings=settings)
 
 
 def write(directory: Path, model: StoredModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -103,6 +104,7 @@ class Recipe:
             self,
             steps=steps,
             epochs=None,
+            objective=self.objective.settled(functools.partial(in_steps, steps=steps)),
             optimizer=optimizer,
             mesh=self.mesh or MeshConfig(),
             eval_every=in_steps("eval_every", self.eval_every, steps),
