@@ -20,6 +20,7 @@ from jaxir.retrieval.indexes.engine_settings import (
     ImpactSettings,
     LuceneSettings,
     NearestSettings,
+    SparseSettings,
     UpdateSettings,
 )
 from jaxir.storage.outputs import alone, check_output, writes
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 @with_flags_of(*dict.fromkeys(SETTINGS.values()))
 def index(
     output: str | None = None,
-    backend: Literal["scann", "exact", "bm25s", "lucene", "lucene_impact", "milvus", "qdrant", "pgvector"]
+    backend: Literal[
+        "scann", "exact", "bm25s", "lucene", "lucene_impact", "sparse", "milvus", "qdrant", "pgvector"
+    ]
     | None = None,
     update: str | None = None,
     **given: Any,
@@ -43,14 +46,15 @@ def index(
 
     scann, exact and databases need --embeddings. bm25s and lucene rank by words (BM25): they need --corpus
     and no model. lucene is for comparison with published runs of Pyserini; it runs in a separate process,
-    which is installed on first use. lucene_impact needs the --vectors of a learned sparse model.
+    which is installed on first use. lucene_impact needs the --vectors of a learned sparse model. sparse needs
+    such --vectors, or a sparse encoder (--model) and a --corpus.
 
     Args:
       output: the index directory.
       backend: scann (the default with --embeddings where it is installed; approximate, fast, exact up to some
         thousands of passages), exact, bm25s (the default with --corpus alone; BM25), lucene (BM25 by Lucene),
-        lucene_impact (learned sparse vectors), or a database: milvus, qdrant or pgvector (PostgreSQL), by
-        --uri.
+        sparse (a sparse encoder's weights, in numpy), lucene_impact (whole-number weights in Lucene), or a
+        database: milvus, qdrant or pgvector (PostgreSQL), by --uri.
       update: an index to change, instead of --output: passages of --embeddings with their --corpus are added
         (a BM25 index needs only --corpus), those of --delete are removed. The new index replaces the old
         one when it is complete; a database is changed in place.
@@ -67,6 +71,9 @@ def index(
     match settings:
         case Bm25Settings() | LuceneSettings() | ImpactSettings():
             built, recall = _of_words(output, settings), None
+        case SparseSettings():
+            built, recall = _of_weights(settings), None
+            built.save(output, corpus=settings.corpus)
         case NearestSettings(parts=int()):
             _in_parts(output, backend, settings)
             return
@@ -102,6 +109,17 @@ def _of_words(output: str, settings: Bm25Settings | LuceneSettings | ImpactSetti
     if isinstance(settings, LuceneSettings):
         return build_lucene_index(settings.corpus, output, fields=settings.fields, **how)
     return build_impact_index(settings.vectors, output, corpus=settings.corpus, **how)
+
+
+def _of_weights(settings: SparseSettings) -> Index:
+    from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder
+    from jaxir.retrieval.indexes.sparse_building import build_of_texts, build_of_vectors
+
+    how = {"storage": settings.storage or "float32", "on_bad_input": settings.on_bad_input}
+    encoder = None if settings.model is None else SparseEncoder.load(settings.model)
+    if settings.vectors is None:
+        return build_of_texts(encoder, settings.corpus, **how)
+    return build_of_vectors(settings.vectors, encoder=encoder, **how)
 
 
 def _opened(settings: NearestSettings | DatabaseSettings) -> StoredEmbeddings:

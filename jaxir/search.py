@@ -33,9 +33,9 @@ def search(
 ) -> None:
     """Searches an index: for a file of queries, one question, or questions on standard input.
 
-    Without --query and --queries each line of standard input is a question. For a lucene_impact index,
-    queries are token weights: {"token": 12, ...} instead of a question, "vector" instead of "text" in
-    --queries. Several machines can search an exact index, or an index in parts, together: start the same
+    Without --query and --queries each line of standard input is a question. For an index of --vectors without
+    a model, queries are token weights: {"token": 12, ...} instead of a question, "vector" instead of "text"
+    in --queries. Several machines can search an exact index, or an index in parts, together: start the same
     command with --queries once on each. TPU pods are detected; other machines need JAX_COORDINATOR_ADDRESS,
     JAX_NUM_PROCESSES and JAX_PROCESS_ID. Process 0 writes the run (docs/indexes.md).
 
@@ -44,7 +44,7 @@ def search(
       model: the model that encodes queries (default: the one recorded in the index; BM25 indexes need
         none).
       query: one question.
-      queries: queries.jsonl[.gz] (_id, text; for a lucene_impact index _id, vector); needs --output.
+      queries: queries.jsonl[.gz] (_id, text; for an index of --vectors _id, vector); needs --output.
         Documents in a query's excluded_ids (a list, optional) are left out of its results.
       output: the run file to write for --queries.
       k: documents retrieved per query (default: 100 with --queries, else 5).
@@ -71,8 +71,8 @@ def search(
         check_idle(search, "--queries", on_bad_input=on_bad_input)
     k = k if k is not None else 100 if queries is not None else 5
     loaded = load_index(index)
-    if loaded.query_kind != "vectors":
-        check_idle(search, "an index of vectors", dtype=dtype, weights=weights)
+    if loaded.query_kind not in ("vectors", "sparse"):
+        check_idle(search, "an index with a model", dtype=dtype, weights=weights)
     if (k1, b, feedback) != (None, None, None):
         loaded = _ranked(loaded, k1, b, feedback)
     opening = {"model": model, "dtype": dtype, "weights": weights}

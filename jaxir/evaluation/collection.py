@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from jaxir.evaluation.retrieval_metrics import (
     check_depth,
     evaluate_run,
 )
-from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.in_memory import index_of
 from jaxir.retrieval.ranking.exclusions import most_excluded, without_excluded
 
 
@@ -96,10 +96,10 @@ def search_collection(
 
 
 def search_vectors(
-    queries: np.ndarray, passages: np.ndarray, collection: Collection, *, similarity: str, depth: int
+    queries: Any, passages: Any, collection: Collection, *, similarity: str, depth: int
 ) -> dict[str, dict[str, float]]:
-    """Like `search_collection`, but for vectors of the queries [Q, D] and the passages [N, D]."""
-    index = ExactIndex.build(passages, collection.document_ids, similarity=similarity)
+    """Like `search_collection`, but for vectors of queries [Q, D] and passages [N, D], dense or sparse."""
+    index = index_of(passages, collection.document_ids, similarity=similarity)
     scores, ids = index.search(queries, depth + most_excluded(collection.excluded))
     run = {
         query_id: dict(zip(found, row.tolist(), strict=False))

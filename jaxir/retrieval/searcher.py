@@ -16,24 +16,38 @@ from jaxir.runtime.cpu import Dtype
 
 if TYPE_CHECKING:
     from jaxir.models.quantized import Scheme
+    from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 
 class Searcher:
-    """An index and the model that encodes its queries; None for a text index. Use `Searcher.open`."""
+    """An index and the model that encodes its queries; None for a text index. Use `Searcher.open`.
 
-    def __init__(self, index: Index, encoder: DualEncoder | None = None):
-        if (index.query_kind == "vectors") != (encoder is not None):
+    Attributes:
+      index: the index.
+      encoder: the dual encoder of an index of vectors.
+      sparse_encoder: the sparse encoder of an index of token weights.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        encoder: DualEncoder | None = None,
+        *,
+        sparse_encoder: SparseEncoder | None = None,
+    ):
+        given = {"vectors": encoder, "sparse": sparse_encoder}
+        if any((index.query_kind == kind) != (model is not None) for kind, model in given.items()):
             raise UserError(
                 f"an index of engine {index.info.engine} is searched with {index.query_kind}:"
-                f" {'give a model that encodes queries' if encoder is None else 'give no model'}"
+                f" {'give a model that encodes queries' if index.query_kind in given else 'give no model'}"
             )
         if index.query_kind == "weights":
             raise UserError(
                 "an impact index needs queries with the token weights of a learned sparse model, not texts:"
                 " use python -m jaxir.search"
             )
-        self.index, self.encoder = index, encoder
+        self.index, self.encoder, self.sparse_encoder = index, encoder, sparse_encoder
 
     @classmethod
     def open(
@@ -50,18 +64,30 @@ class Searcher:
         """
         name = str(index) if isinstance(index, (str, Path)) else "the index"
         loaded = load_index(index) if isinstance(index, (str, Path)) else index
-        if loaded.query_kind != "vectors":
+        if loaded.query_kind not in ("vectors", "sparse"):
             if model is not None:
                 raise UserError(f"{name} is searched by {loaded.info.similarity}: leave out --model")
             return cls(loaded)
         model = model or loaded.info.model
         if model is None:
             raise UserError(f"{name} does not name the model that made it: give --model")
+        if loaded.query_kind == "sparse":
+            return cls._of_weights(loaded, model, dtype=dtype, weights=weights)
         from jaxir.retrieval.encoding.text_encoder import DualEncoder  # imports JAX
 
         encoder = DualEncoder.load(model, dtype=dtype, weights=weights or loaded.info.weights)
         loaded.require_model(encoder.fingerprint, *encoder.made_by)
         return cls(loaded, encoder)
+
+    @classmethod
+    def _of_weights(cls, index: Index, model: str, *, dtype: Dtype, weights: Scheme | None) -> Searcher:
+        from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder  # imports JAX
+
+        if weights is not None:
+            raise UserError("a sparse encoder is not quantised: leave out --weights")
+        encoder = SparseEncoder.load(model, dtype=dtype)
+        index.require_model(encoder.fingerprint, encoder.spec)
+        return cls(index, sparse_encoder=encoder)
 
     def search(
         self, texts: Sequence[str], k: int, *, show_progress: bool = False
@@ -70,13 +96,14 @@ class Searcher:
         for text in texts:
             if not has_text(text):
                 raise UserError(f"the question {text!r:.40} has no visible characters: write a text")
-        if self.encoder is None:
+        encoder = self.encoder or self.sparse_encoder
+        if encoder is None:
             return self.index.search(list(texts), k)
-        return self.index.search(self.encoder.encode_queries(list(texts), show_progress=show_progress), k)
+        return self.index.search(encoder.encode_queries(list(texts), show_progress=show_progress), k)
 
 
 class WeightsSearcher:
-    """Searches an impact index with queries that are token weights in JSON: {"token": 12, ...}."""
+    """Searches an index with queries that are token weights in JSON: {"token": 12, ...}."""
 
     def __init__(self, index: Index):
         self.index = index

@@ -352,7 +352,8 @@ def _searcher(
     """Opens an index. If an index that is already open has the same model, reuses the model."""
     index = load_index(directory)
     if index.query_kind != "vectors":
-        return Searcher(index)
+        sparse = {"model": model, "dtype": dtype} if index.query_kind == "sparse" else {}
+        return Searcher.open(index, **sparse)
     for other in opened:
         encoder, name = other.searcher.encoder, model or index.info.model
         if encoder is None or encoder.weights != (weights or index.info.weights):

@@ -226,7 +226,7 @@ class SparseEncoder:
 
         An id i without a token in the tokenizer is named "[i]".
         """
-        names = self._names
+        names = self.token_names
         found = []
         for row in sparse.csr_matrix(matrix):
             order = np.argsort(-row.data, kind="stable")
@@ -234,7 +234,8 @@ class SparseEncoder:
         return found
 
     @functools.cached_property
-    def _names(self) -> list[str]:
+    def token_names(self) -> list[str]:
+        """The V tokens, in the order of the columns of `encode`."""
         names = self.tokenizer.own_tokens()
         names += [None] * (self.dimension - len(names))
         return [f"[{i}]" if name is None else name for i, name in enumerate(names)]

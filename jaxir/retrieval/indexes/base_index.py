@@ -7,7 +7,6 @@ own files and, if a corpus was given, the documents that search results show.
 import abc
 import dataclasses
 import importlib
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -19,7 +18,7 @@ from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding.lengths import UnusableVectorError, first_unusable
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.indexes.documents import Documents
-from jaxir.retrieval.indexes.ids import check_known, check_new
+from jaxir.retrieval.indexes.ids import check_distinct, check_known, check_new
 from jaxir.retrieval.indexes.index_info import FORMAT, IndexInfo, Similarity, describe
 from jaxir.storage.checksums import check, directory_with_checksums
 from jaxir.storage.files import local_path
@@ -29,8 +28,9 @@ from jaxir.storage.npy import pieces
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 
-# What a query is: a row of a matrix [Q, D], a text, or a dict of a learned sparse model's token weights.
-QueryKind = Literal["vectors", "texts", "weights"]
+# What a query is: a row of a matrix [Q, D], a text, a row of a sparse matrix [Q, V] of token weights, or a
+# dict of such weights.
+QueryKind = Literal["vectors", "texts", "sparse", "weights"]
 # A matrix [N, D] or its shards, for example the shards of an EMB_DIR.
 Embeddings = np.ndarray | Sequence[np.ndarray]
 
@@ -43,6 +43,7 @@ ENGINES = {
     "pgvector": "jaxir.retrieval.indexes.pgvector_index:PgvectorIndex",
     "lucene": "jaxir.retrieval.indexes.lucene_index:LuceneIndex",
     "lucene_impact": "jaxir.retrieval.indexes.lucene_index:LuceneImpactIndex",
+    "sparse": "jaxir.retrieval.indexes.sparse_index:SparseIndex",
     "entries": "jaxir.retrieval.indexes.entries_index:EntriesIndex",
     "parts": "jaxir.retrieval.indexes.parts_index:PartsIndex",
 }
@@ -53,7 +54,7 @@ class Index(abc.ABC):
 
     Attributes:
       engine: the engine's name, a key of `ENGINES`.
-      query_kind: what `search` takes.
+      query_kind: what `search` takes; a "sparse" index may be one of "weights".
       changing: files of the index directory without a checksum: the engine changes them when it opens them.
       growing: directories in the index directory in which files without a checksum are allowed.
       info: the content of index.json.
@@ -62,7 +63,7 @@ class Index(abc.ABC):
     """
 
     engine: ClassVar[str]
-    query_kind: ClassVar[QueryKind]
+    query_kind: QueryKind
     changing: ClassVar[tuple[str, ...]] = ()
     growing: ClassVar[tuple[str, ...]] = ()
 
@@ -80,7 +81,8 @@ class Index(abc.ABC):
         """Returns the nearest documents of each query, best first.
 
         Args:
-          queries: Q queries of `query_kind`: an array [Q, D], a list of texts, or a list of dicts.
+          queries: Q queries of `query_kind`: an array [Q, D], a list of texts, a CSR matrix [Q, V], or a list
+            of dicts.
           k: number of documents per query.
 
         Returns:
@@ -339,9 +341,7 @@ def checked(embeddings: Embeddings, ids: Sequence[str], similarity: Similarity) 
         raise UserError("there are no embeddings to index: give at least one vector")
     if count != len(ids):
         raise UserError(f"there are {count} embeddings but {len(ids)} ids: give one id for each vector")
-    if len(set(ids)) != len(ids):
-        twice = next(i for i, other in itertools.pairwise(sorted(ids)) if i == other)
-        raise UserError(f"the id {twice!r} occurs twice: give distinct ids")
+    check_distinct(ids)
     start = 0
     for piece in pieces(shards, 16_384):  # small pieces bound the memory of the check
         if (found := first_unusable(piece)) is not None:

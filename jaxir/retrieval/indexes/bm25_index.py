@@ -17,6 +17,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
 from jaxir.data.formats.lines import Policy
 from jaxir.retrieval.indexes.base_index import check_k
+from jaxir.retrieval.indexes.best_rows import best_rows
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.english_words import words_of
 from jaxir.retrieval.indexes.index_info import IndexInfo
@@ -69,7 +70,7 @@ class Bm25Index(KeywordIndex):
             numbered, total=len(queries), what="searching", unit="queries", hidden=len(queries) <= FEW
         ):
             of_all = self._words.get_scores_from_ids(self._words.get_tokens_ids(words_of(query)))
-            best = _best(of_all, k)
+            best = best_rows(of_all, k)
             scores[row, : len(best)] = of_all[best]
             ids.append([self.ids[number] for number in best])
         return scores, ids
@@ -143,17 +144,6 @@ class _Rows:
     def __iter__(self) -> Iterator[list[int]]:
         numbers, ends = self._words.numbers, self._words.ends
         return (numbers[ends[row] : ends[row + 1]].tolist() for row in self._order)
-
-
-def _best(scores: np.ndarray, k: int) -> np.ndarray:
-    """Returns the rows of the at most k best scores above 0, best first; of equal scores the first rows."""
-    rows = np.flatnonzero(scores)
-    if len(rows) > k:
-        of_rows = scores[rows]
-        least = np.partition(of_rows, len(rows) - k)[len(rows) - k]
-        above, ties = rows[of_rows > least], rows[of_rows == least]
-        rows = np.sort(np.concatenate([above, ties[: k - len(above)]]))
-    return rows[np.argsort(-scores[rows], kind="stable")]
 
 
 def _bm25s() -> Any:

@@ -18,11 +18,12 @@ class NearestSettings:
       embeddings: for scann, exact and databases, the output of jaxir.encode; with --update, passages to add.
       corpus: the corpus, a .jsonl[.gz], or a .txt[.gz] with a text on each line and the line number as id.
         With --embeddings, the corpus that was encoded, so that jaxir.search shows its titles and texts. For
-        bm25s and lucene, the corpus to index.
+        bm25s and lucene, the corpus to index; for sparse, the corpus to encode and index.
       model: for scann, exact and databases, the model that jaxir.search loads for queries (default: the model
-        that encoded the passages).
+        that encoded the passages). For sparse, the sparse encoder of passages and queries.
       storage: for scann and exact, the type of the stored vectors, which decide the order of results
-        (default: float32); a smaller type costs recall, which is measured and printed.
+        (default: float32); a smaller type costs recall, which is measured and printed. For sparse, float32,
+        or int8: one byte for each weight.
       target_recall: for scann, search only as far as this recall@10 needs, tuned and measured against exact
         search; without it, an eighth of the leaves is searched and 200 candidates are compared. For exact,
         the recall of approximate top-k on TPUs; on other devices an exact index is always exact.
@@ -94,7 +95,7 @@ class LuceneSettings:
     Attributes:
       fields: for lucene, index title and text as one field (flat) or as two equal fields (multifield).
       on_bad_input: for bm25s and lucene, stop at the first malformed line of --corpus, or skip and count
-        malformed lines; for lucene_impact, the same for --vectors.
+        malformed lines; for lucene_impact and sparse, the same for --vectors.
     """
 
     corpus: str
@@ -109,12 +110,36 @@ class ImpactSettings:
 
     Attributes:
       vectors: for lucene_impact, a .jsonl[.gz] with lines {"id": ..., "vector": {token: weight}}, where
-        weights are whole numbers, as in Anserini's collections of SPLADE, uniCOIL and DeepImpact.
+        weights are whole numbers, as in Anserini's collections of SPLADE, uniCOIL and DeepImpact. For sparse,
+        such vectors instead of encoding --corpus; --model may name the model that made them.
     """
 
     vectors: str
     corpus: str | None = None
     on_bad_input: Literal["stop", "skip"] = "stop"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class SparseSettings:
+    """Settings of the engine sparse.
+
+    Attributes:
+      vectors: see `ImpactSettings`.
+      storage: see `NearestSettings`.
+    """
+
+    corpus: str | None = None
+    model: str | None = None
+    vectors: str | None = None
+    storage: Literal["float32", "bfloat16", "int8"] | None = None
+    on_bad_input: Literal["stop", "skip"] = "stop"
+
+    def __post_init__(self) -> None:
+        if self.vectors is None and (self.model is None or self.corpus is None):
+            raise UserError("--backend=sparse needs --model and --corpus, or --vectors")
+        if self.storage == "bfloat16":
+            raise UserError("a sparse index holds weights in float32 or int8, not in bfloat16: give another")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,5 +172,6 @@ SETTINGS = {
     "--backend=bm25s": Bm25Settings,
     "--backend=lucene": LuceneSettings,
     "--backend=lucene_impact": ImpactSettings,
+    "--backend=sparse": SparseSettings,
     "--update": UpdateSettings,
 }

@@ -1,5 +1,6 @@
 """The order of ids, and checks that ids are new to an index or known to it."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,12 @@ def check_new(new: Sequence[str], known: Sequence[str]) -> None:
     if twice := set(new).intersection(known):
         verb = "is" if len(twice) == 1 else "are"
         raise UserError(f"{_documents(twice)} {verb} already in the index: delete old versions first")
+
+
+def check_distinct(ids: Sequence[str]) -> None:
+    if len(set(ids)) != len(ids):
+        twice = next(i for i, other in itertools.pairwise(sorted(ids)) if i == other)
+        raise UserError(f"the id {twice!r} occurs twice: give distinct ids")
 
 
 def check_known(ids: Sequence[str], known: Sequence[str]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from scipy import sparse
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TextFormat
@@ -57,6 +58,12 @@ class Examples:
     def rows(self) -> list[Rows]:
         """The examples one by one, as {name: array}."""
         return _rows_of(self.arrays)
+
+
+class TokenWeights(NamedTuple):
+    """Vectors of a sparse encoder, [B, V]: on the host they become a CSR matrix, for most are 0."""
+
+    weights: jax.Array
 
 
 class BatchedFunction:
@@ -107,14 +114,14 @@ class BatchedFunction:
             self._compiled = aside(lowered.compile)
 
     def of_rows(self, state: State) -> Any:
-        """Returns the function's results for each row, as host arrays [N, ...]."""
+        """Returns the results for each row, as host arrays [N, ...]; `TokenWeights` as a CSR matrix."""
         parts, last = [], None
         for found in self._run(state, range(0, self.count, self.size)):
             if last is not None:  # fetch one result while the next is computed; devices hold two
-                parts.append(jax.device_get(last))
+                parts.append(_on_host(last))
             last = found
-        parts.append(jax.device_get(last))
-        return jax.tree.map(lambda *x: np.concatenate(x)[: self.count], *parts)
+        parts.append(_on_host(last))
+        return jax.tree.map(lambda *x: _concatenated(x)[: self.count], *parts)
 
     def of_batches(self, state: State) -> list[Any]:
         """Returns the function's results for each full batch, on the host.
@@ -210,16 +217,21 @@ class Bench:
         self._programs.append(BatchedFunction(function, rows, **how))
         return self._programs[-1]
 
-    def vectors(self, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
-        """Returns a function that maps a state to vectors float32 [N, D] of token ids [N, L] by a tower."""
+    def vectors(self, ids: np.ndarray, tower: str, *, dense: bool = False) -> Callable[[State], np.ndarray]:
+        """Returns a function that maps a state to vectors float32 [N, D] of token ids [N, L] by a tower.
 
-        def encode(model: Any, _: Any, batch: Rows) -> jax.Array:
+        A sparse encoder gives a CSR matrix [N, V]; with `dense`, it is refused.
+        """
+
+        def encode(model: Any, _: Any, batch: Rows) -> Any:
             if hasattr(model, "token_vectors"):
                 raise UserError(
                     "this evaluator compares one vector of each text, but the model makes a vector of each"
                     " token: use Retrieval, Reranking or Loss"
                 )
-            return model.encode(batch["ids"], tower=tower)
+            if dense:
+                check_dense(model)
+            return embedded(model, batch["ids"], tower)
 
         return self.program(encode, {"ids": ids}).of_rows
 
@@ -243,6 +255,31 @@ class Bench:
         """Compiles all programs of the evaluators for the model of a `train_state.Plan`."""
         for program in self._programs:
             program.compile(plan, getattr(self.objective, "chunks", 1))
+
+
+def embedded(model: Any, ids: jax.Array, tower: str, **how: Any) -> jax.Array | TokenWeights:
+    """Returns the vectors of token ids [B, L]: [B, D], or `TokenWeights` [B, V] of a sparse encoder."""
+    vectors = model.encode(ids, tower=tower, **how)
+    return TokenWeights(vectors) if hasattr(model, "token_weights") else vectors
+
+
+def check_dense(model: Any) -> None:
+    if hasattr(model, "token_weights"):
+        raise UserError(
+            "this evaluator compares dense vectors, but the model is a sparse encoder: use Retrieval, Search,"
+            " NanoBEIR or Loss"
+        )
+
+
+def _on_host(found: Any) -> Any:
+    def fetched(x: Any) -> Any:
+        return sparse.csr_matrix(x.weights) if isinstance(x, TokenWeights) else x
+
+    return jax.tree.map(fetched, jax.device_get(found), is_leaf=lambda x: isinstance(x, TokenWeights))
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    return sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
 
 
 def described(what: str, *values: object) -> str:

@@ -13,9 +13,16 @@ from jaxir.core.values import Count, Natural, Object, checked
 from jaxir.evaluation.retrieval_metrics import evaluate_run
 from jaxir.losses import TokenVectors
 from jaxir.objectives.pair_batch import pair_features
-from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.in_memory import index_of
 from jaxir.retrieval.ranking.token_search import best_passages
-from jaxir.training.evaluators.evaluation_context import Bench, State, read_rows, stack
+from jaxir.training.evaluators.evaluation_context import (
+    Bench,
+    State,
+    TokenWeights,
+    embedded,
+    read_rows,
+    stack,
+)
 from jaxir.training.evaluators.evaluator import Direction, Evaluator, Prepared
 
 DEPTH = 10
@@ -75,7 +82,7 @@ class Retrieval(Evaluator):
                 scores, rows = best_passages(queries, passages, depth)
                 ids = [[names[row] for row in some] for some in rows]
             else:  # vectors of models with cosine similarity are normalised, so "dot" is right for all models
-                index = ExactIndex.build([passages], names, similarity="dot")
+                index = index_of(passages, names, similarity="dot")
                 scores, ids = index.search(queries, depth)
             run = {
                 query: dict(zip(found, map(float, row), strict=True))
@@ -113,8 +120,11 @@ class Retrieval(Evaluator):
                 if self.dimensions:
                     raise UserError(f"{self}: the model makes a vector of each token: leave dimensions out")
                 return model.token_vectors([(batch["ids"], tower, None)])[0]
-            vectors = model.encode(tower=tower, **batch)
-            if (most := max(self.dimensions, default=0)) > vectors.shape[1]:
+            vectors = embedded(model, tower=tower, **batch)
+            if isinstance(vectors, TokenWeights):
+                if self.dimensions:
+                    raise UserError(f"{self}: the model makes token weights: leave dimensions out")
+            elif (most := max(self.dimensions, default=0)) > vectors.shape[1]:
                 raise UserError(
                     f"{self}: dimensions has {most}, but the vectors have only {vectors.shape[1]}"
                 )

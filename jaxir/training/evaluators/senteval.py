@@ -11,7 +11,7 @@ from jaxir.core.installation import require
 from jaxir.core.values import Within, checked
 from jaxir.evaluation.senteval_files import read_senteval
 from jaxir.evaluation.transfer_tasks import FOLDS, check_folds, scores_of, texts_of
-from jaxir.training.evaluators.evaluation_context import Bench, State, described
+from jaxir.training.evaluators.evaluation_context import Bench, State, check_dense, described
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 
@@ -42,6 +42,7 @@ class SentEval(Evaluator):
         check_folds(tasks, self.folds)
 
         def encode(model: Any, _: Any, batch: Any) -> Any:
+            check_dense(model)
             return model.unnormalized().encode(batch["ids"], tower="query")
 
         program = bench.program(encode, {"ids": bench.tokens(texts_of(tasks), "query")})

@@ -35,7 +35,7 @@ class STS(Evaluator):
     def prepare(self, bench: Bench) -> Prepared:
         sets = read_sts(self.path, "dev")
         texts = sentences_of(sets)
-        vectors_of = bench.vectors(bench.tokens(texts, "query"), "query")
+        vectors_of = bench.vectors(bench.tokens(texts, "query"), "query", dense=True)
 
         def measure(state: State) -> dict[str, float]:
             scores = scores_of(sets, vectors_of(state))

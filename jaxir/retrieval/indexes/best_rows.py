@@ -1,0 +1,14 @@
+"""Finds the best of many scores of one query, in numpy."""
+
+import numpy as np
+
+
+def best_rows(scores: np.ndarray, k: int) -> np.ndarray:
+    """Returns the rows of the at most k best scores that are not 0, best first; of equal scores the first."""
+    rows = np.flatnonzero(scores)
+    if len(rows) > k:
+        of_rows = scores[rows]
+        least = np.partition(of_rows, len(rows) - k)[len(rows) - k]
+        above, ties = rows[of_rows > least], rows[of_rows == least]
+        rows = np.sort(np.concatenate([above, ties[: k - len(above)]]))
+    return rows[np.argsort(-scores[rows], kind="stable")]
