@@ -199,9 +199,7 @@ class PretrainedSparse(CommonOverrides, _Opened):
 
     @property
     def _kind(self) -> str | None:  # type: ignore[override]
-        form, _, name = self.source.partition(":")
-        has_head = form == "hf" and hf_masked_lm.is_one(hub.configuration(name))
-        return "sparse_encoder" if has_head else None
+        return hf_sparse_encoder.kind_of_start(self.source)
 
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
         if kinds.name_of(model.config) != "sparse_encoder":

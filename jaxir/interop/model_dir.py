@@ -24,7 +24,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.platforms import check_devices
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import t5x, word_vector_files
-from jaxir.interop.huggingface import named
+from jaxir.interop.huggingface import hf_sparse_encoder, named
 from jaxir.interop.model import kinds, lora, model_json, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
@@ -33,6 +33,7 @@ from jaxir.interop.model.stored_run import CONFIG, check_seal, checkpoint_of, se
 from jaxir.interop.weights import array_checksums, stores
 from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import read_json, require, write_json
+from jaxir.models.sparse_encoder import SparseEncoderConfig
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.storage.files import (
     atomic_directory,
@@ -353,8 +354,10 @@ def _read_base(base: Base, config: ModelConfig, directory: Path) -> Mapping[str,
     """Returns the parameters of the model that a run's adapters change."""
     kind = kinds.name_of(config)
     # These may come from a dual encoder.
-    kind = None if kind in ("cross_encoder", "multi_vector_encoder") else kind
+    kind = None if kind in ("cross_encoder", "multi_vector_encoder", "sparse_encoder") else kind
     try:
+        if isinstance(config, SparseEncoderConfig):
+            kind = hf_sparse_encoder.kind_of_start(base.spec)
         found, _ = read(base.spec, tokenizer=base.tokenizer, kind=kind)
     except UserError as error:
         raise UserError(f"{directory} adapts {base.spec} (LoRA), which cannot be read: {error}") from error

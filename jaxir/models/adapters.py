@@ -23,6 +23,8 @@ _ENCODERS = ("encoder", "query_encoder", "passage_encoder", "decoder")
 # Parts of a model outside its encoders, which are trained with the adapters.
 _PROJECTIONS = ("projection", "query_projection", "passage_projection", "token_modules")
 _HEADS = (*_PROJECTIONS, "pooler", "classifier", "norm")
+# The head of a sparse encoder; 'head.kernel' is a generator's, which is frozen.
+_MASKED_LM_HEAD = ("head.dense.", "head.norm.", "head.bias")
 _LAYER = re.compile(r"(^|\.)layers\.(?:\d+\.|of_[\d_]+\.)?")
 
 
@@ -120,7 +122,7 @@ def is_adapter(name: str) -> bool:
 
 def is_base(name: str) -> bool:
     """Returns whether a parameter of a model with adapters is frozen: neither of an adapter nor of a head."""
-    return not is_adapter(name) and name.split(".")[0] not in _HEADS
+    return not (is_adapter(name) or name.split(".")[0] in _HEADS or name.startswith(_MASKED_LM_HEAD))
 
 
 def adapted(names: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.interop.hub import hub_files
+from jaxir.interop.hub import hub, hub_files
 from jaxir.interop.huggingface import (
     hf,
     hf_config,
@@ -101,6 +101,13 @@ def from_language_model(
     except ValueError as error:
         raise UserError(f"{directory}: {error}") from error
     return dataclasses.replace(model, config=config)
+
+
+def kind_of_start(spec: str) -> str | None:
+    """Returns the kind as which to read a model that becomes a sparse encoder; None: that of its files."""
+    form, _, name = spec.partition(":")
+    has_head = form == "hf" and hf_masked_lm.is_one(hub.configuration(name))
+    return _KIND if has_head else None
 
 
 def with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
