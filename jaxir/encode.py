@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
+from jaxir.core.choices import check_idle
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count
 from jaxir.storage.outputs import writes
@@ -28,13 +29,14 @@ def encode(
     on_bad_input: Literal["stop", "skip"] = "stop",
     ray: str | None = None,
 ) -> None:
-    """Encodes a corpus, or queries, into a directory of vectors.
+    """Encodes a corpus, or queries, into a directory of vectors: of texts, or of all their tokens.
 
     After an interruption, the same command continues where it stopped. Several machines that share a file
     system divide the work if each runs the command as for training (docs/sharding.md). See also --ray.
 
     Args:
-      model: a jaxir model or run directory, or st: or hf: and a local directory or hub name.
+      model: a jaxir model or run directory, or st: or hf: and a local directory or hub name. A multi-vector
+        encoder gives a vector for each token.
       input: corpus.jsonl[.gz] (_id, title, text), or with --tower=query queries.jsonl[.gz] (_id, text); or
         with either tower a .txt[.gz] with a text on each line, whose number is its id.
       output: directory of the vectors: embeddings-00000.npy, ids-00000.json, ..., embeddings.json.
@@ -59,6 +61,7 @@ def encode(
     from jaxir.data.text.truncation import truncation_note
     from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.embeddings import encode_corpus
+    from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
     from jaxir.retrieval.encoding.stored_embeddings import read_info
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
     from jaxir.retrieval.encoding.views import Expansion
@@ -72,8 +75,13 @@ def encode(
     cluster = None if ray is None else Cluster.connect(ray, batch_tokens=batch_tokens)
     with distributed.joined(with_others=cluster is None):
         changes = {} if max_length is None else {f"{tower}_max_length": max_length}
-        changes |= {"batch_tokens": batch_tokens, "prompt_name": prompt_name}
-        encoder = DualEncoder.load(model, dtype=dtype, weights=weights, **changes)
+        changes |= {"batch_tokens": batch_tokens}
+        of_vectors = {"dtype": dtype, "weights": weights, "prompt_name": prompt_name}
+        if _is_multi_vector(model):
+            check_idle(encode, "a dual encoder", **of_vectors, expansions=expansions, ray=ray)
+            encoder = MultiVectorEncoder.load(model, **changes)
+        else:
+            encoder = DualEncoder.load(model, **of_vectors, **changes)
         if dtype == "auto":
             distributed.say(f"products in {encoder.model.config.backbone.dtype} (--dtype=auto)")
         report = encode_corpus(
@@ -91,6 +99,14 @@ def encode(
             texts = "queries" if tower == "query" else "passages"
             advice = "--max_length sets the length, with another --output"
             distributed.say(truncation_note({texts: truncation}, advice))
+
+
+def _is_multi_vector(model: str) -> bool:
+    from jaxir.interop import model_dir
+    from jaxir.models.multi_vector import MultiVectorConfig
+
+    found, _ = model_dir.read(model, kind=None, weights=False)
+    return isinstance(found.config, MultiVectorConfig)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from jaxir.retrieval.indexes.engine_settings import (
     DatabaseSettings,
     ImpactSettings,
     LuceneSettings,
+    MaxSimSettings,
     NearestSettings,
     SparseSettings,
     UpdateSettings,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 def index(
     output: str | None = None,
     backend: Literal[
-        "scann", "exact", "bm25s", "lucene", "lucene_impact", "sparse", "milvus", "qdrant", "pgvector"
+        "scann", "exact", "maxsim", "bm25s", "lucene", "lucene_impact", "sparse", "milvus", "qdrant", "pgvector"
     ]
     | None = None,
     update: str | None = None,
@@ -44,17 +45,18 @@ def index(
 ) -> None:
     """Builds an index of encoded passages, or of the words of a corpus; or updates an index (--update).
 
-    scann, exact and databases need --embeddings. bm25s and lucene rank by words (BM25): they need --corpus
-    and no model. lucene is for comparison with published runs of Pyserini; it runs in a separate process,
-    which is installed on first use. lucene_impact needs the --vectors of a learned sparse model. sparse needs
-    such --vectors, or a sparse encoder (--model) and a --corpus.
+    scann, exact, maxsim and databases need --embeddings. bm25s and lucene rank by words (BM25): they need
+    --corpus and no model. lucene is for comparison with published runs of Pyserini; it runs in a separate
+    process, which is installed on first use. lucene_impact needs the --vectors of a learned sparse model.
+    sparse needs such --vectors, or a sparse encoder (--model) and a --corpus.
 
     Args:
       output: the index directory.
       backend: scann (the default with --embeddings where it is installed; approximate, fast, exact up to some
-        thousands of passages), exact, bm25s (the default with --corpus alone; BM25), lucene (BM25 by Lucene),
-        sparse (a sparse encoder's weights, in numpy), lucene_impact (whole-number weights in Lucene), or a
-        database: milvus, qdrant or pgvector (PostgreSQL), by --uri.
+        thousands of passages), exact, maxsim (the default with --embeddings of a multi-vector encoder), bm25s
+        (the default with --corpus alone; BM25), lucene (BM25 by Lucene), sparse (a sparse encoder's weights, in
+        numpy), lucene_impact (whole-number weights in Lucene), or a database: milvus, qdrant or pgvector
+        (PostgreSQL), by --uri.
       update: an index to change, instead of --output: passages of --embeddings with their --corpus are added
         (a BM25 index needs only --corpus), those of --delete are removed. The new index replaces the old
         one when it is complete; a database is changed in place.
@@ -77,6 +79,9 @@ def index(
         case NearestSettings(parts=int()):
             _in_parts(output, backend, settings)
             return
+        case MaxSimSettings():
+            built, recall = _of_tokens(settings), None
+            built.save(output, corpus=settings.corpus)
         case _:
             stored = _opened(settings)
             built, recall = _built(backend, settings, stored)
@@ -85,9 +90,18 @@ def index(
 
 
 def _default_backend(given: dict[str, Any]) -> str:
-    """Returns bm25s for a corpus alone, else scann; where scann is not installed, prints a line: exact."""
+    """Returns bm25s for a corpus alone, maxsim for vectors of tokens, else scann.
+
+    Where scann is not installed, prints a line and returns exact.
+    """
     if given.get("corpus") is not None and given.get("embeddings") is given.get("vectors") is None:
         return "bm25s"
+    if given.get("embeddings") is not None:
+        from jaxir.retrieval.encoding.stored_embeddings import MAXSIM, read_info
+        from jaxir.storage.files import local_path
+
+        if read_info(local_path(given["embeddings"])).similarity in MAXSIM:
+            return "maxsim"
     if importlib.util.find_spec("scann") is not None:
         return "scann"
     print(
@@ -122,16 +136,23 @@ def _of_weights(settings: SparseSettings) -> Index:
     return build_of_vectors(settings.vectors, encoder=encoder, **how)
 
 
-def _opened(settings: NearestSettings | DatabaseSettings) -> StoredEmbeddings:
+def _of_tokens(settings: MaxSimSettings) -> Index:
+    from jaxir.retrieval.indexes.maxsim_index import MaxSimIndex
+
+    names = ("token_storage", "candidates", "model")
+    return MaxSimIndex.build(_opened(settings), **{name: getattr(settings, name) for name in names})
+
+
+def _opened(settings: NearestSettings | MaxSimSettings | DatabaseSettings) -> StoredEmbeddings:
     """Returns the vectors after checking that the corpus and the model belong to them."""
     from jaxir.retrieval.encoding.stored_embeddings import open_embeddings
     from jaxir.retrieval.indexes.documents import check_corpus
 
-    stored = open_embeddings(settings.embeddings)
+    stored = open_embeddings(settings.embeddings, tokens=isinstance(settings, MaxSimSettings))
     if settings.corpus is not None:  # checked now, although its texts are only read at the end
         check_corpus(settings.corpus, stored)
     if settings.model is not None:
-        _check_model(settings.model, stored.info.fingerprint, stored.info.weights)
+        _check_model(settings.model, stored)
     return stored
 
 
@@ -182,13 +203,14 @@ def _together(output: str) -> Iterator[None]:
         yield
 
 
-def _check_model(model: str, fingerprint: str, weights: str | None) -> None:
+def _check_model(model: str, encoded: StoredEmbeddings) -> None:
     """Checks now, and not only in jaxir.search, that queries can be encoded with a model."""
     from jaxir.interop import model_dir
     from jaxir.interop.model import stored
 
-    found, known = model_dir.read(model)
-    if stored.quantized_fingerprint(known or stored.fingerprint(found), weights) != fingerprint:
+    found, known = model_dir.read(model, kind="multi_vector_encoder" if encoded.lengths else "dual_encoder")
+    known = stored.quantized_fingerprint(known or stored.fingerprint(found), encoded.info.weights)
+    if known != encoded.info.fingerprint:
         raise UserError(f"--model={model} did not encode the passages: give the model that did")
 
 

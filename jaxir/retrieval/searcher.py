@@ -16,6 +16,7 @@ from jaxir.runtime.cpu import Dtype
 
 if TYPE_CHECKING:
     from jaxir.models.quantized import Scheme
+    from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
     from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
@@ -27,6 +28,7 @@ class Searcher:
       index: the index.
       encoder: the dual encoder of an index of vectors.
       sparse_encoder: the sparse encoder of an index of token weights.
+      token_encoder: the multi-vector encoder of an index of token vectors.
     """
 
     def __init__(
@@ -35,8 +37,9 @@ class Searcher:
         encoder: DualEncoder | None = None,
         *,
         sparse_encoder: SparseEncoder | None = None,
+        token_encoder: MultiVectorEncoder | None = None,
     ):
-        given = {"vectors": encoder, "sparse": sparse_encoder}
+        given = {"vectors": encoder, "sparse": sparse_encoder, "token_vectors": token_encoder}
         if any((index.query_kind == kind) != (model is not None) for kind, model in given.items()):
             raise UserError(
                 f"an index of engine {index.info.engine} is searched with {index.query_kind}:"
@@ -47,7 +50,8 @@ class Searcher:
                 "an impact index needs queries with the token weights of a learned sparse model, not texts:"
                 " use python -m jaxir.search"
             )
-        self.index, self.encoder, self.sparse_encoder = index, encoder, sparse_encoder
+        self.index, self.encoder = index, encoder
+        self.sparse_encoder, self.token_encoder = sparse_encoder, token_encoder
 
     @classmethod
     def open(
@@ -64,7 +68,7 @@ class Searcher:
         """
         name = str(index) if isinstance(index, (str, Path)) else "the index"
         loaded = load_index(index) if isinstance(index, (str, Path)) else index
-        if loaded.query_kind not in ("vectors", "sparse"):
+        if loaded.query_kind not in ("vectors", "sparse", "token_vectors"):
             if model is not None:
                 raise UserError(f"{name} is searched by {loaded.info.similarity}: leave out --model")
             return cls(loaded)
@@ -73,6 +77,8 @@ class Searcher:
             raise UserError(f"{name} does not name the model that made it: give --model")
         if loaded.query_kind == "sparse":
             return cls._of_weights(loaded, model, dtype=dtype, weights=weights)
+        if loaded.query_kind == "token_vectors":
+            return cls._of_tokens(loaded, model, dtype=dtype, weights=weights)
         from jaxir.retrieval.encoding.text_encoder import DualEncoder  # imports JAX
 
         encoder = DualEncoder.load(model, dtype=dtype, weights=weights or loaded.info.weights)
@@ -89,6 +95,16 @@ class Searcher:
         index.require_model(encoder.fingerprint, encoder.spec)
         return cls(index, sparse_encoder=encoder)
 
+    @classmethod
+    def _of_tokens(cls, index: Index, model: str, *, dtype: Dtype, weights: Scheme | None) -> Searcher:
+        from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder  # imports JAX
+
+        if weights is not None or dtype != "float32":
+            raise UserError("a multi-vector encoder searches in float32: leave out --weights and --dtype")
+        encoder = MultiVectorEncoder.load(model)
+        index.require_model(encoder.fingerprint, *encoder.made_by)
+        return cls(index, token_encoder=encoder)
+
     def search(
         self, texts: Sequence[str], k: int, *, show_progress: bool = False
     ) -> tuple[np.ndarray, list[list[str]]]:
@@ -96,7 +112,7 @@ class Searcher:
         for text in texts:
             if not has_text(text):
                 raise UserError(f"the question {text!r:.40} has no visible characters: write a text")
-        encoder = self.encoder or self.sparse_encoder
+        encoder = self.encoder or self.sparse_encoder or self.token_encoder
         if encoder is None:
             return self.index.search(list(texts), k)
         return self.index.search(encoder.encode_queries(list(texts), show_progress=show_progress), k)

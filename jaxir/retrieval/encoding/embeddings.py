@@ -1,6 +1,7 @@
 """Writes EMB_DIR, the vectors of a corpus on disk, shard by shard; an interrupted run resumes.
 
-    embeddings-00000.npy   float32 [n, D], memory-mappable
+    embeddings-00000.npy   float32 [n, D], memory-mappable; of a multi-vector encoder float16 [t, D] of tokens
+    lengths-00000.npy      int32 [n], numbers of tokens; only of a multi-vector encoder
     ids-00000.json         the n ids of the same shard
     .cut-00000.json        how many texts of the shard were truncated
     embeddings.json        `EmbeddingsInfo`: model, input, number of texts, and whether all are encoded
@@ -30,16 +31,18 @@ from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.formats.sources import has_lines, read_corpus, read_lines, read_queries
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
+from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 from jaxir.retrieval.encoding.shards import (
     Shard,
     cut_file,
     encode_by_cluster,
     encode_shards,
     is_written,
+    lengths_file,
     shard_files,
     write_shard,
 )
-from jaxir.retrieval.encoding.stored_embeddings import MANIFEST, EmbeddingsInfo, read_info
+from jaxir.retrieval.encoding.stored_embeddings import MANIFEST, MAXSIM, EmbeddingsInfo, read_info
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import Expansion, joiner_of
 from jaxir.runtime.distributed import wait_for_all
@@ -68,7 +71,7 @@ _SAME = {
 
 
 def encode_corpus(
-    encoder: DualEncoder,
+    encoder: DualEncoder | MultiVectorEncoder,
     input: str | Path,
     output: str | Path,
     *,
@@ -182,7 +185,9 @@ def _progress(info: EmbeddingsInfo, own: Sequence[int], missing: Sequence[int]) 
     return progress(total=all_, initial=all_ - left, what=what, unit="texts")
 
 
-def _describe(encoder: DualEncoder, source: _Texts, shard_size: int, on_bad_input: Policy) -> EmbeddingsInfo:
+def _describe(
+    encoder: DualEncoder | MultiVectorEncoder, source: _Texts, shard_size: int, on_bad_input: Policy
+) -> EmbeddingsInfo:
     """Describes the run. Reads all of the input, so that malformed lines are reported before any work."""
     input, tower, expansion = source
     queries_hash = fingerprints.ValuesHash()
@@ -234,7 +239,7 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
             )
         if not (stored.complete and all(is_written(output, n) for n in range(info.shards))):
             # Remove ids and counts that another run may have left; it left no vectors.
-            others = () if changed is None else (shard_files("*")[0], cut_file("*"))
+            others = () if changed is None else (shard_files("*")[0], cut_file("*"), lengths_file("*"))
             for leftover in itertools.chain.from_iterable(map(output.glob, (".*.part", *others))):
                 leftover.unlink()
             _write_manifest(output, info)
@@ -257,6 +262,8 @@ def _change(name: str, before: EmbeddingsInfo, now: EmbeddingsInfo) -> str:
 def _finish(output: Path, info: EmbeddingsInfo) -> None:
     """Writes SHA256SUMS and the manifest of a complete directory."""
     names = [name for number in range(info.shards) for name in shard_files(number)]
+    if info.similarity in MAXSIM:
+        names += [lengths_file(number) for number in range(info.shards)]
     if gone := next((name for name in names if not (output / name).exists()), None):
         raise UserError(f"{output / gone} was removed while texts were encoded; run the same command again")
     sums = checksums.digests(output, names)

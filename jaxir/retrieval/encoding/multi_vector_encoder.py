@@ -1,6 +1,9 @@
 """`MultiVectorEncoder`: encodes queries and passages as a vector for each token (late interaction)."""
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxir.core.errors import UserError
 from jaxir.core.platforms import local_devices
 from jaxir.core.progress import progress
+from jaxir.data.text.truncation import Truncation
 from jaxir.interop import model_dir
+from jaxir.interop.model import stored
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.losses.maxsim import maxsim
 from jaxir.models.dual_encoder import Tower
 from jaxir.models.layers import size_of
 from jaxir.models.multi_vector import EXPANSION_TOKEN, MultiVectorModel
 from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
-from jaxir.retrieval.encoding.batching import plan_batches
+from jaxir.retrieval.encoding.batching import EncodingReport, plan_batches
+from jaxir.retrieval.encoding.lengths import UnusableVectorError
+from jaxir.retrieval.encoding.made_by import MadeBy
+from jaxir.retrieval.encoding.read_ahead import one_ahead
 from jaxir.runtime.partitioning import MeshConfig
 
 # Texts are compared in batches of at most this many tokens, with few lengths: a new length is a new program.
@@ -52,24 +59,39 @@ class MultiVectorEncoder:
 
     def __init__(self, loaded: LoadedModel, *, spec: str, batch_tokens: int | None = None):
         self.model, self.tokenizer, self.settings = loaded.model, loaded.tokenizer, loaded.settings
-        self.fingerprint, self.spec = loaded.fingerprint, spec
+        self.fingerprint, self.spec, self.step = loaded.fingerprint, spec, loaded.step
+        self.weights = None  # its weights are never quantised
         self.dimension: int = loaded.model.config.dimension
         self.similarity_fn_name: str = loaded.model.config.similarity
         self.runner = Runner(loaded.model, MeshConfig().build(local_devices()), batch_tokens=batch_tokens)
 
     @classmethod
-    def load(cls, spec: str, *, batch_tokens: int | None = None) -> "MultiVectorEncoder":
+    def load(
+        cls,
+        spec: str,
+        *,
+        batch_tokens: int | None = None,
+        query_max_length: int | None = None,
+        passage_max_length: int | None = None,
+    ) -> "MultiVectorEncoder":
         """Loads a model.
 
         Args:
           spec: a jaxir model directory, or `st:` and a local directory or hub name of a model of
             sentence-transformers' MultiVectorEncoder or of PyLate.
           batch_tokens: maximum number of tokens per batch on one device; None uses the platform's default.
+          query_max_length: maximum number of tokens per query; None: the model's setting.
+          passage_max_length: maximum number of tokens per passage; None: the model's setting.
 
         Raises:
-          UserError: the model does not exist, is damaged, or is not a supported multi-vector encoder.
+          UserError: the model does not exist, is damaged, is not a supported multi-vector encoder, or has
+            fewer positions than a maximum length.
         """
         loaded = model_dir.load(spec, kind="multi_vector_encoder", dtype="float32")
+        lengths = {"query_max_length": query_max_length, "passage_max_length": passage_max_length}
+        given = {name: length for name, length in lengths.items() if length is not None}
+        loaded = loaded._replace(settings=dataclasses.replace(loaded.settings, **given))
+        stored.check_lengths(loaded.settings, loaded.model.config, spec)
         return cls(loaded, spec=model_dir.absolute(spec), batch_tokens=batch_tokens)
 
     def save(self, directory: str | Path) -> None:
@@ -127,30 +149,68 @@ class MultiVectorEncoder:
         given = [texts] if isinstance(texts, str) else list(texts)
         if not all(isinstance(text, str) for text in given):
             raise TypeError("texts must be a string or a list of strings")
-        config, found = self.model.config, [np.empty(0, np.float32)] * len(given)
+        starts = range(0, len(given), WINDOW)
+        windows = (self.tokens(given[start : start + WINDOW], tower) for start in starts)
         what = f"encoding {'queries' if tower == 'query' else 'passages'}"
         with progress(total=len(given), what=what, unit="texts", hidden=not show_progress) as bar:
-            for start in range(0, len(given), WINDOW):
-                tokens = self.tokens(given[start : start + WINDOW], tower)
-                batches = self.runner.batches(embed_tokens, tokens, max_rows=batch_size, on_batch=bar.update)
-                for rows, vectors in batches:
-                    for i, row in zip(rows, vectors, strict=True):
-                        found[start + i] = config.chosen(row, tokens[i], tower)
-        if not all(np.isfinite(row).all() for row in found):
-            raise UserError(
-                f"model {self.spec} gives vectors that are not finite: use a checkpoint from before its"
-                " training diverged"
-            )
+            how = {"num_windows": max(1, len(starts)), "max_rows": batch_size, "on_batch": bar.update}
+            parts = self.encode_tokens(windows, tower=tower, **how)
+            found = list(itertools.chain.from_iterable(parts))
         return found[0] if isinstance(texts, str) else found
 
-    def tokens(self, texts: Sequence[str], tower: Tower) -> list[np.ndarray]:
-        """Returns the token ids of texts after the tower's prompt; queries are expanded."""
-        settings, expansion = self.settings, self.model.config.expansion
-        query = tower == "query"
-        prompt = settings.query_prompt if query else settings.passage_prompt
-        length = settings.query_max_length if query else settings.passage_max_length
-        rows = self.tokenizer.encode_batch([prompt + text for text in texts], max_length=length)
-        if not query or expansion is None:
+    def encode_tokens(
+        self,
+        windows: Iterable[list[np.ndarray]],
+        *,
+        tower: Tower,
+        report: EncodingReport | None = None,
+        **how: Any,
+    ) -> Iterator[list[np.ndarray]]:
+        """Encodes lists of token ids, each sorted and batched separately, as `DualEncoder.encode_tokens`.
+
+        Args:
+          windows: lists of token ids, from `tokens`.
+          tower: "query" or "passage".
+          report: the counts of this call are added to it.
+          **how: further arguments of `Runner.batches`.
+
+        Yields:
+          a list of float32 arrays [tokens, D] for each list of texts.
+        """
+        report = EncodingReport() if report is None else report
+        for tokens in one_ahead(iter(windows)):
+            started = time.perf_counter()
+            found = [np.empty(0, np.float32)] * len(tokens)
+            for rows, vectors in self.runner.batches(embed_tokens, tokens, report=report, **how):
+                for i, row in zip(rows, vectors, strict=True):
+                    found[i] = self.model.config.chosen(row, tokens[i], tower)
+                    if not np.isfinite(found[i]).all():
+                        raise UnusableVectorError(f"{self.made_by} gives a vector that", i, "is not finite")
+            report.seconds += time.perf_counter() - started
+            yield found
+
+    def text_settings(self, tower: Tower) -> tuple[str, int]:
+        """Returns (prompt, maximum length in tokens) of a tower."""
+        settings = self.settings
+        if tower == "query":
+            return settings.query_prompt, settings.query_max_length
+        return settings.passage_prompt, settings.passage_max_length
+
+    @property
+    def made_by(self) -> MadeBy:
+        return MadeBy(self.spec, self.step)
+
+    def tokens(
+        self, texts: Sequence[str], tower: Tower, truncation: Truncation | None = None
+    ) -> list[np.ndarray]:
+        """Returns the token ids of texts after the tower's prompt; queries are expanded.
+
+        If given, `truncation` counts the texts and the truncated texts.
+        """
+        expansion, (prompt, length) = self.model.config.expansion, self.text_settings(tower)
+        texts = [prompt + text for text in texts]
+        rows = self.tokenizer.encode_batch(texts, max_length=length, truncation=truncation)
+        if tower == "passage" or expansion is None:
             return rows
         added = (max(0, expansion.length - len(row)) for row in rows)
         return [

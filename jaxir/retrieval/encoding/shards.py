@@ -17,6 +17,7 @@ from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster, start_worker
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
+from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
 from jaxir.storage.files import atomic_file
@@ -32,16 +33,19 @@ class Shard(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """An encoded shard: float32 vectors [n, D], and how many texts were truncated."""
+    """An encoded shard: float32 vectors [n, D], and how many texts were truncated.
+
+    Of a multi-vector encoder `vectors` are n arrays [tokens, D].
+    """
 
     number: int
     ids: list[str]
-    vectors: np.ndarray
+    vectors: np.ndarray | list[np.ndarray]
     cut: int
 
 
 def encode_shards(
-    encoder: DualEncoder,
+    encoder: DualEncoder | MultiVectorEncoder,
     shards: Iterable[Shard],
     *,
     tower: Tower,
@@ -130,6 +134,11 @@ def cut_file(number: int | Literal["*"]) -> str:
     return f".cut-{number if number == '*' else f'{number:05d}'}.json"
 
 
+def lengths_file(number: int | Literal["*"]) -> str:
+    """Returns the name of the file with the numbers of tokens of a multi-vector encoder's texts."""
+    return f"lengths-{number if number == '*' else f'{number:05d}'}.npy"
+
+
 def is_written(directory: Path, number: int) -> bool:
     return all((directory / name).exists() for name in shard_files(number))
 
@@ -141,5 +150,10 @@ def write_shard(directory: Path, encoded: Encoded) -> None:
         file.write(f"{encoded.cut}\n")
     with atomic_file(directory / ids_name, "wb") as file:
         file.write(json.dumps(encoded.ids, ensure_ascii=False).encode())
+    vectors = encoded.vectors
+    if isinstance(vectors, list):
+        with atomic_file(directory / lengths_file(encoded.number), "wb") as file:
+            write_npy(file, [np.array([len(some) for some in vectors], np.int32)])
+        vectors = np.concatenate(vectors).astype(np.float16)
     with atomic_file(directory / vectors_name, "wb") as file:
-        write_npy(file, [encoded.vectors])
+        write_npy(file, [vectors])

@@ -13,7 +13,7 @@ from jaxir.core.values import Count, Natural, checked
 from jaxir.data.text.truncation import Truncation
 from jaxir.models.quantized import Scheme
 from jaxir.retrieval.encoding.made_by import MadeBy
-from jaxir.retrieval.encoding.shards import shard_files
+from jaxir.retrieval.encoding.shards import lengths_file, shard_files
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import Kind
 from jaxir.storage import checksums
@@ -23,6 +23,7 @@ from jaxir.storage.npy import read_npy
 
 FORMAT = 1
 MANIFEST = "embeddings.json"
+MAXSIM = ("maxsim", "meanmaxsim")  # similarities of multi-vector encoders
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class EmbeddingsInfo:
     fingerprint: str
     model: str | None
     dimension: Count
-    similarity: Literal["cosine", "dot"]
+    similarity: Literal["cosine", "dot", "maxsim", "meanmaxsim"]
     dtype: Literal["float32", "bfloat16"]
     max_length: Count
     prompt: str
@@ -89,11 +90,16 @@ class EmbeddingsInfo:
 
 @dataclasses.dataclass(frozen=True)
 class StoredEmbeddings:
-    """A complete EMB_DIR: ids in the order of the input, and their memory-mapped float32 shards [n, D]."""
+    """A complete EMB_DIR: ids in the order of the input, and their memory-mapped float32 shards [n, D].
+
+    From a multi-vector encoder, a shard has the float16 vectors [t, D] of all tokens of its n texts, one text
+    after the other, and `lengths` has the numbers of tokens [n] of each shard.
+    """
 
     info: EmbeddingsInfo
     ids: list[str]
     shards: list[np.ndarray]
+    lengths: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def require_model(self, encoder: DualEncoder) -> None:
         if encoder.fingerprint != self.info.fingerprint:
@@ -101,21 +107,39 @@ class StoredEmbeddings:
             raise UserError(f"the embeddings do not fit the model: {why}; encode the corpus again")
 
 
-def open_embeddings(directory: str | Path) -> StoredEmbeddings:
-    """Opens a complete EMB_DIR; vectors are memory-mapped."""
+def open_embeddings(directory: str | Path, *, tokens: bool = False) -> StoredEmbeddings:
+    """Opens a complete EMB_DIR; vectors are memory-mapped.
+
+    Args:
+      directory: the output of jaxir.encode.
+      tokens: whether vectors of tokens are wanted, instead of one vector for each text.
+
+    Raises:
+      UserError: the directory is not complete, damaged, or has the other kind of vectors.
+    """
     directory = local_path(directory)
     info = read_info(directory)
+    if (info.similarity in MAXSIM) != tokens:
+        found, backend = (
+            ("one vector for each text", "scann") if tokens else ("a vector for each token", "maxsim")
+        )
+        raise UserError(f"{directory} has {found}: only jaxir.index --backend={backend} takes it")
     if not info.complete:
         raise UserError(f"{directory} is incomplete: run the same jaxir.encode command again to finish it")
     checksums.check(directory)
     ids: list[str] = []
     shards: list[np.ndarray] = []
+    lengths: list[np.ndarray] = []
     for number in range(info.shards):
         ids_name, vectors_name = shard_files(number)
         shard_ids = read_json(directory / ids_name, list[str])
-        shards.append(read_npy(directory / vectors_name, np.float32, (len(shard_ids), info.dimension)))
+        count, dtype = len(shard_ids), np.float32
+        if tokens:
+            lengths.append(read_npy(directory / lengths_file(number), np.int32, (count,)))
+            count, dtype = int(lengths[-1].sum()), np.float16
+        shards.append(read_npy(directory / vectors_name, dtype, (count, info.dimension)))
         ids += shard_ids
-    return StoredEmbeddings(info, ids, shards)
+    return StoredEmbeddings(info, ids, shards, lengths)
 
 
 def read_info(directory: Path) -> EmbeddingsInfo:

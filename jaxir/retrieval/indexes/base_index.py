@@ -28,15 +28,16 @@ from jaxir.storage.npy import pieces
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 
-# What a query is: a row of a matrix [Q, D], a text, a row of a sparse matrix [Q, V] of token weights, or a
-# dict of such weights.
-QueryKind = Literal["vectors", "texts", "sparse", "weights"]
+# What a query is: a row of a matrix [Q, D], a text, a row of a sparse matrix [Q, V] of token weights, a dict of
+# such weights, or a matrix [tokens, D] of a multi-vector encoder.
+QueryKind = Literal["vectors", "texts", "sparse", "weights", "token_vectors"]
 # A matrix [N, D] or its shards, for example the shards of an EMB_DIR.
 Embeddings = np.ndarray | Sequence[np.ndarray]
 
 ENGINES = {
     "exact": "jaxir.retrieval.indexes.exact:ExactIndex",
     "scann": "jaxir.retrieval.indexes.scann_index:ScannIndex",
+    "maxsim": "jaxir.retrieval.indexes.maxsim_index:MaxSimIndex",
     "milvus": "jaxir.retrieval.indexes.milvus_index:MilvusIndex",
     "bm25s": "jaxir.retrieval.indexes.bm25_index:Bm25Index",
     "qdrant": "jaxir.retrieval.indexes.qdrant_index:QdrantIndex",

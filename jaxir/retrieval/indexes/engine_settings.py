@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from jaxir.core.errors import UserError
-from jaxir.core.values import Count, NotNegative, Share, checked
+from jaxir.core.values import Count, Natural, NotNegative, Share, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,25 @@ class NearestSettings:
     def __post_init__(self) -> None:
         if self.queries is not None and self.storage is None and self.target_recall is None:
             raise UserError("--queries only applies with --target_recall or --storage: give one of them")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class MaxSimSettings:
+    """Settings of the engine maxsim.
+
+    Attributes:
+      token_storage: for maxsim, how tokens' vectors are stored: a centroid and 2 or 4 bits for each component
+        (default: 4bit), or float16.
+      candidates: for maxsim, the number of passages of a query that are compared by MaxSim (default: 256);
+        0: all, which is exact for the stored vectors.
+    """
+
+    embeddings: str
+    corpus: str | None = None
+    model: str | None = None
+    token_storage: Literal["2bit", "4bit", "float16"] = "4bit"
+    candidates: Natural = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,6 +185,7 @@ class UpdateSettings:
 SETTINGS = {
     "--backend=scann": NearestSettings,
     "--backend=exact": NearestSettings,
+    "--backend=maxsim": MaxSimSettings,
     "--backend=milvus": DatabaseSettings,
     "--backend=qdrant": DatabaseSettings,
     "--backend=pgvector": DatabaseSettings,

@@ -34,7 +34,7 @@ class IndexInfo:
     """
 
     engine: str
-    similarity: Literal["cosine", "dot", "bm25", "impact"]
+    similarity: Literal["cosine", "dot", "bm25", "impact", "maxsim", "meanmaxsim"]
     dimension: Natural
     count: Count
     fingerprint: str | None = None

@@ -1,0 +1,233 @@
+"""An index of token vectors, searched by MaxSim (late interaction)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import jax
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.platforms import local_devices
+from jaxir.losses.maxsim import maxsim
+from jaxir.retrieval.encoding.batching import Batch, plan_batches
+from jaxir.retrieval.encoding.lengths import UnusableVectorError
+from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
+from jaxir.retrieval.indexes.base_index import Index, check_k
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.index_info import IndexInfo
+from jaxir.retrieval.indexes.token_codec import TokenCodes, encode
+from jaxir.retrieval.indexes.token_lists import TokenLists
+from jaxir.storage.npy import read_npy, write_npy
+
+CANDIDATES = 256  # passages of a query that are compared by MaxSim, by default
+_BLOCK_TOKENS = 65_536  # tokens of passages that a device compares with all queries at once
+_QUERY_TOKENS = 4096
+_BITS = {"2bit": 2, "4bit": 4, "float16": 16}
+
+Queries = Sequence[np.ndarray]  # Q arrays [tokens, D]
+
+
+class MaxSimIndex(Index):
+    """N passages with a vector for each token, searched by MaxSim.
+
+    With candidates, a query's tokens first choose passages by the nearest of C centroids, and only these are
+    compared by MaxSim. Without, all passages are, which is exact for the stored vectors.
+    """
+
+    engine = "maxsim"
+    query_kind = "token_vectors"
+
+    def __init__(
+        self,
+        info: IndexInfo,
+        ids: list[str],
+        documents: Documents | None,
+        codes: TokenCodes,
+        lengths: np.ndarray,
+        lists: TokenLists,
+    ):
+        super().__init__(info, ids, documents)
+        self._codes, self._lengths, self._lists = codes, lengths, lists
+        self._ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self._rank = np.empty(len(ids), np.int64)  # of equal scores, the larger id is first, as in trec_eval
+        self._rank[sorted(range(len(ids)), key=ids.__getitem__, reverse=True)] = np.arange(len(ids))
+
+    @classmethod
+    def build(
+        cls,
+        stored: StoredEmbeddings,
+        *,
+        token_storage: Literal["2bit", "4bit", "float16"] = "4bit",
+        candidates: int = CANDIDATES,
+        model: str | None = None,
+    ) -> MaxSimIndex:
+        """Indexes the output of `jaxir.encode` with a multi-vector encoder.
+
+        Args:
+          stored: token vectors and their ids.
+          token_storage: a centroid and 2 or 4 bits for each component of a vector, or float16.
+          candidates: passages of a query that are compared by MaxSim; 0: all.
+          model: the model that encodes queries; None: the passages' model.
+
+        Raises:
+          UserError: no passage has a token vector.
+        """
+        about = stored.info
+        lengths = np.concatenate(stored.lengths)
+        if not lengths.sum():
+            raise UserError(
+                "no passage has a token that is scored, so there is nothing to index: give other texts"
+            )
+        info = IndexInfo(
+            engine=cls.engine,
+            similarity=about.similarity,
+            dimension=about.dimension,
+            count=len(stored.ids),
+            fingerprint=about.fingerprint,
+            model=model or about.model,
+            tower=about.tower,
+            step=about.step if model in (None, about.model) else None,
+            max_length=about.max_length,
+            cut=about.cut,
+        )
+        codes = encode(stored.shards, _BITS[token_storage])
+        info = dataclasses.replace(info, settings={"token_storage": token_storage, "candidates": candidates})
+        lists = TokenLists.of(codes.nearest, lengths, len(codes.centroids))
+        return cls(info, list(stored.ids), None, codes, lengths, lists)
+
+    def search(self, queries: Queries, k: int) -> tuple[np.ndarray, list[list[str]]]:
+        """Like `Index.search`, but for arrays [tokens, D] of a multi-vector encoder.
+
+        A query without tokens finds nothing, and candidates may be fewer than k passages.
+        """
+        check_k(k)
+        queries = [np.asarray(query, np.float32) for query in queries]
+        for number, query in enumerate(queries):
+            if query.ndim != 2 or query.shape[1] != self.info.dimension:
+                raise UserError(
+                    f"the tokens of a query have the shape {query.shape}, and the index has"
+                    f" {self.info.dimension} dimensions: encode the queries with the model of the index"
+                )
+            if not np.isfinite(query).all():
+                raise UnusableVectorError(f"the vectors of query {number + 1}", number, "are not all finite")
+        k, candidates = min(k, self.info.count), self.info.settings["candidates"]
+        count = max(k, candidates) if candidates else self.info.count
+        some = count < self.info.count
+        found = self._of_candidates(queries, k, count) if some else self._of_all(queries, k)
+        scores, ids = np.full([len(queries), k], -math.inf, np.float32), []
+        for number, (rows, of_rows) in enumerate(found):
+            scores[number, : len(rows)] = of_rows
+            ids.append([self.ids[row] for row in rows])
+        if self.info.similarity == "meanmaxsim":
+            scores /= np.array([max(1, len(query)) for query in queries], np.float32)[:, None]
+        return scores, ids
+
+    def _of_candidates(self, queries: Queries, k: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the best rows of each query and their scores, among `count` candidates."""
+
+        def best(query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            of_centroids = self._codes.centroids @ query.T
+            rows = self._lists.candidates(of_centroids, self.info.count, count)
+            return self._best(rows, self._scores(query, rows, of_centroids), k)
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            return list(pool.map(best, queries))
+
+    def _scores(self, query: np.ndarray, rows: np.ndarray, of_centroids: np.ndarray) -> np.ndarray:
+        """Returns the MaxSim [n] of a query [Lq, D] with passages that have tokens."""
+        if not len(rows):
+            return np.empty(0, np.float32)
+        lengths = self._lengths[rows]
+        starts = np.cumsum(lengths) - lengths
+        tokens = np.arange(lengths.sum()) + np.repeat(self._ends[rows] - starts, lengths)
+        products = self._codes.products(tokens, query, of_centroids)
+        return np.maximum.reduceat(products, starts, axis=0).sum(1)
+
+    def _best(self, rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        order = np.lexsort((self._rank[rows], -scores))[:k]
+        return rows[order], scores[order]
+
+    def _of_all(self, queries: Queries, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Compares every passage that has tokens with every query, on all devices of this process."""
+        devices = local_devices()
+        best = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
+        asked = [number for number, query in enumerate(queries) if len(query)]
+        parts = plan_batches(
+            [len(queries[n]) for n in asked], batch_tokens=_QUERY_TOKENS, shape_cost=_QUERY_TOKENS
+        )
+        numbers = [[asked[i] for i in part.texts] for part in parts]
+        placed = [
+            [jax.device_put(_padded([queries[n] for n in some], part), device) for device in devices]
+            for some, part in zip(numbers, parts, strict=True)
+        ]
+        in_flight: list[tuple[np.ndarray, list[jax.Array]]] = []
+
+        def take() -> None:
+            rows, of_parts = in_flight.pop(0)
+            for some, found in zip(numbers, of_parts, strict=True):
+                for n, scores in zip(some, np.asarray(found), strict=False):
+                    every = (
+                        np.concatenate([best[n][0], rows]),
+                        np.concatenate([best[n][1], scores[: len(rows)]]),
+                    )
+                    best[n] = self._best(*every, k)
+
+        for turn, (rows, block) in enumerate(self._blocks()):
+            device = turn % len(devices)
+            block = jax.device_put(block, devices[device])
+            in_flight.append((rows, [_compared(*part[device], *block) for part in placed]))
+            if len(in_flight) > 2 * len(devices):
+                take()
+        while in_flight:
+            take()
+        return best
+
+    def _blocks(self) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
+        """Yields the rows of passages that have tokens, and their padded vectors and mask."""
+        full = np.flatnonzero(self._lengths)
+        plan = plan_batches(self._lengths[full], batch_tokens=_BLOCK_TOKENS, shape_cost=_BLOCK_TOKENS)
+        for batch in plan:
+            rows = full[batch.texts]
+            vectors = [self._codes.decode(slice(self._ends[row], self._ends[row + 1])) for row in rows]
+            yield rows, _padded(vectors, batch)
+
+    def _save_engine(self, directory: Path) -> None:
+        self._codes.save(directory)
+        arrays = {"lengths": self._lengths, "passages": self._lists.passages, "ends": self._lists.ends}
+        for name, array in arrays.items():
+            with (directory / f"{name}.npy").open("wb") as file:
+                write_npy(file, [array])
+
+    @classmethod
+    def _load_engine(
+        cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
+    ) -> MaxSimIndex:
+        lengths = np.array(read_npy(directory / "lengths.npy", np.int32, (info.count,)))
+        codes = TokenCodes.load(
+            directory,
+            bits=_BITS[info.settings["token_storage"]],
+            tokens=int(lengths.sum()),
+            dimension=info.dimension,
+        )
+        ends = np.array(read_npy(directory / "ends.npy", np.int64, (len(codes.centroids) + 1,)))
+        lists = TokenLists(read_npy(directory / "passages.npy", np.int32, (int(ends[-1]),)), ends)
+        return cls(info, ids, documents, codes, lengths, lists)
+
+
+_compared = jax.jit(maxsim)
+
+
+def _padded(vectors: Sequence[np.ndarray], batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the vectors [rows, length, D] of a batch and which of them are tokens."""
+    padded = np.zeros([batch.rows, batch.length, vectors[0].shape[1]], np.float32)
+    mask = np.zeros([batch.rows, batch.length], bool)
+    for row, found in enumerate(vectors):
+        padded[row, : len(found)], mask[row, : len(found)] = found, True
+    return padded, mask

@@ -1,0 +1,215 @@
+"""Stores the token vectors of passages: a centroid and a residual of few bits, or float16.
+
+As in ColBERTv2 (Santhanam et al. 2021, arXiv 2112.01488), a token has the number of the nearest of C
+centroids and the difference from it with 2 or 4 bits for each component. Here the levels of a component are
+equally spaced, as is best for normally distributed values (Max 1960), and each token has its own step. So
+products with a query need only the codes, which are whole numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxir.core.progress import progress
+from jaxir.runtime.cpu import has_quick_bfloat16
+from jaxir.storage.npy import read_npy, write_npy
+
+Bits = Literal[2, 4, 16]  # for a component of a residual; 16: vectors in float16, without residuals
+STEPS = {2: 0.9957, 4: 0.3352}  # between levels, for components of standard deviation 1 (Max 1960)
+ROUNDS = 4  # rounds of k-means
+PER_CENTROID = 16  # sampled tokens for each centroid
+BLOCK = 1024  # tokens that are compared with the centroids at once
+_READ = 65_536  # tokens that are coded at once
+
+
+class TokenVectors(NamedTuple):
+    """The token vectors of N passages one after the other: [T, D], and the lengths [N], which sum to T."""
+
+    vectors: np.ndarray
+    lengths: np.ndarray
+
+
+class TokenCodes(NamedTuple):
+    """T coded token vectors: w0 * centroid + w1 * (code - the mean of all codes).
+
+    Attributes:
+      centroids: float32 [C, D].
+      nearest: the number of each token's centroid, uint16 or int32 [T].
+      codes: uint8 [T, D * bits / 8]; for 16 bits the vectors, float16 [T, D].
+      weights: float16 [T, 2], w0 and w1; [0, 2] for 16 bits.
+      bits: 2, 4 or 16.
+    """
+
+    centroids: np.ndarray
+    nearest: np.ndarray
+    codes: np.ndarray
+    weights: np.ndarray
+    bits: Bits
+
+    def products(self, tokens: np.ndarray, query: np.ndarray, of_centroids: np.ndarray) -> np.ndarray:
+        """Returns the products [t, Lq] of tokens with those of a query.
+
+        Args:
+          tokens: [t] numbers of tokens.
+          query: float32 [Lq, D].
+          of_centroids: [C, Lq], the products of the centroids with the query's tokens.
+        """
+        if self.bits == 16:
+            return self.codes[tokens].astype(np.float32) @ query.T
+        codes, middle = self.codes[tokens], (2**self.bits - 1) / 2
+        parts, width = 8 // self.bits, codes.shape[1]
+        query = np.pad(query, [(0, 0), (0, parts * width - query.shape[1])])
+        found = np.broadcast_to(-middle * query.sum(1), (len(codes), len(query))).copy()
+        for part in range(parts):
+            piece = codes >> np.uint8(part * self.bits) & np.uint8(2**self.bits - 1)
+            found += piece.astype(np.float32) @ query[:, part * width : (part + 1) * width].T
+        weights = self.weights[tokens].astype(np.float32)
+        found *= weights[:, 1:]
+        found += weights[:, :1] * of_centroids[self.nearest[tokens]]
+        return found
+
+    def decode(self, tokens: np.ndarray | slice) -> np.ndarray:
+        """Returns the float32 vectors [t, D] of tokens."""
+        if self.bits == 16:
+            return self.codes[tokens].astype(np.float32)
+        shifts = np.arange(8 // self.bits, dtype=np.uint8)[:, None] * np.uint8(self.bits)
+        codes = self.codes[tokens][:, None] >> shifts & np.uint8(2**self.bits - 1)
+        dimension, weights = self.centroids.shape[1], self.weights[tokens].astype(np.float32)
+        found = codes.reshape(len(codes), -1)[:, :dimension] - np.float32((2**self.bits - 1) / 2)
+        return weights[:, 1:] * found + weights[:, :1] * self.centroids[self.nearest[tokens]]
+
+    def save(self, directory: Path) -> None:
+        for name in ("centroids", "nearest", "codes", "weights"):
+            with (directory / f"{name}.npy").open("wb") as file:
+                write_npy(file, [getattr(self, name)])
+
+    @classmethod
+    def load(cls, directory: Path, *, bits: Bits, tokens: int, dimension: int) -> TokenCodes:
+        """Opens saved codes; those of tokens are memory-mapped. Raises a UserError for other shapes."""
+        centroids, (width, dtype) = num_centroids(tokens), _row(dimension, bits)
+        return cls(
+            np.array(read_npy(directory / "centroids.npy", np.float32, (centroids, dimension))),
+            read_npy(directory / "nearest.npy", _number_type(centroids), (tokens,)),
+            read_npy(directory / "codes.npy", dtype, (tokens, width)),
+            read_npy(directory / "weights.npy", np.float16, (0 if bits == 16 else tokens, 2)),
+            bits,
+        )
+
+
+def encode(shards: Sequence[np.ndarray], bits: Bits, *, seed: int = 0) -> TokenCodes:
+    """Codes token vectors, shards [t, D] of any float type; the same vectors give the same codes."""
+    total, dimension = sum(map(len, shards)), shards[0].shape[1]
+    count = num_centroids(total)
+    centroids = _k_means(_sample(shards, min(total, PER_CENTROID * count), seed), count)
+    nearest = np.empty(total, _number_type(count))
+    width, dtype = _row(dimension, bits)
+    codes = np.empty((total, width), dtype)
+    weights = np.empty((0 if bits == 16 else total, 2), np.float16)
+    with progress(total=total, what="coding", unit="tokens") as bar:
+        for at, vectors in _blocks(shards):
+            rows = slice(at, at + len(vectors))
+            nearest[rows] = _nearest(centroids, vectors)
+            if bits == 16:
+                codes[rows] = vectors
+            else:
+                codes[rows], weights[rows] = _coded(vectors, centroids[nearest[rows]], bits)
+            bar.update(len(vectors))
+    return TokenCodes(centroids, nearest, codes, weights, bits)
+
+
+def num_centroids(tokens: int) -> int:
+    """Returns C, the power of two below 16 times the root of the number of tokens, as in ColBERTv2."""
+    return min(tokens, 1 << max(0, int(16 * tokens**0.5).bit_length() - 1))
+
+
+def _sample(shards: Sequence[np.ndarray], count: int, seed: int) -> np.ndarray:
+    """Returns float32 vectors of `count` random tokens in random order."""
+    ends = np.cumsum([0, *map(len, shards)])
+    random = np.random.default_rng(seed)
+    rows = np.sort(random.choice(ends[-1], count, replace=False))
+    of_shard = np.searchsorted(ends, rows, side="right") - 1
+    parts = [shard[rows[of_shard == n] - ends[n]] for n, shard in enumerate(shards)]
+    return random.permutation(np.concatenate(parts).astype(np.float32))
+
+
+def _k_means(sample: np.ndarray, count: int) -> np.ndarray:
+    """Returns centroids [C, D] by Lloyd's algorithm, which starts from the first sampled vectors."""
+    centroids = sample[:count].copy()
+    for _ in range(ROUNDS if count < len(sample) else 0):
+        nearest = _nearest(centroids, sample)
+        order = np.argsort(nearest, kind="stable")
+        members, starts = np.unique(nearest[order], return_index=True)
+        sums = np.add.reduceat(sample[order], starts, axis=0)
+        centroids[members] = sums / np.diff([*starts, len(order)])[:, None]
+    return centroids
+
+
+def _nearest(centroids: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Returns the number of the nearest centroid of each vector, int32 [t]."""
+    # |x - c|^2 is least where x.c - |c|^2 / 2 is largest.
+    half = np.einsum("cd,cd->c", centroids, centroids) / 2
+    placed = jax.device_put((centroids, half))
+    on_cpu = jax.default_backend() == "cpu"
+    program = _program(on_cpu, on_cpu and has_quick_bfloat16())
+    found = np.empty(len(vectors), np.int32)
+    for at in range(0, len(vectors), BLOCK):
+        block = vectors[at : at + BLOCK]
+        given = np.pad(block, [(0, BLOCK - len(block)), (0, 0)])
+        result = np.asarray(program(*placed, given))[: len(block)]
+        found[at : at + BLOCK] = result.argmax(1) if on_cpu else result
+    return found
+
+
+@functools.cache
+def _program(on_cpu: bool, rounded: bool):
+    """Compares vectors with centroids. On a CPU XLA's argmax takes longer than the product, unlike NumPy's."""
+
+    def compared(centroids: jax.Array, half: jax.Array, vectors: jax.Array) -> jax.Array:
+        if rounded:
+            centroids, vectors = centroids.astype(jnp.bfloat16), vectors.astype(jnp.bfloat16)
+        found = jnp.einsum("td,cd->tc", vectors, centroids, preferred_element_type=jnp.float32) - half
+        return found if on_cpu else found.argmax(1)
+
+    return jax.jit(compared)
+
+
+def _coded(vectors: np.ndarray, centroids: np.ndarray, bits: Bits) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the codes uint8 [t, D * bits / 8] and weights [t, 2] of vectors [t, D] at centroids [t, D]."""
+    residuals, middle = vectors - centroids, (2**bits - 1) / 2
+    steps = STEPS[bits] * np.sqrt(np.mean(residuals**2, axis=1, keepdims=True)) + 1e-30
+    levels = np.clip(np.rint(residuals / steps + middle), 0, 2**bits - 1)
+    grid = levels - middle
+    # The step that gives the right product of the residual and its code, then the vector's own length.
+    squares, products = (np.einsum("td,td->t", residuals, x) for x in (residuals, grid))
+    step = squares / (products + 1e-30)
+    decoded = np.linalg.norm(centroids + step[:, None] * grid, axis=1)
+    length = np.linalg.norm(vectors, axis=1) / (decoded + 1e-30)
+    numbers = np.pad(levels.astype(np.uint8), [(0, 0), (0, -levels.shape[1] % (8 // bits))])
+    parts = np.split(numbers, 8 // bits, axis=1)
+    codes = functools.reduce(np.bitwise_or, (part << np.uint8(n * bits) for n, part in enumerate(parts)))
+    return codes, np.stack([length, length * step], axis=1)
+
+
+def _blocks(shards: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (number of the first token, float32 vectors [t, D]) of blocks of shards."""
+    start = 0
+    for shard in shards:
+        for at in range(0, len(shard), _READ):
+            yield start + at, np.asarray(shard[at : at + _READ], np.float32)
+        start += len(shard)
+
+
+def _row(dimension: int, bits: Bits) -> tuple[int, type[np.number]]:
+    """Returns the number and the type of the values that a token takes."""
+    return (dimension, np.float16) if bits == 16 else (-(-dimension * bits // 8), np.uint8)
+
+
+def _number_type(centroids: int) -> type[np.integer]:
+    return np.uint16 if centroids <= 1 << 16 else np.int32
