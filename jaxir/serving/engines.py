@@ -198,7 +198,7 @@ def _text_of(question: Question) -> tuple[str, Tower, str | None]:
 
 
 class SparseEngine:
-    """Answers questions with an index that is searched by text; every search returns `k` documents."""
+    """Answers questions with an index that is searched by texts; every search returns `k` documents."""
 
     towers = ("query",)
 
@@ -206,9 +206,11 @@ class SparseEngine:
         self.name, self._searcher, self._k = name, searcher, k
 
     def prepare(self, max_batch: int) -> None:
-        """Runs a few searches, so that Java's just-in-time compiler compiles their code."""
-        for number in range(4):
-            self._searcher.search([f"a first question {number}"] * max_batch, self._k)
+        """Runs a few searches, for which Java compiles its code and a multi-vector encoder its programs."""
+        rows = 1
+        while rows <= max_batch:
+            self._searcher.search(["a first question"] * rows, self._k)
+            rows *= 2
 
     def compile_rest(self, stop: threading.Event | None = None) -> None:
         """Does nothing: there are no programs to compile."""

@@ -89,7 +89,7 @@ class IndexFacts(BaseModel):
     """An index that is served."""
 
     name: str
-    kind: Literal["dense", "sparse"]
+    kind: Literal["dense", "multi_vector", "sparse"]
     engine: str
     similarity: str
     documents: int

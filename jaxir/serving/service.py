@@ -47,7 +47,9 @@ class Opened:
         return self.searcher.index
 
     @property
-    def kind(self) -> Literal["dense", "sparse"]:
+    def kind(self) -> Literal["dense", "multi_vector", "sparse"]:
+        if self.searcher.token_encoder is not None:
+            return "multi_vector"
         return "sparse" if self.searcher.encoder is None else "dense"
 
 
@@ -351,6 +353,8 @@ def _searcher(
 ) -> Searcher:
     """Opens an index. If an index that is already open has the same model, reuses the model."""
     index = load_index(directory)
+    if index.query_kind == "token_vectors":
+        return Searcher.open(index, model=model)
     if index.query_kind != "vectors":
         sparse = {"model": model, "dtype": dtype} if index.query_kind == "sparse" else {}
         return Searcher.open(index, **sparse)

@@ -44,7 +44,7 @@ def status_router(service: Service, metrics: Metrics) -> APIRouter:
 
 
 def _index_facts(opened: Opened) -> dict[str, Any]:
-    info, encoder = opened.index.info, opened.searcher.encoder
+    info, encoder = opened.index.info, opened.searcher.encoder or opened.searcher.token_encoder
     return {
         "name": opened.name,
         "kind": opened.kind,
