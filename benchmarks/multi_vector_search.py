@@ -1,0 +1,168 @@
+"""Searches token vectors by MaxSim: jaxir's maxsim index beside PyLate's PLAID, at equal recall.
+
+Each program builds its indexes and searches in a process of its own on one core. Recall is how many of the
+first ten passages are those of the exact MaxSim of the same vectors. PLAID gets as few points for k-means as
+jaxir takes: with PyLate's default (256 for each centroid) its index takes hours on two cores.
+
+  python -m jaxir.encode --model=MODEL --input=corpus.jsonl --output=EMB
+  python -m jaxir.encode --model=MODEL --input=queries.jsonl --tower=query --output=QUERIES
+  python benchmarks/multi_vector_search.py --embeddings=EMB --queries=QUERIES --peer_python=PEER/bin/python
+
+PEER is an environment with pylate==1.6.*.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+CANDIDATES = (64, 128, 256, 512, 1024)
+PROBES = ((4, 512), (8, 1024), (8, 4096), (16, 4096), (32, 8192))  # n_ivf_probe, n_full_scores
+
+
+def rows(directory: str, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """The float16 vectors [T, D] and lengths [N] of the first texts of an output of jaxir.encode."""
+    names = sorted(Path(directory).glob("embeddings-*.npy"))
+    lengths = np.concatenate([np.load(str(p).replace("embeddings-", "lengths-")) for p in names])[:most]
+    return np.concatenate([np.load(p) for p in names])[: lengths.sum()], lengths
+
+
+def split(vectors: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    return [x.astype(np.float32) for x in np.split(vectors, np.cumsum(lengths)[:-1])]
+
+
+def exact(given: dict) -> list[list[int]]:
+    passages, lengths = (np.load(given["data"])[name] for name in ("passages", "lengths"))
+    full = np.flatnonzero(lengths)
+    starts = (np.cumsum(lengths) - lengths)[full]
+    best = []
+    for query in queries_of(given):
+        scores = np.maximum.reduceat(passages.astype(np.float32) @ query.T, starts, axis=0).sum(1)
+        best.append(full[np.argsort(-scores)[:10]].tolist())
+    return best
+
+
+def queries_of(given: dict) -> list[np.ndarray]:
+    data = np.load(given["data"])
+    return split(data["queries"], data["query_lengths"])
+
+
+def size(directory: str) -> float:
+    return sum(p.stat().st_size for p in Path(directory).rglob("*") if p.is_file()) / 1e6
+
+
+def report(
+    given: dict, name: str, build: float, megabytes: float, seconds: float, ids: list[list[int]]
+) -> None:
+    right = [len(set(a) & set(b)) / 10 for a, b in zip(ids, given["best"], strict=True)]
+    row = {"system": name, "recall": np.mean(right), "queries per CPU s": len(ids) / seconds}
+    print(json.dumps(row | {"build CPU s": build, "MB": megabytes}), flush=True)
+
+
+def of_jaxir(given: dict) -> None:
+    from types import SimpleNamespace
+
+    from jaxir.retrieval.indexes.base_index import load_index
+    from jaxir.retrieval.indexes.maxsim_index import MaxSimIndex
+
+    data, queries = np.load(given["data"]), queries_of(given)
+    about = {"similarity": "maxsim", "dimension": data["passages"].shape[1], "fingerprint": "-", "model": "-"}
+    about |= {"tower": "passage", "step": None, "max_length": 512, "cut": None}
+    ids = list(map(str, range(len(data["lengths"]))))
+    stored = {"ids": ids, "shards": [data["passages"]], "lengths": [data["lengths"]]}
+    stored = SimpleNamespace(info=SimpleNamespace(**about), **stored)
+    for storage in ("4bit", "2bit"):
+        started = time.process_time()
+        MaxSimIndex.build(stored, token_storage=storage).save(f"{given['place']}/{storage}")
+        build = time.process_time() - started
+        index = load_index(f"{given['place']}/{storage}")
+        index.search(queries[:10], 10)
+        for candidates in CANDIDATES:
+            index.info.settings["candidates"] = candidates
+            started = time.process_time()
+            found = index.search(queries, 10)[1]
+            seconds = time.process_time() - started
+            name = f"jaxir {storage}, {candidates} candidates"
+            report(
+                given,
+                name,
+                build,
+                size(f"{given['place']}/{storage}"),
+                seconds,
+                [list(map(int, x)) for x in found],
+            )
+
+
+def of_pylate(given: dict) -> None:
+    import torch
+    from pylate import indexes
+
+    torch.set_num_threads(1)
+    data, queries = np.load(given["data"]), queries_of(given)
+    passages = split(data["passages"], data["lengths"])
+    for bits in (4, 2):
+        how = {
+            "index_folder": given["place"],
+            "index_name": f"plaid{bits}",
+            "nbits": bits,
+            "kmeans_niters": 4,
+        }
+        how |= {"max_points_per_centroid": 16, "show_progress": False, "num_threads": 1}
+        started = time.process_time()
+        indexes.PLAID(**how, override=True).add_documents(list(map(str, range(len(passages)))), passages)
+        build = time.process_time() - started
+        for probes, scored in PROBES:
+            index = indexes.PLAID(**how, n_ivf_probe=probes, n_full_scores=scored)
+            index(queries[:10], k=10)
+            started = time.process_time()
+            found = index(queries, k=10)
+            seconds = time.process_time() - started
+            ids = [[int(hit["id"]) for hit in hits] for hits in found]
+            name = f"PLAID {bits} bits, {probes} probes, {scored} scored"
+            report(given, name, build, size(f"{given['place']}/plaid{bits}"), seconds, ids)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--embeddings", required=True)
+    parser.add_argument("--queries", required=True)
+    parser.add_argument("--peer_python")
+    parser.add_argument("--passages", type=int, default=1_000_000, help="only the first passages")
+    parser.add_argument("--most_queries", type=int, default=300)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        passages, lengths = rows(arguments.embeddings, arguments.passages)
+        queries, query_lengths = rows(arguments.queries, arguments.most_queries)
+        given = {"place": place, "data": f"{place}/data.npz"}
+        arrays = {
+            "passages": passages,
+            "lengths": lengths,
+            "queries": queries,
+            "query_lengths": query_lengths,
+        }
+        np.savez(given["data"], **arrays)
+        given["best"] = exact(given)
+        print(
+            f"{len(lengths):,} passages, {len(passages):,} tokens, {len(query_lengths)} queries", flush=True
+        )
+        one = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        core = str(min(os.sched_getaffinity(0)))
+        for python, child in ((sys.executable, "jaxir"), (arguments.peer_python, "pylate")):
+            if python is not None:
+                command = ["taskset", "-c", core, python, __file__, "--child", child]
+                subprocess.run(command, input=json.dumps(given), text=True, env=one, check=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        {"jaxir": of_jaxir, "pylate": of_pylate}[sys.argv[2]](json.load(sys.stdin))
+    else:
+        main()
