@@ -8,7 +8,7 @@ jaxir takes: with PyLate's default (256 for each centroid) its index takes hours
   python -m jaxir.encode --model=MODEL --input=queries.jsonl --tower=query --output=QUERIES
   python benchmarks/multi_vector_search.py --embeddings=EMB --queries=QUERIES --peer_python=PEER/bin/python
 
-PEER is an environment with pylate==1.6.*.
+PEER is an environment with pylate==1.6.* and the torch that its fast-plaid was built for (2.11).
 """
 
 import argparse
