@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--peer_python")
     parser.add_argument("--passages", type=int, default=1_000_000, help="only the first passages")
     parser.add_argument("--most_queries", type=int, default=300)
+    parser.add_argument("--only", choices=("jaxir", "pylate"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         passages, lengths = rows(arguments.embeddings, arguments.passages)
@@ -156,7 +157,7 @@ def main() -> None:
         one = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         core = str(min(os.sched_getaffinity(0)))
         for python, child in ((sys.executable, "jaxir"), (arguments.peer_python, "pylate")):
-            if python is not None:
+            if python is not None and arguments.only in (None, child):
                 command = ["taskset", "-c", core, python, __file__, "--child", child]
                 subprocess.run(command, input=json.dumps(given), text=True, env=one, check=True)
 
