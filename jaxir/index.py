@@ -37,7 +37,16 @@ if TYPE_CHECKING:
 def index(
     output: str | None = None,
     backend: Literal[
-        "scann", "exact", "maxsim", "bm25s", "lucene", "lucene_impact", "sparse", "milvus", "qdrant", "pgvector"
+        "scann",
+        "exact",
+        "maxsim",
+        "bm25s",
+        "lucene",
+        "lucene_impact",
+        "sparse",
+        "milvus",
+        "qdrant",
+        "pgvector",
     ]
     | None = None,
     update: str | None = None,
@@ -54,8 +63,8 @@ def index(
       output: the index directory.
       backend: scann (the default with --embeddings where it is installed; approximate, fast, exact up to some
         thousands of passages), exact, maxsim (the default with --embeddings of a multi-vector encoder), bm25s
-        (the default with --corpus alone; BM25), lucene (BM25 by Lucene), sparse (a sparse encoder's weights, in
-        numpy), lucene_impact (whole-number weights in Lucene), or a database: milvus, qdrant or pgvector
+        (the default with --corpus alone; BM25), lucene (BM25 by Lucene), sparse (a sparse encoder's weights,
+        in numpy), lucene_impact (whole-number weights in Lucene), or a database: milvus, qdrant or pgvector
         (PostgreSQL), by --uri.
       update: an index to change, instead of --output: passages of --embeddings with their --corpus are added
         (a BM25 index needs only --corpus), those of --delete are removed. The new index replaces the old

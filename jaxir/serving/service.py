@@ -353,11 +353,9 @@ def _searcher(
 ) -> Searcher:
     """Opens an index. If an index that is already open has the same model, reuses the model."""
     index = load_index(directory)
-    if index.query_kind == "token_vectors":
-        return Searcher.open(index, model=model)
     if index.query_kind != "vectors":
-        sparse = {"model": model, "dtype": dtype} if index.query_kind == "sparse" else {}
-        return Searcher.open(index, **sparse)
+        how = {"model": model, "dtype": dtype} if index.query_kind in ("sparse", "token_vectors") else {}
+        return Searcher.open(index, **how)
     for other in opened:
         encoder, name = other.searcher.encoder, model or index.info.model
         if encoder is None or encoder.weights != (weights or index.info.weights):

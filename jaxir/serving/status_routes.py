@@ -44,7 +44,8 @@ def status_router(service: Service, metrics: Metrics) -> APIRouter:
 
 
 def _index_facts(opened: Opened) -> dict[str, Any]:
-    info, encoder = opened.index.info, opened.searcher.encoder or opened.searcher.token_encoder
+    info, searcher = opened.index.info, opened.searcher
+    encoder = searcher.encoder or searcher.sparse_encoder or searcher.token_encoder
     return {
         "name": opened.name,
         "kind": opened.kind,

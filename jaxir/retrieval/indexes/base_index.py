@@ -28,8 +28,8 @@ from jaxir.storage.npy import pieces
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 
-# What a query is: a row of a matrix [Q, D], a text, a row of a sparse matrix [Q, V] of token weights, a dict of
-# such weights, or a matrix [tokens, D] of a multi-vector encoder.
+# What a query is: a row of a matrix [Q, D], a text, a row of a sparse matrix [Q, V] of token weights, a dict
+# of such weights, or a matrix [tokens, D] of a multi-vector encoder.
 QueryKind = Literal["vectors", "texts", "sparse", "weights", "token_vectors"]
 # A matrix [N, D] or its shards, for example the shards of an EMB_DIR.
 Embeddings = np.ndarray | Sequence[np.ndarray]
