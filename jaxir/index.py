@@ -106,10 +106,9 @@ def _default_backend(given: dict[str, Any]) -> str:
     if given.get("corpus") is not None and given.get("embeddings") is given.get("vectors") is None:
         return "bm25s"
     if given.get("embeddings") is not None:
-        from jaxir.retrieval.encoding.stored_embeddings import MAXSIM, read_info
-        from jaxir.storage.files import local_path
+        from jaxir.retrieval.encoding.stored_embeddings import has_tokens
 
-        if read_info(local_path(given["embeddings"])).similarity in MAXSIM:
+        if has_tokens(given["embeddings"]):
             return "maxsim"
     if importlib.util.find_spec("scann") is not None:
         return "scann"

@@ -43,7 +43,11 @@ def spoil(path, content):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("index.json", {"similarity": "zz"}, "must be 'cosine' or 'dot' or 'bm25' or 'impact', not 'zz'"),
+        (
+            "index.json",
+            {"similarity": "zz"},
+            "must be 'cosine' or 'dot' or 'bm25' or 'impact' or 'maxsim' or 'meanmaxsim', not 'zz'",
+        ),
         ("index.json", {"count": "5"}, "count must be a whole number of at least 1, not '5'"),
         ("index.json", {"dimension": 32.5}, "dimension must be a whole number of at least 0, not 32.5"),
         ("index.json", {"engine": "exakt"}, "version of jaxir; this version reads format 1 and the engines"),

@@ -35,7 +35,7 @@ class Shard(NamedTuple):
 class Encoded(NamedTuple):
     """An encoded shard: float32 vectors [n, D], and how many texts were truncated.
 
-    Of a multi-vector encoder `vectors` are n arrays [tokens, D].
+    A multi-vector encoder gives n arrays [tokens, D] instead of `vectors`.
     """
 
     number: int

@@ -142,6 +142,12 @@ def open_embeddings(directory: str | Path, *, tokens: bool = False) -> StoredEmb
     return StoredEmbeddings(info, ids, shards, lengths)
 
 
+def has_tokens(directory: str | Path) -> bool:
+    """Returns whether a directory has vectors of tokens; False also if it has no vectors at all."""
+    directory = local_path(directory)
+    return (directory / MANIFEST).is_file() and read_info(directory).similarity in MAXSIM
+
+
 def read_info(directory: Path) -> EmbeddingsInfo:
     path = directory / MANIFEST
     if not path.is_file():
