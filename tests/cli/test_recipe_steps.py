@@ -25,6 +25,7 @@ from tests.cli.recipe_files import (
     PIECES,
     ROOT,
     SEQ2SEQ,
+    SPARSE,
 )
 from tests.cli.recipe_files import recorded_settings as settings
 from tests.shallow import first_layers
@@ -36,24 +37,28 @@ LATE = {
     "gin/objectives/late_interaction.gin": "in_batch_softmax",
     "gin/objectives/late_distillation.gin": "kl_distillation",
 }
+SPLADE = {
+    "gin/objectives/splade.gin": "in_batch_softmax",
+    "gin/objectives/splade_distillation.gin": "margin_mse",
+}
 NOT_OF_PAIRS = (*OF_TEXTS, DPR_DIFFCSE, SEQ2SEQ["objectives"], "gin/objectives/query_reranking.gin")
 
 
 def small(model: str, folder: Path) -> list[str]:
     """Returns bindings that give a model piece the weights of a small golden model."""
     sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32"]
-    sizes += [] if model in (CROSS["models"], MULTI_VECTOR) else ["SHARING=sde"]
+    sizes += [] if model in (CROSS["models"], MULTI_VECTOR, SPARSE) else ["SHARING=sde"]
     return [*sizes, f"MODEL=hf:{GOLDEN['t5' in model]}", f"DATA={folder}", "STEPS=20"]
 
 
 @pytest.mark.parametrize("model", [model for model in MODELS if model != SEQ2SEQ["models"]])
 def test_pieces_compose_in_any_order(model, folder):
-    special = {CROSS["models"]: [CROSS["objectives"]], MULTI_VECTOR: list(LATE)}
+    special = {CROSS["models"]: [CROSS["objectives"]], MULTI_VECTOR: list(LATE), SPARSE: list(SPLADE)}
     others = [o for some in special.values() for o in some]
     usual = [o for o in PIECES["objectives"] if o not in (*NOT_OF_PAIRS, *others)]
     objectives = special.get(model, usual)
     for number, (objective, run) in enumerate(zip(objectives, itertools.cycle(PIECES["runs"]))):
-        loss = {CROSS["objectives"]: "list_softmax", **LATE}.get(objective, Path(objective).stem)
+        loss = {CROSS["objectives"]: "list_softmax", **LATE, **SPLADE}.get(objective, Path(objective).stem)
         bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=products", "CHUNKS=2"]
         bindings += [] if loss in ("triplet", "margin") else ["TEMPERATURE=0.07"]
         bindings += [f"GUIDE=hf:{GOLDEN[False]}"] if loss == "gist" else []
@@ -233,7 +238,7 @@ def trace(bound: dict, loaded, partitioner, num_negatives: int = 1) -> dict:
     if recorded in TRACES:
         return TRACES[recorded]
     objective, config = of_one_layer(bound["objective"]), of_one_layer(loaded.model.config)
-    recipe = Recipe(**bound | {"num_negatives": num_negatives, "objective": objective})
+    recipe = Recipe(**bound | {"num_negatives": num_negatives, "objective": objective}).settled()
     planned = program.Planned(recipe=recipe, config=config, settings=loaded.settings, partitioner=partitioner)
     step = program.make_step(planned)
     with partitioner():

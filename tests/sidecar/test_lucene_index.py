@@ -206,7 +206,7 @@ def test_from_learned_sparse_vectors_to_a_run_by_commands(sidecar, tmp_path, wri
         ("serve", "needs queries with the token weights of a learned sparse model, not texts"),
         ("index --update=DIR/index --delete=DIR/ids", "lucene_impact cannot be changed in place"),
         ("index --output=DIR/o --backend=lucene_impact", "--backend=lucene_impact needs --vectors"),
-        ("index --output=DIR/o --vectors=DIR/texts.jsonl", "only applies to --backend=lucene_impact, not to"),
+        ("index --output=DIR/o --vectors=DIR/texts.jsonl", "only applies to --backend=lucene_impact and"),
         (
             "index --output=DIR/o --backend=lucene_impact --vectors=DIR/floats.jsonl",
             "floats.jsonl:1: a weight is not a whole number above 0 (SPLADE's are",
