@@ -50,6 +50,7 @@ def recipe(source=f"hf:{GOLDEN}/mlm_bert", *, evaluators=None, dev=PAIRS, **mode
     )
 
 
+@pytest.mark.slow
 def test_run_resumes_exactly_and_opens_as_a_sparse_encoder(tmp_path):
     run, again = tmp_path / "run", tmp_path / "again"
     train(recipe(), run)
