@@ -58,15 +58,12 @@ def encode(
       ray: encode on the machines of a Ray cluster (docs/big_corpora.md): HOST:PORT of its head, or auto for
         this machine's cluster. They need jaxir and the model, but no other file.
     """
-    from jaxir.data.text.truncation import truncation_note
     from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.embeddings import encode_corpus
     from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
-    from jaxir.retrieval.encoding.stored_embeddings import read_info
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
     from jaxir.retrieval.encoding.views import Expansion
     from jaxir.runtime import distributed
-    from jaxir.storage.files import local_path
 
     how = {name: x for name, x in {"kind": expansion, "views": views}.items() if x is not None}
     if how and expansions is None:
@@ -84,21 +81,24 @@ def encode(
             encoder = DualEncoder.load(model, **of_vectors, **changes)
         if dtype == "auto":
             distributed.say(f"products in {encoder.model.config.backbone.dtype} (--dtype=auto)")
-        report = encode_corpus(
-            encoder,
-            input,
-            output,
-            tower=tower,
-            shard_size=shard_size,
-            expansion=expanded,
-            on_bad_input=on_bad_input,
-            cluster=cluster,
-        )
+        how = {"tower": tower, "shard_size": shard_size, "on_bad_input": on_bad_input}
+        report = encode_corpus(encoder, input, output, expansion=expanded, cluster=cluster, **how)
         distributed.say(f"{output}: {report}" if report.texts else f"{output} is complete, nothing to do")
-        if (truncation := read_info(local_path(output)).truncation) is not None:
-            texts = "queries" if tower == "query" else "passages"
-            advice = "--max_length sets the length, with another --output"
-            distributed.say(truncation_note({texts: truncation}, advice))
+        if note := _truncated(output, tower):
+            distributed.say(note)
+
+
+def _truncated(output: str, tower: Literal["passage", "query"]) -> str:
+    """Returns a line about the truncated texts of an output; empty if their number is unknown."""
+    from jaxir.data.text.truncation import truncation_note
+    from jaxir.retrieval.encoding.stored_embeddings import read_info
+    from jaxir.storage.files import local_path
+
+    truncation = read_info(local_path(output)).truncation
+    if truncation is None:
+        return ""
+    texts = "queries" if tower == "query" else "passages"
+    return truncation_note({texts: truncation}, "--max_length sets the length, with another --output")
 
 
 def _is_multi_vector(model: str) -> bool:

@@ -54,17 +54,20 @@ WRITING = Seq2Seq(source="passage", target="query")
 OBJECTIVE = Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.05))
 OPTIMIZER = AdamW(learning_rate=3e-5, warmup_steps=0.05)
 MIN_STEPS, DROPOUT = 100, 0.0
-_CALLED = {"data": "pairs", "mesh": "partitioner"}  # {field of `Recipe`: the argument of `fit` that sets it}
-
-
-def fit(
-    model: str
+Start = (
+    str
     | DualEncoder
     | Pretrained
     | PretrainedCrossEncoder
     | PretrainedMultiVector
     | PretrainedSeq2Seq
-    | FromScratch,
+    | FromScratch
+)
+_CALLED = {"data": "pairs", "mesh": "partitioner"}  # {field of `Recipe`: the argument of `fit` that sets it}
+
+
+def fit(
+    model: Start,
     pairs: TextData,
     *,
     steps: Steps | None = None,
