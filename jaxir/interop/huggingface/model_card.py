@@ -59,24 +59,8 @@ queries = model.encode_queries(["where is the treaty kept?"])
 passages = model.encode_passages(["The treaty is kept in the archive.", "Cats sleep for most of the day."])
 print(model.similarity(queries, passages))
 ```"""
-SPARSE_ENCODER_USE = """\
-```python
-from sentence_transformers import SparseEncoder
-
-model = SparseEncoder("{name}")
-queries = model.encode_query(["where is the treaty kept?"])
-passages = model.encode_document(["The treaty is kept in the archive.", "Cats sleep for most of the day."])
-print(model.similarity(queries, passages))
-```"""
-MULTI_VECTOR_USE = """\
-```python
-from sentence_transformers import MultiVectorEncoder
-
-model = MultiVectorEncoder("{name}")
-queries = model.encode_query(["where is the treaty kept?"])
-passages = model.encode_document(["The treaty is kept in the archive.", "Cats sleep for most of the day."])
-print(model.similarity(queries, passages))
-```"""
+SPARSE_ENCODER_USE = ST_USE.replace("SentenceTransformer", "SparseEncoder")
+MULTI_VECTOR_USE = ST_USE.replace("SentenceTransformer", "MultiVectorEncoder")
 CROSS_ENCODER_USE = """\
 ```python
 from sentence_transformers import CrossEncoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Reads, TextFormat
@@ -55,6 +55,12 @@ class EncoderSettings:
     def of_generator(cls, source_length: int) -> EncoderSettings:
         """Returns a generator's settings, given only the maximum number of tokens per source text."""
         return cls(query_max_length=_OF_A_TARGET, passage_max_length=source_length)
+
+    def of_tower(self, tower: Literal["query", "passage"]) -> tuple[str, int]:
+        """Returns (prompt, maximum length in tokens) of a tower."""
+        if tower == "query":
+            return self.query_prompt, self.query_max_length
+        return self.passage_prompt, self.passage_max_length
 
     def describe(self) -> dict[str, Any]:
         """Returns the fields as JSON values; omits a folder's prompts if they have their defaults."""

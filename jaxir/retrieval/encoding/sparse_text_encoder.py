@@ -216,10 +216,7 @@ class SparseEncoder:
 
     def text_settings(self, tower: Tower) -> tuple[str, int]:
         """Returns (prompt, maximum length in tokens) of queries or passages."""
-        settings = self.settings
-        if tower == "query":
-            return settings.query_prompt, settings.query_max_length
-        return settings.passage_prompt, settings.passage_max_length
+        return self.settings.of_tower(tower)
 
     def token_weights(self, matrix: sparse.csr_matrix) -> list[dict[str, float]]:
         """Returns the weights [N, V] of N texts by their tokens, the largest first, without those of 0.

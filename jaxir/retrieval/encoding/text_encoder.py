@@ -371,10 +371,7 @@ class DualEncoder:
 
     def text_settings(self, tower: Tower) -> tuple[str, int]:
         """Returns (prompt, maximum length in tokens) of a tower."""
-        settings = self.settings
-        if tower == "query":
-            return settings.query_prompt, settings.query_max_length
-        return settings.passage_prompt, settings.passage_max_length
+        return self.settings.of_tower(tower)
 
     @property
     def made_by(self) -> MadeBy:

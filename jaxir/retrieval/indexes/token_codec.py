@@ -29,13 +29,6 @@ BLOCK = 1024  # tokens that are compared with the centroids at once
 _READ = 65_536  # tokens that are coded at once
 
 
-class TokenVectors(NamedTuple):
-    """The token vectors of N passages one after the other: [T, D], and the lengths [N], which sum to T."""
-
-    vectors: np.ndarray
-    lengths: np.ndarray
-
-
 class TokenCodes(NamedTuple):
     """T coded token vectors: w0 * centroid + w1 * (code - the mean of all codes).
 
