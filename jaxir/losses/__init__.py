@@ -26,6 +26,7 @@ from jaxir.losses.ranking import rank_margin as rank_margin
 from jaxir.losses.samtone import samtone as samtone
 from jaxir.losses.tokens import token_cross_entropy as token_cross_entropy
 from jaxir.losses.word_distributions import js_softmax as js_softmax
+from jaxir.losses.xtr import xtr as xtr
 
 __all__ = [
     "Guide",
@@ -49,4 +50,5 @@ __all__ = [
     "samtone",
     "token_cross_entropy",
     "triplet",
+    "xtr",
 ]

@@ -10,6 +10,7 @@ from jaxir.core.errors import UserError
 from jaxir.losses import _blocks, _ring, _rows, _tiles
 from jaxir.losses._types import AllKeys, Embedded, EmbeddedNegatives, Scalar, TokenVectors
 from jaxir.losses.guide import Guide
+from jaxir.losses.xtr import check_xtr_k, xtr
 
 Tower = Literal["query", "passage"]
 
@@ -23,10 +24,12 @@ def of_batch(
     temperature: float,
     block_size: int | None,
     gradient_precision: _tiles.GradientPrecision,
+    xtr_k: int | None = None,
 ) -> "DenseSums | BlockwiseSums":
     """Returns the sums of a batch, computed from [B, B] matrices, or from tiles if `block_size` is given."""
     if not temperature > 0:
         raise UserError(f"temperature must be positive, not {temperature}")
+    check_xtr_k(query, xtr_k)
     if block_size is None:
         if gradient_precision != "highest":
             raise UserError(
@@ -34,7 +37,7 @@ def of_batch(
                 " always the highest"
             )
         keep = _rows.keep_columns(_rows.rows_of(query), negatives, *keys, guide)
-        return DenseSums(query, passage, negatives, keep, temperature)
+        return DenseSums(query, passage, negatives, keep, temperature, xtr_k)
     if isinstance(query, TokenVectors):
         raise UserError("MaxSim chooses its blocks itself: leave out block_size")
     if block_size < 1:
@@ -48,15 +51,15 @@ class DenseSums(NamedTuple):
     negatives: EmbeddedNegatives | None
     keep: _rows.Keep
     temperature: float
+    xtr_k: int | None = None
 
     def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
         """Returns the terms of both directions. Only queries have hard negatives as columns."""
-        keep, x = self.keep, _rows.logits(self.query, self.passage, self.temperature)
+        keep, (x, hard) = self.keep, self._logits()
         own = jnp.eye(x.shape[0], dtype=bool)
         forward = _rows.log_sum_exp(x, keep.passages)
         hardest = jnp.max(jnp.where(keep.passages & ~own, x, -jnp.inf), axis=1)
-        if self.negatives is not None:
-            hard = _rows.logits(self.query, _rows.flat(self.negatives), self.temperature)
+        if hard is not None:
             forward = jnp.logaddexp(forward, _rows.log_sum_exp(hard, keep.negatives))
             hardest = jnp.maximum(hardest, jnp.max(jnp.where(keep.negatives, hard, -jnp.inf), axis=1))
         return _rows.Terms(
@@ -65,6 +68,22 @@ class DenseSums(NamedTuple):
             passage_to_query=_rows.log_sum_exp(x, keep.queries, axis=0),
             hardest=hardest,
         )
+
+    def _logits(self) -> tuple[Float32[Array, "B B"], Float32[Array, "B M"] | None]:
+        """Returns the logits of queries with passages and with hard negatives."""
+        if self.xtr_k is None:
+            pairs = _rows.logits(self.query, self.passage, self.temperature)
+            if self.negatives is None:
+                return pairs, None
+            return pairs, _rows.logits(self.query, _rows.flat(self.negatives), self.temperature)
+        # Tokens of passages and of hard negatives compete for the same places.
+        listed = None if self.negatives is None else self.passage.before(self.negatives)
+        columns = self.passage if listed is None else listed.flat
+        x = xtr(*self.query[:2], *columns[:2], top_k=self.xtr_k) / self.temperature
+        if listed is None:
+            return x, None
+        x = x.reshape(len(x), *listed.mask.shape[:2])
+        return x[:, :, 0], x[:, :, 1:].reshape(len(x), -1)
 
     def same_tower(self, tower: Tower) -> tuple[Float32[Array, " B"], Scalar]:
         """Returns each row's log-sum-exp over the tower's other rows, and their mean similarity."""

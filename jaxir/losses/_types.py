@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jaxir.runtime.partitioning import constrain
@@ -43,6 +44,17 @@ class TokenVectors(NamedTuple):
             return constrain(x, ("batch", *[None] * (x.ndim - 1)))
 
         return TokenVectors(*map(split, self[:2]))
+
+    def before(self, lists: "TokenVectors") -> "TokenVectors":
+        """Each text [B, L, D] as the first of its list [B, N, L', D]: [B, 1 + N, max(L, L'), D]."""
+        length = max(x.mask.shape[-1] for x in (self, lists))
+
+        def joined(one: jax.Array, more: jax.Array) -> jax.Array:
+            sides = [one[:, None], more]
+            pads = [[(0, 0), (0, 0), (0, length - x.shape[2]), *[(0, 0)] * (x.ndim - 3)] for x in sides]
+            return jnp.concatenate([jnp.pad(x, pad) for x, pad in zip(sides, pads, strict=True)], axis=1)
+
+        return TokenVectors(*(joined(*pair) for pair in zip(self[:2], lists[:2], strict=True)))
 
 
 Embedded = Vectors | TokenVectors

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from jaxir.core.shapes import checked_shapes
-from jaxir.core.values import PositiveNumber
+from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses._types import Embedded, EmbeddedNegatives, Metrics, Scalar, TokenVectors
 from jaxir.losses.maxsim import maxsim_of_lists
+from jaxir.losses.xtr import check_xtr_k, xtr
 
 
 @checked_shapes
@@ -56,6 +57,7 @@ def kl_distillation(
     negative_scores: Float32[Array, "B N"],
     temperature: PositiveNumber = 0.05,
     teacher_temperature: PositiveNumber = 1.0,
+    xtr_k: Count | None = None,
 ) -> tuple[Scalar, Metrics]:
     """KL(teacher || model) over the list of each query's positive and hard negatives.
 
@@ -67,12 +69,14 @@ def kl_distillation(
     Args:
       temperature: divides the model's scores.
       teacher_temperature: divides the teacher's scores.
+      xtr_k: with `TokenVectors`, score by XTR instead of MaxSim: only the xtr_k nearest tokens of all lists
+        count for a query token (`losses.xtr`). None: MaxSim.
 
     Returns:
       The loss and the metrics `teacher_entropy` (nats; the cross-entropy is the loss plus this) and
       `agreement` (the share of rows in which model and teacher rank the same passage first).
     """
-    positive, negative = _scores(query, passage, negatives, 1.0 / temperature)
+    positive, negative = _scores(query, passage, negatives, 1.0 / temperature, xtr_k)
     ours = jax.nn.log_softmax(jnp.concatenate([positive[:, None], negative], axis=1))
     scores = jnp.concatenate([passage_score[:, None], negative_scores], axis=1)
     theirs = jax.nn.log_softmax(scores / teacher_temperature)
@@ -82,11 +86,24 @@ def kl_distillation(
     return loss, {"teacher_entropy": -(share * theirs).sum(1).mean(), "agreement": agreement}
 
 
-def _scores(query: Embedded, passage: Embedded, negatives: EmbeddedNegatives, scale: float):
+def _scores(
+    query: Embedded,
+    passage: Embedded,
+    negatives: EmbeddedNegatives,
+    scale: float,
+    xtr_k: int | None = None,
+):
     if isinstance(query, TokenVectors):
-        pairs = zip(passage[:2], negatives[:2], strict=True)
-        lists = TokenVectors(*(jnp.concatenate([one[:, None], more], axis=1) for one, more in pairs))
-        scores = scale * maxsim_of_lists(query, lists)
-        return scores[:, 0], scores[:, 1:]
+        lists = passage.before(negatives)
+        found = maxsim_of_lists(query, lists) if xtr_k is None else _xtr_of_lists(query, lists, xtr_k)
+        return scale * found[:, 0], scale * found[:, 1:]
+    check_xtr_k(query, xtr_k)
     positive = jnp.einsum("bd,bd->b", query, passage, precision="highest")
     return scale * positive, scale * jnp.einsum("bd,bnd->bn", query, negatives, precision="highest")
+
+
+def _xtr_of_lists(query: TokenVectors, lists: TokenVectors, xtr_k: int) -> jax.Array:
+    found = xtr(*query[:2], *lists.flat[:2], top_k=xtr_k)
+    found = found.reshape(len(found), *lists.mask.shape[:2])
+    # Sum over a one-hot axis instead of gathering, so rows stay on their device.
+    return jnp.where(jnp.eye(len(found), dtype=bool)[..., None], found, 0.0).sum(1)

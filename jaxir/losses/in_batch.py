@@ -22,6 +22,7 @@ def in_batch_softmax(
     bidirectional: bool = True,
     block_size: Count | None = None,
     gradient_precision: GradientPrecision = "highest",
+    xtr_k: Count | None = None,
 ) -> tuple[Scalar, Metrics]:
     """In-batch sampled softmax (Henderson et al. 2017; Moiseev et al. 2023, eq. 1).
 
@@ -52,6 +53,8 @@ def in_batch_softmax(
       gradient_precision: with a block_size, the precision of the products that compute gradients from the
         slopes of the logits: "high" and "default" are faster on accelerators, with a small error
         (docs/large_batches.md).
+      xtr_k: with `TokenVectors`, score by XTR instead of MaxSim: only the xtr_k nearest tokens of all
+        passages and hard negatives count for a query token (`losses.xtr`). None: MaxSim.
 
     Returns:
       The loss and metrics, all float32 scalars: `accuracy` (the share of rows whose own passage scores higher
@@ -60,9 +63,12 @@ def in_batch_softmax(
       `loss_passage_to_query` if bidirectional.
 
     Raises:
-      UserError: the temperature or block_size is not positive, or `TokenVectors` are given a block_size.
+      UserError: the temperature, block_size or xtr_k is not positive, `TokenVectors` are given a block_size,
+        or vectors of texts an xtr_k.
     """
     keys = (query_key, passage_key, negative_key)
-    sums = _sums.of_batch(query, passage, negatives, keys, guide, temperature, block_size, gradient_precision)
+    sums = _sums.of_batch(
+        query, passage, negatives, keys, guide, temperature, block_size, gradient_precision, xtr_k
+    )
     terms = sums.in_batch(bidirectional=bidirectional)
     return _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)

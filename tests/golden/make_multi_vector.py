@@ -179,7 +179,7 @@ def save_losses(path: Path, losses: dict, *, factors: dict) -> None:
 
 
 def losses_of_sentence_transformers() -> None:
-    from sentence_transformers.multi_vector_encoder import losses
+    from sentence_transformers.multi_vector_encoder import losses, scoring
 
     save_losses(
         PLACE / "losses.npz",
@@ -190,17 +190,25 @@ def losses_of_sentence_transformers() -> None:
                 Given(), student_temperature=0.5, teacher_temperature=2.0
             ),
             "margin_mse": losses.MultiVectorMarginMSELoss(Given()),
+            **{
+                f"xtr_{k}": losses.MultiVectorMultipleNegativesRankingLoss(
+                    Given(), scale=4.0, similarity_fct=scoring.XTRScores(k)
+                )
+                for k in (1, 16, 256)  # 256 are more tokens than there are
+            },
+            "xtr_kl": losses.MultiVectorDistillKLDivLoss(Given(), similarity_fct=scoring.XTRKDScores(16)),
         },
         factors={"kl": 4.0},  # it multiplies by the temperature squared
     )
 
 
 def losses_of_pylate() -> None:
-    from pylate import losses
+    from pylate import losses, scores
 
     losses = {
         "softmax": losses.Contrastive(Given()),
         "sharper": losses.Contrastive(Given(), temperature=0.25),
+        "xtr_16": losses.Contrastive(Given(), score_metric=scores.XTRScores(16), temperature=0.25),
     }
     save_losses(PLACE / "pylate_losses.npz", losses, factors={})
 

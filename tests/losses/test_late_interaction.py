@@ -14,6 +14,7 @@ from tests.interop.folders import GOLDEN
 
 PLACE = GOLDEN / "multi_vector"
 SOFTMAX = {"bidirectional": False, "temperature": 1.0}
+XTR = {"bidirectional": False, "temperature": 0.25}
 
 
 def listed(*sides: TokenVectors) -> TokenVectors:
@@ -33,7 +34,8 @@ def value_and_gradients(loss, batch, **settings):
 @pytest.mark.parametrize(
     ("library", "name"),
     [("losses", name) for name in ("softmax", "sharper", "kl", "margin_mse")]
-    + [("pylate_losses", name) for name in ("softmax", "sharper")],
+    + [("losses", name) for name in ("xtr_1", "xtr_16", "xtr_256", "xtr_kl")]
+    + [("pylate_losses", name) for name in ("softmax", "sharper", "xtr_16")],
 )
 def test_losses_equal_those_of_other_libraries(library, name):
     with np.load(PLACE / f"{library}.npz") as file:
@@ -46,6 +48,10 @@ def test_losses_equal_those_of_other_libraries(library, name):
         "sharper": (losses.in_batch_softmax, SOFTMAX | {"temperature": 0.25}),
         "kl": (losses.kl_distillation, scores | {"temperature": 0.5, "teacher_temperature": 2.0}),
         "margin_mse": (losses.margin_mse, scores),
+        "xtr_1": (losses.in_batch_softmax, XTR | {"xtr_k": 1}),
+        "xtr_16": (losses.in_batch_softmax, XTR | {"xtr_k": 16}),
+        "xtr_256": (losses.in_batch_softmax, XTR | {"xtr_k": 256}),
+        "xtr_kl": (losses.kl_distillation, scores | {"temperature": 1.0, "xtr_k": 16}),
     }[name]
     value, gradients = value_and_gradients(loss, batch, **how)
     np.testing.assert_allclose(value, golden[name], rtol=1e-5)

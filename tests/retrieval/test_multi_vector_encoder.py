@@ -126,6 +126,17 @@ def test_written_folder_is_the_same_model(name, tmp_path):
         )
 
 
+def test_a_folder_that_names_xtr_is_compared_by_maxsim(tmp_path, capsys):
+    """sentence-transformers, which has XTR only as an argument of losses, opens such a folder with MaxSim."""
+    folder = folder_of("fixed", tmp_path)
+    change(folder / "config_sentence_transformers.json", similarity_fn_name="xtr")
+    encoder = MultiVectorEncoder.load(f"st:{folder}")
+    assert encoder.similarity_fn_name == "maxsim" and "xtr is for training" in capsys.readouterr().err
+    formats.convert(f"st:{folder}", tmp_path / "written", to="st")
+    written = json.loads((tmp_path / "written/config_sentence_transformers.json").read_text())
+    assert written["similarity_fn_name"] == "maxsim"
+
+
 @pytest.mark.parametrize(
     ("name", "file", "entries", "message"),
     [
@@ -139,8 +150,8 @@ def test_written_folder_is_the_same_model(name, tmp_path):
         (
             "fixed",
             "config_sentence_transformers.json",
-            {"similarity_fn_name": "xtr"},
-            "'xtr' is not supported",
+            {"similarity_fn_name": "cosine"},
+            "'cosine' is not supported",
         ),
         (
             "fixed",

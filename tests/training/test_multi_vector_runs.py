@@ -24,6 +24,8 @@ from tests.interop.folders import GOLDEN
 from tests.training.saved_run import arrays, log, losses
 from tests.training.test_distillation import write as write_scored
 
+XTR = ["--xtr_k=32", "--temperature=0.1", "--chunks=2"]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -204,7 +206,7 @@ def test_it_learns_and_resumes_with_the_same_parameters(folder, one_layer, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--lora_rank=2"], ["--dtype=bfloat16"], ["--loss=@samtone.samtone"]])
+@pytest.mark.parametrize("flags", [["--lora_rank=2"], ["--dtype=bfloat16"], ["--loss=@samtone.samtone"], XTR])
 def test_it_learns_with_other_settings(folder, one_layer, flags, tmp_path):
     run = tmp_path / "run"
     flags = [*flags, "--steps=40", "--log_every=1", "--dev_split=None"]

@@ -227,9 +227,12 @@ def _similarity(about: Mapping[str, Any], directory: Path) -> str:
     name = about.get("similarity_fn_name")
     if name is None or (about.get("model_type") == "ColBERT" and name in _IGNORED_SIMILARITIES):
         return "maxsim"
+    if name == "xtr":
+        note(f"note: {directory}: similarity_fn_name xtr is for training (XTR_K); MaxSim compares texts")
+        return "maxsim"
     if name not in ("maxsim", "meanmaxsim"):
         raise UserError(
             f"{directory / hub_files.ST_CONFIG}: similarity_fn_name {name!r:.40} is not supported, only"
-            " maxsim and meanmaxsim"
+            " maxsim, meanmaxsim and xtr"
         )
     return name
