@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir import cli
 from jaxir.core.choices import check_idle
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count
 from jaxir.storage.outputs import writes
+
+if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder
+    from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 
 
 @writes(output="embeddings directory")
@@ -23,6 +27,10 @@ def encode(
     shard_size: Count = 16_384,
     dtype: Literal["auto", "float32", "bfloat16"] = "float32",
     weights: Literal["int8", "nf4"] | None = None,
+    fde: Count | None = None,
+    fde_repetitions: Count | None = None,
+    fde_bits: Count | None = None,
+    fde_projection: Count | None = None,
     expansions: str | None = None,
     expansion: Literal["typical", "corpus", "document"] | None = None,
     views: Count | None = None,
@@ -48,6 +56,11 @@ def encode(
       shard_size: texts per output file; an interruption loses the work on at most one file.
       dtype: type of the products; vectors are float32. auto: bfloat16 on a CPU that multiplies it natively.
       weights: keep the model's weights in int8, or in 4 bits (nf4), for less memory (docs/big_corpora.md).
+      fde: one vector of this many components for each text of a multi-vector encoder (MUVERA), such as 2560.
+        Products approximate MaxSim, and every engine of jaxir.index takes these vectors.
+      fde_repetitions: with --fde, the number of independent partitions of the tokens (default: 20).
+      fde_bits: with --fde, hyperplanes of a partition, which has 2^bits clusters (default: 5).
+      fde_projection: with --fde, components of a token after a random projection (default: 16).
       expansions: queries generated for each document, which the passage tower encodes with it: a file or a
         folder, as docs/generation.md lists them.
       expansion: with --expansions, a document's vector: typical (the mean of its vectors with each query, the
@@ -60,7 +73,6 @@ def encode(
     """
     from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.embeddings import encode_corpus
-    from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
     from jaxir.retrieval.encoding.views import Expansion
     from jaxir.runtime import distributed
@@ -72,12 +84,16 @@ def encode(
     cluster = None if ray is None else Cluster.connect(ray, batch_tokens=batch_tokens)
     with distributed.joined(with_others=cluster is None):
         changes = {} if max_length is None else {f"{tower}_max_length": max_length}
-        changes |= {"batch_tokens": batch_tokens}
-        of_vectors = {"dtype": dtype, "weights": weights, "prompt_name": prompt_name}
+        changes |= {"batch_tokens": batch_tokens, "dtype": dtype}
+        of_vectors = {"weights": weights, "prompt_name": prompt_name}
+        of_fde = {"repetitions": fde_repetitions, "bits": fde_bits, "projection": fde_projection}
         if _is_multi_vector(model):
             check_idle(encode, "a dual encoder", **of_vectors, expansions=expansions, ray=ray)
-            encoder = MultiVectorEncoder.load(model, **changes)
+            encoder = _multi_vector(model, changes, fde, of_fde)
         else:
+            check_idle(
+                encode, "a multi-vector encoder", fde=fde, **{f"fde_{n}": x for n, x in of_fde.items()}
+            )
             encoder = DualEncoder.load(model, **of_vectors, **changes)
         if dtype == "auto":
             distributed.say(f"products in {encoder.model.config.backbone.dtype} (--dtype=auto)")
@@ -86,6 +102,20 @@ def encode(
         distributed.say(f"{output}: {report}" if report.texts else f"{output} is complete, nothing to do")
         if note := _truncated(output, tower):
             distributed.say(note)
+
+
+def _multi_vector(
+    model: str, changes: dict[str, Any], fde: int | None, of_fde: dict[str, int | None]
+) -> MultiVectorEncoder | FixedDimensionEncoder:
+    from jaxir.retrieval.encoding.fixed_dimension import FixedDimension
+    from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder
+    from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
+
+    given = {name: value for name, value in of_fde.items() if value is not None}
+    if given and fde is None:
+        raise UserError(f"--fde_{next(iter(given))} only applies with --fde: leave it out, or give --fde")
+    encoder = MultiVectorEncoder.load(model, **changes)
+    return encoder if fde is None else FixedDimensionEncoder(encoder, FixedDimension(dimension=fde, **given))
 
 
 def _truncated(output: str, tower: Literal["passage", "query"]) -> str:

@@ -71,7 +71,7 @@ def search(
         check_idle(search, "--queries", on_bad_input=on_bad_input)
     k = k if k is not None else 100 if queries is not None else 5
     loaded = load_index(index)
-    if loaded.query_kind not in ("vectors", "sparse"):
+    if loaded.query_kind not in ("vectors", "sparse", "token_vectors"):
         check_idle(search, "an index with a model", dtype=dtype, weights=weights)
     if (k1, b, feedback) != (None, None, None):
         loaded = _ranked(loaded, k1, b, feedback)

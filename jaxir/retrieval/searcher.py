@@ -16,6 +16,7 @@ from jaxir.runtime.cpu import Dtype
 
 if TYPE_CHECKING:
     from jaxir.models.quantized import Scheme
+    from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder
     from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
     from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
@@ -28,7 +29,8 @@ class Searcher:
       index: the index.
       encoder: the dual encoder of an index of vectors.
       sparse_encoder: the sparse encoder of an index of token weights.
-      token_encoder: the multi-vector encoder of an index of token vectors.
+      token_encoder: the multi-vector encoder of an index of token vectors, or of vectors that `encode --fde`
+        made of tokens.
     """
 
     def __init__(
@@ -37,9 +39,11 @@ class Searcher:
         encoder: DualEncoder | None = None,
         *,
         sparse_encoder: SparseEncoder | None = None,
-        token_encoder: MultiVectorEncoder | None = None,
+        token_encoder: MultiVectorEncoder | FixedDimensionEncoder | None = None,
     ):
         given = {"vectors": encoder, "sparse": sparse_encoder, "token_vectors": token_encoder}
+        if index.info.fde is not None:
+            given |= {"vectors": token_encoder, "token_vectors": None}
         if any((index.query_kind == kind) != (model is not None) for kind, model in given.items()):
             raise UserError(
                 f"an index of engine {index.info.engine} is searched with {index.query_kind}:"
@@ -77,7 +81,7 @@ class Searcher:
             raise UserError(f"{name} does not name the model that made it: give --model")
         if loaded.query_kind == "sparse":
             return cls._of_weights(loaded, model, dtype=dtype, weights=weights)
-        if loaded.query_kind == "token_vectors":
+        if loaded.query_kind == "token_vectors" or loaded.info.fde is not None:
             return cls._of_tokens(loaded, model, dtype=dtype, weights=weights)
         from jaxir.retrieval.encoding.text_encoder import DualEncoder  # imports JAX
 
@@ -97,11 +101,15 @@ class Searcher:
 
     @classmethod
     def _of_tokens(cls, index: Index, model: str, *, dtype: Dtype, weights: Scheme | None) -> Searcher:
-        from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder  # imports JAX
+        from jaxir.retrieval.encoding.fixed_dimension import FixedDimension
+        from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder  # imports JAX
+        from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 
-        if weights is not None or dtype != "float32":
-            raise UserError("a multi-vector encoder searches in float32: leave out --weights and --dtype")
-        encoder = MultiVectorEncoder.load(model)
+        if weights is not None:
+            raise UserError("a multi-vector encoder is not quantised: leave out --weights")
+        encoder = MultiVectorEncoder.load(model, dtype=dtype)
+        if index.info.fde is not None:
+            encoder = FixedDimensionEncoder(encoder, FixedDimension(**index.info.fde))
         index.require_model(encoder.fingerprint, *encoder.made_by)
         return cls(index, token_encoder=encoder)
 

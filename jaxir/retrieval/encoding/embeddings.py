@@ -31,6 +31,7 @@ from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.formats.sources import has_lines, read_corpus, read_lines, read_queries
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
+from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder
 from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 from jaxir.retrieval.encoding.shards import (
     Shard,
@@ -58,6 +59,7 @@ SHARD_SIZE = 16_384  # number of texts per file
 _SAME = {
     "input_sha256": "input",
     "weights": "--weights",
+    "fde": "--fde",
     "fingerprint": "model",
     "tower": "--tower",
     "shard_size": "--shard_size",
@@ -71,7 +73,7 @@ _SAME = {
 
 
 def encode_corpus(
-    encoder: DualEncoder | MultiVectorEncoder,
+    encoder: DualEncoder | MultiVectorEncoder | FixedDimensionEncoder,
     input: str | Path,
     output: str | Path,
     *,
@@ -186,7 +188,10 @@ def _progress(info: EmbeddingsInfo, own: Sequence[int], missing: Sequence[int]) 
 
 
 def _describe(
-    encoder: DualEncoder | MultiVectorEncoder, source: _Texts, shard_size: int, on_bad_input: Policy
+    encoder: DualEncoder | MultiVectorEncoder | FixedDimensionEncoder,
+    source: _Texts,
+    shard_size: int,
+    on_bad_input: Policy,
 ) -> EmbeddingsInfo:
     """Describes the run. Reads all of the input, so that malformed lines are reported before any work."""
     input, tower, expansion = source
@@ -222,6 +227,7 @@ def _describe(
         expansion=expansion and expansion.kind,
         views=expansion.views if expansion else 0,
         expansions_hash=queries_hash.hex() if expansion else "",
+        fde=dataclasses.asdict(encoder.how) if isinstance(encoder, FixedDimensionEncoder) else None,
     )
 
 

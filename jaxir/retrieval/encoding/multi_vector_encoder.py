@@ -10,7 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
+from jaxir.core.errors import UserError
 from jaxir.core.platforms import local_devices
 from jaxir.core.progress import progress
 from jaxir.data.text.truncation import Truncation
@@ -26,6 +28,7 @@ from jaxir.retrieval.encoding.batching import EncodingReport, plan_batches
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.read_ahead import one_ahead
+from jaxir.runtime.cpu import Dtype, settled_dtype
 from jaxir.runtime.partitioning import MeshConfig
 
 # Texts are compared in batches of at most this many tokens, with few lengths: a new length is a new program.
@@ -39,7 +42,7 @@ def embed_tokens(model: MultiVectorModel, ids: jax.Array) -> jax.Array:
 
 
 class MultiVectorEncoder:
-    """Encodes each token of queries and passages, and scores pairs by MaxSim, in float32.
+    """Encodes each token of queries and passages, and scores pairs by MaxSim.
 
     Texts are sorted by their number of tokens and batched to a token budget. Batches are split over all
     devices of this process.
@@ -70,6 +73,7 @@ class MultiVectorEncoder:
         cls,
         spec: str,
         *,
+        dtype: Dtype = "float32",
         batch_tokens: int | None = None,
         query_max_length: int | None = None,
         passage_max_length: int | None = None,
@@ -79,6 +83,7 @@ class MultiVectorEncoder:
         Args:
           spec: a jaxir model directory, or `st:` and a local directory or hub name of a model of
             sentence-transformers' MultiVectorEncoder or of PyLate.
+          dtype: type of the encoder's matrix products, as in `DualEncoder.load`; vectors are float32.
           batch_tokens: maximum number of tokens per batch on one device; None uses the platform's default.
           query_max_length: maximum number of tokens per query; None: the model's setting.
           passage_max_length: maximum number of tokens per passage; None: the model's setting.
@@ -87,7 +92,8 @@ class MultiVectorEncoder:
           UserError: the model does not exist, is damaged, is not a supported multi-vector encoder, or has
             fewer positions than a maximum length.
         """
-        loaded = model_dir.load(spec, kind="multi_vector_encoder", dtype="float32")
+        kind = "multi_vector_encoder"
+        loaded = model_dir.load(spec, kind=kind, dtype=settled_dtype(dtype), halved=True)
         lengths = {"query_max_length": query_max_length, "passage_max_length": passage_max_length}
         given = {name: length for name, length in lengths.items() if length is not None}
         loaded = loaded._replace(settings=dataclasses.replace(loaded.settings, **given))
@@ -98,8 +104,10 @@ class MultiVectorEncoder:
         """Writes a model directory, which `load` takes; it appears only when complete.
 
         Raises:
-          UserError: `directory` exists and is not empty.
+          UserError: `directory` exists and is not empty, or the encoder was loaded in bfloat16.
         """
+        if any(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(nnx.state(self.model, nnx.Param))):
+            raise UserError("the weights were rounded to bfloat16: load the model in float32 to save it")
         model_dir.save(directory, self.model, self.tokenizer, self.settings)
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from jaxir.core.errors import UserError
 from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster, start_worker
+from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
 from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
@@ -45,7 +46,7 @@ class Encoded(NamedTuple):
 
 
 def encode_shards(
-    encoder: DualEncoder | MultiVectorEncoder,
+    encoder: DualEncoder | MultiVectorEncoder | FixedDimensionEncoder,
     shards: Iterable[Shard],
     *,
     tower: Tower,

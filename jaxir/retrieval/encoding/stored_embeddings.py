@@ -37,6 +37,7 @@ class EmbeddingsInfo:
       dtype: type of the model's matrix products; vectors are float32.
       step: the checkpoint's step, if the model is a training run; None: unknown.
       weights: how the model's weights were quantised; None: not at all.
+      fde: the settings of a multi-vector encoder's `FixedDimension`; None: the vectors are the model's own.
       max_length: maximum number of tokens per text.
       cut: number of truncated texts; None: unknown.
       text: how a record of the input becomes a text.
@@ -68,6 +69,7 @@ class EmbeddingsInfo:
     cut: Natural | None = None
     step: Natural | None = None
     weights: Scheme | None = None
+    fde: dict[str, int] | None = None
 
     @property
     def made_by(self) -> MadeBy:

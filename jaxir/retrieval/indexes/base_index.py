@@ -292,7 +292,7 @@ def build_index(
         model=model or stored.info.model,
         **options,
     )
-    index.info = dataclasses.replace(index.info, weights=stored.info.weights)
+    index.info = dataclasses.replace(index.info, weights=stored.info.weights, fde=stored.info.fde)
     if stored.info.expansion != "corpus":
         read = {name: getattr(stored.info, name) for name in ("read_with", "tower", "max_length", "cut")}
         # The step is unknown if `model` is another name for the same weights.

@@ -30,6 +30,7 @@ class IndexInfo:
       weights: how the model's weights were quantised; None: not at all.
       max_length: maximum number of tokens per document; None: unknown.
       cut: number of truncated documents; None: unknown.
+      fde: the settings of a multi-vector encoder's `FixedDimension`; None: the vectors are the model's own.
       settings: the settings of the engine.
     """
 
@@ -45,6 +46,7 @@ class IndexInfo:
     cut: Natural | None = None
     step: Natural | None = None
     weights: Literal["int8", "nf4"] | None = None
+    fde: dict[str, int] | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

@@ -133,6 +133,11 @@ def _checked(
             raise UserError("--corpus needs --embeddings of the documents to add")
         return []
     info = embeddings.info
+    if info.fde != index.info.fde:
+        raise UserError(
+            f"the index's vectors have the --fde settings {index.info.fde}, the new ones {info.fde}: encode"
+            " the new documents with the same --fde flags"
+        )
     if info.fingerprint != index.info.fingerprint or info.similarity != index.info.similarity:
         why = index.info.made_by.difference_from(info.made_by).replace("they were", "the index was")
         raise UserError(
