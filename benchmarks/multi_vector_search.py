@@ -1,8 +1,9 @@
-"""Searches token vectors by MaxSim: jaxir's maxsim index beside PyLate's PLAID, at equal recall.
+"""Searches token vectors by MaxSim: jaxir's maxsim index beside PyLate's PLAID and beside one-vector engines.
 
 Each program builds its indexes and searches in a process of its own on one core. Recall is how many of the
 first ten passages are those of the exact MaxSim of the same vectors. PLAID gets as few points for k-means as
-jaxir takes: with PyLate's default (256 for each centroid) its index takes hours on two cores.
+jaxir takes: with PyLate's default (256 for each centroid) its index takes hours on two cores. With --only=fde
+each text has one vector of MUVERA (`encode --fde`): an engine finds 200 candidates, which MaxSim reranks.
 
   python -m jaxir.encode --model=MODEL --input=corpus.jsonl --output=EMB
   python -m jaxir.encode --model=MODEL --input=queries.jsonl --tower=query --output=QUERIES
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 CANDIDATES = (64, 128, 256, 512, 1024)
+FDE = (1280, 2560, 5120, 10_240)  # components of a text's vector
 PROBES = ((4, 512), (8, 1024), (8, 4096), (16, 4096), (32, 8192))  # n_ivf_probe, n_full_scores
 
 
@@ -99,6 +101,45 @@ def of_jaxir(given: dict) -> None:
             )
 
 
+def of_fde(given: dict) -> None:
+    from jaxir.retrieval.encoding.fixed_dimension import FixedDimension, fixed_dimensions
+    from jaxir.retrieval.indexes.base_index import load_index
+    from jaxir.retrieval.indexes.exact import ExactIndex
+    from jaxir.retrieval.indexes.scann_index import ScannIndex
+
+    data, queries = np.load(given["data"]), queries_of(given)
+    tokens, lengths, of_queries = data["passages"], data["lengths"], data["query_lengths"]
+    ends, ids = np.cumsum(lengths), list(map(str, range(len(lengths))))
+    best = [set(row) for row in given["best"]]
+
+    def reranked(query: np.ndarray, rows: list[int]) -> list[int]:
+        some = [row for row in rows if lengths[row]]
+        found = np.concatenate([tokens[ends[row] - lengths[row] : ends[row]] for row in some])
+        starts = np.cumsum(lengths[some]) - lengths[some]
+        scores = np.maximum.reduceat(found.astype(np.float32) @ query.T, starts, axis=0).sum(1)
+        return [some[n] for n in np.argsort(-scores)[:10]]
+
+    for dimension in FDE:
+        how = FixedDimension(dimension=dimension)
+        started = time.process_time()
+        vectors = fixed_dimensions(tokens.astype(np.float32), lengths, "passage", how)
+        encoding = time.process_time() - started
+        for engine, index_class in (("exact", ExactIndex), ("scann", ScannIndex)):
+            place, started = f"{given['place']}/{engine}{dimension}", time.process_time()
+            index_class.build(vectors, ids, similarity="dot").save(place)
+            build = encoding + time.process_time() - started
+            index = load_index(place)
+            index.search(fixed_dimensions(queries[0], of_queries[:1], "query", how), 200)
+            started = time.process_time()
+            asked = fixed_dimensions(np.concatenate(queries), of_queries, "query", how)
+            candidates = [list(map(int, row)) for row in index.search(asked, 200)[1]]
+            found = [reranked(q, rows) for q, rows in zip(queries, candidates, strict=True)]
+            seconds = time.process_time() - started
+            kept = np.mean([len(b & set(rows)) / len(b) for b, rows in zip(best, candidates, strict=True)])
+            name = f"fde {dimension}, {engine}, {kept:.3f} of the best among 200 candidates"
+            report(given, name, build, size(place), seconds, found)
+
+
 def of_pylate(given: dict) -> None:
     import torch
     from pylate import indexes
@@ -137,7 +178,7 @@ def main() -> None:
     parser.add_argument("--peer_python")
     parser.add_argument("--passages", type=int, default=1_000_000, help="only the first passages")
     parser.add_argument("--most_queries", type=int, default=300)
-    parser.add_argument("--only", choices=("jaxir", "pylate"))
+    parser.add_argument("--only", choices=("jaxir", "fde", "pylate"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         passages, lengths = rows(arguments.embeddings, arguments.passages)
@@ -156,7 +197,10 @@ def main() -> None:
         )
         one = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         core = str(min(os.sched_getaffinity(0)))
-        for python, child in ((sys.executable, "jaxir"), (arguments.peer_python, "pylate")):
+        for python, child in (
+            *((sys.executable, name) for name in ("jaxir", "fde")),
+            (arguments.peer_python, "pylate"),
+        ):
             if python is not None and arguments.only in (None, child):
                 command = ["taskset", "-c", core, python, __file__, "--child", child]
                 subprocess.run(command, input=json.dumps(given), text=True, env=one, check=True)
@@ -164,6 +208,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        {"jaxir": of_jaxir, "pylate": of_pylate}[sys.argv[2]](json.load(sys.stdin))
+        {"jaxir": of_jaxir, "fde": of_fde, "pylate": of_pylate}[sys.argv[2]](json.load(sys.stdin))
     else:
         main()

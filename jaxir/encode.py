@@ -71,6 +71,7 @@ def encode(
       ray: encode on the machines of a Ray cluster (docs/big_corpora.md): HOST:PORT of its head, or auto for
         this machine's cluster. They need jaxir and the model, but no other file.
     """
+    from jaxir.retrieval.encoding.any_encoder import kind_of
     from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.embeddings import encode_corpus
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
@@ -87,7 +88,7 @@ def encode(
         changes |= {"batch_tokens": batch_tokens, "dtype": dtype}
         of_vectors = {"weights": weights, "prompt_name": prompt_name}
         of_fde = {"repetitions": fde_repetitions, "bits": fde_bits, "projection": fde_projection}
-        if _is_multi_vector(model):
+        if kind_of(model) == "multi_vector_encoder":
             check_idle(encode, "a dual encoder", **of_vectors, expansions=expansions, ray=ray)
             encoder = _multi_vector(model, changes, fde, of_fde)
         else:
@@ -129,14 +130,6 @@ def _truncated(output: str, tower: Literal["passage", "query"]) -> str:
         return ""
     texts = "queries" if tower == "query" else "passages"
     return truncation_note({texts: truncation}, "--max_length sets the length, with another --output")
-
-
-def _is_multi_vector(model: str) -> bool:
-    from jaxir.interop import model_dir
-    from jaxir.models.multi_vector import MultiVectorConfig
-
-    found, _ = model_dir.read(model, kind=None, weights=False)
-    return isinstance(found.config, MultiVectorConfig)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def rerank(
     """
     from jaxir.data.formats.beir_folder import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
+    from jaxir.retrieval.encoding.any_encoder import kind_of
     from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
     from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
     from jaxir.retrieval.ranking import run_reranking, token_reranking
@@ -47,7 +48,7 @@ def rerank(
     _, directory = parse_dataset(dataset, "beir")
     found = read_run(run)
     candidates = run_reranking.read_candidates(found, BeirFolder(directory), depth=depth)
-    if _has_token_vectors(model):
+    if kind_of(model) == "multi_vector_encoder":
         if weights is not None:
             raise UserError("--weights only applies to a cross-encoder: leave it out")
         scored = token_reranking.rerank(candidates, MultiVectorEncoder.load(model))
@@ -57,15 +58,6 @@ def rerank(
         scored = run_reranking.with_rest(scored, found)
     write_run(output, scored)
     print(f"{output}: {len(scored):,} queries, {sum(map(len, scored.values())):,} answers, by {model}")
-
-
-def _has_token_vectors(model: str) -> bool:
-    from jaxir.interop import model_dir
-
-    try:
-        return model_dir.kind_of(model) == "multi_vector_encoder"
-    except UserError:  # `CrossEncoder.load` has the message, and looks for other names on the hub
-        return False
 
 
 if __name__ == "__main__":

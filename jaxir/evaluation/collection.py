@@ -6,8 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from jaxir.core.errors import UserError
 from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.data.formats.lines import OnBadInput
@@ -24,13 +22,13 @@ from jaxir.retrieval.ranking.exclusions import most_excluded, without_excluded
 
 
 class TextEncoder(Protocol):
-    """A model that encodes texts as float32 vectors [N, D]; `similarity` names how vectors are compared."""
+    """A model that encodes texts as vectors that `index_of` takes; `similarity_fn_name` compares them."""
 
-    similarity: str
+    similarity_fn_name: str
 
-    def encode_queries(self, texts: list[str]) -> np.ndarray: ...
+    def encode_queries(self, texts: list[str]) -> Any: ...
 
-    def encode_passages(self, texts: list[str]) -> np.ndarray: ...
+    def encode_passages(self, texts: list[str]) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +96,7 @@ def search_collection(
 def search_vectors(
     queries: Any, passages: Any, collection: Collection, *, similarity: str, depth: int
 ) -> dict[str, dict[str, float]]:
-    """Like `search_collection`, but for vectors of queries [Q, D] and passages [N, D], dense or sparse."""
+    """Like `search_collection`, but for vectors of queries and passages, as `index_of` takes them."""
     index = index_of(passages, collection.document_ids, similarity=similarity)
     scores, ids = index.search(queries, depth + most_excluded(collection.excluded))
     run = {

@@ -172,7 +172,7 @@ def score_model(
     # Import these here, so that scoring a run file does not import jax.
     from jaxir.evaluation.collection import evaluate_collection
     from jaxir.evaluation.question_sets import COLLECTIONS
-    from jaxir.retrieval.encoding.text_encoder import DualEncoder
+    from jaxir.retrieval.encoding.any_encoder import load_encoder
 
     check_depth(metrics, depth)
     collection = COLLECTIONS[kind](directory, split, strict=strict)
@@ -183,7 +183,7 @@ def score_model(
     ]
     if against:
         check_comparable(against[0].queries)
-    encoder = DualEncoder.load(model)
+    encoder = load_encoder(model)
     scores = evaluate_collection(encoder, collection, metrics, depth=depth, identical_ids=identical_ids)
     count, without = len(collection.documents), sum(map(len, collection.excluded.values()))
     excluded = f", {without:,} excluded ids of {len(collection.excluded):,} queries" if without else ""

@@ -13,7 +13,7 @@ from jaxir.evaluation.nanobeir_sets import PLACE, read_nanobeir
 from jaxir.evaluation.question_sets import CQADUPSTACK, FORUMS, read_cqadupstack
 from jaxir.evaluation.retrieval_metrics import IdenticalIds, check_depth, parse_metrics
 from jaxir.evaluation.text_tables import Style, format_table
-from jaxir.retrieval.encoding.text_encoder import DualEncoder
+from jaxir.retrieval.encoding.any_encoder import load_encoder
 
 
 def cqadupstack(
@@ -72,7 +72,7 @@ def _report(
     notes: str,
 ) -> Report:
     names = list(parse_metrics(metrics))
-    encoder = DualEncoder.load(model)
+    encoder = load_encoder(model)
     scores = {
         name: evaluate_collection(encoder, collection, metrics, depth=depth, identical_ids=identical_ids)
         for name, collection in collections.items()

@@ -113,6 +113,13 @@ class Searcher:
         index.require_model(encoder.fingerprint, *encoder.made_by)
         return cls(index, token_encoder=encoder)
 
+    @property
+    def any_encoder(
+        self,
+    ) -> DualEncoder | SparseEncoder | MultiVectorEncoder | FixedDimensionEncoder | None:
+        """The model of any kind; None for a text index."""
+        return self.encoder or self.sparse_encoder or self.token_encoder
+
     def search(
         self, texts: Sequence[str], k: int, *, show_progress: bool = False
     ) -> tuple[np.ndarray, list[list[str]]]:
@@ -120,8 +127,7 @@ class Searcher:
         for text in texts:
             if not has_text(text):
                 raise UserError(f"the question {text!r:.40} has no visible characters: write a text")
-        encoder = self.encoder or self.sparse_encoder or self.token_encoder
-        if encoder is None:
+        if (encoder := self.any_encoder) is None:
             return self.index.search(list(texts), k)
         return self.index.search(encoder.encode_queries(list(texts), show_progress=show_progress), k)
 

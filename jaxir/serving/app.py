@@ -28,6 +28,7 @@ from jaxir.serving.search_routes import search_router
 from jaxir.serving.service import Service
 from jaxir.serving.status_routes import status_router
 from jaxir.serving.tei_routes import tei_router
+from jaxir.serving.token_routes import token_router
 from jaxir.version import __version__
 
 
@@ -62,6 +63,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
         encode_router(service),
         openai_router(service),
         tei_router(service),
+        token_router(service),
         rerank_router(service),
         status_router(service, metrics),
         _page_router(app, has_index=bool(service.opened)),

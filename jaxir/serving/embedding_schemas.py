@@ -152,6 +152,72 @@ def embed_request_model(limits: Limits) -> type[BaseModel]:
     return EmbedRequest
 
 
+def tokens_request_model(limits: Limits) -> type[BaseModel]:
+    """Returns the pydantic model of an /embed_all or /embed_sparse body."""
+
+    class TokensRequest(_Lenient):
+        """Texts whose tokens to embed or to weight, as in text-embeddings-inference."""
+
+        model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "What is Deep Learning?"}]})
+        inputs: _inputs(limits, has_ids=False)
+        truncate: bool | None = Field(True, description="if false, a text that is too long is an error")
+        prompt_name: str | None = Field(None, description="query or passage (the default)")
+
+        @property
+        def texts(self) -> tuple[list[str], str]:
+            """The texts, and the name of their field."""
+            return self.inputs, "inputs"
+
+    return TokensRequest
+
+
+def pooling_request_model(limits: Limits) -> type[BaseModel]:
+    """Returns the pydantic model of a /pooling body."""
+
+    class PoolingRequest(_Lenient):
+        """Texts whose tokens to embed, as in vLLM; prompt_name and truncate are additions."""
+
+        model_config = ConfigDict(json_schema_extra={"examples": [{"input": ["a text"], "model": "MODEL"}]})
+        input: _inputs(limits, has_ids=False)
+        model: str | None = Field(None, description="ignored: the first multi-vector encoder answers")
+        encoding_format: Literal["float"] = "float"
+        truncate: bool | None = Field(True, description="if false, a text that is too long is an error")
+        prompt_name: str | None = Field(None, description="query or passage (the default)")
+
+        @property
+        def texts(self) -> tuple[list[str], str]:
+            """The texts, and the name of their field."""
+            return self.input, "input"
+
+    return PoolingRequest
+
+
+class SparseWeight(BaseModel):
+    """The weight of a token, by its id in the tokenizer's file."""
+
+    index: int
+    value: float
+
+
+class Pooled(BaseModel):
+    """The vectors of a text's tokens, and the text's place in the request."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[list[float]]
+
+
+class PoolingResponse(BaseModel):
+    """The vectors of the tokens of each text, in the order of the request."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: Usage
+
+
 def similarity_request_model(limits: Limits) -> type[BaseModel]:
     """Returns the pydantic model of a /similarity body."""
 

@@ -14,7 +14,7 @@ def encode_router(service: Service) -> APIRouter:
 
     @router.post("/encode", response_model=EncodeResponse, responses=UNFIT)
     async def encode(request: encode_request) -> JSONResponse:
-        """Encodes texts with the model of an index."""
+        """Encodes texts with the model of an index: one vector, one for each token, or weights of tokens."""
         longest = limits.query_characters if request.tower == "query" else limits.passage_characters
         for number, text in enumerate(request.texts):
             if len(text) > longest:
@@ -22,7 +22,7 @@ def encode_router(service: Service) -> APIRouter:
                     422, f"texts.{number}: a {request.tower} may have at most {longest:,} characters"
                 )
         try:
-            opened, encoder, vectors, cuts = await service.encode(request.texts, request.tower, request.index)
+            opened, encoder, answers = await service.encode(request.texts, request.tower, request.index)
         except KeyError as error:
             raise HTTPException(422, error.args[0]) from None
         return JSONResponse(
@@ -33,8 +33,8 @@ def encode_router(service: Service) -> APIRouter:
                 if opened is not None
                 else encoder.similarity_fn_name,
                 "dimension": encoder.dimension,
-                "vectors": vectors.tolist(),
-                "cut_at": cuts,
+                "vectors": [a.vector if isinstance(a.vector, dict) else a.vector.tolist() for a in answers],
+                "cut_at": [a.cut_at for a in answers],
             }
         )
 

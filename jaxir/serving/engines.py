@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Found(NamedTuple):
 class Answer(NamedTuple):
     """An engine's answer to one question."""
 
-    vector: np.ndarray | None  # the text's vector, [D]; None from a sparse engine
+    vector: Any  # the text's vector, [D], or what a `TokenEngine` gives; None from a sparse engine
     found: dict[str, Found]  # results by index name
     cut_at: int | None = None  # number of the text's characters that the model read; None if all
     tokens: int = 0  # number of tokens that the model read

@@ -19,6 +19,9 @@ from jaxir.serving.fast_json import FastJson
 from jaxir.serving.schemas import UNKNOWN
 from jaxir.serving.service import Service
 
+OF_TOKENS = (
+    "the model makes no single vector of a text: POST /encode, /embed_all (tokens) or /embed_sparse (weights)"
+)
 NO_MODEL = "no embedding model is served: start jaxir.serve with --model=MODEL"
 
 
@@ -80,6 +83,8 @@ def openai_router(service: Service) -> APIRouter:
 
 def embedders_of(service: Service) -> list[Embedder]:
     """Returns the models that embed; raises status 404 if there are none."""
+    if not service.embedders and service.token_engines:
+        raise HTTPException(404, OF_TOKENS)
     if not service.embedders:
         raise HTTPException(404, NO_MODEL)
     return service.embedders

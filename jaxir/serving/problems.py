@@ -25,8 +25,6 @@ ABSENT = {
     "/v1/responses": _EMBED,
     "/v1/embed": f"Cohere's embed is not served; {_OWN}, with input_type",
     "/v2/embed": f"Cohere's embed is not served; {_OWN}, with input_type",
-    "/embed_all": f"vectors of single tokens are not served; {_OWN}",
-    "/embed_sparse": f"sparse vectors are not served; {_OWN}, and an index of jaxir.index searches words",
     "/predict": "classifiers are not served; POST /rerank scores pairs of texts",
     "/classify": "classifiers are not served; POST /rerank scores pairs of texts",
     "/score": "POST /rerank scores a query with texts",

@@ -75,13 +75,15 @@ class SearchResponse(BaseModel):
 
 
 class EncodeResponse(BaseModel):
-    """A vector of `dimension` numbers for each text, in the order of the request."""
+    """The encoding of each text, in the order of the request."""
 
     index: str | None = Field(description="the index whose model encoded the texts; null without an index")
     fingerprint: str = Field(description="identifies the model; only compare vectors of equal fingerprints")
-    similarity: Literal["cosine", "dot"]
-    dimension: int
-    vectors: list[list[float]]
+    similarity: Literal["cosine", "dot", "maxsim", "meanmaxsim", "impact"]
+    dimension: int = Field(description="numbers of a vector; tokens of a sparse encoder")
+    vectors: list[list[float]] | list[list[list[float]]] | list[dict[str, float]] = Field(
+        description="per text a vector, a vector for each token (multi-vector encoder), or {token: weight}"
+    )
     cut_at: list[int | None] = Field(description="per text, the characters that the model read; null if all")
 
 

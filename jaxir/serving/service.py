@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import os
 import random
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
-
-import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import Document
 from jaxir.data.text.truncation import Truncation, truncation_note
 from jaxir.models.quantized import Scheme
+from jaxir.retrieval.encoding.any_encoder import AnyEncoder, load_encoder
+from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
-from jaxir.retrieval.indexes.base_index import Index, load_index
-from jaxir.retrieval.searcher import Searcher
 from jaxir.runtime.cpu import Dtype
 from jaxir.serving.batcher import Batcher
 from jaxir.serving.embedder import Embedder, served_name
@@ -29,28 +23,12 @@ from jaxir.serving.engines import Answer, DenseEngine, Question, SparseEngine
 from jaxir.serving.examples import examples
 from jaxir.serving.filters import Filter, matches
 from jaxir.serving.limits import Limits
+from jaxir.serving.opened import Opened, check_texts, named, searcher_of
 from jaxir.serving.rankings import HYBRID, RERANKED, Ranking, filtered, ranking_of
 from jaxir.serving.reranker import Reranker
+from jaxir.serving.token_engine import TokenEngine
 
 MAX_BATCH = 64  # maximum number of texts in an engine's batch
-
-
-@dataclasses.dataclass(frozen=True)
-class Opened:
-    """A served index with its model, and its name in requests and answers."""
-
-    name: str
-    searcher: Searcher
-
-    @property
-    def index(self) -> Index:
-        return self.searcher.index
-
-    @property
-    def kind(self) -> Literal["dense", "multi_vector", "sparse"]:
-        if self.searcher.token_encoder is not None:
-            return "multi_vector"
-        return "sparse" if self.searcher.encoder is None else "dense"
 
 
 class Service:
@@ -67,7 +45,7 @@ class Service:
         opened: Sequence[Opened],
         limits: Limits,
         reranker: Reranker | None = None,
-        model: DualEncoder | None = None,
+        model: AnyEncoder | None = None,
     ):
         self.opened, self.limits, self.reranker = list(opened), limits, reranker
         names = [o.name for o in self.opened]
@@ -82,9 +60,19 @@ class Service:
             elif first.name not in self.engines:
                 alike = {o.name: o.index for o in self.opened if o.searcher.encoder is encoder}
                 self.engines |= dict.fromkeys(alike, DenseEngine(encoder, alike, k=limits.k))
-        self._model_engine: DenseEngine | None = None  # of a model without an index
+        self._model_engine: DenseEngine | TokenEngine | None = None  # of a model without an index
         if model is not None:
-            self._model_engine = DenseEngine(model, {}, k=limits.k, name=served_name(model.spec or "model"))
+            name = served_name(model.spec or "model")
+            self._model_engine = (
+                DenseEngine(model, {}, k=limits.k, name=name)
+                if isinstance(model, DualEncoder)
+                else TokenEngine(model, name=name)
+            )
+        # Indexes of token vectors or weights are searched by texts, so another engine encodes.
+        self._token_engines: dict[str, TokenEngine] = {}
+        for o in self.opened:
+            if o.searcher.encoder is None and (encoder := o.searcher.any_encoder) is not None:
+                self._token_engines[o.name] = TokenEngine(encoder, name=f"{o.name}/encode")
         self.embedders: list[Embedder] = []
         for engine in self._dense_engines():
             name = served_name(engine.encoder.spec or engine.name)
@@ -120,12 +108,12 @@ class Service:
             raise UserError(f"--rerank_depth={rerank_depth} must be at most {limits.k}, the limit k")
         opened: list[Opened] = []
         for spec in indexes:
-            name, directory = _named(spec)
+            name, directory = named(spec)
             if name in [HYBRID, RERANKED, *(o.name for o in opened)]:
                 raise UserError(
                     f"the name {name!r} is taken: give {directory} another name by --index=NAME={directory}"
                 )
-            opened.append(Opened(name, _searcher(directory, opened, model, dtype, weights)))
+            opened.append(Opened(name, searcher_of(directory, opened, model, dtype, weights)))
             first, other = opened[0], opened[-1]
             if set(first.index.ids).isdisjoint(other.index.ids):
                 raise UserError(
@@ -133,12 +121,12 @@ class Service:
                     " one corpus"
                 )
         encoder = None
-        if model is not None and all(o.searcher.encoder is None for o in opened):
-            encoder = DualEncoder.load(model, dtype=dtype, weights=weights)
+        if model is not None and all(o.searcher.any_encoder is None for o in opened):
+            encoder = load_encoder(model, dtype=dtype, weights=weights)
         stage = None
         if reranker is not None:
             if opened:
-                _check_texts(opened)
+                check_texts(opened)
             stage = Reranker(reranker, depth=rerank_depth)
         service = cls(opened, limits, stage, encoder)
         for engine in service._engines():
@@ -278,23 +266,33 @@ class Service:
 
     async def encode(
         self, texts: Sequence[str], tower: Tower, index: str | None
-    ) -> tuple[Opened | None, DualEncoder, np.ndarray, list[int | None]]:
+    ) -> tuple[Opened | None, AnyEncoder | FixedDimensionEncoder, list[Answer]]:
         """Encodes N texts with the model of the named index, or with the first model.
 
-        Returns the index (None without an index), its model, vectors (float32 [N, D]), and for each text the
-        number of characters that the model read, None if all. Raises `KeyError` with a sentence if there is
-        no such index or model, and `Busy`.
+        Returns the index (None without an index), its model, and an answer for each text. Raises `KeyError`
+        with a sentence if there is no such index or model, and `Busy`.
         """
-        dense = {o.name: o for o in self.opened if o.kind == "dense"}
-        opened = dense.get(index) if index is not None else next(iter(dense.values()), None)
-        engine = self.engines[opened.name] if opened is not None else self._model_engine
+        engines = {name: e for name, e in self.engines.items() if isinstance(e, DenseEngine)}
+        engines |= self._token_engines
+        having = {o.name: o for o in self.opened if o.name in engines}
+        opened = having.get(index) if index is not None else next(iter(having.values()), None)
+        engine = engines[opened.name] if opened is not None else self._model_engine
         if engine is None or (opened is None and index is not None):
             which = "no index here" if index is None else f"no index {index!r} here"
             raise KeyError(f"{which} has a model; /healthz lists the indexes")
-        answers = await self.batchers[engine.name, tower].results(
-            [Question(text, tower=tower) for text in texts]
-        )
-        return opened, engine.encoder, np.stack([a.vector for a in answers]), [a.cut_at for a in answers]
+        return opened, engine.encoder, await self.of_engine(engine, texts, tower)
+
+    async def of_engine(
+        self, engine: DenseEngine | TokenEngine, texts: Sequence[str], tower: Tower
+    ) -> list[Answer]:
+        """Returns the engine's encoding of texts; raises `Busy`."""
+        questions = [Question(text, tower=tower) for text in texts]
+        return await self.batchers[engine.name, tower].results(questions)
+
+    @property
+    def token_engines(self) -> list[TokenEngine]:
+        """The engines of multi-vector and sparse encoders."""
+        return [engine for engine in self._engines() if isinstance(engine, TokenEngine)]
 
     def document(self, doc_id: str, index: str | None = None) -> tuple[Opened, Document] | None:
         """Returns a document and the first index, or the named one, that stores it; None if no index does."""
@@ -327,56 +325,9 @@ class Service:
         """Returns the number of texts that a model truncated, by engine and tower."""
         return {(e.name, t): count for e in self._dense_engines() for t, count in e.texts_cut.items()}
 
-    def _engines(self) -> list[DenseEngine | SparseEngine]:
-        return [*filter(None, [self._model_engine]), *dict.fromkeys(self.engines.values())]
+    def _engines(self) -> list[DenseEngine | SparseEngine | TokenEngine]:
+        engines = dict.fromkeys([*self.engines.values(), *self._token_engines.values()])
+        return [*filter(None, [self._model_engine]), *engines]
 
     def _dense_engines(self) -> list[DenseEngine]:
         return [engine for engine in self._engines() if isinstance(engine, DenseEngine)]
-
-
-def _named(spec: str) -> tuple[str, str]:
-    """Splits NAME=DIR into (NAME, DIR). A DIR without a name is named after its last part."""
-    name, equals, directory = spec.partition("=")
-    if not equals or "/" in name:
-        name, directory = Path(os.path.realpath(spec)).name, spec  # Path.resolve fails on link loops
-    if not name or not directory:
-        raise UserError(f"--index={spec!r} lacks a {'directory' if name else 'name'}; write --index=NAME=DIR")
-    return name, directory
-
-
-def _searcher(
-    directory: str,
-    opened: Sequence[Opened],
-    model: str | None,
-    dtype: Dtype,
-    weights: Scheme | None,
-) -> Searcher:
-    """Opens an index. If an index that is already open has the same model, reuses the model."""
-    index = load_index(directory)
-    if index.query_kind != "vectors":
-        how = {"model": model, "dtype": dtype} if index.query_kind in ("sparse", "token_vectors") else {}
-        return Searcher.open(index, **how)
-    for other in opened:
-        encoder, name = other.searcher.encoder, model or index.info.model
-        if encoder is None or encoder.weights != (weights or index.info.weights):
-            continue
-        if name == (model or other.index.info.model):
-            index.require_model(encoder.fingerprint, *encoder.made_by)
-            return Searcher(index, encoder)
-    return Searcher.open(index, model=model, dtype=dtype, weights=weights)
-
-
-def _check_texts(opened: Sequence[Opened]) -> None:
-    """Raises a UserError if a document's text is not stored: the reranker would read an empty text."""
-    stored = [o for o in opened if o.index.documents is not None]
-    if not stored:
-        raise UserError(f"{RERANKED}: no index stores texts; build one with jaxir.index --corpus")
-    without = [o for o in opened if o.index.documents is None]
-    read = set().union(*(o.index.ids for o in stored)) if without else set()
-    for each in without:
-        lacking = [doc_id for doc_id in each.index.ids if doc_id not in read]
-        if lacking:
-            raise UserError(
-                f"{RERANKED}: no index stores the text of {len(lacking):,} of the documents of the index"
-                f" {each.name} (such as {lacking[0]!r}); build it with jaxir.index --corpus"
-            )

@@ -8,7 +8,8 @@ from fastapi.responses import JSONResponse
 
 from jaxir.serving.metrics import Metrics
 from jaxir.serving.schemas import Health
-from jaxir.serving.service import Opened, Service
+from jaxir.serving.opened import Opened
+from jaxir.serving.service import Service
 
 SHOWN_LIMITS = ("body_bytes", "queries", "query_characters", "k", "answer_seconds")
 
@@ -45,7 +46,7 @@ def status_router(service: Service, metrics: Metrics) -> APIRouter:
 
 def _index_facts(opened: Opened) -> dict[str, Any]:
     info, searcher = opened.index.info, opened.searcher
-    encoder = searcher.encoder or searcher.sparse_encoder or searcher.token_encoder
+    encoder = searcher.any_encoder
     return {
         "name": opened.name,
         "kind": opened.kind,

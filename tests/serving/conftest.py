@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from jaxir.serving.app import build_app
+from jaxir.serving.metrics import Metrics
 from jaxir.sidecar import environment
 from tests.retrieval.conftest import random_texts, save_model, write_jsonl
 
@@ -160,3 +162,23 @@ def without_texts(tmp_path_factory, world) -> Iterator[Server]:
     with running(directory, *flags) as server:
         yield server
     assert re.fullmatch("loading .*\n", server.log.read_text())
+
+
+def answered(service, method: str, path: str, body: dict | None = None) -> tuple[int, dict]:
+    """Returns status and answer of a request to the application."""
+    app, sent = build_app(service, Metrics(service)), []
+
+    async def receive():
+        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    async def ask(_):
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
+        with contextlib.suppress(RuntimeError):  # uvicorn prints it
+            await app(scope, receive, send)
+
+    result_of(service, ask)
+    return sent[0]["status"], json.loads(b"".join(part["body"] for part in sent[1:]))

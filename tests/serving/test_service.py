@@ -20,15 +20,13 @@ from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.runtime import cpu
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.serving.access_log import AccessLog
-from jaxir.serving.app import build_app
 from jaxir.serving.engines import DenseEngine
 from jaxir.serving.examples import phrase_of
 from jaxir.serving.few_shapes import ROWS, lay_out, lengths_up_to
 from jaxir.serving.limits import Limits
-from jaxir.serving.metrics import Metrics
 from jaxir.serving.service import Service
 from tests.retrieval.conftest import random_texts, write_jsonl
-from tests.serving.conftest import result_of
+from tests.serving.conftest import answered, result_of
 
 QUERIES = ["w1 w2 w3", "w5", "joined arrays", "w7 w8 w9 " * 9]
 
@@ -185,26 +183,6 @@ def test_examples_resemble_typed_queries(service):
     ]
     for title, text, expected in phrases:
         assert phrase_of(Document("1", title, text)) == expected
-
-
-def answered(service, method: str, path: str, body: dict | None = None) -> tuple[int, dict]:
-    """Returns status and answer of a request to the application."""
-    app, sent = build_app(service, Metrics(service)), []
-
-    async def receive():
-        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
-
-    async def send(message):
-        sent.append(message)
-
-    async def ask(_):
-        headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
-        with contextlib.suppress(RuntimeError):  # uvicorn prints it
-            await app(scope, receive, send)
-
-    result_of(service, ask)
-    return sent[0]["status"], json.loads(b"".join(part["body"] for part in sent[1:]))
 
 
 def test_internal_errors_hide_their_details(service, monkeypatch):

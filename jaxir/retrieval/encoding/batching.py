@@ -130,3 +130,12 @@ def _partial_rows(count: int, full: int, row_multiple: int) -> int:
     while rows < count:
         rows *= 2
     return min(rows, full)
+
+
+def padded_tokens(vectors: Sequence[np.ndarray], batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the vectors [rows, length, D] of a batch's texts and which are tokens."""
+    found = np.zeros([batch.rows, batch.length, vectors[0].shape[1]], np.float32)
+    mask = np.zeros([batch.rows, batch.length], bool)
+    for row, some in enumerate(vectors):
+        found[row, : len(some)], mask[row, : len(some)] = some, True
+    return found, mask

@@ -36,6 +36,7 @@ class FixedDimensionEncoder:
         except ValueError as error:
             raise UserError(f"--fde: {error}") from None
         self.encoder, self.how = encoder, how
+        self.tokenizer, self.settings = encoder.tokenizer, encoder.settings
         self.model, self.spec, self.step = encoder.model, encoder.spec, encoder.step
         self.made_by = encoder.made_by
         self.fingerprint = fingerprint_of(encoder.fingerprint, dataclasses.asdict(how))
@@ -43,7 +44,12 @@ class FixedDimensionEncoder:
 
     def encode_queries(self, texts: Sequence[str], *, show_progress: bool = True) -> np.ndarray:
         """Returns float32 vectors [N, F] of N queries."""
-        return self._fixed(self.encoder.encode_queries(list(texts), show_progress=show_progress), "query")
+        return self.encode(texts, tower="query", show_progress=show_progress)
+
+    def encode(self, texts: Sequence[str], *, tower: Tower, show_progress: bool = True) -> np.ndarray:
+        """Returns float32 vectors [N, F] of N texts."""
+        found = self.encoder.encode(list(texts), tower=tower, show_progress=show_progress)
+        return self._fixed(found, tower)
 
     def encode_tokens(
         self, windows: Iterable[list[np.ndarray]], *, tower: Tower, **how: Any

@@ -24,7 +24,7 @@ from jaxir.models.dual_encoder import Tower
 from jaxir.models.layers import size_of
 from jaxir.models.multi_vector import EXPANSION_TOKEN, MultiVectorModel
 from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
-from jaxir.retrieval.encoding.batching import EncodingReport, plan_batches
+from jaxir.retrieval.encoding.batching import EncodingReport, padded_tokens, plan_batches
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.read_ahead import one_ahead
@@ -240,9 +240,10 @@ class MultiVectorEncoder:
             for side, size in ((a, _QUERY_TOKENS), (b, _PASSAGE_TOKENS))
         ]
         for of_passages in plans[1]:
-            padded = _padded(b, of_passages)
+            passages = padded_tokens([b[i] for i in of_passages.texts], of_passages)
             for of_queries in plans[0]:
-                found = _compared(*_padded(a, of_queries), *padded)
+                queries = padded_tokens([a[i] for i in of_queries.texts], of_queries)
+                found = _compared(*queries, *passages)
                 found = np.asarray(found)[: len(of_queries.texts), : len(of_passages.texts)]
                 scores[np.ix_(of_queries.texts, of_passages.texts)] = found
         if self.similarity_fn_name == "meanmaxsim" and a:
@@ -256,13 +257,3 @@ _compared = jax.jit(maxsim)
 def _listed(side: Vectors) -> list[np.ndarray]:
     single = isinstance(side, np.ndarray) and side.ndim == 2
     return [np.asarray(x, np.float32) for x in ([side] if single else side)]
-
-
-def _padded(side: list[np.ndarray], batch: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns the vectors [rows, length, D] of a batch and which of them are tokens."""
-    vectors = np.zeros([batch.rows, batch.length, side[0].shape[1]], np.float32)
-    mask = np.zeros([batch.rows, batch.length], bool)
-    for row, i in enumerate(batch.texts):
-        vectors[row, : len(side[i])] = side[i]
-        mask[row, : len(side[i])] = True
-    return jnp.asarray(vectors), jnp.asarray(mask)

@@ -63,7 +63,10 @@ class SparseEncoder:
       spec: the name by which the model was loaded; None for a model that was never saved.
       dimension: V, the number of tokens of the vocabulary.
       max_active_dims: the number of weights of a text that are kept, the largest; None: all.
+      similarity_fn_name: "dot".
     """
+
+    similarity_fn_name = "dot"
 
     def __init__(
         self,

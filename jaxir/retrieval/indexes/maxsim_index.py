@@ -5,30 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.platforms import local_devices
-from jaxir.losses.maxsim import maxsim
-from jaxir.retrieval.encoding.batching import Batch, plan_batches
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
 from jaxir.retrieval.encoding.stored_embeddings import StoredEmbeddings
 from jaxir.retrieval.indexes.base_index import Index, check_k
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.index_info import IndexInfo
+from jaxir.retrieval.indexes.maxsim_search import Best, best_of_all, descending, first_of
 from jaxir.retrieval.indexes.token_codec import TokenCodes, encode
 from jaxir.retrieval.indexes.token_lists import TokenLists
 from jaxir.storage.npy import read_npy, write_npy
 
 CANDIDATES = 256  # passages of a query that are compared by MaxSim, by default
-_BLOCK_TOKENS = 65_536  # tokens of passages that a device compares with all queries at once
-_QUERY_TOKENS = 4096
 _BITS = {"2bit": 2, "4bit": 4, "float16": 16}
 
 Queries = Sequence[np.ndarray]  # Q arrays [tokens, D]
@@ -56,8 +51,7 @@ class MaxSimIndex(Index):
         super().__init__(info, ids, documents)
         self._codes, self._lengths, self._lists = codes, lengths, lists
         self._ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        self._rank = np.empty(len(ids), np.int64)  # of equal scores, the larger id is first, as in trec_eval
-        self._rank[sorted(range(len(ids)), key=ids.__getitem__, reverse=True)] = np.arange(len(ids))
+        self._rank = descending(ids)
 
     @classmethod
     def build(
@@ -129,13 +123,13 @@ class MaxSimIndex(Index):
             scores /= np.array([max(1, len(query)) for query in queries], np.float32)[:, None]
         return scores, ids
 
-    def _of_candidates(self, queries: Queries, k: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _of_candidates(self, queries: Queries, k: int, count: int) -> list[Best]:
         """Returns the best rows of each query and their scores, among `count` candidates."""
 
-        def best(query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def best(query: np.ndarray) -> Best:
             of_centroids = self._codes.centroids @ query.T
             rows = self._lists.candidates(of_centroids, self.info.count, count)
-            return self._best(rows, self._scores(query, rows, of_centroids), k)
+            return first_of(rows, self._scores(query, rows, of_centroids), k, self._rank)
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             return list(pool.map(best, queries))
@@ -150,53 +144,13 @@ class MaxSimIndex(Index):
         products = self._codes.products(tokens, query, of_centroids)
         return np.maximum.reduceat(products, starts, axis=0).sum(1)
 
-    def _best(self, rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        order = np.lexsort((self._rank[rows], -scores))[:k]
-        return rows[order], scores[order]
-
-    def _of_all(self, queries: Queries, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _of_all(self, queries: Queries, k: int) -> list[Best]:
         """Compares every passage that has tokens with every query, on all devices of this process."""
-        devices = local_devices()
-        best = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
-        asked = [number for number, query in enumerate(queries) if len(query)]
-        parts = plan_batches(
-            [len(queries[n]) for n in asked], batch_tokens=_QUERY_TOKENS, shape_cost=_QUERY_TOKENS
-        )
-        numbers = [[asked[i] for i in part.texts] for part in parts]
-        placed = [
-            [jax.device_put(_padded([queries[n] for n in some], part), device) for device in devices]
-            for some, part in zip(numbers, parts, strict=True)
-        ]
-        in_flight: list[tuple[np.ndarray, list[jax.Array]]] = []
 
-        def take() -> None:
-            rows, of_parts = in_flight.pop(0)
-            for some, found in zip(numbers, of_parts, strict=True):
-                for n, scores in zip(some, np.asarray(found), strict=False):
-                    every = (
-                        np.concatenate([best[n][0], rows]),
-                        np.concatenate([best[n][1], scores[: len(rows)]]),
-                    )
-                    best[n] = self._best(*every, k)
+        def vectors_of(row: int) -> np.ndarray:
+            return self._codes.decode(slice(self._ends[row], self._ends[row + 1]))
 
-        for turn, (rows, block) in enumerate(self._blocks()):
-            device = turn % len(devices)
-            block = jax.device_put(block, devices[device])
-            in_flight.append((rows, [_compared(*part[device], *block) for part in placed]))
-            if len(in_flight) > 2 * len(devices):
-                take()
-        while in_flight:
-            take()
-        return best
-
-    def _blocks(self) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
-        """Yields the rows of passages that have tokens, and their padded vectors and mask."""
-        full = np.flatnonzero(self._lengths)
-        plan = plan_batches(self._lengths[full], batch_tokens=_BLOCK_TOKENS, shape_cost=_BLOCK_TOKENS)
-        for batch in plan:
-            rows = full[batch.texts]
-            vectors = [self._codes.decode(slice(self._ends[row], self._ends[row + 1])) for row in rows]
-            yield rows, _padded(vectors, batch)
+        return best_of_all(queries, self._lengths, vectors_of, k, rank=self._rank)
 
     def _save_engine(self, directory: Path) -> None:
         self._codes.save(directory)
@@ -219,15 +173,3 @@ class MaxSimIndex(Index):
         ends = np.array(read_npy(directory / "ends.npy", np.int64, (len(codes.centroids) + 1,)))
         lists = TokenLists(read_npy(directory / "passages.npy", np.int32, (int(ends[-1]),)), ends)
         return cls(info, ids, documents, codes, lengths, lists)
-
-
-_compared = jax.jit(maxsim)
-
-
-def _padded(vectors: Sequence[np.ndarray], batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors [rows, length, D] of a batch and which of them are tokens."""
-    padded = np.zeros([batch.rows, batch.length, vectors[0].shape[1]], np.float32)
-    mask = np.zeros([batch.rows, batch.length], bool)
-    for row, found in enumerate(vectors):
-        padded[row, : len(found)], mask[row, : len(found)] = found, True
-    return padded, mask

@@ -14,7 +14,6 @@ from jaxir.evaluation.retrieval_metrics import evaluate_run
 from jaxir.losses import TokenVectors
 from jaxir.objectives.pair_batch import pair_features
 from jaxir.retrieval.indexes.in_memory import index_of
-from jaxir.retrieval.ranking.token_search import best_passages
 from jaxir.training.evaluators.evaluation_context import (
     Bench,
     State,
@@ -77,15 +76,15 @@ class Retrieval(Evaluator):
         of_passages = self._vectors(bench, list(distinct_passages.values()), "passage")
 
         def search(queries: Any, passages: Any) -> Mapping[str, float]:
-            names, depth = list(distinct_passages), min(DEPTH, len(distinct_passages))
+            # Vectors of models with cosine similarity are normalised, so "dot" is right for all models.
+            how = "dot"
             if isinstance(queries, TokenVectors):
-                scores, rows = best_passages(queries, passages, depth)
-                ids = [[names[row] for row in some] for some in rows]
-            else:  # vectors of models with cosine similarity are normalised, so "dot" is right for all models
-                index = index_of(passages, names, similarity="dot")
-                scores, ids = index.search(queries, depth)
+                # A query's weight changes no order, so "maxsim" is right.
+                queries, passages, how = _scored(queries), _scored(passages), "maxsim"
+            index = index_of(passages, list(distinct_passages), similarity=how)
+            scores, ids = index.search(queries, min(DEPTH, len(distinct_passages)))
             run = {
-                query: dict(zip(found, map(float, row), strict=True))
+                query: dict(zip(found, map(float, row), strict=False))
                 for query, found, row in zip(distinct_queries, ids, scores, strict=True)
             }
             return evaluate_run(run, judgements, METRICS).values
@@ -131,6 +130,11 @@ class Retrieval(Evaluator):
             return vectors
 
         return bench.program(encode, rows).of_rows
+
+
+def _scored(texts: TokenVectors) -> list[np.ndarray]:
+    """Returns the vectors [tokens, D] of each text's scored tokens."""
+    return [vectors[mask] for vectors, mask in zip(*texts[:2], strict=True)]
 
 
 def _first(vectors: Any, dimension: int | None) -> Any:

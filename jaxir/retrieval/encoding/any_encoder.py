@@ -1,0 +1,42 @@
+"""Loads an encoder of texts of any kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxir.core.errors import UserError
+from jaxir.interop import model_dir
+from jaxir.models.quantized import Scheme
+from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
+from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
+
+AnyEncoder = DualEncoder | MultiVectorEncoder | SparseEncoder
+_CLASSES = {"multi_vector_encoder": MultiVectorEncoder, "sparse_encoder": SparseEncoder}
+
+
+def load_encoder(spec: str, *, weights: Scheme | None = None, **how: Any) -> AnyEncoder:
+    """Returns the encoder `spec`: a `DualEncoder`, `MultiVectorEncoder` or `SparseEncoder`.
+
+    Args:
+      spec: the model's name.
+      weights: how a dual encoder is quantised (see `DualEncoder.load`).
+      **how: further arguments of the encoder's `load`.
+
+    Raises:
+      UserError: the model is of another kind or cannot be read, or `weights` is given for another encoder
+        than a dual encoder.
+    """
+    if (kind := kind_of(spec)) not in _CLASSES:
+        return DualEncoder.load(spec, weights=weights, **how)
+    if weights is not None:
+        raise UserError(f"a {kind.replace('_', ' ')} is not quantised: leave out --weights")
+    return _CLASSES[kind].load(spec, **how)
+
+
+def kind_of(spec: str) -> str | None:
+    """Returns the kind of a model; None if it cannot be opened, for which `load` has the message."""
+    try:
+        return model_dir.kind_of(spec)
+    except UserError:
+        return None
