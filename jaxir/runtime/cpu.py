@@ -82,8 +82,8 @@ def has_quick_bfloat16() -> bool:
 def settled_dtype(dtype: Dtype) -> Literal["float32", "bfloat16"]:
     """Returns what "auto" means on this machine: bfloat16 on a CPU that multiplies it natively.
 
-    Elsewhere, also on accelerators, "auto" is float32. The rankings of both types are compared in
-    docs/results/performance.md.
+    Elsewhere, also on accelerators, "auto" is float32. docs/results/experiments.md compares rankings in
+    both types.
     """
     import jax
 
