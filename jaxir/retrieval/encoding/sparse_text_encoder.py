@@ -37,7 +37,7 @@ def _weigh(model: SparseEncoderModel, ids: jax.Array) -> jax.Array:
 
 @functools.cache  # one function object for each program (see `batch_runner.Function`)
 def _weigh_top(limit: int) -> Callable[[SparseEncoderModel, jax.Array], jax.Array]:
-    """Returns a function to the `limit` largest weights of texts and their tokens, float32 [B, 2, limit].
+    """Returns a function from token ids to the `limit` largest weights and their tokens, as [B, 2, limit].
 
     float32 holds ids exactly up to 2^24, which no vocabulary reaches.
     """

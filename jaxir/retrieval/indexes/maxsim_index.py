@@ -23,7 +23,7 @@ from jaxir.retrieval.indexes.token_codec import TokenCodes, encode
 from jaxir.retrieval.indexes.token_lists import TokenLists
 from jaxir.storage.npy import read_npy, write_npy
 
-CANDIDATES = 256  # passages of a query that are compared by MaxSim, by default
+CANDIDATES = 256  # default number of passages that are compared with a query by MaxSim
 _BITS = {"2bit": 2, "4bit": 4, "float16": 16}
 
 Queries = Sequence[np.ndarray]  # Q arrays [tokens, D]
@@ -32,8 +32,9 @@ Queries = Sequence[np.ndarray]  # Q arrays [tokens, D]
 class MaxSimIndex(Index):
     """N passages with a vector for each token, searched by MaxSim.
 
-    With candidates, a query's tokens first choose passages by the nearest of C centroids, and only these are
-    compared by MaxSim. Without, all passages are, which is exact for the stored vectors.
+    With candidates, a query's tokens first choose passages by their nearest centroids, and MaxSim compares
+    only the chosen passages. Without candidates, MaxSim compares all passages, which is exact for the stored
+    vectors.
     """
 
     engine = "maxsim"
@@ -66,8 +67,8 @@ class MaxSimIndex(Index):
 
         Args:
           stored: token vectors and their ids.
-          token_storage: a centroid and 2 or 4 bits for each component of a vector, or float16.
-          candidates: passages of a query that are compared by MaxSim; 0: all.
+          token_storage: how a vector is stored: a centroid and 2 or 4 bits for each component, or float16.
+          candidates: number of passages that are compared with a query by MaxSim; 0: all.
           model: the model that encodes queries; None: the passages' model.
 
         Raises:

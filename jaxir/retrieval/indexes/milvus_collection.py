@@ -80,7 +80,7 @@ class MilvusCollection:
             raise UserError(f"{self._where} already has a collection {self.name}: give another --collection")
 
     def open(self, dimension: int, mark: str | None) -> None:
-        """Loads the collection if its dimension and mark are the index's; old collections have no mark."""
+        """Loads the collection; refuses another dimension, or the mark (a random id) of another index."""
         if not self.exists():
             raise UserError(f"{self._where} has no collection {self.name}: build the index again")
         with self._errors():

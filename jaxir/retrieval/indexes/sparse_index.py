@@ -24,7 +24,7 @@ from jaxir.storage.npy import read_npy, write_npy
 
 Storage = Literal["float32", "int8"]
 FEW = 100  # up to this many queries are searched without a progress bar, as in a server
-LEVELS = 255  # the largest weight of an index of storage "int8", which holds weights from 0 in one byte
+LEVELS = 255  # largest weight of "int8" storage, which stores each weight as a byte from 0 to 255
 _DTYPES = {"float32": np.float32, "int8": np.uint8}
 
 
@@ -44,7 +44,7 @@ class Postings:
 
     @classmethod
     def of(cls, matrix: sparse.csr_matrix, storage: Storage) -> tuple[Postings, float]:
-        """Returns the postings of weights [N, V], and the unit of their weights, 1 for "float32".
+        """Returns the postings of weights [N, V], and the unit of the stored weights, 1 for "float32".
 
         "int8" rounds to multiples of the largest weight / 255; weights below half of that are left out.
         """
@@ -71,8 +71,8 @@ class Postings:
 class SparseIndex(Index):
     """N documents as weights of the tokens of a vocabulary; scores are inner products, exact over all.
 
-    Documents of equal score are in descending order of id, like in trec_eval: rows are in that order. Only
-    documents that share a token with the query are found.
+    Documents of equal score are in descending order of id, as in trec_eval, because the rows are sorted.
+    Only documents that share a token with the query are found.
 
     An index that names a model is searched with weights [Q, V] of `SparseEncoder.encode_queries`. An index
     of a file of vectors has no model, and is searched with dicts {token: weight}.

@@ -1,9 +1,10 @@
 """Stores the token vectors of passages: a centroid and a residual of few bits, or float16.
 
-As in ColBERTv2 (Santhanam et al. 2021, arXiv 2112.01488), a token has the number of the nearest of C
-centroids and the difference from it with 2 or 4 bits for each component. Here the levels of a component are
-equally spaced, as is best for normally distributed values (Max 1960), and each token has its own step. So
-products with a query need only the codes, which are whole numbers.
+As in ColBERTv2 (Santhanam et al. 2021, arXiv 2112.01488), a token is stored as the number of its nearest
+centroid and the difference from this centroid (the residual), with 2 or 4 bits for each component. Here the
+levels of a component are equally spaced, with the best spacing for normally distributed values (Max 1960),
+and each token has its own scale. So products with a query are computed from the codes, which are whole
+numbers.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from jaxir.core.progress import progress
 from jaxir.runtime.cpu import has_quick_bfloat16
 from jaxir.storage.npy import read_npy, write_npy
 
-Bits = Literal[2, 4, 16]  # for a component of a residual; 16: vectors in float16, without residuals
-STEPS = {2: 0.9957, 4: 0.3352}  # between levels, for components of standard deviation 1 (Max 1960)
+Bits = Literal[2, 4, 16]  # bits of each component of a residual; 16: vectors in float16, no residuals
+STEPS = {2: 0.9957, 4: 0.3352}  # distance between two levels, for a standard deviation of 1 (Max 1960)
 ROUNDS = 4  # rounds of k-means
-PER_CENTROID = 16  # sampled tokens for each centroid
-BLOCK = 1024  # tokens that are compared with the centroids at once
-_READ = 65_536  # tokens that are coded at once
+PER_CENTROID = 16  # number of sampled tokens for each centroid
+BLOCK = 1024  # number of tokens that are compared with the centroids at once
+_READ = 65_536  # number of tokens that are coded at once
 
 
 class TokenCodes(NamedTuple):
@@ -162,7 +163,7 @@ def _nearest(centroids: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _program(on_cpu: bool, rounded: bool):
-    """Compares vectors with centroids. On a CPU, NumPy's argmax is far quicker than XLA's."""
+    """Returns a program that compares vectors with centroids; on CPUs without argmax (NumPy's is faster)."""
 
     def compared(centroids: jax.Array, half: jax.Array, vectors: jax.Array) -> jax.Array:
         if rounded:
@@ -179,7 +180,7 @@ def _coded(vectors: np.ndarray, centroids: np.ndarray, bits: Bits) -> tuple[np.n
     steps = STEPS[bits] * np.sqrt(np.mean(residuals**2, axis=1, keepdims=True)) + 1e-30
     levels = np.clip(np.rint(residuals / steps + middle), 0, 2**bits - 1)
     grid = levels - middle
-    # The step that gives the right product of the residual and its code, then the vector's own length.
+    # `step` keeps the product of residual and code; `length` then keeps the length of the vector.
     squares, products = (np.einsum("td,td->t", residuals, x) for x in (residuals, grid))
     step = squares / (products + 1e-30)
     decoded = np.linalg.norm(centroids + step[:, None] * grid, axis=1)
@@ -200,7 +201,7 @@ def _blocks(shards: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _row(dimension: int, bits: Bits) -> tuple[int, type[np.number]]:
-    """Returns the number and the type of the values that a token takes."""
+    """Returns how many numbers store a token, and their type."""
     return (dimension, np.float16) if bits == 16 else (-(-dimension * bits // 8), np.uint8)
 
 

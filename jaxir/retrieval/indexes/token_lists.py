@@ -1,7 +1,8 @@
 """Finds passages that may have a large MaxSim: those with tokens at centroids near the query's tokens.
 
-As in WARP (Scheerer et al. 2025, arXiv 2501.17788), a query token takes for each passage the largest product
-with the centroids that it looks at, and where the passage has none of them, the smallest of these products.
+As in WARP (Scheerer et al. 2025, arXiv 2501.17788), each query token looks at its nearest centroids only. A
+passage with tokens at some of these centroids gets the largest of their products with the query token. Any
+other passage gets the largest product of the centroids that were not looked at.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-PROBES = 16  # centroids that each query token looks at
+PROBES = 16  # number of nearest centroids that each query token looks at
 
 
 class TokenLists(NamedTuple):
-    """The passages that have tokens at each of C centroids: passages[ends[c] : ends[c + 1]] at c."""
+    """The passages with a token nearest to each of C centroids: passages[ends[c] : ends[c + 1]] for c."""
 
     passages: np.ndarray
     ends: np.ndarray
@@ -38,7 +39,8 @@ class TokenLists(NamedTuple):
             else:
                 chosen, floor = np.argsort(row), row.min() - 1
             of_token.fill(0)
-            for centroid in chosen:  # ascending, so the largest product of a passage is written last
+            # Ascending, so that a passage keeps its largest product, which is written last.
+            for centroid in chosen:
                 members = self.passages[self.ends[centroid] : self.ends[centroid + 1]]
                 of_token[members] = row[centroid] - floor
             scores += of_token
