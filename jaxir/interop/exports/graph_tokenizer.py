@@ -143,7 +143,8 @@ def require_tensorflow_text() -> None:
     """Imports TensorFlow Text, whose operations the graph contains."""
     try:
         import tensorflow_text  # noqa: F401
-    except Exception as error:  # such as NotFoundError, if it was built for another TensorFlow
+    # For example NotFoundError, if TensorFlow Text was built for another TensorFlow.
+    except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
             f"text signatures need tensorflow-text ({reason}): {how_to_install('seqio')};"

@@ -155,7 +155,7 @@ def _grouped(graph, query, key, value, mask, near, bias, *, scale: float) -> ir.
 
 
 def _added(graph: _Graph, mask: ir.Value, near: ir.Value | None, *, axes: list[int]) -> ir.Value:
-    """Returns what masks the logits: 0, or -`_MASKED`, which no logit changes in float32."""
+    """Returns the mask to add to logits: 0 for visible keys, else -`_MASKED`, which outweighs any logit."""
     seen = graph("Unsqueeze", mask, graph.constant(axes, np.int64))
     seen = seen if near is None else graph("And", seen, near)
     return graph("Where", seen, graph.constant(0.0, np.float32), graph.constant(-_MASKED, np.float32))

@@ -41,7 +41,7 @@ _KIND = "sparse_encoder"
 _LANGUAGE_MODELS = ("Transformer", "MLMTransformer")
 _STATIC = "SparseStaticEmbedding"
 _QUERY_WEIGHTS = "query_weights"
-_START = -3.0  # bias of a new head
+_START = -3.0  # bias of a new head, so low that few weights of a new model are above 0
 # Modules of every version since 5.0, in which these classes appeared.
 _WRITTEN = "sentence_transformers.sparse_encoder.models"
 
@@ -92,7 +92,7 @@ def from_language_model(
     saturation: Saturation = "relu",
     limit: int | None = None,
 ) -> StoredModel:
-    """Returns the sparse encoder that a masked language model's folder begins; `limit` is max_active_dims."""
+    """Makes a sparse encoder of a masked language model's folder; `limit` is max_active_dims."""
     model = hf_masked_lm.read(directory)
     of_model = {f.name: getattr(model.config, f.name) for f in dataclasses.fields(model.config)}
     how = {"pooling": pooling, "saturation": saturation, "max_active_dims": limit}
@@ -104,7 +104,7 @@ def from_language_model(
 
 
 def kind_of_start(spec: str) -> str | None:
-    """Returns the kind as which to read a model that becomes a sparse encoder; None: that of its files."""
+    """Returns the kind of model to read as the start of a sparse encoder; None: the kind its files name."""
     form, _, name = spec.partition(":")
     has_head = form == "hf" and hf_masked_lm.is_one(hub.configuration(name))
     return _KIND if has_head else None

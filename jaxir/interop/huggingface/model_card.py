@@ -31,15 +31,17 @@ _PIPELINES = {
 _RECIPES = {"config.gin": "gin", "recipe.py": "python"}
 # Settings of run.json in the order of the card; the others are hashes.
 _SETTINGS = ("data", "dev", "objective", "optimizer", "steps", "batch_size", "seed")
-_ABSOLUTE = re.compile(r"""(?<=["'])(?:/|~/)[^"']*/(?=[^"'/]+["'])""")  # directories before a file's name
+# Finds the directories before a file's name in a recipe.
+_ABSOLUTE = re.compile(r"""(?<=["'])(?:/|~/)[^"']*/(?=[^"'/]+["'])""")
 _SOURCE = re.compile(r"""^(?:MODEL|[\w./]*\.source)\s*=\s*["']((?:st|hf):[^"']+)""", re.M)
-_DATA = re.compile(r"""(?:^DATA|\bdirectory)\s*=\s*["']hf:([\w.-]+/[\w.-]+)""", re.M)  # data sets of the hub
+# Finds names of data sets of the hub in a recipe.
+_DATA = re.compile(r"""(?:^DATA|\bdirectory)\s*=\s*["']hf:([\w.-]+/[\w.-]+)""", re.M)
 _INHERITED = (
     "license",
     "license_name",
     "license_link",
     "language",
-)  # metadata taken from the base's README.md
+)  # entries of the base model's README.md that the card repeats
 
 ST_USE = """\
 ```python

@@ -19,7 +19,7 @@ _CLASSES = {
     "CrossEncoder": "cross_encoder",
     "SparseEncoder": "sparse_encoder",
     "MultiVectorEncoder": "multi_vector_encoder",
-    "ColBERT": "multi_vector_encoder",  # PyLate's name
+    "ColBERT": "multi_vector_encoder",  # the name that PyLate writes
 }
 _TASKS = {
     "dual_encoder": "feature-extraction",

@@ -30,7 +30,7 @@ _OF_PYLATE = (
     *("query_length", "document_length", "query_expansion", "do_query_expansion", "skiplist_words"),
     *("attend_to_expansion_tokens", "attend_to_mask_tokens", *_PREFIXES.values()),
 )
-_EXPANDED_LENGTH = 32  # PyLate's default
+_EXPANDED_LENGTH = 32  # PyLate's default number of tokens of a query
 # PyLate wrote the similarity of single vectors, or "MaxSim", into folders that always use MaxSim.
 _IGNORED_SIMILARITIES = ("cosine", "dot", "MaxSim")
 

@@ -182,7 +182,7 @@ def save(tokenizer: Tokenizer, directory: Path, *, max_length: int, token_types:
 
 
 def _named(directory: Path, *, in_json: bool) -> Iterator[tuple[str, str]]:
-    """Yields the tokens that files beside a tokenizer name, each with the name of the file."""
+    """Yields (token, file name) for each token that is named in the files beside a tokenizer."""
     config = read_optional_json(directory / CONFIG)
     found = {CONFIG: [config.get(entry) for entry in (*_MORE, _BY_ID)]}
     if in_json and not config.get(_BY_ID):

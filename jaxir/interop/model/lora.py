@@ -32,7 +32,7 @@ def added(
     seed: int = 0,
     where: str,
 ) -> StoredModel:
-    """Returns `model` with new adapters, which change nothing yet; its own are merged first.
+    """Returns `model` with new adapters, which change nothing yet; earlier adapters are merged first.
 
     Args:
       model: the model.
@@ -75,7 +75,7 @@ def _ours(targets: Iterable[str], backbone: BackboneConfig) -> tuple[str, ...]:
 def merged(model: StoredModel) -> StoredModel:
     """Returns `model` with its adapters added to the kernels, W + (alpha / rank) A B in float32.
 
-    If the adapters were trained on quantised weights, W is what these stand for.
+    If the adapters were trained on quantised weights, W has the values that those weights stand for.
     """
     adapters = model.config.adapters
     if adapters is None:
@@ -108,7 +108,7 @@ def completed(params: Mapping[str, Any], names: Iterable[str], base: Mapping[str
 def _in_base(name: str, base: Mapping[str, Any]) -> str | None:
     """Returns the name in the base of a model's parameter; None if the base lacks it.
 
-    Both towers of an ADE come from one tower.
+    Both towers of an ADE were copied from one tower of the base.
     """
     return next((n for n in (name, _TOWER.sub("", name)) if n in base), None)
 

@@ -16,7 +16,7 @@ from jaxir.models import layers
 from jaxir.models.after_pooling import AfterPooling
 from jaxir.models.multi_vector import Expansion, MultiVectorConfig
 
-DIMENSION = 128  # of a token's vector, as in ColBERT and PyLate
+DIMENSION = 128  # number of dimensions of a token's vector, as in ColBERT and PyLate
 LENGTHS = {"query": 32, "passage": 180}  # maximum numbers of tokens, as in PyLate 1.6
 
 
@@ -90,7 +90,7 @@ def with_lengths(
     expansion = config.expansion
     if expansion is None or query_length is None:
         return model
-    # Queries that are always filled to their maximum length stay so.
+    # If queries were always filled to their maximum length, they are filled to the new one.
     always = expansion.length == model.settings.query_max_length
     length = query_length if always else min(expansion.length, query_length)
     expansion = dataclasses.replace(expansion, length=length)
@@ -100,7 +100,7 @@ def with_lengths(
 def _expansion(tokenizer: Tokenizer | None, length: int, *, attend: bool) -> Expansion | None:
     """Returns the expansion of queries by mask tokens; None if there is no such token.
 
-    Plans know no tokenizer. Their queries have another token, which costs as much.
+    A plan has no tokenizer, so its queries are filled with token 1 instead, which costs as much.
     """
     mask = 1 if tokenizer is None else tokenizer.mask_id
     if mask is None:

@@ -16,7 +16,7 @@ from jaxir.models import layers
 from jaxir.models.dual_encoder import Pooling, Projection, Sharing
 from jaxir.models.quantized import Scheme
 
-PLAIN_LENGTH = 512  # tokens per text; a training step on the 8,192 that ModernBERT can read fits on no device
+PLAIN_LENGTH = 512  # maximum number of tokens per text; a step on ModernBERT's 8,192 fits on no device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from jaxir.models.backbones import Encoder
 from jaxir.models.quantized import How, Scheme, dequantize, quantize
 
 Path = tuple[str, ...]
-Ends = tuple[tuple[int, int], ...]  # (start, stop) along each axis
+Ends = tuple[tuple[int, int], ...]  # (start, stop) of a part along each axis
 _AT_ONCE = 1 << 23  # float32 numbers that are quantised at a time: 32 MiB
 
 
@@ -60,7 +60,7 @@ def _quantized_in(module: nnx.Module) -> str | None:
 
 
 def quantized(value: Any, how: How) -> tuple[Part, Part]:
-    """Returns the numbers of `value` [..., M, N], which may be lazy, and their scales, both lazy."""
+    """Quantises `value` [..., M, N], which may be lazy; returns quantised numbers and scales, both lazy."""
     both = functools.cache(functools.partial(_quantized, value, how))
     axis = len(value.shape) + how.axis
 
@@ -75,7 +75,7 @@ def quantized(value: Any, how: How) -> tuple[Part, Part]:
 
 
 def rounded(value: Any, how: How) -> LazyArray:
-    """Returns the lazy float32 array that the numbers and scales of `value` [..., M, N] stand for."""
+    """Returns `value` [..., M, N] quantised and converted back to float32, as a lazy array."""
     axis = len(value.shape) + how.axis
 
     def read(index: Index) -> np.ndarray:
@@ -101,7 +101,7 @@ class Part:
 
 
 def _quantized(value: Any, how: How, ends: Ends) -> tuple[np.ndarray, np.ndarray]:
-    """Quantises the part of `value` between `ends`, which is whole along blocks. Reads it in pieces."""
+    """Quantises the part of `value` between `ends`, which cuts no block that shares a scale, in pieces."""
     starts, shape = [start for start, _ in ends], [stop - start for start, stop in ends]
     numbers, scales = aligned(how.kept(shape), how.dtype), aligned(how.blocks(shape), np.float32)
     other = len(shape) + (-1 if how.axis == -2 else -2)

@@ -253,7 +253,7 @@ def build(stored: StoredModel, partitioner: Partitioner | None = None, *, halved
 
 
 def rounded(config: ModelConfig, params: Mapping[str, Any], weights: Scheme | None) -> dict[str, Any]:
-    """Returns a model's parameters, those that `weights` quantises rounded to what the numbers stand for."""
+    """Returns a model's parameters; those that `weights` quantises are rounded to their quantised values."""
     if weights is None:
         return dict(params)
     graphdef, state = _outline(replace_backbone(config, scan_layers=False))
