@@ -83,7 +83,7 @@ def with_flags_of(
 
 
 def settings_of(choices: Mapping[str, type], chosen: str, given: Mapping[str, Any]) -> Any:
-    """Returns the settings of a choice, made of the flags that were given.
+    """Returns the settings object of a choice, such as a method, made of the flags that were given.
 
     Args:
       choices: the settings dataclass of each choice, by the flag that selects it ("--method=rrf").

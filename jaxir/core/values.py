@@ -222,7 +222,7 @@ def checked(cls: type) -> type:
 
 
 def parse(text: str, hint: Any) -> Any:
-    """Returns the value of a flag's text. The message of a BadValueError lacks the flag's name before it."""
+    """Returns the value of a flag's text. A BadValueError does not name the flag; the caller adds it."""
     kind = simple(hint)
     try:
         if kind is bool:

@@ -60,7 +60,7 @@ def of_devices(devices: Sequence[jax.Device]) -> Target | None:
 
 
 MOST_GPUS = 2048  # limit of XLA's CPU client, whose devices represent GPUs in a plan
-MOST_SLICES = 4096  # a limit, because the TPU compiler allocates an object for each chip
+MOST_SLICES = 4096  # maximum, because the TPU compiler allocates an object for each chip
 
 
 def parse(text: str) -> Target:

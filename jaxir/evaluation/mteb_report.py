@@ -101,13 +101,13 @@ class _Judged:
 
                 task = mteb.get_task(part.task)
                 task.load_data()
-                self._tasks = {part.task: task}  # only one at a time is in memory
+                self._tasks = {part.task: task}  # keep the judgements of one task in memory at a time
             found = self._tasks[part.task].dataset[part.subset][part.split]["relevant_docs"]
         except ImportError:
             return "no judgements: install MTEB or give --qrels"
         except KeyError:
             return "MTEB knows no task, subset or split of this name: give --qrels"
-        except Exception as error:  # its data cannot be downloaded
+        except Exception as error:  # for example, the task's data cannot be downloaded
             return f"no judgements from MTEB ({type(error).__name__}): give --qrels"
         # Sorted, because MTEB's order differs from process to process, and random sign flips depend on it.
         return {

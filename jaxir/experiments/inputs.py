@@ -14,7 +14,8 @@ from jaxir.data.formats.beir_folder import BeirFolder
 from jaxir.interop.model.stored_run import CONFIG, checkpoint_of
 from jaxir.storage.open_files import open_to_read
 
-MODEL_FILES = (CONFIG, "config.json", "modules.json")  # of jaxir, Hugging Face, sentence-transformers
+# Files that mark the directory of a model: jaxir's, Hugging Face's, sentence-transformers'.
+MODEL_FILES = (CONFIG, "config.json", "modules.json")
 
 
 def of_file(path: str | Path) -> str:

@@ -29,7 +29,7 @@ JUDGED = {"all": "Spearman", "accuracy": "accuracy"}  # key in a judge's file ->
 class Score(NamedTuple):
     """A score of one row of the table, by one metric on one data set."""
 
-    mean: float  # over seeds
+    mean: float  # mean over seeds
     deviation: float | None  # sample standard deviation over seeds; None for one seed
     per_seed: dict[int, float]  # seed -> value
 

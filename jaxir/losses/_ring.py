@@ -1,4 +1,4 @@
-"""The ring of the devices that split a batch, around which columns travel while rows stay."""
+"""The ring of the devices that split a batch: passages go from device to device, queries stay."""
 
 import dataclasses
 import math

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float32
 
 
 class Guide(NamedTuple):
-    """What another model, the guide, makes of the same batch (Solatorio 2024, arXiv:2402.16829, GISTEmbed).
+    """The vectors of another model, the guide, for the same batch (Solatorio 2024, arXiv:2402.16829).
 
     A negative j of row i is left out of the loss if the product of their guide vectors exceeds `limit` of
     row i. All arrays are constants: the loss has no gradient by them.

@@ -30,7 +30,7 @@ class Mapping:
 
     @property
     def inputs(self) -> int:
-        """Number of arrays that a kernel reads for it: RoPE's table, then the scales of the norms."""
+        """Number of arrays that a kernel reads for the mapping: RoPE's table, then the norms' scales."""
         return self.rotated + any(self.normed)
 
     def operations(self, shared: int, backward: bool) -> float:

@@ -116,7 +116,7 @@ class MultiVectorConfig:
         return found & _among(ids, self.kept) if tower == "passage" and self.kept else found
 
     def chosen(self, vectors: np.ndarray, ids: np.ndarray, tower: Tower) -> np.ndarray:
-        """Returns the vectors [M, D] that a text is compared by, of those of its tokens `ids` [L].
+        """Returns the vectors [M, D] by which a text is compared, chosen from those of its tokens `ids` [L].
 
         They are those of the scored tokens, pooled if there is a `pooling`; `vectors` may end with padding.
         """
@@ -204,7 +204,8 @@ class MultiVectorModel(layers.Summarised):
 
     def _put(self, added: jax.Array, ids: jax.Array, key: jax.Array | None, x: jax.Array) -> jax.Array:
         """Returns the blocks' input x [B, L, E] with the vectors of added tokens."""
-        dropout, *_ = layers.split_key(key, 3)  # as `StackEncoder` does
+        # Split the key like `StackEncoder`, for the same dropout masks.
+        dropout, *_ = layers.split_key(key, 3)
         return jnp.where(added[..., None], self.encoder.embed([ids], [dropout])[0], x)
 
     def _mapped(self, hidden: jax.Array) -> jax.Array:

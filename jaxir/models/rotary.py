@@ -64,7 +64,7 @@ def write_layers(config: Any) -> dict[str, Any]:
 
 
 def windows_of(types: Sequence[str], num: int, distance: int | None) -> tuple[int, ...]:
-    """Returns the `windows` of a configuration: local layers see the `distance`."""
+    """Returns the `windows` of a configuration: local layers see tokens up to `distance` away."""
     if len(types) != num or not {*types} <= {FULL, SLIDING}:
         raise ValueError(f"layer_types must have {num} items, each {FULL} or {SLIDING}")
     if SLIDING not in types:

@@ -17,8 +17,8 @@ from jaxir.objectives.distillation import SCORES, Distillation
 from jaxir.objectives.objective import Batch, Metrics, RandomKey
 from jaxir.runtime.partitioning import constrain
 
-# MaxSim sums over a query's tokens, so its differences need no small temperature. PyLate 1.6 and
-# sentence-transformers 6.2 have the same defaults.
+# MaxSim sums over a query's tokens, so scores of passages differ enough without a small temperature. PyLate
+# 1.6 and sentence-transformers 6.2 have the same defaults.
 _SOFTMAX = functools.partial(in_batch_softmax, temperature=1.0, bidirectional=False)
 _DIVERGENCE = functools.partial(kl_distillation, temperature=1.0)
 
@@ -32,7 +32,7 @@ class LateInteraction(Contrastive):
 
     Attributes:
       loss: `in_batch_softmax` or `samtone` of `jaxir.losses` with its settings bound, or another function
-        that takes `losses.TokenVectors`; by default the former at temperature 1, from queries to passages.
+        that takes `losses.TokenVectors`; default: `in_batch_softmax` at temperature 1, queries to passages.
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = _SOFTMAX
@@ -55,8 +55,8 @@ class LateDistillation(Distillation):
     """`Distillation` of a multi-vector encoder: MaxSim is fitted to a teacher's scores.
 
     Attributes:
-      loss: `kl_distillation` or `margin_mse` of `jaxir.losses` with its settings bound; by default the former
-        at temperature 1.
+      loss: `kl_distillation` (default, at temperature 1) or `margin_mse` of `jaxir.losses` with its settings
+        bound.
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = _DIVERGENCE

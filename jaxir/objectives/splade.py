@@ -25,7 +25,7 @@ _REGULARIZERS = {"flops": sparsity.flops, "l1": sparsity.l1}
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Sparsity:
-    """What is added to the loss of a sparse encoder, over the global batch.
+    """The regularisers that are added to the loss of a sparse encoder, computed over the global batch.
 
     With R_q and R_d the regularisers of the queries, and of all passages and hard negatives together:
 
@@ -52,7 +52,7 @@ class Sparsity:
     anti_zero: NotNegative = 0.0
 
     def __call__(self, embeddings: Embeddings, step: jax.Array | None) -> tuple[jax.Array, Metrics]:
-        """Returns the sum, and metrics.
+        """Returns the sum of the regularisers at a step (None: in evaluation), and metrics.
 
         `query_active_dims` and `passage_active_dims` are the mean numbers of weights of a text that are not
         0. `flops` is the expected number of products of a query with a passage (Paria et al., section 3).

@@ -24,22 +24,22 @@ import jaxlib
 from jaxir.runtime.compile_cache import processor, program_directory
 from jaxir.storage.files import atomic_file
 
-MAX_BYTES = 1 << 30  # of all stored programs; the least recently used are removed
+MAX_BYTES = 1 << 30  # maximum size of all stored programs; the least recently used are removed
 _ROOM = Path(__file__).resolve().parent
 # The code that models are made of. A program is compiled again after any of these files changes.
 _SOURCES = (_ROOM, _ROOM.parent / "models", _ROOM.parent / "retrieval/encoding")
-_ADDRESS = " at 0x"  # in the repr of an object that says nothing about its content
+_ADDRESS = " at 0x"  # marks a repr that shows an object's address instead of its content
 
 
 class ProgramStore:
     """The stored programs of one function of one kind of model; its arguments are (parameters, arrays).
 
-    Nothing is stored, and nothing found, if the user turned JAX's cache off, for a mesh of several devices,
-    and for models or functions whose code or settings are not known by their repr.
+    Nothing is stored or loaded if the user turned JAX's cache off, if a program runs on several devices, or
+    if a repr does not show all settings of the model or function.
 
     Args:
-      function: what was compiled, and all values that it closes over.
-      *facts: objects whose repr says all else that the program depends on, such as a model's structure.
+      function: the compiled function; the values in its closure must have a complete repr.
+      *facts: objects whose repr shows all else that the program depends on, such as a model's structure.
       modules: names of the Python modules that define the model's classes.
       devices: the devices that the program runs on.
     """
@@ -80,7 +80,8 @@ class ProgramStore:
         if found is None:
             _this_thread.found_in_cache = False
             found = compile()
-            # JAX serialises what it has found in its own cache without the functions, so that it cannot run
+            # JAX serialises a program from its own cache without the compiled functions, so it could not run
+            # later.
             # (0.10.2 and 0.12.0.1 on CPUs; findings/jax_serializes_cached_programs_without_code.sh).
             if not _this_thread.found_in_cache:
                 _save(found, path)
@@ -110,10 +111,10 @@ def _loaded(path: Path, num_parameters: int, num_arrays: int, devices: Sequence[
         program = serialize_executable.deserialize_and_load(
             path.read_bytes(), *trees, backend=devices[0].client, execution_devices=devices
         )
-    except Exception:  # the file is damaged, or from another compiler of the same version
+    except Exception:  # the file is damaged, or written by another build of the same version
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # used now, see `_remove_oldest`
+        os.utime(path)  # marks the program as used now, for `_remove_oldest`
     return program
 
 

@@ -1,4 +1,4 @@
-"""JSON answers with vectors."""
+"""Writes JSON answers that contain vectors."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from jaxir.runtime.partitioning import Partitioner
 from jaxir.storage import fingerprints
 
 Rows = Mapping[str, np.ndarray]  # arrays [N, ...] by name
-WRITTEN = ", written with "  # parts of a fingerprint of dev data, which a resumed run compares
+WRITTEN = ", written with "  # separates the data's hash from the settings of generated texts in a fingerprint
 ONE_BATCH = ", in one batch of "
 EVALUATED = ", evaluated by "
 
